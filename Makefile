@@ -1,0 +1,33 @@
+# make train   install everything into .venv and train a model on two ranks
+# make test    install everything into .venv and run the tests
+PYTHON ?= python3
+VENV ?= .venv
+EXTRAS ?= mpich,examples,test,lint
+BIN := $(VENV)/bin
+
+# pip 25.3 and newer read the second variable for build environments, older
+# ones the first (constraints.txt says why they are needed).
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# One thread per rank: several ranks share this machine's cores.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: install test lint clean
+
+install: $(VENV)/installed
+
+$(VENV)/installed: setup.cfg setup.py pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
+	touch $@
+
+test: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:
+	rm -rf $(VENV) build *.egg-info

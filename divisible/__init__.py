@@ -1,0 +1,1 @@
+"""Models for pipeline-parallel training: lists of layers that can be cut."""
