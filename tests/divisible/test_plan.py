@@ -1,0 +1,41 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from divisible import Plan
+
+
+@given(st.integers(1, 60), st.data())
+def test_uniform_covers_every_layer_evenly(n_layers, data):
+    n_stages = data.draw(st.integers(1, n_layers))
+    plan = Plan.uniform(n_layers, n_stages)
+    ranges = [plan.range(stage) for stage in range(n_stages)]
+    assert [i for start, end in ranges for i in range(start, end)] == list(
+        range(n_layers)
+    )
+    sizes = [end - start for start, end in ranges]
+    assert max(sizes) - min(sizes) <= 1
+    assert (plan.n_stages, plan.n_layers) == (n_stages, n_layers)
+
+
+def test_saved_and_loaded(tmp_path):
+    plan = Plan([0, 7, 15])
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize("cuts", [[], [0], [1, 3], [0, 2, 2], [0, 3, 1]])
+def test_bad_cuts_are_refused(cuts):
+    with pytest.raises(ValueError, match="cuts"):
+        Plan(cuts)
+
+
+@pytest.mark.parametrize("n_stages", [0, 5])
+def test_more_stages_than_layers(n_stages):
+    with pytest.raises(ValueError, match="at least one layer"):
+        Plan.uniform(4, n_stages)
+
+
+def test_range_of_no_stage():
+    with pytest.raises(IndexError, match="number of ranks"):
+        Plan([0, 1]).range(1)
