@@ -1,0 +1,147 @@
+"""The vocabulary of schedules: what one rank does in one step.
+
+An action is one computation, written ``2F0``: stage 2, forward, microbatch 0. A
+message carries the result of an action to or from another rank, written ``2F0>3``
+(sent to rank 3) and ``2F0<1`` (received from rank 1). Code, logs, tests, error
+messages and pictures share this notation.
+
+====  =======================================================================
+kind  what is computed
+====  =======================================================================
+F     forward
+B     whole backward: I, then W
+I     gradients with respect to the stage's input, which the stage before needs
+W     gradients with respect to the stage's parameters, which nobody waits for
+====  =======================================================================
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Union
+
+#: The kinds of action; a kind's position here is its code in compact arrays.
+KINDS = "FBIW"
+FORWARD, BACKWARD, INPUT, WEIGHT = range(len(KINDS))
+
+_ACTION = re.compile(rf"(\d+)([{KINDS}])(\d+)")
+_MESSAGE = re.compile(rf"(\d+[{KINDS}]\d+)([<>])(\d+)")
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot run; the message shows its grid and the fault."""
+
+
+class Action(NamedTuple):
+    """One computation of one stage on one microbatch.
+
+    Attributes:
+        stage: Position of the stage in the pipeline, from 0.
+        kind: ``'F'``, ``'B'``, ``'I'`` or ``'W'`` (see the module).
+        microbatch: Position of the microbatch in the minibatch, from 0.
+
+    Example:
+        >>> str(Action(2, "F", 0))
+        '2F0'
+        >>> Action.parse("2F0")
+        Action(stage=2, kind='F', microbatch=0)
+    """
+
+    stage: int
+    kind: str
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """Reads the notation that ``str`` writes.
+
+        Args:
+            text: For example ``'2F0'``.
+
+        Returns:
+            The action.
+
+        Raises:
+            ScheduleError: If ``text`` is anything else.
+        """
+        match = _ACTION.fullmatch(text.strip())
+        if match is None:
+            raise ScheduleError(
+                f"{text!r} is not an action; write stage, one kind of {KINDS} and "
+                "microbatch, such as 2F0"
+            )
+        return cls(int(match[1]), match[2], int(match[3]))
+
+
+class Message(NamedTuple):
+    """The result of an action on its way between two ranks.
+
+    The output of an F goes to the rank of the next stage, the input gradient of a B
+    or I to the rank of the stage before.
+
+    Attributes:
+        action: The action whose result travels.
+        peer: The rank at the other end.
+        direction: ``'send'`` or ``'receive'``, seen from the rank that holds this.
+
+    Example:
+        >>> str(Message(Action(2, "F", 0), 3, "send"))
+        '2F0>3'
+        >>> Message.parse("2F0<1").direction
+        'receive'
+    """
+
+    action: Action
+    peer: int
+    direction: str
+
+    def __str__(self) -> str:
+        return f"{self.action}{'>' if self.direction == 'send' else '<'}{self.peer}"
+
+    @classmethod
+    def parse(cls, text: str) -> Message:
+        """Reads the notation that ``str`` writes.
+
+        Args:
+            text: For example ``'2F0>3'`` or ``'2F0<1'``.
+
+        Returns:
+            The message.
+
+        Raises:
+            ScheduleError: If ``text`` is anything else.
+        """
+        match = _MESSAGE.fullmatch(text.strip())
+        if match is None:
+            raise ScheduleError(
+                f"{text!r} is not a message; write an action, > (send) or < (receive) "
+                "and a rank, such as 2F0>3"
+            )
+        direction = "send" if match[2] == ">" else "receive"
+        return cls(Action.parse(match[1]), int(match[3]), direction)
+
+
+#: What a rank's lowered program consists of.
+Operation = Union[Action, Message]
+
+
+def parse_operation(text: str) -> Operation:
+    """Reads an action or a message.
+
+    Args:
+        text: For example ``'2F0'`` or ``'2F0>3'``.
+
+    Returns:
+        The action or message.
+
+    Raises:
+        ScheduleError: If ``text`` is neither.
+
+    Example:
+        >>> [type(parse_operation(text)).__name__ for text in ("2F0", "2F0>3")]
+        ['Action', 'Message']
+    """
+    return Message.parse(text) if set(text) & {"<", ">"} else Action.parse(text)

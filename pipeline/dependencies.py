@@ -1,0 +1,137 @@
+"""What each action waits for, and the order in which a schedule can unfold.
+
+Everything here works on a schedule's compact arrays: entry ``k`` of ``stage``,
+``kind`` and ``microbatch`` describes action ``k``, and rank ``r`` runs the actions
+``offsets[r]`` to ``offsets[r + 1]`` in this order. A schedule of millions of actions
+costs a few NumPy calls per step, not one Python object per action.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT
+
+if TYPE_CHECKING:
+    from pipeline.schedule import Schedule
+
+#: Stands for "no such action" in arrays of action numbers.
+NONE = -1
+
+
+def locate(schedule: Schedule) -> np.ndarray:
+    """Finds every action by what it does.
+
+    Args:
+        schedule: Any schedule, complete or not.
+
+    Returns:
+        Integers of shape ``(3, n_stages, n_microbatches)``: the number of the F, of
+        the B or I, and of the W of each stage and microbatch; `NONE` where there is
+        none, the last one where there are several.
+    """
+    table = np.full((3, schedule.n_stages, schedule.n_microbatches), NONE, np.int64)
+    row = np.array([0, 1, 1, 2])[schedule.kind]
+    table[row, schedule.stage, schedule.microbatch] = np.arange(schedule.stage.size)
+    return table
+
+
+def suppliers(schedule: Schedule, table: np.ndarray | None = None) -> np.ndarray:
+    """Tells which neighbouring stage's result each action needs.
+
+    ::
+
+        F of stage s   needs   F of stage s-1
+        B, I of s      needs   B or I of stage s+1 (on the last stage: its own F)
+        W of stage s   needs   its own I
+
+    A B or I also needs its own F. That one is on the same rank, where only the
+    position in the rank's list counts; `pipeline.validation` checks it.
+
+    Args:
+        schedule: Any schedule, complete or not.
+        table: The result of `locate`, if at hand.
+
+    Returns:
+        For each action the number of the action it needs, or `NONE`.
+    """
+    if table is None:
+        table = locate(schedule)
+    needed = np.full(schedule.stage.size, NONE, np.int64)
+    kind, stage, microbatch = schedule.kind, schedule.stage, schedule.microbatch
+
+    later = np.flatnonzero((kind == FORWARD) & (stage > 0))
+    needed[later] = table[0, stage[later] - 1, microbatch[later]]
+
+    backward = (kind == BACKWARD) | (kind == INPUT)
+    last = stage == schedule.n_stages - 1
+    inner = np.flatnonzero(backward & ~last)
+    needed[inner] = table[1, stage[inner] + 1, microbatch[inner]]
+    turn = np.flatnonzero(backward & last)
+    needed[turn] = table[0, stage[turn], microbatch[turn]]
+
+    weight = np.flatnonzero(kind == WEIGHT)
+    needed[weight] = table[1, stage[weight], microbatch[weight]]
+    return needed
+
+
+def receivers(schedule: Schedule) -> np.ndarray:
+    """Tells which rank each action's result is sent to.
+
+    Args:
+        schedule: Any schedule, complete or not.
+
+    Returns:
+        For each action the rank of the stage that needs its result, or `NONE` where
+        that is the same rank or nobody.
+    """
+    kind, stage = schedule.kind, schedule.stage
+    step = np.array([1, -1, -1, 0])[kind]
+    target = stage + step
+    inside = (step != 0) & (target >= 0) & (target < schedule.n_stages)
+    ranks = np.asarray(schedule.stage_ranks, np.int64)
+    receiver = np.where(inside, ranks[np.where(inside, target, 0)], NONE)
+    receiver[receiver == ranks[stage]] = NONE
+    return receiver
+
+
+def unit_steps(
+    schedule: Schedule, needed: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Unfolds a schedule in which every action takes one step of time.
+
+    In each step every rank runs its next action if what that action needs was
+    computed in an earlier step, and idles otherwise.
+
+    Args:
+        schedule: Any schedule. Actions that are missing count as done.
+        needed: The result of `suppliers`, if at hand.
+
+    Returns:
+        The step of each action, `NONE` for those that are never reached; and for
+        each rank the number of its first action never reached, or `NONE` where the
+        rank finishes. A rank that does not finish is in a cyclic wait.
+    """
+    if needed is None:
+        needed = suppliers(schedule)
+    step = np.full(schedule.stage.size + 1, NONE, np.int64)
+    # An action that needs nothing looks at the extra entry, which is always done.
+    step[-1] = 0
+    cursor = schedule.offsets[:-1].copy()
+    end = schedule.offsets[1:]
+    running = np.flatnonzero(cursor < end)
+    now = 0
+    while running.size:
+        action = cursor[running]
+        ready = step[needed[action]] >= 0
+        started = action[ready]
+        if not started.size:
+            break
+        step[started] = now
+        cursor[running[ready]] = started + 1
+        running = running[cursor[running] < end[running]]
+        now += 1
+    stuck = np.where(cursor < end, cursor, NONE)
+    return step[:-1], stuck

@@ -1,0 +1,334 @@
+"""Proves a schedule complete, dependency-correct and free of deadlock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pipeline.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    KINDS,
+    WEIGHT,
+    Action,
+    Message,
+    Operation,
+    ScheduleError,
+)
+from pipeline.dependencies import NONE, locate, suppliers, unit_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pipeline.schedule import Schedule
+
+# How much of a large grid an error shows around the fault.
+_SHOWN_RANKS = 16
+_SHOWN_STEPS = 24
+
+
+class Report(NamedTuple):
+    """What a valid schedule holds in memory at its peak.
+
+    A unit is one stage's share of one microbatch. A whole backward (B) or input
+    gradient (I) frees the activations; an I leaves its W pending, which keeps the
+    stage's inputs and output gradients.
+
+    Attributes:
+        in_flight: For each rank the peak of held activations, from F to B or I.
+        stage_in_flight: The same for each stage.
+        pending: For each rank the peak of pending weight gradients, from I to W.
+        held: For each rank the peak of both together.
+    """
+
+    in_flight: tuple[int, ...]
+    stage_in_flight: tuple[int, ...]
+    pending: tuple[int, ...]
+    held: tuple[int, ...]
+
+
+def validate(schedule: Schedule) -> Report:
+    """Proves that a schedule can run, or says why not.
+
+    Checked are, in this order: every action is on the rank that holds its stage;
+    every stage runs every microbatch exactly once forward, and backward either as
+    one B or as I and W (or none of all backward: evaluation); on each rank F comes
+    before B or I, I before W, and a stage after the one it needs; no ranks wait for
+    each other in a circle. `pipeline.lowering.lower` then yields messages that
+    cannot deadlock even when every send and receive blocks.
+
+    Args:
+        schedule: The schedule.
+
+    Returns:
+        What it holds at its peak.
+
+    Raises:
+        ScheduleError: The message names rank, action and reason and shows the grid
+            around the fault.
+
+    Example:
+        >>> from pipeline.schedule import Schedule
+        >>> Schedule([["0F0", "0B0"], ["1F0", "1B0"]]).validate().in_flight
+        (1, 1)
+        >>> try:
+        ...     Schedule([["0F0", "0B0"], ["1B0", "1F0"]]).validate()
+        ... except ScheduleError as error:
+        ...     print(error)
+        rank 1: 1B0 runs before 1F0, whose result it needs
+        schedule: 1 microbatch, 2 stages on ranks 0 1
+        step        0     1     2
+        rank 0    0F0   0B0     .
+        rank 1      . !1B0! !1F0!
+    """
+    _check_ranks(schedule)
+    table = locate(schedule)
+    _check_complete(schedule, table)
+    needed = suppliers(schedule, table)
+    _check_rank_order(schedule, table, needed)
+    _check_progress(schedule, needed)
+    return peaks(schedule)
+
+
+def peaks(schedule: Schedule) -> Report:
+    """Counts what a schedule holds at its peak; see `Report`.
+
+    Args:
+        schedule: A valid schedule. With forward actions only, nothing is held.
+
+    Returns:
+        The peaks.
+    """
+    kind = schedule.kind
+    training = bool((kind != FORWARD).any())
+    #                      F  B   I   W
+    in_flight = np.array([training, -1, -1, 0], np.int64)[kind]
+    pending = np.array([0, 0, 1, -1], np.int64)[kind]
+    bounds = list(zip(schedule.offsets[:-1], schedule.offsets[1:]))
+
+    def by_rank(change: np.ndarray) -> tuple[int, ...]:
+        return tuple(
+            int(np.cumsum(change[begin:end]).max(initial=0)) for begin, end in bounds
+        )
+
+    # A stage's actions are all on one rank, so a stable sort keeps their order.
+    order = np.argsort(schedule.stage, kind="stable")
+    starts = np.searchsorted(schedule.stage[order], np.arange(1, schedule.n_stages))
+    stages = np.split(in_flight[order], starts)
+    return Report(
+        by_rank(in_flight),
+        tuple(int(np.cumsum(change).max(initial=0)) for change in stages),
+        by_rank(pending),
+        by_rank(in_flight + pending),
+    )
+
+
+def _check_ranks(schedule: Schedule) -> None:
+    rank = _ranks(schedule)
+    home = np.asarray(schedule.stage_ranks, np.int64)[schedule.stage]
+    wrong = np.flatnonzero(rank != home)
+    if wrong.size:
+        raise _fault(
+            schedule,
+            wrong[:1],
+            f"rank {rank[wrong[0]]}: {_name(schedule, wrong[0])} is on the wrong rank; "
+            f"stage {schedule.stage[wrong[0]]} is held by rank {home[wrong[0]]}",
+        )
+
+
+def _check_complete(schedule: Schedule, table: np.ndarray) -> None:
+    n_stages, n_microbatches = schedule.n_stages, schedule.n_microbatches
+    # One number per (stage, kind, microbatch).
+    number = (
+        schedule.stage.astype(np.int64) * len(KINDS) + schedule.kind
+    ) * n_microbatches + schedule.microbatch
+    count = np.bincount(number, minlength=n_stages * len(KINDS) * n_microbatches)
+    twice = np.flatnonzero(count > 1)
+    if twice.size:
+        found = np.flatnonzero(number == twice[0])
+        raise _fault(
+            schedule,
+            found,
+            f"rank {_ranks(schedule)[found[0]]}: {_name(schedule, found[0])} is there "
+            f"{found.size} times; each action runs once",
+        )
+    done = count.reshape(n_stages, len(KINDS), n_microbatches).astype(bool)
+    whole, first, second = done[:, BACKWARD], done[:, INPUT], done[:, WEIGHT]
+    mixed = np.argwhere(whole & (first | second))
+    if mixed.size:
+        stage, microbatch = mixed[0]
+        rank = schedule.stage_ranks[stage]
+        same = (schedule.stage == stage) & (schedule.microbatch == microbatch)
+        raise _fault(
+            schedule,
+            np.flatnonzero(same & (schedule.kind != FORWARD)),
+            f"rank {rank}: stage {stage} runs microbatch {microbatch} backward both "
+            "whole (B) and in halves (I, W); use B alone, or I and W",
+        )
+    _require(schedule, table, done[:, FORWARD], "F")
+    if schedule.kind.max(initial=FORWARD) == FORWARD:
+        return
+    _require(schedule, table, whole | first | second, "B")
+    _require(schedule, table, whole | first, "I")
+    _require(schedule, table, whole | second, "W")
+
+
+def _require(
+    schedule: Schedule, table: np.ndarray, done: np.ndarray, kind: str
+) -> None:
+    missing = np.argwhere(~done)
+    if missing.size:
+        stage, microbatch = (int(value) for value in missing[0])
+        others = table[:, stage, microbatch]
+        instead = " (or its halves I and W)" if kind == "B" else ""
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise _fault(
+            schedule,
+            others[others != NONE],
+            f"rank {schedule.stage_ranks[stage]}: {Action(stage, kind, microbatch)}"
+            f"{instead} is missing{more}; every stage runs every microbatch",
+        )
+
+
+def _check_rank_order(
+    schedule: Schedule, table: np.ndarray, needed: np.ndarray
+) -> None:
+    rank = _ranks(schedule)
+    backward = (schedule.kind == BACKWARD) | (schedule.kind == INPUT)
+    own_forward = np.full(needed.size, NONE, np.int64)
+    own_forward[backward] = table[
+        0, schedule.stage[backward], schedule.microbatch[backward]
+    ]
+    for need in (own_forward, needed):
+        here = (need != NONE) & (rank[need] == rank)
+        wrong = np.flatnonzero(here & (need > np.arange(need.size)))
+        if wrong.size:
+            late, early = need[wrong[0]], wrong[0]
+            raise _fault(
+                schedule,
+                [early, late],
+                f"rank {rank[early]}: {_name(schedule, early)} runs before "
+                f"{_name(schedule, late)}, whose result it needs",
+            )
+
+
+def _check_progress(schedule: Schedule, needed: np.ndarray) -> None:
+    _, stuck = unit_steps(schedule, needed)
+    blocked = np.flatnonzero(stuck != NONE)
+    if not blocked.size:
+        return
+    rank_of = _ranks(schedule)
+    # Every blocked rank waits for another blocked one: walking on must close a
+    # circle. What comes before the circle is left out of the message.
+    walk = [int(blocked[0])]
+    while walk.count(walk[-1]) < 2:
+        walk.append(int(rank_of[needed[stuck[walk[-1]]]]))
+    circle = walk[walk.index(walk[-1]) : -1]
+    waits = ";\n  ".join(
+        f"rank {rank} waits in {_name(schedule, stuck[rank])} for "
+        f"{_name(schedule, needed[stuck[rank]])}, which rank "
+        f"{rank_of[needed[stuck[rank]]]} runs after "
+        f"{_name(schedule, stuck[rank_of[needed[stuck[rank]]]])}"
+        for rank in circle
+    )
+    raise _fault(
+        schedule,
+        [stuck[rank] for rank in circle],
+        f"deadlock: {len(blocked)} ranks stop for ever, because ranks wait for each "
+        f"other in a circle:\n  {waits}",
+    )
+
+
+def check_programs(programs: Sequence[Sequence[Operation]]) -> None:
+    """Proves that lowered programs finish when every send and receive blocks.
+
+    A send waits until the receiver has come to the matching receive, and the other
+    way round (``MPI_Ssend``); messages between two ranks match in order.
+
+    Args:
+        programs: For each rank its operations, as `pipeline.lowering.lower` returns
+            them, in any order.
+
+    Raises:
+        ScheduleError: If a rank waits for ever, or meets another message than the
+            one it expects; with the ranks, operations and peers.
+
+    Example:
+        >>> from pipeline.actions import parse_operation
+        >>> text = ["0F0 0B0 0F0>1 1B0<1", "0F0<0 1F0 1B0 1B0>0"]
+        >>> check_programs([list(map(parse_operation, t.split())) for t in text])
+    """
+    cursor = [0] * len(programs)
+    awake = list(range(len(programs)))
+    while awake:
+        rank = awake.pop()
+        program = programs[rank]
+        while cursor[rank] < len(program):
+            operation = program[cursor[rank]]
+            if not isinstance(operation, Message):
+                cursor[rank] += 1
+                continue
+            peer = operation.peer
+            if not 0 <= peer < len(programs) or peer == rank:
+                raise ScheduleError(
+                    f"rank {rank}: {operation} names rank {peer} as its peer; there "
+                    f"are ranks 0 to {len(programs) - 1} and none talks to itself"
+                )
+            if cursor[peer] >= len(programs[peer]):
+                break
+            other = programs[peer][cursor[peer]]
+            if (
+                not isinstance(other, Message)
+                or other.peer != rank
+                or other.direction == operation.direction
+            ):
+                break
+            if other.action != operation.action:
+                raise ScheduleError(
+                    f"rank {rank} is in {operation} while rank {peer} is in {other}: "
+                    "the messages between two ranks must have one order on both"
+                )
+            cursor[rank] += 1
+            cursor[peer] += 1
+            awake.append(peer)
+    stopped = [
+        rank for rank, program in enumerate(programs) if cursor[rank] < len(program)
+    ]
+    if stopped:
+        waits = "\n  ".join(
+            f"rank {rank} waits in {programs[rank][cursor[rank]]}"
+            for rank in stopped[:_SHOWN_RANKS]
+        )
+        raise ScheduleError(
+            f"deadlock: {len(stopped)} of {len(programs)} ranks stop for ever when "
+            f"sends and receives block:\n  {waits}"
+        )
+
+
+def _ranks(schedule: Schedule) -> np.ndarray:
+    return np.repeat(np.arange(schedule.n_ranks), np.diff(schedule.offsets))
+
+
+def _name(schedule: Schedule, number: int) -> Action:
+    return Action(
+        int(schedule.stage[number]),
+        KINDS[schedule.kind[number]],
+        int(schedule.microbatch[number]),
+    )
+
+
+def _fault(schedule: Schedule, marked: Iterable[int], reason: str) -> ScheduleError:
+    from pipeline.schedule import draw, grid_steps
+
+    marked = [int(number) for number in marked]
+    ranks = steps = None
+    if schedule.n_ranks > _SHOWN_RANKS or len(schedule) > _SHOWN_RANKS * _SHOWN_STEPS:
+        shown = {int(rank) for rank in _ranks(schedule)[marked]} or {0}
+        center = min(shown)
+        low = max(0, min(center - _SHOWN_RANKS // 2, schedule.n_ranks - _SHOWN_RANKS))
+        ranks = range(low, min(low + _SHOWN_RANKS, schedule.n_ranks))
+        middle = int(grid_steps(schedule)[marked].min()) if marked else 0
+        steps = (middle - _SHOWN_STEPS // 2, middle + _SHOWN_STEPS // 2)
+    return ScheduleError(f"{reason}\n{draw(schedule, marked, ranks, steps)}")
