@@ -114,3 +114,10 @@ def one_f_one_b(n_stages: int, n_microbatches: int) -> Schedule:
         m,
         "1f1b",
     )
+
+
+_GENERATORS = {"gpipe": gpipe, "1f1b": one_f_one_b}
+
+
+def create(name: str, n_stages: int, n_microbatches: int) -> Schedule:
+    return _GENERATORS[name](n_stages, n_microbatches)

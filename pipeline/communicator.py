@@ -1,0 +1,175 @@
+"""MPI as the pipeline uses it: waits that yield the core and end, and one way out.
+
+``comm`` is a ChainerMN communicator or an mpi4py one, everywhere.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import sys
+import time
+import traceback
+from typing import Any, Callable
+
+import numpy as np
+from mpi4py import MPI
+
+
+class StallError(RuntimeError):
+    """A wait for another rank took longer than the timeout."""
+
+
+class DisagreementError(ValueError):
+    """Ranks were given different things; raised alike on every rank."""
+
+
+def as_mpi(comm: Any) -> MPI.Comm:
+    """Returns the mpi4py communicator of a ChainerMN or mpi4py communicator.
+
+    Raises:
+        TypeError: If ``comm`` is neither.
+
+    """
+    mpi_comm = getattr(comm, "mpi_comm", comm)
+    if not isinstance(mpi_comm, MPI.Comm):
+        raise TypeError(
+            f"comm must be a ChainerMN communicator or an mpi4py one, not"
+            f" {type(comm).__name__}"
+        )
+    return mpi_comm
+
+
+# An MPI library spins while it waits, which starves the other ranks when they
+# share a core and wastes the quota of a host that has less than one. So this
+# module polls: at first at once, for the latency of small messages, then with
+# sleeps that grow with the time already waited, up to a bound.
+_SPIN_SECONDS = 50e-6
+_SHORTEST_SLEEP = 20e-6
+_LONGEST_SLEEP = 200e-6
+
+
+def wait(
+    test: Callable[[], Any], timeout: float, waiting_for: Callable[[], str]
+) -> Any:
+    """Polls ``test`` until it returns something true, and returns that.
+
+    Args:
+        test: The question to repeat, such as an MPI request's ``Test``.
+        timeout (float): Seconds after which to give up.
+        waiting_for: Says what is awaited and from whom, for the error message.
+
+    Raises:
+        StallError: If the time is over.
+
+    """
+    answer = test()
+    if answer:
+        return answer
+    start = now = time.perf_counter()
+    while True:
+        waited = now - start
+        if waited > timeout:
+            raise StallError(
+                f"waited {waited:.0f} s for {waiting_for()}. That rank is stopped,"
+                f" cut off, or does something else; if it is only slow, give a longer"
+                f" timeout"
+            )
+        if waited > _SPIN_SECONDS:
+            time.sleep(min(_LONGEST_SLEEP, max(_SHORTEST_SLEEP, waited / 8)))
+        answer = test()
+        if answer:
+            return answer
+        now = time.perf_counter()
+
+
+def duplicate(comm: MPI.Comm, timeout: float) -> MPI.Comm:
+    """Duplicates a communicator, so that messages cannot mix with the user's."""
+    new, request = comm.Idup()
+    wait(request.Test, timeout, lambda: _everyone(comm, "to duplicate"))
+    return new
+
+
+def all_gather(comm: MPI.Comm, value: Any, timeout: float) -> list:
+    """Returns the ``value`` of every rank, in rank order; any picklable object."""
+    mine = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
+    sizes = np.empty(comm.size, dtype=np.int64)
+    request = comm.Iallgather(np.array([mine.size], dtype=np.int64), sizes)
+    wait(request.Test, timeout, lambda: _everyone(comm, "to compare their settings"))
+    everything = np.empty(sizes.sum(), dtype=np.uint8)
+    request = comm.Iallgatherv(mine, (everything, sizes))
+    wait(request.Test, timeout, lambda: _everyone(comm, "to compare their settings"))
+    ends = np.cumsum(sizes)
+    return [
+        pickle.loads(everything[end - size : end].tobytes())
+        for size, end in zip(sizes, ends)
+    ]
+
+
+def broadcast(comm: MPI.Comm, buffer: np.ndarray, root: int, timeout: float) -> None:
+    """Fills ``buffer`` on every rank with ``root``'s."""
+    request = comm.Ibcast(buffer, root)
+    wait(request.Test, timeout, lambda: f"rank {root} to report the minibatch's result")
+
+
+def broadcast_object(comm: MPI.Comm, value: Any, root: int, timeout: float) -> Any:
+    """Returns ``root``'s ``value`` on every rank; any picklable object."""
+    data = bytearray(pickle.dumps(value) if comm.rank == root else b"")
+    size = np.array([len(data)], dtype=np.int64)
+    broadcast(comm, size, root, timeout)
+    if comm.rank != root:
+        data = bytearray(int(size[0]))
+    broadcast(comm, np.frombuffer(data, dtype=np.uint8), root, timeout)
+    return pickle.loads(data)
+
+
+def _everyone(comm: MPI.Comm, purpose: str) -> str:
+    return f"all {comm.size} ranks {purpose} (rank {comm.rank} is here)"
+
+
+def abort_on_error(comm: Any = None) -> None:
+    """Makes an uncaught exception on one rank end all ranks.
+
+    Without it a rank that fails leaves the others waiting for its messages. The
+    traceback is printed with the rank and host it comes from; an error that every
+    rank raises alike is printed once. :class:`~pipeline.Pipeline` calls this; call
+    it at the top of a script to cover what comes before.
+
+    Args:
+        comm: A ChainerMN or mpi4py communicator; ``MPI.COMM_WORLD`` by default.
+
+    .. admonition:: Example
+
+        >>> import sys
+        >>> from pipeline import abort_on_error
+        >>> hook = sys.excepthook
+        >>> abort_on_error()
+        >>> sys.excepthook = hook
+
+    """
+    mpi_comm = MPI.COMM_WORLD if comm is None else as_mpi(comm)
+    if MPI.COMM_WORLD.size == 1 or isinstance(sys.excepthook, _AbortHook):
+        return
+    sys.excepthook = _AbortHook(mpi_comm)
+
+
+class _AbortHook:
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+
+    def __call__(self, kind: type, error: BaseException, trace: Any) -> None:
+        # MPI may be finalized already; then there is nobody left to stop.
+        if not MPI.Is_initialized() or MPI.Is_finalized():
+            sys.__excepthook__(kind, error, trace)
+            return
+        rank = self._comm.rank
+        if isinstance(error, DisagreementError) and rank != 0:
+            # Rank 0 has the same error and prints it; give it the time.
+            time.sleep(2)
+        else:
+            text = "".join(traceback.format_exception(kind, error, trace))
+            where = f"rank {rank} of {self._comm.size} on {socket.gethostname()}"
+            sys.stdout.flush()
+            sys.stderr.write(f"\n{where} failed and ends all ranks:\n{text}")
+            sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(1)

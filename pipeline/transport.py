@@ -1,0 +1,319 @@
+"""Moving tuples of arrays between the ranks of a pipeline.
+
+A *channel* leads from one rank to another, in one direction, and carries one
+message per microbatch, in an order both ends know. A message is a tuple of
+:class:`Tensor`. Both ends remember the *signature* (shapes and dtypes) that each
+microbatch of the channel last had, so that in the steady state only the bytes of
+the arrays travel, into arrays whose receives were posted before::
+
+    microbatch's signature    sender                    receiver
+    as last time              bytes of each array  -->  posted receives
+    new, posted receives      empty messages       -->  posted receives, seen empty
+                              the signature        -->  reads it, allocates
+                              bytes of each array  -->  receives them
+    first                     the signature        -->  reads it, allocates
+                              bytes of each array  -->  receives them
+
+A signature that changes, such as that of a smaller last batch, is thus agreed
+anew, and never cut off or guessed.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from pipeline.communicator import wait
+
+# MPI counts are 32-bit in MPI 3, so a message has at most 2 GiB; larger arrays go
+# in pieces of this many bytes.
+PIECE_BYTES = 1 << 30
+
+
+class Tensor(NamedTuple):
+    """One array of a message.
+
+    Attributes:
+        array: A NumPy or CuPy array, or ``None`` for a gradient there is not.
+        requires_grad (bool): Whether the sender wants a gradient back.
+
+    """
+
+    array: Any
+    requires_grad: bool = True
+
+
+class TensorSpec(NamedTuple):
+    """What a receiver must know of a :class:`Tensor` to allocate it."""
+
+    shape: tuple[int, ...] | None
+    dtype: str
+    requires_grad: bool
+
+
+Signature = tuple  # of TensorSpec
+
+
+def signature(message: Sequence[Tensor]) -> Signature:
+    """Returns the shapes and dtypes of a message."""
+    return tuple(
+        TensorSpec(None, "", tensor.requires_grad)
+        if tensor.array is None
+        else TensorSpec(
+            tensor.array.shape, tensor.array.dtype.str, tensor.requires_grad
+        )
+        for tensor in message
+    )
+
+
+class Transport:
+    """Channels over mpi4py.
+
+    Arrays travel at their own width, whatever their dtype. CuPy arrays are copied
+    to the host to be sent, and received arrays are moved to ``xp``.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Used by this transport only.
+        timeout (float): Seconds a wait may take.
+        xp: The module of the arrays to hand out, ``numpy`` or ``cupy``.
+
+    """
+
+    def __init__(self, comm: MPI.Comm, timeout: float, xp: Any = np) -> None:
+        self.comm = comm
+        self.timeout = timeout
+        self.xp = xp
+        self._sent: deque[list[MPI.Request]] = deque()
+
+    def sender(self, channel: int, peer: int) -> Sender:
+        """Returns this rank's end of a channel that leads to rank ``peer``."""
+        return Sender(self, channel, peer)
+
+    def receiver(self, channel: int, peer: int) -> Receiver:
+        """Returns this rank's end of a channel that comes from rank ``peer``."""
+        return Receiver(self, channel, peer)
+
+    def keep(self, requests: list[MPI.Request]) -> None:
+        """Keeps sends, and with them their buffers, until they are complete."""
+        self._sent.append(requests)
+        while self._sent and MPI.Request.Testall(self._sent[0]):
+            self._sent.popleft()
+
+    def flush(self) -> None:
+        """Waits until everything sent has left.
+
+        Raises:
+            StallError: If that takes longer than the timeout.
+
+        """
+        while self._sent:
+            wait(
+                lambda: MPI.Request.Testall(self._sent[0]),
+                self.timeout,
+                lambda: "the other ranks to take what was sent to them",
+            )
+            self._sent.popleft()
+
+
+class _Channel:
+    def __init__(self, transport: Transport, channel: int, peer: int) -> None:
+        self._transport = transport
+        self._comm = transport.comm
+        self._peer = peer
+        # Pieces of agreed signatures, signatures, pieces of new ones.
+        self._data_tag, self._signature_tag, self._new_tag = range(
+            3 * channel, 3 * channel + 3
+        )
+        self._agreed: dict[int, Signature] = {}
+
+
+class Sender(_Channel):
+    """The sending end of a channel."""
+
+    def send(self, microbatch: int, message: Sequence[Tensor]) -> None:
+        """Starts to send a message; does not wait for the receiver.
+
+        Args:
+            microbatch (int): The microbatch it belongs to.
+            message: Tensors that are not modified afterwards.
+
+        """
+        arrays = [_on_host(t.array) for t in message if t.array is not None]
+        pieces = list(_pieces(arrays))
+        new = signature(message)
+        agreed = self._agreed.get(microbatch)
+        if new == agreed:
+            requests = [self._isend(piece, self._data_tag) for piece in pieces]
+        else:
+            self._agreed[microbatch] = new
+            text = np.frombuffer(pickle.dumps(new), dtype=np.uint8)
+            requests = []
+            if agreed is not None:
+                empty = text[:0]
+                requests += [
+                    self._isend(empty, self._data_tag) for _ in range(_n_pieces(agreed))
+                ]
+            requests.append(self._isend(text, self._signature_tag))
+            requests += [self._isend(piece, self._new_tag) for piece in pieces]
+        # A request holds the buffer it was given, and so the array.
+        self._transport.keep(requests)
+
+    def _isend(self, piece: np.ndarray, tag: int) -> MPI.Request:
+        return self._comm.Isend([piece, MPI.BYTE], self._peer, tag)
+
+
+class Receiver(_Channel):
+    """The receiving end of a channel."""
+
+    def __init__(self, transport: Transport, channel: int, peer: int) -> None:
+        super().__init__(transport, channel, peer)
+        self._posted: deque[tuple[int, _Slot | None]] = deque()
+        self._slots: dict[Signature, list[_Slot]] = {}
+
+    def post(self, microbatch: int) -> None:
+        """Starts to receive the channel's next message, if its shape is known."""
+        slot = None
+        if microbatch in self._agreed:
+            slot = self._free_slot(self._agreed[microbatch])
+            slot.is_posted = True
+            MPI.Prequest.Startall(slot.requests)
+        self._posted.append((microbatch, slot))
+
+    def receive(self, microbatch: int, waiting: str) -> tuple[Tensor, ...]:
+        """Returns the channel's next message, which must have been posted.
+
+        Args:
+            microbatch (int): The microbatch it belongs to.
+            waiting (str): What waits for it, for error messages.
+
+        Raises:
+            StallError: If it does not come within the timeout.
+
+        """
+        posted, slot = self._posted.popleft()
+        assert posted == microbatch, (posted, microbatch)
+        if slot is not None:
+            statuses = [MPI.Status() for _ in slot.requests]
+            self._wait(lambda: MPI.Request.Testall(slot.requests, statuses), waiting)
+            slot.is_posted = False
+            if statuses[0].Get_count(MPI.BYTE) > 0:
+                return slot.message(self._transport.xp)
+        return self._receive_new(microbatch, waiting)
+
+    def _receive_new(self, microbatch: int, waiting: str) -> tuple[Tensor, ...]:
+        status = MPI.Status()
+        found = self._wait(
+            lambda: self._comm.Improbe(self._peer, self._signature_tag, status), waiting
+        )
+        text = bytearray(status.Get_count(MPI.BYTE))
+        request = found.Irecv([text, MPI.BYTE])
+        self._wait(request.Test, waiting)
+        new = self._agreed[microbatch] = pickle.loads(text)
+        self._drop_unused_slots()
+        slot = self._free_slot(new)
+        requests = [
+            self._comm.Irecv([piece, MPI.BYTE], self._peer, self._new_tag)
+            for piece in _pieces(slot.arrays)
+        ]
+        self._wait(lambda: MPI.Request.Testall(requests), waiting)
+        return slot.message(self._transport.xp)
+
+    def _drop_unused_slots(self) -> None:
+        """Forgets the arrays of signatures that no microbatch has any more.
+
+        Otherwise sequences of ever new lengths would fill the memory.
+        """
+        for unused in set(self._slots) - set(self._agreed.values()):
+            for slot in self._slots.pop(unused):
+                for request in slot.requests:
+                    request.Free()
+
+    def _wait(self, test: Callable[[], Any], waiting: str) -> Any:
+        return wait(
+            test,
+            self._transport.timeout,
+            lambda: f"what rank {self._peer} sends, to run {waiting}",
+        )
+
+    def _free_slot(self, agreed: Signature) -> _Slot:
+        slots = self._slots.setdefault(agreed, [])
+        for slot in slots:
+            if slot.is_free():
+                return slot
+        slots.append(_Slot(agreed, self._comm, self._peer, self._data_tag))
+        return slots[-1]
+
+
+class _Slot:
+    """Arrays to receive messages of one signature in, again and again.
+
+    A slot is free when nobody but itself refers to its arrays; the caller need not
+    give it back, it just drops the arrays.
+    """
+
+    def __init__(self, agreed: Signature, comm: MPI.Comm, peer: int, tag: int) -> None:
+        self._signature = agreed
+        self.is_posted = False
+        self.arrays = [
+            np.empty(spec.shape, spec.dtype)
+            for spec in agreed
+            if spec.shape is not None
+        ]
+        self.requests = [
+            comm.Recv_init([piece, MPI.BYTE], peer, tag)
+            for piece in _pieces(self.arrays)
+        ]
+        self._references_if_free = self._references()
+
+    def _references(self) -> list[int]:
+        return [sys.getrefcount(array) for array in self.arrays]
+
+    def is_free(self) -> bool:
+        return not self.is_posted and self._references() == self._references_if_free
+
+    def message(self, xp: Any) -> tuple[Tensor, ...]:
+        arrays = iter(self.arrays)
+        return tuple(
+            Tensor(
+                None if spec.shape is None else xp.asarray(next(arrays)),
+                spec.requires_grad,
+            )
+            for spec in self._signature
+        )
+
+
+def _on_host(array: Any) -> np.ndarray:
+    if not isinstance(array, np.ndarray):
+        array = array.get()
+    return np.ascontiguousarray(array)
+
+
+def _pieces(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yields the bytes of the arrays in pieces that fit one MPI message each.
+
+    There is always at least one piece, and none is empty, so that an empty message
+    can stand for "a new signature follows".
+    """
+    some = False
+    for array in arrays:
+        flat = array.reshape(-1).view(np.uint8)
+        for start in range(0, flat.size, PIECE_BYTES):
+            some = True
+            yield flat[start : start + PIECE_BYTES]
+    if not some:
+        yield np.zeros(1, dtype=np.uint8)
+
+
+def _n_pieces(agreed: Signature) -> int:
+    sizes = [
+        int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize
+        for spec in agreed
+        if spec.shape is not None
+    ]
+    return max(1, sum(-(-size // PIECE_BYTES) for size in sizes))
