@@ -12,12 +12,14 @@ from importlib.machinery import SourceFileLoader
 
 import chainer_compat
 from chainer_compat import (
+    _caffe,
     _shim,
+    _shims_chainermn,
     _shims_numpy,
     _shims_python,
 )
 
-SHIMS = _shims_python.SHIMS + _shims_numpy.SHIMS
+SHIMS = _shims_python.SHIMS + _shims_numpy.SHIMS + _caffe.SHIMS + _shims_chainermn.SHIMS
 
 # Module name -> {shim name: Status}, for the modules loaded in this process.
 _loaded = {}

@@ -39,7 +39,7 @@ SHIMS = (
         edits=(
             Edit(
                 "device = getattr(array, 'device', 'CPU')",
-                "device = 'CPU' if xp is np else getattr(array, 'device', 'CPU')",
+                "device = 'CPU' if xp is numpy else getattr(array, 'device', 'CPU')",
             ),
         ),
     ),
@@ -77,6 +77,45 @@ SHIMS = (
                 "    _scipy_available = True; _sparse_data = lambda x: ("
                 "x.astype(numpy.float32) if x.dtype == numpy.float16 else x)\n",
             ),
+        ),
+    ),
+    Shim(
+        name="numpy-fix",
+        module="chainer.functions.math.fix",
+        why="numpy.fix is deprecated; F.fix and the gradient of F.fmod call it",
+        needed=since("numpy", "2.1"),
+        edits=(Edit("(xp.fix(x), x.dtype)", "(xp.trunc(x), x.dtype)"),),
+    ),
+    Shim(
+        name="maximum-out",
+        module="chainer.dataset.convert",
+        why="numpy.maximum takes its output by keyword only; concat_examples with "
+        "padding passes it by position",
+        needed=since("numpy", "2.0"),
+        edits=(
+            Edit(
+                "numpy.maximum(shape, array.shape, shape)",
+                "numpy.maximum(shape, array.shape, out=shape)",
+            ),
+        ),
+    ),
+    Shim(
+        name="assign-shape",
+        module="chainer.links.activation.maxout",
+        why="an array's shape is no longer to be assigned; links.Maxout does with "
+        "initializers that are functions",
+        needed=since("numpy", "2.0"),
+        edits=(
+            Edit(
+                "array.shape = (out_size, pool_size, in_size)",
+                "array = array.reshape(out_size, pool_size, in_size)",
+            ),
+            Edit("array.shape = (linear_out_size, in_size)", "pass"),
+            Edit(
+                "array.shape = (out_size, pool_size)\n",
+                "array = array.reshape(out_size, pool_size)\n",
+            ),
+            Edit("array.shape = linear_out_size,", "pass"),
         ),
     ),
 )

@@ -1,6 +1,6 @@
 """Repairs of what Chainer expects of Python's packaging tools, and of its noise."""
 
-from chainer_compat._shim import Edit, Shim
+from chainer_compat._shim import Edit, Shim, since
 
 SHIMS = (
     Shim(
@@ -47,6 +47,25 @@ SHIMS = (
                 "    if not chainer.disable_experimental_feature_warning:\n",
                 "    if not (chainer.disable_experimental_feature_warning"
                 " or api_name.startswith('chainermn.')):\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="thread-daemon",
+        module="chainer.iterators.multiprocess_iterator",
+        why="Thread.setDaemon is deprecated; MultiprocessIterator calls it",
+        edits=(Edit("thread.setDaemon(True)", "thread.daemon = True"),),
+    ),
+    Shim(
+        name="hdf5-strings",
+        module="chainer.serializers.hdf5",
+        why="h5py 3 reads strings as bytes, so load_hdf5 returned \"b'text'\"",
+        needed=since("h5py", "3.0"),
+        edits=(
+            Edit(
+                "value = type(value)(numpy.asarray(dataset))",
+                "value = (dataset.asstr()[()] if isinstance(value, str)"
+                " else type(value)(numpy.asarray(dataset)))",
             ),
         ),
     ),
