@@ -180,8 +180,10 @@ class Pipeline:
         """
         inputs = self._start(x, t)
         for stage in self._stages.values():
-            stage.clear()
+            stage.begin()
         self._runner.run(self.schedule, inputs)
+        for stage in self._stages.values():
+            stage.finish()
         return self._report()
 
     def evaluate(self, x: Any = None, t: Any = None) -> dict[str, float]:

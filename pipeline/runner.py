@@ -124,14 +124,16 @@ class Runner:
         number, kind, microbatch = action
         stage = self._stages[number]
         try:
+            if kind == "W":
+                return stage.backward_weight(microbatch)
             if kind == "F":
-                result = stage.forward(
-                    microbatch, results.pop((number - 1, True, microbatch))
-                )
+                run, source = stage.forward, number - 1
             else:
-                result = stage.backward(
-                    microbatch, results.pop((number + 1, False, microbatch))
+                run, source = (
+                    stage.backward if kind == "B" else stage.backward_input,
+                    number + 1,
                 )
+            result = run(microbatch, results.pop((source, kind == "F", microbatch)))
         except Exception as error:
             raise ActionError(self._where(action, error)) from error
         results[number, kind == "F", microbatch] = result
