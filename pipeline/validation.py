@@ -89,11 +89,11 @@ def validate(schedule: Schedule) -> Report:
     needed = suppliers(schedule, table)
     _check_rank_order(schedule, table, needed)
     _check_progress(schedule, needed)
-    return peaks(schedule)
+    return report(schedule)
 
 
-def peaks(schedule: Schedule) -> Report:
-    """Counts what a schedule holds at its peak; see `Report`.
+def report(schedule: Schedule) -> Report:
+    """Counts what a schedule holds at its peak.
 
     Args:
         schedule: A valid schedule. With forward actions only, nothing is held.
@@ -101,28 +101,48 @@ def peaks(schedule: Schedule) -> Report:
     Returns:
         The peaks.
     """
-    kind = schedule.kind
-    training = bool((kind != FORWARD).any())
-    #                      F  B   I   W
-    in_flight = np.array([training, -1, -1, 0], np.int64)[kind]
-    pending = np.array([0, 0, 1, -1], np.int64)[kind]
-    bounds = list(zip(schedule.offsets[:-1], schedule.offsets[1:]))
-
-    def by_rank(change: np.ndarray) -> tuple[int, ...]:
-        return tuple(
-            int(np.cumsum(change[begin:end]).max(initial=0)) for begin, end in bounds
-        )
-
+    ones, none = np.ones(schedule.n_stages, np.int64), np.zeros(schedule.n_stages, int)
     # A stage's actions are all on one rank, so a stable sort keeps their order.
     order = np.argsort(schedule.stage, kind="stable")
     starts = np.searchsorted(schedule.stage[order], np.arange(1, schedule.n_stages))
-    stages = np.split(in_flight[order], starts)
+    stages = np.split(_changes(schedule, ones, none)[order], starts)
     return Report(
-        by_rank(in_flight),
+        peaks(schedule, ones, none),
         tuple(int(np.cumsum(change).max(initial=0)) for change in stages),
-        by_rank(pending),
-        by_rank(in_flight + pending),
+        peaks(schedule, none, ones),
+        peaks(schedule, ones, ones),
     )
+
+
+def peaks(
+    schedule: Schedule, activation: np.ndarray, pending: np.ndarray
+) -> tuple[int, ...]:
+    """Weighs what each rank holds at its peak.
+
+    Args:
+        schedule: A valid schedule.
+        activation: For each stage the size of a microbatch's activations.
+        pending: For each stage the size of what a pending W keeps.
+
+    Returns:
+        For each rank the peak, rounded to an integer.
+    """
+    change = _changes(schedule, activation, pending)
+    return tuple(
+        int(np.cumsum(change[begin:end]).max(initial=0))
+        for begin, end in zip(schedule.offsets[:-1], schedule.offsets[1:])
+    )
+
+
+def _changes(
+    schedule: Schedule, activation: np.ndarray, pending: np.ndarray
+) -> np.ndarray:
+    """Returns what each action adds to, or with a minus frees from, its rank."""
+    kind = schedule.kind
+    if kind.max(initial=FORWARD) == FORWARD:
+        return np.zeros(kind.size, np.int64)
+    table = np.stack([activation, -activation, pending - activation, -pending])
+    return table[kind, schedule.stage]
 
 
 def _check_ranks(schedule: Schedule) -> None:
