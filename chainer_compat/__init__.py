@@ -1,5 +1,92 @@
-"""Chainer 7.8.1 and ChainerMN on today's Python, NumPy, CuPy and mpi4py."""
+"""Chainer 7.8.1 and ChainerMN on today's Python, NumPy, CuPy and mpi4py.
+
+Chainer is used as it comes from PyPI; no file of it is changed on disk. An import
+hook edits a few lines of a few of its modules while they are loaded:
+
+    import chainer.variable
+      -> hook below: not Chainer? next finder
+      -> chainer_compat._finder: finds the file, gives it a loader that edits
+      -> chainer_compat._shims:  which lines, why, and from which version on
+
+The hook is installed by ``import chainer_compat``, which the file
+``chainer_compat.pth`` in site-packages does whenever the interpreter starts. So
+this module must stay tiny: it imports nothing, and what does the work is imported
+with Chainer.
+
+Where ``.pth`` files are not read (``python -S``, ``pip install --target``), put
+``import chainer_compat`` before ``import chainer``.
+
+``python -m chainer_compat`` prints what was found and what was repaired.
+"""
+
+import sys
 
 
-def install():
-    """Makes ``import chainer`` work; repeated calls do nothing."""
+class _Hook:
+    """First on ``sys.meta_path``; looks at nothing but Chainer's names."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        """Returns the spec of a Chainer module, else None, as finders do."""
+        if not name.startswith("chainer"):
+            return None
+        if name.partition(".")[0] not in ("chainer", "chainermn"):
+            return None
+        from chainer_compat import _finder
+
+        return _finder.find_spec(name, path, target)
+
+
+def install() -> None:
+    """Makes ``import chainer`` work in this process; repeated calls do nothing.
+
+    Importing ``chainer_compat`` has called it already.
+    """
+    if _Hook in sys.meta_path:
+        return
+    sys.meta_path.insert(0, _Hook)
+    if "chainer" in sys.modules:
+        import warnings
+
+        warnings.warn(
+            "chainer was imported before chainer_compat, so the modules of Chainer "
+            "that are loaded already stay as they are: put 'import chainer_compat' "
+            "before 'import chainer'",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def enable_numpy_aliases() -> list:
+    """Gives ``numpy`` back the names that NumPy 1.24 and 2.0 removed.
+
+    For users' own scripts that still say ``np.float``, ``np.int``, ``np.bool`` or
+    ``np.sctypes``. Nothing in Chainer needs it, so it happens only when called.
+
+    Returns:
+        list: The names that were added.
+
+    Example:
+        >>> import chainer_compat, numpy as np
+        >>> added = chainer_compat.enable_numpy_aliases()
+        >>> np.zeros(2, np.float).dtype
+        dtype('float64')
+    """
+    from chainer_compat import _numpy_aliases
+
+    return _numpy_aliases.enable()
+
+
+def report() -> list:
+    """Tells for each shim whether it was applied and, if not, why.
+
+    Returns:
+        list: One :class:`chainer_compat._shims.Status` (name, module, state,
+        detail, why) for each entry of the table, in its order.
+    """
+    from chainer_compat import _finder
+
+    return _finder.report()
+
+
+install()

@@ -172,4 +172,6 @@ class _AbortHook:
             sys.stdout.flush()
             sys.stderr.write(f"\n{where} failed and ends all ranks:\n{text}")
             sys.stderr.flush()
+            # mpiexec drops what it has not read yet when a rank aborts.
+            time.sleep(0.5)
         MPI.COMM_WORLD.Abort(1)

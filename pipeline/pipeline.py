@@ -245,7 +245,7 @@ class Pipeline:
         for array in arrays:
             _check_trainable(array, layers)
         return [
-            tuple(Tensor(self._device.send(array), False) for array in part)
+            tuple(Tensor(self._device.send(array)) for array in part)
             if len(part[0])
             else ()
             for part in _split(arrays, self.schedule.n_microbatches)

@@ -22,8 +22,8 @@ Message = tuple  # of Tensor
 class _Held(NamedTuple):
     """What the backward of a microbatch needs from its forward."""
 
-    inputs: list[chainer.Variable]
-    outputs: list[chainer.Variable]
+    inputs: list[Any]
+    outputs: list[Any]
 
 
 class Stage:
@@ -56,19 +56,15 @@ class Stage:
         """
         if not inputs:
             return ()
-        variables = [
-            chainer.Variable(
-                tensor.array,
-                requires_grad=tensor.requires_grad and tensor.array.dtype.kind == "f",
-            )
-            for tensor in inputs
-        ]
-        outputs = _as_variables(self.layers(*variables))
-        message = tuple(Tensor(y.array, y.requires_grad) for y in outputs)
+        values = [_value(tensor) for tensor in inputs]
+        outputs = self.layers(*values)
+        if not isinstance(outputs, (tuple, list)):
+            outputs = [outputs]
+        message = tuple(_tensor(y) for y in outputs)
         if self.loss is not None and self.loss.is_wanted:
             outputs = [self.loss(microbatch, outputs)]
         if chainer.config.enable_backprop:
-            self._held[microbatch] = _Held(variables, outputs)
+            self._held[microbatch] = _Held(values, outputs)
         return message
 
     def backward(self, microbatch: int, gradients: Message) -> Message:
@@ -92,12 +88,12 @@ class Stage:
             gradients = (Tensor(self.loss.gradient(microbatch, held.outputs[0])),)
         started = []
         for y, gradient in zip(held.outputs, gradients):
-            if y.requires_grad and gradient.array is not None:
+            if gradient.array is not None:
                 y.grad = gradient.array
                 started.append(y)
         if started:
             chainer.backward(started)
-        return tuple(Tensor(x.grad, x.grad is not None) for x in held.inputs)
+        return tuple(Tensor(getattr(x, "grad", None), None) for x in held.inputs)
 
     def clear(self) -> None:
         """Clears the parameters' gradients and forgets every microbatch."""
@@ -157,9 +153,7 @@ class Loss:
         """The means over the microbatches seen so far, in the order of ``names``."""
         return self._sums
 
-    def __call__(
-        self, microbatch: int, outputs: list[chainer.Variable]
-    ) -> chainer.Variable:
+    def __call__(self, microbatch: int, outputs: list[Any]) -> chainer.Variable:
         """Returns the loss of one microbatch, and counts it."""
         if self._functions["loss"] is chainer.functions.softmax_cross_entropy:
             self._check_outputs(microbatch, outputs)
@@ -174,7 +168,7 @@ class Loss:
         xp = chainer.backend.get_array_module(loss.array)
         return xp.full_like(loss.array, self._weights[microbatch])
 
-    def _check_outputs(self, microbatch: int, outputs: list[chainer.Variable]) -> None:
+    def _check_outputs(self, microbatch: int, outputs: list[Any]) -> None:
         n_outputs, n_targets = (
             len(arrays[0]) for arrays in (outputs, self._targets[microbatch])
         )
@@ -204,10 +198,17 @@ class Loss:
                 )
 
 
-def _as_variables(outputs: Any) -> list[chainer.Variable]:
-    if not isinstance(outputs, (tuple, list)):
-        outputs = [outputs]
-    return [chainer.as_variable(y) for y in outputs]
+def _value(tensor: Tensor) -> Any:
+    """Returns what a layer is called with: just what the layer before returned."""
+    if tensor.requires_grad is None:
+        return tensor.array
+    return chainer.Variable(tensor.array, requires_grad=tensor.requires_grad)
+
+
+def _tensor(y: Any) -> Tensor:
+    if isinstance(y, chainer.Variable):
+        return Tensor(y.array, y.requires_grad)
+    return Tensor(y)
 
 
 def _array(value: Any) -> Any:

@@ -41,12 +41,13 @@ class Tensor(NamedTuple):
 
     Attributes:
         array: A NumPy or CuPy array, or ``None`` for a gradient there is not.
-        requires_grad (bool): Whether the sender wants a gradient back.
+        requires_grad (bool or None): Whether the variable it comes from requires a
+            gradient; ``None`` for an array that is no variable.
 
     """
 
     array: Any
-    requires_grad: bool = True
+    requires_grad: bool | None = None
 
 
 class TensorSpec(NamedTuple):
@@ -54,7 +55,7 @@ class TensorSpec(NamedTuple):
 
     shape: tuple[int, ...] | None
     dtype: str
-    requires_grad: bool
+    requires_grad: bool | None
 
 
 Signature = tuple  # of TensorSpec

@@ -1,0 +1,126 @@
+"""Finds Chainer's modules and edits the source of those that need it.
+
+The edits are exact replacements of text that keep the number of lines, so that
+line numbers in tracebacks fit the file on disk. An edited module is compiled at
+each start; every other module keeps its loader and its cached bytecode.
+"""
+
+import importlib.util
+import sys
+import warnings
+from importlib.machinery import SourceFileLoader
+
+import chainer_compat
+from chainer_compat import (
+    _caffe,
+    _shim,
+    _shims_chainermn,
+    _shims_numpy,
+    _shims_python,
+)
+
+SHIMS = _shims_python.SHIMS + _shims_numpy.SHIMS + _caffe.SHIMS + _shims_chainermn.SHIMS
+
+# Module name -> {shim name: Status}, for the modules loaded in this process.
+_loaded = {}
+
+
+class EditingLoader(SourceFileLoader):
+    """Compiles a module from its source file after applying its shims."""
+
+    def get_code(self, fullname: str):
+        """Returns the code of the edited source, past the bytecode cache."""
+        path = self.get_filename(fullname)
+        text = importlib.util.decode_source(self.get_data(path))
+        text, statuses = edit(fullname, text, path)
+        _loaded[fullname] = statuses
+        for status in statuses:
+            if status.state == _shim.FAILED:
+                warnings.warn(
+                    f"chainer_compat: {status.name} was not applied to {path}: "
+                    f"{status.detail}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        return compile(text, path, "exec", dont_inherit=True)
+
+
+def _of_module(module):
+    return [shim for shim in SHIMS if shim.module == module]
+
+
+def find_spec(name: str, path=None, target=None):
+    """Finds a module of Chainer with the other finders; edits it if need be."""
+    spec = _find_original(name, path, target)
+    if spec is None or not isinstance(spec.loader, SourceFileLoader):
+        return spec
+    if any(shim.not_needed() is None for shim in _of_module(name)):
+        spec.loader = EditingLoader(spec.loader.name, spec.loader.path)
+    return spec
+
+
+def _find_original(name, path, target):
+    for finder in sys.meta_path:
+        if finder is chainer_compat._Hook:
+            continue
+        find = getattr(finder, "find_spec", None)
+        spec = find(name, path, target) if find else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def edit(module: str, text: str, path: str):
+    """Applies a module's shims to its source.
+
+    Args:
+        module (str): Full name of the module.
+        text (str): Source of the module.
+        path (str): Where it comes from, for messages.
+
+    Returns:
+        tuple: The edited source and a list of :class:`Status`, one per shim.
+    """
+    statuses = []
+    for shim in _of_module(module):
+        state, detail = _shim.NOT_NEEDED, shim.not_needed()
+        if detail is None:
+            try:
+                text = shim.apply(text)
+                state, detail = _shim.APPLIED, path
+            except _shim.TextNotFound as error:
+                state, detail = _shim.FAILED, str(error)
+        statuses.append(shim.status(state, detail))
+    return text, statuses
+
+
+def report() -> list:
+    """Returns the status of every shim, loaded or not, in the table's order."""
+    statuses = []
+    for module in dict.fromkeys(shim.module for shim in SHIMS):
+        statuses += _loaded.get(module) or _dry_run(module)
+    return statuses
+
+
+def _dry_run(module):
+    """Says what would become of a module that is not loaded."""
+    shims = _of_module(module)
+    if all(shim.not_needed() for shim in shims):
+        return [shim.status(_shim.NOT_NEEDED, shim.not_needed()) for shim in shims]
+    if module in sys.modules:
+        detail = "Chainer was imported before chainer_compat"
+        return [shim.status(_shim.FAILED, detail) for shim in shims]
+    try:
+        spec = importlib.util.find_spec(module)
+    except ImportError as error:
+        spec, detail = None, f"{type(error).__name__}: {error}"
+    else:
+        detail = "the module does not exist"
+    if spec is None:
+        return [shim.status(_shim.FAILED, detail) for shim in shims]
+    text = importlib.util.decode_source(spec.loader.get_data(spec.origin))
+    statuses = edit(module, text, spec.origin)[1]
+    return [
+        status._replace(state=_shim.READY) if status.state == _shim.APPLIED else status
+        for status in statuses
+    ]

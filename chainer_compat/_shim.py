@@ -1,0 +1,130 @@
+"""What a shim is: a repair of one Chainer module, as data, and when it is needed.
+
+The shims themselves are in the tables ``_shims_*.py``, one per concern.
+"""
+
+import importlib.util
+import re
+from typing import Callable, NamedTuple, Optional, Tuple
+
+APPLIED = "applied"
+READY = "ready"
+NOT_NEEDED = "not needed"
+FAILED = "FAILED"
+
+
+class TextNotFound(Exception):
+    """The text that a shim replaces is not in the module as often as it should."""
+
+
+class Status(NamedTuple):
+    """What became of one shim.
+
+    Attributes:
+        name (str): Name of the shim.
+        module (str): Module of Chainer that it repairs.
+        state (str): ``'applied'``; ``'ready'``, when the module has not been
+            imported yet; ``'not needed'`` with the installed versions; or
+            ``'FAILED'``.
+        detail (str): The file that was edited, or the reason.
+        why (str): What breaks without it.
+    """
+
+    name: str
+    module: str
+    state: str
+    detail: str
+    why: str
+
+
+class Edit(NamedTuple):
+    """Replaces ``old`` by ``new``, which must occur ``count`` times."""
+
+    old: str
+    new: str
+    count: int = 1
+
+    def apply(self, text: str) -> str:
+        """Returns the edited text; raises TextNotFound if it is another one."""
+        found = text.count(self.old)
+        if found != self.count:
+            raise TextNotFound(
+                f"{self.old.strip()!r} occurs {found} times instead of {self.count}; "
+                "is this Chainer 7.8.1?"
+            )
+        return text.replace(self.old, self.new)
+
+
+class Shim(NamedTuple):
+    """One repair of one module.
+
+    Attributes:
+        name (str): What users see in the report.
+        module (str): The module that it edits.
+        why (str): What breaks without it.
+        edits (tuple): :class:`Edit` s, applied in order.
+        transform (callable): Instead of edits, a function from source to source.
+        needed (callable): Returns None if the shim is needed, else the reason why
+            not, such as ``'NumPy 1.22.4'``.
+    """
+
+    name: str
+    module: str
+    why: str
+    edits: Tuple[Edit, ...] = ()
+    transform: Optional[Callable[[str], str]] = None
+    needed: Callable[[], Optional[str]] = lambda: None
+
+    def not_needed(self) -> Optional[str]:
+        """Returns None if the shim is needed here, else why it is not."""
+        return self.needed()
+
+    def apply(self, text: str) -> str:
+        """Returns the edited source."""
+        for edit in self.edits:
+            text = edit.apply(text)
+        return self.transform(text) if self.transform else text
+
+    def status(self, state: str, detail: str) -> Status:
+        """Returns this shim's line of the report."""
+        return Status(self.name, self.module, state, detail, self.why)
+
+
+def always() -> Optional[str]:
+    """The condition of a shim that every installation needs."""
+    return None
+
+
+def since(package: str, version: str) -> Callable[[], Optional[str]]:
+    """The condition of a shim that is needed from a version of a package on.
+
+    Args:
+        package (str): Name to import, for instance ``'numpy'``.
+        version (str): First version that breaks Chainer, for instance ``'2.0'``.
+    """
+
+    def needed() -> Optional[str]:
+        installed = installed_version(package)
+        if installed is None:
+            return f"{package} is not installed"
+        if release(installed) < release(version):
+            return f"{package} {installed}"
+        return None
+
+    return needed
+
+
+def installed_version(package: str) -> Optional[str]:
+    """Returns the version of a package, importing it, or None without it."""
+    if importlib.util.find_spec(package.partition(".")[0]) is None:
+        return None
+    try:
+        return importlib.import_module(package).__version__
+    except ImportError:
+        return None
+
+
+def release(version: str) -> Tuple[int, ...]:
+    """Returns the leading numbers of a version, ``'2.0.1rc1'`` -> ``(2, 0, 1)``."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()

@@ -1,0 +1,14 @@
+"""Repairs of ChainerMN."""
+
+from chainer_compat._shim import Edit, Shim, since
+
+SHIMS = (
+    Shim(
+        name="one-element-int",
+        module="chainermn.iterators.multi_node_iterator",
+        why="int() of a one-element array is an error: ranks other than the master "
+        "stop in create_multi_node_iterator, and the master waits for ever",
+        needed=since("numpy", "1.25"),
+        edits=(Edit("int(_size)", "int(_size[0])"),),
+    ),
+)

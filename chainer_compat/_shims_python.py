@@ -1,0 +1,72 @@
+"""Repairs of what Chainer expects of Python's packaging tools, and of its noise."""
+
+from chainer_compat._shim import Edit, Shim, since
+
+SHIMS = (
+    Shim(
+        name="environment-check",
+        module="chainer._environment_check",
+        why="imports numpy.distutils and pkg_resources, which are gone, to look for "
+        "versions of NumPy, CuPy and iDeep from 2020",
+        edits=(
+            Edit("import numpy.distutils.system_info\n", "\n"),
+            Edit("import pkg_resources\n", "\n"),
+            Edit("    _check_osx_numpy_backend()\n", "\n"),
+            Edit("    _check_optional_dependencies()\n", "\n"),
+        ),
+    ),
+    Shim(
+        name="testing-requirements",
+        module="chainer.testing.helper",
+        why="imports pkg_resources, which is gone, for with_requires",
+        edits=(
+            Edit(
+                "import pkg_resources\n",
+                "from chainer_compat import _requirements as pkg_resources\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="doctest-requirements",
+        module="chainer.testing.doctest_helper",
+        why="imports pkg_resources, which is gone, for skipif_requires_satisfied",
+        edits=(
+            Edit(
+                "import pkg_resources\n",
+                "from chainer_compat import _requirements as pkg_resources\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="experimental-warnings",
+        module="chainer.utils.experimental",
+        why="every use of ChainerMN's functions prints that its interface can change, "
+        "which it no longer can",
+        edits=(
+            Edit(
+                "    if not chainer.disable_experimental_feature_warning:\n",
+                "    if not (chainer.disable_experimental_feature_warning"
+                " or api_name.startswith('chainermn.')):\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="thread-daemon",
+        module="chainer.iterators.multiprocess_iterator",
+        why="Thread.setDaemon is deprecated; MultiprocessIterator calls it",
+        edits=(Edit("thread.setDaemon(True)", "thread.daemon = True"),),
+    ),
+    Shim(
+        name="hdf5-strings",
+        module="chainer.serializers.hdf5",
+        why="h5py 3 reads strings as bytes, so load_hdf5 returned \"b'text'\"",
+        needed=since("h5py", "3.0"),
+        edits=(
+            Edit(
+                "value = type(value)(numpy.asarray(dataset))",
+                "value = (dataset.asstr()[()] if isinstance(value, str)"
+                " else type(value)(numpy.asarray(dataset)))",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,214 @@
+"""Weight gradients, accumulated in place over the microbatches of a minibatch.
+
+Chainer accumulates the gradient of a parameter with ``F.add``: every microbatch
+allocates an array as large as the parameter for its own gradient and another one for
+the sum. :class:`WeightGradients` gives each parameter one array for good. The first
+microbatch overwrites it, so nothing is filled with zeros, and the later ones add to
+it; for matrix products the addition happens inside the GEMM.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import chainer
+import numpy
+from chainer import backend
+from scipy.linalg import blas
+
+Array = Any
+
+_GEMM = {numpy.dtype("f"): blas.sgemm, numpy.dtype("d"): blas.dgemm}
+
+
+@dataclasses.dataclass
+class _Slot:
+    """The gradient array of one parameter, and whether it has a value yet."""
+
+    parameter: chainer.Parameter
+    array: Array
+    filled: bool = False
+
+
+class WeightGradients:
+    """The gradients of one stage's parameters over one minibatch.
+
+    ::
+
+        begin()     every gradient is empty; param.grad is None
+        add(W, g0)  array = g0       first microbatch: overwrites
+        add(W, g1)  array += g1      later ones: in place
+        finish()    param.grad is array, or None for a parameter that got nothing
+
+    The same array serves a parameter step after step. It stays the property of this
+    object, which copes with whatever happens to ``param.grad`` between the steps: an
+    optimizer may scale or clip it in place, and a user may clear or replace it. An
+    array kept from one minibatch is overwritten in the next, so copy what has to
+    outlive it. When the parameter's shape, dtype or device changes, a new array takes
+    the place of the old one.
+
+    Some functions add to ``param.grad`` by themselves while they run backward,
+    :func:`chainer.functions.forget` above all; :meth:`finish` adds that up too.
+
+    A parameter whose update rule is disabled gets its gradient like any other, as in
+    Chainer, because hooks such as ``GradientClipping`` count it.
+
+    Args:
+        parameters: Returns the parameters in question, for example ``stage.params``.
+            It is called at both ends of every minibatch, so parameters may be added or
+            initialized in between. Others that receive a gradient are served as well,
+            from then on.
+
+    Example:
+        >>> import chainer, numpy as np
+        >>> link = chainer.links.Linear(2, 1, initialW=1)
+        >>> gradients = WeightGradients(link.params)
+        >>> gradients.begin()
+        >>> gradients.add(link.W, np.array([[1, 2]], 'f'))
+        >>> gradients.add(link.W, np.array([[10, 20]], 'f'))
+        >>> gradients.finish()
+        >>> link.W.grad
+        array([[11., 22.]], dtype=float32)
+        >>> link.b.grad is None
+        True
+
+    """
+
+    def __init__(
+        self, parameters: Callable[[], Iterable[chainer.Parameter]] = tuple
+    ) -> None:
+        self._parameters = parameters
+        # Keyed by id because variables do not hash; a slot keeps its parameter alive,
+        # so no id is used twice.
+        self._slots: dict[int, _Slot] = {}
+
+    def begin(self) -> None:
+        """Empty all gradients; what an unfinished minibatch left is forgotten."""
+        for slot in self._slots.values():
+            slot.filled = False
+        for parameter in self._known_parameters():
+            # It also spares uninitialized parameters the array of NaN that Chainer
+            # would create beside their data.
+            parameter.cleargrad()
+
+    def add(self, parameter: chainer.Parameter, array: Array) -> None:
+        """Add one contribution.
+
+        Args:
+            parameter: An initialized parameter.
+            array: Its gradient, of the parameter's shape and dtype. It is only read.
+
+        """
+        slot = self._slot(parameter)
+        if slot.filled:
+            slot.array += array
+        else:
+            slot.array[...] = array
+            slot.filled = True
+
+    def add_product(self, parameter: chainer.Parameter, a: Array, b: Array) -> None:
+        """Add the matrix product of two arrays without forming it elsewhere.
+
+        Args:
+            parameter: A parameter whose array, with all axes but the first flattened,
+                has the shape (m, n).
+            a: Array of shape (m, k), of the parameter's dtype.
+            b: Array of shape (k, n), of the parameter's dtype.
+
+        """
+        slot = self._slot(parameter)
+        out = slot.array.reshape(a.shape[0], b.shape[1])
+        if not slot.filled:
+            # NumPy's own BLAS, not SciPy's: the result equals Chainer's bit for bit.
+            backend.get_array_module(a).dot(a, b, out=out)
+            slot.filled = True
+        elif isinstance(out, numpy.ndarray):
+            _gemm_add(out, a, b)
+        else:
+            out += a.dot(b)
+
+    def add_sum(
+        self, parameter: chainer.Parameter, array: Array, axis: tuple[int, ...]
+    ) -> None:
+        """Add the sum of an array over some axes.
+
+        Args:
+            parameter: A parameter of the shape that remains.
+            array: Array of the parameter's dtype.
+            axis: The axes to sum over.
+
+        """
+        slot = self._slot(parameter)
+        if slot.filled:
+            slot.array += array.sum(axis=axis)
+        else:
+            array.sum(axis=axis, out=slot.array)
+            slot.filled = True
+
+    def finish(self) -> None:
+        """Leave the minibatch's gradients in ``param.grad``.
+
+        Parameters that received nothing have ``None`` there, as after Chainer's
+        ``cleargrads`` and ``backward``.
+        """
+        for parameter in self._known_parameters():
+            written = parameter.grad
+            if written is not None:
+                self.add(parameter, written)
+            slot = self._slots.get(id(parameter))
+            if slot is not None and slot.filled:
+                parameter.grad = slot.array
+
+    def _known_parameters(self) -> list[chainer.Parameter]:
+        known = {id(p): p for p in self._parameters()}
+        known.update((key, slot.parameter) for key, slot in self._slots.items())
+        return list(known.values())
+
+    def _slot(self, parameter: chainer.Parameter) -> _Slot:
+        data = parameter.array
+        slot = self._slots.get(id(parameter))
+        if slot is None or not _fits(slot.array, data):
+            xp = backend.get_array_module(data)
+            # C order whatever the data's: GEMM writes into flattened views.
+            array = xp.empty(data.shape, data.dtype)
+            slot = self._slots[id(parameter)] = _Slot(parameter, array)
+        return slot
+
+
+def _fits(array: Array, data: Array) -> bool:
+    if array.shape != data.shape or array.dtype != data.dtype:
+        return False
+    return backend.get_device_from_array(array) == backend.get_device_from_array(data)
+
+
+def _gemm_add(out: numpy.ndarray, a: numpy.ndarray, b: numpy.ndarray) -> None:
+    """Compute ``out += a @ b`` in one BLAS call; `out` is C contiguous.
+
+    BLAS thinks in columns, so it is given the transposed problem, out.T += b.T @ a.T:
+    the transpose of a C contiguous array is a Fortran contiguous view of it. SciPy
+    copies operands that are not Fortran contiguous; those that are so without being
+    transposed go in as they are, with a flag.
+    """
+    if not (out.size and a.shape[1]):
+        return  # SciPy refuses empty operands
+    left, transpose_left = _fortran(b.T)
+    right, transpose_right = _fortran(a.T)
+    _GEMM[out.dtype](
+        1.0,
+        left,
+        right,
+        beta=1.0,
+        c=out.T,
+        trans_a=transpose_left,
+        trans_b=transpose_right,
+        overwrite_c=True,
+    )
+
+
+def _fortran(matrix: numpy.ndarray) -> tuple[numpy.ndarray, bool]:
+    """Return a Fortran contiguous array and whether it is the matrix transposed."""
+    if matrix.flags.c_contiguous:
+        return matrix.T, True
+    return numpy.asfortranarray(matrix), False

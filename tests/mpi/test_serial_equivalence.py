@@ -1,0 +1,258 @@
+"""Invariant 1: a pipeline trains as the undivided model does."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from divisible import Divisible, Plan
+from pipeline import Pipeline
+from tests.mpiexec import assert_on_ranks
+
+N_STEPS = 5
+
+
+def mlp():
+    return Divisible(
+        L.Linear(6, 8),
+        F.relu,
+        L.Linear(8, 7),
+        F.tanh,
+        L.Linear(7, 7),
+        F.relu,
+        L.Linear(7, 4),
+    )
+
+
+def train_serially(model, batches, lossfun=F.softmax_cross_entropy):
+    optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
+    losses = []
+    for x, t in batches:
+        y = model(x)
+        loss = lossfun(y, t)
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+        losses.append((float(loss.array), float(F.accuracy(y, t).array)))
+    return np.array(losses), dict(model.namedparams())
+
+
+def train_on(comm, stage, batches, **options):
+    pipe = Pipeline(stage, comm, timeout=20, **options)
+    optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
+    losses = []
+    for x, t in batches:
+        result = pipe.step(x if pipe.is_first else None, t if pipe.is_last else None)
+        optimizer.update()
+        losses.append((result["loss"], result["accuracy"]))
+    return np.array(losses)
+
+
+def check_equal(comm, make_model, cuts, batches, **options):
+    np.random.seed(3)
+    model = make_model()
+    stage = model.divide(*Plan(cuts).range(comm.rank))
+    del model
+    losses = train_on(comm, stage, batches, **options)
+    np.random.seed(3)
+    expected_losses, expected = train_serially(make_model(), batches)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    for path, param in stage.namedparams():
+        np.testing.assert_allclose(
+            param.array, expected[path].array, rtol=1e-5, atol=1e-6, err_msg=path
+        )
+
+
+def make_batches(sizes, n_in=6, n_classes=4):
+    rng = np.random.RandomState(0)
+    return [
+        (
+            rng.normal(size=(n, n_in)).astype(np.float32),
+            rng.randint(0, n_classes, n).astype(np.int32),
+        )
+        for n in sizes
+    ]
+
+
+def every_cut(comm):
+    """All cuts of the model into as many stages as there are ranks."""
+    n_layers = len(mlp())
+    batches = make_batches([8] * N_STEPS)
+
+    def cuts(n_stages, start=0):
+        if n_stages == 1:
+            yield [n_layers]
+            return
+        for cut in range(start + 1, n_layers - n_stages + 2):
+            for rest in cuts(n_stages - 1, cut):
+                yield [cut, *rest]
+
+    for tail in cuts(comm.size):
+        check_equal(comm, mlp, [0, *tail], batches, n_microbatches=3)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+def test_every_cut(n_ranks):
+    assert_on_ranks(n_ranks, every_cut)
+
+
+def microbatch_counts(comm, schedule):
+    cuts = Plan.uniform(len(mlp()), comm.size).cuts
+    for n_microbatches in (1, 3, 4, 9):
+        # A last batch that is smaller, then one smaller than n_microbatches.
+        batches = make_batches([8, 8, 5, 2, 8])
+        check_equal(
+            comm, mlp, cuts, batches, n_microbatches=n_microbatches, schedule=schedule
+        )
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+def test_microbatch_counts_and_smaller_batches(n_ranks, schedule):
+    assert_on_ranks(n_ranks, microbatch_counts, schedule)
+
+
+def random_model(widths, activations):
+    layers = []
+    for a, b, activation in zip(widths, widths[1:], activations):
+        layers += [L.Linear(a, b), getattr(F, activation)]
+    return Divisible(*layers, L.Linear(widths[-1], 3))
+
+
+@st.composite
+def cases(draw):
+    depth = draw(st.integers(2, 5))
+    widths = draw(st.lists(st.integers(1, 6), min_size=depth, max_size=depth))
+    activations = draw(
+        st.lists(
+            st.sampled_from(["relu", "tanh", "sigmoid"]), min_size=depth, max_size=depth
+        )
+    )
+    n_layers = 2 * depth - 1
+    cuts = draw(
+        st.lists(st.integers(1, n_layers - 1), min_size=2, max_size=2, unique=True)
+    )
+    return {
+        "widths": widths,
+        "activations": activations,
+        "cuts": [0, *sorted(cuts), n_layers],
+        "batch_sizes": draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)),
+        "n_microbatches": draw(st.integers(1, 6)),
+        "schedule": draw(st.sampled_from(["gpipe", "1f1b"])),
+    }
+
+
+def random_models(comm, drawn):
+    for case in drawn:
+        check_equal(
+            comm,
+            lambda case=case: random_model(case["widths"], case["activations"]),
+            case["cuts"],
+            make_batches(case["batch_sizes"], case["widths"][0], 3),
+            n_microbatches=case["n_microbatches"],
+            schedule=case["schedule"],
+        )
+
+
+@settings(
+    max_examples=5,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
+@given(st.lists(cases(), min_size=10, max_size=10))
+def test_random_models_on_three_ranks(drawn):
+    assert_on_ranks(3, random_models, drawn)
+
+
+class Split(chainer.Link):
+    """A variable, one that is not used later, an array, and an integer variable."""
+
+    def forward(self, x):
+        signs = (x.array > 0).astype(np.int32)
+        return x * 2, F.sum(x, axis=1), signs, chainer.Variable(signs)
+
+
+class Merge(chainer.Link):
+    def forward(self, doubled, total, signs, same_signs):
+        del total
+        np.testing.assert_array_equal(signs, same_signs.array)
+        return doubled + signs.astype(np.float32)
+
+
+def tuple_model():
+    return Divisible(L.Linear(6, 8), Split(), Merge(), L.Linear(8, 4))
+
+
+def tuples(comm):
+    batches = make_batches([8, 8, 5, 2, 8])
+    for cuts in ([0, 1, 2, 4], [0, 1, 3, 4], [0, 2, 3, 4]):
+        check_equal(comm, tuple_model, cuts, batches, n_microbatches=3)
+
+
+def test_several_tensors_between_stages():
+    assert_on_ranks(3, tuples)
+
+
+def evaluation(comm):
+    np.random.seed(3)
+    model = Divisible(L.Linear(6, 8), F.dropout, L.Linear(8, 5), L.Linear(5, 4))
+    stage = model.divide(*Plan.uniform(4, comm.size).range(comm.rank))
+    pipe = Pipeline(stage, comm, n_microbatches=3, timeout=20)
+    for x, t in make_batches([8, 8, 5, 2]):
+        with chainer.using_config("train", False):
+            y = model(x)
+        result = pipe.evaluate(
+            x if pipe.is_first else None, t if pipe.is_last else None
+        )
+        expected = {
+            "loss": float(F.softmax_cross_entropy(y, t).array),
+            "accuracy": float(F.accuracy(y, t).array),
+        }
+        assert result.keys() == expected.keys()
+        for name in expected:
+            np.testing.assert_allclose(result[name], expected[name], rtol=1e-5)
+        prediction = pipe.predict(x if pipe.is_first else None)
+        np.testing.assert_allclose(prediction, y.array, rtol=1e-5)
+        # Training goes on between evaluations.
+        pipe.step(x, t)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 4])
+def test_evaluate_and_predict(n_ranks):
+    assert_on_ranks(n_ranks, evaluation)
+
+
+def other_losses(comm):
+    """A regression with a tuple of targets, without accuracy, on a flat output."""
+    np.random.seed(3)
+    model = Divisible(L.Linear(6, 5), F.tanh, L.Linear(5, 2))
+
+    def weighted_error(y, t, weight):
+        return F.mean(F.sum((y - t) ** 2, axis=1) * weight)
+
+    rng = np.random.RandomState(0)
+    x, t, weight = (
+        rng.rand(*shape).astype(np.float32) for shape in ((7, 6), (7, 2), (7,))
+    )
+    stage = model.divide(*Plan.uniform(3, comm.size).range(comm.rank))
+    pipe = Pipeline(
+        stage, comm, n_microbatches=2, lossfun=weighted_error, accfun=None, timeout=20
+    )
+    result = pipe.step(x, (t, weight))
+    gradients = {path: param.grad.copy() for path, param in stage.namedparams()}
+    loss = weighted_error(model(x), t, weight)
+    model.cleargrads()
+    loss.backward()
+    assert result.keys() == {"loss"}
+    np.testing.assert_allclose(result["loss"], float(loss.array), rtol=1e-5)
+    for path, param in model.namedparams():
+        if path in gradients:
+            np.testing.assert_allclose(gradients[path], param.grad, rtol=1e-4)
+
+
+def test_other_losses():
+    assert_on_ranks(2, other_losses)

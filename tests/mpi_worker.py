@@ -1,0 +1,16 @@
+"""What runs on each rank of ``tests.mpiexec.on_ranks``."""
+
+import importlib
+import json
+import sys
+
+from mpi4py import MPI
+
+from pipeline import abort_on_error
+
+if __name__ == "__main__":
+    abort_on_error()
+    module, name = sys.argv[1].split(":")
+    function = getattr(importlib.import_module(module), name)
+    function(MPI.COMM_WORLD, *json.loads(sys.argv[2]))
+    print("rank done", flush=True)
