@@ -1,0 +1,1 @@
+"""Examples to copy, one folder each; every script runs on its own."""

@@ -1,0 +1,1 @@
+"""Models as lists of layers, a module each."""

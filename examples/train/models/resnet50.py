@@ -1,0 +1,143 @@
+"""ResNet50 as a list of layers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+from chainer.initializers import HeNormal
+
+from divisible import Divisible
+
+# Of each group of blocks: how many, and the channels inside them.
+GROUPS = ((3, 64), (4, 128), (6, 256), (3, 512))
+N_BLOCKS = sum(n for n, _ in GROUPS)
+
+
+class Convolution(chainer.Chain):
+    """A convolution, with batch normalization or else with a bias."""
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        ksize: int,
+        stride: int = 1,
+        batch_normalization: bool = True,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.conv = L.Convolution2D(
+                n_in,
+                n_out,
+                ksize,
+                stride,
+                pad=ksize // 2,
+                nobias=batch_normalization,
+                initialW=HeNormal(scale),
+            )
+            self.norm = L.BatchNormalization(n_out) if batch_normalization else None
+
+    def forward(self, x):
+        """Convolves ``x``."""
+        y = self.conv(x)
+        return y if self.norm is None else self.norm(y)
+
+
+class Bottleneck(chainer.Chain):
+    """The block of ResNet50: three convolutions and a shortcut around them.
+
+    One layer when the model is cut: a cut inside would send the shortcut as well
+    (section 7 of Takizawa et al.).
+
+    Args:
+        n_in (int): Channels of the input.
+        n_inside (int): Channels between the convolutions; the output has four times
+            as many.
+        stride (int): 2 to halve height and width.
+        batch_normalization (bool): Whether to normalize after each convolution.
+
+    """
+
+    def __init__(
+        self,
+        n_in: int,
+        n_inside: int,
+        stride: int = 1,
+        batch_normalization: bool = True,
+    ) -> None:
+        super().__init__()
+        norm, n_out = batch_normalization, 4 * n_inside
+        # Every block adds to the variance of what passes. Without normalization
+        # that doubles it 16 times, unless the blocks begin with a small share.
+        scale = 1.0 if norm else N_BLOCKS**-0.5
+        with self.init_scope():
+            self.conv1 = Convolution(n_in, n_inside, 1, 1, norm)
+            self.conv2 = Convolution(n_inside, n_inside, 3, stride, norm)
+            self.conv3 = Convolution(n_inside, n_out, 1, 1, norm, scale)
+            if n_in != n_out or stride != 1:
+                # Nothing is cut off by a ReLU here, so half He's variance is right.
+                self.shortcut = Convolution(n_in, n_out, 1, stride, norm, 0.5**0.5)
+            else:
+                self.shortcut = None
+
+    def forward(self, x):
+        """Passes ``x`` through the block."""
+        h = F.relu(self.conv1(x))
+        h = F.relu(self.conv2(h))
+        h = self.conv3(h)
+        return F.relu(h + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class ResNet50(Divisible):
+    """ResNet50: a convolution, 16 bottleneck blocks and a fully connected layer.
+
+    A block is one layer when the model is cut; its stride is in the 3 x 3
+    convolution, as everywhere today. From 224 pixels on the model is the published
+    one, of 21 layers; smaller images get a 3 x 3 convolution and no pooling in front,
+    or little would be left of them::
+
+        0 conv  1 relu  2 pool | 3 ... 18 blocks | 19 average  20 fc     224 x 224
+        0 conv  1 relu         | 2 ... 17 blocks | 18 average  19 fc      32 x 32
+
+    Args:
+        n_classes (int): Number of classes.
+        image_size (int): Height and width of the images; any, only whether it is 224
+            at least matters.
+        n_channels (int): Channels of the images.
+        batch_normalization (bool): ``False`` for biases in place of batch
+            normalization and smaller initial weights. A pipeline normalizes over
+            microbatches, so only without it training equals serial training.
+
+    See He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
+
+    """
+
+    def __init__(
+        self,
+        n_classes: int = 10,
+        image_size: int = 32,
+        n_channels: int = 3,
+        batch_normalization: bool = True,
+    ) -> None:
+        norm = batch_normalization
+        if image_size >= 224:
+            self.append(Convolution(n_channels, 64, 7, 2, norm))
+            self.append(F.relu)
+            self.append(
+                partial(F.max_pooling_2d, ksize=3, stride=2, pad=1, cover_all=False)
+            )
+        else:
+            self.append(Convolution(n_channels, 64, 3, 1, norm))
+            self.append(F.relu)
+        n_in = 64
+        for group, (n_blocks, n_inside) in enumerate(GROUPS):
+            for block in range(n_blocks):
+                stride = 2 if group > 0 and block == 0 else 1
+                self.append(Bottleneck(n_in, n_inside, stride, norm))
+                n_in = 4 * n_inside
+        self.append(partial(F.mean, axis=(2, 3)))
+        self.append(L.Linear(n_in, n_classes))

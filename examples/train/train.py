@@ -1,0 +1,220 @@
+"""Trains an image classifier whose layers are spread over the ranks of MPI.
+
+    mpiexec -n 2 python examples/train/train.py
+    mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts 7,15,26
+
+The number of ranks is the number of stages. On one rank this is serial training;
+the losses and the accuracy are the same on any number of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import time
+
+import chainer
+import data
+import numpy as np
+from models.cnn import CNN
+from models.mlp import MLP
+from models.resnet50 import ResNet50
+from models.vgg16 import VGG16
+from mpi4py import MPI
+
+from divisible import Divisible, Plan
+from pipeline import Pipeline, abort_on_error
+
+comm = MPI.COMM_WORLD
+
+OPTIMIZERS = {
+    "momentum": chainer.optimizers.MomentumSGD,
+    "sgd": chainer.optimizers.SGD,
+    "adam": chainer.optimizers.Adam,
+}
+
+
+def main() -> None:
+    """Trains, tests after every epoch, and writes the log."""
+    # From here on, an error on one rank ends all ranks.
+    abort_on_error()
+    started = time.perf_counter()
+    parser = make_parser()
+    args = parser.parse_args()
+    check(parser, args)
+
+    # Every rank loads the same data, but only the first stage reads the images and
+    # only the last one the classes.
+    train, test = data.load(args.dataset, args.shape, args.samples)
+    if args.model in ("vgg16", "resnet50"):
+        train, test = (data.enlarge(images, 3, args.size) for images in (train, test))
+
+    # The same seed makes the same model on every rank; each keeps its own layers.
+    np.random.seed(args.seed)
+    model = make_model(args, train)
+    plan = make_plan(parser, args, model)
+    stage = model.divide(*plan.range(comm.rank))
+    del model
+
+    optimizer = OPTIMIZERS[args.optimizer](args.learning_rate).setup(stage)
+    pipe = Pipeline(stage, comm, args.microbatches, schedule=args.schedule)
+    say(f"{args.model} on {args.dataset}: {len(train.x)} images of {train.x.shape[1:]}")
+    say(f"{plan.n_layers} layers cut at {plan.cuts}, {pipe.schedule.name} schedule")
+    say("epoch   train loss  accuracy   test loss  accuracy   samples/s")
+
+    log = []
+    shuffle = np.random.RandomState(args.seed)
+    for epoch in range(1, args.epoch + 1):
+        start = time.perf_counter()
+        train_mean = Mean()
+        order = shuffle.permutation(len(train.x))
+        for begin in range(0, len(order), args.batchsize):
+            batch = order[begin : begin + args.batchsize]
+            result = pipe.step(train.x[batch], train.t[batch])
+            optimizer.update()
+            train_mean.add(result, len(batch))
+        speed = len(order) / (time.perf_counter() - start)
+
+        test_mean = Mean()
+        for begin in range(0, len(test.x), args.batchsize):
+            x, t = (a[begin : begin + args.batchsize] for a in test)
+            test_mean.add(pipe.evaluate(x, t), len(x))
+
+        entry = {
+            "epoch": epoch,
+            "iteration": optimizer.t,
+            "elapsed_time": time.perf_counter() - started,
+            "samples_per_second": speed,
+            **train_mean.report("main/"),
+            **test_mean.report("validation/main/"),
+        }
+        log.append(entry)
+        say(
+            f"{epoch:5d} {entry['main/loss']:12.4f} {entry['main/accuracy']:9.4f}"
+            f" {entry['validation/main/loss']:11.4f}"
+            f" {entry['validation/main/accuracy']:9.4f} {speed:11.0f}"
+        )
+
+    say(f"test accuracy {log[-1]['validation/main/accuracy']:.2%}")
+    if comm.rank == 0:
+        os.makedirs(args.out, exist_ok=True)
+        path = os.path.join(args.out, "log")
+        # The format of Chainer's LogReport.
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(log, file, indent=4)
+        say(f"log written to {path}, after {log[-1]['elapsed_time']:.0f} s")
+
+
+class Mean:
+    """The mean over samples of what minibatches of any size reported."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._n = 0
+
+    def add(self, means: dict[str, float], n: int) -> None:
+        """Adds the means over ``n`` samples."""
+        for name, value in means.items():
+            self._sums[name] = self._sums.get(name, 0.0) + n * value
+        self._n += n
+
+    def report(self, prefix: str) -> dict[str, float]:
+        """Returns the means so far."""
+        return {prefix + name: value / self._n for name, value in self._sums.items()}
+
+
+def make_model(args: argparse.Namespace, images: data.Images) -> Divisible:
+    """Makes the model asked for, to fit the images."""
+    shape = images.x.shape[1:]
+    if args.model == "mlp":
+        n_inputs = int(np.prod(shape))
+        return MLP(args.units, args.layers, n_inputs=n_inputs)
+    if args.model == "cnn":
+        return CNN(image_shape=shape)
+    if args.model == "vgg16":
+        return VGG16(image_size=args.size, dropout=args.dropout)
+    return ResNet50(image_size=args.size)
+
+
+def make_plan(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, model: Divisible
+) -> Plan:
+    """Says where to cut: as asked, or into stages of equally many layers."""
+    try:
+        if args.cuts is None:
+            return Plan.uniform(len(model), comm.size)
+        plan = Plan([0, *args.cuts, len(model)])
+    except ValueError as error:
+        parser.error(str(error))
+    if plan.n_stages != comm.size:
+        parser.error(
+            f"--cuts makes {plan.n_stages} stages for {comm.size} ranks; there must"
+            f" be one cut less than there are ranks"
+        )
+    return plan
+
+
+def say(line: str) -> None:
+    """Prints on one rank only."""
+    if comm.rank == 0:
+        print(line, flush=True)
+
+
+class Parser(argparse.ArgumentParser):
+    """Every rank finds the same errors; one prints them."""
+
+    def _print_message(self, message, file=None):
+        if comm.rank == 0:
+            super()._print_message(message, file)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Describes the options."""
+    parser = Parser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", choices=("cnn", "mlp", "vgg16", "resnet50"), default="cnn")
+    add("--dataset", choices=data.NAMES, default="digits")
+    add("--epoch", type=int, default=15, help="number of epochs")
+    add("--batchsize", type=int, default=64, help="samples of a minibatch")
+    add("--microbatches", type=int, default=4, help="parts of a minibatch")
+    add("--schedule", choices=("1f1b", "gpipe"), default="1f1b")
+    add(
+        "--cuts",
+        type=lambda text: [int(cut) for cut in text.split(",")],
+        help="positions to cut at, such as 7,15,26 for 4 ranks; default: as even as"
+        " possible",
+    )
+    add("--optimizer", choices=OPTIMIZERS, default="momentum")
+    add("--learning-rate", type=float, default=0.05)
+    add("--seed", type=int, default=0, help="of the weights and the order of samples")
+    add("--out", default="result", help="folder for the log")
+    add("--units", type=int, default=256, help="of the mlp's layers")
+    add("--layers", type=int, default=4, help="of the mlp")
+    add("--dropout", type=float, default=0.5, help="of vgg16; 0 for none")
+    add("--size", type=int, default=32, help="pixels per side for vgg16 and resnet50")
+    add("--samples", type=int, default=1000, help="of the synthetic data set")
+    add(
+        "--shape",
+        type=lambda text: [int(n) for n in text.split(",")],
+        default=[3, 32, 32],
+        help="of the synthetic images: channels,height,width",
+    )
+    return parser
+
+
+def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuses what cannot be trained."""
+    names = "epoch batchsize microbatches units layers samples size"
+    for name in names.split():
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be 1 at least, not {getattr(args, name)}")
+    if args.dataset == "digits" and importlib.util.find_spec("sklearn") is None:
+        parser.error("--dataset digits needs scikit-learn: pip install scikit-learn")
+
+
+if __name__ == "__main__":
+    main()
