@@ -40,16 +40,27 @@ class Pipeline:
     On one rank this is serial training.
 
     Args:
-        stage (Divisible or list of Divisible): This rank's part of the model.
+        stage (Divisible or list of Divisible): This rank's part of the model; several
+            parts for a schedule with several stages on a rank.
         comm: A ChainerMN communicator or an mpi4py one. The ranks' stages must
             follow each other and make up the whole model.
         n_microbatches (int): Number of microbatches to cut a minibatch into. A
             minibatch with fewer samples is cut into single samples.
-        schedule (str or Schedule): ``'gpipe'``, ``'1f1b'`` or a schedule.
+        schedule (str or Schedule): With one stage on each rank ``'gpipe'``, ``'1f1b'``
+            or ``'zb_h1'``; with several ``'interleaved'`` or ``'looped_bfs'``; with
+            two, placed in the shape of a V, ``'zb_v'``. See
+            :mod:`pipeline.schedules`.
         lossfun: ``lossfun(*outputs, *targets)``, a mean over the samples; used on
             the last stage.
         accfun: The same for the accuracy; ``None`` for none.
+        transport (str): ``'mpi'``, or ``'chainermn'`` for the blocking sends and
+            receives of ChainerMN, the reference to measure against.
+        wire_dtype: A narrower dtype, such as ``numpy.float16``, in which to send
+            floating-point arrays between the stages; only with ``'mpi'``.
         timeout (float): Seconds to wait for another rank before giving up.
+
+    Attributes:
+        schedule (Schedule): What :meth:`step` runs.
 
     Raises:
         DisagreementError: On every rank, if the ranks' stages do not make up one
@@ -88,6 +99,8 @@ class Pipeline:
         schedule: str | Schedule = "1f1b",
         lossfun: Callable = F.softmax_cross_entropy,
         accfun: Callable | None = F.accuracy,
+        transport: str = "mpi",
+        wire_dtype: Any = None,
         timeout: float = 300.0,
     ) -> None:
         mine = [stage] if isinstance(stage, Divisible) else list(stage)
@@ -103,7 +116,7 @@ class Pipeline:
 
         mine.sort(key=lambda part: part.layer_range)
         stage_ranks, numbers = _agree_on_stages(self._comm, mine, timeout)
-        self.schedule = _make_schedule(schedule, len(stage_ranks), n_microbatches)
+        self.schedule = _make_schedule(schedule, stage_ranks, n_microbatches)
         self._agree_on_schedule(stage_ranks)
         self._evaluation_schedule = self.schedule.forward_only()
 
@@ -116,8 +129,20 @@ class Pipeline:
         }
         self._stages = stages
         self._first_rank, self._last_rank = stage_ranks[0], stage_ranks[-1]
-        transport = Transport(self._comm, timeout, self._device.xp)
-        self._runner = Runner(stages, stage_ranks, self._comm.rank, transport)
+        channels = self._make_transport(transport, wire_dtype)
+        self._runner = Runner(stages, stage_ranks, self._comm.rank, channels)
+
+    def _make_transport(self, name: str, wire_dtype: Any) -> Transport:
+        if name == "mpi":
+            return Transport(self._comm, self._timeout, self._device.xp, wire_dtype)
+        if name == "chainermn":
+            if wire_dtype is not None:
+                raise ValueError("wire_dtype needs the transport 'mpi'")
+            # ChainerMN is needed, and imported, for this transport only.
+            from pipeline.chainermn_transport import ChainerMNTransport
+
+            return ChainerMNTransport(self._comm, self._timeout)
+        raise ValueError(f"transport must be 'mpi' or 'chainermn', not {name!r}")
 
     def _agree_on_schedule(self, stage_ranks: Sequence[int]) -> None:
         texts = {
@@ -260,7 +285,7 @@ class Pipeline:
 
 
 def _make_schedule(
-    schedule: str | Schedule, n_stages: int, n_microbatches: int | None
+    schedule: str | Schedule, stage_ranks: Sequence[int], n_microbatches: int | None
 ) -> Schedule:
     if isinstance(schedule, Schedule):
         if n_microbatches not in (None, schedule.n_microbatches):
@@ -272,7 +297,8 @@ def _make_schedule(
         return schedule
     if n_microbatches is None:
         raise ValueError("n_microbatches is missing")
-    return schedules.create(schedule, n_stages, n_microbatches)
+    n_ranks = len(set(stage_ranks))
+    return schedules.create(schedule, len(stage_ranks), n_microbatches, n_ranks)
 
 
 def _agree_on_stages(
