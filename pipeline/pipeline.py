@@ -19,11 +19,13 @@ from pipeline.communicator import (
     as_mpi,
     broadcast,
     broadcast_object,
+    clock_offsets,
     duplicate,
 )
 from pipeline.runner import Runner
 from pipeline.schedule import Schedule
 from pipeline.stage import Loss, Stage
+from pipeline.timeline import Timeline
 from pipeline.transport import Tensor, Transport
 
 
@@ -248,6 +250,42 @@ class Pipeline:
         outputs = broadcast_object(self._comm, outputs, self._last_rank, self._timeout)
         outputs = tuple(self._device.send(y) for y in outputs)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def timeline(self) -> Timeline:
+        """Returns what every rank did in the last minibatch, and when.
+
+        Recording costs two readings of the clock for each action and message, so it
+        is always on. To be called on every rank.
+
+        Returns:
+            Timeline: Of all ranks, on every rank, on one clock that starts with the
+            first action. A wait is a receive, from when it was needed to when it was
+            there.
+
+        Raises:
+            RuntimeError: If there was no minibatch yet.
+
+        """
+        record = self._runner.record
+        if record is None:
+            raise RuntimeError("no minibatch has been run yet")
+        offset = clock_offsets(self._comm, self._timeout)[self._comm.rank]
+        events = [
+            (self._comm.rank, str(operation), start - offset, end - offset)
+            for operation, start, end in zip(
+                record.operations, record.times[::2], record.times[1::2]
+            )
+        ]
+        everything = sum(all_gather(self._comm, events, self._timeout), [])
+        first = min(start for _, _, start, _ in everything)
+        return Timeline(
+            (
+                (rank, text, start - first, end - first, *(["wait"] * ("<" in text)))
+                for rank, text, start, end in everything
+            ),
+            n_ranks=self._comm.size,
+            name=f"{self.schedule.name}, measured",
+        )
 
     def _start(self, x: Any, t: Any) -> list[tuple]:
         inputs = self._split_inputs(x)
