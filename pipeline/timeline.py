@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pipeline.actions import FORWARD, KINDS, Action, Message, parse_operation
+from pipeline.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    KINDS,
+    Action,
+    Message,
+    parse_operation,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -301,55 +309,56 @@ class Timeline:
         """The chain of events that decides the makespan, from first to last.
 
         From the event that ends last it goes back to what held each event up: the
-        one before it on the same rank, or, where the rank was idle or waiting, the
-        one whose result it needed. Where neither fits it ends.
+        one before it on the same rank, or, where the rank had to wait, the one whose
+        result it needed. A rank waited where the timeline says so; in a timeline
+        without any waits, such as a predicted one, where the rank was idle.
         """
         if not len(self):
             return []
-        tolerance = 1e-9 * self.makespan
+        recorded = bool((self.category == _WAIT).any())
         path = []
-        at = int(np.argmax(self.end))
+        at: int | None = int(np.argmax(self.end))
         while at is not None:
             path.append(at)
-            at = self._held_up_by(at, tolerance)
+            at = self._held_up_by(at, recorded)
         return [self[k] for k in reversed(path)]
 
-    def _held_up_by(self, at: int, tolerance: float) -> int | None:
+    def _held_up_by(self, at: int, recorded: bool) -> int | None:
+        first = self.offsets[self.rank[at]]
         before = at - 1
-        while before >= self.offsets[self.rank[at]] and (
-            self.category[before] == _WAIT
-        ):
+        while before >= first and self.category[before] == _WAIT:
             before -= 1
-        on_rank = before >= self.offsets[self.rank[at]]
-        if on_rank and self.end[before] >= self.start[at] - tolerance:
-            return before
-        other = self._cause(at)
-        if other is not None:
-            return other
-        return before if on_rank else None
+        if recorded:
+            waited = before < at - 1
+        else:
+            # Sums of the same numbers in another order differ by rounding.
+            slack = 1e-9 * self.makespan
+            waited = before >= first and self.end[before] < self.start[at] - slack
+        if before < first:
+            before = None
+        if waited or before is None:
+            cause = self._cause(at)
+            return before if cause is None else cause
+        return before
 
     def _cause(self, at: int) -> int | None:
         """Finds the event on another rank that an event needed or met."""
         category, stage = self.category[at], int(self.stage[at])
-        microbatch = self.microbatch[at]
+        microbatch, start = self.microbatch[at], self.start[at]
         if category in (_SEND, _RECEIVE):
-            # The other side of the message came later; go to what it did before.
-            peer = self.peer[at]
-            twin = self._find(
-                peer,
-                stage,
-                (self.kind[at],),
-                microbatch,
-                self.end[at],
-                communication=True,
-            )
-            if twin is not None and twin > self.offsets[peer]:
-                return twin - 1
+            # The other side came later: what did it do before? If it has recorded no
+            # message, the receiver waited for the computation.
+            peer, kinds = int(self.peer[at]), (self.kind[at],)
+            twin = self._find(peer, stage, kinds, microbatch, self.end[at], True)
+            if twin is not None:
+                return twin - 1 if twin > self.offsets[peer] else None
+            if category == _RECEIVE:
+                return self._find(peer, stage, kinds, microbatch, self.end[at])
             return None
         if category == FORWARD:
-            return self._find(None, stage - 1, (FORWARD,), microbatch, self.start[at])
-        if category in (1, 2):
-            return self._find(None, stage + 1, (1, 2), microbatch, self.start[at])
+            return self._find(None, stage - 1, (FORWARD,), microbatch, start)
+        if category in (BACKWARD, INPUT):
+            return self._find(None, stage + 1, (BACKWARD, INPUT), microbatch, start)
         return None
 
     def _find(

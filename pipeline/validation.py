@@ -256,8 +256,8 @@ def _check_progress(schedule: Schedule, needed: np.ndarray) -> None:
     raise _fault(
         schedule,
         [stuck[rank] for rank in circle],
-        f"deadlock: {len(blocked)} ranks stop for ever, because ranks wait for each "
-        f"other in a circle:\n  {waits}",
+        f"deadlock: {len(blocked)} ranks stop for ever; these wait for each other in "
+        f"a circle:\n  {waits}",
     )
 
 
@@ -265,29 +265,44 @@ def check_programs(programs: Sequence[Sequence[Operation]]) -> None:
     """Proves that lowered programs finish when every send and receive blocks.
 
     A send waits until the receiver has come to the matching receive, and the other
-    way round (``MPI_Ssend``); messages between two ranks match in order.
+    way round (``MPI_Ssend``); messages between two ranks match in order. A rank
+    computes only what it has the input for, and sends only what it has computed.
 
     Args:
-        programs: For each rank its operations, as `pipeline.lowering.lower` returns
-            them, in any order.
+        programs: For each rank its operations, such as `pipeline.lowering.lower`
+            returns them.
 
     Raises:
-        ScheduleError: If a rank waits for ever, or meets another message than the
-            one it expects; with the ranks, operations and peers.
+        ScheduleError: If a rank waits for ever, meets another message than the one
+            it expects, or lacks an input; with ranks and operations.
 
     Example:
         >>> from pipeline.actions import parse_operation
-        >>> text = ["0F0 0B0 0F0>1 1B0<1", "0F0<0 1F0 1B0 1B0>0"]
-        >>> check_programs([list(map(parse_operation, t.split())) for t in text])
-    """
+        >>> def check(*lines):
+        ...     check_programs([[parse_operation(t) for t in x.split()] for x in lines])
+        >>> check("0F0 0F0>1 1B0<1 0B0", "0F0<0 1F0 1B0 1B0>0")
+        >>> check("0F0 1B0<1 0F0>1 0B0", "0F0<0 1F0 1B0 1B0>0")
+        Traceback (most recent call last):
+            ...
+        pipeline.actions.ScheduleError: deadlock: 2 of 2 ranks stop for ever when sends and receives block:
+          rank 0 waits in 1B0<1
+          rank 1 waits in 0F0<0
+    """  # noqa: E501
+    last = max(
+        (op.stage for ops in programs for op in ops if isinstance(op, Action)),
+        default=0,
+    )
     cursor = [0] * len(programs)
+    # What each rank has computed or received; the halves of a backward count as one.
+    results: list[set[tuple[int, bool, int]]] = [set() for _ in programs]
     awake = list(range(len(programs)))
     while awake:
         rank = awake.pop()
         program = programs[rank]
         while cursor[rank] < len(program):
             operation = program[cursor[rank]]
-            if not isinstance(operation, Message):
+            if isinstance(operation, Action):
+                _compute(operation, results[rank], last, rank)
                 cursor[rank] += 1
                 continue
             peer = operation.peer
@@ -310,12 +325,18 @@ def check_programs(programs: Sequence[Sequence[Operation]]) -> None:
                     f"rank {rank} is in {operation} while rank {peer} is in {other}: "
                     "the messages between two ranks must have one order on both"
                 )
-            cursor[rank] += 1
-            cursor[peer] += 1
+            result = _result(operation.action)
+            sender = rank if operation.direction == "send" else peer
+            if result not in results[sender]:
+                raise ScheduleError(
+                    f"rank {sender} sends the result of {operation.action} before it "
+                    "has computed it"
+                )
+            for both in (rank, peer):
+                results[both].add(result)
+                cursor[both] += 1
             awake.append(peer)
-    stopped = [
-        rank for rank, program in enumerate(programs) if cursor[rank] < len(program)
-    ]
+    stopped = [rank for rank, ops in enumerate(programs) if cursor[rank] < len(ops)]
     if stopped:
         waits = "\n  ".join(
             f"rank {rank} waits in {programs[rank][cursor[rank]]}"
@@ -325,6 +346,32 @@ def check_programs(programs: Sequence[Sequence[Operation]]) -> None:
             f"deadlock: {len(stopped)} of {len(programs)} ranks stop for ever when "
             f"sends and receives block:\n  {waits}"
         )
+
+
+def _result(action: Action) -> tuple[int, bool, int]:
+    return action.stage, action.kind == "F", action.microbatch
+
+
+def _compute(action: Action, results: set, last: int, rank: int) -> None:
+    """Checks an action's inputs on its rank and adds its result."""
+    stage, kind, microbatch = action
+    inputs = []
+    if kind == "F" and stage > 0:
+        inputs.append((stage - 1, True, microbatch))
+    elif kind == "W":
+        inputs.append((stage, False, microbatch))
+    elif kind != "F":
+        inputs.append((stage, True, microbatch))
+        if stage < last:
+            inputs.append((stage + 1, False, microbatch))
+    for needed in inputs:
+        if needed not in results:
+            name = f"{needed[0]}{'F' if needed[1] else 'B (or I)'} of microbatch"
+            raise ScheduleError(
+                f"rank {rank}: {action} runs before the rank has the result of "
+                f"{name} {microbatch}"
+            )
+    results.add(_result(action))
 
 
 def _ranks(schedule: Schedule) -> np.ndarray:
