@@ -179,7 +179,7 @@ def measure(
 
 def report(title: str, seconds: dict[str, list[float]]) -> None:
     """Print medians, and the ratios to the first variant with their range."""
-    print(f"{title:<46} {'ms':>8} {'ratio':>6} {'min':>6} {'max':>6}")
+    print(f"{title:<46} {'CPU ms':>8} {'ratio':>6} {'min':>6} {'max':>6}")
     base = next(iter(seconds.values()))
     for name, values in seconds.items():
         ratios = [value / b for value, b in zip(values, base)]
@@ -213,6 +213,8 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, nargs="+", default=[5, 20])
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        parser.error("set OMP_NUM_THREADS=1: CPU time is no measure of several threads")
     print("OMP_NUM_THREADS=1 python", " ".join(sys.argv))
     print(machine())
     print(
