@@ -2,11 +2,12 @@
 
     OMP_NUM_THREADS=1 python benchmarks/accumulation.py
 
-A multi-layer perceptron makes one step, forward and backward, in four ways: undivided;
+A multi-layer perceptron makes one step, forward and backward, in five ways: undivided;
 in microbatches whose gradients Chainer accumulates; and in microbatches by
-pipeline.backprop, with whole backward (B) and with split backward (I, and W at the end
-of the microbatch). The step's matrix products are timed by themselves as well: they are
-less efficient at the size of a microbatch, which no accumulation can win back.
+pipeline.backprop, with whole backward (B), with split backward (I, then W), and with W
+of four microbatches put off and run together, layer by layer. The step's matrix
+products are timed by themselves as well: they are less efficient at the size of a
+microbatch, which no accumulation can win back.
 
 The variants alternate within one run, and ratios are taken within a round. Times are
 CPU times of the one thread, which other jobs on the machine disturb least.
@@ -29,7 +30,7 @@ import scipy
 from chainer import functions as F
 from chainer import links as L
 
-from pipeline.backprop import backward, backward_input
+from pipeline.backprop import backward, backward_input, run_together
 from pipeline.weight_gradients import WeightGradients, gemm_add
 
 
@@ -91,6 +92,20 @@ class Step:
             loss = self.loss(x, self.t[s])
             _, pending = backward_input([x], [loss], [one], self.gradients)
             pending.run()
+        self.gradients.finish()
+
+    def split_backward_together(self) -> None:
+        """Microbatches with split backward, W of four at a time."""
+        self.gradients.begin()
+        one = numpy.ones((), self.x.dtype)
+        pendings = []
+        for i, s in enumerate(self.slices, 1):
+            x = chainer.Variable(self.x[s])
+            loss = self.loss(x, self.t[s])
+            pendings.append(backward_input([x], [loss], [one], self.gradients)[1])
+            if i % 4 == 0 or i == len(self.slices):
+                run_together(pendings)
+                pendings.clear()
         self.gradients.finish()
 
 
@@ -235,6 +250,7 @@ def main() -> None:
             f"{n} microbatches, Chainer": step.chainer_accumulation,
             f"{n} microbatches, B": step.whole_backward,
             f"{n} microbatches, I and W": step.split_backward,
+            f"{n} microbatches, I; W of 4 together": step.split_backward_together,
         }
         report("step", measure(variants, arguments.rounds))
         products = Products(arguments.width, arguments.layers, arguments.batch, n)

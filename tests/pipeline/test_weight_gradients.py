@@ -1,5 +1,6 @@
 """Gradients accumulated in place, whatever happens to them between the steps."""
 
+import doctest
 import warnings
 
 import chainer
@@ -8,6 +9,7 @@ import pytest
 from chainer import functions as F
 from chainer import links as L
 
+from pipeline import weight_gradients
 from pipeline.backprop import backward
 from pipeline.weight_gradients import WeightGradients, gemm_add
 
@@ -220,3 +222,8 @@ def test_gemm_add(layout, k, dtype):
         expected = out + a.dot(b)
         gemm_add(out, a, b)
         np.testing.assert_allclose(out, expected, rtol=1e-5)
+
+
+def test_examples():
+    result = doctest.testmod(weight_gradients)
+    assert result.attempted and not result.failed
