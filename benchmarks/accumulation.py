@@ -215,7 +215,8 @@ def machine() -> str:
         f"{processor}, {os.cpu_count()} cores, "
         f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}, "
         f"Python {platform.python_version()}, NumPy {numpy.__version__}, "
-        f"SciPy {scipy.__version__}, Chainer {chainer.__version__}"
+        f"SciPy {scipy.__version__}, Chainer {chainer.__version__}, "
+        f"load average at the start {os.getloadavg()[0]:.1f}"
     )
 
 

@@ -271,10 +271,11 @@ class _Backprop:
                 self._run_activation(self._activations.pop())
             gradients = [self._pop_gradient(x.node) for x in inputs]
 
+        self._release_unneeded()
         # Parts that no gradient reached still hang on these.
         for y in outputs:
-            y.node.unchain()
-        self._release_unneeded()
+            if not self._is_weight(y.node):
+                y.node.unchain()
         self._inputs = frozenset()
         return tuple(None if g is None else g.array for g in gradients)
 
@@ -402,10 +403,11 @@ class _Backprop:
         for function, _, _ in self._deferred:
             indexes = function._input_indexes_to_retain or ()
             for i, x in enumerate(function.inputs):
-                if self._is_weight(x):
-                    continue
-                x.unchain()
-                (retained if i in indexes else others).add(x)
+                if not self._is_weight(x):
+                    x.unchain()
+                    # Functions not on the list might look at inputs all the same.
+                    needed = i in indexes or type(function) not in SPLITTABLE
+                    (retained if needed else others).add(x)
         for x in others - retained:
             # A function that ran in I retained it. The property would forget the
             # shape, which some functions read.

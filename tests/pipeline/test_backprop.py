@@ -46,7 +46,8 @@ def chainer_backward(function, arrays, requires_grad, output_gradients):
         if gy is not None
     ]
     chainer.backward([y for y, _ in pairs], [gy for _, gy in pairs])
-    return [x.grad for x in inputs]
+    # Chainer keeps the gradient of an input that needs none and is an output.
+    return [x.grad if x.requires_grad else None for x in inputs]
 
 
 def check(link, function, arrays, output_gradients=None, requires_grad=None):
@@ -229,6 +230,12 @@ def test_parameter_expressions():
     check(link, lambda x: normalized(F.tanh(x)), [randn(3, 5)])
     check(link, lambda x: F.linear(x, link.W + link.W), [randn(3, 5)])
     check(link, lambda x: (x * 1, link.W, F.transpose(link.W)), [randn(3, 5)])
+
+    def tied_output(x):
+        tied = F.transpose(link.W)
+        return tied, F.linear(F.linear(x, link.W), tied)
+
+    check(link, tied_output, [randn(3, 5)])
     # A constant, and a graph that depends on no input.
     check(link, lambda x: F.linear(np.ones((2, 5), "f"), link.W) + 1, [randn(3, 5)])
 
@@ -650,7 +657,7 @@ def random_function(steps, chosen, parameters):
                 values.append(F.broadcast_to(parts[1], (3, 3)))
             else:
                 values.extend(SumAndDifference().apply((a, b)))
-        return tuple(values[i % len(values)] * 1 for i in chosen)
+        return tuple(values[i % len(values)] for i in chosen)
 
     return function
 
