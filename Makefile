@@ -1,9 +1,14 @@
 # make train   install everything into .venv and train a model on two ranks
 # make test    install everything into .venv and run the tests
+# make install only install; "make install EXTRAS=examples,test" without an MPI
+#              library, for a system MPI
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= mpich,examples,test,lint
 BIN := $(VENV)/bin
+# The environment's own mpiexec, or that of a system MPI.
+MPIEXEC ?= $(or $(wildcard $(BIN)/mpiexec),mpiexec)
+RANKS ?= 2
 
 # pip 25.3 and newer read the second variable for build environments, older
 # ones the first (constraints.txt says why they are needed).
@@ -13,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread per rank: several ranks share this machine's cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install test lint clean
+.PHONY: install train test lint clean
 
 install: $(VENV)/installed
 
@@ -21,6 +26,9 @@ $(VENV)/installed: setup.cfg setup.py pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
 	touch $@
+
+train: install
+	$(MPIEXEC) -n $(RANKS) $(BIN)/python examples/train/train.py
 
 test: install
 	$(BIN)/python -m pytest
