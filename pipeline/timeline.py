@@ -7,7 +7,6 @@ become objects only when they are looked at.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -429,44 +428,9 @@ class Timeline:
         Args:
             path: Where to write JSON. The file appears only when it is complete.
         """
-        aside = f"{os.fspath(path)}.tmp{os.getpid()}"
-        about = {"name": self.name, "n_ranks": self.n_ranks}
-        if self.peak_memory is not None:
-            about["peak_memory"] = self.peak_memory.tolist()
-        with open(aside, "w", encoding="utf-8") as file:
-            file.write(
-                f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)},\n'
-            )
-            file.write('"traceEvents": [\n')
-            rows = [
-                {
-                    "ph": "M",
-                    "pid": 0,
-                    "tid": rank,
-                    "name": key,
-                    "args": {argument: value},
-                }
-                for rank in range(self.n_ranks)
-                for key, argument, value in (
-                    ("thread_name", "name", f"rank {rank}"),
-                    ("thread_sort_index", "sort_index", rank),
-                )
-            ]
-            file.write(",\n".join(map(json.dumps, rows)))
-            for event in self:
-                entry = {
-                    "ph": "X",
-                    "pid": 0,
-                    "tid": event.rank,
-                    "name": str(event.what),
-                    "cat": event.category,
-                    # The format counts in microseconds.
-                    "ts": event.start * 1e6,
-                    "dur": (event.end - event.start) * 1e6,
-                }
-                file.write(f",\n{json.dumps(entry)}")
-            file.write("\n]}\n")
-        os.replace(aside, path)
+        from pipeline.trace import save_trace
+
+        save_trace(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Timeline:
@@ -481,30 +445,9 @@ class Timeline:
         Raises:
             ValueError: If the file is not in that format.
         """
-        with open(path, encoding="utf-8") as file:
-            try:
-                content = json.load(file)
-                about = content["otherData"]
-                events = [
-                    Event(
-                        entry["tid"],
-                        entry["name"],
-                        entry["ts"] / 1e6,
-                        (entry["ts"] + entry["dur"]) / 1e6,
-                        entry["cat"],
-                    )
-                    for entry in content["traceEvents"]
-                    if entry["ph"] == "X"
-                ]
-                timeline = cls(events, about["n_ranks"], about["name"])
-            except (KeyError, TypeError, json.JSONDecodeError) as error:
-                raise ValueError(
-                    f"{os.fspath(path)} is not a timeline saved by Timeline.save: "
-                    f"{error!r}"
-                ) from error
-        if "peak_memory" in about:
-            timeline.peak_memory = np.array(about["peak_memory"])
-        return timeline
+        from pipeline.trace import load_trace
+
+        return load_trace(path)
 
     @classmethod
     def merge(cls, timelines: Sequence[Timeline], name: str | None = None) -> Timeline:
