@@ -315,23 +315,23 @@ class Timeline:
         if not len(self):
             return []
         recorded = bool((self.category == _WAIT).any())
+        # Sums of the same numbers in another order differ by rounding.
+        slack = None if recorded else 1e-9 * self.makespan
         path = []
         at: int | None = int(np.argmax(self.end))
         while at is not None:
             path.append(at)
-            at = self._held_up_by(at, recorded)
+            at = self._held_up_by(at, slack)
         return [self[k] for k in reversed(path)]
 
-    def _held_up_by(self, at: int, recorded: bool) -> int | None:
+    def _held_up_by(self, at: int, slack: float | None) -> int | None:
         first = self.offsets[self.rank[at]]
         before = at - 1
         while before >= first and self.category[before] == _WAIT:
             before -= 1
-        if recorded:
+        if slack is None:
             waited = before < at - 1
         else:
-            # Sums of the same numbers in another order differ by rounding.
-            slack = 1e-9 * self.makespan
             waited = before >= first and self.end[before] < self.start[at] - slack
         if before < first:
             before = None

@@ -285,3 +285,4 @@ def test_many_ranks_stay_cheap():
     timeline = simulate(schedule, Costs(1, 1, 1))
     assert timeline.makespan == (128 + 256 - 1) * 3
     assert len(timeline) == 2 * 128 * 256
+    assert sum(e.end - e.start for e in timeline.critical_path) == timeline.makespan
