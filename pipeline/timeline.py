@@ -8,7 +8,7 @@ become objects only when they are looked at.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -143,7 +143,6 @@ class Timeline:
         end: ArrayLike,
         n_ranks: int | None = None,
         name: str = "timeline",
-        more: Mapping[str, ArrayLike] | None = None,
         **columns: ArrayLike,
     ) -> Timeline:
         """Builds a timeline from columns, without one object per event.
@@ -155,7 +154,6 @@ class Timeline:
             end: Seconds.
             n_ranks: See the class.
             name: See the class.
-            more: Further events, as a mapping from column to array.
             columns: Any of ``stage``, ``kind``, ``microbatch`` and ``peer``; -1
                 stands for "none", and so does leaving out the column.
 
@@ -165,19 +163,13 @@ class Timeline:
         Raises:
             ValueError: See the class.
         """
-        parts = [dict(columns, rank=rank, category=category, start=start, end=end)]
-        if more is not None:
-            parts.append(dict(more))
-        joined = {}
-        for column, dtype in _COLUMNS.items():
-            joined[column] = np.concatenate(
-                [
-                    np.asarray(part[column], dtype)
-                    if column in part
-                    else np.full(len(part["rank"]), _NONE, dtype)
-                    for part in parts
-                ]
-            )
+        given = dict(columns, rank=rank, category=category, start=start, end=end)
+        joined = {
+            column: np.array(given[column], dtype)
+            if column in given
+            else np.full(len(rank), _NONE, dtype)
+            for column, dtype in _COLUMNS.items()
+        }
         receives = joined["category"] == _RECEIVE
         joined["peer"][receives] = -2 - joined["peer"][receives]
         timeline = cls.__new__(cls)
@@ -198,7 +190,8 @@ class Timeline:
             )
         same = rank[1:] == rank[:-1]
         if not np.all((rank[1:] > rank[:-1]) | (same & (start[1:] >= start[:-1]))):
-            order = np.lexsort((end, start, rank))
+            # What starts at the same time keeps its order: an event may take no time.
+            order = np.lexsort((start, rank))
             arrays = {column: array[order] for column, array in arrays.items()}
         for column, array in arrays.items():
             setattr(self, "_peer" if column == "peer" else column, array)
@@ -317,12 +310,13 @@ class Timeline:
         recorded = bool((self.category == _WAIT).any())
         # Sums of the same numbers in another order differ by rounding.
         slack = None if recorded else 1e-9 * self.makespan
-        path = []
+        # A dictionary for its order; clocks that disagree could lead into a circle.
+        path: dict[int, None] = {}
         at: int | None = int(np.argmax(self.end))
-        while at is not None:
-            path.append(at)
+        while at is not None and at not in path:
+            path[at] = None
             at = self._held_up_by(at, slack)
-        return [self[k] for k in reversed(path)]
+        return [self[k] for k in reversed(list(path))]
 
     def _held_up_by(self, at: int, slack: float | None) -> int | None:
         first = self.offsets[self.rank[at]]
