@@ -226,10 +226,12 @@ def _build(
     for microbatch in range(n_microbatches):
         deliver(FORWARD, 0, microbatch)
     heapq.heappush(events, (0.0, 2, 0, 0, 0))
+    touched = set(range(n_ranks))
     while events:
         now = events[0][0]
         while events and events[0][0] == now:
             _, what, kind, stage, microbatch = heapq.heappop(events)
+            touched.add(stage_ranks[stage])
             if what == 0:
                 heapq.heappop(coming[stage_ranks[stage]])
                 deliver(kind, stage, microbatch)
@@ -247,7 +249,7 @@ def _build(
                     heapq.heappush(weights[rank], (microbatch, stage, microbatch))
                 if kind != WEIGHT and stage > 0:
                     send(now, back, stage - 1, microbatch, stage - 1)
-        for rank in range(n_ranks):
+        for rank in sorted(touched):
             if busy[rank]:
                 continue
             chosen = choose(rank, now)
@@ -259,4 +261,5 @@ def _build(
             rows[rank].append(Action(stage, names[kind], microbatch))
             end = now + duration[kind][stage][microbatch]
             heapq.heappush(events, (end, 1, kind, stage, microbatch))
+        touched.clear()
     return rows

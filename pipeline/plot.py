@@ -44,8 +44,7 @@ def plot_timeline(
     """Draws one row per rank, with the share of the bubble at its right.
 
     Few events are bars, with the microbatch written on them where it fits. Many
-    events become an image that shows in each point the category that took most of
-    the time there.
+    events become an image in which colours mix in proportion to their time.
 
     Args:
         timeline: What to draw.
@@ -103,7 +102,9 @@ def plot_timeline(
     axes.set_title(title, loc="left", fontsize=11)
     present = [c for k, c in enumerate(CATEGORIES) if (timeline.category == k).any()]
     handles = [Patch(color=COLORS[c], label=LABELS.get(c, c)) for c in present]
-    if len(timeline) <= _MOST_BARS and _chunks(timeline).any():
+    if len(timeline) > _MOST_BARS:
+        handles.append(Patch(facecolor="none", label="mixed: share of the time"))
+    elif _chunks(timeline).any():
         handles.append(Patch(facecolor="none", label="paler: later stage of the rank"))
     figure.legend(
         handles=handles,

@@ -212,29 +212,27 @@ def simulate(
         for per_edge in costs.edges(schedule.n_stages)
     )
     rank = np.repeat(np.arange(schedule.n_ranks), np.diff(schedule.offsets))
+    columns = {
+        "rank": rank,
+        "category": schedule.kind,
+        "stage": schedule.stage,
+        "kind": schedule.kind,
+        "microbatch": schedule.microbatch,
+    }
     if not overlap:
-        start, messages = _run_rendezvous(
-            schedule, rank, duration, receiver, transfer + latency
+        columns = _run_rendezvous(
+            schedule, columns, duration, receiver, transfer + latency
         )
     else:
-        messages = None
         if links == "parallel":
             start = earliest_starts(schedule, duration, transfer + latency)
         else:
             start = _run_events(
                 schedule, duration, receiver, transfer, latency, links == "shared"
             )
+        columns.update(start=start, end=start + duration)
     timeline = Timeline.from_arrays(
-        rank=rank,
-        category=schedule.kind,
-        stage=schedule.stage,
-        kind=schedule.kind,
-        microbatch=schedule.microbatch,
-        start=start,
-        end=start + duration,
-        n_ranks=schedule.n_ranks,
-        name=schedule.name,
-        more=messages,
+        **columns, n_ranks=schedule.n_ranks, name=schedule.name
     )
     timeline.peak_memory = np.array(peaks(schedule, *costs.units(schedule.n_stages)))
     return timeline
@@ -299,12 +297,16 @@ def _run_events(
 
 def _run_rendezvous(
     schedule: Schedule,
-    rank: np.ndarray,
+    columns: dict[str, np.ndarray],
     duration: np.ndarray,
     receiver: np.ndarray,
     seconds: np.ndarray,
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Runs computations and messages in the one order that all programs agree with."""
+) -> dict[str, np.ndarray]:
+    """Runs computations and messages in the one order that all programs agree with.
+
+    Returns the columns of all events, those of each rank in the order of its program.
+    """
+    rank = columns["rank"]
     compute, message = rendezvous_order(schedule)
     sent = np.flatnonzero(receiver != NONE)
     sent = sent[np.argsort(message[sent], kind="stable")]
@@ -326,24 +328,25 @@ def _run_rendezvous(
         start[numbers] = free[ranks]
         free[ranks] += duration[numbers]
     _exchange(sent[done:], done, free, message_start, rank, receiver, seconds)
-    twice = {
-        name: np.tile(column[sent], 2)
-        for name, column in (
-            ("stage", schedule.stage),
-            ("kind", schedule.kind),
-            ("microbatch", schedule.microbatch),
-        )
+    columns = {
+        name: np.concatenate([column, column[sent], column[sent]])
+        for name, column in columns.items()
     }
-    return start, {
-        "rank": np.concatenate([rank[sent], receiver[sent]]),
-        "peer": np.concatenate([receiver[sent], rank[sent]]),
-        "category": np.repeat(
-            [CATEGORIES.index("send"), CATEGORIES.index("receive")], sent.size
-        ),
-        "start": np.tile(message_start, 2),
-        "end": np.tile(message_start + seconds[sent], 2),
-        **twice,
-    }
+    n = rank.size
+    columns["rank"][n + sent.size :] = receiver[sent]
+    columns["category"][n:] = np.repeat(
+        [CATEGORIES.index("send"), CATEGORIES.index("receive")], sent.size
+    )
+    columns["peer"] = np.concatenate(
+        [np.full(n, NONE, np.int64), receiver[sent], rank[sent]]
+    )
+    columns["start"] = np.concatenate([start, message_start, message_start])
+    columns["end"] = columns["start"] + np.concatenate(
+        [duration, seconds[sent], seconds[sent]]
+    )
+    place = np.concatenate([compute, message[sent], message[sent]])
+    order = np.lexsort((place, columns["rank"]))
+    return {name: column[order] for name, column in columns.items()}
 
 
 def _groups(values: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -7,9 +7,8 @@ become objects only when they are looked at.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -144,7 +143,6 @@ class Timeline:
         end: ArrayLike,
         n_ranks: int | None = None,
         name: str = "timeline",
-        more: Mapping[str, ArrayLike] | None = None,
         **columns: ArrayLike,
     ) -> Timeline:
         """Builds a timeline from columns, without one object per event.
@@ -156,7 +154,6 @@ class Timeline:
             end: Seconds.
             n_ranks: See the class.
             name: See the class.
-            more: Further events, as a mapping from column to array.
             columns: Any of ``stage``, ``kind``, ``microbatch`` and ``peer``; -1
                 stands for "none", and so does leaving out the column.
 
@@ -166,19 +163,13 @@ class Timeline:
         Raises:
             ValueError: See the class.
         """
-        parts = [dict(columns, rank=rank, category=category, start=start, end=end)]
-        if more is not None:
-            parts.append(dict(more))
-        joined = {}
-        for column, dtype in _COLUMNS.items():
-            joined[column] = np.concatenate(
-                [
-                    np.asarray(part[column], dtype)
-                    if column in part
-                    else np.full(len(part["rank"]), _NONE, dtype)
-                    for part in parts
-                ]
-            )
+        given = dict(columns, rank=rank, category=category, start=start, end=end)
+        joined = {
+            column: np.array(given[column], dtype)
+            if column in given
+            else np.full(len(rank), _NONE, dtype)
+            for column, dtype in _COLUMNS.items()
+        }
         receives = joined["category"] == _RECEIVE
         joined["peer"][receives] = -2 - joined["peer"][receives]
         timeline = cls.__new__(cls)
@@ -199,7 +190,8 @@ class Timeline:
             )
         same = rank[1:] == rank[:-1]
         if not np.all((rank[1:] > rank[:-1]) | (same & (start[1:] >= start[:-1]))):
-            order = np.lexsort((end, start, rank))
+            # What starts at the same time keeps its order: an event may take no time.
+            order = np.lexsort((start, rank))
             arrays = {column: array[order] for column, array in arrays.items()}
         for column, array in arrays.items():
             setattr(self, "_peer" if column == "peer" else column, array)
@@ -316,23 +308,24 @@ class Timeline:
         if not len(self):
             return []
         recorded = bool((self.category == _WAIT).any())
-        path = []
+        # Sums of the same numbers in another order differ by rounding.
+        slack = None if recorded else 1e-9 * self.makespan
+        # A dictionary for its order; clocks that disagree could lead into a circle.
+        path: dict[int, None] = {}
         at: int | None = int(np.argmax(self.end))
-        while at is not None:
-            path.append(at)
-            at = self._held_up_by(at, recorded)
-        return [self[k] for k in reversed(path)]
+        while at is not None and at not in path:
+            path[at] = None
+            at = self._held_up_by(at, slack)
+        return [self[k] for k in reversed(list(path))]
 
-    def _held_up_by(self, at: int, recorded: bool) -> int | None:
+    def _held_up_by(self, at: int, slack: float | None) -> int | None:
         first = self.offsets[self.rank[at]]
         before = at - 1
         while before >= first and self.category[before] == _WAIT:
             before -= 1
-        if recorded:
+        if slack is None:
             waited = before < at - 1
         else:
-            # Sums of the same numbers in another order differ by rounding.
-            slack = 1e-9 * self.makespan
             waited = before >= first and self.end[before] < self.start[at] - slack
         if before < first:
             before = None
@@ -429,44 +422,9 @@ class Timeline:
         Args:
             path: Where to write JSON. The file appears only when it is complete.
         """
-        aside = f"{os.fspath(path)}.tmp{os.getpid()}"
-        about = {"name": self.name, "n_ranks": self.n_ranks}
-        if self.peak_memory is not None:
-            about["peak_memory"] = self.peak_memory.tolist()
-        with open(aside, "w", encoding="utf-8") as file:
-            file.write(
-                f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)},\n'
-            )
-            file.write('"traceEvents": [\n')
-            rows = [
-                {
-                    "ph": "M",
-                    "pid": 0,
-                    "tid": rank,
-                    "name": key,
-                    "args": {argument: value},
-                }
-                for rank in range(self.n_ranks)
-                for key, argument, value in (
-                    ("thread_name", "name", f"rank {rank}"),
-                    ("thread_sort_index", "sort_index", rank),
-                )
-            ]
-            file.write(",\n".join(map(json.dumps, rows)))
-            for event in self:
-                entry = {
-                    "ph": "X",
-                    "pid": 0,
-                    "tid": event.rank,
-                    "name": str(event.what),
-                    "cat": event.category,
-                    # The format counts in microseconds.
-                    "ts": event.start * 1e6,
-                    "dur": (event.end - event.start) * 1e6,
-                }
-                file.write(f",\n{json.dumps(entry)}")
-            file.write("\n]}\n")
-        os.replace(aside, path)
+        from pipeline.trace import save_trace
+
+        save_trace(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Timeline:
@@ -481,30 +439,9 @@ class Timeline:
         Raises:
             ValueError: If the file is not in that format.
         """
-        with open(path, encoding="utf-8") as file:
-            try:
-                content = json.load(file)
-                about = content["otherData"]
-                events = [
-                    Event(
-                        entry["tid"],
-                        entry["name"],
-                        entry["ts"] / 1e6,
-                        (entry["ts"] + entry["dur"]) / 1e6,
-                        entry["cat"],
-                    )
-                    for entry in content["traceEvents"]
-                    if entry["ph"] == "X"
-                ]
-                timeline = cls(events, about["n_ranks"], about["name"])
-            except (KeyError, TypeError, json.JSONDecodeError) as error:
-                raise ValueError(
-                    f"{os.fspath(path)} is not a timeline saved by Timeline.save: "
-                    f"{error!r}"
-                ) from error
-        if "peak_memory" in about:
-            timeline.peak_memory = np.array(about["peak_memory"])
-        return timeline
+        from pipeline.trace import load_trace
+
+        return load_trace(path)
 
     @classmethod
     def merge(cls, timelines: Sequence[Timeline], name: str | None = None) -> Timeline:

@@ -18,6 +18,7 @@ from pipeline.actions import (
     ScheduleError,
 )
 from pipeline.dependencies import NONE, locate, suppliers, unit_steps
+from pipeline.grid import draw, grid_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -387,8 +388,6 @@ def _name(schedule: Schedule, number: int) -> Action:
 
 
 def _fault(schedule: Schedule, marked: Iterable[int], reason: str) -> ScheduleError:
-    from pipeline.schedule import draw, grid_steps
-
     marked = [int(number) for number in marked]
     ranks = steps = None
     if schedule.n_ranks > _SHOWN_RANKS or len(schedule) > _SHOWN_RANKS * _SHOWN_STEPS:

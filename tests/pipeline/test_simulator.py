@@ -138,6 +138,8 @@ def test_without_overlap_it_runs_the_lowered_programs(case):
     timeline = simulate(schedule, costs, overlap=False)
     found = [(e.rank, str(e.what), e.start, e.end) for e in timeline]
     assert sorted(found) == sorted(expected)
+    for rank, program in enumerate(lower(schedule)):
+        assert tuple(event.what for event in timeline.rank_events(rank)) == program
 
 
 @settings(max_examples=60, deadline=None)
@@ -219,7 +221,7 @@ def test_bubble():
     assert timeline.bubble_time.tolist() == [9] * 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(cases(), st.booleans())
 def test_critical_path_leads_from_start_to_end(case, overlap):
     schedule, costs = case
@@ -285,3 +287,4 @@ def test_many_ranks_stay_cheap():
     timeline = simulate(schedule, Costs(1, 1, 1))
     assert timeline.makespan == (128 + 256 - 1) * 3
     assert len(timeline) == 2 * 128 * 256
+    assert sum(e.end - e.start for e in timeline.critical_path) == timeline.makespan
