@@ -3,8 +3,10 @@
     mpiexec -n 2 python examples/train/train.py
     mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts 7,15,26
 
-The number of ranks is the number of stages. On one rank this is serial training;
-the losses and the accuracy are the same on any number of them.
+The number of ranks is the number of stages; on one rank this is serial training.
+Losses and accuracies are the same on any number of them, up to rounding. Exceptions:
+dropout (vgg16) draws other numbers on other stages, and batch normalization (resnet50)
+depends on the number of microbatches.
 """
 
 from __future__ import annotations
@@ -149,7 +151,8 @@ def make_model(args: argparse.Namespace, shape: tuple[int, int, int]) -> Divisib
         return CNN(image_shape=shape)
     if args.model == "vgg16":
         return VGG16(image_size=args.size, dropout=args.dropout)
-    return ResNet50(image_size=args.size)
+    norm = not args.no_batch_normalization
+    return ResNet50(image_size=args.size, batch_normalization=norm)
 
 
 def make_plan(args: argparse.Namespace, model: Divisible) -> Plan:
@@ -209,6 +212,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--units", type=int, default=256, help="of the mlp's layers")
     add("--layers", type=int, default=4, help="of the mlp")
     add("--dropout", type=float, default=0.5, help="of vgg16; 0 for none")
+    add("--no-batch-normalization", action="store_true", help="for resnet50")
     add("--size", type=int, default=32, help="pixels per side for vgg16 and resnet50")
     add("--samples", type=int, default=1000, help="of the synthetic data set")
     add(
