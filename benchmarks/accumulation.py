@@ -2,23 +2,27 @@
 
     OMP_NUM_THREADS=1 python benchmarks/accumulation.py
 
-A multi-layer perceptron makes one step, forward and backward, in four ways: undivided;
+A multi-layer perceptron makes one step, forward and backward, in five ways: undivided;
 in microbatches whose gradients Chainer accumulates; and in microbatches by
-pipeline.backprop, with whole backward (B) and with split backward (I, and W at the end
-of the microbatch). A fifth column times the step's matrix products alone, at the size
-of a microbatch against that of the minibatch: what no accumulation can win back.
+pipeline.backprop, with whole backward (B), with split backward (I, then W), and with W
+of four microbatches put off and run together, layer by layer. The step's matrix
+products are timed by themselves as well: they are less efficient at the size of a
+microbatch, which no accumulation can win back.
 
-The variants alternate within one run, and ratios are taken within a round.
+The variants alternate within one run, and ratios are taken within a round. Times are
+CPU times of the one thread, which other jobs on the machine disturb least.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable
 
 import chainer
 import numpy
@@ -26,8 +30,8 @@ import scipy
 from chainer import functions as F
 from chainer import links as L
 
-from pipeline.backprop import backward, backward_input
-from pipeline.weight_gradients import WeightGradients
+from pipeline.backprop import backward, backward_input, run_together
+from pipeline.weight_gradients import WeightGradients, gemm_add
 
 
 def build(width: int, layers: int) -> chainer.Sequential:
@@ -43,26 +47,35 @@ def build(width: int, layers: int) -> chainer.Sequential:
 class Step:
     """One minibatch, forward and backward, in each of the ways compared."""
 
-    def __init__(self, model, x, t, n_microbatches):
+    def __init__(
+        self,
+        model: chainer.Link,
+        x: numpy.ndarray,
+        t: numpy.ndarray,
+        n_microbatches: int,
+    ) -> None:
         self.model, self.x, self.t = model, x, t
         size = len(x) // n_microbatches
         self.slices = [slice(i, i + size) for i in range(0, len(x), size)]
         self.gradients = WeightGradients(model.params)
 
-    def loss(self, x, t):
-        # A mean over the minibatch: each microbatch contributes its share.
+    def loss(self, x: chainer.Variable, t: numpy.ndarray) -> chainer.Variable:
+        """Return a microbatch's share in the mean loss of the minibatch."""
         return F.softmax_cross_entropy(self.model(x), t) * (len(x.array) / len(self.x))
 
-    def undivided(self):
+    def undivided(self) -> None:
+        """One forward, one backward."""
         self.model.cleargrads()
         self.loss(chainer.Variable(self.x), self.t).backward()
 
-    def chainer_accumulation(self):
+    def chainer_accumulation(self) -> None:
+        """Microbatches; Chainer adds their gradients up."""
         self.model.cleargrads()
         for s in self.slices:
             self.loss(chainer.Variable(self.x[s]), self.t[s]).backward()
 
-    def whole_backward(self):
+    def whole_backward(self) -> None:
+        """Microbatches with whole backward (B)."""
         self.gradients.begin()
         one = numpy.ones((), self.x.dtype)
         for s in self.slices:
@@ -70,7 +83,8 @@ class Step:
             backward([x], [self.loss(x, self.t[s])], [one], self.gradients)
         self.gradients.finish()
 
-    def split_backward(self):
+    def split_backward(self) -> None:
+        """Microbatches with split backward (I, then W)."""
         self.gradients.begin()
         one = numpy.ones((), self.x.dtype)
         for s in self.slices:
@@ -80,33 +94,90 @@ class Step:
             pending.run()
         self.gradients.finish()
 
+    def split_backward_together(self) -> None:
+        """Microbatches with split backward, W of four at a time."""
+        self.gradients.begin()
+        one = numpy.ones((), self.x.dtype)
+        pendings = []
+        for i, s in enumerate(self.slices, 1):
+            x = chainer.Variable(self.x[s])
+            loss = self.loss(x, self.t[s])
+            pendings.append(backward_input([x], [loss], [one], self.gradients)[1])
+            if i % 4 == 0 or i == len(self.slices):
+                run_together(pendings)
+                pendings.clear()
+        self.gradients.finish()
+
 
 class Products:
-    """The matrix products of one hidden layer: forward, input and weight gradients."""
+    """The matrix products of the hidden layers, without anything around them.
 
-    def __init__(self, width, batch, n_microbatches):
-        random = numpy.random.RandomState(0)
-        self.x, self.gy = random.randn(2, batch, width).astype("f")
-        self.weight, self.gradient = random.randn(2, width, width).astype("f")
-        self.n_microbatches = n_microbatches
+    Every layer has its own arrays: as in a real step, a layer's weights have left the
+    cache by the time the next microbatch comes to it.
+    """
 
-    def run(self, n_microbatches):
-        size = len(self.x) // n_microbatches
-        y = numpy.empty((size, self.x.shape[1]), "f")
-        for i in range(0, len(self.x), size):
-            x, gy = self.x[i : i + size], self.gy[i : i + size]
-            x.dot(self.weight.T, out=y)
-            gy.dot(self.weight, out=y)
-            gy.T.dot(x, out=self.gradient)
+    def __init__(
+        self, width: int, layers: int, batch: int, n_microbatches: int
+    ) -> None:
+        random = numpy.random.default_rng(0)
 
-    def minibatch(self):
-        self.run(1)
+        def arrays(rows: int) -> list[numpy.ndarray]:
+            shape = (rows, width)
+            return [random.standard_normal(shape, "f") for _ in range(layers - 1)]
 
-    def microbatches(self):
-        self.run(self.n_microbatches)
+        self.weights, self.gradients = arrays(width), arrays(width)
+        self.x, self.gy = arrays(batch), arrays(batch)
+        size = batch // n_microbatches
+        self.slices = [slice(i, i + size) for i in range(0, batch, size)]
+        self.out = numpy.empty((batch, width), "f")
+
+    def products(self, slices: list[slice]) -> None:
+        """Forward, input gradients and weight gradients of every slice."""
+        for s in slices:
+            for x, weight in zip(self.x, self.weights):
+                x[s].dot(weight.T, out=self.out[s])
+            for gy, weight in zip(self.gy, self.weights):
+                gy[s].dot(weight, out=self.out[s])
+            self.weight_gradients([s])
+
+    def weight_gradients(self, slices: list[slice]) -> None:
+        """Weight gradients of the slices, one layer after the other."""
+        for gy, x, gradient in zip(self.gy, self.x, self.gradients):
+            for s in slices:
+                gemm_add(gradient, gy[s].T, x[s])
+
+    def step(self) -> None:
+        """All products, undivided."""
+        self.products([slice(None)])
+
+    def step_in_microbatches(self) -> None:
+        """All products, microbatch by microbatch."""
+        self.products(self.slices)
+
+    def undivided(self) -> None:
+        """Weight gradients of the whole minibatch."""
+        self.weight_gradients([slice(None)])
+
+    def in_order(self) -> None:
+        """Weight gradients as microbatches come."""
+        for s in self.slices:
+            self.weight_gradients([s])
+
+    def layer_by_layer(self) -> None:
+        """Weight gradients of all microbatches, when all of them are pending."""
+        self.weight_gradients(self.slices)
+
+    def concatenated(self) -> None:
+        """The same as one product a layer, which copies the operands together."""
+        for gy, x, gradient in zip(self.gy, self.x, self.gradients):
+            gy = numpy.concatenate([gy[s] for s in self.slices])
+            x = numpy.concatenate([x[s] for s in self.slices])
+            gemm_add(gradient, gy.T, x)
 
 
-def measure(variants, rounds):
+def measure(
+    variants: dict[str, Callable[[], None]], rounds: int
+) -> dict[str, list[float]]:
     """Return for each variant its seconds in every round."""
     seconds = {name: [] for name in variants}
     for name in variants:
@@ -115,15 +186,15 @@ def measure(variants, rounds):
     for i in range(rounds):
         # Another order every round, so that no variant always follows the same one.
         for name in names[i % len(names) :] + names[: i % len(names)]:
-            start = time.perf_counter()
+            start = time.process_time()
             variants[name]()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(time.process_time() - start)
     return seconds
 
 
-def report(title, seconds):
+def report(title: str, seconds: dict[str, list[float]]) -> None:
     """Print medians, and the ratios to the first variant with their range."""
-    print(f"{title:<46} {'ms':>8} {'ratio':>6} {'min':>6} {'max':>6}")
+    print(f"{title:<46} {'CPU ms':>8} {'ratio':>6} {'min':>6} {'max':>6}")
     base = next(iter(seconds.values()))
     for name, values in seconds.items():
         ratios = [value / b for value, b in zip(values, base)]
@@ -134,15 +205,12 @@ def report(title, seconds):
     print(flush=True)
 
 
-def machine():
+def machine() -> str:
     """Describe what the figures depend on, apart from the load."""
     processor = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as file:
-            names = [line for line in file if line.startswith("model name")]
+    with contextlib.suppress(OSError, IndexError), open("/proc/cpuinfo") as file:
+        names = [line for line in file if line.startswith("model name")]
         processor = names[0].split(":")[1].strip()
-    except (OSError, IndexError):
-        pass
     return (
         f"{processor}, {os.cpu_count()} cores, "
         f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}, "
@@ -151,7 +219,7 @@ def machine():
     )
 
 
-def main():
+def main() -> None:
     """Run the comparison that the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--width", type=int, default=1024)
@@ -160,6 +228,8 @@ def main():
     parser.add_argument("--microbatches", type=int, nargs="+", default=[5, 20])
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        parser.error("set OMP_NUM_THREADS=1: CPU time is no measure of several threads")
     print("OMP_NUM_THREADS=1 python", " ".join(sys.argv))
     print(machine())
     print(
@@ -180,14 +250,22 @@ def main():
             f"{n} microbatches, Chainer": step.chainer_accumulation,
             f"{n} microbatches, B": step.whole_backward,
             f"{n} microbatches, I and W": step.split_backward,
+            f"{n} microbatches, I; W of 4 together": step.split_backward_together,
         }
         report("step", measure(variants, arguments.rounds))
-        products = Products(arguments.width, arguments.batch, n)
+        products = Products(arguments.width, arguments.layers, arguments.batch, n)
         variants = {
-            "minibatch": products.minibatch,
-            f"{n} microbatches": products.microbatches,
+            "undivided": products.step,
+            f"{n} microbatches": products.step_in_microbatches,
         }
-        report("matrix products of one layer", measure(variants, arguments.rounds))
+        report("matrix products alone", measure(variants, arguments.rounds))
+        variants = {
+            "undivided": products.undivided,
+            f"{n} microbatches, as they come": products.in_order,
+            f"{n} microbatches, layer by layer": products.layer_by_layer,
+            f"{n} microbatches, concatenated": products.concatenated,
+        }
+        report("weight gradients alone", measure(variants, arguments.rounds))
 
 
 if __name__ == "__main__":

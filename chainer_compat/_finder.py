@@ -15,11 +15,22 @@ from chainer_compat import (
     _caffe,
     _shim,
     _shims_chainermn,
+    _shims_cupy,
     _shims_numpy,
     _shims_python,
 )
 
-SHIMS = _shims_python.SHIMS + _shims_numpy.SHIMS + _caffe.SHIMS + _shims_chainermn.SHIMS
+SHIMS = (
+    _shims_python.SHIMS
+    + _shims_numpy.SHIMS
+    + _caffe.SHIMS
+    + _shims_cupy.SHIMS
+    + _shims_chainermn.SHIMS
+)
+# Looked up for each of Chainer's 400 modules.
+_BY_MODULE = {}
+for item in SHIMS:
+    _BY_MODULE.setdefault(item.module, []).append(item)
 
 # Module name -> {shim name: Status}, for the modules loaded in this process.
 _loaded = {}
@@ -46,7 +57,7 @@ class EditingLoader(SourceFileLoader):
 
 
 def _of_module(module):
-    return [shim for shim in SHIMS if shim.module == module]
+    return _BY_MODULE.get(module, [])
 
 
 def find_spec(name: str, path=None, target=None):

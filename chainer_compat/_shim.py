@@ -104,9 +104,11 @@ def since(package: str, version: str) -> Callable[[], Optional[str]]:
     """
 
     def needed() -> Optional[str]:
+        if importlib.util.find_spec(package.partition(".")[0]) is None:
+            return f"{package} is not installed"
         installed = installed_version(package)
         if installed is None:
-            return f"{package} is not installed"
+            return f"{package} cannot be imported"
         if release(installed) < release(version):
             return f"{package} {installed}"
         return None
@@ -115,12 +117,11 @@ def since(package: str, version: str) -> Callable[[], Optional[str]]:
 
 
 def installed_version(package: str) -> Optional[str]:
-    """Returns the version of a package, importing it, or None without it."""
-    if importlib.util.find_spec(package.partition(".")[0]) is None:
-        return None
+    """Returns the version of a package, importing it, or None if that fails."""
     try:
         return importlib.import_module(package).__version__
-    except ImportError:
+    except Exception:
+        # CuPy raises what CUDA makes it raise. Chainer goes on without it.
         return None
 
 

@@ -109,7 +109,7 @@ def all_gather(comm: MPI.Comm, value: Any, timeout: float) -> list:
 def broadcast(comm: MPI.Comm, buffer: np.ndarray, root: int, timeout: float) -> None:
     """Fills ``buffer`` on every rank with ``root``'s."""
     request = comm.Ibcast(buffer, root)
-    wait(request.Test, timeout, lambda: f"rank {root} to report the minibatch's result")
+    wait(request.Test, timeout, lambda: f"rank {root} to say the result")
 
 
 def broadcast_object(comm: MPI.Comm, value: Any, root: int, timeout: float) -> Any:
@@ -121,6 +121,44 @@ def broadcast_object(comm: MPI.Comm, value: Any, root: int, timeout: float) -> A
         data = bytearray(int(size[0]))
     broadcast(comm, np.frombuffer(data, dtype=np.uint8), root, timeout)
     return pickle.loads(data)
+
+
+def clock_offsets(comm: MPI.Comm, timeout: float) -> list[float]:
+    """Returns, for each rank, how far its clock is ahead of rank 0's, in seconds.
+
+    Ranks on one host share ``time.perf_counter``; on several hosts it starts anywhere.
+    Each rank's clock is read halfway through a message to it and back; the fastest of
+    several exchanges is the one least disturbed.
+    """
+    n_exchanges = 8
+    clock = np.empty(1)
+
+    def receive(source: int) -> float:
+        request = comm.Irecv(clock, source)
+        wait(request.Test, timeout, lambda: f"rank {source} to tell its clock")
+        return clock[0]
+
+    def send(destination: int) -> None:
+        request = comm.Isend(np.array([time.perf_counter()]), destination)
+        wait(request.Test, timeout, lambda: f"rank {destination} to read its clock")
+
+    offsets = np.zeros(comm.size)
+    if comm.rank == 0:
+        for rank in range(1, comm.size):
+            exchanges = []
+            for _ in range(n_exchanges):
+                start = time.perf_counter()
+                send(rank)
+                theirs = receive(rank)
+                end = time.perf_counter()
+                exchanges.append((end - start, theirs - (start + end) / 2))
+            offsets[rank] = min(exchanges)[1]
+    else:
+        for _ in range(n_exchanges):
+            receive(0)
+            send(0)
+    broadcast(comm, offsets, 0, timeout)
+    return offsets.tolist()
 
 
 def _everyone(comm: MPI.Comm, purpose: str) -> str:

@@ -135,3 +135,59 @@ def unit_steps(
         now += 1
     stuck = np.where(cursor < end, cursor, NONE)
     return step[:-1], stuck
+
+
+def earliest_starts(
+    schedule: Schedule, duration: np.ndarray, delay: np.ndarray | None = None
+) -> np.ndarray:
+    """Finds when each action starts if nothing waits longer than it must.
+
+    The longest path through all actions, one round at a time as in `unit_steps`: in
+    each round every rank advances by at most one action.
+
+    Args:
+        schedule: A valid schedule.
+        duration: What each action takes.
+        delay: What each action's result takes to another rank; 0 by default.
+
+    Returns:
+        The start of each action.
+    """
+    needed = other_rank_suppliers(schedule)
+    start = np.empty(needed.size)
+    arrival = np.full(needed.size + 1, np.nan)
+    # An action that needs nothing looks at the extra entry.
+    arrival[-1] = 0.0
+    free = np.zeros(schedule.n_ranks)
+    cursor = schedule.offsets[:-1].copy()
+    end = schedule.offsets[1:]
+    running = np.flatnonzero(cursor < end)
+    after = duration if delay is None else duration + delay
+    while running.size:
+        action = cursor[running]
+        arrived = arrival[needed[action]]
+        ready = ~np.isnan(arrived)
+        action, ranks = action[ready], running[ready]
+        begin = np.maximum(free[ranks], arrived[ready])
+        start[action] = begin
+        free[ranks] = begin + duration[action]
+        arrival[action] = begin + after[action]
+        cursor[ranks] = action + 1
+        running = running[cursor[running] < end[running]]
+    return start
+
+
+def other_rank_suppliers(schedule: Schedule) -> np.ndarray:
+    """Leaves out of `suppliers` what the order of a rank's actions sees to.
+
+    Args:
+        schedule: A valid schedule.
+
+    Returns:
+        For each action the number of the action on another rank that it needs, or
+        `NONE`.
+    """
+    needed = suppliers(schedule)
+    rank = np.repeat(np.arange(schedule.n_ranks), np.diff(schedule.offsets))
+    needed[(needed != NONE) & (rank[needed] == rank)] = NONE
+    return needed

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from pipeline.actions import FORWARD, KINDS, Action, Message, Operation, ScheduleError
-from pipeline.dependencies import NONE, receivers, suppliers, unit_steps
+from pipeline.dependencies import (
+    NONE,
+    receivers,
+    suppliers,
+    unit_steps,
+)
 
 if TYPE_CHECKING:
     from pipeline.schedule import Schedule
@@ -115,20 +120,37 @@ def lower_arrays(schedule: Schedule, rendezvous: bool = True) -> list[Program]:
     return _lower_late(schedule, receiver)
 
 
-def _lower_rendezvous(schedule: Schedule, receiver: np.ndarray) -> list[Program]:
+def rendezvous_order(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
+    """Gives all computations and messages their places in one common order.
+
+    Args:
+        schedule: A schedule.
+
+    Returns:
+        For each action an integer that places the computation, and one that places
+        the message with its result. No two of one rank's are equal.
+
+    Raises:
+        ScheduleError: If the ranks wait for each other in a circle.
+    """
     step, stuck = unit_steps(schedule)
     if (stuck != NONE).any():
         raise ScheduleError(
             f"schedule {schedule.name!r} cannot be lowered: its ranks wait for each "
             "other in a circle; schedule.validate() shows where"
         )
-    # Within a step computations come first (0), then messages, the furthest along
-    # the way forward and back through all stages first (1 to 2 n_stages).
+    # In a step computations come first, then messages: the one furthest along the way
+    # forward and back through all stages first.
     n_stages = schedule.n_stages
     forward = schedule.kind == FORWARD
     way = np.where(forward, schedule.stage, 2 * n_stages - 1 - schedule.stage)
-    moment = step * (2 * n_stages + 1)
-    message_moment = moment + (2 * n_stages - way)
+    compute = step * (2 * n_stages + 1)
+    message = compute + (2 * n_stages - way)
+    return compute, message
+
+
+def _lower_rendezvous(schedule: Schedule, receiver: np.ndarray) -> list[Program]:
+    moment, message_moment = rendezvous_order(schedule)
     sender, inbox = _inboxes(schedule, receiver)
 
     programs = []

@@ -19,11 +19,13 @@ from pipeline.communicator import (
     as_mpi,
     broadcast,
     broadcast_object,
+    clock_offsets,
     duplicate,
 )
 from pipeline.runner import Runner
 from pipeline.schedule import Schedule
 from pipeline.stage import Loss, Stage
+from pipeline.timeline import Timeline
 from pipeline.transport import Tensor, Transport
 
 
@@ -40,16 +42,27 @@ class Pipeline:
     On one rank this is serial training.
 
     Args:
-        stage (Divisible or list of Divisible): This rank's part of the model.
+        stage (Divisible or list of Divisible): This rank's part of the model; several
+            parts for a schedule with several stages on a rank.
         comm: A ChainerMN communicator or an mpi4py one. The ranks' stages must
             follow each other and make up the whole model.
         n_microbatches (int): Number of microbatches to cut a minibatch into. A
             minibatch with fewer samples is cut into single samples.
-        schedule (str or Schedule): ``'gpipe'``, ``'1f1b'`` or a schedule.
+        schedule (str or Schedule): With one stage on each rank ``'gpipe'``, ``'1f1b'``
+            or ``'zb_h1'``; with several ``'interleaved'`` or ``'looped_bfs'``; with
+            two, placed in the shape of a V, ``'zb_v'``. See
+            :mod:`pipeline.schedules`.
         lossfun: ``lossfun(*outputs, *targets)``, a mean over the samples; used on
             the last stage.
         accfun: The same for the accuracy; ``None`` for none.
+        transport (str): ``'mpi'``, or ``'chainermn'`` for the blocking sends and
+            receives of ChainerMN, the reference to measure against.
+        wire_dtype: A narrower dtype, such as ``numpy.float16``, in which to send
+            floating-point arrays between the stages; only with ``'mpi'``.
         timeout (float): Seconds to wait for another rank before giving up.
+
+    Attributes:
+        schedule (Schedule): What :meth:`step` runs.
 
     Raises:
         DisagreementError: On every rank, if the ranks' stages do not make up one
@@ -88,6 +101,8 @@ class Pipeline:
         schedule: str | Schedule = "1f1b",
         lossfun: Callable = F.softmax_cross_entropy,
         accfun: Callable | None = F.accuracy,
+        transport: str = "mpi",
+        wire_dtype: Any = None,
         timeout: float = 300.0,
     ) -> None:
         mine = [stage] if isinstance(stage, Divisible) else list(stage)
@@ -103,7 +118,7 @@ class Pipeline:
 
         mine.sort(key=lambda part: part.layer_range)
         stage_ranks, numbers = _agree_on_stages(self._comm, mine, timeout)
-        self.schedule = _make_schedule(schedule, len(stage_ranks), n_microbatches)
+        self.schedule = _make_schedule(schedule, stage_ranks, n_microbatches)
         self._agree_on_schedule(stage_ranks)
         self._evaluation_schedule = self.schedule.forward_only()
 
@@ -116,8 +131,20 @@ class Pipeline:
         }
         self._stages = stages
         self._first_rank, self._last_rank = stage_ranks[0], stage_ranks[-1]
-        transport = Transport(self._comm, timeout, self._device.xp)
-        self._runner = Runner(stages, stage_ranks, self._comm.rank, transport)
+        channels = self._make_transport(transport, wire_dtype)
+        self._runner = Runner(stages, stage_ranks, self._comm.rank, channels)
+
+    def _make_transport(self, name: str, wire_dtype: Any) -> Transport:
+        if name == "mpi":
+            return Transport(self._comm, self._timeout, self._device.xp, wire_dtype)
+        if name == "chainermn":
+            if wire_dtype is not None:
+                raise ValueError("wire_dtype needs the transport 'mpi'")
+            # ChainerMN is needed, and imported, for this transport only.
+            from pipeline.chainermn_transport import ChainerMNTransport
+
+            return ChainerMNTransport(self._comm, self._timeout)
+        raise ValueError(f"transport must be 'mpi' or 'chainermn', not {name!r}")
 
     def _agree_on_schedule(self, stage_ranks: Sequence[int]) -> None:
         texts = {
@@ -180,8 +207,10 @@ class Pipeline:
         """
         inputs = self._start(x, t)
         for stage in self._stages.values():
-            stage.clear()
+            stage.begin()
         self._runner.run(self.schedule, inputs)
+        for stage in self._stages.values():
+            stage.finish()
         return self._report()
 
     def evaluate(self, x: Any = None, t: Any = None) -> dict[str, float]:
@@ -222,6 +251,42 @@ class Pipeline:
         outputs = tuple(self._device.send(y) for y in outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
+    def timeline(self) -> Timeline:
+        """Returns what every rank did in the last minibatch, and when.
+
+        Recording costs two readings of the clock for each action and message, so it
+        is always on. To be called on every rank.
+
+        Returns:
+            Timeline: Of all ranks, on every rank, on one clock that starts with the
+            first action. A wait is a receive, from when it was needed to when it was
+            there.
+
+        Raises:
+            RuntimeError: If there was no minibatch yet.
+
+        """
+        record = self._runner.record
+        if record is None:
+            raise RuntimeError("no minibatch has been run yet")
+        offset = clock_offsets(self._comm, self._timeout)[self._comm.rank]
+        events = [
+            (self._comm.rank, str(operation), start - offset, end - offset)
+            for operation, start, end in zip(
+                record.operations, record.times[::2], record.times[1::2]
+            )
+        ]
+        everything = sum(all_gather(self._comm, events, self._timeout), [])
+        first = min(start for _, _, start, _ in everything)
+        return Timeline(
+            (
+                (rank, text, start - first, end - first, *(["wait"] * ("<" in text)))
+                for rank, text, start, end in everything
+            ),
+            n_ranks=self._comm.size,
+            name=f"{self.schedule.name}, measured",
+        )
+
     def _start(self, x: Any, t: Any) -> list[tuple]:
         inputs = self._split_inputs(x)
         if self.is_last:
@@ -258,7 +323,7 @@ class Pipeline:
 
 
 def _make_schedule(
-    schedule: str | Schedule, n_stages: int, n_microbatches: int | None
+    schedule: str | Schedule, stage_ranks: Sequence[int], n_microbatches: int | None
 ) -> Schedule:
     if isinstance(schedule, Schedule):
         if n_microbatches not in (None, schedule.n_microbatches):
@@ -270,7 +335,8 @@ def _make_schedule(
         return schedule
     if n_microbatches is None:
         raise ValueError("n_microbatches is missing")
-    return schedules.create(schedule, n_stages, n_microbatches)
+    n_ranks = len(set(stage_ranks))
+    return schedules.create(schedule, len(stage_ranks), n_microbatches, n_ranks)
 
 
 def _agree_on_stages(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from pipeline.schedule import Action, Message, Schedule, lower
+from pipeline.schedule import Action, Message, Operation, Schedule, lower
 from pipeline.stage import Stage
 from pipeline.transport import Receiver, Sender, Transport
 
@@ -19,6 +21,42 @@ class ActionError(RuntimeError):
     """An action failed; the message says where, the cause is what was raised."""
 
 
+class Slot(NamedTuple):
+    """The place of a result: what ``stage`` left for its neighbour.
+
+    The first stage finds its input where a stage -1 would have left it.
+    """
+
+    stage: int
+    is_forward: bool
+    microbatch: int
+
+    @classmethod
+    def of(cls, action: Action) -> Slot:
+        """Returns where an action leaves its result."""
+        return cls(action.stage, action.kind == "F", action.microbatch)
+
+    @classmethod
+    def needed_by(cls, action: Action) -> Slot:
+        """Returns where an action finds what it works on."""
+        is_forward = action.kind == "F"
+        neighbour = action.stage - 1 if is_forward else action.stage + 1
+        return cls(neighbour, is_forward, action.microbatch)
+
+
+class Record(NamedTuple):
+    """What one rank did in one run of a schedule, and when.
+
+    Attributes:
+        operations: The actions and messages, in order.
+        times: The start and end of each in turn, in seconds of this host's clock.
+
+    """
+
+    operations: Sequence[Operation]
+    times: list[float]
+
+
 class Runner:
     """One rank's part in the execution of schedules.
 
@@ -27,6 +65,9 @@ class Runner:
         stage_ranks: For each stage of the pipeline the rank that holds it.
         rank (int): This rank.
         transport (Transport): Carries the messages.
+
+    Attributes:
+        record (Record or None): The times of the last run.
 
     """
 
@@ -54,6 +95,8 @@ class Runner:
                     self._receivers[stage, is_forward] = transport.receiver(
                         channel, source
                     )
+        self._program = functools.lru_cache(maxsize=8)(self._lower)
+        self.record: Record | None = None
 
     def run(self, schedule: Schedule, inputs: Sequence[Any]) -> list[Any]:
         """Runs this rank's part of a schedule.
@@ -72,70 +115,74 @@ class Runner:
             StallError: If another rank does not answer in time.
 
         """
-        program = lower(schedule, rendezvous=False)[self._rank]
-        last_stage = schedule.n_stages - 1
-        # What each action left, by stage, direction and microbatch, until it is
-        # used by the next action or sent.
-        results = {(-1, True, i): message for i, message in enumerate(inputs)}
+        program = self._program(schedule)
+        end = schedule.n_stages
+        # Results wait here until the next action uses them or they are sent.
+        results = {Slot(-1, True, i): message for i, message in enumerate(inputs)}
         results.update(
-            ((last_stage + 1, False, i), ()) for i in range(schedule.n_microbatches)
+            (Slot(end, False, i), ()) for i in range(schedule.n_microbatches)
         )
-        posts = self._posts(program)
+        outputs = {}
+        posts = {channel: iter(order) for channel, order in program.receives.items()}
         for channel in posts:
             for _ in range(RECEIVES_AHEAD):
                 self._post_next(channel, posts)
 
-        outputs = []
-        for position, operation in enumerate(program):
+        clock = time.perf_counter
+        times: list[float] = []
+        self.record = Record(program.operations, times)
+        for operation, action in zip(program.operations, program.next_actions):
+            times.append(clock())
             if isinstance(operation, Action):
                 result = self._compute(operation, results)
-                if operation.kind == "F" and operation.stage == last_stage:
-                    outputs.append(result)
+                if operation.kind == "F" and operation.stage == end - 1:
+                    outputs[operation.microbatch] = result
+                elif operation.kind != "W":
+                    results[Slot.of(operation)] = result
             else:
-                stage, kind, microbatch = operation.action
-                channel = stage, kind == "F"
+                slot = Slot.of(operation.action)
                 if operation.direction == "send":
-                    message = results.pop((*channel, microbatch))
-                    self._senders[channel].send(microbatch, message)
+                    self._senders[slot[:2]].send(slot.microbatch, results.pop(slot))
                 else:
-                    results[(*channel, microbatch)] = self._receivers[channel].receive(
-                        microbatch, _next_action(program, position)
-                    )
-                    self._post_next(channel, posts)
+                    receiver = self._receivers[slot[:2]]
+                    results[slot] = receiver.receive(slot.microbatch, str(action))
+                    self._post_next(slot[:2], posts)
+            times.append(clock())
         self._transport.flush()
-        return outputs
+        return [outputs[i] for i in sorted(outputs)]
 
-    def _posts(self, program: Sequence[Any]) -> dict[tuple[int, bool], list[int]]:
-        """Lists, for each channel, the microbatches to come, in reverse."""
-        posts: dict[tuple[int, bool], list[int]] = {}
-        for operation in reversed(program):
+    def _lower(self, schedule: Schedule) -> _Program:
+        operations = lower(schedule, self._transport.rendezvous)[self._rank]
+        receives: dict[tuple[int, bool], list[int]] = {}
+        next_actions: list[Action | None] = []
+        for operation in operations:
             if isinstance(operation, Message) and operation.direction == "receive":
-                stage, kind, microbatch = operation.action
-                posts.setdefault((stage, kind == "F"), []).append(microbatch)
-        return posts
+                slot = Slot.of(operation.action)
+                receives.setdefault(slot[:2], []).append(slot.microbatch)
+        action = None
+        for operation in reversed(operations):
+            action = operation if isinstance(operation, Action) else action
+            next_actions.append(action)
+        return _Program(operations, next_actions[::-1], receives)
 
-    def _post_next(
-        self, channel: tuple[int, bool], posts: Mapping[tuple[int, bool], list[int]]
-    ) -> None:
-        if posts[channel]:
-            self._receivers[channel].post(posts[channel].pop())
+    def _post_next(self, channel: tuple[int, bool], posts: Mapping) -> None:
+        microbatch = next(posts[channel], None)
+        if microbatch is not None:
+            self._receivers[channel].post(microbatch)
 
-    def _compute(self, action: Action, results: dict) -> Any:
-        number, kind, microbatch = action
-        stage = self._stages[number]
+    def _compute(self, action: Action, results: dict[Slot, Any]) -> Any:
+        stage, microbatch = self._stages[action.stage], action.microbatch
         try:
-            if kind == "F":
-                result = stage.forward(
-                    microbatch, results.pop((number - 1, True, microbatch))
-                )
-            else:
-                result = stage.backward(
-                    microbatch, results.pop((number + 1, False, microbatch))
-                )
+            if action.kind == "W":
+                return stage.backward_weight(microbatch)
+            compute = {
+                "F": stage.forward,
+                "B": stage.backward,
+                "I": stage.backward_input,
+            }[action.kind]
+            return compute(microbatch, results.pop(Slot.needed_by(action)))
         except Exception as error:
             raise ActionError(self._where(action, error)) from error
-        results[number, kind == "F", microbatch] = result
-        return result
 
     def _where(self, action: Action, error: Exception) -> str:
         layers = self._stages[action.stage].layers
@@ -152,9 +199,17 @@ class Runner:
         )
 
 
-def _next_action(program: Sequence[Any], position: int) -> str:
-    """Names the first action after a position, for which a receive waits."""
-    for operation in program[position:]:
-        if isinstance(operation, Action):
-            return str(operation)
-    return "nothing more"
+class _Program(NamedTuple):
+    """A schedule from one rank's point of view.
+
+    Attributes:
+        operations: What it does, in order.
+        next_actions: For each operation the first action from there on, for which a
+            receive waits.
+        receives: For each channel the microbatches that come over it, in order.
+
+    """
+
+    operations: Sequence[Operation]
+    next_actions: Sequence[Action | None]
+    receives: Mapping[tuple[int, bool], Sequence[int]]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,10 +75,10 @@ class ActionList(Sequence):
     def __len__(self) -> int:
         return len(self._columns[0])
 
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return ActionList(*(column[index] for column in self._columns))
-        stage, kind, microbatch = (column[index] for column in self._columns)
+    def __getitem__(self, at):
+        if isinstance(at, slice):
+            return ActionList(*(column[at] for column in self._columns))
+        stage, kind, microbatch = (column[at] for column in self._columns)
         return Action(int(stage), KINDS[kind], int(microbatch))
 
     def __iter__(self) -> Iterator[Action]:
@@ -158,14 +159,14 @@ class Schedule:
                 try:
                     action = Action.parse(entry) if isinstance(entry, str) else entry
                     stage, kind, microbatch = action
+                    stages.append(index(stage))
+                    microbatches.append(index(microbatch))
                     kinds.append(_CODES[kind])
                 except (ScheduleError, TypeError, ValueError, KeyError) as error:
                     raise ScheduleError(
-                        f"rank {rank}, position {len(stages) - offsets[-1]}: "
+                        f"rank {rank}, position {len(kinds) - offsets[-1]}: "
                         f"{entry!r} is not an action such as 2F0: {error}"
                     ) from error
-                stages.append(stage)
-                microbatches.append(microbatch)
             offsets.append(len(stages))
         self._fill(
             stages, kinds, microbatches, offsets, stage_ranks, n_microbatches, name

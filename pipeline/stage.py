@@ -7,14 +7,17 @@ held from its forward to its backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 import chainer
 import numpy as np
 
 from divisible import Divisible
+from pipeline import backprop
+from pipeline.backprop import PendingWeightGradients
 from pipeline.transport import Tensor
+from pipeline.weight_gradients import WeightGradients
 
 Message = tuple  # of Tensor
 
@@ -41,10 +44,25 @@ class Stage:
     def __init__(self, layers: Divisible, loss: Loss | None = None) -> None:
         self.layers = layers
         self.loss = loss
+        self._weight_gradients = WeightGradients(self._parameters)
         self._held: dict[int, _Held] = {}
+        self._pending: dict[int, PendingWeightGradients] = {}
+
+    def _parameters(self) -> Iterator[chainer.Parameter]:
+        yield from self.layers.params()
+
+    def begin(self) -> None:
+        """Begins a minibatch: no gradients, no microbatches."""
+        self._weight_gradients.begin()
+        self._held.clear()
+        self._pending.clear()
+
+    def finish(self) -> None:
+        """Ends a minibatch: leaves its gradients in ``param.grad``."""
+        self._weight_gradients.finish()
 
     def forward(self, microbatch: int, inputs: Message) -> Message:
-        """Runs the layers on one microbatch.
+        """Runs the layers on one microbatch (F).
 
         Args:
             microbatch (int): Its position in the minibatch.
@@ -68,7 +86,7 @@ class Stage:
         return message
 
     def backward(self, microbatch: int, gradients: Message) -> Message:
-        """Runs the whole backward of one microbatch.
+        """Runs the whole backward of one microbatch (B).
 
         Adds to the gradients of the parameters.
 
@@ -78,27 +96,56 @@ class Stage:
                 last stage, whose loss starts the backward.
 
         Returns:
-            One tensor per input: its gradient, or ``None`` where there is none.
+            One tensor per input: its gradient, or none where there is none.
 
         """
-        held = self._held.pop(microbatch, None)
-        if held is None:
+        if microbatch not in self._held:
             return ()
+        held = self._held.pop(microbatch)
+        variables, arguments = self._backward_arguments(microbatch, held, gradients)
+        return _as_message(
+            held.inputs, variables, backprop.backward(variables, *arguments)
+        )
+
+    def backward_input(self, microbatch: int, gradients: Message) -> Message:
+        """Computes the input gradients of one microbatch (I), as :meth:`backward`.
+
+        What the weight gradients need is held until :meth:`backward_weight`.
+        """
+        if microbatch not in self._held:
+            return ()
+        held = self._held.pop(microbatch)
+        variables, arguments = self._backward_arguments(microbatch, held, gradients)
+        input_gradients, self._pending[microbatch] = backprop.backward_input(
+            variables, *arguments
+        )
+        return _as_message(held.inputs, variables, input_gradients)
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Adds the weight gradients of one microbatch (W)."""
+        if microbatch in self._pending:
+            self._pending.pop(microbatch).run()
+
+    def _backward_arguments(
+        self, microbatch: int, held: _Held, gradients: Message
+    ) -> tuple[list[chainer.Variable], tuple]:
         if self.loss is not None:
             gradients = (Tensor(self.loss.gradient(microbatch, held.outputs[0])),)
-        started = []
-        for y, gradient in zip(held.outputs, gradients):
-            if gradient.array is not None:
-                y.grad = gradient.array
-                started.append(y)
-        if started:
-            chainer.backward(started)
-        return tuple(Tensor(getattr(x, "grad", None), None) for x in held.inputs)
+        outputs = [
+            (y, gradient.array)
+            for y, gradient in zip(held.outputs, gradients)
+            if isinstance(y, chainer.Variable)
+        ]
+        variables = [x for x in held.inputs if isinstance(x, chainer.Variable)]
+        return variables, (*map(list, zip(*outputs)), self._weight_gradients)
 
-    def clear(self) -> None:
-        """Clears the parameters' gradients and forgets every microbatch."""
-        self.layers.cleargrads()
-        self._held.clear()
+
+def _as_message(
+    inputs: list[Any], variables: list[chainer.Variable], gradients: Sequence[Any]
+) -> Message:
+    """Puts the variables' gradients in the places of the inputs."""
+    by_input = {id(x): gradient for x, gradient in zip(variables, gradients)}
+    return tuple(Tensor(by_input.get(id(x))) for x in inputs)
 
 
 class Loss:

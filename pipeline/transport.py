@@ -20,12 +20,14 @@ anew, and never cut off or guessed.
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
+import chainer
 import numpy as np
 from mpi4py import MPI
 
@@ -76,20 +78,31 @@ def signature(message: Sequence[Tensor]) -> Signature:
 class Transport:
     """Channels over mpi4py.
 
-    Arrays travel at their own width, whatever their dtype. CuPy arrays are copied
-    to the host to be sent, and received arrays are moved to ``xp``.
+    Arrays travel at their own width, whatever their dtype, unless ``wire_dtype``
+    narrows them. CuPy arrays pass through page-locked arrays of the host.
 
     Args:
         comm (mpi4py.MPI.Comm): Used by this transport only.
         timeout (float): Seconds a wait may take.
         xp: The module of the arrays to hand out, ``numpy`` or ``cupy``.
+        wire_dtype: Floating-point arrays wider than this are sent as this dtype, and
+            have their own again when they arrive. Halving the bytes costs precision,
+            and what is out of the range of float16 becomes infinite.
+
+    Attributes:
+        rendezvous (bool): Whether sends may block until they are received.
 
     """
 
-    def __init__(self, comm: MPI.Comm, timeout: float, xp: Any = np) -> None:
+    rendezvous = False
+
+    def __init__(
+        self, comm: MPI.Comm, timeout: float, xp: Any = np, wire_dtype: Any = None
+    ) -> None:
         self.comm = comm
         self.timeout = timeout
         self.xp = xp
+        self._wire_dtype = None if wire_dtype is None else np.dtype(wire_dtype)
         self._sent: deque[list[MPI.Request]] = deque()
 
     def sender(self, channel: int, peer: int) -> Sender:
@@ -99,6 +112,12 @@ class Transport:
     def receiver(self, channel: int, peer: int) -> Receiver:
         """Returns this rank's end of a channel that comes from rank ``peer``."""
         return Receiver(self, channel, peer)
+
+    def on_wire(self, dtype: Any) -> np.dtype:
+        """Returns the dtype in which arrays of a dtype travel."""
+        dtype, wire = np.dtype(dtype), self._wire_dtype
+        narrows = wire is not None and dtype.kind == "f"
+        return wire if narrows and wire.itemsize < dtype.itemsize else dtype
 
     def keep(self, requests: list[MPI.Request]) -> None:
         """Keeps sends, and with them their buffers, until they are complete."""
@@ -145,7 +164,11 @@ class Sender(_Channel):
             message: Tensors that are not modified afterwards.
 
         """
-        arrays = [_on_host(t.array) for t in message if t.array is not None]
+        arrays = [
+            _on_host(t.array.astype(self._transport.on_wire(t.array.dtype), copy=False))
+            for t in message
+            if t.array is not None
+        ]
         pieces = list(_pieces(arrays))
         new = signature(message)
         agreed = self._agreed.get(microbatch)
@@ -158,12 +181,21 @@ class Sender(_Channel):
             if agreed is not None:
                 empty = text[:0]
                 requests += [
-                    self._isend(empty, self._data_tag) for _ in range(_n_pieces(agreed))
+                    self._isend(empty, self._data_tag)
+                    for _ in range(self._n_pieces(agreed))
                 ]
             requests.append(self._isend(text, self._signature_tag))
             requests += [self._isend(piece, self._new_tag) for piece in pieces]
         # A request holds the buffer it was given, and so the array.
         self._transport.keep(requests)
+
+    def _n_pieces(self, agreed: Signature) -> int:
+        sizes = [
+            math.prod(spec.shape) * self._transport.on_wire(spec.dtype).itemsize
+            for spec in agreed
+            if spec.shape is not None
+        ]
+        return max(1, sum(-(-size // PIECE_BYTES) for size in sizes))
 
     def _isend(self, piece: np.ndarray, tag: int) -> MPI.Request:
         return self._comm.Isend([piece, MPI.BYTE], self._peer, tag)
@@ -204,7 +236,7 @@ class Receiver(_Channel):
             self._wait(lambda: MPI.Request.Testall(slot.requests, statuses), waiting)
             slot.is_posted = False
             if statuses[0].Get_count(MPI.BYTE) > 0:
-                return slot.message(self._transport.xp)
+                return slot.message()
         return self._receive_new(microbatch, waiting)
 
     def _receive_new(self, microbatch: int, waiting: str) -> tuple[Tensor, ...]:
@@ -223,7 +255,7 @@ class Receiver(_Channel):
             for piece in _pieces(slot.arrays)
         ]
         self._wait(lambda: MPI.Request.Testall(requests), waiting)
-        return slot.message(self._transport.xp)
+        return slot.message()
 
     def _drop_unused_slots(self) -> None:
         """Forgets the arrays of signatures that no microbatch has any more.
@@ -247,7 +279,7 @@ class Receiver(_Channel):
         for slot in slots:
             if slot.is_free():
                 return slot
-        slots.append(_Slot(agreed, self._comm, self._peer, self._data_tag))
+        slots.append(_Slot(agreed, self._transport, self._peer, self._data_tag))
         return slots[-1]
 
 
@@ -258,16 +290,20 @@ class _Slot:
     give it back, it just drops the arrays.
     """
 
-    def __init__(self, agreed: Signature, comm: MPI.Comm, peer: int, tag: int) -> None:
+    def __init__(
+        self, agreed: Signature, transport: Transport, peer: int, tag: int
+    ) -> None:
         self._signature = agreed
+        self._xp = transport.xp
         self.is_posted = False
+        empty = _empty_on_host(self._xp)
         self.arrays = [
-            np.empty(spec.shape, spec.dtype)
+            empty(spec.shape, transport.on_wire(spec.dtype))
             for spec in agreed
             if spec.shape is not None
         ]
         self.requests = [
-            comm.Recv_init([piece, MPI.BYTE], peer, tag)
+            transport.comm.Recv_init([piece, MPI.BYTE], peer, tag)
             for piece in _pieces(self.arrays)
         ]
         self._references_if_free = self._references()
@@ -278,21 +314,41 @@ class _Slot:
     def is_free(self) -> bool:
         return not self.is_posted and self._references() == self._references_if_free
 
-    def message(self, xp: Any) -> tuple[Tensor, ...]:
+    def message(self) -> tuple[Tensor, ...]:
+        """Returns what was received."""
         arrays = iter(self.arrays)
-        return tuple(
+        message = tuple(
             Tensor(
-                None if spec.shape is None else xp.asarray(next(arrays)),
+                None
+                if spec.shape is None
+                else self._xp.asarray(next(arrays)).astype(spec.dtype, copy=False),
                 spec.requires_grad,
             )
             for spec in self._signature
         )
+        if self._xp is not np:
+            # The copies to the device read the arrays, which may be received into
+            # again as soon as this returns.
+            self._xp.cuda.get_current_stream().synchronize()
+        return message
 
 
 def _on_host(array: Any) -> np.ndarray:
-    if not isinstance(array, np.ndarray):
-        array = array.get()
-    return np.ascontiguousarray(array)
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(array)
+    xp = chainer.backend.get_array_module(array)
+    host = _empty_on_host(xp)(array.shape, array.dtype)
+    xp.ascontiguousarray(array).get(out=host)
+    return host
+
+
+def _empty_on_host(xp: Any) -> Callable[..., np.ndarray]:
+    """Returns what allocates host arrays to copy from and to ``xp``'s device."""
+    if xp is np:
+        return np.empty
+    import cupyx
+
+    return cupyx.empty_pinned
 
 
 def _pieces(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
@@ -309,12 +365,3 @@ def _pieces(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
             yield flat[start : start + PIECE_BYTES]
     if not some:
         yield np.zeros(1, dtype=np.uint8)
-
-
-def _n_pieces(agreed: Signature) -> int:
-    sizes = [
-        int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize
-        for spec in agreed
-        if spec.shape is not None
-    ]
-    return max(1, sum(-(-size // PIECE_BYTES) for size in sizes))

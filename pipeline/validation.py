@@ -89,11 +89,11 @@ def validate(schedule: Schedule) -> Report:
     needed = suppliers(schedule, table)
     _check_rank_order(schedule, table, needed)
     _check_progress(schedule, needed)
-    return peaks(schedule)
+    return report(schedule)
 
 
-def peaks(schedule: Schedule) -> Report:
-    """Counts what a schedule holds at its peak; see `Report`.
+def report(schedule: Schedule) -> Report:
+    """Counts what a schedule holds at its peak.
 
     Args:
         schedule: A valid schedule. With forward actions only, nothing is held.
@@ -101,28 +101,48 @@ def peaks(schedule: Schedule) -> Report:
     Returns:
         The peaks.
     """
-    kind = schedule.kind
-    training = bool((kind != FORWARD).any())
-    #                      F  B   I   W
-    in_flight = np.array([training, -1, -1, 0], np.int64)[kind]
-    pending = np.array([0, 0, 1, -1], np.int64)[kind]
-    bounds = list(zip(schedule.offsets[:-1], schedule.offsets[1:]))
-
-    def by_rank(change: np.ndarray) -> tuple[int, ...]:
-        return tuple(
-            int(np.cumsum(change[begin:end]).max(initial=0)) for begin, end in bounds
-        )
-
+    ones, none = np.ones(schedule.n_stages, np.int64), np.zeros(schedule.n_stages, int)
     # A stage's actions are all on one rank, so a stable sort keeps their order.
     order = np.argsort(schedule.stage, kind="stable")
     starts = np.searchsorted(schedule.stage[order], np.arange(1, schedule.n_stages))
-    stages = np.split(in_flight[order], starts)
+    stages = np.split(_changes(schedule, ones, none)[order], starts)
     return Report(
-        by_rank(in_flight),
+        peaks(schedule, ones, none),
         tuple(int(np.cumsum(change).max(initial=0)) for change in stages),
-        by_rank(pending),
-        by_rank(in_flight + pending),
+        peaks(schedule, none, ones),
+        peaks(schedule, ones, ones),
     )
+
+
+def peaks(
+    schedule: Schedule, activation: np.ndarray, pending: np.ndarray
+) -> tuple[int, ...]:
+    """Weighs what each rank holds at its peak.
+
+    Args:
+        schedule: A valid schedule.
+        activation: For each stage the size of a microbatch's activations.
+        pending: For each stage the size of what a pending W keeps.
+
+    Returns:
+        For each rank the peak, rounded to an integer.
+    """
+    change = _changes(schedule, activation, pending)
+    return tuple(
+        int(np.cumsum(change[begin:end]).max(initial=0))
+        for begin, end in zip(schedule.offsets[:-1], schedule.offsets[1:])
+    )
+
+
+def _changes(
+    schedule: Schedule, activation: np.ndarray, pending: np.ndarray
+) -> np.ndarray:
+    """Returns what each action adds to, or with a minus frees from, its rank."""
+    kind = schedule.kind
+    if kind.max(initial=FORWARD) == FORWARD:
+        return np.zeros(kind.size, np.int64)
+    table = np.stack([activation, -activation, pending - activation, -pending])
+    return table[kind, schedule.stage]
 
 
 def _check_ranks(schedule: Schedule) -> None:
@@ -236,8 +256,8 @@ def _check_progress(schedule: Schedule, needed: np.ndarray) -> None:
     raise _fault(
         schedule,
         [stuck[rank] for rank in circle],
-        f"deadlock: {len(blocked)} ranks stop for ever, because ranks wait for each "
-        f"other in a circle:\n  {waits}",
+        f"deadlock: {len(blocked)} ranks stop for ever; these wait for each other in "
+        f"a circle:\n  {waits}",
     )
 
 
@@ -245,29 +265,44 @@ def check_programs(programs: Sequence[Sequence[Operation]]) -> None:
     """Proves that lowered programs finish when every send and receive blocks.
 
     A send waits until the receiver has come to the matching receive, and the other
-    way round (``MPI_Ssend``); messages between two ranks match in order.
+    way round (``MPI_Ssend``); messages between two ranks match in order. A rank
+    computes only what it has the input for, and sends only what it has computed.
 
     Args:
-        programs: For each rank its operations, as `pipeline.lowering.lower` returns
-            them, in any order.
+        programs: For each rank its operations, such as `pipeline.lowering.lower`
+            returns them.
 
     Raises:
-        ScheduleError: If a rank waits for ever, or meets another message than the
-            one it expects; with the ranks, operations and peers.
+        ScheduleError: If a rank waits for ever, meets another message than the one
+            it expects, or lacks an input; with ranks and operations.
 
     Example:
         >>> from pipeline.actions import parse_operation
-        >>> text = ["0F0 0B0 0F0>1 1B0<1", "0F0<0 1F0 1B0 1B0>0"]
-        >>> check_programs([list(map(parse_operation, t.split())) for t in text])
-    """
+        >>> def check(*lines):
+        ...     check_programs([[parse_operation(t) for t in x.split()] for x in lines])
+        >>> check("0F0 0F0>1 1B0<1 0B0", "0F0<0 1F0 1B0 1B0>0")
+        >>> check("0F0 1B0<1 0F0>1 0B0", "0F0<0 1F0 1B0 1B0>0")
+        Traceback (most recent call last):
+            ...
+        pipeline.actions.ScheduleError: deadlock: 2 of 2 ranks stop for ever when sends and receives block:
+          rank 0 waits in 1B0<1
+          rank 1 waits in 0F0<0
+    """  # noqa: E501
+    last = max(
+        (op.stage for ops in programs for op in ops if isinstance(op, Action)),
+        default=0,
+    )
     cursor = [0] * len(programs)
+    # What each rank has computed or received; the halves of a backward count as one.
+    results: list[set[tuple[int, bool, int]]] = [set() for _ in programs]
     awake = list(range(len(programs)))
     while awake:
         rank = awake.pop()
         program = programs[rank]
         while cursor[rank] < len(program):
             operation = program[cursor[rank]]
-            if not isinstance(operation, Message):
+            if isinstance(operation, Action):
+                _compute(operation, results[rank], last, rank)
                 cursor[rank] += 1
                 continue
             peer = operation.peer
@@ -290,12 +325,18 @@ def check_programs(programs: Sequence[Sequence[Operation]]) -> None:
                     f"rank {rank} is in {operation} while rank {peer} is in {other}: "
                     "the messages between two ranks must have one order on both"
                 )
-            cursor[rank] += 1
-            cursor[peer] += 1
+            result = _result(operation.action)
+            sender = rank if operation.direction == "send" else peer
+            if result not in results[sender]:
+                raise ScheduleError(
+                    f"rank {sender} sends the result of {operation.action} before it "
+                    "has computed it"
+                )
+            for both in (rank, peer):
+                results[both].add(result)
+                cursor[both] += 1
             awake.append(peer)
-    stopped = [
-        rank for rank, program in enumerate(programs) if cursor[rank] < len(program)
-    ]
+    stopped = [rank for rank, ops in enumerate(programs) if cursor[rank] < len(ops)]
     if stopped:
         waits = "\n  ".join(
             f"rank {rank} waits in {programs[rank][cursor[rank]]}"
@@ -305,6 +346,32 @@ def check_programs(programs: Sequence[Sequence[Operation]]) -> None:
             f"deadlock: {len(stopped)} of {len(programs)} ranks stop for ever when "
             f"sends and receives block:\n  {waits}"
         )
+
+
+def _result(action: Action) -> tuple[int, bool, int]:
+    return action.stage, action.kind == "F", action.microbatch
+
+
+def _compute(action: Action, results: set, last: int, rank: int) -> None:
+    """Checks an action's inputs on its rank and adds its result."""
+    stage, kind, microbatch = action
+    inputs = []
+    if kind == "F" and stage > 0:
+        inputs.append((stage - 1, True, microbatch))
+    elif kind == "W":
+        inputs.append((stage, False, microbatch))
+    elif kind != "F":
+        inputs.append((stage, True, microbatch))
+        if stage < last:
+            inputs.append((stage + 1, False, microbatch))
+    for needed in inputs:
+        if needed not in results:
+            name = f"{needed[0]}{'F' if needed[1] else 'B (or I)'} of microbatch"
+            raise ScheduleError(
+                f"rank {rank}: {action} runs before the rank has the result of "
+                f"{name} {microbatch}"
+            )
+    results.add(_result(action))
 
 
 def _ranks(schedule: Schedule) -> np.ndarray:

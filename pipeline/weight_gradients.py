@@ -125,7 +125,7 @@ class WeightGradients:
             backend.get_array_module(a).dot(a, b, out=out)
             slot.filled = True
         elif isinstance(out, numpy.ndarray):
-            _gemm_add(out, a, b)
+            gemm_add(out, a, b)
         else:
             out += a.dot(b)
 
@@ -183,7 +183,7 @@ def _fits(array: Array, data: Array) -> bool:
     return backend.get_device_from_array(array) == backend.get_device_from_array(data)
 
 
-def _gemm_add(out: numpy.ndarray, a: numpy.ndarray, b: numpy.ndarray) -> None:
+def gemm_add(out: numpy.ndarray, a: numpy.ndarray, b: numpy.ndarray) -> None:
     """Compute ``out += a @ b`` in one BLAS call; `out` is C contiguous.
 
     BLAS thinks in columns, so it is given the transposed problem, out.T += b.T @ a.T:

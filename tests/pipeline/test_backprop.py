@@ -1,5 +1,6 @@
 """Backward, whole and split, against Chainer's own."""
 
+import doctest
 import gc
 import tracemalloc
 import weakref
@@ -12,7 +13,8 @@ from chainer import links as L
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.backprop import backward, backward_input
+from pipeline import backprop
+from pipeline.backprop import backward, backward_input, run_together
 from pipeline.weight_gradients import WeightGradients
 
 
@@ -389,26 +391,36 @@ def lambda_link(function):
     return Wrapper()
 
 
-def test_pending_microbatches_in_any_order():
+@pytest.mark.parametrize("together", [False, True])
+def test_several_pending_microbatches(together):
     link = chainer.Sequential(L.Linear(4, 4), F.relu, L.Linear(4, 2))
+    tied = lambda x: F.linear(link(x), F.transpose(link[2].W))  # noqa: E731
     weight_gradients = WeightGradients(link.params)
-    xs = randn(3, 5, 4)
-    gy = np.ones((5, 2), "f")
-    weight_gradients.begin()
+    xs = [randn(5, 4), randn(2, 4), randn(8, 4)]
+    # The microbatches need not have taken the same way.
+    functions = [tied, lambda x: tied(F.tanh(x)), lambda x: link[0](tied(x))]
+
+    def minibatch(run):
+        weight_gradients.begin()
+        for x, function in zip(xs, functions):
+            v = chainer.Variable(x)
+            run([v], [function(v)], [np.ones((len(x), 4), "f")], weight_gradients)
+        return weight_gradients
+
+    minibatch(backward).finish()
+    whole = [p.grad.copy() for p in link.params()]
+
     pendings = []
-    for x in xs:
-        v = chainer.Variable(x)
-        pendings.append(backward_input([v], [link(v)], [gy], weight_gradients)[1])
-    for i in (1, 2, 0):
-        pendings[i].run()
+    minibatch(lambda *arguments: pendings.append(backward_input(*arguments)[1]))
+    pendings = [pendings[i] for i in (1, 2, 0)]
+    if together:
+        run_together(pendings)
+    else:
+        for pending in pendings:
+            pending.run()
     weight_gradients.finish()
-    split = [p.grad.copy() for p in link.params()]
-    weight_gradients.begin()
-    v = chainer.Variable(xs.reshape(15, 4))
-    backward([v], [link(v)], [np.ones((15, 2), "f")], weight_gradients)
-    weight_gradients.finish()
-    for p, grad in zip(link.params(), split):
-        np.testing.assert_allclose(p.grad, grad, rtol=1e-4, atol=1e-6)
+    for p, grad in zip(link.params(), whole):
+        np.testing.assert_allclose(p.grad, grad, rtol=1e-4, atol=1e-5)
 
 
 def test_run_twice():
@@ -419,6 +431,8 @@ def test_run_twice():
     pending.run()
     with pytest.raises(RuntimeError, match="already"):
         pending.run()
+    with pytest.raises(RuntimeError, match="already"):
+        run_together([pending])
 
 
 @pytest.mark.parametrize(
@@ -670,3 +684,8 @@ def test_random_graphs(steps, outputs, requires_grad, n_parameters, seed):
     gradients = [integers() if needed else None for _, needed in outputs]
     function = random_function(steps, chosen, list(link.params()))
     check(link, function, [integers() for _ in requires_grad], gradients, requires_grad)
+
+
+def test_examples():
+    result = doctest.testmod(backprop)
+    assert result.attempted and not result.failed

@@ -1,0 +1,71 @@
+"""Prints what was found on this machine and what was repaired in Chainer.
+
+python -m chainer_compat
+
+The exit status is 1 if a shim that is needed here could not be applied.
+"""
+
+import importlib
+import platform
+import sys
+
+import chainer_compat
+from chainer_compat import _shim
+
+
+def main() -> int:
+    """Prints the report and returns the exit status."""
+    for name, version in versions().items():
+        print(f"{name:<12} {version}")
+    print()
+    failed = 0
+    for status in chainer_compat.report():
+        failed += status.state == _shim.FAILED
+        detail = "" if status.state in (_shim.APPLIED, _shim.READY) else status.detail
+        state = f"{status.state}: {detail}" if detail else status.state
+        print(f"{status.name:<28} {state}")
+        print(f"    {status.module}: {status.why}")
+    print("\napplied: at work in this process; ready: applied once imported")
+    return 1 if failed else 0
+
+
+def versions() -> dict:
+    """Returns the versions that matter, or why there is none, by name."""
+    found = {"Python": platform.python_version()}
+    for name, module in (
+        ("NumPy", "numpy"),
+        ("SciPy", "scipy"),
+        ("h5py", "h5py"),
+        ("protobuf", "google.protobuf"),
+        ("CuPy", "cupy"),
+        ("mpi4py", "mpi4py"),
+    ):
+        found[name] = _shim.installed_version(module) or "not installed"
+    found["MPI library"] = mpi_library()
+    found["Chainer"] = chainer_version()
+    return found
+
+
+def mpi_library() -> str:
+    """Returns the name of the MPI library, without starting MPI."""
+    try:
+        rc = importlib.import_module("mpi4py").rc
+        rc.initialize = rc.finalize = False
+        text = importlib.import_module("mpi4py.MPI").Get_library_version()
+    except (ImportError, RuntimeError) as error:
+        return f"not usable: {error}"
+    lines = text.replace("\0", "").split("\n")
+    return " ".join(lines[0].replace("\t", " ").split())
+
+
+def chainer_version() -> str:
+    """Imports Chainer and returns its version and place."""
+    try:
+        chainer = importlib.import_module("chainer")
+    except ImportError as error:
+        return f"not usable: {error}"
+    return f"{chainer.__version__} ({chainer.__file__})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""The names that NumPy removed in 1.24 and 2.0, for scripts that still use them."""
+
+import numpy
+
+# Removed in 1.24: mere other names of Python's types.
+_PYTHON_TYPES = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "complex": complex,
+    "object": object,
+    "str": str,
+    "long": int,
+    "unicode": str,
+}
+
+# Removed in 2.0, with the name that remains.
+_RENAMED = {
+    "float_": "float64",
+    "complex_": "complex128",
+    "string_": "bytes_",
+    "unicode_": "str_",
+    "Inf": "inf",
+    "Infinity": "inf",
+    "infty": "inf",
+    "NaN": "nan",
+    "product": "prod",
+    "cumproduct": "cumprod",
+    "alltrue": "all",
+    "sometrue": "any",
+    "round_": "round",
+    "row_stack": "vstack",
+    "in1d": "isin",
+    "trapz": "trapezoid",
+}
+
+
+def enable() -> list:
+    """Adds the names that this NumPy lacks; returns them.
+
+    NumPy 2 has ``bool`` and ``long`` again, as its own scalar types. Those stay.
+    """
+    candidates = dict(_PYTHON_TYPES, sctypes=_sctypes())
+    candidates.update((old, getattr(numpy, new, None)) for old, new in _RENAMED.items())
+    added = []
+    for name, value in candidates.items():
+        if value is not None and not _has(name):
+            setattr(numpy, name, value)
+            added.append(name)
+    return added
+
+
+def _has(name):
+    """Looks past numpy.__getattr__, which warns of, or refuses, removed names."""
+    return name in vars(numpy) or name in getattr(numpy, "__deprecated_attrs__", ())
+
+
+def _sctypes():
+    kinds = {
+        "int": "int8 int16 int32 int64",
+        "uint": "uint8 uint16 uint32 uint64",
+        "float": "float16 float32 float64 longdouble",
+        "complex": "complex64 complex128 clongdouble",
+        "others": "bool_ object_ bytes_ str_ void",
+    }
+    return {
+        kind: [getattr(numpy, name) for name in names.split()]
+        for kind, names in kinds.items()
+    }

@@ -1,0 +1,99 @@
+"""Repairs for CuPy 13 and 14, in Chainer and ChainerMN.
+
+CuPy 14 dropped cuDNN, so Chainer runs its own kernels there; it no longer includes
+the float16 type in every kernel; and it follows NumPy 2 in refusing ``copy=False``
+where a copy is needed. CuPy 13 still binds cuDNN 8, if that is installed.
+
+No GPU was at hand when these were written: they follow CuPy's sources and compile
+with NVRTC. ``pytest -m gpu`` runs them.
+"""
+
+from chainer_compat._shim import Edit, Shim, since
+
+_BATCHED = "(r'''\n#include <cupy/carray.cuh>\n#define NCCL_FLOAT16  6\n"
+
+SHIMS = (
+    Shim(
+        name="tensor-core-without-cudnn",
+        module="chainer.backends.cuda",
+        why="should_use_cudnn_tensor_core uses the name cudnn, which is not defined "
+        "without cuDNN",
+        needed=since("cupy", "13.0"),
+        edits=(
+            Edit(
+                "use_tensor_core = cudnn.is_tensor_core_available(dtype)",
+                "use_tensor_core = (cudnn_enabled and"
+                " cudnn.is_tensor_core_available(dtype))",
+            ),
+        ),
+    ),
+    Shim(
+        name="cudnn-reminder",
+        module="chainer.backends.cuda",
+        why="asks to install cuDNN, which no CuPy since 14 can use",
+        needed=since("cupy", "14.0"),
+        edits=(
+            Edit(
+                "    if (not cudnn_enabled and\n            not _cudnn_disabled",
+                "    if (not cudnn_enabled and _cupy_major < 14 and\n"
+                "            not _cudnn_disabled",
+            ),
+        ),
+    ),
+    Shim(
+        name="nccl-warning",
+        module="chainer.training.updaters.multiprocess_parallel_updater",
+        why="looking for NCCL makes CuPy warn at each import of Chainer that it is "
+        "not installed; ChainerMN says so when NCCL is needed",
+        needed=since("cupy", "13.0"),
+        edits=(
+            Edit(
+                "try:\n    from cupy.cuda import nccl\n    _available = True\n"
+                "except Exception:\n    _available = False\n",
+                "try:\n    from chainer_compat import _nccl; nccl = _nccl.find()\n"
+                "    _available = True\nexcept Exception:\n    _available = False\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="float16-in-parallel-updater",
+        module="chainer.training.updaters.multiprocess_parallel_updater",
+        why="the kernels that gather gradients use float16 without including it",
+        needed=since("cupy", "14.0"),
+        edits=(
+            Edit(
+                "        loop_prep='''\n",
+                "        preamble='#include <cupy/float16.cuh>', loop_prep='''\n",
+                count=2,
+            ),
+        ),
+    ),
+    Shim(
+        name="float16-in-chainermn",
+        module="chainermn.communicators._memory_utility",
+        why="the kernels that pack gradients use half without including it",
+        needed=since("cupy", "14.0"),
+        edits=(
+            Edit(
+                _BATCHED,
+                _BATCHED.replace("(r'''\n", "(r'''").replace(
+                    "carray.cuh>\n", "carray.cuh>\n#include <cuda_fp16.h>\n"
+                ),
+                count=2,
+            ),
+        ),
+    ),
+    Shim(
+        name="array-copy",
+        module="chainermn.communicators._memory_utility",
+        why="array(copy=False, dtype=...) refuses to convert between dtypes, as "
+        "unpacking gradients of mixed dtypes must",
+        needed=since("cupy", "14.0"),
+        edits=(
+            Edit(
+                "xp.array(v, copy=False, dtype=transfer_dtype)",
+                "xp.asarray(v, dtype=transfer_dtype)",
+            ),
+        ),
+    ),
+)

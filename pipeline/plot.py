@@ -1,0 +1,238 @@
+"""Draws timelines; the only module here that needs matplotlib."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.actions import KINDS
+
+if TYPE_CHECKING:
+    from pipeline.timeline import Timeline
+
+# Blue forward, green backward in a strong (input) and a light tone (weight); what is
+# not computation is kept pale. Readable for colour-blind eyes and in grey.
+COLORS = {
+    "F": "#4477aa",
+    "B": "#228833",
+    "I": "#66aa55",
+    "W": "#ccbb44",
+    "send": "#cc6677",
+    "receive": "#ee99aa",
+    "wait": "#e4e4e4",
+    "other": "#aa88bb",
+}
+LABELS = {
+    "F": "F forward",
+    "B": "B backward",
+    "I": "I input gradients",
+    "W": "W weight gradients",
+}
+# More events than this are drawn as an image: bars would be thinner than a pixel.
+_MOST_BARS = 20_000
+_PIXELS = 1600
+# How much white goes into the colours of a rank's last stage.
+_MOST_WHITE = 0.5
+_DPI = 150
+
+
+def plot_timeline(
+    timeline: Timeline, path: str | os.PathLike, title: str | None = None
+) -> None:
+    """Draws one row per rank, with the share of the bubble at its right.
+
+    Few events are bars, with the microbatch written on them where it fits. Many
+    events become an image that shows in each point the category that took most of
+    the time there.
+
+    Args:
+        timeline: What to draw.
+        path: Where to write; the ending gives the format.
+        title: Above the picture; name and makespan by default.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError as error:
+        raise ImportError(
+            "Timeline.plot needs matplotlib; install it (pip install matplotlib), or "
+            "use Timeline.save and open the file in chrome://tracing"
+        ) from error
+    from pipeline.timeline import CATEGORIES
+
+    n_ranks = max(timeline.n_ranks, 1)
+    height = min(max(0.34 * n_ranks, 0.6), 8.0)
+    figure = Figure(figsize=(12, height + 1.5), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    begin = float(timeline.start.min()) if len(timeline) else 0.0
+    makespan = timeline.makespan or 1.0
+    scale, unit = _time_unit(makespan)
+    axes.set_xlim(0, makespan * scale)
+    axes.set_ylim(n_ranks - 0.5, -0.5)
+    axes.set_facecolor("#fafafa")
+    if len(timeline) <= _MOST_BARS:
+        _draw_bars(axes, timeline, begin, scale, makespan)
+    else:
+        _draw_image(axes, timeline, begin, scale, makespan)
+
+    axes.set_xlabel(f"time [{unit}]")
+    rows = _some_ranks(n_ranks)
+    axes.set_yticks(rows, [f"rank {rank}" for rank in rows])
+    axes.tick_params(axis="y", length=0)
+    bubble = timeline.bubble if len(timeline) else np.zeros(n_ranks)
+    right = axes.secondary_yaxis("right")
+    right.set_yticks(rows, [f"{bubble[rank]:.1%}" for rank in rows])
+    right.tick_params(length=0)
+    right.set_ylabel("bubble")
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    right.spines["right"].set_visible(False)
+    if title is None:
+        ranks = f"{n_ranks} rank{'s' * (n_ranks != 1)}"
+        title = (
+            f"{timeline.name} on {ranks}: {makespan * scale:.4g} {unit}, "
+            f"bubble {bubble.mean():.1%}"
+        )
+    axes.set_title(title, loc="left", fontsize=11)
+    present = [c for k, c in enumerate(CATEGORIES) if (timeline.category == k).any()]
+    handles = [Patch(color=COLORS[c], label=LABELS.get(c, c)) for c in present]
+    if len(timeline) <= _MOST_BARS and _chunks(timeline).any():
+        handles.append(Patch(facecolor="none", label="paler: later stage of the rank"))
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncol=max(len(handles), 1),
+        frameon=False,
+        fontsize=9,
+    )
+    figure.savefig(path)
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    if seconds < 1e-3:
+        return 1e6, "µs"
+    if seconds < 1:
+        return 1e3, "ms"
+    return 1.0, "s"
+
+
+def _some_ranks(n_ranks: int) -> list[int]:
+    """Chooses at most two dozen ranks to label, at round distances."""
+    step = 1
+    while n_ranks > 24 * step:
+        step *= 2
+    return list(range(0, n_ranks, step))
+
+
+def _chunks(timeline: Timeline) -> np.ndarray:
+    """Places each computation's stage among its rank's: 0 the first, 1 the last."""
+    place = np.zeros(len(timeline))
+    for begin, end in zip(timeline.offsets[:-1], timeline.offsets[1:]):
+        compute = timeline.category[begin:end] < len(KINDS)
+        stages, position = np.unique(
+            np.where(compute, timeline.stage[begin:end], -1), return_inverse=True
+        )
+        first = int((stages < 0).any())
+        position = np.maximum(position - first, 0)
+        place[begin:end] = position / max(len(stages) - first - 1, 1)
+    return place
+
+
+def _draw_bars(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
+    from matplotlib.collections import PolyCollection
+    from matplotlib.colors import to_rgb
+
+    from pipeline.timeline import CATEGORIES
+
+    left = (timeline.start - begin) * scale
+    right = (timeline.end - begin) * scale
+    few = len(timeline) <= 2000
+    chunk = _MOST_WHITE * _chunks(timeline)
+    for code, category in enumerate(CATEGORIES):
+        chosen = timeline.category == code
+        if not chosen.any():
+            continue
+        # Communication is drawn lower, so that what it overlaps with stays visible.
+        half = 0.42 if code < len(KINDS) else 0.24
+        low, high = timeline.rank[chosen] - half, timeline.rank[chosen] + half
+        x0, x1 = left[chosen], right[chosen]
+        corners = np.stack(
+            [np.stack([x0, x0, x1, x1], 1), np.stack([low, high, high, low], 1)], 2
+        )
+        # Rows of colours, mixed with white for the later stages of a rank.
+        color = np.array(to_rgb(COLORS[category]))
+        lighter = chunk[chosen, None]
+        axes.add_collection(
+            PolyCollection(
+                corners,
+                facecolors=color * (1 - lighter) + lighter,
+                edgecolors="white" if few else "none",
+                linewidths=0.5 if few else 0.0,
+                zorder=2 if code < len(KINDS) else 1,
+            )
+        )
+    # About seven points of width for each digit at this size of figure and font.
+    points = (timeline.end - timeline.start) / makespan * 12 * 72 * 0.85
+    digits = np.char.str_len(timeline.microbatch.astype(str))
+    written = (timeline.category < len(KINDS)) & (points > 4.6 * digits + 2)
+    size = 7 if timeline.n_ranks <= 24 else 4
+    if timeline.n_ranks > 48 or written.sum() > 3000:
+        return
+    several = chunk.any()
+    dark = (timeline.category == KINDS.index("W")) | (chunk > 0)
+    for k in np.flatnonzero(written):
+        text = str(timeline.microbatch[k])
+        full = f"{timeline.stage[k]}{CATEGORIES[timeline.category[k]]}{text}"
+        if points[k] > 4.6 * len(full) + 2 and several:
+            text = full
+        axes.text(
+            (left[k] + right[k]) / 2,
+            timeline.rank[k],
+            text,
+            ha="center",
+            va="center_baseline",
+            fontsize=size,
+            color="black" if dark[k] else "white",
+        )
+
+
+def _draw_image(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
+    from matplotlib.colors import to_rgb
+
+    from pipeline.timeline import CATEGORIES
+
+    columns = _PIXELS
+    seconds = np.zeros((len(CATEGORIES), timeline.n_ranks, columns))
+    left = (timeline.start - begin) / makespan * columns
+    right = (timeline.end - begin) / makespan * columns
+    first = np.minimum(left.astype(np.int64), columns - 1)
+    last = np.minimum(right.astype(np.int64), columns - 1)
+    # A bar covers part of its first and last column, and all of those between; the
+    # latter are added as steps up and down and summed up along the row.
+    steps = np.zeros((len(CATEGORIES), timeline.n_ranks, columns + 1))
+    where = timeline.category, timeline.rank
+    same = first == last
+    np.add.at(seconds, (*where, first), np.where(same, right - left, first + 1 - left))
+    np.add.at(seconds, (*where, last), np.where(same, 0.0, right - last))
+    np.add.at(steps, (*where, first + 1), np.where(same, 0.0, 1.0))
+    np.add.at(steps, (*where, last), np.where(same, 0.0, -1.0))
+    seconds += np.cumsum(steps[:, :, :-1], axis=2)
+
+    # Mixing the colours keeps the proportions where bars are thinner than a column.
+    palette = np.array([to_rgb(COLORS[category]) for category in CATEGORIES])
+    idle = np.clip(1.0 - seconds.sum(axis=0), 0.0, 1.0)
+    total = np.maximum(seconds.sum(axis=0) + idle, 1e-12)
+    image = np.einsum("crx,ck->rxk", seconds, palette) + idle[..., None] * 0.98
+    axes.imshow(
+        np.clip(image / total[..., None], 0.0, 1.0),
+        extent=(0, makespan * scale, timeline.n_ranks - 0.5, -0.5),
+        aspect="auto",
+        interpolation="nearest",
+    )
