@@ -31,11 +31,18 @@ from pipeline import Pipeline, abort_on_error
 
 comm = MPI.COMM_WORLD
 
-# With the learning rate that suits the default model.
 OPTIMIZERS = {
-    "momentum": (chainer.optimizers.MomentumSGD, 0.05),
-    "sgd": (chainer.optimizers.SGD, 0.1),
-    "adam": (chainer.optimizers.Adam, 0.001),
+    "momentum": chainer.optimizers.MomentumSGD,
+    "sgd": chainer.optimizers.SGD,
+    "adam": chainer.optimizers.Adam,
+}
+
+# The optimizer and learning rate that suit a model.
+DEFAULTS = {
+    "cnn": ("momentum", 0.05),
+    "mlp": ("momentum", 0.05),
+    "vgg16": ("adam", 0.0003),
+    "resnet50": ("adam", 0.001),
 }
 
 
@@ -61,8 +68,7 @@ def main() -> None:
     stage = model.divide(*plan.range(comm.rank))
     del model
 
-    make_optimizer, learning_rate = OPTIMIZERS[args.optimizer]
-    optimizer = make_optimizer(args.learning_rate or learning_rate).setup(stage)
+    optimizer = OPTIMIZERS[args.optimizer](args.learning_rate).setup(stage)
     pipe = Pipeline(stage, comm, args.microbatches, schedule=args.schedule)
     say(f"{args.model} on {args.dataset}: {len(train.x)} images of {train.x.shape[1:]}")
     say(f"{plan.n_layers} layers cut at {plan.cuts}, {pipe.schedule.name} schedule")
@@ -193,7 +199,7 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--model", choices=("cnn", "mlp", "vgg16", "resnet50"), default="cnn")
+    add("--model", choices=DEFAULTS, default="cnn")
     add("--dataset", choices=data.NAMES, default="digits")
     add("--epoch", type=int, default=15, help="number of epochs")
     add("--batchsize", type=int, default=64, help="samples of a minibatch")
@@ -205,8 +211,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="positions to cut at, such as 7,15,26 for 4 ranks; default: stages of"
         " equally many layers",
     )
-    add("--optimizer", choices=OPTIMIZERS, default="momentum")
-    add("--learning-rate", type=float, help="default: by optimizer")
+    add("--optimizer", choices=OPTIMIZERS, help="default: by model")
+    add("--learning-rate", type=float, help="default: by model")
     add("--seed", type=int, default=0, help="of the weights and the order of samples")
     add("--out", default="result", help="folder for the log")
     add("--units", type=int, default=256, help="of the mlp's layers")
@@ -225,7 +231,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuses what cannot be trained."""
+    """Refuses what cannot be trained, and fills in what depends on the model."""
+    if args.optimizer is not None and args.learning_rate is None:
+        parser.error("--optimizer needs a --learning-rate to go with it")
+    optimizer, learning_rate = DEFAULTS[args.model]
+    args.optimizer = args.optimizer or optimizer
+    if args.learning_rate is None:
+        args.learning_rate = learning_rate
     for name in ("epoch", "batchsize", "microbatches", "units", "layers"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be 1 at least, not {getattr(args, name)}")
@@ -237,7 +249,7 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"--shape must be three positive numbers, not {args.shape}")
     if not 0 <= args.dropout < 1:
         parser.error(f"--dropout must be at least 0 and below 1, not {args.dropout}")
-    if args.learning_rate is not None and not args.learning_rate > 0:
+    if not args.learning_rate > 0:
         parser.error(f"--learning-rate must be positive, not {args.learning_rate}")
     if args.dataset == "digits" and importlib.util.find_spec("sklearn") is None:
         parser.error("--dataset digits needs scikit-learn: pip install scikit-learn")

@@ -101,6 +101,7 @@ def test_train_reads_chainers_data_sets(name, shape, tmp_path):
         (2, ["--cuts", "99"], "cuts must grow"),
         (2, ["--cuts", "a"], "argument --cuts: invalid integers value: 'a'"),
         (2, ["--batchsize", "0"], "--batchsize must be 1 at least, not 0"),
+        (2, ["--optimizer", "adam"], "--optimizer needs a --learning-rate"),
         (2, ["--shape", "1,64,64", "--model", "vgg16"], "cannot be enlarged"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
