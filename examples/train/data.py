@@ -8,7 +8,8 @@ from typing import NamedTuple
 import chainer
 import numpy as np
 
-NAMES = ("digits", "mnist", "cifar10", "synthetic")
+DOWNLOADED = ("mnist", "cifar10")
+NAMES = ("digits", *DOWNLOADED, "synthetic")
 
 
 class Images(NamedTuple):

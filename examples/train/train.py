@@ -3,8 +3,10 @@
     mpiexec -n 2 python examples/train/train.py
     mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts 7,15,26
 
-The number of ranks is the number of stages. On one rank this is serial training;
-the losses and the accuracy are the same on any number of them.
+The number of ranks is the number of stages; on one rank this is serial training.
+Losses and accuracies are the same on any number of them, up to rounding. Exceptions:
+dropout (vgg16) draws other numbers on other stages, and batch normalization (resnet50)
+depends on the number of microbatches.
 """
 
 from __future__ import annotations
@@ -35,6 +37,14 @@ OPTIMIZERS = {
     "adam": chainer.optimizers.Adam,
 }
 
+# The optimizer and learning rate that suit a model.
+DEFAULTS = {
+    "cnn": ("momentum", 0.05),
+    "mlp": ("momentum", 0.05),
+    "vgg16": ("adam", 0.0003),
+    "resnet50": ("adam", 0.001),
+}
+
 
 def main() -> None:
     """Trains, tests after every epoch, and writes the log."""
@@ -46,15 +56,15 @@ def main() -> None:
     check(parser, args)
 
     # Every rank loads the same data, but only the first stage reads the images and
-    # only the last one the classes.
-    train, test = data.load(args.dataset, args.shape, args.samples)
-    if args.model in ("vgg16", "resnet50"):
-        train, test = (data.enlarge(images, 3, args.size) for images in (train, test))
-
-    # The same seed makes the same model on every rank; each keeps its own layers.
+    # only the last one the classes. The same seed makes the same model on every rank.
     np.random.seed(args.seed)
-    model = make_model(args, train)
-    plan = make_plan(parser, args, model)
+    try:
+        train, test = load(args)
+        model = make_model(args, train.x.shape[1:])
+        plan = make_plan(args, model)
+    except ValueError as error:
+        parser.error(str(error))
+    # Each rank keeps its own layers.
     stage = model.divide(*plan.range(comm.rank))
     del model
 
@@ -125,31 +135,39 @@ class Mean:
         return {prefix + name: value / self._n for name, value in self._sums.items()}
 
 
-def make_model(args: argparse.Namespace, images: data.Images) -> Divisible:
-    """Makes the model asked for, to fit the images."""
-    shape = images.x.shape[1:]
+def load(args: argparse.Namespace) -> tuple[data.Images, data.Images]:
+    """Returns the training and the test set, in the size that the model takes."""
+    # Rank 0 goes first, so that a data set is downloaded once.
+    downloads = args.dataset in data.DOWNLOADED
+    if downloads and comm.rank > 0:
+        comm.Barrier()
+    sets = data.load(args.dataset, args.shape, args.samples)
+    if downloads and comm.rank == 0:
+        comm.Barrier()
+    if args.model in ("vgg16", "resnet50"):
+        sets = tuple(data.enlarge(images, 3, args.size) for images in sets)
+    return sets
+
+
+def make_model(args: argparse.Namespace, shape: tuple[int, int, int]) -> Divisible:
+    """Makes the model asked for, for images of this shape."""
     if args.model == "mlp":
-        n_inputs = int(np.prod(shape))
-        return MLP(args.units, args.layers, n_inputs=n_inputs)
+        return MLP(args.units, args.layers, n_inputs=int(np.prod(shape)))
     if args.model == "cnn":
         return CNN(image_shape=shape)
     if args.model == "vgg16":
         return VGG16(image_size=args.size, dropout=args.dropout)
-    return ResNet50(image_size=args.size)
+    norm = not args.no_batch_normalization
+    return ResNet50(image_size=args.size, batch_normalization=norm)
 
 
-def make_plan(
-    parser: argparse.ArgumentParser, args: argparse.Namespace, model: Divisible
-) -> Plan:
+def make_plan(args: argparse.Namespace, model: Divisible) -> Plan:
     """Says where to cut: as asked, or into stages of equally many layers."""
-    try:
-        if args.cuts is None:
-            return Plan.uniform(len(model), comm.size)
-        plan = Plan([0, *args.cuts, len(model)])
-    except ValueError as error:
-        parser.error(str(error))
+    if args.cuts is None:
+        return Plan.uniform(len(model), comm.size)
+    plan = Plan([0, *args.cuts, len(model)])
     if plan.n_stages != comm.size:
-        parser.error(
+        raise ValueError(
             f"--cuts makes {plan.n_stages} stages for {comm.size} ranks; there must"
             f" be one cut less than there are ranks"
         )
@@ -170,13 +188,18 @@ class Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
+def integers(text: str) -> list[int]:
+    """Reads integers with commas between."""
+    return [int(number) for number in text.split(",")]
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Describes the options."""
     parser = Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--model", choices=("cnn", "mlp", "vgg16", "resnet50"), default="cnn")
+    add("--model", choices=DEFAULTS, default="cnn")
     add("--dataset", choices=data.NAMES, default="digits")
     add("--epoch", type=int, default=15, help="number of epochs")
     add("--batchsize", type=int, default=64, help="samples of a minibatch")
@@ -184,22 +207,23 @@ def make_parser() -> argparse.ArgumentParser:
     add("--schedule", choices=("1f1b", "gpipe"), default="1f1b")
     add(
         "--cuts",
-        type=lambda text: [int(cut) for cut in text.split(",")],
-        help="positions to cut at, such as 7,15,26 for 4 ranks; default: as even as"
-        " possible",
+        type=integers,
+        help="positions to cut at, such as 7,15,26 for 4 ranks; default: stages of"
+        " equally many layers",
     )
-    add("--optimizer", choices=OPTIMIZERS, default="momentum")
-    add("--learning-rate", type=float, default=0.05)
+    add("--optimizer", choices=OPTIMIZERS, help="default: by model")
+    add("--learning-rate", type=float, help="default: by model")
     add("--seed", type=int, default=0, help="of the weights and the order of samples")
     add("--out", default="result", help="folder for the log")
     add("--units", type=int, default=256, help="of the mlp's layers")
     add("--layers", type=int, default=4, help="of the mlp")
     add("--dropout", type=float, default=0.5, help="of vgg16; 0 for none")
+    add("--no-batch-normalization", action="store_true", help="for resnet50")
     add("--size", type=int, default=32, help="pixels per side for vgg16 and resnet50")
     add("--samples", type=int, default=1000, help="of the synthetic data set")
     add(
         "--shape",
-        type=lambda text: [int(n) for n in text.split(",")],
+        type=integers,
         default=[3, 32, 32],
         help="of the synthetic images: channels,height,width",
     )
@@ -207,11 +231,26 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuses what cannot be trained."""
-    names = "epoch batchsize microbatches units layers samples size"
-    for name in names.split():
+    """Refuses what cannot be trained, and fills in what depends on the model."""
+    if args.optimizer is not None and args.learning_rate is None:
+        parser.error("--optimizer needs a --learning-rate to go with it")
+    optimizer, learning_rate = DEFAULTS[args.model]
+    args.optimizer = args.optimizer or optimizer
+    if args.learning_rate is None:
+        args.learning_rate = learning_rate
+    for name in ("epoch", "batchsize", "microbatches", "units", "layers"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be 1 at least, not {getattr(args, name)}")
+    if args.samples < 2:
+        parser.error(f"--samples must be 2 at least, not {args.samples}")
+    if args.size < 32:
+        parser.error(f"--size must be 32 at least, not {args.size}")
+    if len(args.shape) != 3 or min(args.shape) < 1:
+        parser.error(f"--shape must be three positive numbers, not {args.shape}")
+    if not 0 <= args.dropout < 1:
+        parser.error(f"--dropout must be at least 0 and below 1, not {args.dropout}")
+    if not args.learning_rate > 0:
+        parser.error(f"--learning-rate must be positive, not {args.learning_rate}")
     if args.dataset == "digits" and importlib.util.find_spec("sklearn") is None:
         parser.error("--dataset digits needs scikit-learn: pip install scikit-learn")
 

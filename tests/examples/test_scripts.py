@@ -1,0 +1,143 @@
+"""The examples run as a user would run them."""
+
+import importlib.metadata
+import json
+import re
+import time
+
+import numpy as np
+import pytest
+
+from tests.mpiexec import mpiexec
+
+TRAIN = "examples/train/train.py"
+SYNTHETIC = ["--dataset", "synthetic", "--samples", "20", "--shape", "1,8,8"]
+QUICK = [*SYNTHETIC, "--epoch", "1"]
+
+
+def run(n, argv, **kwargs):
+    result = mpiexec(n, argv, **kwargs)
+    assert result.returncode == 0, result.stdout
+    return result.stdout
+
+
+def refused(n, argv, message, **kwargs):
+    """Runs what must be refused: soon, on all ranks, in words, once."""
+    start = time.monotonic()
+    result = mpiexec(n, [TRAIN, *argv], **kwargs)
+    assert result.returncode != 0, result.stdout
+    assert result.stdout.count(message) == 1, result.stdout
+    assert "Traceback" not in result.stdout
+    assert time.monotonic() - start < 10
+
+
+def test_train_learns_digits(tmp_path):
+    output = run(2, [TRAIN, "--epoch", "4", "--out", tmp_path])
+    assert "Warning" not in output
+    (accuracy,) = re.findall(r"^test accuracy ([\d.]+)%$", output, re.MULTILINE)
+    assert float(accuracy) >= 95
+    assert len(re.findall(r"^ +\d+ ", output, re.MULTILINE)) == 4
+    log = json.loads((tmp_path / "log").read_text())
+    assert [entry["epoch"] for entry in log] == [1, 2, 3, 4]
+    assert log[-1]["iteration"] == 4 * 23
+    assert f"{log[-1]['validation/main/accuracy']:.2%}" == f"{accuracy}%"
+    assert log[-1]["main/loss"] < log[0]["main/loss"]
+
+
+def test_train_gives_the_same_on_any_number_of_ranks(tmp_path):
+    logs = []
+    for n, more in ((1, []), (3, ["--cuts", "1,9", "--schedule", "gpipe"])):
+        # 16 samples in minibatches of 7, 7 and 2.
+        argv = [*QUICK, "--batchsize", "7", "--microbatches", "3", *more]
+        run(n, [TRAIN, *argv, "--out", tmp_path])
+        logs.append(json.loads((tmp_path / "log").read_text())[0])
+    for name in ("main/loss", "validation/main/loss", "validation/main/accuracy"):
+        np.testing.assert_allclose(logs[0][name], logs[1][name], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--model", "mlp", "--layers", "32", "--units", "16", *QUICK],
+        ["--model", "vgg16", *QUICK],
+        ["--model", "resnet50", *QUICK, "--samples", "10"],
+    ],
+    ids=lambda argv: argv[1],
+)
+def test_train_runs_every_model(argv, tmp_path):
+    output = run(2, [TRAIN, *argv, "--out", tmp_path], timeout=120)
+    assert "Warning" not in output
+    assert "test accuracy" in output
+
+
+@pytest.mark.parametrize("name, shape", [("mnist", "(1, 28, 28)"), ("cifar10", "(3,")])
+def test_train_reads_chainers_data_sets(name, shape, tmp_path):
+    folder = tmp_path / "pfnet" / "chainer" / name.replace("cifar10", "cifar")
+    folder.mkdir(parents=True)
+    # What Chainer keeps of its downloads.
+    rng = np.random.RandomState(0)
+    if name == "mnist":
+        for file, n in (("train.npz", 12), ("test.npz", 5)):
+            x = rng.randint(0, 256, (n, 784)).astype(np.uint8)
+            np.savez(folder / file, x=x, y=np.arange(n, dtype=np.uint8) % 10)
+    else:
+        sets = {}
+        for file, n in (("train", 12), ("test", 5)):
+            sets[f"{file}_x"] = rng.randint(0, 256, (n, 3072)).astype(np.uint8)
+            sets[f"{file}_y"] = np.arange(n, dtype=np.uint8) % 10
+        np.savez(folder / "cifar-10.npz", **sets)
+    argv = [TRAIN, "--dataset", name, "--epoch", "1", "--out", tmp_path]
+    env = {"CHAINER_DATASET_ROOT": str(tmp_path)}
+    output = run(2, argv, env=env)
+    assert f"cnn on {name}: 12 images of {shape}" in output
+
+
+@pytest.mark.parametrize(
+    "n, argv, message",
+    [
+        (3, ["--model", "mlp", "--layers", "1"], "1 layers cannot be cut into 3"),
+        (2, ["--cuts", "3,5"], "--cuts makes 3 stages for 2 ranks"),
+        (3, ["--cuts", "5,3"], "cuts must grow"),
+        (2, ["--cuts", "99"], "cuts must grow"),
+        (2, ["--cuts", "a"], "argument --cuts: invalid integers value: 'a'"),
+        (2, ["--batchsize", "0"], "--batchsize must be 1 at least, not 0"),
+        (2, ["--optimizer", "adam"], "--optimizer needs a --learning-rate"),
+        (2, ["--shape", "1,64,64", "--model", "vgg16"], "cannot be enlarged"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else None,
+)
+def test_train_refuses_bad_arguments(n, argv, message):
+    refused(n, [*QUICK, *argv], message)
+
+
+def test_train_says_what_to_install(tmp_path):
+    # An entry of None makes Python take the module as not installed.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.modules['sklearn'] = None"
+    )
+    refused(2, [], "pip install scikit-learn", env={"PYTHONPATH": f"{tmp_path}:."})
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_paper_loop_equals_serial_training(n):
+    output = run(n, ["examples/paper_loop/train.py"])
+    (difference,) = re.findall(r"serial training: (\S+)$", output, re.MULTILINE)
+    assert float(difference) < 1e-6
+    assert output.count("step") == 5
+
+
+def test_paper_loop_is_quiet():
+    try:
+        importlib.metadata.distribution("divisible")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("chainer_compat's start-up hook is not installed")
+    assert "Warning" not in run(2, ["examples/paper_loop/train.py"])
+
+
+def test_loss_curves_agree_and_are_drawn(tmp_path):
+    argv = ["--units", "32", "--steps", "12", "--dtype", "float64", "--out", tmp_path]
+    output = run(2, ["examples/loss_curves/train.py", *argv])
+    (difference,) = re.findall(r"pipeline to serial: (\S+)$", output, re.MULTILINE)
+    assert float(difference) < 1e-12
+    assert (tmp_path / "loss_curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "Warning" not in output
