@@ -46,7 +46,7 @@ def main() -> None:
     print(f"Python {platform.python_version()}, best of {RUNS} starts, milliseconds")
     print(f"{plain:8.2f}  python -S -c pass")
     print(f"{hook - plain:8.2f}  more for import chainer_compat, the start-up hook")
-    print(f"{table - hook:8.2f}  more for its table, read only when Chainer is imported")
+    print(f"{table - hook:8.2f}  more for its table of shims, read with Chainer only")
     print(f"{normal:8.2f}  python -c pass")
     print(f"{numpy - normal:8.2f}  more for import numpy")
     print(f"{chainer - normal:8.2f}  more for import chainer, NumPy included")

@@ -62,6 +62,8 @@ def run(make, x, dtype, to_gpu):
             function.to_device("@cupy:0" if to_gpu else "@numpy")
         x = chainer.Variable(cupy.asarray(x) if to_gpu else x)
         y = function(x)
+        if isinstance(function, chainer.Link):
+            function.cleargrads()  # they begin as NaN, which would equal anything
         F.sum(y * y).backward()
     params = function.params() if isinstance(function, chainer.Link) else []
     arrays = [y.array, x.grad, *(param.grad for param in params)]
@@ -128,42 +130,34 @@ def test_tensor_core_flag_without_cudnn():
 
 
 @pytest.mark.parametrize("wire", ["float16", "float32", "float64"])
-def test_chainermn_packs_and_unpacks(wire):
+@pytest.mark.parametrize("batched", [False, True])
+def test_chainermn_packs_and_unpacks(batched, wire):
     pytest.importorskip("mpi4py")
+    from chainermn import nccl
     from chainermn.communicators import _memory_utility as memory
 
+    if batched and not nccl._available:
+        pytest.skip("the batched kernels number dtypes as NCCL does")
     params = []
     for i, dtype in enumerate(["float16", "float32", "float64"]):
         param = chainer.Parameter(cupy.zeros(i + 3, dtype))
         param.grad = cupy.arange(i + 3).astype(dtype)
         params.append(param)
-    for pack, unpack in (
-        (memory.pack_params, memory.unpack_params),
-        (batched(memory._batched_pack_params), batched(memory._batched_unpack_params)),
-    ):
-        buffer = memory.DeviceMemory()
-        buffer.assign(12 * np.dtype(wire).itemsize)
-        pack(params, "grad", buffer, np.dtype(wire), False)
-        for param in params:
-            param.grad[...] = -1
-        unpack(params, "grad", buffer, np.dtype(wire), False)
-        for param in params:
-            expected = np.arange(param.size)
-            np.testing.assert_array_equal(param.grad.get(), expected)
-
-
-def batched(function):
-    """Gives the batched kernels the signature of the others."""
-    nccl = pytest.importorskip("cupy.cuda.nccl")
-    if not hasattr(nccl, "NCCL_FLOAT16"):
-        return lambda *arguments: None
-
-    def call(params, attribute, buffer, dtype, zero_fill):
-        from chainermn.communicators import _memory_utility as memory
-
-        function(memory.ParamsData(params, attribute, zero_fill), buffer, dtype)
-
-    return call
+    buffer = memory.DeviceMemory()
+    buffer.assign(12 * np.dtype(wire).itemsize)
+    if batched:
+        data = memory.ParamsData(params, "grad", False)
+        memory._batched_pack_params(data, buffer, np.dtype(wire))
+    else:
+        memory.pack_params(params, "grad", buffer, np.dtype(wire), False)
+    for param in params:
+        param.grad[...] = -1
+    if batched:
+        memory._batched_unpack_params(data, buffer, np.dtype(wire))
+    else:
+        memory.unpack_params(params, "grad", buffer, np.dtype(wire), False)
+    for param in params:
+        np.testing.assert_array_equal(param.grad.get(), np.arange(param.size))
 
 
 def test_parallel_updater_gathers_and_scatters():
