@@ -66,7 +66,8 @@ def run(make, x, dtype, to_gpu):
             function.cleargrads()  # they begin as NaN, which would equal anything
         F.sum(y * y).backward()
     params = function.params() if isinstance(function, chainer.Link) else []
-    arrays = [y.array, x.grad, *(param.grad for param in params)]
+    grads = [param.grad for param in params if param.grad is not None]
+    arrays = [y.array, x.grad, *grads]
     assert all(a.dtype == y.dtype for a in arrays[:2])
     return [chainer.cuda.to_cpu(array) for array in arrays]
 
@@ -74,6 +75,8 @@ def run(make, x, dtype, to_gpu):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", CASES)
 def test_forward_and_backward(name, dtype):
+    if (name, dtype) == ("resize_images", "float16"):
+        pytest.skip("F.resize_images takes float32 only")
     shape, make = CASES[name]
     x = np.random.RandomState(1).uniform(-1, 1, shape).astype(dtype)
     expected, actual = (run(make, x, dtype, to_gpu) for to_gpu in (False, True))

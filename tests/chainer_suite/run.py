@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config, items):
 
 # For a half of the unit tests, and for one file of ChainerMN's.
 DEADLINE_S = 1800
-MPI_DEADLINE_S = 180
+MPI_DEADLINE_S = 400
 
 
 def main() -> int:
