@@ -55,7 +55,7 @@ import chainerx
 
 def needs_chainerx(item):
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    return item.name.endswith("_chx") or any(
+    return "_chx" in item.name or any(
         value is chainerx
         or (value is True and name in ("use_chx", "use_chainerx"))
         or str(value).startswith("native")
