@@ -1,7 +1,10 @@
 # make train   install everything into .venv and train a model on two ranks
 # make test    install everything into .venv and run the tests
+# make lint    check the style of the code
 # make install only install; "make install EXTRAS=examples,test" without an MPI
 #              library, for a system MPI
+# make test-chainer CHAINER_SRC=DIR
+#              run Chainer's own tests, from a source tree of Chainer 7.8.1
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= mpich,examples,test,lint
@@ -18,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread per rank: several ranks share this machine's cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install train test lint clean
+.PHONY: install train test test-chainer lint clean
 
 install: $(VENV)/installed
 
@@ -33,9 +36,21 @@ train: install
 test: install
 	$(BIN)/python -m pytest
 
+# An environment of its own: these tests need a pytest from before version 8.
+test-chainer: .venv-chainer/installed
+	@test -d "$(CHAINER_SRC)/tests" || \
+	  { echo "CHAINER_SRC=DIR must name a source tree of Chainer 7.8.1"; exit 2; }
+	.venv-chainer/bin/python tests/chainer_suite/run.py "$(CHAINER_SRC)"
+
+.venv-chainer/installed: setup.cfg setup.py tests/chainer_suite/requirements.txt
+	$(PYTHON) -m venv .venv-chainer
+	.venv-chainer/bin/python -m pip install --quiet --editable '.[mpich]' \
+	  --requirement tests/chainer_suite/requirements.txt
+	touch $@
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .venv-chainer build *.egg-info

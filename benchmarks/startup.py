@@ -2,10 +2,8 @@
 
     python benchmarks/startup.py > benchmarks/results/startup.txt
 
-Starts the interpreter with the hook, and with ``-S`` and the path set by hand, where
-the hook's ``.pth`` file is not read; and imports Chainer with and without cached
-bytecode for the modules that are edited. Each figure is the best of several runs:
-what else the machine does only adds to it.
+Each figure is the least of several fresh processes, measured inside the process
+around one import: what else the machine does only adds to it.
 """
 
 import platform
@@ -17,41 +15,50 @@ import time
 RUNS = 40
 
 
-def best_ms(*commands: list) -> list:
-    """Returns the least time of each command in milliseconds, run by turns."""
-    best = [float("inf")] * len(commands)
-    for _ in range(RUNS):
-        for i, command in enumerate(commands):
-            start = time.perf_counter()
-            subprocess.run(command, check=True)
-            best[i] = min(best[i], 1000 * (time.perf_counter() - start))
-    return best
+def import_ms(module: str, *flags: str, before: str = "pass") -> float:
+    """Returns the milliseconds that importing a module takes in a new process."""
+    code = (
+        f"import sys; sys.path += {site.getsitepackages()!r}; {before}; "
+        "from time import perf_counter as now; start = now(); "
+        f"import {module}; print(now() - start)"
+    )
+    return least(lambda: float(output([sys.executable, *flags, "-c", code])))
+
+
+def start_ms(*flags: str) -> float:
+    """Returns the milliseconds from start to end of an interpreter."""
+
+    def once():
+        start = time.perf_counter()
+        output([sys.executable, *flags, "-c", "pass"])
+        return time.perf_counter() - start
+
+    return least(once)
+
+
+def least(measure) -> float:
+    """Returns the least of several measurements in seconds, in milliseconds."""
+    return 1000 * min(measure() for _ in range(RUNS))
+
+
+def output(command: list) -> str:
+    """Runs a command and returns what it prints."""
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def main() -> None:
     """Prints the figures."""
-    path = f"import sys; sys.path += {site.getsitepackages()!r}"
-    python = [sys.executable, "-S", "-c"]
-    plain, hook, table = best_ms(
-        [*python, path],
-        [*python, path + "; import chainer_compat"],
-        [*python, path + "; import chainer_compat._finder"],
-    )
-    normal, chainer, numpy = best_ms(
-        [sys.executable, "-c", "pass"],
-        [sys.executable, "-c", "import chainer"],
-        [sys.executable, "-c", "import numpy"],
-    )
+    rows = {
+        # -S reads no .pth file, so that the import is the first one.
+        "import chainer_compat: the start-up hook": import_ms("chainer_compat", "-S"),
+        "python -c pass, the hook included": start_ms(),
+        "import numpy": import_ms("numpy"),
+        "import chainer, after NumPy": import_ms("chainer", before="import numpy"),
+    }
     print("$ python benchmarks/startup.py")
-    print(f"Python {platform.python_version()}, best of {RUNS} starts, milliseconds")
-    print(f"{plain:8.2f}  python -S -c pass")
-    print(f"{hook - plain:8.2f}  more for import chainer_compat, the start-up hook")
-    print(
-        f"{table - hook:8.2f}  more for its table, read only when Chainer is imported"
-    )
-    print(f"{normal:8.2f}  python -c pass")
-    print(f"{numpy - normal:8.2f}  more for import numpy")
-    print(f"{chainer - normal:8.2f}  more for import chainer, NumPy included")
+    print(f"Python {platform.python_version()}, least of {RUNS}, milliseconds")
+    for what, milliseconds in rows.items():
+        print(f"{milliseconds:8.2f}  {what}")
 
 
 if __name__ == "__main__":

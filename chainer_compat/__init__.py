@@ -17,6 +17,15 @@ Where ``.pth`` files are not read (``python -S``, ``pip install --target``), put
 ``import chainer_compat`` before ``import chainer``.
 
 ``python -m chainer_compat`` prints what was found and what was repaired.
+
+What no hook can hide from a user's own script:
+
+- ``float32_array * numpy.float64(2)`` is float64 since NumPy 2.0, and Chainer then
+  refuses to mix it with float32. Multiply by ``2.0`` or by an array's own type.
+- ``numpy.float``, ``numpy.int`` and others are gone: :func:`enable_numpy_aliases`.
+- CuPy finds CUDA in its extra ``cupy-cuda12x[ctk]`` or in the system. Without either
+  Chainer reports that there is no GPU. CuPy 14 knows no cuDNN: Chainer's own kernels
+  run instead. What is done here for CuPy has not run on a GPU yet.
 """
 
 import sys

@@ -9,6 +9,7 @@ import importlib.util
 import sys
 import warnings
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 
 import chainer_compat
 from chainer_compat import (
@@ -121,17 +122,26 @@ def _dry_run(module):
     if module in sys.modules:
         detail = "Chainer was imported before chainer_compat"
         return [shim.status(_shim.FAILED, detail) for shim in shims]
-    try:
-        spec = importlib.util.find_spec(module)
-    except ImportError as error:
-        spec, detail = None, f"{type(error).__name__}: {error}"
-    else:
-        detail = "the module does not exist"
-    if spec is None:
+    path = _source_path(module)
+    if path is None:
+        detail = "the module cannot be found"
         return [shim.status(_shim.FAILED, detail) for shim in shims]
-    text = importlib.util.decode_source(spec.loader.get_data(spec.origin))
-    statuses = edit(module, text, spec.origin)[1]
+    text = importlib.util.decode_source(path.read_bytes())
+    statuses = edit(module, text, str(path))[1]
     return [
         status._replace(state=_shim.READY) if status.state == _shim.APPLIED else status
         for status in statuses
     ]
+
+
+def _source_path(module):
+    """Finds a module's file without importing the packages that it is in.
+
+    Importing chainermn would start MPI.
+    """
+    package, *names = module.split(".")
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    path = Path(spec.submodule_search_locations[0], *names).with_suffix(".py")
+    return path if path.exists() else None

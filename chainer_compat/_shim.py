@@ -5,7 +5,7 @@ The shims themselves are in the tables ``_shims_*.py``, one per concern.
 
 import importlib.util
 import re
-from typing import Callable, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple, Optional
 
 APPLIED = "applied"
 READY = "ready"
@@ -62,7 +62,7 @@ class Shim(NamedTuple):
         name (str): What users see in the report.
         module (str): The module that it edits.
         why (str): What breaks without it.
-        edits (tuple): :class:`Edit` s, applied in order.
+        edits (tuple): Edits, applied in order.
         transform (callable): Instead of edits, a function from source to source.
         needed (callable): Returns None if the shim is needed, else the reason why
             not, such as ``'NumPy 1.22.4'``.
@@ -71,7 +71,7 @@ class Shim(NamedTuple):
     name: str
     module: str
     why: str
-    edits: Tuple[Edit, ...] = ()
+    edits: tuple[Edit, ...] = ()
     transform: Optional[Callable[[str], str]] = None
     needed: Callable[[], Optional[str]] = lambda: None
 
@@ -125,7 +125,7 @@ def installed_version(package: str) -> Optional[str]:
         return None
 
 
-def release(version: str) -> Tuple[int, ...]:
+def release(version: str) -> tuple[int, ...]:
     """Returns the leading numbers of a version, ``'2.0.1rc1'`` -> ``(2, 0, 1)``."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match.group().split(".")) if match else ()

@@ -11,4 +11,16 @@ SHIMS = (
         needed=since("numpy", "1.25"),
         edits=(Edit("int(_size)", "int(_size[0])"),),
     ),
+    Shim(
+        name="aggregate-without-chainerx",
+        module="chainermn.extensions.observation_aggregator",
+        why="ObservationAggregator and MultiNodeEarlyStoppingTrigger move variables "
+        "to a device of ChainerX, which is not built",
+        edits=(
+            Edit(
+                'value.to_device("native")',
+                'value.to_device("native" if chx.is_available() else "@numpy")',
+            ),
+        ),
+    ),
 )

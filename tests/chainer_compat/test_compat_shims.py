@@ -1,0 +1,210 @@
+"""What each shim repairs, shown by the Chainer function that needs it."""
+
+import io
+import subprocess
+import sys
+import threading
+import warnings
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_errors():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_environment_check_is_silent():
+    from chainer import _environment_check
+
+    _environment_check.check()
+    assert not hasattr(_environment_check, "pkg_resources")
+
+
+def test_testing_requirements():
+    pytest.importorskip("scipy")
+    import chainer.testing
+
+    def skips(decorator):
+        return getattr(decorator(lambda: None), "__unittest_skip__", False)
+
+    assert not skips(chainer.testing.with_requires("scipy>=0.19"))
+    assert skips(chainer.testing.with_requires("scipy>=999"))
+    assert skips(chainer.testing.without_requires("scipy"))
+
+
+def test_doctest_requirements():
+    from chainer.testing import doctest_helper
+
+    assert doctest_helper.skipif_requires_satisfied("numpy>=1.10")
+    assert not doctest_helper.skipif_requires_satisfied("numpy>=999")
+
+
+def test_experimental_warnings_only_of_users():
+    chainer.utils.experimental("chainermn.functions.bcast")
+    with pytest.warns(FutureWarning, match="mine.f is experimental"):
+        chainer.utils.experimental("mine.f")
+
+
+def test_multiprocess_iterator():
+    iterator = chainer.iterators.MultiprocessIterator(
+        list(range(6)), 3, shuffle=False, n_processes=1
+    )
+    with warnings.catch_warnings():
+        # Python 3.12 warns of fork in a process with threads, such as pytest's.
+        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
+        assert [iterator.next(), iterator.next()] == [[0, 1, 2], [3, 4, 5]]
+        threads = [t for t in threading.enumerate() if t.name == "prefetch_loop"]
+        assert threads and all(thread.daemon for thread in threads)
+        iterator.finalize()
+
+
+def test_hdf5_strings(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file.create_dataset("text", data="epoch")
+    with h5py.File(tmp_path / "f.h5", "r") as file:
+        assert chainer.serializers.HDF5Deserializer(file)("text", "") == "epoch"
+
+
+def test_as_strided_gradient():
+    x = chainer.Variable(np.arange(6, dtype="f"))
+    y = F.as_strided(x, (4, 3), (1, 1))
+    F.sum(y).backward()
+    np.testing.assert_array_equal(x.grad, [1, 2, 3, 3, 2, 1])
+
+
+@pytest.mark.parametrize("align_corners", [True, False])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_resize_images(mode, align_corners):
+    x = chainer.Variable(np.arange(16, dtype="f").reshape(1, 1, 4, 4))
+    y = F.resize_images(x, (8, 8), mode=mode, align_corners=align_corners)
+    F.sum(y).backward()
+    assert y.shape == (1, 1, 8, 8)
+    assert y.dtype == x.grad.dtype == np.float32
+    assert x.grad.sum() == pytest.approx(64)
+
+
+def test_categorical_log_prob():
+    p = np.array([[0.25, 0.75], [0.5, 0.5]], "f")
+    log_prob = chainer.distributions.Categorical(p=p).log_prob(np.array([1, 0]))
+    np.testing.assert_allclose(log_prob.array, np.log([0.75, 0.5]), rtol=1e-6)
+
+
+def test_debug_print_names_the_cpu():
+    text = chainer.Variable(np.zeros(2, "f"), name="x").debug_print()
+    assert "- device: CPU\n" in text
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32", "float16"])
+def test_pad_sequence(dtype):
+    xs = [np.ones(1, dtype), np.ones(3, dtype)]
+    y = F.pad_sequence(xs, padding=-1).array
+    assert y.dtype == dtype
+    np.testing.assert_array_equal(y[0], np.array([1, -1, -1]).astype(dtype))
+
+
+def test_sparse_matmul_float16():
+    sparse = pytest.importorskip("scipy.sparse")
+    a = np.array([[1, 0], [0.5, 2]], "f")
+    b = np.array([[1, 2], [3, 4]], "e")
+    m = sparse.coo_matrix(a)
+    coo = chainer.utils.CooMatrix(
+        m.data.astype("e"), m.row, m.col, m.shape, requires_grad=True
+    )
+    y = F.sparse_matmul(coo, chainer.Variable(b))
+    assert y.dtype == np.float16
+    np.testing.assert_allclose(y.array, a @ b)
+    F.sum(y).backward()
+    assert coo.data.grad.dtype == np.float16
+
+
+def test_fix():
+    x = np.array([-1.5, 1.5, 0.2], "f")
+    np.testing.assert_array_equal(F.fix(x).array, [-1, 1, 0])
+    divisor = chainer.Variable(np.array([1, 1, 1], "f"))
+    F.sum(F.fmod(chainer.Variable(x), divisor)).backward()
+    np.testing.assert_array_equal(divisor.grad, [1, -1, 0])
+
+
+def test_concat_examples_with_padding():
+    batch = [np.ones((1, 2), "f"), np.ones((2, 1), "f")]
+    y = chainer.dataset.concat_examples(batch, padding=-1)
+    np.testing.assert_array_equal(y[0], [[1, 1], [-1, -1]])
+    np.testing.assert_array_equal(y[1], [[1, -1], [1, -1]])
+
+
+def test_maxout_with_functions_as_initializers():
+    shapes = []
+
+    def count_up(array):
+        shapes.append(array.shape)
+        array[...] = np.arange(array.size).reshape(array.shape)
+
+    link = L.Maxout(3, 2, 4, initialW=count_up, initial_bias=count_up)
+    assert shapes == [(2, 4, 3), (2, 4)]
+    np.testing.assert_array_equal(link.linear.W.array.ravel(), np.arange(24))
+    np.testing.assert_array_equal(link.linear.b.array, np.arange(8))
+
+
+def test_caffe_messages():
+    pytest.importorskip("google.protobuf")
+    from chainer.links.caffe import caffe_function
+    from chainer.links.caffe.protobuf3 import caffe_pb2
+
+    assert (caffe_pb2.TRAIN, caffe_pb2.Phase.Name(1)) == (0, "TEST")
+    assert caffe_pb2.V1LayerParameter.CONVOLUTION == 4
+    net = caffe_pb2.NetParameter(name="net")
+    net.layer.add(name="linear", type="InnerProduct").blobs.add(data=[1, 2])
+    again = caffe_pb2.NetParameter.FromString(net.SerializeToString())
+    assert again.layer[0].blobs[0].data[:] == [1, 2]
+    assert caffe_function.caffe_pb is caffe_pb2
+
+
+def test_caffe_round_trip(tmp_path):
+    pytest.importorskip("google.protobuf")
+    from chainer.exporters import caffe
+
+    class Net(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.linear = L.Linear(3, 2)
+
+        def forward(self, x):
+            return F.relu(self.linear(x))
+
+    net, x = Net(), np.random.rand(1, 3).astype("f")
+    caffe.export(net, [chainer.Variable(x)], str(tmp_path), True)
+    function = L.caffe.CaffeFunction(str(tmp_path / "chainer_model.caffemodel"))
+    assert function["LinearFunction-0-1"].W.shape == (2, 3)
+
+
+def test_snapshot_round_trip():
+    model, other = L.Linear(3, 2), L.Linear(3, 2)
+    file = io.BytesIO()
+    chainer.serializers.save_npz(file, model)
+    file.seek(0)
+    chainer.serializers.load_npz(file, other)
+    np.testing.assert_array_equal(model.W.array, other.W.array)
+
+
+def test_numpy_keeps_its_names_until_asked():
+    code = (
+        "import chainer, chainer_compat, numpy as np\n"
+        "before = 'float' in vars(np)\n"
+        "added = chainer_compat.enable_numpy_aliases()\n"
+        "print(before, 'float' in added)\n"
+        "print(np.float is float, np.zeros(2, np.int).dtype, np.float_ is np.float64)"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    modern = np.lib.NumpyVersion(np.__version__) >= "1.24.0"
+    assert output == [f"False {modern}", "True int64 True"]
