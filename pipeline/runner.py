@@ -96,6 +96,7 @@ class Runner:
                         channel, source
                     )
         self._program = functools.lru_cache(maxsize=8)(self._lower)
+        self._failed = False
         self.record: Record | None = None
 
     def run(self, schedule: Schedule, inputs: Sequence[Any]) -> list[Any]:
@@ -113,8 +114,16 @@ class Runner:
         Raises:
             ActionError: If a layer fails.
             StallError: If another rank does not answer in time.
+            RuntimeError: If an earlier run failed.
 
         """
+        if self._failed:
+            raise RuntimeError(
+                "an earlier minibatch failed on this rank, so the other ranks' messages"
+                " are out of step: make a new Pipeline on all ranks"
+            )
+        # Cleared at the end.
+        self._failed = True
         program = self._program(schedule)
         end = schedule.n_stages
         # Results wait here until the next action uses them or they are sent.
@@ -149,6 +158,7 @@ class Runner:
                     self._post_next(slot[:2], posts)
             times.append(clock())
         self._transport.flush()
+        self._failed = False
         return [outputs[i] for i in sorted(outputs)]
 
     def _lower(self, schedule: Schedule) -> _Program:

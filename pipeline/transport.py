@@ -27,10 +27,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
-import chainer
 import numpy as np
 from mpi4py import MPI
 
+from pipeline.buffers import create_buffers
 from pipeline.communicator import wait
 
 # MPI counts are 32-bit in MPI 3, so a message has at most 2 GiB; larger arrays go
@@ -79,7 +79,7 @@ class Transport:
     """Channels over mpi4py.
 
     Arrays travel at their own width, whatever their dtype, unless ``wire_dtype``
-    narrows them. CuPy arrays pass through page-locked arrays of the host.
+    narrows them.
 
     Args:
         comm (mpi4py.MPI.Comm): Used by this transport only.
@@ -101,7 +101,7 @@ class Transport:
     ) -> None:
         self.comm = comm
         self.timeout = timeout
-        self.xp = xp
+        self.buffers = create_buffers(xp)
         self._wire_dtype = None if wire_dtype is None else np.dtype(wire_dtype)
         self._sent: deque[list[MPI.Request]] = deque()
 
@@ -164,12 +164,13 @@ class Sender(_Channel):
             message: Tensors that are not modified afterwards.
 
         """
-        arrays = [
-            _on_host(t.array.astype(self._transport.on_wire(t.array.dtype), copy=False))
-            for t in message
-            if t.array is not None
+        transport = self._transport
+        buffers = [
+            transport.buffers.outgoing(array, transport.on_wire(array.dtype))
+            for array, _ in message
+            if array is not None
         ]
-        pieces = list(_pieces(arrays))
+        pieces = list(_pieces(buffers))
         new = signature(message)
         agreed = self._agreed.get(microbatch)
         if new == agreed:
@@ -187,7 +188,7 @@ class Sender(_Channel):
             requests.append(self._isend(text, self._signature_tag))
             requests += [self._isend(piece, self._new_tag) for piece in pieces]
         # A request holds the buffer it was given, and so the array.
-        self._transport.keep(requests)
+        transport.keep(requests)
 
     def _n_pieces(self, agreed: Signature) -> int:
         sizes = [
@@ -278,6 +279,7 @@ class Receiver(_Channel):
         slots = self._slots.setdefault(agreed, [])
         for slot in slots:
             if slot.is_free():
+                self._transport.buffers.reuse()
                 return slot
         slots.append(_Slot(agreed, self._transport, self._peer, self._data_tag))
         return slots[-1]
@@ -294,11 +296,10 @@ class _Slot:
         self, agreed: Signature, transport: Transport, peer: int, tag: int
     ) -> None:
         self._signature = agreed
-        self._xp = transport.xp
+        self._transport = transport
         self.is_posted = False
-        empty = _empty_on_host(self._xp)
         self.arrays = [
-            empty(spec.shape, transport.on_wire(spec.dtype))
+            transport.buffers.allocate(spec.shape, transport.on_wire(spec.dtype))
             for spec in agreed
             if spec.shape is not None
         ]
@@ -316,39 +317,14 @@ class _Slot:
 
     def message(self) -> tuple[Tensor, ...]:
         """Returns what was received."""
-        arrays = iter(self.arrays)
-        message = tuple(
+        incoming, arrays = self._transport.buffers.incoming, iter(self.arrays)
+        return tuple(
             Tensor(
-                None
-                if spec.shape is None
-                else self._xp.asarray(next(arrays)).astype(spec.dtype, copy=False),
+                None if spec.shape is None else incoming(next(arrays), spec.dtype),
                 spec.requires_grad,
             )
             for spec in self._signature
         )
-        if self._xp is not np:
-            # The copies to the device read the arrays, which may be received into
-            # again as soon as this returns.
-            self._xp.cuda.get_current_stream().synchronize()
-        return message
-
-
-def _on_host(array: Any) -> np.ndarray:
-    if isinstance(array, np.ndarray):
-        return np.ascontiguousarray(array)
-    xp = chainer.backend.get_array_module(array)
-    host = _empty_on_host(xp)(array.shape, array.dtype)
-    xp.ascontiguousarray(array).get(out=host)
-    return host
-
-
-def _empty_on_host(xp: Any) -> Callable[..., np.ndarray]:
-    """Returns what allocates host arrays to copy from and to ``xp``'s device."""
-    if xp is np:
-        return np.empty
-    import cupyx
-
-    return cupyx.empty_pinned
 
 
 def _pieces(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:

@@ -27,7 +27,7 @@ from models.vgg16 import VGG16
 from mpi4py import MPI
 
 from divisible import Divisible, Plan
-from pipeline import Pipeline, abort_on_error
+from pipeline import Pipeline, abort_on_error, schedules
 
 comm = MPI.COMM_WORLD
 
@@ -64,14 +64,19 @@ def main() -> None:
         plan = make_plan(args, model)
     except ValueError as error:
         parser.error(str(error))
-    # Each rank keeps its own layers.
-    stage = model.divide(*plan.range(comm.rank))
+    # The schedule says which stages a rank has; it keeps their layers only.
+    schedule = schedules.create(
+        args.schedule, plan.n_stages, args.microbatches, comm.size
+    )
+    mine = schedule.rank_stages(comm.rank)
+    stages = [model.divide(*plan.range(number)) for number in mine]
     del model
 
-    optimizer = OPTIMIZERS[args.optimizer](args.learning_rate).setup(stage)
-    pipe = Pipeline(stage, comm, args.microbatches, schedule=args.schedule)
+    make_optimizer = OPTIMIZERS[args.optimizer]
+    optimizers = [make_optimizer(args.learning_rate).setup(stage) for stage in stages]
+    pipe = Pipeline(stages, comm, schedule=schedule)
     say(f"{args.model} on {args.dataset}: {len(train.x)} images of {train.x.shape[1:]}")
-    say(f"{plan.n_layers} layers cut at {plan.cuts}, {pipe.schedule.name} schedule")
+    say(f"{plan.n_layers} layers cut at {plan.cuts}, {schedule.name} schedule")
     say("epoch   train loss  accuracy   test loss  accuracy   samples/s")
 
     log = []
@@ -83,9 +88,11 @@ def main() -> None:
         for begin in range(0, len(order), args.batchsize):
             batch = order[begin : begin + args.batchsize]
             result = pipe.step(train.x[batch], train.t[batch])
-            optimizer.update()
+            for optimizer in optimizers:
+                optimizer.update()
             train_mean.add(result, len(batch))
         speed = len(order) / (time.perf_counter() - start)
+        timeline = pipe.timeline()
 
         test_mean = Mean()
         for begin in range(0, len(test.x), args.batchsize):
@@ -94,7 +101,7 @@ def main() -> None:
 
         entry = {
             "epoch": epoch,
-            "iteration": optimizer.t,
+            "iteration": optimizers[0].t,
             "elapsed_time": time.perf_counter() - started,
             "samples_per_second": speed,
             **train_mean.report("main/"),
@@ -115,6 +122,10 @@ def main() -> None:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(log, file, indent=4)
         say(f"log written to {path}, after {log[-1]['elapsed_time']:.0f} s")
+        path = os.path.join(args.out, "timeline")
+        timeline.save(f"{path}.json")
+        timeline.plot(f"{path}.png")
+        say(f"the last minibatch's timeline is in {path}.json and {path}.png")
 
 
 class Mean:
@@ -163,13 +174,15 @@ def make_model(args: argparse.Namespace, shape: tuple[int, int, int]) -> Divisib
 
 def make_plan(args: argparse.Namespace, model: Divisible) -> Plan:
     """Says where to cut: as asked, or into stages of equally many layers."""
+    per_rank = 2 if args.schedule in ("interleaved", "looped_bfs", "zb_v") else 1
+    n_stages = per_rank * comm.size
     if args.cuts is None:
-        return Plan.uniform(len(model), comm.size)
+        return Plan.uniform(len(model), n_stages)
     plan = Plan([0, *args.cuts, len(model)])
-    if plan.n_stages != comm.size:
+    if plan.n_stages != n_stages:
         raise ValueError(
-            f"--cuts makes {plan.n_stages} stages for {comm.size} ranks; there must"
-            f" be one cut less than there are ranks"
+            f"--cuts makes {plan.n_stages} stages, but {args.schedule} on {comm.size}"
+            f" ranks has {n_stages}; there must be one cut less than there are stages"
         )
     return plan
 
@@ -204,7 +217,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--epoch", type=int, default=15, help="number of epochs")
     add("--batchsize", type=int, default=64, help="samples of a minibatch")
     add("--microbatches", type=int, default=4, help="parts of a minibatch")
-    add("--schedule", choices=("1f1b", "gpipe"), default="1f1b")
+    add("--schedule", choices=schedules.NAMES, default="1f1b")
     add(
         "--cuts",
         type=integers,
@@ -251,8 +264,12 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"--dropout must be at least 0 and below 1, not {args.dropout}")
     if not args.learning_rate > 0:
         parser.error(f"--learning-rate must be positive, not {args.learning_rate}")
-    if args.dataset == "digits" and importlib.util.find_spec("sklearn") is None:
-        parser.error("--dataset digits needs scikit-learn: pip install scikit-learn")
+    needed = {"matplotlib": "the timeline's picture needs matplotlib"}
+    if args.dataset == "digits":
+        needed["sklearn"] = "--dataset digits needs scikit-learn"
+    for module, words in needed.items():
+        if importlib.util.find_spec(module) is None:
+            parser.error(f"{words}: pip install 'divisible[examples]'")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def test_train_reads_chainers_data_sets(name, shape, tmp_path):
     "n, argv, message",
     [
         (3, ["--model", "mlp", "--layers", "1"], "1 layers cannot be cut into 3"),
-        (2, ["--cuts", "3,5"], "--cuts makes 3 stages for 2 ranks"),
+        (2, ["--cuts", "3,5"], "--cuts makes 3 stages, but 1f1b on 2 ranks has 2"),
         (3, ["--cuts", "5,3"], "cuts must grow"),
         (2, ["--cuts", "99"], "cuts must grow"),
         (2, ["--cuts", "a"], "argument --cuts: invalid integers value: 'a'"),

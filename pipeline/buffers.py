@@ -1,0 +1,120 @@
+"""Where the arrays of messages lie in memory while MPI reads and writes them.
+
+===================  =====================  ===========================================
+arrays of the model  MPI library            buffers
+===================  =====================  ===========================================
+NumPy                any                    the arrays themselves
+CuPy                 takes device memory    the arrays themselves, on the device
+CuPy                 any other              page-locked arrays of the host, and a copy
+===================  =====================  ===========================================
+
+The two for CuPy have not yet run on a GPU. NCCL is not used: it needs a device for
+each rank, and none with several has been at hand to build it on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+
+def create_buffers(xp: Any) -> HostBuffers:
+    """Returns what suits the arrays and the MPI library.
+
+    Args:
+        xp: The module of the model's arrays, ``numpy`` or ``cupy``.
+
+    """
+    if xp is np:
+        return HostBuffers()
+    return DeviceBuffers(xp) if mpi_takes_device_memory() else StagedBuffers(xp)
+
+
+def mpi_takes_device_memory() -> bool:
+    """Tells whether MPI messages may lie on a GPU.
+
+    Open MPI and MPICH answer the same call, which is not of the MPI standard and so
+    not in mpi4py.
+    """
+    library = ctypes.CDLL(MPI.__file__)
+    query = getattr(library, "MPIX_Query_cuda_support", None)
+    return query is not None and query() == 1
+
+
+class HostBuffers:
+    """NumPy arrays, sent from and received into where they are."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Returns a buffer to receive into."""
+        return np.empty(shape, dtype)
+
+    def reuse(self) -> None:
+        """Is called before MPI writes into a buffer that was used before."""
+
+    def outgoing(self, array: Any, dtype: Any) -> Any:
+        """Returns a contiguous buffer with the array as ``dtype``, ready to be read."""
+        return np.ascontiguousarray(array, dtype)
+
+    def incoming(self, buffer: Any, dtype: Any) -> Any:
+        """Returns the array of ``dtype`` that was received."""
+        return buffer.astype(dtype, copy=False)
+
+
+class DeviceBuffers(HostBuffers):
+    """CuPy arrays, sent from and received into where they are.
+
+    Kernels run behind the program, and MPI knows nothing of them: it must neither
+    read what is not computed yet, nor write what is still read.
+    """
+
+    def __init__(self, xp: Any) -> None:
+        self._xp = xp
+
+    def _wait_for_kernels(self) -> None:
+        self._xp.cuda.get_current_stream().synchronize()
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Returns a buffer to receive into."""
+        buffer = self._xp.empty(shape, dtype)
+        # The memory pool may hand out what a kernel still reads.
+        self._wait_for_kernels()
+        return buffer
+
+    def reuse(self) -> None:
+        """Is called before MPI writes into a buffer that was used before."""
+        self._wait_for_kernels()
+
+    def outgoing(self, array: Any, dtype: Any) -> Any:
+        """Returns a contiguous buffer with the array as ``dtype``, ready to be read."""
+        buffer = self._xp.ascontiguousarray(array, dtype)
+        self._wait_for_kernels()
+        return buffer
+
+
+class StagedBuffers(DeviceBuffers):
+    """Page-locked arrays of the host, copied from and to CuPy arrays."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Returns a buffer to receive into."""
+        import cupyx
+
+        return cupyx.empty_pinned(shape, dtype)
+
+    def reuse(self) -> None:
+        """Does nothing: :meth:`incoming` has waited for the copy."""
+
+    def outgoing(self, array: Any, dtype: Any) -> Any:
+        """Returns a contiguous buffer with the array as ``dtype``, ready to be read."""
+        array = self._xp.ascontiguousarray(array, dtype)
+        buffer = self.allocate(array.shape, array.dtype)
+        array.get(out=buffer)
+        return buffer
+
+    def incoming(self, buffer: Any, dtype: Any) -> Any:
+        """Returns the array of ``dtype`` that was received."""
+        array = self._xp.asarray(buffer).astype(dtype, copy=False)
+        self._wait_for_kernels()
+        return array
