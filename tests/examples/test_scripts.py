@@ -115,7 +115,12 @@ def test_train_says_what_to_install(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nsys.modules['sklearn'] = None"
     )
-    refused(2, [], "pip install scikit-learn", env={"PYTHONPATH": f"{tmp_path}:."})
+    refused(
+        2,
+        [],
+        "needs scikit-learn: pip install 'divisible[examples]'",
+        env={"PYTHONPATH": f"{tmp_path}:."},
+    )
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
