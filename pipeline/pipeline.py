@@ -22,9 +22,10 @@ from pipeline.communicator import (
     clock_offsets,
     duplicate,
 )
+from pipeline.loss import Loss
 from pipeline.runner import Runner
 from pipeline.schedule import Schedule
-from pipeline.stage import Loss, Stage
+from pipeline.stage import Stage
 from pipeline.timeline import Timeline
 from pipeline.transport import Tensor, Transport
 

@@ -8,14 +8,14 @@ held from its forward to its backward.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import chainer
-import numpy as np
 
 from divisible import Divisible
 from pipeline import backprop
 from pipeline.backprop import PendingWeightGradients
+from pipeline.loss import Loss
 from pipeline.transport import Tensor
 from pipeline.weight_gradients import WeightGradients
 
@@ -148,103 +148,6 @@ def _as_message(
     return tuple(Tensor(by_input.get(id(x))) for x in inputs)
 
 
-class Loss:
-    """What follows the last layer: loss and accuracy of a minibatch.
-
-    The minibatch's loss is the mean of its microbatches' losses weighted by their
-    numbers of samples, which is the loss of the undivided minibatch if ``lossfun``
-    is a mean over samples.
-
-    Args:
-        lossfun: ``lossfun(*outputs, *targets)`` returns a scalar variable, the mean
-            over the samples.
-        accfun: The same for the accuracy, or ``None``.
-
-    """
-
-    def __init__(self, lossfun: Callable, accfun: Callable | None) -> None:
-        self._functions = {"loss": lossfun}
-        if accfun is not None:
-            self._functions["accuracy"] = accfun
-        self.names = tuple(self._functions)
-        self._n_classes: int | None = None
-        self.start(None, ())
-
-    def start(self, targets: Sequence[tuple] | None, sizes: Sequence[int]) -> None:
-        """Begins a minibatch.
-
-        Args:
-            targets: For each microbatch its targets, a tuple of arrays; ``None`` if
-                no loss is wanted.
-            sizes: For each microbatch its number of samples.
-
-        Raises:
-            ValueError: If a class label is out of range, as far as the number of
-                classes is known from an earlier minibatch.
-
-        """
-        self._targets = targets
-        self._weights = np.asarray(sizes, dtype=np.float64)
-        self._weights /= max(1, self._weights.sum())
-        self._sums = np.zeros(len(self.names))
-        if self._n_classes is not None:
-            self._check_labels()
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether the minibatch has targets."""
-        return self._targets is not None
-
-    @property
-    def means(self) -> np.ndarray:
-        """The means over the microbatches seen so far, in the order of ``names``."""
-        return self._sums
-
-    def __call__(self, microbatch: int, outputs: list[Any]) -> chainer.Variable:
-        """Returns the loss of one microbatch, and counts it."""
-        if self._functions["loss"] is chainer.functions.softmax_cross_entropy:
-            self._check_outputs(microbatch, outputs)
-        targets = self._targets[microbatch]
-        values = [f(*outputs, *targets) for f in self._functions.values()]
-        for i, value in enumerate(values):
-            self._sums[i] += self._weights[microbatch] * float(_array(value))
-        return values[0]
-
-    def gradient(self, microbatch: int, loss: chainer.Variable) -> Any:
-        """Returns the gradient of the minibatch's loss by the microbatch's loss."""
-        xp = chainer.backend.get_array_module(loss.array)
-        return xp.full_like(loss.array, self._weights[microbatch])
-
-    def _check_outputs(self, microbatch: int, outputs: list[Any]) -> None:
-        n_outputs, n_targets = (
-            len(arrays[0]) for arrays in (outputs, self._targets[microbatch])
-        )
-        if n_outputs != n_targets:
-            raise ValueError(
-                f"microbatch {microbatch} has {n_outputs} samples but {n_targets}"
-                f" targets: the first rank's x and the last rank's t must be of the"
-                f" same minibatch"
-            )
-        if self._n_classes is None:
-            self._n_classes = outputs[0].shape[1]
-            self._check_labels()
-
-    def _check_labels(self) -> None:
-        """Refuses labels that NumPy would take from the end, and CuPy from anywhere."""
-        for i, targets in enumerate(self._targets or ()):
-            labels = targets[0]
-            if labels.size == 0 or labels.dtype.kind not in "iu":
-                continue
-            low, high = int(labels.min()), int(labels.max())
-            if low < -1 or high >= self._n_classes:
-                raise ValueError(
-                    f"microbatch {i} has the label"
-                    f" {low if low < -1 else high}, but the model has"
-                    f" {self._n_classes} outputs: labels go from 0 to"
-                    f" {self._n_classes - 1}, and -1 is ignored"
-                )
-
-
 def _value(tensor: Tensor) -> Any:
     """Returns what a layer is called with: just what the layer before returned."""
     if tensor.requires_grad is None:
@@ -256,7 +159,3 @@ def _tensor(y: Any) -> Tensor:
     if isinstance(y, chainer.Variable):
         return Tensor(y.array, y.requires_grad)
     return Tensor(y)
-
-
-def _array(value: Any) -> Any:
-    return getattr(value, "array", value)

@@ -232,6 +232,17 @@ def test_random_models(drawn):
     assert_on_ranks(2, random_models, drawn)
 
 
+def ignored_labels(comm):
+    (x, t), *_ = batches = make_batches([8, 8, 5])
+    t[:5] = -1
+    cuts = Plan.uniform(len(mlp()), comm.size).cuts
+    check_equal(comm, mlp, cuts, batches, n_microbatches=3)
+
+
+def test_ignored_labels():
+    assert_on_ranks(2, ignored_labels)
+
+
 class Split(chainer.Link):
     """A variable, one that is not used later, an array, and an integer variable."""
 

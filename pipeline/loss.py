@@ -1,0 +1,116 @@
+"""What follows the last layer: loss and accuracy of a minibatch in microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import chainer
+import numpy as np
+
+
+class Loss:
+    """The loss and the accuracy of a minibatch, from those of its microbatches.
+
+    The minibatch's loss is the mean of its microbatches' losses weighted by their
+    numbers of samples, which is the loss of the undivided minibatch if ``lossfun``
+    is a mean over samples. ``F.softmax_cross_entropy`` leaves out samples with the
+    label -1, and so do its weights.
+
+    Args:
+        lossfun: ``lossfun(*outputs, *targets)`` returns a scalar variable, the mean
+            over the samples.
+        accfun: The same for the accuracy, or ``None``.
+
+    """
+
+    def __init__(self, lossfun: Callable, accfun: Callable | None) -> None:
+        self._functions = {"loss": lossfun}
+        if accfun is not None:
+            self._functions["accuracy"] = accfun
+        self.names = tuple(self._functions)
+        self._classifies = lossfun is chainer.functions.softmax_cross_entropy
+        self._n_classes: int | None = None
+        self.start(None, ())
+
+    def start(self, targets: Sequence[tuple] | None, sizes: Sequence[int]) -> None:
+        """Begins a minibatch.
+
+        Args:
+            targets: For each microbatch its targets, a tuple of arrays; ``None`` if
+                no loss is wanted.
+            sizes: For each microbatch its number of samples.
+
+        Raises:
+            ValueError: If a class label is out of range, as far as the number of
+                classes is known from an earlier minibatch.
+
+        """
+        self._targets = targets
+        counts = dict.fromkeys(self.names, sizes)
+        if self._classifies and targets is not None:
+            counts["loss"] = [int((labels != -1).sum()) for labels, *_ in targets]
+        self._weights = {
+            name: np.asarray(n) / max(1, np.sum(n)) for name, n in counts.items()
+        }
+        self._values: list[tuple[int, list[Any]]] = []
+        if self._n_classes is not None:
+            self._check_labels()
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the minibatch has targets."""
+        return self._targets is not None
+
+    @property
+    def means(self) -> np.ndarray:
+        """The means over the microbatches seen so far, in the order of ``names``."""
+        means = np.zeros(len(self.names))
+        for microbatch, values in self._values:
+            for i, name in enumerate(self.names):
+                means[i] += self._weights[name][microbatch] * float(values[i])
+        return means
+
+    def __call__(self, microbatch: int, outputs: list[Any]) -> chainer.Variable:
+        """Returns the loss of one microbatch, and counts it."""
+        if self._classifies:
+            self._check_outputs(microbatch, outputs)
+        targets = self._targets[microbatch]
+        values = [f(*outputs, *targets) for f in self._functions.values()]
+        # Turned into numbers at the end only, for which a GPU has to be waited for.
+        self._values.append((microbatch, [chainer.as_array(y) for y in values]))
+        return values[0]
+
+    def gradient(self, microbatch: int, loss: chainer.Variable) -> Any:
+        """Returns the gradient of the minibatch's loss by the microbatch's loss."""
+        xp = chainer.backend.get_array_module(loss.array)
+        return xp.full_like(loss.array, self._weights["loss"][microbatch])
+
+    def _check_outputs(self, microbatch: int, outputs: list[Any]) -> None:
+        n_outputs, n_targets = (
+            len(arrays[0]) for arrays in (outputs, self._targets[microbatch])
+        )
+        if n_outputs != n_targets:
+            raise ValueError(
+                f"microbatch {microbatch} has {n_outputs} samples but {n_targets}"
+                f" targets: the first rank's x and the last rank's t must be of the"
+                f" same minibatch"
+            )
+        if self._n_classes is None:
+            self._n_classes = outputs[0].shape[1]
+            self._check_labels()
+
+    def _check_labels(self) -> None:
+        """Refuses labels that NumPy would take from the end, and CuPy from anywhere."""
+        for i, targets in enumerate(self._targets or ()):
+            labels = targets[0]
+            if labels.size == 0 or labels.dtype.kind not in "iu":
+                continue
+            low, high = int(labels.min()), int(labels.max())
+            if low < -1 or high >= self._n_classes:
+                raise ValueError(
+                    f"microbatch {i} has the label"
+                    f" {low if low < -1 else high}, but the model has"
+                    f" {self._n_classes} outputs: labels go from 0 to"
+                    f" {self._n_classes - 1}, and -1 is ignored"
+                )
