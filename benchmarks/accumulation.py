@@ -35,7 +35,7 @@ from pipeline.weight_gradients import WeightGradients, gemm_add
 
 
 def build(width: int, layers: int) -> chainer.Sequential:
-    """Return `layers` - 1 hidden layers of Linear and ReLU, and Linear to 10."""
+    """Returns `layers` - 1 hidden layers of Linear and ReLU, and Linear to 10."""
     model = chainer.Sequential()
     for _ in range(layers - 1):
         model.append(L.Linear(width, width, initialW=chainer.initializers.HeNormal()))
@@ -60,7 +60,7 @@ class Step:
         self.gradients = WeightGradients(model.params)
 
     def loss(self, x: chainer.Variable, t: numpy.ndarray) -> chainer.Variable:
-        """Return a microbatch's share in the mean loss of the minibatch."""
+        """Returns a microbatch's share in the mean loss of the minibatch."""
         return F.softmax_cross_entropy(self.model(x), t) * (len(x.array) / len(self.x))
 
     def undivided(self) -> None:
@@ -178,7 +178,7 @@ class Products:
 def measure(
     variants: dict[str, Callable[[], None]], rounds: int
 ) -> dict[str, list[float]]:
-    """Return for each variant its seconds in every round."""
+    """Returns for each variant its seconds in every round."""
     seconds = {name: [] for name in variants}
     for name in variants:
         variants[name]()
@@ -193,7 +193,7 @@ def measure(
 
 
 def report(title: str, seconds: dict[str, list[float]]) -> None:
-    """Print medians, and the ratios to the first variant with their range."""
+    """Prints medians, and the ratios to the first variant with their range."""
     print(f"{title:<46} {'CPU ms':>8} {'ratio':>6} {'min':>6} {'max':>6}")
     base = next(iter(seconds.values()))
     for name, values in seconds.items():
@@ -206,7 +206,7 @@ def report(title: str, seconds: dict[str, list[float]]) -> None:
 
 
 def machine() -> str:
-    """Describe what the figures depend on, apart from the load."""
+    """Describes what the figures depend on, apart from the load."""
     processor = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, IndexError), open("/proc/cpuinfo") as file:
         names = [line for line in file if line.startswith("model name")]
@@ -221,7 +221,7 @@ def machine() -> str:
 
 
 def main() -> None:
-    """Run the comparison that the arguments ask for."""
+    """Runs the comparison that the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=32)

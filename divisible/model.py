@@ -46,8 +46,7 @@ class Divisible(chainer.Sequential):
         model_layers (tuple): One line of text per layer of the undivided model;
             two ranks that built different models differ here.
 
-    .. admonition:: Example
-
+    Example:
         >>> import chainer.functions as F
         >>> import chainer.links as L
         >>> class MLP(Divisible):
@@ -60,7 +59,6 @@ class Divisible(chainer.Sequential):
         (1, 3)
         >>> sorted(path for path, _ in stage.namedparams())
         ['/2/W', '/2/b']
-
     """
 
     # A stage knows where it lies in which model.
@@ -128,13 +126,11 @@ class Divisible(chainer.Sequential):
             TypeError: If this class has a ``forward`` or parameters of its own,
                 which belong to no layer and so to no stage.
 
-        .. admonition:: Example
-
+        Example:
             >>> import chainer.functions as F
             >>> model = Divisible(F.relu, F.tanh, F.sigmoid)
             >>> len(model.divide(None, 1)), len(model.divide(1, None))
             (1, 2)
-
         """
         first, last = self.layer_range
         start = first if start is None else operator.index(start)
@@ -193,7 +189,6 @@ class Divisible(chainer.Sequential):
             RuntimeError: If there is no layer.
             Exception: What a layer raises, with the layer's position in the
                 undivided model as the attribute ``layer_position``.
-
         """
         if not self._layers:
             raise RuntimeError(f"{type(self).__name__} has no layers")
@@ -251,7 +246,6 @@ class Divisible(chainer.Sequential):
         Args:
             mode (str): ``'share'``, ``'copy'`` or ``'init'``, as for
                 :meth:`chainer.Link.copy`.
-
         """
         ret = Link.copy(self, mode)
         if mode == "share":

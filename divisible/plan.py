@@ -20,12 +20,10 @@ class Plan:
     Raises:
         ValueError: If ``cuts`` is not of this form.
 
-    .. admonition:: Example
-
+    Example:
         >>> plan = Plan([0, 3, 5])
         >>> plan.n_stages, plan.range(1)
         (2, (3, 5))
-
     """
 
     cuts: Sequence[int]
@@ -57,11 +55,9 @@ class Plan:
         Raises:
             ValueError: If there are more stages than layers.
 
-        .. admonition:: Example
-
+        Example:
             >>> Plan.uniform(5, 2).cuts
             [0, 3, 5]
-
         """
         if not 1 <= n_stages <= n_layers:
             raise ValueError(
@@ -86,7 +82,6 @@ class Plan:
 
         Raises:
             IndexError: If there is no such stage.
-
         """
         if not 0 <= stage < self.n_stages:
             raise IndexError(

@@ -94,17 +94,16 @@ class PendingWeightGradients:
         return backprop
 
     def run(self) -> None:
-        """Compute the weight gradients (W) and release everything held for them.
+        """Computes the weight gradients (W) and release everything held for them.
 
         Raises:
             RuntimeError: It has run before.
-
         """
         run_together([self])
 
 
 def run_together(pendings: Iterable[PendingWeightGradients]) -> None:
-    """Run the weight gradients of several microbatches of a stage, layer by layer.
+    """Runs the weight gradients of several microbatches of a stage, layer by layer.
 
     The gradient of a layer then stays in the cache while all microbatches add to it,
     which makes up for most of what small matrix products lose::
@@ -117,7 +116,6 @@ def run_together(pendings: Iterable[PendingWeightGradients]) -> None:
 
     Raises:
         RuntimeError: One of them has run before, or is given twice.
-
     """
     # The microbatches have gone the same way, so that their n-th step is of one layer.
     # Where they differ, as after a branch, only the cache loses.
@@ -133,7 +131,7 @@ def backward(
     output_gradients: Sequence[Array | None],
     weight_gradients: WeightGradients,
 ) -> tuple[Array | None, ...]:
-    """Run the whole backward (B) of one microbatch.
+    """Runs the whole backward (B) of one microbatch.
 
     It gives what :func:`backward_input` and then :meth:`PendingWeightGradients.run`
     give, but computes weight gradients while their operands are in the cache and holds
@@ -171,7 +169,6 @@ def backward(
         >>> gradients.finish()
         >>> gx[0], link.W.grad
         (array([3., 3.], dtype=float32), array([[20., 20.]], dtype=float32))
-
     """
     backprop = _Backprop(weight_gradients, defer=False)
     gradients = backprop.run_activations(inputs, outputs, output_gradients)
@@ -185,7 +182,7 @@ def backward_input(
     output_gradients: Sequence[Array | None],
     weight_gradients: WeightGradients,
 ) -> tuple[tuple[Array | None, ...], PendingWeightGradients]:
-    """Compute the input gradients of one microbatch (I); weight gradients come later.
+    """Computes the input gradients of one microbatch (I); weight gradients come later.
 
     A function hook sees a function that is split twice, once in each half.
 
@@ -218,7 +215,6 @@ def backward_input(
         >>> gradients.finish()
         >>> link.W.grad
         array([[4., 4.]], dtype=float32)
-
     """
     backprop = _Backprop(weight_gradients, defer=True)
     gradients = backprop.run_activations(inputs, outputs, output_gradients)
@@ -280,7 +276,7 @@ class _Backprop:
         return tuple(None if g is None else g.array for g in gradients)
 
     def weight_steps(self) -> Iterator[None]:
-        """Compute what is left, pausing after every function."""
+        """Computes what is left, pausing after every function."""
         while self._deferred:
             self._run_weight(*self._deferred.popleft())
             yield
@@ -343,7 +339,7 @@ class _Backprop:
         targets: tuple[int, ...],
         output_gradients: tuple[chainer.Variable | None, ...],
     ) -> None:
-        """Compute gradients of the inputs asked for and pass them on."""
+        """Computes gradients of the inputs asked for and pass them on."""
         if not targets:
             return
         gradients: dict[variable.VariableNode, list[chainer.Variable]] = {}
@@ -360,7 +356,7 @@ class _Backprop:
             self._route(x)
 
     def _route(self, x: variable.VariableNode) -> None:
-        """See to the gradient that a node has received."""
+        """Sees to the gradient that a node has received."""
         creator = x.creator_node
         if not self._gradients[x]:
             del self._gradients[x]
@@ -398,7 +394,7 @@ class _Backprop:
         return x.creator_node in self._weight_functions
 
     def _release_unneeded(self) -> None:
-        """Cut what deferred functions hold beyond what their weights need."""
+        """Cuts what deferred functions hold beyond what their weights need."""
         retained, others = set(), set()
         for function, _, _ in self._deferred:
             indexes = function._input_indexes_to_retain or ()
@@ -450,7 +446,7 @@ def _parameter(x: variable.VariableNode) -> chainer.Parameter | None:
 def _weight_functions(
     outputs: Sequence[chainer.Variable],
 ) -> frozenset[chainer.FunctionNode]:
-    """Find the functions that compute a value from parameters alone."""
+    """Finds the functions that compute a value from parameters alone."""
     functions: set[chainer.FunctionNode] = set()
     found = [y.creator_node for y in outputs if y.creator_node is not None]
     while found:
@@ -477,7 +473,7 @@ def _observed(
     function: chainer.FunctionNode,
     output_gradients: tuple[chainer.Variable | None, ...],
 ) -> Iterator[None]:
-    """Run function hooks around a step, on the device of its arrays."""
+    """Runs function hooks around a step, on the device of its arrays."""
     hooks = dict(chainer.get_function_hooks())
     if function._n_local_function_hooks:
         hooks.update(function.local_function_hooks)
@@ -497,7 +493,7 @@ def _linear_in_place(
     gy: Array,
     weight_gradients: WeightGradients,
 ) -> tuple[int, ...]:
-    """Accumulate the weight gradients of a linear layer by GEMM.
+    """Accumulates the weight gradients of a linear layer by GEMM.
 
     Args:
         function: The function, of the inputs x (N, n_in), W (n_out, n_in) and b.
@@ -507,7 +503,6 @@ def _linear_in_place(
 
     Returns:
         The inputs that have been seen to; the others are left to ``backward``.
-
     """
     done = []
     for i, parameter in parameters.items():
@@ -527,7 +522,7 @@ def _linear_in_place(
 
 
 def _has_gemm(array: Array, gy: Array) -> bool:
-    """Tell whether BLAS multiplies the two; it knows no float16 on a CPU."""
+    """Tells whether BLAS multiplies the two; it knows no float16 on a CPU."""
     return (
         type(array) in _GEMM_ARRAYS
         and array.dtype == gy.dtype

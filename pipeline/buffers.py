@@ -26,7 +26,6 @@ def create_buffers(xp: Any) -> HostBuffers:
 
     Args:
         xp: The module of the model's arrays, ``numpy`` or ``cupy``.
-
     """
     if xp is np:
         return HostBuffers()

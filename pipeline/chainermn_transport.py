@@ -26,7 +26,6 @@ class ChainerMNTransport:
         comm (mpi4py.MPI.Comm): Used by this transport only.
         timeout (float): Seconds a send or receive may block. ChainerMN cannot be
             interrupted, so a longer one ends all ranks.
-
     """
 
     rendezvous = True

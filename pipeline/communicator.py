@@ -29,7 +29,6 @@ def as_mpi(comm: Any) -> MPI.Comm:
 
     Raises:
         TypeError: If ``comm`` is neither.
-
     """
     mpi_comm = getattr(comm, "mpi_comm", comm)
     if not isinstance(mpi_comm, MPI.Comm):
@@ -61,7 +60,6 @@ def wait(
 
     Raises:
         StallError: If the time is over.
-
     """
     answer = test()
     if answer:
@@ -176,14 +174,12 @@ def abort_on_error(comm: Any = None) -> None:
     Args:
         comm: A ChainerMN or mpi4py communicator; ``MPI.COMM_WORLD`` by default.
 
-    .. admonition:: Example
-
+    Example:
         >>> import sys
         >>> from pipeline import abort_on_error
         >>> hook = sys.excepthook
         >>> abort_on_error()
         >>> sys.excepthook = hook
-
     """
     mpi_comm = MPI.COMM_WORLD if comm is None else as_mpi(comm)
     if MPI.COMM_WORLD.size == 1 or isinstance(sys.excepthook, _AbortHook):

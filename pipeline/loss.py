@@ -21,7 +21,6 @@ class Loss:
         lossfun: ``lossfun(*outputs, *targets)`` returns a scalar variable, the mean
             over the samples.
         accfun: The same for the accuracy, or ``None``.
-
     """
 
     def __init__(self, lossfun: Callable, accfun: Callable | None) -> None:
@@ -44,7 +43,6 @@ class Loss:
         Raises:
             ValueError: If a class label is out of range, as far as the number of
                 classes is known from an earlier minibatch.
-
         """
         self._targets = targets
         counts = dict.fromkeys(self.names, sizes)

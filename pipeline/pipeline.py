@@ -71,8 +71,7 @@ class Pipeline:
         ValueError: If an argument is out of range.
         TypeError: If an argument is of the wrong type.
 
-    .. admonition:: Example
-
+    Example:
         >>> import chainer
         >>> import chainer.links as L
         >>> import numpy as np
@@ -91,7 +90,6 @@ class Pipeline:
 
     See section 3 of Takizawa et al. (2022); :func:`~pipeline.send_data` and the
     others are its own means.
-
     """
 
     def __init__(
@@ -204,7 +202,6 @@ class Pipeline:
                 trained on.
             ActionError: If a layer fails.
             StallError: If another rank does not answer in time.
-
         """
         inputs = self._start(x, t)
         for stage in self._stages.values():
@@ -235,7 +232,6 @@ class Pipeline:
 
         Returns:
             array or tuple of arrays: What the last layer returns, on every rank.
-
         """
         inputs = self._split_inputs(x)
         self._loss.start(None, ())
@@ -265,7 +261,6 @@ class Pipeline:
 
         Raises:
             RuntimeError: If there was no minibatch yet.
-
         """
         record = self._runner.record
         if record is None:
@@ -347,7 +342,6 @@ def _agree_on_stages(
 
     Returns:
         The rank of each stage, and the positions of this rank's stages.
-
     """
     model = mine[0].model_layers if mine else ()
     gathered = all_gather(comm, ([part.layer_range for part in mine], model), timeout)

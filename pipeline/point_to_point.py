@@ -21,7 +21,6 @@ def send_data(comm: Any, y: chainer.Variable, dest: int) -> None:
         comm: A ChainerMN communicator.
         y (chainer.Variable or array or tuple of them): The output.
         dest (int): The rank of the next stage.
-
     """
     comm.send(_map(lambda variable: chainer.as_variable(variable).array, y), dest, 0)
 
@@ -38,7 +37,6 @@ def recv_data(comm: Any, x: chainer.Variable | None, source: int) -> chainer.Var
     Returns:
         chainer.Variable or tuple of them: The input, a leaf of the stage's graph.
         What was sent as float16 arrives as float32.
-
     """
     received = comm.recv(source, 0)
     if x is None:
@@ -57,7 +55,6 @@ def send_grad(comm: Any, x: chainer.Variable, dest: int) -> None:
 
     Raises:
         ValueError: If ``x`` has no gradient; nothing is sent then.
-
     """
 
     def gradient(variable: chainer.Variable) -> Any:
@@ -82,7 +79,6 @@ def recv_grad(comm: Any, y: chainer.Variable, source: int) -> chainer.Variable:
 
     Returns:
         ``y``, with its ``grad`` set, ready for ``y.backward()``.
-
     """
     received = comm.recv(source, 0)
     if isinstance(y, tuple):

@@ -50,7 +50,6 @@ class Record(NamedTuple):
     Attributes:
         operations: The actions and messages, in order.
         times: The start and end of each in turn, in seconds of this host's clock.
-
     """
 
     operations: Sequence[Operation]
@@ -68,7 +67,6 @@ class Runner:
 
     Attributes:
         record (Record or None): The times of the last run.
-
     """
 
     def __init__(
@@ -115,7 +113,6 @@ class Runner:
             ActionError: If a layer fails.
             StallError: If another rank does not answer in time.
             RuntimeError: If an earlier run failed.
-
         """
         if self._failed:
             raise RuntimeError(
@@ -217,7 +214,6 @@ class _Program(NamedTuple):
         next_actions: For each operation the first action from there on, for which a
             receive waits.
         receives: For each channel the microbatches that come over it, in order.
-
     """
 
     operations: Sequence[Operation]

@@ -38,7 +38,6 @@ class Stage:
     Args:
         layers (Divisible): The layers.
         loss (Loss or None): On the last stage, what follows the layers.
-
     """
 
     def __init__(self, layers: Divisible, loss: Loss | None = None) -> None:
@@ -70,7 +69,6 @@ class Stage:
 
         Returns:
             The outputs, as tensors; none of the loss.
-
         """
         if not inputs:
             return ()
@@ -97,7 +95,6 @@ class Stage:
 
         Returns:
             One tensor per input: its gradient, or none where there is none.
-
         """
         if microbatch not in self._held:
             return ()

@@ -45,7 +45,6 @@ class Tensor(NamedTuple):
         array: A NumPy or CuPy array, or ``None`` for a gradient there is not.
         requires_grad (bool or None): Whether the variable it comes from requires a
             gradient; ``None`` for an array that is no variable.
-
     """
 
     array: Any
@@ -91,7 +90,6 @@ class Transport:
 
     Attributes:
         rendezvous (bool): Whether sends may block until they are received.
-
     """
 
     rendezvous = False
@@ -130,7 +128,6 @@ class Transport:
 
         Raises:
             StallError: If that takes longer than the timeout.
-
         """
         while self._sent:
             wait(
@@ -162,7 +159,6 @@ class Sender(_Channel):
         Args:
             microbatch (int): The microbatch it belongs to.
             message: Tensors that are not modified afterwards.
-
         """
         transport = self._transport
         buffers = [
@@ -228,7 +224,6 @@ class Receiver(_Channel):
 
         Raises:
             StallError: If it does not come within the timeout.
-
         """
         posted, slot = self._posted.popleft()
         assert posted == microbatch, (posted, microbatch)

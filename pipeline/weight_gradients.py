@@ -73,7 +73,6 @@ class WeightGradients:
         array([[11., 22.]], dtype=float32)
         >>> link.b.grad is None
         True
-
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class WeightGradients:
         self._slots: dict[int, _Slot] = {}
 
     def begin(self) -> None:
-        """Empty all gradients; what an unfinished minibatch left is forgotten."""
+        """Empties all gradients; what an unfinished minibatch left is forgotten."""
         for slot in self._slots.values():
             slot.filled = False
         for parameter in self._known_parameters():
@@ -94,12 +93,11 @@ class WeightGradients:
             parameter.cleargrad()
 
     def add(self, parameter: chainer.Parameter, array: Array) -> None:
-        """Add one contribution.
+        """Adds one contribution.
 
         Args:
             parameter: An initialized parameter.
             array: Its gradient, of the parameter's shape and dtype. It is only read.
-
         """
         slot = self._slot(parameter)
         if slot.filled:
@@ -109,14 +107,13 @@ class WeightGradients:
             slot.filled = True
 
     def add_product(self, parameter: chainer.Parameter, a: Array, b: Array) -> None:
-        """Add the matrix product of two arrays without forming it elsewhere.
+        """Adds the matrix product of two arrays without forming it elsewhere.
 
         Args:
             parameter: A parameter whose array, with all axes but the first flattened,
                 has the shape (m, n).
             a: Array of shape (m, k), of the parameter's dtype.
             b: Array of shape (k, n), of the parameter's dtype.
-
         """
         slot = self._slot(parameter)
         out = slot.array.reshape(a.shape[0], b.shape[1])
@@ -132,13 +129,12 @@ class WeightGradients:
     def add_sum(
         self, parameter: chainer.Parameter, array: Array, axis: tuple[int, ...]
     ) -> None:
-        """Add the sum of an array over some axes.
+        """Adds the sum of an array over some axes.
 
         Args:
             parameter: A parameter of the shape that remains.
             array: Array of the parameter's dtype.
             axis: The axes to sum over.
-
         """
         slot = self._slot(parameter)
         if slot.filled:
@@ -148,7 +144,7 @@ class WeightGradients:
             slot.filled = True
 
     def finish(self) -> None:
-        """Leave the minibatch's gradients in ``param.grad``.
+        """Leaves the minibatch's gradients in ``param.grad``.
 
         Parameters that received nothing have ``None`` there, as after Chainer's
         ``cleargrads`` and ``backward``.
@@ -184,7 +180,7 @@ def _fits(array: Array, data: Array) -> bool:
 
 
 def gemm_add(out: numpy.ndarray, a: numpy.ndarray, b: numpy.ndarray) -> None:
-    """Compute ``out += a @ b`` in one BLAS call; `out` is C contiguous.
+    """Computes ``out += a @ b`` in one BLAS call; `out` is C contiguous.
 
     BLAS thinks in columns, so it is given the transposed problem, out.T += b.T @ a.T:
     the transpose of a C contiguous array is a Fortran contiguous view of it. SciPy
@@ -208,7 +204,7 @@ def gemm_add(out: numpy.ndarray, a: numpy.ndarray, b: numpy.ndarray) -> None:
 
 
 def _fortran(matrix: numpy.ndarray) -> tuple[numpy.ndarray, bool]:
-    """Return a Fortran contiguous array and whether it is the matrix transposed."""
+    """Returns a Fortran contiguous array and whether it is the matrix transposed."""
     if matrix.flags.c_contiguous:
         return matrix.T, True
     return numpy.asfortranarray(matrix), False

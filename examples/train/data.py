@@ -19,7 +19,6 @@ class Images(NamedTuple):
         x (array): float32 in ``[0, 1]``, of the shape (samples, channels, height,
             width).
         t (array): int32 class numbers.
-
     """
 
     x: np.ndarray
@@ -46,7 +45,6 @@ def load(
 
     Raises:
         ImportError: If scikit-learn is missing and needed.
-
     """
     if name == "digits":
         return _digits()
@@ -67,7 +65,6 @@ def enlarge(images: Images, n_channels: int, size: int) -> Images:
 
         digits   1 x 8 x 8    each pixel 4 x 4       3 x 32 x 32
         mnist    1 x 28 x 28  2 pixels all around    3 x 32 x 32
-
     """
     n, channels, height, width = images.x.shape
     times = size // max(height, width)

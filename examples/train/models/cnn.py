@@ -18,7 +18,6 @@ class CNN(Divisible):
         n_classes (int): Number of classes.
         image_shape (tuple): Channels, height and width of the images.
         n_channels (int): Outputs of the first convolution.
-
     """
 
     def __init__(

@@ -25,7 +25,6 @@ class MLP(Divisible):
             as in the paper.
 
     Inputs of more than two axes, such as images, are flattened.
-
     """
 
     def __init__(

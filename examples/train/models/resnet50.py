@@ -59,7 +59,6 @@ class Bottleneck(chainer.Chain):
             as many.
         stride (int): 2 to halve height and width.
         batch_normalization (bool): Whether to normalize after each convolution.
-
     """
 
     def __init__(
@@ -113,7 +112,6 @@ class ResNet50(Divisible):
             microbatches, so only without it training equals serial training.
 
     See He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
-
     """
 
     def __init__(

@@ -35,7 +35,6 @@ class VGG16(Divisible):
 
     See Simonyan and Zisserman, Very Deep Convolutional Networks for Large-Scale Image
     Recognition, ICLR 2015, configuration D.
-
     """
 
     def __init__(
