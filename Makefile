@@ -1,5 +1,8 @@
 # make train   install everything into .venv and train a model on two ranks
 # make test    install everything into .venv and run the tests
+# make test-all
+#              the same with all combinations of schedules, ranks, transports and
+#              models
 # make lint    check the style of the code
 # make install only install; "make install EXTRAS=examples,test" without an MPI
 #              library, for a system MPI
@@ -21,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread per rank: several ranks share this machine's cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install train test test-chainer lint clean
+.PHONY: install train test test-all test-chainer lint clean
 
 install: $(VENV)/installed
 
@@ -35,6 +38,10 @@ train: install
 
 test: install
 	$(BIN)/python -m pytest
+
+# An expression that is true for every test.
+test-all: install
+	$(BIN)/python -m pytest -m "matrix or not matrix"
 
 # An environment of its own: these tests need a pytest from before version 8.
 test-chainer: .venv-chainer/installed

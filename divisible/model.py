@@ -188,10 +188,12 @@ class Divisible(chainer.Sequential):
         Raises:
             RuntimeError: If there is no layer.
             Exception: What a layer raises, with the layer's position in the
-                undivided model as the attribute ``layer_position``.
+                undivided model as the attribute ``layer_position``. Functions in the
+                graph have it as well, for errors in their backward.
         """
         if not self._layers:
             raise RuntimeError(f"{type(self).__name__} has no layers")
+        signed: set[chainer.FunctionNode] = set()
         for position, layer in enumerate(self._layers, self._start):
             try:
                 x = layer(*x) if isinstance(x, tuple) else layer(x)
@@ -200,6 +202,7 @@ class Divisible(chainer.Sequential):
                 # a nested model's is overwritten on the way out.
                 error.layer_position = position
                 raise
+            _sign(x, position, signed)
         return x
 
     # -- the list: chainer.Sequential's, by position ----------------------------
@@ -386,6 +389,18 @@ class Divisible(chainer.Sequential):
         )
 
     __repr__ = __str__
+
+
+def _sign(outputs: Any, position: int, signed: set[chainer.FunctionNode]) -> None:
+    """Writes a layer's position on the functions that it added to the graph."""
+    outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    found = [y.creator_node for y in outputs if isinstance(y, chainer.Variable)]
+    while found:
+        function = found.pop()
+        if function is not None and function not in signed:
+            signed.add(function)
+            function.layer_position = position
+            found.extend(x.creator_node for x in function.inputs)
 
 
 def _check_layer(layer: Layer) -> Layer:

@@ -482,7 +482,12 @@ def _observed(
     with chainer.using_device(backend.get_device_from_array(*inputs, *gradients)):
         for hook in hooks.values():
             hook.backward_preprocess(function, inputs, gradients)
-        yield
+        try:
+            yield
+        except Exception as error:
+            # The traceback shows the code of the function, not whose it is.
+            error.function_node = function
+            raise
         for hook in hooks.values():
             hook.backward_postprocess(function, inputs, gradients)
 

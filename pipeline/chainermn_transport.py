@@ -7,15 +7,16 @@ message of its own, and float16 travels as float32. It understands what
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import chainermn
 from mpi4py import MPI
 
+from pipeline.communicator import abort
 from pipeline.transport import Tensor, signature
 
 
@@ -84,8 +85,10 @@ class _Channel:
                 f" {waiting_for}, and ends all ranks\n"
             )
             sys.stderr.flush()
-            MPI.COMM_WORLD.Abort(1)
-            os._exit(1)
+            # A rank that waits for this one may have noticed first; the one that
+            # waits for the culprit says so as well.
+            time.sleep(0.5)
+            abort()
 
         timer = threading.Timer(self._timeout, give_up)
         timer.daemon = True

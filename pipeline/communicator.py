@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import pickle
 import socket
 import sys
@@ -46,6 +48,9 @@ def as_mpi(comm: Any) -> MPI.Comm:
 _SPIN_SECONDS = 50e-6
 _SHORTEST_SLEEP = 20e-6
 _LONGEST_SLEEP = 200e-6
+
+# How long an abort may take.
+_ABORT_SECONDS = 3
 
 
 def wait(
@@ -104,10 +109,29 @@ def all_gather(comm: MPI.Comm, value: Any, timeout: float) -> list:
     ]
 
 
+# Apart from those of the transport's channels, which count from 0.
+_TAG = 32767
+
+
 def broadcast(comm: MPI.Comm, buffer: np.ndarray, root: int, timeout: float) -> None:
     """Fills ``buffer`` on every rank with ``root``'s."""
-    request = comm.Ibcast(buffer, root)
-    wait(request.Test, timeout, lambda: f"rank {root} to say the result")
+    # Not MPI's broadcast, which passes through ranks in between: when one of them is
+    # stopped, nobody can tell which. What is broadcast here is small.
+    if comm.rank != root:
+        request = comm.Irecv(buffer, root, _TAG)
+        wait(request.Test, timeout, lambda: f"rank {root} to say the result")
+        return
+    requests = {
+        rank: comm.Isend(buffer, rank, _TAG)
+        for rank in range(comm.size)
+        if rank != root
+    }
+    for rank, request in requests.items():
+        wait(
+            request.Test,
+            timeout,
+            lambda rank=rank: f"rank {rank} to take the result",
+        )
 
 
 def broadcast_object(comm: MPI.Comm, value: Any, root: int, timeout: float) -> Any:
@@ -132,12 +156,12 @@ def clock_offsets(comm: MPI.Comm, timeout: float) -> list[float]:
     clock = np.empty(1)
 
     def receive(source: int) -> float:
-        request = comm.Irecv(clock, source)
+        request = comm.Irecv(clock, source, _TAG)
         wait(request.Test, timeout, lambda: f"rank {source} to tell its clock")
         return clock[0]
 
     def send(destination: int) -> None:
-        request = comm.Isend(np.array([time.perf_counter()]), destination)
+        request = comm.Isend(np.array([time.perf_counter()]), destination, _TAG)
         wait(request.Test, timeout, lambda: f"rank {destination} to read its clock")
 
     offsets = np.zeros(comm.size)
@@ -161,6 +185,18 @@ def clock_offsets(comm: MPI.Comm, timeout: float) -> list[float]:
 
 def _everyone(comm: MPI.Comm, purpose: str) -> str:
     return f"all {comm.size} ranks {purpose} (rank {comm.rank} is here)"
+
+
+def abort() -> None:
+    """Ends all ranks; at any rate this one."""
+    # MPI's abort asks mpiexec to end the ranks, and waits. Behind a link that is cut
+    # nobody answers. It holds Python's lock meanwhile, so no thread of Python's own
+    # could end this.
+    faulthandler.dump_traceback_later(
+        _ABORT_SECONDS, exit=True, file=open(os.devnull, "w")
+    )
+    MPI.COMM_WORLD.Abort(1)
+    os._exit(1)
 
 
 def abort_on_error(comm: Any = None) -> None:
@@ -208,4 +244,4 @@ class _AbortHook:
             sys.stderr.flush()
             # mpiexec drops what it has not read yet when a rank aborts.
             time.sleep(0.5)
-        MPI.COMM_WORLD.Abort(1)
+        abort()

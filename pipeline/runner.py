@@ -199,6 +199,8 @@ class Runner:
         if position is not None:
             text = layers.model_layers[position].splitlines()[0]
             layer = f", in layer {position}, {text}"
+        elif self._stages[action.stage].loss is not None:
+            layer = ", after the last layer, in lossfun or accfun"
         return (
             f"{action} failed on rank {self._rank} ({_WORDS[action.kind]} of microbatch"
             f" {action.microbatch}, stage {action.stage} with the layers {start} to"

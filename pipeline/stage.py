@@ -8,6 +8,7 @@ held from its forward to its backward.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import chainer
@@ -100,9 +101,9 @@ class Stage:
             return ()
         held = self._held.pop(microbatch)
         variables, arguments = self._backward_arguments(microbatch, held, gradients)
-        return _as_message(
-            held.inputs, variables, backprop.backward(variables, *arguments)
-        )
+        with _layer_named():
+            input_gradients = backprop.backward(variables, *arguments)
+        return _as_message(held.inputs, variables, input_gradients)
 
     def backward_input(self, microbatch: int, gradients: Message) -> Message:
         """Computes the input gradients of one microbatch (I), as :meth:`backward`.
@@ -113,15 +114,17 @@ class Stage:
             return ()
         held = self._held.pop(microbatch)
         variables, arguments = self._backward_arguments(microbatch, held, gradients)
-        input_gradients, self._pending[microbatch] = backprop.backward_input(
-            variables, *arguments
-        )
+        with _layer_named():
+            input_gradients, self._pending[microbatch] = backprop.backward_input(
+                variables, *arguments
+            )
         return _as_message(held.inputs, variables, input_gradients)
 
     def backward_weight(self, microbatch: int) -> None:
         """Adds the weight gradients of one microbatch (W)."""
         if microbatch in self._pending:
-            self._pending.pop(microbatch).run()
+            with _layer_named():
+                self._pending.pop(microbatch).run()
 
     def _backward_arguments(
         self, microbatch: int, held: _Held, gradients: Message
@@ -135,6 +138,17 @@ class Stage:
         ]
         variables = [x for x in held.inputs if isinstance(x, chainer.Variable)]
         return variables, (*map(list, zip(*outputs)), self._weight_gradients)
+
+
+@contextmanager
+def _layer_named() -> Iterator[None]:
+    """Says in an error which layer's backward raised it, as forward does."""
+    try:
+        yield
+    except Exception as error:
+        function = getattr(error, "function_node", None)
+        error.layer_position = getattr(function, "layer_position", None)
+        raise
 
 
 def _as_message(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -9,9 +10,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
 from typing import Any, Callable
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def launcher() -> str:
+    """Returns the path of mpiexec: the environment's own, or the system's."""
+    beside_python = pathlib.Path(sys.executable).parent / "mpiexec"
+    path = str(beside_python) if beside_python.exists() else shutil.which("mpiexec")
+    assert path, "no mpiexec in the environment; see README.md"
+    return path
 
 
 def mpiexec(
@@ -22,10 +35,7 @@ def mpiexec(
     Both output streams are in ``stdout``. Fails if the ranks have not all ended
     after ``timeout`` seconds.
     """
-    beside_python = pathlib.Path(sys.executable).parent / "mpiexec"
-    launcher = str(beside_python) if beside_python.exists() else shutil.which("mpiexec")
-    assert launcher, "no mpiexec in the environment; see README.md"
-    command = [launcher, "-n", str(n), sys.executable, *map(str, argv)]
+    command = [launcher(), "-n", str(n), sys.executable, *map(str, argv)]
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -52,6 +62,12 @@ def mpiexec(
     return subprocess.CompletedProcess(command, process.returncode, output)
 
 
+def worker(function: Callable, *args: Any) -> list[str]:
+    """Returns Python's arguments to call ``function(comm, *args)`` on a rank."""
+    name = f"{function.__module__}:{function.__name__}"
+    return ["-m", "tests.mpi_worker", name, json.dumps(args)]
+
+
 def on_ranks(
     n: int, function: Callable, *args: Any, timeout: float = 60
 ) -> subprocess.CompletedProcess:
@@ -59,8 +75,7 @@ def on_ranks(
 
     ``args`` travel as JSON. Asserts nothing; look at the result's ``returncode``.
     """
-    name = f"{function.__module__}:{function.__name__}"
-    return mpiexec(n, ["-m", "tests.mpi_worker", name, json.dumps(args)], timeout)
+    return mpiexec(n, worker(function, *args), timeout)
 
 
 def assert_on_ranks(n: int, function: Callable, *args: Any, timeout: float = 60) -> str:
@@ -69,3 +84,82 @@ def assert_on_ranks(n: int, function: Callable, *args: Any, timeout: float = 60)
     assert result.returncode == 0, result.stdout
     assert result.stdout.count("rank done") == n, result.stdout
     return result.stdout
+
+
+class Running:
+    """An MPI program that runs while the test does something to it.
+
+    Every process of it, on whichever host and in whichever session, inherits a mark
+    in its environment, by which it is found.
+    """
+
+    def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
+        self._mark = f"TEST_MARK={uuid.uuid4().hex}"
+        name, value = self._mark.split("=")
+        # A file: a pipe would stay open as long as any process holds it.
+        self._output = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), name: value},
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    @property
+    def output(self) -> str:
+        """What it has printed so far."""
+        size = os.fstat(self._output.fileno()).st_size
+        return os.pread(self._output.fileno(), size, 0).decode()
+
+    def processes(self) -> list[int]:
+        """Returns the ids of its processes that have not ended."""
+        found = []
+        for folder in pathlib.Path("/proc").glob("[0-9]*"):
+            # The environment of a process that has ended reads as empty.
+            with contextlib.suppress(OSError):
+                if self._mark.encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+        return found
+
+    def wait_for(self, condition: Callable[[], Any], seconds: float) -> Any:
+        """Waits until ``condition`` returns something true, and returns that."""
+        deadline = time.monotonic() + seconds
+        while True:
+            result = condition()
+            if result:
+                return result
+            assert time.monotonic() < deadline, self.output
+            time.sleep(0.05)
+
+    def wait(self, seconds: float) -> int:
+        """Waits until the program and all its processes have ended.
+
+        Returns:
+            The exit status of mpiexec.
+
+        """
+        self.wait_for(lambda: self.process.poll() is not None, seconds)
+        # The launcher's helpers on each host may need a moment more.
+        self.wait_for(lambda: not self.processes(), 5)
+        return self.process.returncode
+
+    def kill(self) -> None:
+        """Ends what is left of it."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self._output.close()
+
+
+@contextlib.contextmanager
+def running(command: list[str], env: dict[str, str] | None = None) -> Iterator[Running]:
+    """Starts a command such as ``[launcher(), '-n', '2', ...]``; ends it afterwards."""
+    program = Running(command, env)
+    try:
+        yield program
+    finally:
+        program.kill()
