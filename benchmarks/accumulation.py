@@ -30,7 +30,7 @@ import scipy
 from chainer import functions as F
 from chainer import links as L
 
-from pipeline.backprop import backward, backward_input, run_together
+from pipeline.backprop import backward, backward_input
 from pipeline.weight_gradients import WeightGradients, gemm_add
 
 
@@ -92,20 +92,6 @@ class Step:
             loss = self.loss(x, self.t[s])
             _, pending = backward_input([x], [loss], [one], self.gradients)
             pending.run()
-        self.gradients.finish()
-
-    def split_backward_together(self) -> None:
-        """Microbatches with split backward, W of four at a time."""
-        self.gradients.begin()
-        one = numpy.ones((), self.x.dtype)
-        pendings = []
-        for i, s in enumerate(self.slices, 1):
-            x = chainer.Variable(self.x[s])
-            loss = self.loss(x, self.t[s])
-            pendings.append(backward_input([x], [loss], [one], self.gradients)[1])
-            if i % 4 == 0 or i == len(self.slices):
-                run_together(pendings)
-                pendings.clear()
         self.gradients.finish()
 
 

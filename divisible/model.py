@@ -95,6 +95,14 @@ class Divisible(chainer.Sequential):
         return tuple(_describe(layer) for layer in self._layers)
 
     @property
+    def first_positions(self) -> tuple[int, ...]:
+        """For each layer its first position in the undivided model.
+
+        A position before that of the layer itself tells of a repeated link.
+        """
+        return tuple(self._positions)
+
+    @property
     def is_stage(self) -> bool:
         """Whether this came from :meth:`divide`."""
         return self._model_layers is not None
@@ -271,8 +279,8 @@ class Divisible(chainer.Sequential):
     def _number_layers(self) -> None:
         first: dict[int, int] = {}
         self._positions = [
-            first.setdefault(id(layer), position)
-            for position, layer in enumerate(self._layers)
+            first.setdefault(id(layer), i) if isinstance(layer, Link) else i
+            for i, layer in enumerate(self._layers)
         ]
         self._name_links()
 

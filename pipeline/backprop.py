@@ -28,8 +28,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import heapq
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import chainer
@@ -85,44 +84,18 @@ class PendingWeightGradients:
     def __init__(self, backprop: _Backprop) -> None:
         self._backprop: _Backprop | None = backprop
 
-    def _take(self) -> _Backprop:
+    def run(self) -> None:
+        """Computes the weight gradients (W) and releases everything held for them.
+
+        Raises:
+            RuntimeError: If it has run before.
+        """
         if self._backprop is None:
             raise RuntimeError(
                 "the weight gradients of this microbatch have been computed already"
             )
         backprop, self._backprop = self._backprop, None
-        return backprop
-
-    def run(self) -> None:
-        """Computes the weight gradients (W) and release everything held for them.
-
-        Raises:
-            RuntimeError: It has run before.
-        """
-        run_together([self])
-
-
-def run_together(pendings: Iterable[PendingWeightGradients]) -> None:
-    """Runs the weight gradients of several microbatches of a stage, layer by layer.
-
-    The gradient of a layer then stays in the cache while all microbatches add to it,
-    which makes up for most of what small matrix products lose::
-
-        run() of each         0W0 1W0 2W0 ...  0W1 1W1 2W1 ...      iWk: layer i,
-        run_together()        0W0 0W1 ...  1W0 1W1 ...  2W0 2W1     microbatch k
-
-    Args:
-        pendings: What :func:`backward_input` returned for the microbatches.
-
-    Raises:
-        RuntimeError: One of them has run before, or is given twice.
-    """
-    # The microbatches have gone the same way, so that their n-th step is of one layer.
-    # Where they differ, as after a branch, only the cache loses.
-    steps = [pending._take().weight_steps() for pending in pendings]
-    with chainer.using_config("enable_backprop", False):
-        for _ in itertools.zip_longest(*steps):
-            pass
+        backprop.run_weights()
 
 
 def backward(
@@ -172,7 +145,7 @@ def backward(
     """
     backprop = _Backprop(weight_gradients, defer=False)
     gradients = backprop.run_activations(inputs, outputs, output_gradients)
-    PendingWeightGradients(backprop).run()
+    backprop.run_weights()
     return gradients
 
 
@@ -275,16 +248,14 @@ class _Backprop:
         self._inputs = frozenset()
         return tuple(None if g is None else g.array for g in gradients)
 
-    def weight_steps(self) -> Iterator[None]:
-        """Computes what is left, pausing after every function."""
-        while self._deferred:
-            self._run_weight(*self._deferred.popleft())
-            yield
-        while self._weights:
-            function = self._weights.pop()
-            output_gradients = self._pop_output_gradients(function)
-            self._step(function, _targets(function), output_gradients)
-            yield
+    def run_weights(self) -> None:
+        with chainer.using_config("enable_backprop", False):
+            while self._deferred:
+                self._run_weight(*self._deferred.popleft())
+            while self._weights:
+                function = self._weights.pop()
+                output_gradients = self._pop_output_gradients(function)
+                self._step(function, _targets(function), output_gradients)
 
     def _run_activation(self, function: chainer.FunctionNode) -> None:
         output_gradients = self._pop_output_gradients(function)

@@ -17,7 +17,7 @@ import chainermn
 from mpi4py import MPI
 
 from pipeline.communicator import abort
-from pipeline.transport import Tensor, signature
+from pipeline.message import Tensor, signature
 
 
 class ChainerMNTransport:
@@ -34,6 +34,8 @@ class ChainerMNTransport:
     def __init__(self, comm: MPI.Comm, timeout: float) -> None:
         self.comm = chainermn.create_communicator("naive", comm)
         self.timeout = timeout
+        # ChainerMN cannot look up while it waits.
+        self.watch = lambda: None
 
     def sender(self, channel: int, peer: int) -> _Channel:
         """Returns this rank's end of a channel that leads to rank ``peer``."""
@@ -61,6 +63,9 @@ class _Channel:
 
     def post(self, microbatch: int) -> None:
         pass  # ChainerMN allocates when a message arrives.
+
+    def close(self) -> None:
+        pass  # There is nothing to free.
 
     def receive(self, microbatch: int, waiting: str) -> tuple[Tensor, ...]:
         with self._deadline(f"what rank {self._peer} sends, to run {waiting}"):

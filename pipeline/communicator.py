@@ -11,7 +11,6 @@ import pickle
 import socket
 import sys
 import time
-import traceback
 from typing import Any, Callable
 
 import numpy as np
@@ -44,10 +43,11 @@ def as_mpi(comm: Any) -> MPI.Comm:
 # An MPI library spins while it waits, which starves the other ranks when they
 # share a core and wastes the quota of a host that has less than one. So this
 # module polls: at first at once, for the latency of small messages, then with
-# sleeps that grow with the time already waited, up to a bound.
+# sleeps of a share of the time already waited, within bounds.
 _SPIN_SECONDS = 50e-6
 _SHORTEST_SLEEP = 20e-6
-_LONGEST_SLEEP = 200e-6
+_LONGEST_SLEEP = 1e-3
+_SLEEP_SHARE = 0.01
 
 # How long an abort may take.
 _ABORT_SECONDS = 3
@@ -79,7 +79,7 @@ def wait(
                 f" timeout"
             )
         if waited > _SPIN_SECONDS:
-            time.sleep(min(_LONGEST_SLEEP, max(_SHORTEST_SLEEP, waited / 8)))
+            time.sleep(min(_LONGEST_SLEEP, max(_SHORTEST_SLEEP, waited * _SLEEP_SHARE)))
         answer = test()
         if answer:
             return answer
@@ -192,14 +192,13 @@ def abort() -> None:
     # MPI's abort asks mpiexec to end the ranks, and waits. Behind a link that is cut
     # nobody answers. It holds Python's lock meanwhile, so no thread of Python's own
     # could end this.
-    faulthandler.dump_traceback_later(
-        _ABORT_SECONDS, exit=True, file=open(os.devnull, "w")
-    )
-    MPI.COMM_WORLD.Abort(1)
+    with open(os.devnull, "w") as nowhere:
+        faulthandler.dump_traceback_later(_ABORT_SECONDS, exit=True, file=nowhere)
+        MPI.COMM_WORLD.Abort(1)
     os._exit(1)
 
 
-def abort_on_error(comm: Any = None) -> None:
+def abort_on_error() -> None:
     """Makes an uncaught exception on one rank end all ranks.
 
     Without it a rank that fails leaves the others waiting for its messages. The
@@ -207,8 +206,8 @@ def abort_on_error(comm: Any = None) -> None:
     rank raises alike is printed once. :class:`~pipeline.Pipeline` calls this; call
     it at the top of a script to cover what comes before.
 
-    Args:
-        comm: A ChainerMN or mpi4py communicator; ``MPI.COMM_WORLD`` by default.
+    ``sys.exit`` is no exception in this sense: the other ranks learn of it when their
+    wait for this one times out. Raise instead.
 
     Example:
         >>> import sys
@@ -217,30 +216,28 @@ def abort_on_error(comm: Any = None) -> None:
         >>> abort_on_error()
         >>> sys.excepthook = hook
     """
-    mpi_comm = MPI.COMM_WORLD if comm is None else as_mpi(comm)
-    if MPI.COMM_WORLD.size == 1 or isinstance(sys.excepthook, _AbortHook):
-        return
-    sys.excepthook = _AbortHook(mpi_comm)
+    if MPI.COMM_WORLD.size > 1 and not isinstance(sys.excepthook, _AbortHook):
+        sys.excepthook = _AbortHook(sys.excepthook)
 
 
 class _AbortHook:
-    def __init__(self, comm: MPI.Comm) -> None:
-        self._comm = comm
+    def __init__(self, report: Callable[..., None]) -> None:
+        self._report = report
 
     def __call__(self, kind: type, error: BaseException, trace: Any) -> None:
         # MPI may be finalized already; then there is nobody left to stop.
         if not MPI.Is_initialized() or MPI.Is_finalized():
-            sys.__excepthook__(kind, error, trace)
+            self._report(kind, error, trace)
             return
-        rank = self._comm.rank
-        if isinstance(error, DisagreementError) and rank != 0:
+        world = MPI.COMM_WORLD
+        if isinstance(error, DisagreementError) and world.rank != 0:
             # Rank 0 has the same error and prints it; give it the time.
             time.sleep(2)
         else:
-            text = "".join(traceback.format_exception(kind, error, trace))
-            where = f"rank {rank} of {self._comm.size} on {socket.gethostname()}"
+            where = f"rank {world.rank} of {world.size} on {socket.gethostname()}"
             sys.stdout.flush()
-            sys.stderr.write(f"\n{where} failed and ends all ranks:\n{text}")
+            sys.stderr.write(f"\n{where} failed and ends all ranks:\n")
+            self._report(kind, error, trace)
             sys.stderr.flush()
             # mpiexec drops what it has not read yet when a rank aborts.
             time.sleep(0.5)

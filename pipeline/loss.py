@@ -14,8 +14,10 @@ class Loss:
 
     The minibatch's loss is the mean of its microbatches' losses weighted by their
     numbers of samples, which is the loss of the undivided minibatch if ``lossfun``
-    is a mean over samples. ``F.softmax_cross_entropy`` leaves out samples with the
-    label -1, and so do its weights.
+    is a mean over samples. ``F.softmax_cross_entropy``, also as a
+    ``functools.partial`` with other arguments, leaves out samples with the label to
+    ignore, and so do its weights. Another ``lossfun`` that leaves out samples gives
+    the mean of the microbatches' means.
 
     Args:
         lossfun: ``lossfun(*outputs, *targets)`` returns a scalar variable, the mean
@@ -28,7 +30,11 @@ class Loss:
         if accfun is not None:
             self._functions["accuracy"] = accfun
         self.names = tuple(self._functions)
-        self._classifies = lossfun is chainer.functions.softmax_cross_entropy
+        options = getattr(lossfun, "keywords", {})
+        function = getattr(lossfun, "func", lossfun)
+        self._classifies = function is chainer.functions.softmax_cross_entropy
+        self._ignored = options.get("ignore_label", -1)
+        self._normalizes = options.get("normalize", True)
         self._n_classes: int | None = None
         self.start(None, ())
 
@@ -46,8 +52,8 @@ class Loss:
         """
         self._targets = targets
         counts = dict.fromkeys(self.names, sizes)
-        if self._classifies and targets is not None:
-            counts["loss"] = [int((labels != -1).sum()) for labels, *_ in targets]
+        if self._classifies and self._normalizes and targets is not None:
+            counts["loss"] = [int((t != self._ignored).sum()) for t, *_ in targets]
         self._weights = {
             name: np.asarray(n) / max(1, np.sum(n)) for name, n in counts.items()
         }
@@ -69,30 +75,40 @@ class Loss:
                 means[i] += self._weights[name][microbatch] * float(values[i])
         return means
 
-    def __call__(self, microbatch: int, outputs: list[Any]) -> chainer.Variable:
+    def __call__(self, microbatch: int, outputs: Sequence[Any]) -> chainer.Variable:
         """Returns the loss of one microbatch, and counts it."""
         if self._classifies:
             self._check_outputs(microbatch, outputs)
         targets = self._targets[microbatch]
-        values = [f(*outputs, *targets) for f in self._functions.values()]
+        try:
+            values = [f(*outputs, *targets) for f in self._functions.values()]
+        except Exception as error:
+            # A model within the loss would give its own layer's position.
+            error.layer_position = None
+            raise
+        loss = values[0]
+        if not isinstance(loss, chainer.Variable) or loss.shape != ():
+            raise TypeError(
+                f"lossfun must return a scalar chainer.Variable, not {loss!r}; with"
+                f" softmax_cross_entropy, reduce must be 'mean'"
+            )
         # Turned into numbers at the end only, for which a GPU has to be waited for.
         self._values.append((microbatch, [chainer.as_array(y) for y in values]))
-        return values[0]
+        return loss
 
     def gradient(self, microbatch: int, loss: chainer.Variable) -> Any:
         """Returns the gradient of the minibatch's loss by the microbatch's loss."""
         xp = chainer.backend.get_array_module(loss.array)
         return xp.full_like(loss.array, self._weights["loss"][microbatch])
 
-    def _check_outputs(self, microbatch: int, outputs: list[Any]) -> None:
+    def _check_outputs(self, microbatch: int, outputs: Sequence[Any]) -> None:
         n_outputs, n_targets = (
             len(arrays[0]) for arrays in (outputs, self._targets[microbatch])
         )
         if n_outputs != n_targets:
             raise ValueError(
                 f"microbatch {microbatch} has {n_outputs} samples but {n_targets}"
-                f" targets: the first rank's x and the last rank's t must be of the"
-                f" same minibatch"
+                f" targets: x and t must be of the same minibatch"
             )
         if self._n_classes is None:
             self._n_classes = outputs[0].shape[1]
@@ -102,13 +118,13 @@ class Loss:
         """Refuses labels that NumPy would take from the end, and CuPy from anywhere."""
         for i, targets in enumerate(self._targets or ()):
             labels = targets[0]
+            labels = labels[labels != self._ignored]
             if labels.size == 0 or labels.dtype.kind not in "iu":
                 continue
             low, high = int(labels.min()), int(labels.max())
-            if low < -1 or high >= self._n_classes:
+            if low < 0 or high >= self._n_classes:
                 raise ValueError(
-                    f"microbatch {i} has the label"
-                    f" {low if low < -1 else high}, but the model has"
-                    f" {self._n_classes} outputs: labels go from 0 to"
-                    f" {self._n_classes - 1}, and -1 is ignored"
+                    f"microbatch {i} has the label {low if low < 0 else high}, but the"
+                    f" model has {self._n_classes} outputs: labels go from 0 to"
+                    f" {self._n_classes - 1}, and {self._ignored} is ignored"
                 )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+import operator
+import os
+import socket
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Callable
 
 import chainer
@@ -12,6 +16,7 @@ import numpy as np
 
 from divisible import Divisible
 from pipeline import schedules
+from pipeline.agreement import CallAgreement, agree_on_settings, agree_on_stages
 from pipeline.communicator import (
     DisagreementError,
     abort_on_error,
@@ -23,11 +28,13 @@ from pipeline.communicator import (
     duplicate,
 )
 from pipeline.loss import Loss
-from pipeline.runner import Runner
-from pipeline.schedule import Schedule
+from pipeline.message import Tensor, Tensors
+from pipeline.runner import RankProgram, Runner
+from pipeline.schedule import Action, Operation, Schedule
 from pipeline.stage import Stage
 from pipeline.timeline import Timeline
-from pipeline.transport import Tensor, Transport
+from pipeline.transport import Transport
+from pipeline.weight_gradients import blas_threads
 
 
 class Pipeline:
@@ -104,68 +111,59 @@ class Pipeline:
         wire_dtype: Any = None,
         timeout: float = 300.0,
     ) -> None:
-        mine = [stage] if isinstance(stage, Divisible) else list(stage)
-        for part in mine:
-            if not isinstance(part, Divisible):
-                raise TypeError(f"stage must be a Divisible, not {type(part).__name__}")
+        mine = _check_stages(stage)
+        _check_transport(transport, wire_dtype)
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, not {timeout}")
         mpi_comm = as_mpi(comm)
-        abort_on_error(mpi_comm)
+        abort_on_error()
         self._comm = duplicate(mpi_comm, timeout)
         self._timeout = timeout
+        self._failed = False
 
-        mine.sort(key=lambda part: part.layer_range)
-        stage_ranks, numbers = _agree_on_stages(self._comm, mine, timeout)
+        stage_ranks = agree_on_stages(self._comm, mine, timeout)
         self.schedule = _make_schedule(schedule, stage_ranks, n_microbatches)
-        self._agree_on_schedule(stage_ranks)
-        self._evaluation_schedule = self.schedule.forward_only()
-
         self._loss = Loss(lossfun, accfun)
+        agree_on_settings(
+            self._comm,
+            {
+                "n_microbatches": str(self.schedule.n_microbatches),
+                "schedule": str(self.schedule),
+                "transport": transport,
+                "wire_dtype": str(wire_dtype and np.dtype(wire_dtype)),
+                "what lossfun and accfun report": ", ".join(self._loss.names),
+            },
+            timeout,
+        )
+        _check_placement(self.schedule, stage_ranks)
+        self._calls = CallAgreement(self._comm, timeout)
+        self._dtypes = _parameter_dtypes(self._comm, mine, timeout)
+        _warn_of_many_threads(self._comm, timeout)
+
         self._device = mine[0].device
-        n_stages = len(stage_ranks)
-        stages = {
-            number: Stage(part, self._loss if number == n_stages - 1 else None)
+        last = len(stage_ranks) - 1
+        numbers = [i for i, rank in enumerate(stage_ranks) if rank == self._comm.rank]
+        self._stages = {
+            number: Stage(part, self._loss if number == last else None)
             for number, part in zip(numbers, mine)
         }
-        self._stages = stages
         self._first_rank, self._last_rank = stage_ranks[0], stage_ranks[-1]
         channels = self._make_transport(transport, wire_dtype)
-        self._runner = Runner(stages, stage_ranks, self._comm.rank, channels)
+        channels.watch = self._calls.check
+        rank = self._comm.rank
+        self._runner = Runner(self._stages, stage_ranks, rank, channels)
+        self._training, self._evaluation = (
+            RankProgram.of(schedule, rank, channels.rendezvous)
+            for schedule in (self.schedule, self.schedule.forward_only())
+        )
 
-    def _make_transport(self, name: str, wire_dtype: Any) -> Transport:
+    def _make_transport(self, name: str, wire_dtype: Any) -> Any:
         if name == "mpi":
             return Transport(self._comm, self._timeout, self._device.xp, wire_dtype)
-        if name == "chainermn":
-            if wire_dtype is not None:
-                raise ValueError("wire_dtype needs the transport 'mpi'")
-            # ChainerMN is needed, and imported, for this transport only.
-            from pipeline.chainermn_transport import ChainerMNTransport
+        # ChainerMN is needed, and imported, for this transport only.
+        from pipeline.chainermn_transport import ChainerMNTransport
 
-            return ChainerMNTransport(self._comm, self._timeout)
-        raise ValueError(f"transport must be 'mpi' or 'chainermn', not {name!r}")
-
-    def _agree_on_schedule(self, stage_ranks: Sequence[int]) -> None:
-        texts = {
-            "schedule": str(self.schedule),
-            "n_microbatches": str(self.schedule.n_microbatches),
-        }
-        gathered = all_gather(
-            self._comm, {k: _digest(v) for k, v in texts.items()}, self._timeout
-        )
-        for name in ("n_microbatches", "schedule"):
-            for rank, digests in enumerate(gathered):
-                if digests[name] != gathered[0][name]:
-                    raise DisagreementError(
-                        f"{name} differs between rank 0 and rank {rank}; this rank"
-                        f" {self._comm.rank} has\n{texts[name]}"
-                    )
-        if tuple(self.schedule.stage_ranks) != tuple(stage_ranks):
-            raise DisagreementError(
-                f"the schedule {self.schedule.name!r} wants the stages on the ranks"
-                f" {list(self.schedule.stage_ranks)}, but they are on the ranks"
-                f" {list(stage_ranks)}"
-            )
+        return ChainerMNTransport(self._comm, self._timeout)
 
     @property
     def is_first(self) -> bool:
@@ -203,13 +201,14 @@ class Pipeline:
             ActionError: If a layer fails.
             StallError: If another rank does not answer in time.
         """
-        inputs = self._start(x, t)
-        for stage in self._stages.values():
-            stage.begin()
-        self._runner.run(self.schedule, inputs)
-        for stage in self._stages.values():
-            stage.finish()
-        return self._report()
+        with self._call("step"):
+            inputs = self._start(x, t)
+            for stage in self._stages.values():
+                stage.begin()
+            self._runner.run(self._training, inputs)
+            for stage in self._stages.values():
+                stage.finish()
+            return self._report()
 
     def evaluate(self, x: Any = None, t: Any = None) -> dict[str, float]:
         """Returns the loss and accuracy of one minibatch, without training.
@@ -217,10 +216,9 @@ class Pipeline:
         Runs with ``chainer.config.train`` false. Arguments, result and errors are
         those of :meth:`step`.
         """
-        inputs = self._start(x, t)
-        with chainer.using_config("train", False), chainer.no_backprop_mode():
-            self._runner.run(self._evaluation_schedule, inputs)
-        return self._report()
+        with self._call("evaluate"), _evaluating():
+            self._runner.run(self._evaluation, self._start(x, t))
+            return self._report()
 
     def predict(self, x: Any = None) -> Any:
         """Returns the model's output for one minibatch.
@@ -233,26 +231,31 @@ class Pipeline:
         Returns:
             array or tuple of arrays: What the last layer returns, on every rank.
         """
-        inputs = self._split_inputs(x)
-        self._loss.start(None, ())
-        with chainer.using_config("train", False), chainer.no_backprop_mode():
-            messages = self._runner.run(self._evaluation_schedule, inputs)
-        outputs = None
-        if self.is_last:
-            columns = zip(*(message for message in messages if message))
-            outputs = tuple(
-                np.concatenate([chainer.get_device("@numpy").send(y) for y, _ in ys])
-                for ys in columns
+        with self._call("predict"), _evaluating():
+            inputs = self._split_inputs(x)
+            self._loss.start(None, ())
+            self._calls.start()
+            results = self._runner.run(self._evaluation, inputs)
+            outputs = None
+            if self.is_last:
+                host = chainer.get_device("@numpy")
+                outputs = tuple(
+                    np.concatenate([host.send(y) for y, _ in column])
+                    for column in zip(*filter(None, results))
+                )
+            outputs = broadcast_object(
+                self._comm, outputs, self._last_rank, self._timeout
             )
-        outputs = broadcast_object(self._comm, outputs, self._last_rank, self._timeout)
-        outputs = tuple(self._device.send(y) for y in outputs)
-        return outputs[0] if len(outputs) == 1 else outputs
+            self._calls.finish()
+            outputs = tuple(map(self._device.send, outputs))
+            return outputs[0] if len(outputs) == 1 else outputs
 
     def timeline(self) -> Timeline:
         """Returns what every rank did in the last minibatch, and when.
 
         Recording costs two readings of the clock for each action and message, so it
-        is always on. To be called on every rank.
+        is always on. To be called on every rank. On a GPU the times are of launches:
+        the device works behind them.
 
         Returns:
             Timeline: Of all ranks, on every rank, on one clock that starts with the
@@ -266,45 +269,78 @@ class Pipeline:
         if record is None:
             raise RuntimeError("no minibatch has been run yet")
         offset = clock_offsets(self._comm, self._timeout)[self._comm.rank]
-        events = [
-            (self._comm.rank, str(operation), start - offset, end - offset)
-            for operation, start, end in zip(
-                record.operations, record.times[::2], record.times[1::2]
-            )
-        ]
-        everything = sum(all_gather(self._comm, events, self._timeout), [])
-        first = min(start for _, _, start, _ in everything)
+        times = np.array(record.times) - offset
+        gathered = all_gather(
+            self._comm, (record.program.operations, times), self._timeout
+        )
+        first = min(times[0] for _, times in gathered if len(times))
         return Timeline(
             (
-                (rank, text, start - first, end - first, *(["wait"] * ("<" in text)))
-                for rank, text, start, end in everything
+                (rank, what, start, end, _category(what))
+                for rank, (operations, times) in enumerate(gathered)
+                for what, start, end in zip(
+                    operations, times[::2] - first, times[1::2] - first
+                )
             ),
             n_ranks=self._comm.size,
-            name=f"{self.schedule.name}, measured",
+            name=f"{record.program.name}, measured",
         )
 
-    def _start(self, x: Any, t: Any) -> list[tuple]:
+    def close(self) -> None:
+        """Frees the pipeline's communicator; to be called on every rank.
+
+        Needed only where many pipelines are made in one process. A pipeline is a
+        context manager that closes itself.
+        """
+        self._runner.close()
+        self._comm.Free()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        # After an error the other ranks are not there to close with.
+        if error is None:
+            self.close()
+
+    @contextmanager
+    def _call(self, name: str) -> Iterator[None]:
+        """Counts a call, and sees to it that none follows one that failed."""
+        if self._failed:
+            raise RuntimeError(
+                f"an earlier call failed on rank {self._comm.rank}, so the ranks'"
+                f" messages are out of step: make a new Pipeline on all ranks"
+            )
+        self._calls.count(name)
+        self._failed = True
+        try:
+            yield
+        except BaseException:
+            # MPI may still write into the arrays of receives that were posted.
+            _FAILED.append(self)
+            raise
+        self._failed = False
+
+    def _start(self, x: Any, t: Any) -> list[Tensors]:
         inputs = self._split_inputs(x)
+        n_inputs = sum(map(_n_samples, inputs)) if self.is_first else -1
+        n_targets = -1
         if self.is_last:
             targets = _as_arrays("t", t, self._comm.rank, "the last stage")
-            if self.is_first and len(targets[0]) != sum(map(_n_samples, inputs)):
-                raise ValueError(
-                    f"x has {sum(map(_n_samples, inputs))} samples and t has"
-                    f" {len(targets[0])}"
-                )
+            n_targets = len(targets[0])
             parts = _split(targets, self.schedule.n_microbatches)
             sizes = [len(part[0]) for part in parts]
             parts = [tuple(map(self._device.send, part)) for part in parts]
             self._loss.start(parts, sizes)
+        self._calls.start(n_inputs, n_targets)
         return inputs
 
-    def _split_inputs(self, x: Any) -> list[tuple]:
+    def _split_inputs(self, x: Any) -> list[Tensors]:
         if not self.is_first:
             return []
         arrays = _as_arrays("x", x, self._comm.rank, "the first stage")
-        layers = self._stages[0].layers
         for array in arrays:
-            _check_trainable(array, layers)
+            _check_trainable(array, self._dtypes)
         return [
             tuple(Tensor(self._device.send(array)) for array in part)
             if len(part[0])
@@ -315,7 +351,43 @@ class Pipeline:
     def _report(self) -> dict[str, float]:
         means = self._loss.means if self.is_last else np.empty(len(self._loss.names))
         broadcast(self._comm, means, self._last_rank, self._timeout)
+        self._calls.finish()
         return dict(zip(self._loss.names, means.tolist()))
+
+
+#: Pipelines whose last call failed, kept for what MPI may still do with their arrays.
+_FAILED: list[Pipeline] = []
+
+
+@contextmanager
+def _evaluating() -> Iterator[None]:
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        yield
+
+
+def _check_stages(stage: Divisible | Sequence[Divisible]) -> list[Divisible]:
+    several = isinstance(stage, (list, tuple))
+    mine = list(stage) if several else [stage]
+    for part in mine:
+        if not isinstance(part, Divisible):
+            raise TypeError(
+                f"stage must be a Divisible or a list of them, not"
+                f" {type(part).__name__}"
+            )
+    if not mine:
+        raise ValueError("stage is an empty list: each rank needs a stage")
+    return sorted(mine, key=lambda part: part.layer_range)
+
+
+def _check_transport(transport: str, wire_dtype: Any) -> None:
+    if transport not in ("mpi", "chainermn"):
+        raise ValueError(f"transport must be 'mpi' or 'chainermn', not {transport!r}")
+    if wire_dtype is None:
+        return
+    if transport != "mpi":
+        raise ValueError("wire_dtype needs the transport 'mpi'")
+    if np.dtype(wire_dtype).kind != "f":
+        raise ValueError(f"wire_dtype must be a floating-point type, not {wire_dtype}")
 
 
 def _make_schedule(
@@ -328,63 +400,63 @@ def _make_schedule(
                 f" {schedule.n_microbatches}"
             )
         schedule.validate()
+        if len(schedule) == len(schedule.forward_only()):
+            raise ValueError(f"the schedule {schedule.name!r} has no backward")
         return schedule
     if n_microbatches is None:
         raise ValueError("n_microbatches is missing")
     n_ranks = len(set(stage_ranks))
+    n_microbatches = operator.index(n_microbatches)
     return schedules.create(schedule, len(stage_ranks), n_microbatches, n_ranks)
 
 
-def _agree_on_stages(
-    comm: Any, mine: Sequence[Divisible], timeout: float
-) -> tuple[list[int], list[int]]:
-    """Finds the order of all ranks' stages.
-
-    Returns:
-        The rank of each stage, and the positions of this rank's stages.
-    """
-    model = mine[0].model_layers if mine else ()
-    gathered = all_gather(comm, ([part.layer_range for part in mine], model), timeout)
-    reference = gathered[0][1]
-    for rank, (_, layers) in enumerate(gathered):
-        if layers != reference:
-            raise DisagreementError(_first_difference(reference, layers, rank))
-    parts = sorted(
-        (layer_range, rank)
-        for rank, (ranges, _) in enumerate(gathered)
-        for layer_range in ranges
-    )
-    position = 0
-    for (start, end), rank in parts:
-        if start != position:
-            raise DisagreementError(
-                f"rank {rank} has the layers {start} to {end - 1}, but layer"
-                f" {position} comes next; the ranks have"
-                f" {[ranges for ranges, _ in gathered]}"
-            )
-        position = end
-    if position != len(reference):
+def _check_placement(schedule: Schedule, stage_ranks: Sequence[int]) -> None:
+    if tuple(schedule.stage_ranks) != tuple(stage_ranks):
         raise DisagreementError(
-            f"no rank has the layers from {position} to {len(reference) - 1}; the ranks"
-            f" have {[ranges for ranges, _ in gathered]}"
+            f"the schedule {schedule.name!r} wants the stages on the ranks"
+            f" {list(schedule.stage_ranks)}, but they are on the ranks"
+            f" {list(stage_ranks)}"
         )
-    stage_ranks = [rank for _, rank in parts]
-    numbers = [i for i, rank in enumerate(stage_ranks) if rank == comm.rank]
-    return stage_ranks, numbers
 
 
-def _first_difference(a: Sequence[str], b: Sequence[str], rank: int) -> str:
-    if len(a) != len(b):
-        return f"rank 0 divided a model of {len(a)} layers, rank {rank} one of {len(b)}"
-    i = next(i for i in range(len(a)) if a[i] != b[i])
-    return (
-        f"rank 0 and rank {rank} built different models: layer {i} is {a[i]} on rank 0"
-        f" and {b[i]} on rank {rank}"
-    )
+def _parameter_dtypes(
+    comm: Any, mine: Sequence[Divisible], timeout: float
+) -> set[np.dtype]:
+    """Returns the floating-point types of all ranks' parameters."""
+    dtypes = {
+        np.dtype(param.dtype).str
+        for part in mine
+        for param in part.params()
+        if np.dtype(param.dtype).kind == "f"
+    }
+    return {
+        np.dtype(text) for texts in all_gather(comm, dtypes, timeout) for text in texts
+    }
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _warn_of_many_threads(comm: Any, timeout: float) -> None:
+    """Warns if the ranks on this host have more BLAS threads than there are cores.
+
+    They spin while they wait for each other, which makes a step many times slower.
+    """
+    hosts = all_gather(comm, socket.gethostname(), timeout)
+    mine = [rank for rank, host in enumerate(hosts) if host == hosts[comm.rank]]
+    n_threads = blas_threads()
+    n_cores = len(os.sched_getaffinity(0))
+    if n_threads > 1 and len(mine) * n_threads > n_cores and comm.rank == mine[0]:
+        warnings.warn(
+            f"{len(mine)} ranks on {hosts[comm.rank]} with {n_threads} BLAS threads"
+            f" each share {n_cores} cores and slow each other down: set the environment"
+            f" variable OMP_NUM_THREADS={max(1, n_cores // len(mine))}",
+            stacklevel=3,
+        )
+
+
+def _category(what: Operation) -> str:
+    """Returns the timeline's category; a receive is a wait."""
+    if isinstance(what, Action):
+        return what.kind
+    return "send" if what.direction == "send" else "wait"
 
 
 def _as_arrays(name: str, value: Any, rank: int, reader: str) -> tuple:
@@ -408,15 +480,14 @@ def _as_arrays(name: str, value: Any, rank: int, reader: str) -> tuple:
     return tuple(arrays)
 
 
-def _check_trainable(x: Any, layers: Divisible) -> None:
+def _check_trainable(x: Any, dtypes: set[np.dtype]) -> None:
     if x.dtype.kind not in "fiub":
         raise TypeError(f"x is of dtype {x.dtype}, which Chainer cannot train on")
-    dtypes = {p.dtype for p in layers.params() if p.dtype.kind == "f"}
     if x.dtype.kind == "f" and len(dtypes) == 1 and x.dtype not in dtypes:
         (dtype,) = dtypes
         raise TypeError(
-            f"x is {x.dtype} and the parameters of the first stage are {dtype}:"
-            f" convert it with x.astype('{dtype}')"
+            f"x is {x.dtype} and the parameters are {dtype}: convert it with"
+            f" x.astype('{dtype}')"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,8 +20,12 @@ class ActionError(RuntimeError):
     """An action failed; the message says where, the cause is what was raised."""
 
 
-class Slot(NamedTuple):
-    """The place of a result: what ``stage`` left for its neighbour.
+#: A stage and whether its results travel forward.
+Channel = tuple
+
+
+class Place(NamedTuple):
+    """Where a result waits to be used: what ``stage`` left for its neighbour.
 
     The first stage finds its input where a stage -1 would have left it.
     """
@@ -32,27 +35,83 @@ class Slot(NamedTuple):
     microbatch: int
 
     @classmethod
-    def of(cls, action: Action) -> Slot:
+    def of(cls, action: Action) -> Place:
         """Returns where an action leaves its result."""
         return cls(action.stage, action.kind == "F", action.microbatch)
 
     @classmethod
-    def needed_by(cls, action: Action) -> Slot:
+    def needed_by(cls, action: Action) -> Place:
         """Returns where an action finds what it works on."""
         is_forward = action.kind == "F"
         neighbour = action.stage - 1 if is_forward else action.stage + 1
         return cls(neighbour, is_forward, action.microbatch)
 
+    @property
+    def channel(self) -> Channel:
+        """What the result travels over, if its user is on another rank."""
+        return self.stage, self.is_forward
 
-class Record(NamedTuple):
-    """What one rank did in one run of a schedule, and when.
+
+class RankProgram(NamedTuple):
+    """A schedule from one rank's point of view.
 
     Attributes:
-        operations: The actions and messages, in order.
-        times: The start and end of each in turn, in seconds of this host's clock.
+        name: The schedule's name.
+        n_stages: Number of stages on all ranks.
+        n_microbatches: Number of microbatches.
+        operations: What this rank does, in order.
+        next_actions: For each operation the first action from there on, for which a
+            receive waits.
+        receives: For each channel the microbatches that come over it, in order.
     """
 
+    name: str
+    n_stages: int
+    n_microbatches: int
     operations: Sequence[Operation]
+    next_actions: Sequence[Action | None]
+    receives: Mapping[Channel, Sequence[int]]
+
+    @classmethod
+    def of(cls, schedule: Schedule, rank: int, rendezvous: bool) -> RankProgram:
+        """Adds the messages to a schedule, and takes one rank's part.
+
+        Args:
+            schedule (Schedule): The computations.
+            rank (int): The rank.
+            rendezvous (bool): Whether sends may block until they are received.
+        """
+        operations = lower(schedule, rendezvous)[rank]
+        receives: dict[Channel, list[int]] = {}
+        for operation in operations:
+            if isinstance(operation, Message) and operation.direction == "receive":
+                place = Place.of(operation.action)
+                receives.setdefault(place.channel, []).append(place.microbatch)
+        next_actions: list[Action | None] = []
+        action = None
+        for operation in reversed(operations):
+            action = operation if isinstance(operation, Action) else action
+            next_actions.append(action)
+        return cls(
+            schedule.name,
+            schedule.n_stages,
+            schedule.n_microbatches,
+            operations,
+            next_actions[::-1],
+            receives,
+        )
+
+
+class Record(NamedTuple):
+    """What one rank did in one run of a program, and when.
+
+    Attributes:
+        program: What was run.
+        times: The start and end of each operation in turn, in seconds of this host's
+            clock.
+    """
+
+    program: RankProgram
     times: list[float]
 
 
@@ -79,8 +138,8 @@ class Runner:
         self._stages = stages
         self._rank = rank
         self._transport = transport
-        self._senders: dict[tuple[int, bool], Sender] = {}
-        self._receivers: dict[tuple[int, bool], Receiver] = {}
+        self._senders: dict[Channel, Sender] = {}
+        self._receivers: dict[Channel, Receiver] = {}
         for stage, source in enumerate(stage_ranks):
             for is_forward, neighbour in ((True, stage + 1), (False, stage - 1)):
                 if not 0 <= neighbour < len(stage_ranks):
@@ -93,40 +152,28 @@ class Runner:
                     self._receivers[stage, is_forward] = transport.receiver(
                         channel, source
                     )
-        self._program = functools.lru_cache(maxsize=8)(self._lower)
-        self._failed = False
         self.record: Record | None = None
 
-    def run(self, schedule: Schedule, inputs: Sequence[Any]) -> list[Any]:
+    def run(self, program: RankProgram, inputs: Sequence[Any]) -> list[Any]:
         """Runs this rank's part of a schedule.
 
         Args:
-            schedule (Schedule): What to run.
-            inputs: For each microbatch the first stage's input message; read on the
+            program (RankProgram): What to run.
+            inputs: For each microbatch the first stage's input tensors; read on the
                 first stage's rank only.
 
         Returns:
-            For each microbatch the last stage's output message, on its rank; an
+            For each microbatch the last stage's output tensors, on its rank; an
             empty list on the others.
 
         Raises:
             ActionError: If a layer fails.
             StallError: If another rank does not answer in time.
-            RuntimeError: If an earlier run failed.
         """
-        if self._failed:
-            raise RuntimeError(
-                "an earlier minibatch failed on this rank, so the other ranks' messages"
-                " are out of step: make a new Pipeline on all ranks"
-            )
-        # Cleared at the end.
-        self._failed = True
-        program = self._program(schedule)
-        end = schedule.n_stages
-        # Results wait here until the next action uses them or they are sent.
-        results = {Slot(-1, True, i): message for i, message in enumerate(inputs)}
+        last = program.n_stages - 1
+        results = {Place(-1, True, i): tensors for i, tensors in enumerate(inputs)}
         results.update(
-            (Slot(end, False, i), ()) for i in range(schedule.n_microbatches)
+            (Place(last + 1, False, i), ()) for i in range(program.n_microbatches)
         )
         outputs = {}
         posts = {channel: iter(order) for channel, order in program.receives.items()}
@@ -136,48 +183,39 @@ class Runner:
 
         clock = time.perf_counter
         times: list[float] = []
-        self.record = Record(program.operations, times)
+        self.record = Record(program, times)
         for operation, action in zip(program.operations, program.next_actions):
             times.append(clock())
             if isinstance(operation, Action):
                 result = self._compute(operation, results)
-                if operation.kind == "F" and operation.stage == end - 1:
+                if operation.kind == "F" and operation.stage == last:
                     outputs[operation.microbatch] = result
                 elif operation.kind != "W":
-                    results[Slot.of(operation)] = result
+                    results[Place.of(operation)] = result
             else:
-                slot = Slot.of(operation.action)
+                place = Place.of(operation.action)
                 if operation.direction == "send":
-                    self._senders[slot[:2]].send(slot.microbatch, results.pop(slot))
+                    sender = self._senders[place.channel]
+                    sender.send(place.microbatch, results.pop(place))
                 else:
-                    receiver = self._receivers[slot[:2]]
-                    results[slot] = receiver.receive(slot.microbatch, str(action))
-                    self._post_next(slot[:2], posts)
+                    receiver = self._receivers[place.channel]
+                    results[place] = receiver.receive(place.microbatch, str(action))
+                    self._post_next(place.channel, posts)
             times.append(clock())
         self._transport.flush()
-        self._failed = False
         return [outputs[i] for i in sorted(outputs)]
 
-    def _lower(self, schedule: Schedule) -> _Program:
-        operations = lower(schedule, self._transport.rendezvous)[self._rank]
-        receives: dict[tuple[int, bool], list[int]] = {}
-        next_actions: list[Action | None] = []
-        for operation in operations:
-            if isinstance(operation, Message) and operation.direction == "receive":
-                slot = Slot.of(operation.action)
-                receives.setdefault(slot[:2], []).append(slot.microbatch)
-        action = None
-        for operation in reversed(operations):
-            action = operation if isinstance(operation, Action) else action
-            next_actions.append(action)
-        return _Program(operations, next_actions[::-1], receives)
+    def close(self) -> None:
+        """Frees what the messages need."""
+        for receiver in self._receivers.values():
+            receiver.close()
 
-    def _post_next(self, channel: tuple[int, bool], posts: Mapping) -> None:
+    def _post_next(self, channel: Channel, posts: Mapping) -> None:
         microbatch = next(posts[channel], None)
         if microbatch is not None:
             self._receivers[channel].post(microbatch)
 
-    def _compute(self, action: Action, results: dict[Slot, Any]) -> Any:
+    def _compute(self, action: Action, results: dict[Place, Any]) -> Any:
         stage, microbatch = self._stages[action.stage], action.microbatch
         try:
             if action.kind == "W":
@@ -187,7 +225,7 @@ class Runner:
                 "B": stage.backward,
                 "I": stage.backward_input,
             }[action.kind]
-            return compute(microbatch, results.pop(Slot.needed_by(action)))
+            return compute(microbatch, results.pop(Place.needed_by(action)))
         except Exception as error:
             raise ActionError(self._where(action, error)) from error
 
@@ -206,18 +244,3 @@ class Runner:
             f" {action.microbatch}, stage {action.stage} with the layers {start} to"
             f" {end - 1}){layer}: {type(error).__name__}: {error}"
         )
-
-
-class _Program(NamedTuple):
-    """A schedule from one rank's point of view.
-
-    Attributes:
-        operations: What it does, in order.
-        next_actions: For each operation the first action from there on, for which a
-            receive waits.
-        receives: For each channel the microbatches that come over it, in order.
-    """
-
-    operations: Sequence[Operation]
-    next_actions: Sequence[Action | None]
-    receives: Mapping[tuple[int, bool], Sequence[int]]

@@ -17,17 +17,15 @@ from divisible import Divisible
 from pipeline import backprop
 from pipeline.backprop import PendingWeightGradients
 from pipeline.loss import Loss
-from pipeline.transport import Tensor
+from pipeline.message import Tensor, Tensors
 from pipeline.weight_gradients import WeightGradients
-
-Message = tuple  # of Tensor
 
 
 class _Held(NamedTuple):
     """What the backward of a microbatch needs from its forward."""
 
-    inputs: list[Any]
-    outputs: list[Any]
+    inputs: Sequence[Any]
+    outputs: Sequence[Any]
 
 
 class Stage:
@@ -61,7 +59,7 @@ class Stage:
         """Ends a minibatch: leaves its gradients in ``param.grad``."""
         self._weight_gradients.finish()
 
-    def forward(self, microbatch: int, inputs: Message) -> Message:
+    def forward(self, microbatch: int, inputs: Tensors) -> Tensors:
         """Runs the layers on one microbatch (F).
 
         Args:
@@ -69,22 +67,24 @@ class Stage:
             inputs: Tensors from the stage before, or the user's input.
 
         Returns:
-            The outputs, as tensors; none of the loss.
+            The outputs, as tensors; nothing once the loss has used them.
         """
         if not inputs:
             return ()
-        values = [_value(tensor) for tensor in inputs]
+        values = [tensor.value() for tensor in inputs]
         outputs = self.layers(*values)
-        if not isinstance(outputs, (tuple, list)):
-            outputs = [outputs]
-        message = tuple(_tensor(y) for y in outputs)
-        if self.loss is not None and self.loss.is_wanted:
-            outputs = [self.loss(microbatch, outputs)]
+        if not isinstance(outputs, tuple):
+            outputs = (outputs,)
+        if self.loss is None or not self.loss.is_wanted:
+            result = tuple(map(Tensor.of, outputs))
+        else:
+            outputs = (self.loss(microbatch, outputs),)
+            result = ()
         if chainer.config.enable_backprop:
             self._held[microbatch] = _Held(values, outputs)
-        return message
+        return result
 
-    def backward(self, microbatch: int, gradients: Message) -> Message:
+    def backward(self, microbatch: int, gradients: Tensors) -> Tensors:
         """Runs the whole backward of one microbatch (B).
 
         Adds to the gradients of the parameters.
@@ -103,9 +103,9 @@ class Stage:
         variables, arguments = self._backward_arguments(microbatch, held, gradients)
         with _layer_named():
             input_gradients = backprop.backward(variables, *arguments)
-        return _as_message(held.inputs, variables, input_gradients)
+        return _in_places(held.inputs, variables, input_gradients)
 
-    def backward_input(self, microbatch: int, gradients: Message) -> Message:
+    def backward_input(self, microbatch: int, gradients: Tensors) -> Tensors:
         """Computes the input gradients of one microbatch (I), as :meth:`backward`.
 
         What the weight gradients need is held until :meth:`backward_weight`.
@@ -118,7 +118,7 @@ class Stage:
             input_gradients, self._pending[microbatch] = backprop.backward_input(
                 variables, *arguments
             )
-        return _as_message(held.inputs, variables, input_gradients)
+        return _in_places(held.inputs, variables, input_gradients)
 
     def backward_weight(self, microbatch: int) -> None:
         """Adds the weight gradients of one microbatch (W)."""
@@ -127,17 +127,17 @@ class Stage:
                 self._pending.pop(microbatch).run()
 
     def _backward_arguments(
-        self, microbatch: int, held: _Held, gradients: Message
+        self, microbatch: int, held: _Held, gradients: Tensors
     ) -> tuple[list[chainer.Variable], tuple]:
         if self.loss is not None:
             gradients = (Tensor(self.loss.gradient(microbatch, held.outputs[0])),)
-        outputs = [
-            (y, gradient.array)
-            for y, gradient in zip(held.outputs, gradients)
-            if isinstance(y, chainer.Variable)
-        ]
+        outputs, output_gradients = [], []
+        for y, gradient in zip(held.outputs, gradients):
+            if isinstance(y, chainer.Variable):
+                outputs.append(y)
+                output_gradients.append(gradient.array)
         variables = [x for x in held.inputs if isinstance(x, chainer.Variable)]
-        return variables, (*map(list, zip(*outputs)), self._weight_gradients)
+        return variables, (outputs, output_gradients, self._weight_gradients)
 
 
 @contextmanager
@@ -151,22 +151,9 @@ def _layer_named() -> Iterator[None]:
         raise
 
 
-def _as_message(
-    inputs: list[Any], variables: list[chainer.Variable], gradients: Sequence[Any]
-) -> Message:
+def _in_places(
+    inputs: Sequence[Any], variables: list[chainer.Variable], gradients: Sequence[Any]
+) -> Tensors:
     """Puts the variables' gradients in the places of the inputs."""
     by_input = {id(x): gradient for x, gradient in zip(variables, gradients)}
     return tuple(Tensor(by_input.get(id(x))) for x in inputs)
-
-
-def _value(tensor: Tensor) -> Any:
-    """Returns what a layer is called with: just what the layer before returned."""
-    if tensor.requires_grad is None:
-        return tensor.array
-    return chainer.Variable(tensor.array, requires_grad=tensor.requires_grad)
-
-
-def _tensor(y: Any) -> Tensor:
-    if isinstance(y, chainer.Variable):
-        return Tensor(y.array, y.requires_grad)
-    return Tensor(y)

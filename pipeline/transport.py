@@ -1,9 +1,9 @@
 """Moving tuples of arrays between the ranks of a pipeline.
 
 A *channel* leads from one rank to another, in one direction, and carries one
-message per microbatch, in an order both ends know. A message is a tuple of
-:class:`Tensor`. Both ends remember the *signature* (shapes and dtypes) that each
-microbatch of the channel last had, so that in the steady state only the bytes of
+message per microbatch, in an order both ends know. A message is a tuple of tensors
+(:mod:`pipeline.message`). Both ends remember the *signature* (shapes and dtypes) that
+each microbatch of the channel last had, so that in the steady state only the bytes of
 the arrays travel, into arrays whose receives were posted before::
 
     microbatch's signature    sender                    receiver
@@ -25,53 +25,18 @@ import pickle
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import numpy as np
 from mpi4py import MPI
 
 from pipeline.buffers import create_buffers
 from pipeline.communicator import wait
+from pipeline.message import Signature, Tensor, signature
 
 # MPI counts are 32-bit in MPI 3, so a message has at most 2 GiB; larger arrays go
 # in pieces of this many bytes.
 PIECE_BYTES = 1 << 30
-
-
-class Tensor(NamedTuple):
-    """One array of a message.
-
-    Attributes:
-        array: A NumPy or CuPy array, or ``None`` for a gradient there is not.
-        requires_grad (bool or None): Whether the variable it comes from requires a
-            gradient; ``None`` for an array that is no variable.
-    """
-
-    array: Any
-    requires_grad: bool | None = None
-
-
-class TensorSpec(NamedTuple):
-    """What a receiver must know of a :class:`Tensor` to allocate it."""
-
-    shape: tuple[int, ...] | None
-    dtype: str
-    requires_grad: bool | None
-
-
-Signature = tuple  # of TensorSpec
-
-
-def signature(message: Sequence[Tensor]) -> Signature:
-    """Returns the shapes and dtypes of a message."""
-    return tuple(
-        TensorSpec(None, "", tensor.requires_grad)
-        if tensor.array is None
-        else TensorSpec(
-            tensor.array.shape, tensor.array.dtype.str, tensor.requires_grad
-        )
-        for tensor in message
-    )
 
 
 class Transport:
@@ -99,8 +64,10 @@ class Transport:
     ) -> None:
         self.comm = comm
         self.timeout = timeout
-        self.buffers = create_buffers(xp)
+        self.memory = create_buffers(xp)
         self._wire_dtype = None if wire_dtype is None else np.dtype(wire_dtype)
+        #: Called while waiting; may raise to end the wait.
+        self.watch: Callable[[], None] = lambda: None
         self._sent: deque[list[MPI.Request]] = deque()
 
     def sender(self, channel: int, peer: int) -> Sender:
@@ -129,9 +96,14 @@ class Transport:
         Raises:
             StallError: If that takes longer than the timeout.
         """
+
+        def sent() -> bool:
+            self.watch()
+            return MPI.Request.Testall(self._sent[0])
+
         while self._sent:
             wait(
-                lambda: MPI.Request.Testall(self._sent[0]),
+                sent,
                 self.timeout,
                 lambda: "the other ranks to take what was sent to them",
             )
@@ -162,7 +134,7 @@ class Sender(_Channel):
         """
         transport = self._transport
         buffers = [
-            transport.buffers.outgoing(array, transport.on_wire(array.dtype))
+            transport.memory.outgoing(array, transport.on_wire(array.dtype))
             for array, _ in message
             if array is not None
         ]
@@ -203,17 +175,17 @@ class Receiver(_Channel):
 
     def __init__(self, transport: Transport, channel: int, peer: int) -> None:
         super().__init__(transport, channel, peer)
-        self._posted: deque[tuple[int, _Slot | None]] = deque()
-        self._slots: dict[Signature, list[_Slot]] = {}
+        self._posted: deque[tuple[int, _ReceiveBuffer | None]] = deque()
+        self._buffers: dict[Signature, list[_ReceiveBuffer]] = {}
 
     def post(self, microbatch: int) -> None:
         """Starts to receive the channel's next message, if its shape is known."""
-        slot = None
+        buffer = None
         if microbatch in self._agreed:
-            slot = self._free_slot(self._agreed[microbatch])
-            slot.is_posted = True
-            MPI.Prequest.Startall(slot.requests)
-        self._posted.append((microbatch, slot))
+            buffer = self._free_buffer(self._agreed[microbatch])
+            buffer.is_posted = True
+            MPI.Prequest.Startall(buffer.requests)
+        self._posted.append((microbatch, buffer))
 
     def receive(self, microbatch: int, waiting: str) -> tuple[Tensor, ...]:
         """Returns the channel's next message, which must have been posted.
@@ -225,15 +197,20 @@ class Receiver(_Channel):
         Raises:
             StallError: If it does not come within the timeout.
         """
-        posted, slot = self._posted.popleft()
+        posted, buffer = self._posted.popleft()
         assert posted == microbatch, (posted, microbatch)
-        if slot is not None:
-            statuses = [MPI.Status() for _ in slot.requests]
-            self._wait(lambda: MPI.Request.Testall(slot.requests, statuses), waiting)
-            slot.is_posted = False
+        if buffer is not None:
+            statuses = [MPI.Status() for _ in buffer.requests]
+            self._wait(lambda: MPI.Request.Testall(buffer.requests, statuses), waiting)
+            buffer.is_posted = False
             if statuses[0].Get_count(MPI.BYTE) > 0:
-                return slot.message()
+                return buffer.message()
         return self._receive_new(microbatch, waiting)
+
+    def close(self) -> None:
+        """Frees the receives' requests; none may be under way."""
+        self._agreed.clear()
+        self._drop_unused_buffers()
 
     def _receive_new(self, microbatch: int, waiting: str) -> tuple[Tensor, ...]:
         status = MPI.Status()
@@ -244,47 +221,53 @@ class Receiver(_Channel):
         request = found.Irecv([text, MPI.BYTE])
         self._wait(request.Test, waiting)
         new = self._agreed[microbatch] = pickle.loads(text)
-        self._drop_unused_slots()
-        slot = self._free_slot(new)
+        self._drop_unused_buffers()
+        buffer = self._free_buffer(new)
         requests = [
             self._comm.Irecv([piece, MPI.BYTE], self._peer, self._new_tag)
-            for piece in _pieces(slot.arrays)
+            for piece in _pieces(buffer.arrays)
         ]
         self._wait(lambda: MPI.Request.Testall(requests), waiting)
-        return slot.message()
+        return buffer.message()
 
-    def _drop_unused_slots(self) -> None:
+    def _drop_unused_buffers(self) -> None:
         """Forgets the arrays of signatures that no microbatch has any more.
 
         Otherwise sequences of ever new lengths would fill the memory.
         """
-        for unused in set(self._slots) - set(self._agreed.values()):
-            for slot in self._slots.pop(unused):
-                for request in slot.requests:
+        for unused in set(self._buffers) - set(self._agreed.values()):
+            for buffer in self._buffers.pop(unused):
+                for request in buffer.requests:
                     request.Free()
 
     def _wait(self, test: Callable[[], Any], waiting: str) -> Any:
+        def watched() -> Any:
+            self._transport.watch()
+            return test()
+
         return wait(
-            test,
+            watched,
             self._transport.timeout,
             lambda: f"what rank {self._peer} sends, to run {waiting}",
         )
 
-    def _free_slot(self, agreed: Signature) -> _Slot:
-        slots = self._slots.setdefault(agreed, [])
-        for slot in slots:
-            if slot.is_free():
-                self._transport.buffers.reuse()
-                return slot
-        slots.append(_Slot(agreed, self._transport, self._peer, self._data_tag))
-        return slots[-1]
+    def _free_buffer(self, agreed: Signature) -> _ReceiveBuffer:
+        buffers = self._buffers.setdefault(agreed, [])
+        for buffer in buffers:
+            if buffer.is_free():
+                self._transport.memory.reuse()
+                return buffer
+        buffers.append(
+            _ReceiveBuffer(agreed, self._transport, self._peer, self._data_tag)
+        )
+        return buffers[-1]
 
 
-class _Slot:
+class _ReceiveBuffer:
     """Arrays to receive messages of one signature in, again and again.
 
-    A slot is free when nobody but itself refers to its arrays; the caller need not
-    give it back, it just drops the arrays.
+    It is free when nobody but itself refers to its arrays; the caller need not give
+    it back, just drop the arrays.
     """
 
     def __init__(
@@ -294,7 +277,7 @@ class _Slot:
         self._transport = transport
         self.is_posted = False
         self.arrays = [
-            transport.buffers.allocate(spec.shape, transport.on_wire(spec.dtype))
+            transport.memory.allocate(spec.shape, transport.on_wire(spec.dtype))
             for spec in agreed
             if spec.shape is not None
         ]
@@ -312,7 +295,7 @@ class _Slot:
 
     def message(self) -> tuple[Tensor, ...]:
         """Returns what was received."""
-        incoming, arrays = self._transport.buffers.incoming, iter(self.arrays)
+        incoming, arrays = self._transport.memory.incoming, iter(self.arrays)
         return tuple(
             Tensor(
                 None if spec.shape is None else incoming(next(arrays), spec.dtype),

@@ -10,11 +10,13 @@ it; for matrix products the addition happens inside the GEMM.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import chainer
 import numpy
+import threadpoolctl
 from chainer import backend
 from scipy.linalg import blas
 
@@ -24,7 +26,7 @@ _GEMM = {numpy.dtype("f"): blas.sgemm, numpy.dtype("d"): blas.dgemm}
 
 
 @dataclasses.dataclass
-class _Slot:
+class _Gradient:
     """The gradient array of one parameter, and whether it has a value yet."""
 
     parameter: chainer.Parameter
@@ -79,14 +81,15 @@ class WeightGradients:
         self, parameters: Callable[[], Iterable[chainer.Parameter]] = tuple
     ) -> None:
         self._parameters = parameters
-        # Keyed by id because variables do not hash; a slot keeps its parameter alive,
-        # so no id is used twice.
-        self._slots: dict[int, _Slot] = {}
+        # Keyed by id because variables do not hash. Each keeps its parameter alive, so
+        # no id is used twice.
+        self._gradients: dict[int, _Gradient] = {}
+        self._scratch: dict[numpy.dtype, numpy.ndarray] = {}
 
     def begin(self) -> None:
         """Empties all gradients; what an unfinished minibatch left is forgotten."""
-        for slot in self._slots.values():
-            slot.filled = False
+        for gradient in self._gradients.values():
+            gradient.filled = False
         for parameter in self._known_parameters():
             # It also spares uninitialized parameters the array of NaN that Chainer
             # would create beside their data.
@@ -99,12 +102,12 @@ class WeightGradients:
             parameter: An initialized parameter.
             array: Its gradient, of the parameter's shape and dtype. It is only read.
         """
-        slot = self._slot(parameter)
-        if slot.filled:
-            slot.array += array
+        gradient = self._gradient(parameter)
+        if gradient.filled:
+            gradient.array += array
         else:
-            slot.array[...] = array
-            slot.filled = True
+            gradient.array[...] = array
+            gradient.filled = True
 
     def add_product(self, parameter: chainer.Parameter, a: Array, b: Array) -> None:
         """Adds the matrix product of two arrays without forming it elsewhere.
@@ -115,16 +118,27 @@ class WeightGradients:
             a: Array of shape (m, k), of the parameter's dtype.
             b: Array of shape (k, n), of the parameter's dtype.
         """
-        slot = self._slot(parameter)
-        out = slot.array.reshape(a.shape[0], b.shape[1])
-        if not slot.filled:
+        gradient = self._gradient(parameter)
+        out = gradient.array.reshape(a.shape[0], b.shape[1])
+        if not gradient.filled:
             # NumPy's own BLAS, not SciPy's: the result equals Chainer's bit for bit.
             backend.get_array_module(a).dot(a, b, out=out)
-            slot.filled = True
-        elif isinstance(out, numpy.ndarray):
+            gradient.filled = True
+        elif isinstance(out, numpy.ndarray) and blas_threads() == 1:
             gemm_add(out, a, b)
+        elif isinstance(out, numpy.ndarray):
+            out += self._product(a, b)
         else:
             out += a.dot(b)
+
+    def _product(self, a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray:
+        """Multiplies into an array that all products share."""
+        size = a.shape[0] * b.shape[1]
+        scratch = self._scratch.get(a.dtype)
+        if scratch is None or scratch.size < size:
+            scratch = self._scratch[a.dtype] = numpy.empty(size, a.dtype)
+        out = scratch[:size].reshape(a.shape[0], b.shape[1])
+        return numpy.dot(a, b, out=out)
 
     def add_sum(
         self, parameter: chainer.Parameter, array: Array, axis: tuple[int, ...]
@@ -136,12 +150,12 @@ class WeightGradients:
             array: Array of the parameter's dtype.
             axis: The axes to sum over.
         """
-        slot = self._slot(parameter)
-        if slot.filled:
-            slot.array += array.sum(axis=axis)
+        gradient = self._gradient(parameter)
+        if gradient.filled:
+            gradient.array += array.sum(axis=axis)
         else:
-            array.sum(axis=axis, out=slot.array)
-            slot.filled = True
+            array.sum(axis=axis, out=gradient.array)
+            gradient.filled = True
 
     def finish(self) -> None:
         """Leaves the minibatch's gradients in ``param.grad``.
@@ -153,30 +167,43 @@ class WeightGradients:
             written = parameter.grad
             if written is not None:
                 self.add(parameter, written)
-            slot = self._slots.get(id(parameter))
-            if slot is not None and slot.filled:
-                parameter.grad = slot.array
+            gradient = self._gradients.get(id(parameter))
+            if gradient is not None and gradient.filled:
+                parameter.grad = gradient.array
 
     def _known_parameters(self) -> list[chainer.Parameter]:
         known = {id(p): p for p in self._parameters()}
-        known.update((key, slot.parameter) for key, slot in self._slots.items())
+        known.update(
+            (key, gradient.parameter) for key, gradient in self._gradients.items()
+        )
         return list(known.values())
 
-    def _slot(self, parameter: chainer.Parameter) -> _Slot:
+    def _gradient(self, parameter: chainer.Parameter) -> _Gradient:
         data = parameter.array
-        slot = self._slots.get(id(parameter))
-        if slot is None or not _fits(slot.array, data):
+        gradient = self._gradients.get(id(parameter))
+        if gradient is None or not _fits(gradient.array, data):
             xp = backend.get_array_module(data)
             # C order whatever the data's: GEMM writes into flattened views.
             array = xp.empty(data.shape, data.dtype)
-            slot = self._slots[id(parameter)] = _Slot(parameter, array)
-        return slot
+            gradient = self._gradients[id(parameter)] = _Gradient(parameter, array)
+        return gradient
 
 
 def _fits(array: Array, data: Array) -> bool:
     if array.shape != data.shape or array.dtype != data.dtype:
         return False
     return backend.get_device_from_array(array) == backend.get_device_from_array(data)
+
+
+@functools.cache
+def blas_threads() -> int:
+    """Returns how many threads a matrix product runs on, as set when first asked.
+
+    NumPy and SciPy bring a BLAS each, and each its own threads, which spin for a while
+    after their work. With several, calling the two in turn is slower than an addition.
+    """
+    pools = threadpoolctl.threadpool_info()
+    return max((p["num_threads"] for p in pools if p["user_api"] == "blas"), default=1)
 
 
 def gemm_add(out: numpy.ndarray, a: numpy.ndarray, b: numpy.ndarray) -> None:

@@ -97,7 +97,7 @@ class Running:
         self._mark = f"TEST_MARK={uuid.uuid4().hex}"
         name, value = self._mark.split("=")
         # A file: a pipe would stay open as long as any process holds it.
-        self._output = tempfile.TemporaryFile("w+")
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from divisible import Divisible, Plan
-from pipeline import Pipeline
+from pipeline import Pipeline, Schedule
 from tests.mpiexec import on_ranks
 
 DEADLINE = 10
@@ -111,6 +111,76 @@ def fewer_targets(comm):
     Pipeline(stage_of(comm), comm, 2).step(X, T[:4])
 
 
+def fewer_samples_than_microbatches(comm):
+    Pipeline(stage_of(comm), comm, 4).step(X[:2], T[:3])
+
+
+def different_calls(comm):
+    pipe = Pipeline(stage_of(comm), comm, 2)
+    pipe.step(X, T)
+    (pipe.evaluate if comm.rank == 0 else pipe.step)(X, T)
+
+
+def left_out_call(comm):
+    pipe = Pipeline(stage_of(comm), comm, 2)
+    for i in range(3):
+        if i == 1 and pipe.is_last:
+            # It refuses its targets, and its script goes on as if nothing had been.
+            with pytest.raises(ValueError, match="label"):
+                pipe.step(X, T + 7)
+            pipe._failed = False
+        else:
+            pipe.step(X, T)
+
+
+def after_a_caught_error(comm):
+    pipe = Pipeline(stage_of(comm), comm, 2)
+    pipe.step(X, T)
+    try:
+        pipe.step(X, T + 7 if pipe.is_last else T)
+    except ValueError:
+        pipe.step(X, T)
+
+
+def different_reports(comm):
+    Pipeline(stage_of(comm), comm, 2, accfun=F.accuracy if comm.rank else None)
+
+
+def different_wires(comm):
+    Pipeline(stage_of(comm), comm, 2, wire_dtype=[None, np.float16][comm.rank])
+
+
+def different_transports(comm):
+    Pipeline(stage_of(comm), comm, 2, transport=["mpi", "chainermn"][comm.rank])
+
+
+def integer_wire(comm):
+    Pipeline(stage_of(comm), comm, 2, wire_dtype="int8")
+
+
+def repeated_link(comm):
+    linear = L.Linear(4, 4)
+    Pipeline(stage_of(comm, Divisible(linear, F.relu, linear, F.relu)), comm, 2)
+
+
+def no_backward(comm):
+    Pipeline(stage_of(comm), comm, schedule=Schedule([["0F0"], ["1F0"]]))
+
+
+def other_rank_first(comm):
+    Pipeline(model().divide(*Plan([0, 2, 4]).range(1 - comm.rank)), comm, 2)
+
+
+def not_an_array(comm):
+    whole = Divisible(lambda x: {"y": x}, L.Linear(4, 3))
+    Pipeline(stage_of(comm, whole), comm, 2).step(X, T)
+
+
+def not_a_loss(comm):
+    pipe = Pipeline(stage_of(comm), comm, 2, lossfun=lambda y, t: y, accfun=None)
+    pipe.step(X, T)
+
+
 def wrong_width(comm):
     Pipeline(stage_of(comm), comm, 2).step(X[:, :3], T)
 
@@ -128,7 +198,7 @@ def wrong_width(comm):
         (2, different_schedules, ["schedule differs between rank 0 and rank 1"]),
         (2, unknown_schedule, ["2f2b", "1f1b"]),
         (2, no_microbatches, ["n_microbatches"]),
-        (2, not_a_stage, ["must be a Divisible"]),
+        (2, not_a_stage, ["stage must be a Divisible or a list of them, not Seq"]),
         (2, not_a_communicator, ["comm must be a ChainerMN communicator"]),
         (2, missing_x, ["x is None on rank 0"]),
         (2, missing_t, ["t is None on rank 1"]),
@@ -137,7 +207,20 @@ def wrong_width(comm):
         (2, double_into_single, ["x is float64", "astype('float32')"]),
         (2, label_too_large, ["microbatch 0 has the label 3", "3 outputs"]),
         (2, label_negative, ["microbatch 0 has the label -2"]),
-        (2, fewer_targets, ["3 samples but 2 targets"]),
+        (2, fewer_targets, ["x and t must be of the same minibatch"]),
+        (2, fewer_samples_than_microbatches, ["x has 2 samples, but t has 3"]),
+        (2, different_calls, ["some ranks call step and others evaluate"]),
+        (3, left_out_call, ["a rank left a call out"]),
+        (2, after_a_caught_error, ["an earlier call failed on rank 1"]),
+        (2, different_reports, ["what lossfun and accfun report differs"]),
+        (2, different_wires, ["wire_dtype differs", "float16"]),
+        (2, different_transports, ["transport differs", "chainermn"]),
+        (2, integer_wire, ["wire_dtype must be a floating-point type"]),
+        (2, repeated_link, ["layer 2 on rank 1 is the same link as layer 0"]),
+        (2, no_backward, ["has no backward"]),
+        (2, other_rank_first, ["wants the stages on the ranks [0, 1]"]),
+        (2, not_an_array, ["0F0 failed on rank 0", "returned dict"]),
+        (2, not_a_loss, ["lossfun must return a scalar"]),
         (2, wrong_width, ["0F0 failed on rank 0", "layer 0, Linear(in_size=4"]),
     ],
 )

@@ -272,6 +272,23 @@ def test_several_tensors_between_stages():
     assert_on_ranks(3, tuples)
 
 
+def plain_arrays(comm):
+    """A first stage that returns an array has nothing to send a gradient to."""
+    batches = make_batches([8, 5])
+    for cut in (1, 2):
+        check_equal(
+            comm,
+            lambda: Divisible(lambda x: x * 2, L.Linear(6, 5), L.Linear(5, 4)),
+            [0, cut, 3],
+            batches,
+            n_microbatches=3,
+        )
+
+
+def test_plain_arrays_between_stages():
+    assert_on_ranks(2, plain_arrays)
+
+
 def evaluation(comm):
     np.random.seed(3)
     model = Divisible(L.Linear(6, 8), F.dropout, L.Linear(8, 5), L.Linear(5, 4))

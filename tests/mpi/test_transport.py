@@ -126,7 +126,7 @@ def lengths(comm):
         else:
             receiver.post(0)
             assert receiver.receive(0, "the test")[0].array.shape == (n,)
-            assert len(receiver._slots) == 1
+            assert len(receiver._buffers) == 1
     channels.flush()
 
 

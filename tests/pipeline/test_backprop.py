@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import backprop
-from pipeline.backprop import backward, backward_input, run_together
+from pipeline.backprop import backward, backward_input
 from pipeline.weight_gradients import WeightGradients
 
 
@@ -398,8 +398,7 @@ def lambda_link(function):
     return Wrapper()
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_several_pending_microbatches(together):
+def test_several_pending_microbatches():
     link = chainer.Sequential(L.Linear(4, 4), F.relu, L.Linear(4, 2))
     tied = lambda x: F.linear(link(x), F.transpose(link[2].W))  # noqa: E731
     weight_gradients = WeightGradients(link.params)
@@ -419,12 +418,8 @@ def test_several_pending_microbatches(together):
 
     pendings = []
     minibatch(lambda *arguments: pendings.append(backward_input(*arguments)[1]))
-    pendings = [pendings[i] for i in (1, 2, 0)]
-    if together:
-        run_together(pendings)
-    else:
-        for pending in pendings:
-            pending.run()
+    for i in (1, 2, 0):
+        pendings[i].run()
     weight_gradients.finish()
     for p, grad in zip(link.params(), whole):
         np.testing.assert_allclose(p.grad, grad, rtol=1e-4, atol=1e-5)
@@ -438,8 +433,6 @@ def test_run_twice():
     pending.run()
     with pytest.raises(RuntimeError, match="already"):
         pending.run()
-    with pytest.raises(RuntimeError, match="already"):
-        run_together([pending])
 
 
 @pytest.mark.parametrize(

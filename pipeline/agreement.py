@@ -1,0 +1,201 @@
+"""Makes sure that all ranks of a pipeline mean the same thing.
+
+What cannot change is compared once, when the pipeline is made. What every call
+brings anew (which method it is, how many samples it has) is compared while the call
+runs: the ranks' words are collected behind the computation, so nobody waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from mpi4py import MPI
+
+from divisible import Divisible
+from pipeline.communicator import DisagreementError, all_gather, wait
+
+CALLS = ("step", "evaluate", "predict")
+
+
+class CallAgreement:
+    """Compares, call after call, what the ranks do.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
+        timeout (float): Seconds to wait for the other ranks.
+    """
+
+    def __init__(self, comm: MPI.Comm, timeout: float) -> None:
+        self._comm = comm
+        self._timeout = timeout
+        self._n_calls = 0
+        self._call = ""
+        self._request: MPI.Request | None = None
+
+    def count(self, call: str) -> None:
+        """Counts a call, even one that is refused before anything is sent.
+
+        Args:
+            call (str): One of `CALLS`.
+        """
+        self._n_calls += 1
+        self._call = call
+
+    def start(self, n_inputs: int = -1, n_targets: int = -1) -> None:
+        """Begins to compare the call.
+
+        Args:
+            n_inputs (int): Samples of ``x``, where it is read.
+            n_targets (int): Samples of ``t``, where it is read.
+        """
+        number, call = self._n_calls, CALLS.index(self._call)
+        mine = np.array([number, -number, call, -call, n_inputs, n_targets])
+        self._largest = np.empty_like(mine)
+        self._request = self._comm.Iallreduce(mine, self._largest, MPI.MAX)
+
+    def check(self) -> None:
+        """Looks whether the ranks' words are there, and if they are, compares them.
+
+        Raises:
+            DisagreementError: If the ranks do not do the same.
+        """
+        if self._request is not None and self._request.Test():
+            self._request = None
+            self._compare()
+
+    def finish(self) -> None:
+        """Waits until the words of all ranks are there, and compares them.
+
+        Raises:
+            DisagreementError: If the ranks do not do the same.
+            StallError: If a rank has not made the call in time.
+        """
+        if self._request is not None:
+            wait(
+                self._request.Test,
+                self._timeout,
+                lambda: f"all ranks to call {self._call}",
+            )
+            self._request = None
+            self._compare()
+
+    def _compare(self) -> None:
+        most, least, last, first, n_inputs, n_targets = self._largest.tolist()
+        rank = self._comm.rank
+        if last != -first:
+            raise DisagreementError(
+                f"some ranks call {CALLS[-first]} and others {CALLS[last]}; rank {rank}"
+                f" calls {self._call}. All ranks must make the same calls in the same"
+                f" order"
+            )
+        if most != -least:
+            raise DisagreementError(
+                f"for rank {rank} this is call {self._n_calls} of the pipeline, for"
+                f" others it is call {-least if most == self._n_calls else most}: a"
+                f" rank left a call out, or caught the error of one"
+            )
+        if -1 not in (n_inputs, n_targets) and n_inputs != n_targets:
+            raise DisagreementError(
+                f"x has {n_inputs} samples, but t has {n_targets}: x and t must be of"
+                f" the same minibatch"
+            )
+
+
+def agree_on_settings(
+    comm: MPI.Comm, settings: Mapping[str, str], timeout: float
+) -> None:
+    """Compares arguments that must be equal on all ranks.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
+        settings: Texts by the argument's name.
+        timeout (float): Seconds to wait for the other ranks.
+
+    Raises:
+        DisagreementError: On every rank, if one differs.
+    """
+    gathered = all_gather(comm, dict(settings), timeout)
+    for name in settings:
+        for rank, theirs in enumerate(gathered):
+            if theirs[name] != gathered[0][name]:
+                raise DisagreementError(
+                    f"{name} differs between rank 0 and rank {rank}:\n"
+                    f"{gathered[0][name]}\n{theirs[name]}"
+                )
+
+
+def agree_on_stages(
+    comm: MPI.Comm, mine: Sequence[Divisible], timeout: float
+) -> list[int]:
+    """Finds the order of all ranks' stages.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
+        mine: This rank's stages.
+        timeout (float): Seconds to wait for the other ranks.
+
+    Returns:
+        For each stage of the pipeline the rank that holds it.
+
+    Raises:
+        DisagreementError: On every rank, if they do not make up one model.
+    """
+    described = [_describe(part) for part in mine]
+    model = mine[0].model_layers
+    gathered = all_gather(comm, (described, model), timeout)
+    for rank, (_, layers) in enumerate(gathered):
+        if layers != gathered[0][1]:
+            raise DisagreementError(_first_difference(gathered[0][1], layers, rank))
+    parts = sorted(
+        (layer_range, rank, repeats)
+        for rank, (described, _) in enumerate(gathered)
+        for layer_range, repeats in described
+    )
+    position = 0
+    for (start, end), rank, repeats in parts:
+        if start != position:
+            raise DisagreementError(
+                f"rank {rank} has the layers {start} to {end - 1}, but layer"
+                f" {position} comes next; the ranks have {_ranges(parts)}"
+            )
+        for again, before in repeats.items():
+            raise DisagreementError(
+                f"layer {again} on rank {rank} is the same link as layer {before},"
+                f" which is in another stage. Parameters are not shared across stages:"
+                f" cut so that both are in one"
+            )
+        position = end
+    if position != len(model):
+        raise DisagreementError(
+            f"no rank has the layers from {position} to {len(model) - 1}; the ranks"
+            f" have {_ranges(parts)}"
+        )
+    return [rank for _, rank, _ in parts]
+
+
+def _describe(part: Divisible) -> tuple[tuple[int, int], dict[int, int]]:
+    """Returns the range of a stage, and its layers that stand before it as well."""
+    start, end = part.layer_range
+    repeats = {
+        position: first
+        for position, first in enumerate(part.first_positions, start)
+        if first < start
+    }
+    return (start, end), repeats
+
+
+def _ranges(parts: Sequence[tuple]) -> str:
+    return ", ".join(
+        f"{start} to {end - 1} on rank {rank}" for (start, end), rank, _ in parts
+    )
+
+
+def _first_difference(a: Sequence[str], b: Sequence[str], rank: int) -> str:
+    if len(a) != len(b):
+        return f"rank 0 divided a model of {len(a)} layers, rank {rank} one of {len(b)}"
+    i = next(i for i in range(len(a)) if a[i] != b[i])
+    return (
+        f"rank 0 and rank {rank} built different models: layer {i} is {a[i]} on rank 0"
+        f" and {b[i]} on rank {rank}"
+    )

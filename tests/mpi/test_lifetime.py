@@ -1,0 +1,82 @@
+"""What a pipeline holds, and what it leaves behind."""
+
+import gc
+import weakref
+
+import chainer.links as L
+import numpy as np
+import pytest
+
+from divisible import Divisible, Plan
+from pipeline import Pipeline, StallError
+from tests.mpiexec import assert_on_ranks
+
+
+def stage_of(comm, n=300):
+    model = Divisible(L.Linear(n, n), L.Linear(n, n))
+    return model.divide(*Plan.uniform(2, comm.size).range(comm.rank))
+
+
+def many(comm):
+    stage = stage_of(comm, 4)
+    for _ in range(3000):  # MPICH has some 2,000 communicators
+        with Pipeline(stage, comm, 2, timeout=20) as pipe:
+            pass
+    x, t = np.ones((4, 4), np.float32), np.zeros(4, np.int32)
+    with Pipeline(stage, comm, 2, timeout=20) as pipe:
+        pipe.step(x, t)
+
+
+def test_many_pipelines_in_one_process():
+    assert_on_ranks(2, many)
+
+
+def outputs(comm):
+    """The last stage does not keep the outputs of the minibatch."""
+    alive = []
+
+    class Watched(L.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            alive.append(weakref.ref(y))
+            most.append(sum(ref() is not None for ref in alive))
+            return y
+
+    most = []
+    model = Divisible(L.Linear(4, 4), Watched(4, 4))
+    stage = model.divide(*Plan.uniform(2, comm.size).range(comm.rank))
+    pipe = Pipeline(stage, comm, 16, timeout=20)
+    pipe.step(np.ones((32, 4), np.float32), np.zeros(32, np.int32))
+    if pipe.is_last:
+        assert len(most) == 16 and max(most) <= 2
+
+
+def test_1f1b_holds_few_outputs():
+    assert_on_ranks(2, outputs)
+
+
+def overwritten(comm):
+    """Messages that come after an error do not land in memory used again."""
+    stage = stage_of(comm)
+    pipe = Pipeline(stage, comm, 2, timeout=1)
+    x, t = np.ones((80, 300), np.float32), np.zeros(80, np.int32)
+    pipe.step(x, t)
+    # Rank 0 comes too late for rank 1, which goes on without the pipeline.
+    if comm.rank == 0:
+        comm.recv(source=1)
+        with pytest.raises(StallError):
+            pipe.step(x, t)
+        return
+    with pytest.raises(StallError):
+        pipe.step(x, t)
+    del pipe, stage
+    gc.collect()
+    arrays = [np.full((40, 300), 7, np.float32) for _ in range(20)]
+    comm.send(None, dest=0)
+    for _ in range(100):
+        comm.iprobe()
+    assert all((array == 7).all() for array in arrays)
+
+
+def test_late_messages_overwrite_nothing():
+    assert_on_ranks(2, overwritten)
