@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import operator
 import os
 import socket
@@ -316,8 +317,9 @@ class Pipeline:
         try:
             yield
         except BaseException:
-            # MPI may still write into the arrays of receives that were posted.
-            _FAILED.append(self)
+            # MPI may still write into the arrays of receives that were posted, up to
+            # its end, which comes after Python has freed everything. So nothing is.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
             raise
         self._failed = False
 
@@ -353,10 +355,6 @@ class Pipeline:
         broadcast(self._comm, means, self._last_rank, self._timeout)
         self._calls.finish()
         return dict(zip(self._loss.names, means.tolist()))
-
-
-#: Pipelines whose last call failed, kept for what MPI may still do with their arrays.
-_FAILED: list[Pipeline] = []
 
 
 @contextmanager
