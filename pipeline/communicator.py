@@ -194,9 +194,8 @@ def abort() -> None:
     # MPI's abort asks mpiexec to end the ranks, and waits. Behind a link that is cut
     # nobody answers. It holds Python's lock meanwhile, so no thread of Python's own
     # could end this.
-    faulthandler.dump_traceback_later(
-        _ABORT_SECONDS, exit=True, file=open(os.devnull, "w")
-    )
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    faulthandler.dump_traceback_later(_ABORT_SECONDS, exit=True, file=nowhere)
     MPI.COMM_WORLD.Abort(1)
     os._exit(1)
 
