@@ -119,10 +119,10 @@ class Pipeline:
         mine.sort(key=lambda part: part.layer_range)
         stage_ranks, numbers = _agree_on_stages(self._comm, mine, timeout)
         self.schedule = _make_schedule(schedule, stage_ranks, n_microbatches)
-        self._agree_on_schedule(stage_ranks)
+        self._loss = Loss(lossfun, accfun)
+        self._agree_on_arguments(stage_ranks, transport, wire_dtype)
         self._evaluation_schedule = self.schedule.forward_only()
 
-        self._loss = Loss(lossfun, accfun)
         self._device = mine[0].device
         n_stages = len(stage_ranks)
         stages = {
@@ -146,15 +146,23 @@ class Pipeline:
             return ChainerMNTransport(self._comm, self._timeout)
         raise ValueError(f"transport must be 'mpi' or 'chainermn', not {name!r}")
 
-    def _agree_on_schedule(self, stage_ranks: Sequence[int]) -> None:
+    def _agree_on_arguments(
+        self, stage_ranks: Sequence[int], transport: str, wire_dtype: Any
+    ) -> None:
+        # In the order in which they are compared: with another number of microbatches
+        # the schedule differs as well. Different transports would wait for each other,
+        # and different widths be taken for other numbers.
         texts = {
-            "schedule": str(self.schedule),
             "n_microbatches": str(self.schedule.n_microbatches),
+            "schedule": str(self.schedule),
+            "transport": transport,
+            "wire_dtype": "None" if wire_dtype is None else np.dtype(wire_dtype).name,
+            "what lossfun and accfun give": " and ".join(self._loss.names),
         }
         gathered = all_gather(
             self._comm, {k: _digest(v) for k, v in texts.items()}, self._timeout
         )
-        for name in ("n_microbatches", "schedule"):
+        for name in texts:
             for rank, digests in enumerate(gathered):
                 if digests[name] != gathered[0][name]:
                     raise DisagreementError(

@@ -61,6 +61,18 @@ def different_schedules(comm):
     Pipeline(stage_of(comm), comm, 2, schedule=["gpipe", "1f1b"][comm.rank])
 
 
+def different_transports(comm):
+    Pipeline(stage_of(comm), comm, 2, transport=["mpi", "chainermn"][comm.rank])
+
+
+def different_widths(comm):
+    Pipeline(stage_of(comm), comm, 2, wire_dtype=[None, "float16"][comm.rank])
+
+
+def different_accuracies(comm):
+    Pipeline(stage_of(comm), comm, 2, accfun=[None, F.accuracy][comm.rank])
+
+
 def unknown_schedule(comm):
     Pipeline(stage_of(comm), comm, 2, schedule="2f2b")
 
@@ -126,6 +138,9 @@ def wrong_width(comm):
         (2, different_depths, ["rank 0 divided a model of 4 layers, rank 1 one of 5"]),
         (2, different_microbatches, ["n_microbatches differs"]),
         (2, different_schedules, ["schedule differs between rank 0 and rank 1"]),
+        (2, different_transports, ["transport differs", "chainermn"]),
+        (2, different_widths, ["wire_dtype differs"]),
+        (2, different_accuracies, ["lossfun and accfun give differs"]),
         (2, unknown_schedule, ["2f2b", "1f1b"]),
         (2, no_microbatches, ["n_microbatches"]),
         (2, not_a_stage, ["must be a Divisible"]),
