@@ -192,9 +192,9 @@ def abort() -> None:
     # MPI's abort asks mpiexec to end the ranks, and waits. Behind a link that is cut
     # nobody answers. It holds Python's lock meanwhile, so no thread of Python's own
     # could end this.
-    with open(os.devnull, "w") as nowhere:
-        faulthandler.dump_traceback_later(_ABORT_SECONDS, exit=True, file=nowhere)
-        MPI.COMM_WORLD.Abort(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    faulthandler.dump_traceback_later(_ABORT_SECONDS, exit=True, file=nowhere)
+    MPI.COMM_WORLD.Abort(1)
     os._exit(1)
 
 

@@ -132,7 +132,7 @@ class Pipeline:
                 "schedule": str(self.schedule),
                 "transport": transport,
                 "wire_dtype": str(wire_dtype and np.dtype(wire_dtype)),
-                "what lossfun and accfun report": ", ".join(self._loss.names),
+                "what lossfun and accfun give": ", ".join(self._loss.names),
             },
             timeout,
         )

@@ -14,7 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from typing import Any, Callable
+from typing import IO, Any, Callable
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -93,11 +93,12 @@ class Running:
     in its environment, by which it is found.
     """
 
-    def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, command: list[str], env: dict[str, str] | None, output: IO
+    ) -> None:
         self._mark = f"TEST_MARK={uuid.uuid4().hex}"
         name, value = self._mark.split("=")
-        # A file: a pipe would stay open as long as any process holds it.
-        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._output = output
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -152,14 +153,15 @@ class Running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
-        self._output.close()
 
 
 @contextlib.contextmanager
 def running(command: list[str], env: dict[str, str] | None = None) -> Iterator[Running]:
     """Starts a command such as ``[launcher(), '-n', '2', ...]``; ends it afterwards."""
-    program = Running(command, env)
-    try:
-        yield program
-    finally:
-        program.kill()
+    # A file: a pipe would stay open as long as any process holds it.
+    with tempfile.TemporaryFile() as output:
+        program = Running(command, env, output)
+        try:
+            yield program
+        finally:
+            program.kill()

@@ -61,6 +61,18 @@ def different_schedules(comm):
     Pipeline(stage_of(comm), comm, 2, schedule=["gpipe", "1f1b"][comm.rank])
 
 
+def different_transports(comm):
+    Pipeline(stage_of(comm), comm, 2, transport=["mpi", "chainermn"][comm.rank])
+
+
+def different_widths(comm):
+    Pipeline(stage_of(comm), comm, 2, wire_dtype=[None, "float16"][comm.rank])
+
+
+def different_accuracies(comm):
+    Pipeline(stage_of(comm), comm, 2, accfun=[None, F.accuracy][comm.rank])
+
+
 def unknown_schedule(comm):
     Pipeline(stage_of(comm), comm, 2, schedule="2f2b")
 
@@ -142,18 +154,6 @@ def after_a_caught_error(comm):
         pipe.step(X, T)
 
 
-def different_reports(comm):
-    Pipeline(stage_of(comm), comm, 2, accfun=F.accuracy if comm.rank else None)
-
-
-def different_wires(comm):
-    Pipeline(stage_of(comm), comm, 2, wire_dtype=[None, np.float16][comm.rank])
-
-
-def different_transports(comm):
-    Pipeline(stage_of(comm), comm, 2, transport=["mpi", "chainermn"][comm.rank])
-
-
 def integer_wire(comm):
     Pipeline(stage_of(comm), comm, 2, wire_dtype="int8")
 
@@ -196,6 +196,9 @@ def wrong_width(comm):
         (2, different_depths, ["rank 0 divided a model of 4 layers, rank 1 one of 5"]),
         (2, different_microbatches, ["n_microbatches differs"]),
         (2, different_schedules, ["schedule differs between rank 0 and rank 1"]),
+        (2, different_transports, ["transport differs", "chainermn"]),
+        (2, different_widths, ["wire_dtype differs"]),
+        (2, different_accuracies, ["lossfun and accfun give differs"]),
         (2, unknown_schedule, ["2f2b", "1f1b"]),
         (2, no_microbatches, ["n_microbatches"]),
         (2, not_a_stage, ["stage must be a Divisible or a list of them, not Seq"]),
@@ -212,9 +215,6 @@ def wrong_width(comm):
         (2, different_calls, ["some ranks call step and others evaluate"]),
         (3, left_out_call, ["a rank left a call out"]),
         (2, after_a_caught_error, ["an earlier call failed on rank 1"]),
-        (2, different_reports, ["what lossfun and accfun report differs"]),
-        (2, different_wires, ["wire_dtype differs", "float16"]),
-        (2, different_transports, ["transport differs", "chainermn"]),
         (2, integer_wire, ["wire_dtype must be a floating-point type"]),
         (2, repeated_link, ["layer 2 on rank 1 is the same link as layer 0"]),
         (2, no_backward, ["has no backward"]),

@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline
+from tests.equivalence import (
+    N_STEPS,
+    STAGES_PER_RANK,
+    assert_close,
+    check_equal,
+    make_batches,
+    tuple_model,
+)
 from tests.mpiexec import assert_on_ranks
-
-N_STEPS = 5
 
 
 def mlp():
@@ -25,68 +31,6 @@ def mlp():
         F.relu,
         L.Linear(7, 4),
     )
-
-
-def train_serially(model, batches, lossfun=F.softmax_cross_entropy):
-    optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
-    losses = []
-    for x, t in batches:
-        y = model(x)
-        loss = lossfun(y, t)
-        model.cleargrads()
-        loss.backward()
-        optimizer.update()
-        losses.append((float(loss.array), float(F.accuracy(y, t).array)))
-    return np.array(losses), dict(model.namedparams())
-
-
-def train_on(comm, stages, batches, **options):
-    pipe = Pipeline(stages, comm, timeout=20, **options)
-    optimizers = [chainer.optimizers.MomentumSGD(0.1).setup(part) for part in stages]
-    losses = []
-    for x, t in batches:
-        result = pipe.step(x if pipe.is_first else None, t if pipe.is_last else None)
-        for optimizer in optimizers:
-            optimizer.update()
-        losses.append((result["loss"], result["accuracy"]))
-    return np.array(losses)
-
-
-def check_equal(comm, make_model, cuts, batches, rtol=1e-5, atol=1e-6, **options):
-    """Trains on all ranks and serially.
-
-    With a multiple of the number of ranks as stages, rank r has the stages r, r +
-    comm.size and so on; for zb_v in the shape of a V.
-    """
-    np.random.seed(3)
-    model = make_model()
-    plan = Plan(cuts)
-    if options.get("schedule") == "zb_v":
-        mine = [comm.rank, plan.n_stages - 1 - comm.rank]
-    else:
-        mine = range(comm.rank, plan.n_stages, comm.size)
-    stages = [model.divide(*plan.range(i)) for i in mine]
-    del model
-    losses = train_on(comm, stages, batches, **options)
-    np.random.seed(3)
-    expected_losses, expected = train_serially(make_model(), batches)
-    np.testing.assert_allclose(losses, expected_losses, rtol=rtol)
-    for stage in stages:
-        for path, param in stage.namedparams():
-            np.testing.assert_allclose(
-                param.array, expected[path].array, rtol=rtol, atol=atol, err_msg=path
-            )
-
-
-def make_batches(sizes, n_in=6, n_classes=4):
-    rng = np.random.RandomState(0)
-    return [
-        (
-            rng.normal(size=(n, n_in)).astype(np.float32),
-            rng.randint(0, n_classes, n).astype(np.int32),
-        )
-        for n in sizes
-    ]
 
 
 def every_cut(comm):
@@ -109,16 +53,6 @@ def every_cut(comm):
 @pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
 def test_every_cut(n_ranks):
     assert_on_ranks(n_ranks, every_cut)
-
-
-STAGES_PER_RANK = {
-    "gpipe": 1,
-    "1f1b": 1,
-    "zb_h1": 1,
-    "interleaved": 2,
-    "looped_bfs": 2,
-    "zb_v": 2,
-}
 
 
 def deep_mlp():
@@ -243,25 +177,6 @@ def test_ignored_labels():
     assert_on_ranks(2, ignored_labels)
 
 
-class Split(chainer.Link):
-    """A variable, one that is not used later, an array, and an integer variable."""
-
-    def forward(self, x):
-        signs = (x.array > 0).astype(np.int32)
-        return x * 2, F.sum(x, axis=1), signs, chainer.Variable(signs)
-
-
-class Merge(chainer.Link):
-    def forward(self, doubled, total, signs, same_signs):
-        del total
-        np.testing.assert_array_equal(signs, same_signs.array)
-        return doubled + signs.astype(np.float32)
-
-
-def tuple_model():
-    return Divisible(L.Linear(6, 8), Split(), Merge(), L.Linear(8, 4))
-
-
 def tuples(comm):
     batches = make_batches([8, 8, 5, 2, 8])
     for cuts in ([0, 1, 2, 4], [0, 1, 3, 4], [0, 2, 3, 4]):
@@ -306,9 +221,9 @@ def evaluation(comm):
         }
         assert result.keys() == expected.keys()
         for name in expected:
-            np.testing.assert_allclose(result[name], expected[name], rtol=1e-5)
+            assert_close(result[name], expected[name], rtol=1e-5)
         prediction = pipe.predict(x if pipe.is_first else None)
-        np.testing.assert_allclose(prediction, y.array, rtol=1e-5)
+        assert_close(prediction, y.array, rtol=1e-5)
         # Training goes on between evaluations.
         pipe.step(x, t)
 
@@ -340,10 +255,10 @@ def other_losses(comm):
     model.cleargrads()
     loss.backward()
     assert result.keys() == {"loss"}
-    np.testing.assert_allclose(result["loss"], float(loss.array), rtol=1e-5)
+    assert_close(result["loss"], float(loss.array), rtol=1e-5)
     for path, param in model.namedparams():
         if path in gradients:
-            np.testing.assert_allclose(gradients[path], param.grad, rtol=1e-4)
+            assert_close(gradients[path], param.grad, rtol=1e-4)
 
 
 def test_other_losses():

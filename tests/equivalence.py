@@ -1,0 +1,114 @@
+"""What tests of invariant 1 share: a pipeline trains as the undivided model does."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+from divisible import Divisible, Plan
+from pipeline import Pipeline
+
+N_STEPS = 5
+
+STAGES_PER_RANK = {
+    "gpipe": 1,
+    "1f1b": 1,
+    "zb_h1": 1,
+    "interleaved": 2,
+    "looped_bfs": 2,
+    "zb_v": 2,
+}
+
+
+def train_serially(model, batches, lr=0.1):
+    optimizer = chainer.optimizers.MomentumSGD(lr).setup(model)
+    losses = []
+    for x, t in batches:
+        y = model(x)
+        loss = F.softmax_cross_entropy(y, t)
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+        losses.append((float(loss.array), float(F.accuracy(y, t).array)))
+    return np.array(losses), dict(model.namedparams())
+
+
+def train_on(comm, stages, batches, lr=0.1, **options):
+    pipe = Pipeline(stages, comm, **{"timeout": 20, **options})
+    optimizers = [chainer.optimizers.MomentumSGD(lr).setup(part) for part in stages]
+    losses = []
+    for x, t in batches:
+        result = pipe.step(x if pipe.is_first else None, t if pipe.is_last else None)
+        for optimizer in optimizers:
+            optimizer.update()
+        losses.append((result["loss"], result["accuracy"]))
+    return np.array(losses)
+
+
+def check_equal(
+    comm, make_model, cuts, batches, rtol=1e-5, atol=1e-6, lr=0.1, **options
+):
+    """Trains on all ranks and serially.
+
+    With a multiple of the number of ranks as stages, rank r has the stages r, r +
+    comm.size and so on; for zb_v in the shape of a V.
+    """
+    np.random.seed(3)
+    model = make_model()
+    plan = Plan(cuts)
+    if options.get("schedule") == "zb_v":
+        mine = [comm.rank, plan.n_stages - 1 - comm.rank]
+    else:
+        mine = range(comm.rank, plan.n_stages, comm.size)
+    stages = [model.divide(*plan.range(i)) for i in mine]
+    del model
+    losses = train_on(comm, stages, batches, lr, **options)
+    np.random.seed(3)
+    expected_losses, expected = train_serially(make_model(), batches, lr)
+    assert_close(losses, expected_losses, rtol=rtol)
+    for stage in stages:
+        for path, param in stage.namedparams():
+            assert_close(param.array, expected[path].array, rtol, atol, path)
+
+
+def assert_close(actual, expected, rtol=1e-5, atol=0, what=""):
+    """As NumPy's, but a number that is no number equals nothing.
+
+    Chainer's gradients begin as NaN, which NumPy would find equal to each other.
+    """
+    assert np.isfinite(expected).all(), what
+    np.testing.assert_allclose(
+        actual, expected, rtol=rtol, atol=atol, equal_nan=False, err_msg=what
+    )
+
+
+def make_batches(sizes, n_in=6, n_classes=4, dtype=np.float32):
+    """Minibatches of samples of ``n_in`` numbers, or of that shape."""
+    rng = np.random.RandomState(0)
+    shape = n_in if isinstance(n_in, tuple) else (n_in,)
+    return [
+        (
+            rng.normal(size=(n, *shape)).astype(dtype),
+            rng.randint(0, n_classes, n).astype(np.int32),
+        )
+        for n in sizes
+    ]
+
+
+class Split(chainer.Link):
+    """A variable, one that is not used later, an array, and an integer variable."""
+
+    def forward(self, x):
+        signs = (x.array > 0).astype(np.int32)
+        return x * 2, F.sum(x, axis=1), signs, chainer.Variable(signs)
+
+
+class Merge(chainer.Link):
+    def forward(self, doubled, total, signs, same_signs):
+        del total
+        np.testing.assert_array_equal(signs, same_signs.array)
+        return doubled + signs.astype(np.float32)
+
+
+def tuple_model():
+    return Divisible(L.Linear(6, 8), Split(), Merge(), L.Linear(8, 4))

@@ -1,0 +1,152 @@
+"""The order of things on one rank, with a transport that only takes notes."""
+
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from divisible import Divisible
+from pipeline.communicator import StallError
+from pipeline.runner import RECEIVES_AHEAD, ActionError, Runner
+from pipeline.schedules import interleaved, one_f_one_b, zero_bubble_h1
+from pipeline.stage import Loss, Stage
+from pipeline.transport import Tensor
+
+N_MICROBATCHES = 4
+
+
+class Channel:
+    def __init__(self, notes, name, answer):
+        self._notes, self._name, self._answer = notes, name, answer
+
+    def post(self, microbatch):
+        self._notes.append(("post", self._name, microbatch))
+
+    def receive(self, microbatch, waiting):
+        self._notes.append(("receive", self._name, microbatch, waiting))
+        return self._answer(microbatch)
+
+    def send(self, microbatch, message):
+        self._notes.append(("send", self._name, microbatch))
+        assert all(isinstance(tensor, Tensor) for tensor in message)
+
+
+class Notes(list):
+    """A transport whose other end answers at once."""
+
+    rendezvous = False
+
+    def __init__(self, answer):
+        self._answer = answer
+
+    def sender(self, channel, peer):
+        return Channel(self, (channel, peer), self._answer)
+
+    receiver = sender
+
+    def flush(self):
+        self.append(("flush",))
+
+
+def first_rank(answer=lambda i: (Tensor(np.ones((2, 3), np.float32)),), layers=None):
+    """Rank 0 of two, with one stage."""
+    notes = Notes(answer)
+    stage = Stage(layers or Divisible(L.Linear(4, 3)))
+    stage.begin()
+    return Runner({0: stage}, [0, 1], 0, notes), notes
+
+
+INPUTS = [(Tensor(np.ones((2, 4), np.float32)),) for _ in range(N_MICROBATCHES)]
+
+
+def of(notes, kind):
+    return [note[2] for note in notes if note[0] == kind]
+
+
+@pytest.mark.parametrize("make", [one_f_one_b, zero_bubble_h1])
+def test_every_result_is_sent_and_every_gradient_received(make):
+    runner, notes = first_rank()
+    schedule = make(2, N_MICROBATCHES)
+    assert runner.run(schedule, INPUTS) == []
+    for kind in ("send", "post", "receive"):
+        assert of(notes, kind) == list(range(N_MICROBATCHES))
+    assert notes[-1] == ("flush",)
+    # Channel 1 goes forward from stage 0, channel 2 backward from stage 1.
+    assert {note[1] for note in notes if note[0] == "send"} == {(1, 1)}
+    assert {note[1] for note in notes if note[0] == "receive"} == {(2, 1)}
+    waiting = {note[3][:2] for note in notes if note[0] == "receive"}
+    assert waiting == {"0B" if make is one_f_one_b else "0I"}
+
+
+def test_receives_are_posted_ahead():
+    _, notes = run_1f1b()
+    assert notes[:RECEIVES_AHEAD] == [("post", (2, 1), i) for i in range(2)]
+    for i, note in enumerate(notes):
+        if note[0] == "receive":
+            posted = len(of(notes[:i], "post"))
+            assert posted == min(note[2] + RECEIVES_AHEAD, N_MICROBATCHES)
+
+
+def run_1f1b():
+    runner, notes = first_rank()
+    runner.run(one_f_one_b(2, N_MICROBATCHES), INPUTS)
+    return runner, notes
+
+
+def test_record_has_two_times_for_each_operation():
+    runner, _ = run_1f1b()
+    times = runner.record.times
+    assert len(times) == 2 * len(runner.record.operations)
+    assert times == sorted(times)
+
+
+def test_one_rank_needs_no_messages():
+    notes = Notes(None)
+    loss = Loss(F.softmax_cross_entropy, None)
+    first, last = Divisible(L.Linear(4, 5)), Divisible(L.Linear(5, 3))
+    runner = Runner({0: Stage(first), 1: Stage(last, loss)}, [0, 0], 0, notes)
+    targets = [(np.zeros(2, np.int32),)] * N_MICROBATCHES
+    loss.start(targets, [2] * N_MICROBATCHES)
+    outputs = runner.run(interleaved(1, 2, N_MICROBATCHES), INPUTS)
+    assert [y.array.shape for (y,) in outputs] == [(2, 3)] * N_MICROBATCHES
+    assert notes == [("flush",)]
+
+
+def test_an_error_says_where():
+    def spill(x):
+        raise ArithmeticError("it spills")
+
+    model = Divisible(F.relu, L.Linear(4, 4), spill, F.tanh)
+    runner, _ = first_rank(layers=model.divide(1, 4))
+    message = (
+        r"0F0 failed on rank 0 \(forward of microbatch 0, stage 0 with the layers 1 to"
+        r" 3\), in layer 2, .*spill: ArithmeticError: it spills"
+    )
+    with pytest.raises(ActionError, match=message) as caught:
+        runner.run(one_f_one_b(2, N_MICROBATCHES), INPUTS)
+    assert isinstance(caught.value.__cause__, ArithmeticError)
+
+
+def test_an_error_of_the_transport_is_left_alone():
+    def stall(microbatch):
+        raise StallError("waited")
+
+    runner, _ = first_rank(stall)
+    with pytest.raises(StallError, match="waited"):
+        runner.run(one_f_one_b(2, N_MICROBATCHES), INPUTS)
+
+
+def test_a_run_after_a_failed_one():
+    answers = iter([StallError("waited")])
+
+    def answer(microbatch):
+        for error in answers:
+            raise error
+        return (Tensor(np.ones((2, 3), np.float32)),)
+
+    runner, notes = first_rank(answer)
+    with pytest.raises(StallError):
+        runner.run(one_f_one_b(2, N_MICROBATCHES), INPUTS)
+    notes.clear()
+    runner.run(one_f_one_b(2, N_MICROBATCHES), INPUTS)
+    assert of(notes, "receive") == list(range(N_MICROBATCHES))

@@ -1,0 +1,39 @@
+"""What README.md says is so."""
+
+import re
+
+import pytest
+
+from tests.mpiexec import ROOT, mpiexec
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+LINE = re.compile(r"^ *(\d+)  loss (\S+)  accuracy (\S+)$", re.MULTILINE)
+
+
+def numbers(text):
+    return [tuple(map(float, line)) for line in LINE.findall(text)]
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+def test_the_example_prints_what_it_says(n_ranks, tmp_path):
+    (program,) = (text for language, text in BLOCKS if language == "python")
+    (printed,) = (text for language, text in BLOCKS if not language)
+    (tmp_path / "net.py").write_text(program)
+    # The script is outside of the repository, which an editable install would find.
+    result = mpiexec(n_ranks, [tmp_path / "net.py"], env={"PYTHONPATH": str(ROOT)})
+    assert result.returncode == 0, result.stdout
+    actual, expected = numbers(result.stdout), numbers(printed)
+    assert len(expected) == len(printed.splitlines()) == 4
+    assert len(result.stdout.splitlines()) == 4, result.stdout
+    # Another BLAS adds in another order, and 300 steps of Adam carry that on.
+    for mine, theirs in zip(actual, expected):
+        assert mine[0] == theirs[0]
+        assert mine[1:] == pytest.approx(theirs[1:], rel=1e-2, abs=1e-3)
+
+
+def test_links_lead_somewhere():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
+    assert links
+    for link in links:
+        assert (ROOT / link).exists(), link
