@@ -93,6 +93,7 @@ def run(arguments: argparse.Namespace, hosts: int) -> dict:
             "batch": arguments.batch,
             "rounds": arguments.rounds,
             "schedules": arguments.schedules,
+            "timelines": arguments.timelines,
         }
         command = [sys.executable, arguments.cluster, "run", "-n", str(hosts), "--"]
         command += [sys.executable, __file__, "--work", task, report]
@@ -151,14 +152,15 @@ def work(job: dict, report: Path) -> None:
     seconds = alternate(dict(zip(names, names)), job["rounds"], seconds_of)
 
     size = job["batch"] // job["microbatches"] * job["width"] * 4
-    answer: dict[str, Any] = {"seconds": seconds, "simulated": {}, "exact": {}}
+    answer: dict[str, Any] = {"seconds": seconds, "simulated": {}}
     for name, pipe in pipes.items():
         costs = measured_costs(
             timelines[name], comm.size, size / LINK_BYTES_PER_SECOND
         )
         answer["simulated"][name] = simulate(pipe.schedule, costs).makespan
-        if job.get("save") and comm.rank == 0:
-            timelines[name][-1].save(f"{job['save']}-{comm.size}-{name}.json")
+        if job["timelines"] and comm.rank == 0:
+            path = Path(job["timelines"], f"{comm.size}-{name}.json")
+            timelines[name][-1].save(path)
     if comm.rank == 0:
         report.write_text(json.dumps(answer))
 
@@ -178,6 +180,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1200)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--timeout", type=float, default=900, help="seconds a row")
+    parser.add_argument("--timelines", help="folder to keep the last ones in")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     # The environment's own mpiexec, which the cluster looks for on the PATH.
