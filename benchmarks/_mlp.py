@@ -1,4 +1,4 @@
-"""The multi-layer perceptron that the benchmarks train, and how they cut and time it."""
+"""The perceptron that the benchmarks train, and how they cut and time it."""
 
 from __future__ import annotations
 

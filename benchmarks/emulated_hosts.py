@@ -2,15 +2,15 @@
 
     python benchmarks/emulated_hosts.py --cluster PATH_OF_emulated_cluster
 
-Each host is a network namespace with a CPU quota and a link of 1 Gbit/s: real processes,
-real TCP, and ratios between runs on the same hosts are honest. All hosts have the same
-share of a core, and all shares together are less than the machine has.
+Each host is a network namespace with a CPU quota and a link of 1 Gbit/s: real
+processes, real TCP, and ratios between runs on the same hosts are honest. All hosts
+have the same share of a core, and all shares together are less than the machine has.
 
 The 32-layer perceptron makes steps on all hosts, with as many microbatches as were best
 in the paper, and in turn with them steps of the undivided model in plain Chainer on one
 such host while the others sleep. The times of F, B, I and W are taken from the measured
-timelines; pipeline.simulate predicts the step from their means and the time of a message
-at the link's rate. The speed-up should reach 90 % of the predicted one.
+timelines; pipeline.simulate predicts the step from their means and the time of a
+message at the link's rate. The speed-up should reach 90 % of the predicted one.
 
 Needs root, cgroup v1 and iproute2, and says so where they are missing. The cluster is
 taken down in every case.
@@ -72,10 +72,16 @@ def cluster(tool: Path, hosts: int, share: float) -> Iterator[None]:
             [sys.executable, tool, *arguments], check=True, stdout=subprocess.DEVNULL
         )
 
+    # Every host knows the address of every other: more than the usual 1024 in all, of
+    # which the kernel forgets some, and then hosts find no way to each other.
+    limit = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
+    usual = limit.read_text()
     try:
+        limit.write_text(str(max(int(usual), 4 * hosts**2)))
         call("up", "--cpus", f"{share:g}", "--count", str(hosts), "--rate", LINK)
         yield
     finally:
+        limit.write_text(usual)
         if STATE.exists():
             call("down")
 
@@ -154,9 +160,7 @@ def work(job: dict, report: Path) -> None:
     size = job["batch"] // job["microbatches"] * job["width"] * 4
     answer: dict[str, Any] = {"seconds": seconds, "simulated": {}}
     for name, pipe in pipes.items():
-        costs = measured_costs(
-            timelines[name], comm.size, size / LINK_BYTES_PER_SECOND
-        )
+        costs = measured_costs(timelines[name], comm.size, size / LINK_BYTES_PER_SECOND)
         answer["simulated"][name] = simulate(pipe.schedule, costs).makespan
         if job["timelines"] and comm.rank == 0:
             path = Path(job["timelines"], f"{comm.size}-{name}.json")
@@ -225,7 +229,9 @@ def main() -> None:
                 f"({min(reached):.0%}..{max(reached):.0%})    {PAPER[hosts][1]:6.2f}"
             )
     word = "met" if worst >= TARGET else "MISSED"
-    result.write("", f"least measured/simulated {worst:.0%}, target {TARGET:.0%}: {word}")
+    result.write(
+        "", f"least measured/simulated {worst:.0%}, target {TARGET:.0%}: {word}"
+    )
     result.save()
 
 

@@ -6,11 +6,11 @@ The microbatch stays as large as it is, so that a minibatch of more microbatches
 more samples. GPipe holds the activations of every microbatch, 1F1B those of at most as
 many as there are stages.
 
-Measured on each rank, above parameters, gradients and the minibatch itself, are the peak
-memory of live arrays (tracemalloc, which NumPy reports to; arrays to receive in
-included) and the peak of resident memory (VmHWM). Predicted is what the validator counts
-as held microbatches, in flight or with a pending W, times the arrays that a microbatch
-keeps for its backward. Something is added for what lives during a single action.
+Measured on each rank, above parameters, gradients and the minibatch itself, are the
+peak memory of live arrays (tracemalloc, which NumPy reports to; arrays to receive in
+included) and the peak of resident memory (VmHWM). Predicted is the peak of
+pipeline.simulate, given what one microbatch keeps in a stage until its backward, and
+until its weight gradients. What lives during a single action comes on top of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from _mlp import cut, minibatch, mlp
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline import Pipeline, abort_on_error
+from pipeline import Costs, Pipeline, abort_on_error, simulate
 
 MIB = 2**20
 
@@ -58,16 +58,21 @@ def trim() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def held_mib(stage: Divisible, rank: int, width: int, samples: int) -> float:
-    """Returns what one microbatch holds in a stage from its forward to its backward.
+def held_bytes(
+    stage: Divisible, rank: int, width: int, samples: int
+) -> tuple[int, int]:
+    """Returns what one microbatch holds in a stage before its I, and before its W.
 
-    One array for each Linear: its input, which is the output that the ReLU before it
-    keeps as well. On the first rank the very first input is a part of the minibatch,
-    which lives anyway; on the last one the last output is that of the loss.
+    From F to B or I that is one array for each Linear: its input, which is the output
+    that the ReLU before it keeps as well. On the first rank the very first input is a
+    part of the minibatch, which lives anyway; on the last one the output is small. From
+    I to W there is the gradient of each Linear's output as well.
     """
     n_linear = (len(stage) + 1) // 2
-    inner_output = len(stage) % 2 == 0
-    return (n_linear - (rank == 0) + inner_output) * width * samples * 4 / MIB
+    inputs = n_linear - (rank == 0)
+    output = len(stage) % 2 == 0  # of the ReLU at the end, which keeps it
+    each = width * samples * 4
+    return (inputs + output) * each, (inputs + n_linear - (not output)) * each
 
 
 def peaks(comm: MPI.Comm, make: Callable[[], Pipeline], data: tuple) -> list[float]:
@@ -105,9 +110,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--samples", type=int, default=256, help="in a microbatch")
-    parser.add_argument(
-        "--microbatches", type=int, nargs="+", default=[2, 4, 8, 16, 32]
-    )
+    parser.add_argument("--microbatches", type=int, nargs="+", default=[4, 8, 16, 32])
     parser.add_argument("--schedules", nargs="+", default=["gpipe", "1f1b", "zb_h1"])
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -119,12 +122,16 @@ def main() -> None:
         machine("numpy", "chainer", "mpi4py", "mpich"),
         f"{comm.size} ranks, {arguments.layers} layers of width {arguments.width}, "
         f"microbatches of {arguments.samples} samples",
-        "MiB of each rank, from the first stage to the last: predicted for the "
-        "held microbatches | live arrays | resident",
+        "each rank, from the first stage to the last: microbatches in flight | MiB "
+        "predicted | live arrays | resident",
         "",
     )
     stage = cut(mlp(arguments.width, arguments.layers), comm.size, comm.rank)
-    each = held_mib(stage, comm.rank, arguments.width, arguments.samples)
+    held = comm.allgather(
+        held_bytes(stage, comm.rank, arguments.width, arguments.samples)
+    )
+    activation, pending = zip(*held)
+    costs = Costs(1.0, 1.0, 1.0, activation_bytes=activation, pending_bytes=pending)
     # The first step of all makes the parameters.
     data = minibatch(arguments.width, comm.size)
     Pipeline(stage, comm, 1).step(*data)
@@ -136,13 +143,16 @@ def main() -> None:
             data = minibatch(arguments.width, n * arguments.samples)
             make = functools.partial(Pipeline, stage, comm, n, name)
             measured = [mib - gradients for mib in peaks(comm, make, data)]
-            held = make().schedule.validate().held[comm.rank]
-            rows = comm.gather((held, held * each, *measured))
+            schedule = make().schedule
+            rows = comm.gather(measured)
             if rows:
-                in_flight, *columns = zip(*rows)
+                columns = [simulate(schedule, costs).peak_memory / MIB, *zip(*rows)]
+                in_flight = schedule.validate().in_flight
                 totals.setdefault(name, []).append(max(columns[1]))
                 result.write(
-                    f"{n:5d} microbatches, held {' '.join(f'{h:3d}' for h in in_flight)}"
+                    f"{n:5d} microbatches, "
+                    + " ".join(f"{h:2d}" for h in in_flight)
+                    + " in flight"
                     + "".join(
                         " | " + " ".join(f"{mib:6.1f}" for mib in column)
                         for column in columns

@@ -108,9 +108,7 @@ def variants(arguments: argparse.Namespace, data: tuple) -> dict[str, Callable]:
             variant.keep_timeline()
             costs = variant.costs()
             variant.timelines.clear()
-            schedule = list_schedule(
-                costs, n, stage_ranks=variant.schedule.stage_ranks
-            )
+            schedule = list_schedule(costs, n, stage_ranks=variant.schedule.stage_ranks)
             shape = "list" if name == "zb_h1" else "list in V"
             made[f"{shape}, {n}"] = Variant(stages, schedule, n, data)
     for variant in made.values():
@@ -183,7 +181,9 @@ def main() -> None:
         if isinstance(variant, Variant):
             timeline = simulate(variant.schedule, variant.costs())
             predicted = f"{statistics.median(base) / timeline.makespan:.2f}"
-            bubble = f"{statistics.fmean(t.bubble.mean() for t in variant.timelines):.1%}"
+            bubble = (
+                f"{statistics.fmean(t.bubble.mean() for t in variant.timelines):.1%}"
+            )
             kind = name.split(",")[0]
             group = kind if kind in ("gpipe", "1f1b") else "zero bubble"
             best[group] = max(best.get(group, (0.0, "")), (speedup, name))
@@ -204,7 +204,9 @@ def main() -> None:
     factors: dict[int, list[float]] = {}
     step_seconds(
         comm,
-        (lambda: factors.update(gemm_factors(arguments, 3))) if not comm.rank else _nothing,
+        (lambda: factors.update(gemm_factors(arguments, 3)))
+        if not comm.rank
+        else _nothing,
         PAUSE,
     )
     result.write("the step's matrix products alone, in microbatches over undivided:")

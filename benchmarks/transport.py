@@ -4,11 +4,11 @@
 
 ``messages``: an array goes to the other rank and back, over pipeline.transport, over
 ChainerMN's send and recv, and with mpi4py's blocking calls into an array that is there
-already; half the time there and back is the time of a message. Shapes are agreed before,
-as in the second and later steps of training.
+already; half the time there and back is the time of a message. Shapes are agreed
+before, as in the second and later steps of training.
 
-``loop``: the paper's loop (its Fig. 4) against pipeline.Pipeline with the same schedule,
-GPipe, over ChainerMN and over our transport.
+``loop``: the paper's loop (its Fig. 4) against pipeline.Pipeline with the same
+schedule, GPipe, over ChainerMN and over our transport.
 
 ``overlap``: both ranks send an array to each other and multiply matrices meanwhile;
 without anything that looks after the message, with a look between two products, and
@@ -178,7 +178,6 @@ class Overlap:
         self.sent, self.received = np.ones(n_bytes, "u1"), np.empty(n_bytes, "u1")
         self.a, self.b, self.c = (np.ones((512, 512), "f") for _ in range(3))
         self.n_products = n_products
-        # One rank starts its send later, as neighbours in a pipeline do.
         self.requests: list[MPI.Request] = []
 
     def compute(self, look: Callable[[], object] = lambda: None) -> None:
@@ -256,9 +255,10 @@ def overlap(comm: MPI.Comm, arguments: argparse.Namespace, result: Result) -> No
             lambda step: step_seconds(comm, step, PAUSE),
         )
         ms = [1e3 * statistics.median(values) for values in seconds.values()]
+        pays = ratios(seconds["thread"], seconds["no looks"])
         result.write(
             f"{text_of(n_bytes):<8} {ms[0]:8.1f} {ms[1]:8.1f} | {'':22} {ms[2]:8.1f} "
-            f"{ms[3]:13.1f} {ms[4]:7.1f}   {ratios(seconds['thread'], seconds['no looks'])}"
+            f"{ms[3]:13.1f} {ms[4]:7.1f}   {pays}"
         )
     result.write()
 
