@@ -12,6 +12,9 @@ such host while the others sleep. The times of F, B, I and W are taken from the 
 timelines; pipeline.simulate predicts the step from their means and the time of a
 message at the link's rate. The speed-up should reach 90 % of the predicted one.
 
+The layers are wide, because a quota is given out in periods of 10 or 20 ms: an action
+must take several of them, also on the smallest share, or their raggedness is measured.
+
 Needs root, cgroup v1 and iproute2, and says so where they are missing. The cluster is
 taken down in every case.
 """
@@ -179,10 +182,10 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, nargs="+", default=[4, 8, 16, 32])
     parser.add_argument("--schedules", nargs="+", default=list(SCHEDULES))
     parser.add_argument("--cpu", type=float, default=1.6, help="of all hosts, in cores")
-    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=1200)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=900, help="seconds a row")
     parser.add_argument("--timelines", help="folder to keep the last ones in")
     parser.add_argument("--output", type=Path)

@@ -15,7 +15,8 @@ without anything that looks after the message, with a look between two products,
 with a thread that polls MPI every 0.2 ms while the products run (which release the
 interpreter's lock). What the messages add to the products should become less.
 
-All variants take turns within one run.
+All variants take turns within one run. On one machine messages are copies in memory;
+over TCP, run it on two hosts, such as those of emulated_cluster.
 """
 
 from __future__ import annotations
@@ -274,7 +275,10 @@ def main() -> None:
         default=[KIB, 16 * KIB, 256 * KIB, MIB, 4 * MIB, 64 * MIB, 256 * MIB],
     )
     parser.add_argument(
-        "--overlap-sizes", type=int, nargs="+", default=[256 * KIB, MIB, 16 * MIB]
+        "--overlap-sizes",
+        type=int,
+        nargs="+",
+        default=[256 * KIB, MIB, 4 * MIB, 16 * MIB],
     )
     parser.add_argument("--products", type=int, default=40, help="of 512 x 512")
     parser.add_argument("--width", type=int, default=1024)
