@@ -11,6 +11,7 @@ peak memory of live arrays (tracemalloc, which NumPy reports to; arrays to recei
 included) and the peak of resident memory (VmHWM). Predicted is the peak of
 pipeline.simulate, given what one microbatch keeps in a stage until its backward, and
 until its weight gradients. What lives during a single action comes on top of it.
+Resident memory can grow by less, because pages that the process had before are reused.
 """
 
 from __future__ import annotations
