@@ -2,11 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/accumulation.py
 
-A multi-layer perceptron makes one step, forward and backward, in five ways: undivided;
+A multi-layer perceptron makes one step, forward and backward, in four ways: undivided;
 in microbatches whose gradients Chainer accumulates; and in microbatches by
-pipeline.backprop, with whole backward (B), with split backward (I, then W), and with W
-of four microbatches put off and run together, layer by layer. The step's matrix
-products are timed by themselves as well: they are less efficient at the size of a
+pipeline.backprop, with whole backward (B) and with split backward (I, then W). The
+step's matrix products are timed by themselves as well: they are less efficient at the size of a
 microbatch, which no accumulation can win back.
 
 The variants alternate within one run, and ratios are taken within a round. Times are
@@ -16,32 +15,20 @@ CPU times of the one thread, which other jobs on the machine disturb least.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import platform
 import statistics
 import sys
-import time
-from collections.abc import Callable
+from pathlib import Path
+from typing import Callable
 
 import chainer
 import numpy
-import scipy
+from _common import Result, alternate, cpu_seconds, machine
+from _mlp import minibatch, mlp
 from chainer import functions as F
-from chainer import links as L
 
 from pipeline.backprop import backward, backward_input
 from pipeline.weight_gradients import WeightGradients, gemm_add
-
-
-def build(width: int, layers: int) -> chainer.Sequential:
-    """Returns `layers` - 1 hidden layers of Linear and ReLU, and Linear to 10."""
-    model = chainer.Sequential()
-    for _ in range(layers - 1):
-        model.append(L.Linear(width, width, initialW=chainer.initializers.HeNormal()))
-        model.append(F.relu)
-    model.append(L.Linear(width, 10))
-    return model
 
 
 class Step:
@@ -162,48 +149,21 @@ class Products:
 
 
 def measure(
-    variants: dict[str, Callable[[], None]], rounds: int
-) -> dict[str, list[float]]:
-    """Returns for each variant its seconds in every round."""
-    seconds = {name: [] for name in variants}
-    for name in variants:
-        variants[name]()
-    names = list(variants)
-    for i in range(rounds):
-        # Another order every round, so that no variant always follows the same one.
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            start = time.process_time()
-            variants[name]()
-            seconds[name].append(time.process_time() - start)
-    return seconds
-
-
-def report(title: str, seconds: dict[str, list[float]]) -> None:
-    """Prints medians, and the ratios to the first variant with their range."""
-    print(f"{title:<46} {'CPU ms':>8} {'ratio':>6} {'min':>6} {'max':>6}")
+    result: Result, title: str, variants: dict[str, Callable[[], None]], rounds: int
+) -> None:
+    """Write medians, and the ratios to the first variant with their range."""
+    for variant in variants.values():
+        variant()
+    seconds = alternate(variants, rounds, cpu_seconds)
+    result.write(f"{title:<46} {'CPU ms':>8} {'ratio':>6} {'min':>6} {'max':>6}")
     base = next(iter(seconds.values()))
     for name, values in seconds.items():
         ratios = [value / b for value, b in zip(values, base)]
-        print(
+        result.write(
             f"  {name:<44} {1e3 * statistics.median(values):8.1f} "
             f"{statistics.median(ratios):6.2f} {min(ratios):6.2f} {max(ratios):6.2f}"
         )
-    print(flush=True)
-
-
-def machine() -> str:
-    """Describes what the figures depend on, apart from the load."""
-    processor = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError, IndexError), open("/proc/cpuinfo") as file:
-        names = [line for line in file if line.startswith("model name")]
-        processor = names[0].split(":")[1].strip()
-    return (
-        f"{processor}, {os.cpu_count()} cores, "
-        f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}, "
-        f"Python {platform.python_version()}, NumPy {numpy.__version__}, "
-        f"SciPy {scipy.__version__}, Chainer {chainer.__version__}, "
-        f"load average at the start {os.getloadavg()[0]:.1f}"
-    )
+    result.write()
 
 
 def main() -> None:
@@ -214,20 +174,21 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1200)
     parser.add_argument("--microbatches", type=int, nargs="+", default=[5, 20])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
         parser.error("set OMP_NUM_THREADS=1: CPU time is no measure of several threads")
-    print("OMP_NUM_THREADS=1 python", " ".join(sys.argv))
-    print(machine())
-    print(
+    result = Result("accumulation", arguments.output)
+    result.write(
+        "OMP_NUM_THREADS=1 python " + " ".join(sys.argv),
+        machine("numpy", "scipy", "chainer"),
         f"{arguments.layers} layers of width {arguments.width}, batch "
-        f"{arguments.batch}; medians of {arguments.rounds} rounds\n"
+        f"{arguments.batch}; medians of {arguments.rounds} rounds",
+        "",
     )
 
-    random = numpy.random.RandomState(0)
-    model = build(arguments.width, arguments.layers)
-    x = random.randn(arguments.batch, arguments.width).astype("f")
-    t = random.randint(0, 10, arguments.batch).astype("i")
+    model = mlp(arguments.width, arguments.layers)
+    x, t = minibatch(arguments.width, arguments.batch)
     for n in arguments.microbatches:
         if arguments.batch % n:
             parser.error(f"{arguments.batch} samples make no {n} equal microbatches")
@@ -237,22 +198,22 @@ def main() -> None:
             f"{n} microbatches, Chainer": step.chainer_accumulation,
             f"{n} microbatches, B": step.whole_backward,
             f"{n} microbatches, I and W": step.split_backward,
-            f"{n} microbatches, I; W of 4 together": step.split_backward_together,
         }
-        report("step", measure(variants, arguments.rounds))
+        measure(result, "step", variants, arguments.rounds)
         products = Products(arguments.width, arguments.layers, arguments.batch, n)
         variants = {
             "undivided": products.step,
             f"{n} microbatches": products.step_in_microbatches,
         }
-        report("matrix products alone", measure(variants, arguments.rounds))
+        measure(result, "matrix products alone", variants, arguments.rounds)
         variants = {
             "undivided": products.undivided,
             f"{n} microbatches, as they come": products.in_order,
             f"{n} microbatches, layer by layer": products.layer_by_layer,
             f"{n} microbatches, concatenated": products.concatenated,
         }
-        report("weight gradients alone", measure(variants, arguments.rounds))
+        measure(result, "weight gradients alone", variants, arguments.rounds)
+    result.save()
 
 
 if __name__ == "__main__":

@@ -10,32 +10,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import resource
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
+from _common import Result, machine
 
 from pipeline.schedules import one_f_one_b
 from pipeline.simulator import Costs, simulate
-
-RESULT = Path(__file__).parent / "results" / "simulator_scale.txt"
-
-
-def processor() -> str:
-    """Names the processor.
-
-    Returns:
-        The model as the operating system gives it.
-    """
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    return names[0] if names else platform.machine()
 
 
 def peak_gib() -> float:
@@ -54,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--microbatches", type=int, default=4096)
-    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -86,22 +69,17 @@ def main() -> None:
     total = 0.0
     measure("simulate, no overlap", lambda: simulate(schedule, costs, overlap=False))
 
-    text = "\n".join(
-        [
-            f"$ python benchmarks/simulator_scale.py --ranks {ranks} "
-            f"--microbatches {microbatches}",
-            f"one core of {processor()}, Python {platform.python_version()}, "
-            f"NumPy {np.__version__}",
-            f"1F1B: {len(schedule):,} actions; makespan {timeline.makespan:g} = "
-            f"(m + d - 1) (F + B), bubble {bubble.mean():.1%}, critical path of "
-            f"{len(path):,} events",
-            "",
-            *lines,
-            "",
-        ]
+    result = Result("simulator_scale", args.output)
+    result.write(
+        "python " + " ".join(sys.argv),
+        f"one core of: {machine('numpy')}",
+        f"{ranks} ranks, {microbatches} microbatches, 1F1B: {len(schedule):,} actions; "
+        f"makespan {timeline.makespan:g} = (m + d - 1) (F + B), bubble "
+        f"{bubble.mean():.1%}, critical path of {len(path):,} events",
+        "",
+        *lines,
     )
-    args.output.write_text(text)
-    print(text, end="")
+    result.save()
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """What the start-up hook of chainer_compat costs.
 
-    python benchmarks/startup.py > benchmarks/results/startup.txt
+    python benchmarks/startup.py
 
 Each figure is the least of several fresh processes, measured inside the process
 around one import: what else the machine does only adds to it.
 """
 
-import platform
 import site
 import subprocess
 import sys
 import time
+
+from _common import Result, machine
 
 RUNS = 40
 
@@ -47,7 +48,7 @@ def output(command: list) -> str:
 
 
 def main() -> None:
-    """Prints the figures."""
+    """Measures the figures and writes them."""
     rows = {
         # -S reads no .pth file, so that the import is the first one.
         "import chainer_compat: the start-up hook": import_ms("chainer_compat", "-S"),
@@ -55,10 +56,16 @@ def main() -> None:
         "import numpy": import_ms("numpy"),
         "import chainer, after NumPy": import_ms("chainer", before="import numpy"),
     }
-    print("$ python benchmarks/startup.py")
-    print(f"Python {platform.python_version()}, least of {RUNS}, milliseconds")
+    result = Result("startup")
+    result.write(
+        "python benchmarks/startup.py",
+        machine("numpy", "chainer"),
+        f"least of {RUNS}, milliseconds",
+        "",
+    )
     for what, milliseconds in rows.items():
-        print(f"{milliseconds:8.2f}  {what}")
+        result.write(f"{milliseconds:8.2f}  {what}")
+    result.save()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,136 @@
+"""What the benchmarks share: alternating runs, ratios with their range, result files.
+
+Only the standard library is imported here, so that a benchmark of import times can use
+it too.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Callable
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def processor() -> str:
+    """Names the processor, as the operating system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
+    return names[0] if names else platform.machine()
+
+
+def machine(*packages: str) -> str:
+    """Describes what the figures depend on.
+
+    Args:
+        *packages: Installed packages whose versions matter.
+
+    """
+    versions = [f"{name} {metadata.version(name)}" for name in packages]
+    return ", ".join(
+        [
+            f"{processor()}, {os.cpu_count()} cores",
+            f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}",
+            f"Python {platform.python_version()}",
+            *versions,
+            f"load average at the start {os.getloadavg()[0]:.1f}",
+        ]
+    )
+
+
+class Result:
+    """The text of one result: printed as it comes, kept as a file at the end.
+
+    Args:
+        name (str): The benchmark's; the file is ``benchmarks/results/NAME.txt``.
+        output (Path or None): Another file.
+        silent (bool): Whether to do nothing at all: on every rank but one.
+
+    """
+
+    def __init__(
+        self, name: str, output: Path | None = None, silent: bool = False
+    ) -> None:
+        self._path = output or RESULTS / f"{name}.txt"
+        self._silent = silent
+        self._lines: list[str] = []
+
+    def write(self, *lines: str) -> None:
+        """Adds lines; an empty one without arguments."""
+        if self._silent:
+            return
+        for line in lines or [""]:
+            self._lines.append(line.rstrip())
+            print(self._lines[-1], flush=True)
+
+    def save(self) -> None:
+        """Writes the file."""
+        if not self._silent:
+            self._path.write_text("\n".join(self._lines) + "\n")
+
+
+def alternate(
+    variants: Mapping[str, Any],
+    rounds: int,
+    seconds_of: Callable[[Any], float],
+) -> dict[str, list[float]]:
+    """Times the variants in turn, round after round, so that a disturbance hits all.
+
+    Args:
+        variants: What to time, by name.
+        rounds (int): How often.
+        seconds_of: Runs a variant once and returns its seconds.
+
+    Returns:
+        For each name its seconds in every round.
+
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    names = list(variants)
+    for i in range(rounds):
+        # Another order every round, so that no variant always follows the same one.
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            seconds[name].append(seconds_of(variants[name]))
+    return seconds
+
+
+def wall_seconds(function: Callable[[], Any]) -> float:
+    """Runs a function and returns the seconds it took."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def cpu_seconds(function: Callable[[], Any]) -> float:
+    """Runs a function and returns the CPU seconds it took."""
+    start = time.process_time()
+    function()
+    return time.process_time() - start
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> str:
+    """Formats the ratios of pairs, as ``median (min..max)``."""
+    each = [a / b for a, b in zip(above, below)]
+    return f"{statistics.median(each):5.2f} ({min(each):.2f}..{max(each):.2f})"
+
+
+def quiet_barrier(comm: Any, pause: float = 0.002) -> None:
+    """Waits for all ranks without using the core, which another rank may need.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Whose ranks to wait for.
+        pause (float): Seconds between two looks.
+
+    """
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(pause)

@@ -1,0 +1,127 @@
+"""The perceptron that the benchmarks train, and how they cut and time it."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Callable
+
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from _common import quiet_barrier, wall_seconds
+from chainer.initializers import HeNormal
+from mpi4py import MPI
+
+from divisible import Divisible
+from pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT
+from pipeline.simulator import Costs
+from pipeline.timeline import Timeline
+
+N_OUTPUTS = 10
+ROOT = Path(__file__).parents[1]
+
+
+def mlp(width: int, n_layers: int) -> Divisible:
+    """Makes ``n_layers - 1`` times Linear and ReLU, and Linear to 10.
+
+    The weights come with the first forward, so that a rank has only those of its stage.
+    """
+    layers: list[Any] = []
+    for _ in range(n_layers - 1):
+        layers += [L.Linear(None, width, initialW=HeNormal()), F.relu]
+    return Divisible(*layers, L.Linear(width, N_OUTPUTS))
+
+
+def minibatch(width: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Makes random samples and labels."""
+    random = np.random.RandomState(0)
+    x = random.randn(size, width).astype(np.float32)
+    return x, random.randint(0, N_OUTPUTS, size).astype(np.int32)
+
+
+def cut(model: Divisible, n_stages: int, stage: int) -> Divisible:
+    """Returns one of ``n_stages`` stages with equally many Linear layers."""
+    n_linear = (len(model) + 1) // 2
+    start, end = (n_linear * i // n_stages * 2 for i in (stage, stage + 1))
+    return model.divide(start, min(end, len(model)))
+
+
+def cut_like_v(model: Divisible, n_ranks: int, rank: int) -> list[Divisible]:
+    """Returns the two stages of a rank that ``'zb_v'`` wants there."""
+    n_stages = 2 * n_ranks
+    return [cut(model, n_stages, i) for i in (rank, n_stages - 1 - rank)]
+
+
+def undivided_step(
+    model: Divisible, x: np.ndarray, t: np.ndarray
+) -> Callable[[], None]:
+    """Returns the step of plain Chainer: forward, loss, backward."""
+
+    def step() -> None:
+        model.cleargrads()
+        F.softmax_cross_entropy(model(x), t).backward()
+
+    return step
+
+
+def paper_loop() -> ModuleType:
+    """Loads ``examples/paper_loop``: the paper's loop as printed."""
+    path = ROOT / "examples" / "paper_loop" / "train.py"
+    spec = importlib.util.spec_from_file_location("paper_loop", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def step_seconds(comm: MPI.Comm, step: Callable[[], Any], pause: float) -> float:
+    """Times a step that all ranks take together.
+
+    Args:
+        comm: The ranks, each of which calls this.
+        step: What this rank does; nothing if others work for it.
+        pause: Seconds between two looks of a rank that waits for the others to start
+            or to end.
+
+    Returns:
+        Seconds of the rank that took longest, the same on every rank.
+
+    """
+    quiet_barrier(comm, pause)
+    seconds = wall_seconds(step)
+    quiet_barrier(comm, pause)
+    return comm.allreduce(seconds, MPI.MAX)
+
+
+def measured_costs(
+    timelines: Iterable[Timeline], n_stages: int, transfer: float = 0.0
+) -> Costs:
+    """Returns what the stages cost in measured timelines of one schedule.
+
+    Args:
+        timelines: Of several runs.
+        n_stages: Number of stages.
+        transfer: Seconds of a message.
+
+    Returns:
+        The mean times of each stage. Of a backward that was not split only the whole
+        is known, which counts as input gradients.
+
+    """
+    times: dict[tuple[int, int], list[float]] = {}
+    for timeline in timelines:
+        for stage, kind, seconds in zip(
+            timeline.stage, timeline.category, timeline.end - timeline.start
+        ):
+            times.setdefault((stage, kind), []).append(seconds)
+
+    def mean(*kinds: int) -> list[float]:
+        return [
+            sum(statistics.fmean(times.get((stage, kind), [0.0])) for kind in kinds)
+            for stage in range(n_stages)
+        ]
+
+    return Costs(mean(FORWARD), mean(INPUT, BACKWARD), mean(WEIGHT), transfer)

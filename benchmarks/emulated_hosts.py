@@ -1,0 +1,242 @@
+"""Measured against simulated speed-up on 4 to 32 emulated hosts.
+
+    python benchmarks/emulated_hosts.py --cluster PATH_OF_emulated_cluster
+
+Each host is a network namespace with a CPU quota and a link of 1 Gbit/s: real
+processes, real TCP, and ratios between runs on the same hosts are honest. All hosts
+have the same share of a core, and all shares together are less than the machine has.
+
+The 32-layer perceptron makes steps on all hosts, with as many microbatches as were best
+in the paper, and in turn with them steps of the undivided model in plain Chainer on one
+such host while the others sleep. The times of F, B, I and W are taken from the measured
+timelines; pipeline.simulate predicts the step from their means and the time of a
+message at the link's rate. The speed-up should reach 90 % of the predicted one.
+
+The layers are wide, because a quota is given out in periods of 10 or 20 ms: an action
+must take several of them, also on the smallest share, or their raggedness is measured.
+
+Needs root, cgroup v1 and iproute2, and says so where they are missing. The cluster is
+taken down in every case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from _common import Result, alternate, machine, ratios
+
+#: Hosts: the number of microbatches that was best in the paper, and its speed-up.
+PAPER = {2: (5, 1.34), 4: (5, 1.93), 8: (20, 2.70), 16: (20, 3.49), 32: (20, 3.72)}
+SCHEDULES = ("1f1b", "zb_h1")
+TARGET = 0.90
+LINK = "1gbit"
+LINK_BYTES_PER_SECOND = 1e9 / 8
+#: Seconds between two looks of a host that waits for the next step: seldom, because
+#: looking uses its quota.
+PAUSE = 0.05
+STATE = Path("/run/emulated_cluster.json")
+
+
+def missing() -> str | None:
+    """Says why this machine cannot emulate hosts, or ``None`` if it can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "it needs root on Linux"
+    for kind in ("cpu", "memory"):
+        if not Path("/sys/fs/cgroup", kind, "tasks").exists():
+            return f"it needs cgroup v1, and /sys/fs/cgroup/{kind} is not of it"
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            return f"there is no {tool}; install iproute2"
+    if shutil.which("mpiexec") is None:
+        return "there is no mpiexec beside this Python or on the PATH"
+    if STATE.exists():
+        return f"another cluster is up; take it down first ({STATE})"
+    return None
+
+
+@contextmanager
+def cluster(tool: Path, hosts: int, share: float) -> Iterator[None]:
+    """Brings the hosts up, and takes them down whatever happens."""
+
+    def call(*arguments: str) -> None:
+        subprocess.run(
+            [sys.executable, tool, *arguments], check=True, stdout=subprocess.DEVNULL
+        )
+
+    # Every host knows the address of every other: more than the usual 1024 in all, of
+    # which the kernel forgets some, and then hosts find no way to each other.
+    limit = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
+    usual = limit.read_text()
+    try:
+        limit.write_text(str(max(int(usual), 4 * hosts**2)))
+        call("up", "--cpus", f"{share:g}", "--count", str(hosts), "--rate", LINK)
+        yield
+    finally:
+        limit.write_text(usual)
+        if STATE.exists():
+            call("down")
+
+
+def run(arguments: argparse.Namespace, hosts: int) -> dict:
+    """Runs the steps on that many hosts and returns what `work` measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        # In files: the host's shell would take a command line apart.
+        task, report = Path(folder, "job.json"), Path(folder, "report.json")
+        job = {
+            "hosts": hosts,
+            "microbatches": PAPER[hosts][0],
+            "width": arguments.width,
+            "layers": arguments.layers,
+            "batch": arguments.batch,
+            "rounds": arguments.rounds,
+            "schedules": arguments.schedules,
+            "timelines": arguments.timelines,
+        }
+        command = [sys.executable, arguments.cluster, "run", "-n", str(hosts), "--"]
+        command += [sys.executable, __file__, "--work", task, report]
+        task.write_text(json.dumps(job))
+        with cluster(arguments.cluster, hosts, arguments.cpu / hosts):
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+            try:
+                code = process.wait(arguments.timeout)
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait(10)
+        if code:
+            raise RuntimeError(f"the run on {hosts} hosts ended with code {code}")
+        return json.loads(report.read_text())
+
+
+def work(job: dict, report: Path) -> None:
+    """What each host does; the first one writes the report."""
+    # Here, because the process that only starts the hosts should not start MPI.
+    from _mlp import (
+        cut,
+        measured_costs,
+        minibatch,
+        mlp,
+        step_seconds,
+        undivided_step,
+    )
+    from mpi4py import MPI
+
+    from pipeline import Pipeline, abort_on_error
+    from pipeline.simulator import simulate
+
+    abort_on_error()
+    comm = MPI.COMM_WORLD
+    data = minibatch(job["width"], job["batch"])
+    stage = cut(mlp(job["width"], job["layers"]), comm.size, comm.rank)
+    pipes = {
+        name: Pipeline(stage, comm, job["microbatches"], name)
+        for name in job["schedules"]
+    }
+    timelines: dict[str, list] = {name: [] for name in pipes}
+    serial = undivided_step(mlp(job["width"], job["layers"]), *data)
+
+    def seconds_of(name: str) -> float:
+        if name == "undivided":
+            step = serial if comm.rank == 0 else (lambda: None)
+            return step_seconds(comm, step, PAUSE)
+        seconds = step_seconds(comm, lambda: pipes[name].step(*data), PAUSE)
+        timelines[name].append(pipes[name].timeline())
+        return seconds
+
+    for pipe in pipes.values():
+        step_seconds(comm, lambda pipe=pipe: pipe.step(*data), PAUSE)
+    names = ["undivided", *pipes]
+    seconds = alternate(dict(zip(names, names)), job["rounds"], seconds_of)
+
+    size = job["batch"] // job["microbatches"] * job["width"] * 4
+    answer: dict[str, Any] = {"seconds": seconds, "simulated": {}}
+    for name, pipe in pipes.items():
+        costs = measured_costs(timelines[name], comm.size, size / LINK_BYTES_PER_SECOND)
+        answer["simulated"][name] = simulate(pipe.schedule, costs).makespan
+        if job["timelines"] and comm.rank == 0:
+            path = Path(job["timelines"], f"{comm.size}-{name}.json")
+            timelines[name][-1].save(path)
+    if comm.rank == 0:
+        report.write_text(json.dumps(answer))
+
+
+def main() -> None:
+    """Runs the table and writes its result."""
+    if sys.argv[1:2] == ["--work"]:
+        work(json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[3]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cluster", type=Path, required=True)
+    parser.add_argument("--hosts", type=int, nargs="+", default=[4, 8, 16, 32])
+    parser.add_argument("--schedules", nargs="+", default=list(SCHEDULES))
+    parser.add_argument("--cpu", type=float, default=1.6, help="of all hosts, in cores")
+    parser.add_argument("--width", type=int, default=2048)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--timeout", type=float, default=900, help="seconds a row")
+    parser.add_argument("--timelines", help="folder to keep the last ones in")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    # The environment's own mpiexec, which the cluster looks for on the PATH.
+    beside = str(Path(sys.executable).parent)
+    os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", "")])
+    os.environ["OMP_NUM_THREADS"] = "1"
+    reason = missing()
+    if reason:
+        print(f"SKIPPED: no hosts can be emulated here: {reason}")
+        return
+    # An exception, so that the cluster is taken down.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+
+    result = Result("emulated_hosts", arguments.output)
+    words = sys.argv.copy()
+    words[words.index(str(arguments.cluster))] = arguments.cluster.name
+    result.write(
+        "python " + " ".join(words),
+        machine("numpy", "scipy", "chainer", "mpi4py", "mpich"),
+        f"{arguments.layers} layers of width {arguments.width}, batch "
+        f"{arguments.batch}; hosts with equal shares of {arguments.cpu:g} cores, links "
+        f"of {LINK}; {arguments.rounds} rounds; median (min..max)",
+        "",
+        f"{'hosts':>5} {'micro':>5} {'schedule':<8} {'serial s':>8} {'step s':>7}  "
+        f"{'speed-up':<20} {'simulated':>9}  {'measured/simulated':<18} {'paper':>6}",
+        f"{'':5} {'batches':>7}",
+    )
+    worst = 1.0
+    for hosts in arguments.hosts:
+        answer = run(arguments, hosts)
+        base = answer["seconds"]["undivided"]
+        for name in arguments.schedules:
+            seconds, simulated = answer["seconds"][name], answer["simulated"][name]
+            reached = [simulated / s for s in seconds]
+            worst = min(worst, statistics.median(reached))
+            result.write(
+                f"{hosts:5d} {PAPER[hosts][0]:5d} {name:<8} "
+                f"{statistics.median(base):8.2f} {statistics.median(seconds):7.2f} "
+                f"{ratios(base, seconds):<21} "
+                f"{statistics.median(base) / simulated:9.2f}  "
+                f"{statistics.median(reached):4.0%} "
+                f"({min(reached):.0%}..{max(reached):.0%})    {PAPER[hosts][1]:6.2f}"
+            )
+    word = "met" if worst >= TARGET else "MISSED"
+    result.write(
+        "", f"least measured/simulated {worst:.0%}, target {TARGET:.0%}: {word}"
+    )
+    result.save()
+
+
+if __name__ == "__main__":
+    main()
