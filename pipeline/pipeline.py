@@ -244,10 +244,10 @@ class Pipeline:
                     np.concatenate([host.send(y) for y, _ in column])
                     for column in zip(*filter(None, results))
                 )
+            self._calls.finish()
             outputs = broadcast_object(
                 self._comm, outputs, self._last_rank, self._timeout
             )
-            self._calls.finish()
             outputs = tuple(map(self._device.send, outputs))
             return outputs[0] if len(outputs) == 1 else outputs
 
@@ -352,8 +352,8 @@ class Pipeline:
 
     def _report(self) -> dict[str, float]:
         means = self._loss.means if self.is_last else np.empty(len(self._loss.names))
-        broadcast(self._comm, means, self._last_rank, self._timeout)
         self._calls.finish()
+        broadcast(self._comm, means, self._last_rank, self._timeout)
         return dict(zip(self._loss.names, means.tolist()))
 
 
