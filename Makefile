@@ -26,12 +26,20 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: install train test test-all test-chainer lint clean
 
+# An interpreter or extras asked for by name replace an environment with others.
+ifneq ($(origin PYTHON)$(origin EXTRAS),filefile)
+ifneq ($(shell cat $(VENV)/installed 2>/dev/null),$(PYTHON) $(EXTRAS))
+.PHONY: $(VENV)/installed
+endif
+endif
+
 install: $(VENV)/installed
 
 $(VENV)/installed: setup.cfg setup.py pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing into $(VENV); this takes a minute or two"
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
-	touch $@
+	@echo '$(PYTHON) $(EXTRAS)' > $@
 
 train: install
 	$(MPIEXEC) -n $(RANKS) $(BIN)/python examples/train/train.py

@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     comm = MPI.COMM_WORLD
-    abort_on_error(comm)
+    abort_on_error()
     result = Result("memory", arguments.output, silent=comm.rank != 0)
     result.write(
         f"OMP_NUM_THREADS=1 mpiexec -n {comm.size} python " + " ".join(sys.argv),

@@ -150,7 +150,7 @@ def main() -> None:
         parser.error(f"start 2 ranks, not {comm.size}: mpiexec -n 2 python ...")
     if os.environ.get("OMP_NUM_THREADS") != "1":
         parser.error("set OMP_NUM_THREADS=1: one thread per rank")
-    abort_on_error(comm)
+    abort_on_error()
     result = Result("speedup", arguments.output, silent=comm.rank != 0)
     result.write(
         "OMP_NUM_THREADS=1 mpiexec -n 2 python " + " ".join(sys.argv),

@@ -37,7 +37,8 @@ from _mlp import cut, minibatch, mlp, paper_loop, step_seconds
 from mpi4py import MPI
 
 from pipeline import Pipeline, abort_on_error
-from pipeline.transport import Tensor, Transport
+from pipeline.message import Tensor
+from pipeline.transport import Transport
 
 KIB, MIB = 2**10, 2**20
 PARTS = ("messages", "loop", "overlap")
@@ -293,7 +294,7 @@ def main() -> None:
         parser.error(f"start 2 ranks, not {comm.size}: mpiexec -n 2 python ...")
     if os.environ.get("OMP_NUM_THREADS") != "1":
         parser.error("set OMP_NUM_THREADS=1: one thread per rank")
-    abort_on_error(comm)
+    abort_on_error()
     result = Result("transport", arguments.output, silent=comm.rank != 0)
     result.write(
         "OMP_NUM_THREADS=1 mpiexec -n 2 python " + " ".join(sys.argv),

@@ -112,7 +112,8 @@ class Divisible(chainer.Sequential):
 
         The stage holds the very same links as this model: nothing is copied and
         nothing renamed. Drop the model, and the layers of the other stages are
-        freed.
+        freed, unless an attribute of the model holds them in a list or other
+        container; attributes that are links themselves are left out of the stage.
 
         The initial weights of layers whose size is found at their first call
         (``Linear(None, n)``) depend on what was drawn from the random generator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import os
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ class Plan:
 
     Raises:
         ValueError: If ``cuts`` is not of this form.
+        TypeError: If a cut is not an integer.
 
     Example:
         >>> plan = Plan([0, 3, 5])
@@ -29,7 +31,7 @@ class Plan:
     cuts: Sequence[int]
 
     def __post_init__(self) -> None:
-        cuts = [int(cut) for cut in self.cuts]
+        cuts = [operator.index(cut) for cut in self.cuts]
         object.__setattr__(self, "cuts", cuts)
         if len(cuts) < 2 or cuts[0] != 0:
             raise ValueError(
@@ -91,13 +93,22 @@ class Plan:
         return self.cuts[stage], self.cuts[stage + 1]
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the plan as JSON."""
-        with open(path, "w", encoding="utf-8") as file:
+        """Writes the plan as JSON; the file appears only when it is complete."""
+        aside = f"{os.fspath(path)}.tmp{os.getpid()}"
+        with open(aside, "w", encoding="utf-8") as file:
             json.dump({"cuts": self.cuts}, file)
             file.write("\n")
+        os.replace(aside, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Plan:
-        """Reads a plan written by :meth:`save`."""
+        """Reads a plan written by :meth:`save`.
+
+        Raises:
+            ValueError: If the file holds something else.
+        """
         with open(path, encoding="utf-8") as file:
-            return cls(json.load(file)["cuts"])
+            try:
+                return cls(json.load(file)["cuts"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path} is not a plan: {error}") from error

@@ -42,9 +42,9 @@ def as_mpi(comm: Any) -> MPI.Comm:
 
 # An MPI library spins while it waits, which starves the other ranks when they
 # share a core and wastes the quota of a host that has less than one. So this
-# module polls: at first at once, for the latency of small messages, then with
-# sleeps of a share of the time already waited, within bounds.
-_SPIN_SECONDS = 50e-6
+# module polls: at first at once, for the latency of messages up to a few megabytes,
+# then with sleeps of a share of the time already waited, within bounds.
+_SPIN_SECONDS = 200e-6
 _SHORTEST_SLEEP = 20e-6
 _LONGEST_SLEEP = 1e-3
 _SLEEP_SHARE = 0.01

@@ -24,6 +24,18 @@ def test_saved_and_loaded(tmp_path):
     assert Plan.load(tmp_path / "plan.json") == plan
 
 
+@pytest.mark.parametrize("text", ["{}", "[0, 3]", "no JSON", '{"cuts": [3]}'])
+def test_a_file_that_is_no_plan(tmp_path, text):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(ValueError, match="is not a plan"):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_cuts_are_integers():
+    with pytest.raises(TypeError):
+        Plan([0, 2.7, 5])
+
+
 @pytest.mark.parametrize("cuts", [[], [0], [1, 3], [0, 2, 2], [0, 3, 1]])
 def test_bad_cuts_are_refused(cuts):
     with pytest.raises(ValueError, match="cuts"):
