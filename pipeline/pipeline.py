@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import operator
-import os
-import socket
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable
@@ -16,10 +12,19 @@ import chainer.functions as F
 import numpy as np
 
 from divisible import Divisible
-from pipeline import schedules
 from pipeline.agreement import CallAgreement, agree_on_settings, agree_on_stages
+from pipeline.arguments import (
+    as_arrays,
+    check_placement,
+    check_stages,
+    check_trainable,
+    check_transport,
+    make_schedule,
+    parameter_dtypes,
+    split,
+    warn_of_many_threads,
+)
 from pipeline.communicator import (
-    DisagreementError,
     abort_on_error,
     all_gather,
     as_mpi,
@@ -35,7 +40,6 @@ from pipeline.schedule import Action, Operation, Schedule
 from pipeline.stage import Stage
 from pipeline.timeline import Timeline
 from pipeline.transport import Transport
-from pipeline.weight_gradients import blas_threads
 
 
 class Pipeline:
@@ -112,8 +116,8 @@ class Pipeline:
         wire_dtype: Any = None,
         timeout: float = 300.0,
     ) -> None:
-        mine = _check_stages(stage)
-        _check_transport(transport, wire_dtype)
+        mine = check_stages(stage)
+        check_transport(transport, wire_dtype)
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, not {timeout}")
         mpi_comm = as_mpi(comm)
@@ -123,7 +127,7 @@ class Pipeline:
         self._failed = False
 
         stage_ranks = agree_on_stages(self._comm, mine, timeout)
-        self.schedule = _make_schedule(schedule, stage_ranks, n_microbatches)
+        self.schedule = make_schedule(schedule, stage_ranks, n_microbatches)
         self._loss = Loss(lossfun, accfun)
         agree_on_settings(
             self._comm,
@@ -136,10 +140,10 @@ class Pipeline:
             },
             timeout,
         )
-        _check_placement(self.schedule, stage_ranks)
+        check_placement(self.schedule, stage_ranks)
         self._calls = CallAgreement(self._comm, timeout)
-        self._dtypes = _parameter_dtypes(self._comm, mine, timeout)
-        _warn_of_many_threads(self._comm, timeout)
+        self._dtypes = parameter_dtypes(self._comm, mine, timeout)
+        warn_of_many_threads(self._comm, timeout)
 
         self._device = mine[0].device
         last = len(stage_ranks) - 1
@@ -328,9 +332,9 @@ class Pipeline:
         n_inputs = sum(map(_n_samples, inputs)) if self.is_first else -1
         n_targets = -1
         if self.is_last:
-            targets = _as_arrays("t", t, self._comm.rank, "the last stage")
+            targets = as_arrays("t", t, self._comm.rank, "the last stage")
             n_targets = len(targets[0])
-            parts = _split(targets, self.schedule.n_microbatches)
+            parts = split(targets, self.schedule.n_microbatches)
             sizes = [len(part[0]) for part in parts]
             parts = [tuple(map(self._device.send, part)) for part in parts]
             self._loss.start(parts, sizes)
@@ -340,14 +344,14 @@ class Pipeline:
     def _split_inputs(self, x: Any) -> list[Tensors]:
         if not self.is_first:
             return []
-        arrays = _as_arrays("x", x, self._comm.rank, "the first stage")
+        arrays = as_arrays("x", x, self._comm.rank, "the first stage")
         for array in arrays:
-            _check_trainable(array, self._dtypes)
+            check_trainable(array, self._dtypes)
         return [
             tuple(Tensor(self._device.send(array)) for array in part)
             if len(part[0])
             else ()
-            for part in _split(arrays, self.schedule.n_microbatches)
+            for part in split(arrays, self.schedule.n_microbatches)
         ]
 
     def _report(self) -> dict[str, float]:
@@ -363,141 +367,11 @@ def _evaluating() -> Iterator[None]:
         yield
 
 
-def _check_stages(stage: Divisible | Sequence[Divisible]) -> list[Divisible]:
-    several = isinstance(stage, (list, tuple))
-    mine = list(stage) if several else [stage]
-    for part in mine:
-        if not isinstance(part, Divisible):
-            raise TypeError(
-                f"stage must be a Divisible or a list of them, not"
-                f" {type(part).__name__}"
-            )
-    if not mine:
-        raise ValueError("stage is an empty list: each rank needs a stage")
-    return sorted(mine, key=lambda part: part.layer_range)
-
-
-def _check_transport(transport: str, wire_dtype: Any) -> None:
-    if transport not in ("mpi", "chainermn"):
-        raise ValueError(f"transport must be 'mpi' or 'chainermn', not {transport!r}")
-    if wire_dtype is None:
-        return
-    if transport != "mpi":
-        raise ValueError("wire_dtype needs the transport 'mpi'")
-    if np.dtype(wire_dtype).kind != "f":
-        raise ValueError(f"wire_dtype must be a floating-point type, not {wire_dtype}")
-
-
-def _make_schedule(
-    schedule: str | Schedule, stage_ranks: Sequence[int], n_microbatches: int | None
-) -> Schedule:
-    if isinstance(schedule, Schedule):
-        if n_microbatches not in (None, schedule.n_microbatches):
-            raise ValueError(
-                f"n_microbatches is {n_microbatches}, but the schedule has"
-                f" {schedule.n_microbatches}"
-            )
-        schedule.validate()
-        if len(schedule) == len(schedule.forward_only()):
-            raise ValueError(f"the schedule {schedule.name!r} has no backward")
-        return schedule
-    if n_microbatches is None:
-        raise ValueError("n_microbatches is missing")
-    n_ranks = len(set(stage_ranks))
-    n_microbatches = operator.index(n_microbatches)
-    return schedules.create(schedule, len(stage_ranks), n_microbatches, n_ranks)
-
-
-def _check_placement(schedule: Schedule, stage_ranks: Sequence[int]) -> None:
-    if tuple(schedule.stage_ranks) != tuple(stage_ranks):
-        raise DisagreementError(
-            f"the schedule {schedule.name!r} wants the stages on the ranks"
-            f" {list(schedule.stage_ranks)}, but they are on the ranks"
-            f" {list(stage_ranks)}"
-        )
-
-
-def _parameter_dtypes(
-    comm: Any, mine: Sequence[Divisible], timeout: float
-) -> set[np.dtype]:
-    """Returns the floating-point types of all ranks' parameters."""
-    dtypes = {
-        np.dtype(param.dtype).str
-        for part in mine
-        for param in part.params()
-        if np.dtype(param.dtype).kind == "f"
-    }
-    return {
-        np.dtype(text) for texts in all_gather(comm, dtypes, timeout) for text in texts
-    }
-
-
-def _warn_of_many_threads(comm: Any, timeout: float) -> None:
-    """Warns if the ranks on this host have more BLAS threads than there are cores.
-
-    They spin while they wait for each other, which makes a step many times slower.
-    """
-    hosts = all_gather(comm, socket.gethostname(), timeout)
-    mine = [rank for rank, host in enumerate(hosts) if host == hosts[comm.rank]]
-    n_threads = blas_threads()
-    n_cores = len(os.sched_getaffinity(0))
-    if n_threads > 1 and len(mine) * n_threads > n_cores and comm.rank == mine[0]:
-        warnings.warn(
-            f"{len(mine)} ranks on {hosts[comm.rank]} with {n_threads} BLAS threads"
-            f" each share {n_cores} cores and slow each other down: set the environment"
-            f" variable OMP_NUM_THREADS={max(1, n_cores // len(mine))}",
-            stacklevel=3,
-        )
-
-
 def _category(what: Operation) -> str:
     """Returns the timeline's category; a receive is a wait."""
     if isinstance(what, Action):
         return what.kind
     return "send" if what.direction == "send" else "wait"
-
-
-def _as_arrays(name: str, value: Any, rank: int, reader: str) -> tuple:
-    if value is None:
-        raise TypeError(
-            f"{name} is None on rank {rank}, which has {reader} and reads it"
-        )
-    arrays = value if isinstance(value, (tuple, list)) else (value,)
-    for array in arrays:
-        if not isinstance(array, chainer.get_array_types()):
-            raise TypeError(
-                f"{name} must be an array or a tuple of arrays, not"
-                f" {type(array).__name__}"
-            )
-        if array.ndim == 0 or len(array) == 0:
-            raise ValueError(f"{name} has no samples: its shape is {array.shape}")
-        if len(array) != len(arrays[0]):
-            raise ValueError(
-                f"the arrays of {name} have {len(arrays[0])} and {len(array)} samples"
-            )
-    return tuple(arrays)
-
-
-def _check_trainable(x: Any, dtypes: set[np.dtype]) -> None:
-    if x.dtype.kind not in "fiub":
-        raise TypeError(f"x is of dtype {x.dtype}, which Chainer cannot train on")
-    if x.dtype.kind == "f" and len(dtypes) == 1 and x.dtype not in dtypes:
-        (dtype,) = dtypes
-        raise TypeError(
-            f"x is {x.dtype} and the parameters are {dtype}: convert it with"
-            f" x.astype('{dtype}')"
-        )
-
-
-def _split(arrays: Sequence[Any], n_microbatches: int) -> list[tuple]:
-    """Cuts along the first axis; the first microbatches get one sample more."""
-    n = len(arrays[0])
-    each, extra = divmod(n, n_microbatches)
-    ends = [i * each + min(i, extra) for i in range(n_microbatches + 1)]
-    return [
-        tuple(array[start:end] for array in arrays)
-        for start, end in zip(ends, ends[1:])
-    ]
 
 
 def _n_samples(message: Sequence[Tensor]) -> int:

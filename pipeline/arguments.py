@@ -1,0 +1,173 @@
+"""What users hand to a pipeline, checked before any message is sent."""
+
+from __future__ import annotations
+
+import operator
+import os
+import socket
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+import numpy as np
+
+from divisible import Divisible
+from pipeline import schedules
+from pipeline.communicator import DisagreementError, all_gather
+from pipeline.schedule import Schedule
+from pipeline.weight_gradients import blas_threads
+
+
+def check_stages(stage: Divisible | Sequence[Divisible]) -> list[Divisible]:
+    """Returns a rank's stages in the order of the model."""
+    several = isinstance(stage, (list, tuple))
+    mine = list(stage) if several else [stage]
+    for part in mine:
+        if not isinstance(part, Divisible):
+            raise TypeError(
+                f"stage must be a Divisible or a list of them, not"
+                f" {type(part).__name__}"
+            )
+    if not mine:
+        raise ValueError("stage is an empty list: each rank needs a stage")
+    return sorted(mine, key=lambda part: part.layer_range)
+
+
+def check_transport(transport: str, wire_dtype: Any) -> None:
+    """Refuses transports and wire dtypes that do not exist or do not go together."""
+    if transport not in ("mpi", "chainermn"):
+        raise ValueError(f"transport must be 'mpi' or 'chainermn', not {transport!r}")
+    if wire_dtype is None:
+        return
+    if transport != "mpi":
+        raise ValueError("wire_dtype needs the transport 'mpi'")
+    if np.dtype(wire_dtype).kind != "f":
+        raise ValueError(f"wire_dtype must be a floating-point type, not {wire_dtype}")
+
+
+def make_schedule(
+    schedule: str | Schedule, stage_ranks: Sequence[int], n_microbatches: int | None
+) -> Schedule:
+    """Returns the schedule asked for, proved to be able to run.
+
+    Args:
+        schedule (str or Schedule): Its name, or itself.
+        stage_ranks: For each stage the rank that holds it.
+        n_microbatches (int or None): Needed with a name.
+    """
+    if isinstance(schedule, Schedule):
+        if n_microbatches not in (None, schedule.n_microbatches):
+            raise ValueError(
+                f"n_microbatches is {n_microbatches}, but the schedule has"
+                f" {schedule.n_microbatches}"
+            )
+        schedule.validate()
+        if len(schedule) == len(schedule.forward_only()):
+            raise ValueError(f"the schedule {schedule.name!r} has no backward")
+        return schedule
+    if n_microbatches is None:
+        raise ValueError("n_microbatches is missing")
+    n_ranks = len(set(stage_ranks))
+    n_microbatches = operator.index(n_microbatches)
+    return schedules.create(schedule, len(stage_ranks), n_microbatches, n_ranks)
+
+
+def check_placement(schedule: Schedule, stage_ranks: Sequence[int]) -> None:
+    """Refuses a schedule that wants the stages on other ranks than they are on."""
+    if tuple(schedule.stage_ranks) != tuple(stage_ranks):
+        raise DisagreementError(
+            f"the schedule {schedule.name!r} wants the stages on the ranks"
+            f" {list(schedule.stage_ranks)}, but they are on the ranks"
+            f" {list(stage_ranks)}"
+        )
+
+
+def parameter_dtypes(
+    comm: Any, mine: Sequence[Divisible], timeout: float
+) -> set[np.dtype]:
+    """Returns the floating-point types of all ranks' parameters."""
+    dtypes = {
+        np.dtype(param.dtype).str
+        for part in mine
+        for param in part.params()
+        if np.dtype(param.dtype).kind == "f"
+    }
+    return {
+        np.dtype(text) for texts in all_gather(comm, dtypes, timeout) for text in texts
+    }
+
+
+def warn_of_many_threads(comm: Any, timeout: float) -> None:
+    """Warns if the ranks on this host have more BLAS threads than there are cores.
+
+    They spin while they wait for each other, which makes a step many times slower.
+    """
+    hosts = all_gather(comm, socket.gethostname(), timeout)
+    mine = [rank for rank, host in enumerate(hosts) if host == hosts[comm.rank]]
+    n_threads = blas_threads()
+    n_cores = len(os.sched_getaffinity(0))
+    if n_threads > 1 and len(mine) * n_threads > n_cores and comm.rank == mine[0]:
+        warnings.warn(
+            f"{len(mine)} ranks on {hosts[comm.rank]} with {n_threads} BLAS threads"
+            f" each share {n_cores} cores and slow each other down: set the environment"
+            f" variable OMP_NUM_THREADS={max(1, n_cores // len(mine))}",
+            stacklevel=3,
+        )
+
+
+def as_arrays(name: str, value: Any, rank: int, reader: str) -> tuple:
+    """Returns an ``x`` or ``t`` as a tuple of arrays with equally many samples.
+
+    Args:
+        name (str): What to call it in messages.
+        value: What the user gave.
+        rank (int): This rank.
+        reader (str): Why this rank reads it.
+    """
+    if value is None:
+        raise TypeError(
+            f"{name} is None on rank {rank}, which has {reader} and reads it"
+        )
+    arrays = value if isinstance(value, (tuple, list)) else (value,)
+    for array in arrays:
+        if not isinstance(array, chainer.get_array_types()):
+            raise TypeError(
+                f"{name} must be an array or a tuple of arrays, not"
+                f" {type(array).__name__}"
+            )
+        if array.ndim == 0 or len(array) == 0:
+            raise ValueError(f"{name} has no samples: its shape is {array.shape}")
+        if len(array) != len(arrays[0]):
+            raise ValueError(
+                f"the arrays of {name} have {len(arrays[0])} and {len(array)} samples"
+            )
+    return tuple(arrays)
+
+
+def check_trainable(x: Any, dtypes: set[np.dtype]) -> None:
+    """Refuses inputs that no layer could train on.
+
+    Args:
+        x (array): An input of the model.
+        dtypes: The floating-point types of all ranks' parameters.
+    """
+    if x.dtype.kind not in "fiub":
+        raise TypeError(f"x is of dtype {x.dtype}, which Chainer cannot train on")
+    if x.dtype.kind == "f" and len(dtypes) == 1 and x.dtype not in dtypes:
+        (dtype,) = dtypes
+        raise TypeError(
+            f"x is {x.dtype} and the parameters are {dtype}: convert it with"
+            f" x.astype('{dtype}')"
+        )
+
+
+def split(arrays: Sequence[Any], n_microbatches: int) -> list[tuple]:
+    """Cuts along the first axis; the first microbatches get one sample more."""
+    n = len(arrays[0])
+    each, extra = divmod(n, n_microbatches)
+    ends = [i * each + min(i, extra) for i in range(n_microbatches + 1)]
+    return [
+        tuple(array[start:end] for array in arrays)
+        for start, end in zip(ends, ends[1:])
+    ]
