@@ -8,7 +8,7 @@ become objects only when they are looked at.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -442,24 +442,6 @@ class Timeline:
         from pipeline.trace import load_trace
 
         return load_trace(path)
-
-    @classmethod
-    def merge(cls, timelines: Sequence[Timeline], name: str | None = None) -> Timeline:
-        """Puts together what several ranks recorded on one clock.
-
-        Args:
-            timelines: One or more timelines whose events name their ranks.
-            name: What to call the result; the first one's name by default.
-
-        Returns:
-            A timeline with all events.
-        """
-        timelines = list(timelines)
-        return cls(
-            (event for timeline in timelines for event in timeline),
-            max((timeline.n_ranks for timeline in timelines), default=0),
-            name or (timelines[0].name if timelines else "timeline"),
-        )
 
     def plot(self, path: str | os.PathLike, title: str | None = None) -> None:
         """Draws the timeline; needs matplotlib.

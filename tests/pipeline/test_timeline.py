@@ -132,16 +132,6 @@ def test_load_refuses_other_files(tmp_path, text):
         Timeline.load(path)
 
 
-def test_merge():
-    parts = [
-        Timeline([event for event in measured() if event.rank == rank], 2)
-        for rank in (1, 0)
-    ]
-    merged = Timeline.merge(parts, name="both")
-    assert list(merged) == list(measured())
-    assert merged.name == "both"
-
-
 def test_summary_has_a_line_per_rank():
     text = simulate(schedules.gpipe(4, 8), Costs(1, 1, 1)).summary()
     assert text.splitlines()[0] == "gpipe: 33 s on 4 ranks"
