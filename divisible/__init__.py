@@ -12,5 +12,15 @@ A model is a :class:`Divisible`: a list of layers, cut by position. A
 from divisible._version import __version__
 from divisible.model import Divisible
 from divisible.plan import Plan
+from divisible.random_state import RandomKey, keyed_random_state
+from divisible.skips import pop, stash
 
-__all__ = ["Divisible", "Plan", "__version__"]
+__all__ = [
+    "Divisible",
+    "Plan",
+    "RandomKey",
+    "__version__",
+    "keyed_random_state",
+    "pop",
+    "stash",
+]
