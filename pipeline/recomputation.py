@@ -34,7 +34,8 @@ def recompute(schedule: Schedule, checkpoint: str = "always") -> Schedule:
     Args:
         schedule: Any schedule.
         checkpoint: ``'never'``; ``'except_last'`` for all microbatches but the last
-            one, which in GPipe is held for a short time only; or ``'always'``.
+            one, which saves its second forward and holds its activations; or
+            ``'always'``.
 
     Returns:
         The schedule with the R; the same one for ``'never'`` or without backward.

@@ -218,7 +218,7 @@ def _check_complete(schedule: Schedule, table: np.ndarray) -> None:
         stage, microbatch = useless[0]
         raise _fault(
             schedule,
-            table[3, stage, microbatch],
+            [table[3, stage, microbatch]],
             f"rank {schedule.stage_ranks[stage]}: {stage}R{microbatch} recomputes a "
             "forward for no backward; leave it out",
         )
