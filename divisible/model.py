@@ -11,15 +11,17 @@ from typing import Any, Callable
 import chainer
 from chainer import Link
 
+from divisible.deferred_layers import DeferredLayers
+
 Layer = Callable[..., Any]
 
 
 class Divisible(chainer.Sequential):
     """A list of layers that can be cut into pipeline stages.
 
-    Subclass it and ``append`` the layers in ``__init__``, as in Fig. 3 of
-    Takizawa et al.; any link, function or lambda is a layer. The undivided model
-    is an ordinary Chainer model. :meth:`divide` gives the layers of one stage.
+    Subclass it and ``append`` the layers in ``__init__``, as in Fig. 3 of Takizawa et
+    al.; any link, function or lambda is a layer. The undivided model is an ordinary
+    Chainer model. :meth:`divide` gives the layers of one stage.
 
     Unlike in :class:`chainer.Sequential`, a layer is known by its *position in
     the undivided model*, functions counted, wherever it is::
@@ -68,12 +70,14 @@ class Divisible(chainer.Sequential):
     # model at which it stands. Link.name would not do, another container of the
     # same link overwrites it.
     _positions: list[int]
+    _deferred: DeferredLayers
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Divisible:
         """Prepares the empty list, so that a subclass may append at once."""
         self = super().__new__(cls)
         chainer.Sequential.__init__(self)
         self._positions = []
+        self._deferred = DeferredLayers()
         return self
 
     def __init__(self, *layers: Layer) -> None:
@@ -115,10 +119,8 @@ class Divisible(chainer.Sequential):
         freed, unless an attribute of the model holds them in a list or other
         container; attributes that are links themselves are left out of the stage.
 
-        The initial weights of layers whose size is found at their first call
-        (``Linear(None, n)``) depend on what was drawn from the random generator
-        before; for the same weights on any cut, give sizes, or run one sample
-        through the undivided model first.
+        Of a model that was built in :func:`deferred_init` this makes the parameters
+        of these layers, and of no others; ``divide()`` makes the whole.
 
         Args:
             start (int or None): The position of the first layer in the undivided
@@ -134,6 +136,7 @@ class Divisible(chainer.Sequential):
             IndexError: If the range is empty, reversed or not within this model.
             TypeError: If this class has a ``forward`` or parameters of its own,
                 which belong to no layer and so to no stage.
+            RuntimeError: If a layer was deferred, and its initializer fails.
 
         Example:
             >>> import chainer.functions as F
@@ -158,6 +161,10 @@ class Divisible(chainer.Sequential):
         for name, value in vars(self).items():
             if isinstance(value, Link) and id(value) not in kept:
                 del stage.__dict__[name]
+        stage._deferred = self._deferred.make(
+            dict(zip(self._positions, self._layers)),
+            dict(enumerate(zip(stage._positions, layers), start)),
+        )
         return stage
 
     def _check_divisible(self, start: int, end: int) -> None:
@@ -195,17 +202,24 @@ class Divisible(chainer.Sequential):
             What the last layer returns.
 
         Raises:
-            RuntimeError: If there is no layer.
+            RuntimeError: If there is no layer, or one that is not made yet.
             Exception: What a layer raises, with the layer's position in the
                 undivided model as the attribute ``layer_position``. Functions in the
                 graph have it as well, for errors in their backward.
         """
         if not self._layers:
             raise RuntimeError(f"{type(self).__name__} has no layers")
+        if self._deferred.waiting:
+            self._deferred.check(self._layers, type(self).__name__)
+        first_calls = self._deferred.first_calls
         signed: set[chainer.FunctionNode] = set()
         for position, layer in enumerate(self._layers, self._start):
             try:
-                x = layer(*x) if isinstance(x, tuple) else layer(x)
+                inputs = x if isinstance(x, tuple) else (x,)
+                if position in first_calls:
+                    x = self._deferred.first_call(position, layer, inputs)
+                else:
+                    x = layer(*inputs)
             except Exception as error:
                 # The outermost Divisible's position is the one plans speak of, so
                 # a nested model's is overwritten on the way out.
@@ -223,11 +237,13 @@ class Divisible(chainer.Sequential):
         if not -n <= i <= n:
             raise IndexError(f"insert({i}): {type(self).__name__} has {n} layers")
         self._layers.insert(i, _check_layer(layer))
+        self._deferred.notice(layer)
         self._number_layers()
 
     def __setitem__(self, i: int, layer: Layer) -> None:
         self._check_mutable()
         self._layers[operator.index(i)] = _check_layer(layer)
+        self._deferred.notice(layer)
         self._number_layers()
 
     def __delitem__(self, i: int | slice) -> None:
@@ -267,6 +283,7 @@ class Divisible(chainer.Sequential):
                 copies[id(layer)] if isinstance(layer, Link) else copy.copy(layer)
                 for layer in self._layers
             ]
+            ret._deferred = self._deferred.copied(copies)
             ret._name_links()
         return ret
 
@@ -338,8 +355,9 @@ class Divisible(chainer.Sequential):
     def device_resident_accept(self, visitor: Any) -> None:
         """Lets ``visitor`` (``to_gpu`` and the like) see every layer."""
         Link.device_resident_accept(self, visitor)
+        visit = operator.methodcaller("device_resident_accept", visitor)
         for link in self.children():
-            link.device_resident_accept(visitor)
+            self._deferred.do(visit, link)
 
     def copyparams(self, link: Divisible, copy_persistent: bool = True) -> None:
         """Copies parameters from a model with the same layers at these positions."""
@@ -367,7 +385,7 @@ class Divisible(chainer.Sequential):
         """Reads or writes every layer under its position."""
         Link.serialize(self, serializer)
         for position, link in self._positioned_children():
-            link.serialize(serializer[str(position)])
+            self._deferred.serialize(link, serializer[str(position)])
 
     # -- copying and printing ---------------------------------------------------
 
@@ -422,5 +440,9 @@ def _check_layer(layer: Layer) -> Layer:
 
 def _describe(layer: Layer) -> str:
     """Text for a layer, the same in every process: no memory addresses."""
-    text = getattr(layer, "__qualname__", None) or str(layer)
+    try:
+        text = getattr(layer, "__qualname__", None) or str(layer)
+    except AttributeError:
+        # Chainer's BatchNormalization(axis=...) has no text before it has a size.
+        text = type(layer).__qualname__
     return re.sub(r" at 0x[0-9a-f]+", "", text)
