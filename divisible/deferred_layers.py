@@ -79,13 +79,33 @@ class DeferredLayers:
             ret._postponed[copies[id(link)]] = list(actions)
         return ret
 
-    def make(
-        self, model: Mapping[int, Any], stage: Mapping[int, tuple[int, Any]]
-    ) -> DeferredLayers:
-        """Makes the layers of a stage.
+    def assign_places(self, layers: Mapping[int, Any]) -> None:
+        """Ties the random draws for deferred parameters to where these are.
+
+        What layers share, or are copies of, is tied to the first place.
 
         Args:
-            model: The layers of the undivided model, by their first positions.
+            layers: All of the model, by their first positions.
+        """
+        if not ever_deferred():
+            return
+        for position in sorted(layers):
+            for path, value, _ in _find(layers[position]):
+                place = f"{position}{path}"
+                if isinstance(value, DeferredArray):
+                    value.recipe.assign_keys(place)
+                    continue
+                for array, kind in ((value.raw_array, ""), (value._grad, ".grad")):
+                    if isinstance(array, DeferredArray):
+                        array.recipe.assign_keys(place + kind)
+                initializer = getattr(value, "initializer", None)
+                if isinstance(initializer, KeyedInitializer):
+                    initializer.place = initializer.place or place
+
+    def make(self, stage: Mapping[int, tuple[int, Any]]) -> DeferredLayers:
+        """Makes the layers of a stage, whose places are assigned.
+
+        Args:
             stage: For each position in the stage the first one of the layer there, and
                 the layer.
 
@@ -98,7 +118,6 @@ class DeferredLayers:
         ret = DeferredLayers()
         if not ever_deferred():
             return ret
-        _assign_places(model)
         for position, (first, layer) in stage.items():
             _make_layer(first, layer)
             if isinstance(layer, Link):
@@ -206,28 +225,6 @@ def _awaits_place(found: _Found) -> bool:
 
 
 # -- making layers --------------------------------------------------------------
-
-
-def _assign_places(layers: Mapping[int, Any]) -> None:
-    """Ties the random draws of deferred parameters to where they are.
-
-    What layers share, or are copies of, is tied to the first place.
-
-    Args:
-        layers: All of the model, by position.
-    """
-    for position in sorted(layers):
-        for path, value, _ in _find(layers[position]):
-            place = f"{position}{path}"
-            if isinstance(value, DeferredArray):
-                value.recipe.assign_keys(place)
-                continue
-            for array, kind in ((value.raw_array, ""), (value._grad, ".grad")):
-                if isinstance(array, DeferredArray):
-                    array.recipe.assign_keys(place + kind)
-            initializer = getattr(value, "initializer", None)
-            if isinstance(initializer, KeyedInitializer) and not initializer.place:
-                initializer.place = place
 
 
 def _make_layer(position: int, layer: Any) -> None:

@@ -111,7 +111,9 @@ class Divisible(chainer.Sequential):
         """Whether this came from :meth:`divide`."""
         return self._model_layers is not None
 
-    def divide(self, start: int | None = None, end: int | None = None) -> Divisible:
+    def divide(
+        self, start: int | None = None, end: int | None = None, *, mode: str = "share"
+    ) -> Divisible:
         """Returns the stage of the layers ``start`` to ``end``.
 
         The stage holds the very same links as this model: nothing is copied and
@@ -125,8 +127,9 @@ class Divisible(chainer.Sequential):
         Args:
             start (int or None): The position of the first layer in the undivided
                 model; ``None`` for the first there is.
-            end (int or None): The position after the last layer; ``None`` for the
-                end.
+            end (int or None): The position after the last layer; ``None`` for the end.
+            mode (str): ``'copy'`` copies the layers, and makes the copies: the model
+                stays as it is, and what was made is freed with the stage.
 
         Returns:
             Divisible: The stage, of the same class as this model. Its list cannot
@@ -134,6 +137,7 @@ class Divisible(chainer.Sequential):
 
         Raises:
             IndexError: If the range is empty, reversed or not within this model.
+            ValueError: If ``mode`` is neither ``'share'`` nor ``'copy'``.
             TypeError: If this class has a ``forward`` or parameters of its own,
                 which belong to no layer and so to no stage.
             RuntimeError: If a layer was deferred, and its initializer fails.
@@ -148,6 +152,9 @@ class Divisible(chainer.Sequential):
         start = first if start is None else operator.index(start)
         end = last if end is None else operator.index(end)
         self._check_divisible(start, end)
+        if mode not in ("share", "copy"):
+            raise ValueError(f"mode must be 'share' or 'copy', not {mode!r}")
+        self._deferred.assign_places(dict(zip(self._positions, self._layers)))
         layers = self._layers[start - first : end - first]
 
         stage = copy.copy(self)
@@ -161,9 +168,10 @@ class Divisible(chainer.Sequential):
         for name, value in vars(self).items():
             if isinstance(value, Link) and id(value) not in kept:
                 del stage.__dict__[name]
-        stage._deferred = self._deferred.make(
-            dict(zip(self._positions, self._layers)),
-            dict(enumerate(zip(stage._positions, layers), start)),
+        if mode == "copy":
+            stage = copy.deepcopy(stage)
+        stage._deferred = stage._deferred.make(
+            dict(enumerate(zip(stage._positions, stage._layers), start))
         )
         return stage
 

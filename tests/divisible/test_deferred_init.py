@@ -506,6 +506,31 @@ def test_dividing_allocates_its_own_layers_only():
     assert len(stage) == 2
 
 
+def test_layers_can_be_made_one_by_one_in_copies():
+    """Never the whole model, as is needed to profile one that is larger than a host."""
+
+    def make():
+        return Divisible(*[L.Linear(512, 512, nobias=True) for _ in range(8)])
+
+    one = 512 * 512 * 4
+    expected = values(build(make).divide())
+    model = build(make)
+    tracemalloc.start()
+    try:
+        for position in range(len(model)):
+            stage = model.divide(position, position + 1, mode="copy")
+            path = f"/{position}/W"
+            np.testing.assert_array_equal(stage[0].W.array, expected[path])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 * one  # of 16, and initializers draw float64
+    with pytest.raises(NotMadeError, match=r"layers \[0, 1, 2, 3, 4, 5, 6, 7\]"):
+        model(X)
+    with pytest.raises(ValueError, match="'init'"):
+        model.divide(mode="init")
+
+
 def test_what_is_made_is_freed_with_its_layer():
     model = build(lambda: Divisible(L.Linear(4, 4), L.Linear(4, 4)))
     stage = model.divide(0, 1)
