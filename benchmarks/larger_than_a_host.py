@@ -6,10 +6,11 @@ The model's parameters, gradients and momentum need three times the memory limit
 emulated host, which the kernel enforces. On 4 such hosts it trains: each rank builds
 the whole model in `deferred_init`, and makes the layers of its own stage.
 
-Three rows: 4 hosts that train; one host that trains the undivided model, and is killed
-for it; and the planner, which refuses the one and accepts the other beforehand, with
-the numbers. Measured are the resident memory of every process (VmHWM), the most that
-the kernel has counted of each host, and the loss, which must fall.
+The layers are profiled one by one on one such host, and the planner says where to cut,
+and refuses one host for all, with the numbers. Then 4 hosts train, and one host tries
+to train the undivided model, and is killed. Measured are the resident memory of every
+process (VmHWM), the most that the kernel has counted on each host, and the loss, which
+must fall.
 
 Needs root, cgroup v1 and iproute2, and says so where they are missing.
 """
@@ -37,8 +38,8 @@ MIB = 2**20
 STATES = 3
 #: How many times a host's memory the state of the whole model takes.
 EXCESS = 3
-#: Minutes that a run may take.
-DEADLINE = 10
+#: Seconds that a run may take.
+DEADLINE = 600
 
 
 def n_linear(width: int, memory: int) -> int:
@@ -48,57 +49,57 @@ def n_linear(width: int, memory: int) -> int:
 
 
 def work(job: dict[str, Any], report: Path) -> None:
-    """What each host does: trains its stage and tells how much memory that took."""
+    """What each host does; the first one writes the report."""
     # Here, because the process that only starts the hosts should not start MPI.
-    import chainer
-    import numpy as np
     from _mlp import minibatch
     from memory import resident
     from mpi4py import MPI
 
     from divisible import deferred_init
-    from pipeline import Pipeline, abort_on_error
+    from pipeline import abort_on_error
 
     abort_on_error()
     comm = MPI.COMM_WORLD
-    ready = resident("VmRSS")
+    x, t = minibatch(job["width"], job["batch"])
+    before = resident("VmRSS")
     with deferred_init(seed=0):
         model = perceptron(job["width"], job["layers"])
-    state = STATES * 4 * model.count_params()
     built = resident("VmRSS")
-    x, t = minibatch(job["width"], job["batch"])
-    plan, refusal = None, ""
-    if comm.size > 1:
-        words = None
-        if comm.rank == 0:
-            samples = job["batch"] // job["microbatches"]
-            # The process itself needs memory as well.
-            free = job["memory"] - built * MIB
-            words = make_plan(model, x[:samples], t[:samples], comm.size, free)
-        plan, refusal = comm.bcast(words)
-    stage = model.divide(*plan.range(comm.rank)) if plan else model.divide()
-    del model
+    answer = {"state": STATES * 4 * model.count_params() / MIB}
+    if job["task"] == "plan":
+        samples = job["batch"] // job["microbatches"]
+        # The process itself needs memory as well.
+        free = job["memory"] - built * MIB
+        answer.update(make_plan(model, x[:samples], t[:samples], job["ranks"], free))
+    else:
+        stage = model.divide(*job["cuts"][comm.rank : comm.rank + 2])
+        del model
+        losses = train(stage, comm, x, t, job)
+        row = {
+            "layers": stage.layer_range,
+            "state": STATES * 4 * stage.count_params() / MIB,
+            "before": before,
+            "built": built,
+            "peak": resident("VmHWM"),
+        }
+        answer.update(losses=losses, ranks=comm.gather(row))
+    if comm.rank == 0:
+        report.write_text(json.dumps(answer))
+
+
+def train(stage: Any, comm: Any, x: Any, t: Any, job: dict[str, Any]) -> list[float]:
+    """Makes some steps on the same minibatch and returns the losses."""
+    import chainer
+
+    from pipeline import Pipeline
+
     optimizer = chainer.optimizers.MomentumSGD(job["rate"]).setup(stage)
     pipe = Pipeline(stage, comm, job["microbatches"])
     losses = []
     for _ in range(job["steps"]):
         losses.append(pipe.step(x, t)["loss"])
         optimizer.update()
-    if not np.isfinite(losses).all():
-        raise RuntimeError(f"the losses are {losses}")
-    counted = Path("/sys/fs/cgroup/memory", f"emu{comm.rank}/memory.max_usage_in_bytes")
-    mine = {
-        "layers": stage.layer_range,
-        "ready": ready,
-        "built": built,
-        "peak": resident("VmHWM"),
-        "host": int(counted.read_text()) / MIB,
-        "state": STATES * 4 * stage.count_params() / MIB,
-    }
-    ranks = comm.gather(mine)
-    if comm.rank == 0:
-        answer = {"losses": losses, "ranks": ranks, "state": state, "refusal": refusal}
-        report.write_text(json.dumps(answer))
+    return losses
 
 
 def perceptron(width: int, n: int) -> Any:
@@ -115,19 +116,23 @@ def perceptron(width: int, n: int) -> Any:
     return Divisible(*layers, L.Linear(width, 10))
 
 
-def make_plan(model: Any, x: Any, t: Any, n_stages: int, memory: float) -> tuple:
-    """Returns a plan that fits into the memory, and why one stage does not."""
+def make_plan(model: Any, x: Any, t: Any, n_stages: int, memory: float) -> dict:
+    """Returns cuts that fit into the memory, and why the whole does not.
+
+    Layer by layer, so that a host that cannot hold the model can measure it.
+    """
     import chainer
 
     from divisible import MemoryLimitError, partition, profile
 
-    costs = profile(model, x, t, optimizer=chainer.optimizers.MomentumSGD(), repeat=1)
+    optimizer = chainer.optimizers.MomentumSGD()
+    costs = profile(model, x, t, optimizer=optimizer, repeat=1)
     plan = partition(costs, n_stages, memory=memory)
     try:
         partition(costs, 1, memory=memory)
     except MemoryLimitError as error:
-        return plan, str(error)
-    raise RuntimeError("the planner took one host to be enough")
+        return {"cuts": plan.cuts, "refusal": str(error)}
+    return {"cuts": plan.cuts, "refusal": "accepted, MISSED"}
 
 
 def main() -> None:
@@ -154,56 +159,58 @@ def main() -> None:
         "width": arguments.width,
         "layers": n_linear(arguments.width, arguments.memory * MIB),
         "memory": arguments.memory * MIB,
+        "ranks": arguments.hosts,
         "batch": arguments.batch,
         "microbatches": arguments.microbatches,
         "steps": arguments.steps,
         "rate": arguments.rate,
     }
+
+    def on(n: int, **task: Any) -> dict[str, Any]:
+        share = min(1.0, arguments.cpu / n)
+        hosts = Hosts(n, share, memory=f"{arguments.memory}M")
+        words = {**job, **task}
+        return run(arguments.cluster, hosts, Path(__file__), words, DEADLINE)
+
     result = Result("larger_than_a_host", arguments.output)
     result.write(
         command_line(arguments.cluster),
         machine("numpy", "chainer", "mpi4py", "mpich"),
-        f"{job['layers']} layers of width {arguments.width} and one of 10 outputs, "
-        f"batch {arguments.batch} in {arguments.microbatches} microbatches, momentum SGD",
-        f"{arguments.hosts} hosts of {arguments.memory} MiB",
-        "",
+        f"{job['layers']} layers of width {arguments.width} and one of 10 outputs",
+        f"batch {arguments.batch}, {arguments.microbatches} microbatches, momentum SGD",
     )
-
-    def on(n: int) -> dict[str, Any]:
-        share = min(1.0, arguments.cpu / n)
-        hosts = Hosts(n, share, memory=f"{arguments.memory}M")
-        return run(arguments.cluster, hosts, Path(__file__), job, 60 * DEADLINE)
-
-    answer = on(arguments.hosts)
-    state = answer["state"] / MIB
+    planned = on(1, task="plan")
+    state, cuts = planned["state"], planned["cuts"]
     result.write(
-        f"parameters, gradients and momentum take {state:.0f} MiB, "
-        f"{state / arguments.memory:.2f} times a host's memory",
+        f"parameters, gradients and momentum: {state:.0f} MiB,"
+        f" {state / arguments.memory:.2f} times the {arguments.memory} MiB of a host",
         "",
-        "rank  layers      state  process before and after  resident,   counted,  limit",
-        "                    MiB    building the model MiB   peak MiB   peak MiB    MiB",
+        f"planned on one such host, layer by layer: cuts {cuts}",
+        f"the planner, asked for one host: {planned['refusal']}",
+        "",
+        "rank  layers     state  process before,  after  resident  on the  limit",
+        "                   MiB  the model is built MiB  peak MiB    host    MiB",
     )
+    answer = on(arguments.hosts, task="train", cuts=cuts)
     for rank, row in enumerate(answer["ranks"]):
         start, end = row["layers"]
         result.write(
-            f"{rank:4d}  {start:3d}..{end - 1:<3d} {row['state']:9.0f} "
-            f"{row['ready']:14.0f} {row['built']:10.0f} {row['peak']:10.0f} "
-            f"{row['host']:10.0f} {arguments.memory:6d}"
+            f"{rank:4d}  {start:3d}..{end - 1:<3d} {row['state']:7.0f}"
+            f" {row['before']:15.0f} {row['built']:6.0f} {row['peak']:9.0f}"
+            f" {answer['counted'][rank] / MIB:7.0f} {arguments.memory:6d}"
         )
     losses = answer["losses"]
-    falls = losses[-1] < losses[0]
+    word = "met" if losses[-1] < losses[0] else "MISSED"
     result.write(
         "",
         "losses: " + " ".join(f"{loss:.4f}" for loss in losses),
-        f"trains on {arguments.hosts} hosts: " + ("met" if falls else "MISSED"),
-        "",
-        "the planner on one host: " + answer["refusal"],
+        f"trains on {arguments.hosts} hosts: {word}",
     )
     try:
-        on(1)
-        word = "trains as well: the limit was not kept, MISSED"
+        on(1, task="train", cuts=[None, None])
+        word = "trains: the limit was not kept, MISSED"
     except HostsFailedError as error:
-        word = f"{error}: it is killed"
+        word = f"killed ({error})"
     result.write(f"the undivided model on one host: {word}")
     result.save()
 
