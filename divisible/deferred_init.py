@@ -63,8 +63,8 @@ def deferred_init(seed: int = 0) -> Iterator[None]:
     any initializer: Chainer's own, arrays, and functions that draw from the global
     generators of NumPy, CuPy or Python, or from a generator that they carry (``rng``).
     They are the same for ``Linear(None, n)``, which is sized at the first call, as for
-    ``Linear(m, n)``. They are not the weights that the same seed gives without
-    ``deferred_init``.
+    ``Linear(m, n)``. Two models of the same layers and the same seed are equal; they
+    do not equal what ``numpy.random.seed`` gives without ``deferred_init``.
 
     A link that draws numbers in its ``__init__`` otherwise, not for a parameter, gets
     them at once, from generators that the seed has set; which ones depends on what was

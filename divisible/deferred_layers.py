@@ -125,7 +125,8 @@ class DeferredLayers:
                     action(layer)
             key = _first_call_key(first, layer)
             if key is not None:
-                ret.first_calls[position] = key
+                # The model may be called as well, after ``model.divide()``.
+                ret.first_calls[position] = self.first_calls[position] = key
         return ret
 
     def first_call(self, position: int, layer: Any, inputs: tuple) -> Any:
@@ -139,11 +140,11 @@ class DeferredLayers:
         Returns:
             What the layer returns.
         """
-        with keyed_random(self.first_calls[position]):
-            outputs = layer(*inputs)
         if _first_call_key(position, layer) is None:
             del self.first_calls[position]
-        return outputs
+            return layer(*inputs)
+        with keyed_random(self.first_calls[position]):
+            return layer(*inputs)
 
 
 # -- finding what is deferred in a layer ----------------------------------------

@@ -99,6 +99,8 @@ def equation(figure: Figure, rows: Sequence[Row]) -> None:
     )
     values = [r.predicted for r in rows]
     axes.plot(m, values, ":", color=COLORS[1], label="simulated before")
+    axes.set_xticks(m, [f"{tick:g}" for tick in m])
+    axes.minorticks_off()
     axes.legend()
 
 

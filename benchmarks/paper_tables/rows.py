@@ -37,7 +37,8 @@ class Row:
             the same series; ``None`` on one host.
         predicted: Seconds simulated from profiles of the layers on a whole core.
         simulated: Seconds simulated from the times of the stages in these very steps.
-        slowest: Seconds that the slowest layer alone takes in all microbatches.
+        bound: Seconds that no schedule on equal hosts can fall below: those of the
+            slowest layer in all microbatches, or of all layers spread evenly.
     """
 
     point: Point
@@ -47,7 +48,7 @@ class Row:
     equation: float | None
     predicted: float
     simulated: float
-    slowest: float
+    bound: float
 
     @property
     def step(self) -> float:
@@ -83,7 +84,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
         if point.serial not in samples or point.schedule == SERIAL:
             continue
         equation = equations[point.series]
-        predicted, simulated, slowest = _simulate(folder, point, samples[point], cpu)
+        predicted, simulated, bound = _simulate(folder, point, samples[point], cpu)
         found[point] = Row(
             point,
             [sample.seconds for sample in samples[point]],
@@ -92,7 +93,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
             None if equation is None else float(equation(point.microbatches)),
             predicted,
             simulated,
-            slowest,
+            bound,
         )
     return found
 
@@ -130,7 +131,7 @@ def _equation(series: Point, seconds: dict[int, float]):
 def _simulate(
     folder: Path, point: Point, samples: list[Sample], cpu: float
 ) -> tuple[float, float, float]:
-    """Returns the seconds from profiles, from measured stages, and of a layer alone."""
+    """Returns the seconds simulated from profiles, from stages, and the bound."""
     from pipeline.prediction import interpolate, predict, run
 
     hosts = point.on(cpu)
@@ -146,9 +147,10 @@ def _simulate(
     edges = [cut - 1 for cut in cuts[1:-1]]
     transfer = largest.column("output_bytes")[edges] / hosts.bandwidth
     schedule, costs = _measured(point, samples, transfer, latency)
-    layer = max(cost.seconds for cost in largest.layers)
-    slowest = point.microbatches * layer / hosts.share
-    return timeline.makespan, run(schedule, costs, network).makespan, slowest
+    layers = [cost.seconds for cost in largest.layers]
+    most = max(max(layers), sum(layers) / point.hosts)
+    bound = point.microbatches * most / hosts.share
+    return timeline.makespan, run(schedule, costs, network).makespan, bound
 
 
 def _measured(

@@ -24,7 +24,9 @@ class Sample:
         backward_input: Of I, or of B if it was not split.
         backward_weight: Of W.
         latency: Seconds of a message of 8 bytes.
-        machine: Where and when.
+        machine: Where.
+        load: Load average when the hosts came up.
+        date: When.
     """
 
     point: Point
@@ -36,12 +38,15 @@ class Sample:
     backward_weight: list[float]
     latency: float
     machine: str
+    load: float
+    date: str
 
 
 def append(path: Path, sample: Sample) -> None:
     """Adds a sample to the file."""
     content: dict[str, Any] = {**vars(sample), "point": to_json(sample.point)}
-    torn = path.exists() and not path.read_bytes().endswith((b"\n", b""))
+    before = path.read_bytes() if path.exists() else b""
+    torn = before != b"" and not before.endswith(b"\n")
     with open(path, "a", encoding="utf-8") as file:
         file.write("\n" * torn + json.dumps(content) + "\n")
 

@@ -56,7 +56,8 @@ class Steps:
         self._comm = comm
         self._file = file
         self._latency = latency(comm)
-        self._machine = f"{machine('numpy', 'mpich')}, {time.strftime('%Y-%m-%d')}"
+        self._where, load = machine("numpy", "chainer", "mpich").rsplit(", ", 1)
+        self._load = float(load.split()[-1])
         # The stage of the last point, by what it depends on.
         self._stage: tuple[Any, Divisible | None] = (None, None)
 
@@ -78,7 +79,9 @@ class Steps:
                     entry["cuts"],
                     *costs,
                     latency=self._latency,
-                    machine=self._machine,
+                    machine=self._where,
+                    load=self._load,
+                    date=time.strftime("%Y-%m-%d"),
                 )
                 append(self._file, sample)
                 print(f"{point}: {seconds:.3f} s", flush=True)

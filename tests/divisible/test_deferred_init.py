@@ -355,6 +355,20 @@ def test_lazily_sized_layers_on_any_cut(inner, unrelated_draws):
             y = stage(y)
         found.update(values(stage))
     assert_equal(found, values(whole))
+    # What was returned is not the only way to call the model, once it is made.
+    model = build(lazy_zoo)
+    model.divide()
+    with chainer.using_config("train", False):
+        model(X)
+    assert_equal(values(model), values(whole))
+
+
+def test_only_the_first_call_is_keyed():
+    model = build(lambda: Divisible(L.Linear(None, 4), F.dropout)).divide()
+    np.random.seed(5)
+    outputs = [model(X).array for _ in range(3)]
+    assert not np.array_equal(outputs[0], outputs[1])
+    assert not np.array_equal(outputs[1], outputs[2])
 
 
 def test_a_parameter_shared_by_layers_is_made_once_and_stays_shared():
