@@ -1,9 +1,11 @@
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from divisible.deferred_array import DeferredArray
+from divisible.deferred_array import DeferredArray, NotMadeError
 
 
 @settings(max_examples=60, deadline=None)
@@ -42,6 +44,22 @@ def test_writes_are_done_in_order(data):
     deferred.recipe.assign_keys("test")
     np.testing.assert_array_equal(deferred.make(), ordinary)
     assert deferred.make() is deferred.make()
+
+
+def test_many_writes_to_parts_in_place():
+    array = DeferredArray((64, 3), np.float64, 0)
+    array.fill(1)
+    for row in range(64):
+        array[row] *= row
+    array.recipe.assign_keys("test")
+    np.testing.assert_array_equal(array.make(), np.arange(64.0)[:, None] * np.ones(3))
+    assert len(array.recipe.steps) == 65
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_it_cannot_be_pickled(protocol):
+    with pytest.raises(NotMadeError, match="pickle"):
+        pickle.dumps(DeferredArray((1,), np.float32, 0), protocol)
 
 
 def test_arrays_like_a_deferred_one():

@@ -457,9 +457,18 @@ def test_other_threads_are_not_concerned():
 
 
 def test_dividing_inside_the_scope():
-    with deferred_init(0):
-        stage = CNN().divide(3, 8)
-    assert_equal(values(stage), values(build(CNN).divide(3, 8)))
+    class TwoGenerators(chainer.Initializer):
+        def __init__(self):
+            super().__init__()
+            self.rng = np.random.RandomState(1)
+
+        def __call__(self, array):
+            array[...] = self.rng.rand(*array.shape) - RNG.rand(*array.shape)
+
+    for make in (CNN, lambda: Divisible(L.Linear(3, 4, initialW=TwoGenerators()))):
+        with deferred_init(0):
+            stage = make().divide(0, 1)
+        assert_equal(values(stage), values(build(make).divide(0, 1)))
 
 
 def test_layers_made_outside_keep_their_values():
