@@ -180,6 +180,20 @@ def test_dtypes_are_chainers():
         assert {path: array.dtype for path, array in made.items()} == expected
 
 
+def test_an_initializer_may_change_between_layers():
+    def make():
+        init = initializers.Constant(1)
+        layers = []
+        for value in (1, 2):
+            init.fill_value = value
+            layers.append(L.Linear(4, 4, initialW=init))
+        with chainer.using_config("dtype", chainer.mixed16):
+            layers.append(L.BatchNormalization(4, initial_gamma=init))
+        return Divisible(*layers)
+
+    assert_equal(values(build(make).divide()), values(make()))
+
+
 def test_layers_differ_and_seeds_differ():
     def make():
         return Divisible(*[L.Linear(4, 4) for _ in range(3)])
