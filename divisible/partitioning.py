@@ -29,7 +29,7 @@ from divisible.stage_costs import (
     microbatches_held,
     spread,
 )
-from divisible.units import format_bytes
+from divisible.units import count, format_bytes
 
 METHODS = ("optimal", "uniform", "parameters", "time")
 # Two sums of the same times in another order differ by rounding.
@@ -230,8 +230,8 @@ def _explain(costs: StageCosts, limits: np.ndarray) -> MemoryLimitError:
     anything = np.full_like(ends, -np.inf), none
     _, cuts = _solve(costs, (ends, starts, floor), anything, unlimited, True)
     message = (
-        f"no plan of {costs.n_stages} stages fits into the memory of the ranks. In"
-        f" {cuts}, which lacks least, {_shortage(costs, cuts, limits)}."
+        f"no plan of {count(costs.n_stages, 'stage')} fits into the memory of the"
+        f" ranks. In {cuts}, which lacks least, {_shortage(costs, cuts, limits)}."
     )
     if needs[largest] > 0:
         s = int((alone[:, largest] - limits).argmin())

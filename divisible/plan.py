@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from divisible.files import write_json
 from divisible.layer_costs import Profile, check_layers
-from divisible.units import format_bytes, format_seconds
+from divisible.units import count, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from divisible.model import Divisible
@@ -270,7 +270,7 @@ class Plan:
         if self.schedule is not None:
             words.append(f"{self.schedule} schedule")
         if self.n_microbatches is not None:
-            words.append(f"{self.n_microbatches} microbatches")
+            words.append(count(self.n_microbatches, "microbatch"))
         if self.checkpoint != "never":
             words.append(f"recomputation {self.checkpoint}")
         if self.replicas > 1:

@@ -41,6 +41,18 @@ def format_seconds(value: float) -> str:
     return f"{value / _SECONDS[unit]:.3g} {unit}"
 
 
+def count(n: int, what: str) -> str:
+    """Returns a number of things for people.
+
+    Example:
+        >>> count(1, 'stage'), count(3, 'microbatch')
+        ('1 stage', '3 microbatches')
+    """
+    if n == 1:
+        return f"1 {what}"
+    return f"{n} {what}{'es' if what.endswith('ch') else 's'}"
+
+
 def parse_bytes(text: str) -> float:
     """Reads a size such as ``'8GiB'``, ``'500 MB'``, ``'4G'`` or a number of bytes.
 

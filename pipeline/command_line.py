@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
@@ -17,135 +16,36 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from divisible import __version__
 from divisible.layer_costs import PROFILE_COLUMNS, Profile, profile_rows
 from divisible.partitioning import METHODS, partition
 from divisible.plan import PLAN_COLUMNS, Plan, plan_rows
 from divisible.stage_costs import CHECKPOINTS, Network
-from divisible.units import (
-    format_bytes,
-    format_seconds,
-    parse_bytes,
-    parse_rate,
-    parse_seconds,
-)
+from divisible.units import format_bytes, format_seconds
 from pipeline import schedules
+from pipeline.command_options import (
+    FILE,
+    Parsed,
+    batch,
+    machine,
+    memory_sizes,
+    output,
+    plot,
+    positive,
+    positives,
+    shape,
+)
 from pipeline.planning import SCHEDULES, best_plan
 from pipeline.prediction import predict
 from pipeline.timeline import Timeline
-
-_FILE = click.Path(exists=True, dir_okay=False)
-
-
-class Parsed(click.ParamType):
-    """An argument that a function reads; it raises ValueError if it cannot.
-
-    Args:
-        name: What to call it in the help.
-        parse: Reads a text.
-        several: Whether there may be several, with commas between.
-    """
-
-    def __init__(
-        self, name: str, parse: Callable[[str], Any], several: bool = False
-    ) -> None:
-        self.name = name
-        self._parse = parse
-        self._several = several
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Reads the argument; numbers that are defaults stay as they are."""
-        if not isinstance(value, str):
-            return value
-        try:
-            if not self._several:
-                return self._parse(value)
-            values = [self._parse(part) for part in value.split(",")]
-            return values[0] if len(values) == 1 else values
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-def _shape(text: str) -> tuple[tuple[int, ...], str]:
-    match = re.fullmatch(r"(\d+(?:x\d+)*)(?::(\w+))?", text)
-    if match is None:
-        raise ValueError(f"{text!r} is not a shape, such as 3x224x224 or 35:int32")
-    return tuple(map(int, match[1].split("x"))), np.dtype(match[2] or "float32").name
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(f"{number} is not positive")
-    return number
-
-
-def _positives(text: str) -> list[int]:
-    return [_positive(part) for part in text.split(",")]
-
-
-def _options(*options: Callable) -> Callable:
-    """Puts several options into one decorator."""
-
-    def decorate(function: Callable) -> Callable:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
-
-
-_machine = _options(
-    click.option(
-        "--bandwidth",
-        type=Parsed("rate,...", parse_rate, several=True),
-        default=float("inf"),
-        help="Of a link, such as 1Gbit/s or 100MB/s; one for all or one for each pair"
-        " of neighbouring ranks.  [default: infinite]",
-    ),
-    click.option(
-        "--latency",
-        type=Parsed("time,...", parse_seconds, several=True),
-        default=0.0,
-        help="Of a message, such as 50us; the same.  [default: 0]",
-    ),
-    click.option(
-        "--overlap/--no-overlap",
-        default=True,
-        help="Whether messages travel while ranks compute.  [default: overlap]",
-    ),
-    click.option(
-        "--speeds",
-        type=Parsed("number,...", float, several=True),
-        help="Of the ranks, relative to where the profile was measured.",
-    ),
-)
-_batch = click.option(
-    "--batch",
-    type=Parsed("samples", _positive),
-    help="Samples of the minibatch.  [default: of the largest profile]",
-)
-_plot = click.option(
-    "--plot", type=click.Path(), help="Draw it to this file (.png, .svg, .pdf)."
-)
-
-
-def _output(default: str) -> Callable:
-    return click.option(
-        "-o",
-        "--output",
-        type=click.Path(dir_okay=False),
-        default=default,
-        show_default=True,
-        help="Where to write.",
-    )
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="divisible")
 def main() -> None:
-    """Plans pipeline-parallel training: measures, cuts, predicts, shows.
+    r"""Plans pipeline-parallel training: measures, cuts, predicts, shows.
 
     \b
     divisible profile models/vgg16.py:VGG16 --input 3x32x32 --batch 84,21,5
@@ -172,7 +72,7 @@ def _speaking(command: Callable) -> Callable:
 @click.option(
     "--input",
     "inputs",
-    type=Parsed("shape", _shape),
+    type=Parsed("shape", shape),
     multiple=True,
     required=True,
     help="Shape of a sample, such as 3x224x224, or 35:int32 with a dtype; once for"
@@ -180,7 +80,7 @@ def _speaking(command: Callable) -> Callable:
 )
 @click.option(
     "--batch",
-    type=Parsed("samples,...", _positives),
+    type=Parsed("samples,...", positives),
     required=True,
     help="Samples of a microbatch. Several make a profile of each.",
 )
@@ -192,8 +92,8 @@ def _speaking(command: Callable) -> Callable:
 @click.option("--optimizer", help="One of chainer.optimizers, such as MomentumSGD.")
 @click.option("--repeat", type=int, default=5, show_default=True, help="Runs of each.")
 @click.option("--device", default="@numpy", show_default=True, help="As in Chainer.")
-@_output("profile.json")
-@_plot
+@output("profile.json")
+@plot
 @_speaking
 def profile_command(
     model, inputs, batch, loss, optimizer, repeat, device, output, plot
@@ -227,12 +127,8 @@ def profile_command(
             measured = profile(
                 made, x, t, optimizer=optimizer, repeat=repeat, progress=progress
             )
-        _print_table(
-            f"{model}, {size} samples, {measured.machine}",
-            PROFILE_COLUMNS,
-            profile_rows(measured),
-            left=1,
-        )
+        _say(f"{model}, {size} samples, {measured.machine}")
+        _print_table(PROFILE_COLUMNS, profile_rows(measured), left=(1,))
         measured.save(_numbered(output, size, batch))
         _say(f"written to {_numbered(output, size, batch)}")
         if plot is not None:
@@ -254,19 +150,19 @@ def _numbered(path: str, size: int, sizes: list[int]) -> str:
 
 
 @main.command("plan")
-@click.argument("profiles", metavar="PROFILE...", nargs=-1, required=True, type=_FILE)
-@click.option("--ranks", type=Parsed("number", _positive), help="Choose everything.")
-@click.option("--stages", type=Parsed("number", _positive), help="Only cut.")
+@click.argument("profiles", metavar="PROFILE...", nargs=-1, required=True, type=FILE)
+@click.option("--ranks", type=Parsed("number", positive), help="Choose everything.")
+@click.option("--stages", type=Parsed("number", positive), help="Only cut.")
 @click.option(
     "--memory",
-    type=Parsed("size,...", parse_bytes, several=True),
+    type=memory_sizes(),
     help="Of a rank, such as 8GiB; one for all or one for each.  [default: no limit]",
 )
-@_machine
-@_batch
+@machine
+@batch
 @click.option(
     "--microbatches",
-    type=Parsed("number,...", _positives),
+    type=Parsed("number,...", positives),
     help="With --ranks those to try, with --stages how many there are.",
 )
 @click.option(
@@ -283,7 +179,7 @@ def _numbered(path: str, size: int, sizes: list[int]) -> str:
 )
 @click.option(
     "--replicas",
-    type=Parsed("number", _positive),
+    type=Parsed("number", positive),
     default=1,
     help="With --ranks the most pipelines to share a minibatch.  [default: 1]",
 )
@@ -294,8 +190,8 @@ def _numbered(path: str, size: int, sizes: list[int]) -> str:
     show_default=True,
     help="With --stages, how to cut.",
 )
-@_output("plan.json")
-@_plot
+@output("plan.json")
+@plot
 @_speaking
 def plan_command(profiles, ranks, stages, memory, output, plot, **options) -> None:
     """Cuts a model, or chooses how to run it altogether.
@@ -339,7 +235,7 @@ def _choose(loaded, ranks, memory, network, options) -> Plan:
             network,
             batch=options["batch"],
             microbatches=options["microbatches"],
-            schedules=options["schedule"] or tuple(SCHEDULES),
+            schedules=options["schedule"] or SCHEDULES,
             checkpoints=options["checkpoint"] or CHECKPOINTS,
             max_replicas=options["replicas"],
             speeds=options["speeds"],
@@ -367,13 +263,11 @@ def _cut(loaded, stages, memory, network, options) -> Plan:
 
 
 @main.command("simulate")
-@click.argument("plan", type=_FILE)
-@click.argument("profiles", metavar="PROFILE...", nargs=-1, required=True, type=_FILE)
-@_machine
-@_batch
-@click.option(
-    "--microbatches", type=Parsed("number", _positive), help="Not the plan's."
-)
+@click.argument("plan", type=FILE)
+@click.argument("profiles", metavar="PROFILE...", nargs=-1, required=True, type=FILE)
+@machine
+@batch
+@click.option("--microbatches", type=Parsed("number", positive), help="Not the plan's.")
 @click.option(
     "--schedule", type=click.Choice(schedules.NAMES), help="Another than the plan's."
 )
@@ -381,7 +275,7 @@ def _cut(loaded, stages, memory, network, options) -> Plan:
     "--checkpoint", type=click.Choice(CHECKPOINTS), help="Not that of the plan."
 )
 @click.option("-o", "--output", type=click.Path(), help="Keep the timeline (.json).")
-@_plot
+@plot
 @_speaking
 def simulate_command(
     plan, profiles, batch, microbatches, schedule, checkpoint, output, plot, **options
@@ -406,8 +300,8 @@ def simulate_command(
 
 
 @main.command("timeline")
-@click.argument("file", type=_FILE)
-@_plot
+@click.argument("file", type=FILE)
+@plot
 @_speaking
 def timeline_command(file, plot) -> None:
     """Shows a timeline that was saved: what every rank did, and for how long.
@@ -438,17 +332,20 @@ def _say(text: str) -> None:
     _console().print(text, markup=False, soft_wrap=True)
 
 
-def _print_table(title, columns, rows, left: int = -1) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+def _print_table(columns, rows, left: Sequence[int] = (), wrap: int = -1) -> None:
+    """Prints a table; numbers stand at the right, and one column may be wrapped."""
+    table = Table(box=None)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == left else "right", no_wrap=True)
+        justify = "left" if i in left else "right"
+        table.add_column(Text(column), justify=justify, no_wrap=i != wrap)
     for row in rows:
-        table.add_row(*(cell.replace("[", r"\[") for cell in row))
+        table.add_row(*map(Text, row))
     _console().print(table)
 
 
 def _print_plan(plan: Plan) -> None:
-    _print_table(plan.headline.replace("[", r"\["), PLAN_COLUMNS, plan_rows(plan))
+    _say(plan.headline)
+    _print_table(PLAN_COLUMNS, plan_rows(plan))
     if plan.alternatives:
         rows = [
             (
@@ -458,14 +355,11 @@ def _print_plan(plan: Plan) -> None:
             )
             for other in plan.alternatives
         ]
-        table = Table("not chosen", "step", "because", box=None, title_justify="left")
-        table.columns[1].justify = "right"
-        for row in rows:
-            table.add_row(*(cell.replace("[", r"\[") for cell in row))
-        _console().print(table)
+        _print_table(("not chosen", "step", "because"), rows, left=(0, 2), wrap=2)
 
 
 def _print_timeline(timeline: Timeline) -> None:
+    _say(f"{timeline.name}: {format_seconds(timeline.makespan)}")
     memory = timeline.peak_memory
     columns = ["rank", "computes", "bubble", "in flight"]
     rows = [
@@ -478,8 +372,7 @@ def _print_timeline(timeline: Timeline) -> None:
         columns.append("memory")
         for row, size in zip(rows, memory):
             row.append(format_bytes(size))
-    title = f"{timeline.name}: {format_seconds(timeline.makespan)}"
-    _print_table(title.replace("[", r"\["), columns, rows)
+    _print_table(columns, rows)
 
 
 @contextlib.contextmanager

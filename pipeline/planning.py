@@ -12,75 +12,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 
-from divisible.layer_costs import Profile, interpolate, sort_profiles
-from divisible.partitioning import MemoryLimitError, partition
-from divisible.plan import Alternative, Plan, StagePlan
-from divisible.stage_costs import CHECKPOINTS, Network, PerRank, spread
-from divisible.units import format_bytes, format_seconds
+from divisible.layer_costs import Profile, sort_profiles
+from divisible.partitioning import MemoryLimitError
+from divisible.plan import Alternative, Plan
+from divisible.stage_costs import CHECKPOINTS, Network, PerRank
+from divisible.units import format_seconds
 from pipeline import schedules as generators
-from pipeline.prediction import (
-    edges,
-    fixed_memory,
-    microbatch_sizes,
-    run,
-    stage_costs,
-)
-from pipeline.schedule import Schedule
-from pipeline.simulator import Costs
-from pipeline.timeline import Timeline
+from pipeline.combinations import Candidate, Combination, Combinations
+from pipeline.prediction import run
 
-#: What is tried by default, and the number of stages that it puts on a rank.
-SCHEDULES = {"1f1b": 1, "gpipe": 1, "zb_h1": 1, "interleaved": 2, "zb_v": 2}
+#: What is tried by default.
+SCHEDULES = ("1f1b", "gpipe", "zb_h1", "interleaved", "zb_v")
+# The number of stages on a rank, where it is not one.
 _CHUNKED = {"interleaved": 2, "looped_bfs": 2, "zb_v": 2}
 
 # Predictions of equal time differ by rounding.
 _SAME = 1 + 1e-6
 # How many of the alternatives are kept, besides the best one of every kind.
 _KEPT = 10
-
-
-class Combination(NamedTuple):
-    """One way to run a model, apart from where it is cut."""
-
-    replicas: int
-    n_ranks: int
-    stages_per_rank: int
-    schedule: str
-    n_microbatches: int
-    checkpoint: str
-
-    @property
-    def n_stages(self) -> int:
-        """The number of stages of a replica."""
-        return self.n_ranks * self.stages_per_rank
-
-    def __str__(self) -> str:
-        words = [f"{self.n_stages} stage{'s' * (self.n_stages > 1)}"]
-        if self.replicas > 1:
-            words.insert(0, f"{self.replicas} replicas")
-        words += [f"{self.n_microbatches} microbatches", self.schedule]
-        if self.checkpoint != "never":
-            words.append(f"recomputation {self.checkpoint}")
-        return ", ".join(words)
-
-
-@dataclass
-class _Candidate:
-    """A combination that fits, on its way through the search."""
-
-    combination: Combination
-    plan: Plan
-    schedule: Schedule
-    costs: Costs
-    bound: float
-    gradient_seconds: np.ndarray
-    seconds: float = np.inf
-    timeline: Timeline | None = None
 
 
 def best_plan(
@@ -91,7 +44,7 @@ def best_plan(
     *,
     batch: int | None = None,
     microbatches: Sequence[int] | None = None,
-    schedules: Sequence[str] = tuple(SCHEDULES),
+    schedules: Sequence[str] = SCHEDULES,
     checkpoints: Sequence[str] = CHECKPOINTS,
     max_replicas: int = 1,
     speeds: PerRank | None = None,
@@ -143,7 +96,7 @@ def best_plan(
     profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
     batch = profiles[-1].n_samples if batch is None else batch
     _check(ranks, batch, schedules, checkpoints, max_replicas)
-    search = _Search(profiles, ranks, memory, network, batch, speeds)
+    search = Combinations(profiles, ranks, memory, network, batch, speeds)
     combinations = list(
         _combinations(
             ranks,
@@ -170,7 +123,7 @@ def best_plan(
         if progress is not None:
             progress(done, len(combinations))
     if not fitting:
-        combination, reason = max(out, key=lambda entry: entry[0].n_stages)
+        combination, reason = max(out, key=_thrift)
         raise MemoryLimitError(
             f"none of {len(out)} combinations fits into the memory of the ranks. With"
             f" {combination}: {reason}"
@@ -183,131 +136,16 @@ def best_plan(
     )
 
 
-class _Search:
-    """What all combinations have in common."""
-
-    def __init__(self, profiles, ranks, memory, network, batch, speeds) -> None:
-        self.profiles = profiles
-        self.network = Network() if network is None else network
-        self.batch = batch
-        self.memory = spread("memory", np.inf if memory is None else memory, ranks)
-        self.speeds = spread("speeds", 1.0 if speeds is None else speeds, ranks)
-        self.bandwidth, self.latency = self.network.edges(ranks)
-        self.sized: dict[int, Profile] = {}
-        self.schedules: dict[tuple, Schedule] = {}
-
-    def candidate(self, combination: Combination) -> _Candidate:
-        """Cuts the model for a combination.
-
-        Raises:
-            MemoryLimitError: If it does not fit.
-        """
-        replicas, n_ranks, per_rank, name, m, checkpoint = combination
-        sizes = microbatch_sizes(-(-self.batch // replicas), m)
-        profile = self._at(max(sizes))
-        schedule = self._schedule(name, combination.n_stages, m, n_ranks)
-        memory, speeds, network = self._slowest_replica(replicas, n_ranks)
-        at = np.array(schedule.stage_ranks)
-        links = edges(network, schedule)
-        options = {"speeds": speeds[at], "network": links, "checkpoint": checkpoint}
-        if per_rank == 1:
-            plan = partition(
-                profile,
-                n_ranks,
-                memory=memory,
-                schedule=name,
-                n_microbatches=m,
-                **options,
-            )
-        else:
-            plan = self._cut_for_several(profile, schedule, memory[at], options)
-        plan = replace(
-            plan,
-            n_microbatches=m,
-            schedule=name,
-            replicas=replicas,
-            stages_per_rank=per_rank,
-        )
-        costs = stage_costs(plan, schedule, self.profiles, sizes, network, speeds)
-        gradients = self._gradient_seconds(plan, schedule, replicas)
-        bound = _bound(schedule, costs) + gradients.min()
-        candidate = _Candidate(combination, plan, schedule, costs, bound, gradients)
-        if per_rank > 1:
-            _check_memory(candidate, profile, memory)
-        return candidate
-
-    def _at(self, size: int) -> Profile:
-        if size not in self.sized:
-            self.sized[size] = interpolate(self.profiles, size)
-        return self.sized[size]
-
-    def _schedule(self, *key) -> Schedule:
-        if key not in self.schedules:
-            self.schedules[key] = generators.create(*key)
-        return self.schedules[key]
-
-    def _slowest_replica(
-        self, replicas: int, n_ranks: int
-    ) -> tuple[np.ndarray, np.ndarray, Network]:
-        """Returns for each rank of a pipeline the least that a replica has there."""
-
-        def rows(values: np.ndarray, width: int) -> np.ndarray:
-            starts = np.arange(replicas)[:, None] * n_ranks
-            return values[starts + np.arange(width)]
-
-        return (
-            rows(self.memory, n_ranks).min(axis=0),
-            rows(self.speeds, n_ranks).min(axis=0),
-            Network(
-                rows(self.bandwidth, n_ranks - 1).min(axis=0),
-                rows(self.latency, n_ranks - 1).max(axis=0),
-                self.network.overlap,
-            ),
-        )
-
-    def _cut_for_several(
-        self, profile: Profile, schedule: Schedule, memory: np.ndarray, options: dict
-    ) -> Plan:
-        """Cuts for several stages on a rank, which share its memory equally.
-
-        If nothing fits so, they may share it otherwise: it is cut without a limit, and
-        looked at again when it has been.
-        """
-        held = schedule.validate()
-        pending = np.array(held.pending)[list(schedule.stage_ranks)]
-        limits = memory / (schedule.n_stages / schedule.n_ranks)
-        for limit in (limits, None):
-            try:
-                return partition(
-                    profile,
-                    schedule.n_stages,
-                    memory=limit,
-                    in_flight=held.stage_in_flight,
-                    pending=pending,
-                    n_microbatches=schedule.n_microbatches,
-                    **options,
-                )
-            except MemoryLimitError:
-                continue
-        raise AssertionError("a cut without a limit always fits")
-
-    def _gradient_seconds(
-        self, plan: Plan, schedule: Schedule, replicas: int
-    ) -> np.ndarray:
-        """Returns how long each rank takes to add its gradients to the replicas'."""
-        if replicas == 1:
-            return np.zeros(schedule.n_ranks)
-        sizes = np.add.reduceat(
-            self.profiles[0].column("parameter_bytes"), plan.cuts[:-1]
-        )
-        per_rank = np.zeros(schedule.n_ranks)
-        np.add.at(per_rank, list(schedule.stage_ranks), sizes)
-        used = replicas * schedule.n_ranks - 1
-        steps = 2 * (replicas - 1)
-        return steps * (
-            per_rank / replicas / self.bandwidth[:used].min()
-            + self.latency[:used].max()
-        )
+def _thrift(entry: tuple[Combination, str]) -> tuple:
+    """Orders combinations by how little memory they should need."""
+    combination, _ = entry
+    return (
+        combination.n_ranks,
+        -combination.stages_per_rank,
+        combination.n_microbatches,
+        CHECKPOINTS.index(combination.checkpoint),
+        combination.schedule == "1f1b",
+    )
 
 
 def _combinations(
@@ -342,55 +180,7 @@ def _numbers(n_samples: int) -> list[int]:
     return sorted(least.values())
 
 
-def _bound(schedule: Schedule, costs: Costs) -> float:
-    """Returns what a step takes at least.
-
-    A rank waits for the first microbatch to come through the stages before its own.
-    It computes all of its own; then, unless it ends with weight gradients, the last
-    backward has to go through the stages before.
-    """
-    d, m = schedule.n_stages, schedule.n_microbatches
-    forward, whole, first, _ = costs.durations(d, m)
-    work = (forward + whole).sum(axis=1)
-    ranks = np.array(schedule.stage_ranks)
-    split = bool((schedule.kind > 1).any())
-    busy = np.zeros(schedule.n_ranks)
-    np.add.at(busy, ranks, work)
-    # A rank is on its way in when its first stage is reached, and out after that one.
-    entry = np.concatenate([[0.0], np.cumsum(forward.min(axis=1))])[:-1]
-    leave = np.concatenate([[0.0], np.cumsum(whole.min(axis=1))])[:-1]
-    firsts = np.array([ranks.tolist().index(r) for r in range(schedule.n_ranks)])
-    ways = entry[firsts] + (0.0 if split else leave[firsts])
-    transfer, _ = costs.edges(d)
-    return float(max((busy + ways).max(), m * transfer.max(initial=0.0)))
-
-
-def _check_memory(candidate: _Candidate, profile: Profile, memory: np.ndarray) -> None:
-    """Refuses what does not fit when the stages of a rank share its memory."""
-    from pipeline.validation import peaks
-
-    plan, schedule = candidate.plan, candidate.schedule
-    held = peaks(schedule, *candidate.costs.units(schedule.n_stages))
-    needed = fixed_memory(plan, schedule, profile) + np.array(held)
-    lacks = needed - memory
-    rank = int(lacks.argmax())
-    if lacks[rank] > 0:
-        raise MemoryLimitError(
-            f"rank {rank} with the stages {schedule.rank_stages(rank)} needs"
-            f" {format_bytes(needed[rank])}, {format_bytes(lacks[rank])} more than its"
-            f" {format_bytes(memory[rank])}"
-        )
-    candidate.plan = replace(
-        plan, stages=[_without_limit(stage) for stage in plan.stages]
-    )
-
-
-def _without_limit(stage: StagePlan) -> StagePlan:
-    """Leaves out the share of its rank's memory, which is no limit."""
-    return replace(stage, memory_limit=None)
-
-
-def _simulate(candidates: list[_Candidate], network: Network) -> _Candidate:
+def _simulate(candidates: list[Candidate], network: Network) -> Candidate:
     """Simulates what could win and returns the winner."""
     best = np.inf
     for candidate in sorted(candidates, key=lambda c: c.bound):
@@ -406,7 +196,7 @@ def _simulate(candidates: list[_Candidate], network: Network) -> _Candidate:
     return min(same, key=_frugality)
 
 
-def _frugality(candidate: _Candidate) -> tuple:
+def _frugality(candidate: Candidate) -> tuple:
     """Of plans that take the same time, the one that needs least is best."""
     combination = candidate.combination
     return (
@@ -420,7 +210,7 @@ def _frugality(candidate: _Candidate) -> tuple:
 
 
 def _alternatives(
-    best: _Candidate, candidates: list[_Candidate], out: list[tuple[Combination, str]]
+    best: Candidate, candidates: list[Candidate], out: list[tuple[Combination, str]]
 ) -> tuple[Alternative, ...]:
     """Says of the others why they lost: the best, and the best one of every kind."""
     losers = sorted(
@@ -450,7 +240,7 @@ def _kinds(combination: Combination) -> list[tuple[str, object]]:
     ]
 
 
-def _reason(loser: _Candidate, best: _Candidate) -> str:
+def _reason(loser: Candidate, best: Candidate) -> str:
     if loser.timeline is None:
         return (
             f"takes {format_seconds(loser.bound)} at least, by what its ranks and"

@@ -1,11 +1,11 @@
 """Measures what the layers of a model cost.
 
-Each layer runs by itself, as a stage of one layer, by the code that the pipeline runs::
+Each layer runs by itself, backward by the code that the pipeline runs::
 
-    for each layer      a copy of it alone; the model keeps its parameters and gradients
-      forward once      parameters made at the first call; what the graph retains
-      F, I, W in turn   seconds: medians
-      F, I, W once more under a memory tracer: what they allocate in passing
+    for each layer       a copy of it alone; the model keeps its parameters
+      F, I, W once       parameters made at the first call; what is held after F and I
+      F, I, W repeatedly the median of their seconds
+      F, I, W once more  under a memory tracer: what they allocate in passing
 
 so that no more is ever in memory than the model as it is given, and one layer with its
 activations.
@@ -20,9 +20,7 @@ import gc
 import os
 import platform
 import statistics
-import time
-import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Callable
 
 import chainer
@@ -32,10 +30,9 @@ import numpy as np
 from divisible import Divisible
 from divisible.layer_costs import LayerCost, Profile
 from pipeline import backprop
-from pipeline.loss import Loss
 from pipeline.message import Tensor, Tensors
+from pipeline.meters import memory_tracer, stopwatch
 from pipeline.retained import Owners, retained_arrays
-from pipeline.stage import Stage
 from pipeline.weight_gradients import WeightGradients
 
 #: The phases of a microbatch that are measured.
@@ -118,7 +115,7 @@ def profile(
         loss = None
         if targets is not None or lossfun is not None:
             lossfun = F.softmax_cross_entropy if lossfun is None else lossfun
-            loss = _loss_cost(device, lossfun, inputs, targets, repeat)
+            loss = _loss_cost(device, lossfun, inputs, targets or (), repeat)
     return Profile(
         costs,
         n_samples=len(arrays[0]),
@@ -153,84 +150,108 @@ class _Layer:
                 that only this layer retains.
             repeat: How often to measure.
         """
-        bytes_of, outputs = self._hold(inputs, counted, costs)
-        gradients = tuple(Tensor(_ones(tensor)) for tensor in outputs)
-        runs = _Runs(Stage(self.part), inputs, gradients)
-        seconds = runs.seconds(self.part.device, repeat)
-        workspace = runs.workspace(self.part.device)
+        device = self.part.device
+        runs = _Runs(self.part, self.part.params, inputs)
+        # Parameters may be made in this first run.
+        runs.forward()
+        outputs = tuple(map(Tensor.of, runs.outputs))
+        bytes_of = self._held(inputs, runs.outputs, counted, costs)
+        runs.backward_input()
+        persistent = Owners(_persistents(self.part))
+        bytes_of["pending_bytes"] = (Owners(runs.pending.arrays()) - persistent).nbytes
+        runs.backward_weight()
         parameters = [] if self.repeats is not None else list(self.part.params())
         cost = LayerCost(
-            **seconds,
+            **runs.seconds(device, repeat),
             **bytes_of,
             parameter_bytes=sum(param.array.nbytes for param in parameters),
             optimizer_bytes=_state_bytes(self.optimizer, parameters),
-            workspace_bytes=workspace,
+            workspace_bytes=runs.workspace(device),
             name=self.name,
             repeats=self.repeats,
         )
         return cost, outputs
 
-    def _hold(
-        self, inputs: Tensors, counted: Owners, costs: list[LayerCost]
-    ) -> tuple[dict[str, int], Tensors]:
-        """Runs the layer once and sees what it holds on to."""
-        values = [tensor.value() for tensor in inputs]
-        variables = [x for x in values if isinstance(x, chainer.Variable)]
-        results = self.part(*values)
-        results = results if isinstance(results, tuple) else (results,)
-        outputs = tuple(map(Tensor.of, results))
+    def _held(
+        self, inputs: Tensors, results: tuple, counted: Owners, costs: list[LayerCost]
+    ) -> dict[str, int]:
+        """Returns what the layer sends and holds."""
         before = Owners(tensor.array for tensor in inputs)
-        persistent = Owners(_persistents(self.part))
-        held = Owners(retained_arrays(results)) - persistent
+        held = Owners(retained_arrays(results)) - Owners(_persistents(self.part))
         if costs:
             # What the layer before returned and did not hold, but this one does.
             late = (held & before) - counted
             costs[-1] = _with_late(costs[-1], late.nbytes)
         counted |= held & before
         own = held - before
-        arrays = Owners(tensor.array for tensor in outputs)
-        loose = arrays - own - before
-        counted &= arrays
-        counted |= own & arrays
-        pending = self._pending(variables, results, persistent)
+        arrays = [chainer.as_array(y) for y in results]
+        returned = Owners(arrays)
+        counted |= own
+        counted &= returned
         return {
-            "output_bytes": sum(tensor.array.nbytes for tensor in outputs),
+            "output_bytes": sum(array.nbytes for array in arrays),
             "activation_bytes": own.nbytes,
-            "loose_output_bytes": loose.nbytes,
-            "pending_bytes": pending,
-        }, outputs
-
-    def _pending(
-        self, variables: list[chainer.Variable], results: tuple, persistent: Owners
-    ) -> int:
-        """Runs backward to see what is held between I and W; consumes the graph."""
-        variables = list(variables)
-        outputs = [y for y in results if isinstance(y, chainer.Variable)]
-        gradients = [_ones(Tensor.of(y)) for y in outputs]
-        weights = WeightGradients(self.part.params)
-        weights.begin()
-        _, pending = backprop.backward_input(variables, outputs, gradients, weights)
-        return (Owners(pending.arrays()) - persistent).nbytes
+            "loose_output_bytes": (returned - own - before).nbytes,
+        }
 
 
 class _Runs:
-    """Forward, I and W of one microbatch, again and again."""
+    """Forward, I and W of one microbatch, again and again.
 
-    def __init__(self, stage: Stage, inputs: Tensors, gradients: Tensors) -> None:
-        self._stage = stage
+    Args:
+        function: What to run: a layer, or a loss.
+        parameters: Returns its parameters.
+        inputs: What to run it on.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        parameters: Callable[[], Iterable[chainer.Parameter]],
+        inputs: Tensors,
+    ) -> None:
+        self._function = function
         self._inputs = inputs
-        self._gradients = gradients
-        stage.begin()
+        self._weights = WeightGradients(parameters)
+        self._begun = False
+        self.outputs: tuple = ()
+        self.pending: backprop.PendingWeightGradients | None = None
 
-    def phases(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+    def forward(self) -> None:
+        """Runs the forward and keeps its outputs."""
+        self._values = [tensor.value() for tensor in self._inputs]
+        outputs = self._function(*self._values)
+        self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+
+    def backward_input(self) -> None:
+        """Runs I, and keeps what W needs and the gradients of the inputs."""
+        if not self._begun:
+            # After the first forward: by now there are all parameters.
+            self._weights.begin()
+            self._begun = True
+            self._gradients = [
+                _ones(y) for y in self.outputs if isinstance(y, chainer.Variable)
+            ]
+        variables = [x for x in self._values if isinstance(x, chainer.Variable)]
+        outputs = [y for y in self.outputs if isinstance(y, chainer.Variable)]
+        self._values, self.outputs = [], ()
+        self.input_gradients, self.pending = backprop.backward_input(
+            variables, outputs, self._gradients, self._weights
+        )
+
+    def backward_weight(self) -> None:
+        """Runs W, which adds to the gradients of the earlier runs."""
+        self.pending.run()
+        self.pending = None
+
+    def phases(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """Yields what to run, in its order."""
-        yield "forward", lambda: self._stage.forward(0, self._inputs)
-        yield "backward_input", lambda: self._stage.backward_input(0, self._gradients)
-        yield "backward_weight", lambda: self._stage.backward_weight(0)
+        for name in _PHASES:
+            yield name, getattr(self, name)
 
     def seconds(self, device: Any, repeat: int) -> dict[str, float]:
         """Returns the median seconds of each phase; it runs once before."""
-        clock = _GpuClock() if device.xp is not np else _Clock()
+        seconds = stopwatch(device)
         times: dict[str, list[float]] = {name: [] for name in _PHASES}
         # Collecting garbage in the middle would be measured as well.
         enabled = gc.isenabled()
@@ -238,7 +259,7 @@ class _Runs:
         try:
             for _ in range(repeat + 1):
                 for name, run in self.phases():
-                    times[name].append(clock.seconds(run))
+                    times[name].append(seconds(run))
         finally:
             if enabled:
                 gc.enable()
@@ -246,125 +267,44 @@ class _Runs:
 
     def workspace(self, device: Any) -> int:
         """Returns the most bytes that a phase allocates and frees again."""
-        tracer = _GpuTracer() if device.xp is not np else _Tracer()
         most = 0
-        with tracer:
+        with memory_tracer(device) as tracer:
             for _, run in self.phases():
                 before = tracer.now()
-                result = run()
+                run()
                 peak = tracer.peak()
                 most = max(most, peak - max(before, tracer.now()))
-                del result
         return most
-
-
-class _Clock:
-    """Seconds on a CPU."""
-
-    def seconds(self, run: Callable[[], Any]) -> float:
-        start = time.perf_counter()
-        result = run()
-        end = time.perf_counter()
-        # Freed after the time was taken, as it is sent in a pipeline.
-        del result
-        return end - start
-
-
-class _GpuClock:
-    """Seconds on a GPU, from events in its stream."""
-
-    def seconds(self, run: Callable[[], Any]) -> float:
-        cuda = chainer.backends.cuda.cupy.cuda
-        start, end = cuda.Event(), cuda.Event()
-        start.record()
-        result = run()
-        end.record()
-        end.synchronize()
-        del result
-        return cuda.get_elapsed_time(start, end) / 1000
-
-
-class _Tracer:
-    """Bytes that Python and NumPy have allocated."""
-
-    def __enter__(self) -> _Tracer:
-        self._started = not tracemalloc.is_tracing()
-        if self._started:
-            tracemalloc.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self._started:
-            tracemalloc.stop()
-
-    def now(self) -> int:
-        tracemalloc.reset_peak()
-        return tracemalloc.get_traced_memory()[0]
-
-    def peak(self) -> int:
-        return tracemalloc.get_traced_memory()[1]
-
-
-class _GpuTracer:
-    """Bytes that CuPy's memory pool has handed out."""
-
-    def __enter__(self) -> _GpuTracer:
-        cuda = chainer.backends.cuda.cupy.cuda
-
-        class Hook(cuda.MemoryHook):
-            name = "divisible.profile"
-
-            def malloc_postprocess(_, **arguments: Any) -> None:
-                self._bytes += arguments["mem_size"]
-                self._peak = max(self._peak, self._bytes)
-
-            def free_postprocess(_, **arguments: Any) -> None:
-                self._bytes -= arguments["mem_size"]
-
-        self._bytes = self._peak = 0
-        self._hook = Hook()
-        self._hook.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._hook.__exit__(*error)
-
-    def now(self) -> int:
-        self._peak = self._bytes
-        return self._bytes
-
-    def peak(self) -> int:
-        return self._peak
 
 
 def _loss_cost(
     device: Any,
     lossfun: Callable,
     inputs: Tensors,
-    targets: tuple | None,
+    targets: tuple,
     repeat: int,
 ) -> LayerCost:
-    """Measures the loss as the last stage runs it, on a stage without layers."""
-    name = getattr(lossfun, "__qualname__", None) or type(lossfun).__name__
-    parts = () if targets is None else tuple(map(device.send, targets))
-    loss = Loss(lossfun, None)
-    n_samples = len(parts[0]) if parts else len(inputs[0].array)
-    loss.start([parts], [n_samples])
-    values = [tensor.value() for tensor in inputs]
-    held = Owners(retained_arrays((loss(0, values),)))
+    """Measures the loss, which follows the last layer."""
+    targets = tuple(map(device.send, targets))
+
+    def loss(*outputs: Any) -> chainer.Variable:
+        return lossfun(*outputs, *targets)
+
+    parameters = lossfun.params if isinstance(lossfun, chainer.Link) else tuple
+    runs = _Runs(loss, parameters, inputs)
+    runs.forward()
+    if not (isinstance(runs.outputs[0], chainer.Variable) and len(runs.outputs) == 1):
+        raise TypeError(f"lossfun must return one variable, not {runs.outputs}")
+    held = Owners(retained_arrays(runs.outputs)) - Owners(targets)
     held -= Owners(tensor.array for tensor in inputs)
-    held -= Owners(parts)
-    runs = _Runs(Stage(Divisible(_pass), loss), inputs, ())
+    runs.backward_input()
+    runs.backward_weight()
     return LayerCost(
         **runs.seconds(device, repeat),
         activation_bytes=held.nbytes,
         workspace_bytes=runs.workspace(device),
-        name=name,
+        name=getattr(lossfun, "__qualname__", type(lossfun).__name__),
     )
-
-
-def _pass(*values: Any) -> Any:
-    return values if len(values) > 1 else values[0]
 
 
 def _arrays(name: str, value: Any) -> tuple:
@@ -380,11 +320,11 @@ def _arrays(name: str, value: Any) -> tuple:
     return tuple(arrays)
 
 
-def _ones(tensor: Tensor) -> Any:
+def _ones(y: chainer.Variable) -> Any:
     """Returns a gradient for an output, or None if there can be none."""
-    if not tensor.requires_grad or tensor.array.dtype.kind != "f":
+    if not y.requires_grad or y.dtype.kind != "f":
         return None
-    return chainer.backend.get_array_module(tensor.array).ones_like(tensor.array)
+    return chainer.backend.get_array_module(y.array).ones_like(y.array)
 
 
 def _with_late(cost: LayerCost, nbytes: int) -> LayerCost:
@@ -399,7 +339,9 @@ def _with_late(cost: LayerCost, nbytes: int) -> LayerCost:
 def _persistents(part: Divisible) -> Iterator[Any]:
     for link in part.links():
         for name in link._persistent:
-            yield getattr(link, name)
+            value = getattr(link, name)
+            if isinstance(value, chainer.get_array_types()):
+                yield value
     for param in part.params():
         yield param.array
 

@@ -1,0 +1,257 @@
+"""One combination of stages, microbatches, schedule and recomputation, cut and costed.
+
+The search over combinations is in `pipeline.planning`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from divisible.layer_costs import Profile, interpolate
+from divisible.partitioning import MemoryLimitError, partition
+from divisible.plan import Plan
+from divisible.stage_costs import Network, PerRank, spread
+from divisible.units import count, format_bytes
+from pipeline import schedules as generators
+from pipeline.actions import BACKWARD, FORWARD, INPUT
+from pipeline.prediction import edges, fixed_memory, microbatch_sizes, stage_costs
+from pipeline.schedule import Schedule
+from pipeline.simulator import Costs
+from pipeline.timeline import Timeline
+from pipeline.validation import peaks
+
+
+class Combination(NamedTuple):
+    """One way to run a model, apart from where it is cut."""
+
+    replicas: int
+    n_ranks: int
+    stages_per_rank: int
+    schedule: str
+    n_microbatches: int
+    checkpoint: str
+
+    @property
+    def n_stages(self) -> int:
+        """The number of stages of a replica."""
+        return self.n_ranks * self.stages_per_rank
+
+    def __str__(self) -> str:
+        words = [count(self.n_stages, "stage")]
+        if self.stages_per_rank > 1:
+            words[0] += f" on {count(self.n_ranks, 'rank')}"
+        if self.replicas > 1:
+            words.insert(0, count(self.replicas, "replica"))
+        words += [count(self.n_microbatches, "microbatch"), self.schedule]
+        if self.checkpoint != "never":
+            words.append(f"recomputation {self.checkpoint}")
+        return ", ".join(words)
+
+
+@dataclass
+class Candidate:
+    """A combination that fits, on its way through the search.
+
+    Attributes:
+        combination: What it is.
+        plan: Where it is cut.
+        schedule: What a replica runs.
+        costs: What the stages cost.
+        bound: Seconds that a step takes at least.
+        gradient_seconds: For each rank, to add up the gradients of the replicas.
+        seconds: Of a simulated step, with the gradients; infinite before.
+        timeline: The simulated step.
+    """
+
+    combination: Combination
+    plan: Plan
+    schedule: Schedule
+    costs: Costs
+    bound: float
+    gradient_seconds: np.ndarray
+    seconds: float = np.inf
+    timeline: Timeline | None = None
+
+
+class Combinations:
+    """Cuts a model for one combination after another.
+
+    The arguments are those of :func:`pipeline.planning.best_plan`.
+    """
+
+    def __init__(
+        self,
+        profiles: Sequence[Profile],
+        ranks: int,
+        memory: PerRank | None,
+        network: Network | None,
+        batch: int,
+        speeds: PerRank | None,
+    ) -> None:
+        self.profiles = profiles
+        self.network = Network() if network is None else network
+        self.batch = batch
+        self.memory = spread("memory", np.inf if memory is None else memory, ranks)
+        self.speeds = spread("speeds", 1.0 if speeds is None else speeds, ranks)
+        self.bandwidth, self.latency = self.network.edges(ranks)
+        self.sized: dict[int, Profile] = {}
+        self.schedules: dict[tuple, Schedule] = {}
+
+    def candidate(self, combination: Combination) -> Candidate:
+        """Cuts the model for a combination.
+
+        Raises:
+            MemoryLimitError: If it does not fit.
+        """
+        replicas, n_ranks, per_rank, name, m, checkpoint = combination
+        sizes = microbatch_sizes(-(-self.batch // replicas), m)
+        profile = self._at(max(sizes))
+        schedule = self._schedule(name, combination.n_stages, m, n_ranks)
+        memory, speeds, network = self._slowest_replica(replicas, n_ranks)
+        at = np.array(schedule.stage_ranks)
+        links = edges(network, schedule)
+        options = {"speeds": speeds[at], "network": links, "checkpoint": checkpoint}
+        if per_rank == 1:
+            plan = partition(
+                profile,
+                n_ranks,
+                memory=memory,
+                schedule=name,
+                n_microbatches=m,
+                **options,
+            )
+        else:
+            plan = self._cut_for_several(profile, schedule, memory[at], options)
+        plan = replace(
+            plan,
+            n_microbatches=m,
+            schedule=name,
+            replicas=replicas,
+            stages_per_rank=per_rank,
+        )
+        costs = stage_costs(plan, schedule, self.profiles, sizes, network, speeds)
+        gradients = self._gradient_seconds(plan, schedule, replicas)
+        bound = lower_bound(schedule, costs) + gradients.min()
+        candidate = Candidate(combination, plan, schedule, costs, bound, gradients)
+        if per_rank > 1:
+            _check_memory(candidate, profile, memory)
+        return candidate
+
+    def _at(self, size: int) -> Profile:
+        if size not in self.sized:
+            self.sized[size] = interpolate(self.profiles, size)
+        return self.sized[size]
+
+    def _schedule(self, *key) -> Schedule:
+        if key not in self.schedules:
+            self.schedules[key] = generators.create(*key)
+        return self.schedules[key]
+
+    def _slowest_replica(
+        self, replicas: int, n_ranks: int
+    ) -> tuple[np.ndarray, np.ndarray, Network]:
+        """Returns for each rank of a pipeline the least that a replica has there."""
+
+        def rows(values: np.ndarray, width: int) -> np.ndarray:
+            starts = np.arange(replicas)[:, None] * n_ranks
+            return values[starts + np.arange(width)]
+
+        return (
+            rows(self.memory, n_ranks).min(axis=0),
+            rows(self.speeds, n_ranks).min(axis=0),
+            Network(
+                rows(self.bandwidth, n_ranks - 1).min(axis=0),
+                rows(self.latency, n_ranks - 1).max(axis=0),
+                self.network.overlap,
+            ),
+        )
+
+    def _cut_for_several(
+        self, profile: Profile, schedule: Schedule, memory: np.ndarray, options: dict
+    ) -> Plan:
+        """Cuts for several stages on a rank, which share its memory equally.
+
+        If nothing fits so, they may share it otherwise: it is cut without a limit, and
+        looked at again when it has been.
+        """
+        held = schedule.validate()
+        pending = np.array(held.pending)[list(schedule.stage_ranks)]
+        limits = memory / (schedule.n_stages / schedule.n_ranks)
+        for limit in (limits, None):
+            try:
+                return partition(
+                    profile,
+                    schedule.n_stages,
+                    memory=limit,
+                    in_flight=held.stage_in_flight,
+                    pending=pending,
+                    n_microbatches=schedule.n_microbatches,
+                    **options,
+                )
+            except MemoryLimitError:
+                continue
+        raise AssertionError("a cut without a limit always fits")
+
+    def _gradient_seconds(
+        self, plan: Plan, schedule: Schedule, replicas: int
+    ) -> np.ndarray:
+        """Returns how long each rank takes to add its gradients to the replicas'."""
+        if replicas == 1:
+            return np.zeros(schedule.n_ranks)
+        sizes = np.add.reduceat(
+            self.profiles[0].column("parameter_bytes"), plan.cuts[:-1]
+        )
+        per_rank = np.zeros(schedule.n_ranks)
+        np.add.at(per_rank, list(schedule.stage_ranks), sizes)
+        used = replicas * schedule.n_ranks - 1
+        steps = 2 * (replicas - 1)
+        return steps * (
+            per_rank / replicas / self.bandwidth[:used].min()
+            + self.latency[:used].max()
+        )
+
+
+def lower_bound(schedule: Schedule, costs: Costs) -> float:
+    """Returns what a step takes at least.
+
+    A rank waits for the first microbatch to come through the stages before its own.
+    It computes all of its own; then, unless it ends with weight gradients, the last
+    backward has to go through the stages before.
+    """
+    d, m = schedule.n_stages, schedule.n_microbatches
+    durations = costs.durations(d, m)
+    forward, whole = durations[FORWARD], durations[BACKWARD]
+    work = (forward + whole).sum(axis=1)
+    ranks = np.array(schedule.stage_ranks)
+    split = bool((schedule.kind == INPUT).any())
+    busy = np.zeros(schedule.n_ranks)
+    np.add.at(busy, ranks, work)
+    # A rank is on its way in when its first stage is reached, and out after that one.
+    entry = np.concatenate([[0.0], np.cumsum(forward.min(axis=1))])[:-1]
+    leave = np.concatenate([[0.0], np.cumsum(whole.min(axis=1))])[:-1]
+    firsts = np.array([ranks.tolist().index(r) for r in range(schedule.n_ranks)])
+    ways = entry[firsts] + (0.0 if split else leave[firsts])
+    transfer, _ = costs.edges(d)
+    return float(max((busy + ways).max(), m * transfer.max(initial=0.0)))
+
+
+def _check_memory(candidate: Candidate, profile: Profile, memory: np.ndarray) -> None:
+    """Refuses what does not fit when the stages of a rank share its memory."""
+    plan, schedule = candidate.plan, candidate.schedule
+    held = peaks(schedule, *candidate.costs.units(schedule.n_stages))
+    needed = fixed_memory(plan, schedule, profile) + np.array(held)
+    lacks = needed - memory
+    rank = int(lacks.argmax())
+    if lacks[rank] > 0:
+        raise MemoryLimitError(
+            f"rank {rank} with the stages {schedule.rank_stages(rank)} needs"
+            f" {format_bytes(needed[rank])}, {format_bytes(lacks[rank])} more than its"
+            f" {format_bytes(memory[rank])}"
+        )
+    # The shares of the memory that it was cut for are no limits.
+    stages = [replace(stage, memory_limit=None) for stage in plan.stages]
+    candidate.plan = replace(plan, stages=stages)
