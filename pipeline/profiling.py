@@ -115,7 +115,9 @@ def profile(
         loss = None
         if targets is not None or lossfun is not None:
             lossfun = F.softmax_cross_entropy if lossfun is None else lossfun
-            loss = _loss_cost(device, lossfun, inputs, targets or (), repeat)
+            loss = _loss_cost(
+                device, lossfun, inputs, targets or (), counted, optimizer, repeat
+            )
     return Profile(
         costs,
         n_samples=len(arrays[0]),
@@ -282,26 +284,34 @@ def _loss_cost(
     lossfun: Callable,
     inputs: Tensors,
     targets: tuple,
+    counted: Owners,
+    optimizer: chainer.GradientMethod | None,
     repeat: int,
 ) -> LayerCost:
     """Measures the loss, which follows the last layer."""
     targets = tuple(map(device.send, targets))
+    parameters: Callable[[], Iterable[chainer.Parameter]] = tuple
+    if isinstance(lossfun, chainer.Link):
+        lossfun = copy.deepcopy(lossfun)
+        parameters = lossfun.params
 
     def loss(*outputs: Any) -> chainer.Variable:
         return lossfun(*outputs, *targets)
 
-    parameters = lossfun.params if isinstance(lossfun, chainer.Link) else tuple
     runs = _Runs(loss, parameters, inputs)
     runs.forward()
     if not (isinstance(runs.outputs[0], chainer.Variable) and len(runs.outputs) == 1):
         raise TypeError(f"lossfun must return one variable, not {runs.outputs}")
-    held = Owners(retained_arrays(runs.outputs)) - Owners(targets)
-    held -= Owners(tensor.array for tensor in inputs)
+    # The last layer's outputs are among it, if the loss holds them and that does not.
+    held = Owners(retained_arrays(runs.outputs)) - Owners(targets) - counted
+    held -= Owners(param.array for param in parameters())
     runs.backward_input()
     runs.backward_weight()
     return LayerCost(
         **runs.seconds(device, repeat),
         activation_bytes=held.nbytes,
+        parameter_bytes=sum(param.array.nbytes for param in parameters()),
+        optimizer_bytes=_state_bytes(optimizer, parameters()),
         workspace_bytes=runs.workspace(device),
         name=getattr(lossfun, "__qualname__", type(lossfun).__name__),
     )
@@ -347,7 +357,7 @@ def _persistents(part: Divisible) -> Iterator[Any]:
 
 
 def _state_bytes(
-    optimizer: chainer.GradientMethod | None, parameters: list[chainer.Parameter]
+    optimizer: chainer.GradientMethod | None, parameters: Iterable[chainer.Parameter]
 ) -> int:
     """Returns the size of an optimizer's state, made for one parameter at a time."""
     if optimizer is None:

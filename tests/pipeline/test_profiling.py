@@ -10,7 +10,6 @@ import pytest
 
 from divisible import Divisible, LayerCost, Plan, Profile, profile
 from divisible.layer_costs import SECONDS, interpolate
-from pipeline.loss import Loss
 from pipeline.message import Tensor
 from pipeline.stage import Stage
 
@@ -143,8 +142,8 @@ def test_losses():
     x, t = ones(2, 3), ones(2, 3)
     squares = profile(model, x, t, F.mean_squared_error, repeat=1)
     assert squares.loss.name == "mean_squared_error"
-    # It holds the difference, or its operands.
-    assert squares.loss.activation_bytes >= 2 * 3 * FLOAT
+    # It retains its operands: what the last layer returned, and the targets.
+    assert squares.loss.activation_bytes == 2 * 3 * FLOAT
     alone = profile(model, x, lossfun=lambda y: F.sum(y * y), repeat=1)
     assert alone.loss.seconds > 0
     link = L.Classifier(L.Linear(3, 2))
@@ -153,17 +152,22 @@ def test_losses():
         profile(model, x, lossfun=lambda y: 1.0, repeat=1)
 
 
+def state_of(model):
+    for path, param in model.namedparams(include_uninit=False):
+        yield path, (param.array, param.grad)
+
+
 def test_the_model_stays_as_it_is():
     model = Divisible(
         L.Linear(4, 6), L.BatchNormalization(6), F.dropout, L.Linear(None, 2)
     )
     model[0].W.grad = np.full_like(model[0].W.array, 7)
-    before = {p: (v.array, v.grad) for p, v in model.namedparams()}
+    before = dict(state_of(model))
     values = {p: a.copy() for p, (a, _) in before.items() if a is not None}
     np.random.seed(5)
     state = np.random.get_state()[1].copy()
     profile(model, ones(3, 4), np.zeros(3, np.int32), repeat=2)
-    after = {p: (v.array, v.grad) for p, v in model.namedparams()}
+    after = dict(state_of(model))
     assert all(after[p][0] is before[p][0] for p in before)
     assert all((after[p][0] == values[p]).all() for p in values)
     assert (model[0].W.grad == 7).all()
@@ -190,9 +194,8 @@ def test_one_layer_at_a_time():
     assert peak < 6 * layer
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_reckoned_memory_is_that_of_a_stage(split):
-    """What a stage holds of several microbatches is what its layers' costs add up to."""
+def test_reckoned_memory_is_that_of_a_stage():
+    """What a stage holds of a microbatch is what its layers' costs add up to."""
     model = Divisible(
         L.Convolution2D(2, 8, 3, pad=1),
         F.relu,
@@ -205,14 +208,15 @@ def test_reckoned_memory_is_that_of_a_stage(split):
         partial(F.dropout, ratio=0.5),
         L.Linear(64, 10),
     )
-    x = np.random.RandomState(0).rand(16, 2, 16, 16).astype(np.float32)
+    x = np.random.RandomState(0).rand(64, 2, 16, 16).astype(np.float32)
     costs = profile(model, x, repeat=1)
     for start, end in ((0, 10), (0, 3), (2, 6), (3, 10), (6, 7)):
+        # The graph's own objects take a kilobyte or two for each layer.
         held = costs.column("activation_bytes")[start:end].sum()
         held += costs.column("loose_output_bytes")[end - 1] if end < 10 else 0
         y = chainer.as_array(model.divide(0, start)(x)) if start else x
         measured = measure_held(model.divide(start, end), y, microbatches=4)
-        assert held == pytest.approx(measured, rel=0.02, abs=3000)
+        assert held == pytest.approx(measured, rel=0.01, abs=20_000)
 
 
 def measure_held(layers, x, microbatches):
@@ -243,7 +247,7 @@ def test_the_workspace_of_a_convolution():
 
 def test_errors_name_the_layer():
     model = Divisible(L.Linear(3, 3), lambda x: x.reshape(5, 5))
-    with pytest.raises(Exception, match="reshape") as error:
+    with pytest.raises(Exception, match="Reshape") as error:
         profile(model, ones(2, 3), repeat=1)
     assert error.value.layer_position == 1
 
@@ -308,35 +312,11 @@ def test_on_a_gpu():
     pytest.importorskip("cupy")
     if not chainer.backends.cuda.available:
         pytest.skip("no GPU")
-    model = Divisible(L.Linear(200, 300), F.relu, L.Convolution1D(300, 8, 1))
     model = Divisible(L.Linear(200, 300), F.relu, L.Linear(300, 8))
     model.to_device("@cupy:0")
     costs = profile(model, ones(64, 200), np.zeros(64, np.int32), repeat=3)
     assert all(layer.seconds > 0 for layer in costs.layers)
     assert costs.layers[1].activation_bytes == 64 * 300 * FLOAT
-
-
-def test_the_loss_of_the_pipeline_costs_the_same():
-    """A sanity check of times: a whole stage takes about the sum of its layers."""
-    model = Divisible(*[f for _ in range(4) for f in (L.Linear(300, 300), F.relu)])
-    x, t = ones(200, 300), np.zeros(200, np.int32)
-    loss = Loss(F.softmax_cross_entropy, None)
-    loss.start([(t,)], [200])
-    stage = Stage(model, loss)
-    stage.begin()
-    from pipeline.meters import stopwatch
-
-    seconds = stopwatch(model.device)
-
-    def step():
-        stage.forward(0, (Tensor(x),))
-        stage.backward(0, ())
-
-    step()
-    whole = min(seconds(step) for _ in range(10))
-    parts = min(profile(model, x, t).seconds for _ in range(2))
-    # The machine may be shared: orders of magnitude only.
-    assert 0.3 < parts / whole < 5
 
 
 def test_zero_times_and_nan_are_refused():
