@@ -46,6 +46,7 @@ def best_plan(
     microbatches: Sequence[int] | None = None,
     schedules: Sequence[str] = SCHEDULES,
     checkpoints: Sequence[str] = CHECKPOINTS,
+    pipeline_ranks: Sequence[int] | None = None,
     max_replicas: int = 1,
     speeds: PerRank | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -73,6 +74,8 @@ def best_plan(
             microbatch the least number that gives it.
         schedules: The names of those to try.
         checkpoints: The ways to recompute to try.
+        pipeline_ranks: The numbers of ranks to make a pipeline of, to try; by default
+            all up to ``ranks``.
         max_replicas: The most replicas to try.
         speeds: Of the ranks, relative to that of the profile.
         progress: Called with the number of combinations seen and that of all.
@@ -97,8 +100,9 @@ def best_plan(
     batch = profiles[-1].n_samples if batch is None else batch
     _check(ranks, batch, schedules, checkpoints, max_replicas)
     search = Combinations(profiles, ranks, memory, network, batch, speeds)
-    combinations = list(
-        _combinations(
+    combinations = [
+        combination
+        for combination in _combinations(
             ranks,
             len(profiles[0]),
             batch,
@@ -107,7 +111,8 @@ def best_plan(
             checkpoints,
             max_replicas,
         )
-    )
+        if pipeline_ranks is None or combination.n_ranks in pipeline_ranks
+    ]
     if not combinations:
         raise ValueError(
             f"no combination of {ranks} ranks, {len(profiles[0])} layers, {batch}"

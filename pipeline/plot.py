@@ -301,5 +301,5 @@ def _stack(axes, layers: np.ndarray, parts: dict[tuple[str, str], np.ndarray]) -
     for (label, color), values in parts.items():
         axes.bar(layers, values, bottom=bottom, label=label, color=color)
         bottom += values
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
     axes.spines[["top", "right"]].set_visible(False)
