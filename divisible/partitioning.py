@@ -125,21 +125,20 @@ def partition(
     limits = spread("memory", np.inf if memory is None else memory, n_stages)
     if not np.all(limits > 0):
         raise ValueError(f"memory must be positive, not {limits}")
-    cuts = cut(profile, costs, limits, method)
+    cuts = _cut(profile, costs, limits, method)
     return Plan(
         cuts,
         n_microbatches=n_microbatches,
         schedule=schedule,
         checkpoint=checkpoint,
         layers=tuple(layer.name for layer in profile.layers),
-        stages=describe(costs, cuts, limits),
+        stages=_describe(costs, cuts, limits),
     )
 
 
-def cut(
+def _cut(
     profile: Profile, costs: StageCosts, limits: np.ndarray, method: str = "optimal"
 ) -> list[int]:
-    """Returns the cuts that :func:`partition` makes a plan of."""
     n, n_stages = costs.n_layers, costs.n_stages
     n_parts = int(costs.may_cut[1:].sum())
     if n_stages > n_parts:
@@ -160,16 +159,13 @@ def cut(
         cuts = Plan.uniform(n, n_stages).cuts
     else:
         cuts = _balanced(weights, costs)
-    plan = describe(costs, cuts, limits)
-    short = [s for s, stage in enumerate(plan) if stage.memory > limits[s]]
-    if short:
-        raise MemoryLimitError(
-            f"the cuts {cuts} do not fit: " + _shortage(costs, cuts, limits)
-        )
+    shortage = _shortage(costs, cuts, limits)
+    if shortage:
+        raise MemoryLimitError(f"the cuts {cuts} do not fit: {shortage}")
     return cuts
 
 
-def describe(
+def _describe(
     costs: StageCosts, cuts: Sequence[int], limits: np.ndarray
 ) -> tuple[StagePlan, ...]:
     """Returns what the stages of a plan cost."""
@@ -252,6 +248,7 @@ def _too_many(what: str, n_stages: int, most: int) -> ValueError:
 
 
 def _shortage(costs: StageCosts, cuts: Sequence[int], limits: np.ndarray) -> str:
+    """Says which stages lack how much; nothing if none does."""
     lacks = []
     for s, (start, end) in enumerate(zip(cuts, cuts[1:])):
         needed = costs.bytes(s, start, end)
