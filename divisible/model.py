@@ -100,6 +100,14 @@ class Divisible(LayerList):
         return tuple(describe(layer) for layer in self._layers)
 
     @property
+    def first_positions(self) -> tuple[int, ...]:
+        """For each layer its first position in the undivided model.
+
+        A position before that of the layer itself tells of a repeated link.
+        """
+        return tuple(self._positions)
+
+    @property
     def skips(self) -> tuple[Skip, ...]:
         """The skip connections of the undivided model.
 
@@ -487,6 +495,10 @@ class Divisible(LayerList):
             for inner in layer.flatten() if nested else [layer]:
                 flat.append(inner, recompute=mark)
         return flat
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Weak references cannot be pickled; elsewhere they would point to nothing.
+        return {name: v for name, v in vars(self).items() if name != "_elsewhere"}
 
     def _check_mutable(self) -> None:
         if self.is_stage:
