@@ -70,6 +70,7 @@ class Divisible(chainer.Sequential):
     # model at which it stands. Link.name would not do, another container of the
     # same link overwrites it.
     _positions: list[int]
+    _deferred: DeferredLayers
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Divisible:
         """Prepares the empty list, so that a subclass may append at once."""
@@ -124,8 +125,8 @@ class Divisible(chainer.Sequential):
         of these layers, and of no others; ``divide()`` makes the whole.
 
         Args:
-            start (int or None): The first position, of the undivided model's; ``None``
-                for the first there is.
+            start (int or None): The position of the first layer in the undivided
+                model; ``None`` for the first there is.
             end (int or None): The position after the last layer; ``None`` for the end.
             mode (str): ``'copy'`` copies the layers, and makes the copies: the model
                 stays as it is, and what was made is freed with the stage.
@@ -154,14 +155,16 @@ class Divisible(chainer.Sequential):
         if mode not in ("share", "copy"):
             raise ValueError(f"mode must be 'share' or 'copy', not {mode!r}")
         self._deferred.assign_places(dict(zip(self._positions, self._layers)))
+        layers = self._layers[start - first : end - first]
+
         stage = copy.copy(self)
-        stage._layers = self._layers[start - first : end - first]
+        stage._layers = layers
         stage._positions = self._positions[start - first : end - first]
         stage._start = start
         stage._model_layers = self.model_layers
         # An attribute such as ``self.head = L.Linear(...)`` beside the list must
         # not keep another stage's layer alive.
-        kept = {id(layer) for layer in stage._layers}
+        kept = {id(layer) for layer in layers}
         for name, value in vars(self).items():
             if isinstance(value, Link) and id(value) not in kept:
                 del stage.__dict__[name]
@@ -216,11 +219,12 @@ class Divisible(chainer.Sequential):
             raise RuntimeError(f"{type(self).__name__} has no layers")
         if self._deferred.waiting:
             self._deferred.check(self._layers, type(self).__name__)
+        first_calls = self._deferred.first_calls
         signed: set[chainer.FunctionNode] = set()
         for position, layer in enumerate(self._layers, self._start):
             try:
                 inputs = x if isinstance(x, tuple) else (x,)
-                if position in self._deferred.first_calls:
+                if position in first_calls:
                     x = self._deferred.first_call(position, layer, inputs)
                 else:
                     x = layer(*inputs)
