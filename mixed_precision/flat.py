@@ -1,0 +1,324 @@
+"""Parameters of one dtype in flat buffers, so that a pass over all of them is one loop.
+
+::
+
+    param.array      W1 ........ | W2 .. | W3 ......   weights    float16, views
+                     |  rounded  |       |             master     float32
+    param.grad       (anywhere)  gathered, unscaled:   gradients  float32
+    rule.state['v']  views of                          states     float32
+
+A parameter begins at a multiple of 64 elements, which the matrix units of GPUs like;
+the gaps hold zeros and stay zero. Where weights are float32 or float64, they are their
+own master.
+
+The weights are the truth and the master refines it: whoever loads, copies or clips
+``param.array`` need not know of a master, which is corrected in the next pass.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import chainer
+import numpy as np
+
+Array = Any
+
+_ALIGNMENT = 64
+
+
+class Group:
+    """The parameters of one dtype on one device.
+
+    Args:
+        parameters: Initialized parameters by path, of one dtype, on one device.
+        device (chainer.backend.Device): Their device.
+        keeps_master (bool): Whether float16 weights have a master; otherwise they are
+            rounded in every step, and float32 copies are made for hooks only.
+
+    Attributes:
+        paths: Of the parameters.
+        parameters: In the order of the buffers.
+        starts: Where each begins in the buffers, int64.
+        ends: Where each ends.
+        half: Bits of float16 weights, or an array of no elements.
+        master: Weights to update: float32 for float16, else the weights themselves;
+            no elements without a master.
+        gradients: Unscaled gradients, of the dtype of ``master``.
+        kernels: The module with the passes over these buffers.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, chainer.Parameter],
+        device: chainer.backend.Device,
+        keeps_master: bool = True,
+    ) -> None:
+        self.paths = list(parameters)
+        self.parameters = list(parameters.values())
+        self.device = device
+        self.kernels = importlib.import_module(
+            f"mixed_precision.{'_cpu' if device.xp is np else '_gpu'}"
+        )
+        dtype = self.parameters[0].dtype
+        self.is_half = dtype == np.float16
+        self._shapes = [p.shape for p in self.parameters]
+        sizes = np.array([p.size for p in self.parameters], dtype=np.int64)
+        padded = -(-sizes // _ALIGNMENT) * _ALIGNMENT
+        self.ends = np.cumsum(padded) - padded + sizes
+        self.starts = self.ends - sizes
+        self._sums = np.zeros(len(sizes))
+
+        n = int(padded.sum())
+        compute_dtype = np.float32 if self.is_half else dtype
+        with chainer.using_device(device):
+            xp = device.xp
+            self._weights = xp.zeros(n, dtype)
+            self.gradients = xp.zeros(n, compute_dtype)
+            self.half = self._weights.view(np.uint16) if self.is_half else _no_bits(xp)
+            self._scaled = xp.zeros(n, dtype) if self.is_half else self.gradients
+            if not self.is_half:
+                self.master = self._weights
+            else:
+                self.master = xp.zeros(n if keeps_master else 0, np.float32)
+            zeros = xp.zeros(int(sizes.max(initial=_ALIGNMENT)), dtype)
+        self._zeros = [zeros[:size] for size in sizes]
+        # The gradients' places are filled in every step.
+        self._parts: list[Array] = []
+        for gap in padded - sizes:
+            self._parts += [None, zeros[:gap]]
+        self._states: dict[str, tuple[Array, list[Array]]] = {}
+        self._weight_views = self.views(self._weights)
+        self._gradient_views = self.views(self.gradients)
+        self._float32: Array | None = self.master if self.master.size else None
+        for p, view in zip(self.parameters, self._weight_views):
+            view[...] = p.array
+            p.array = view
+        if self.is_half and keeps_master:
+            self.kernels.widen(self.half, self.master)
+
+    @property
+    def has_master(self) -> bool:
+        """Whether there are masters apart from the weights."""
+        return self.is_half and self.master.size > 0
+
+    def scalar(self, value: float) -> Any:
+        """Returns a number in the dtype of the update's arithmetic."""
+        return self.gradients.dtype.type(value)
+
+    def views(self, flat: Array) -> list[Array]:
+        """Returns the parts of a flat buffer in the shapes of the parameters."""
+        return [
+            flat[start:end].reshape(shape)
+            for start, end, shape in zip(self.starts, self.ends, self._shapes)
+        ]
+
+    def masters(self) -> dict[str, Array]:
+        """Returns the masters by path; none where weights are their own."""
+        if not self.has_master:
+            return {}
+        return dict(zip(self.paths, self.views(self.master)))
+
+    def holds(self, parameters: Sequence[chainer.Parameter]) -> bool:
+        """Whether these are the group's parameters still; takes over new arrays."""
+        for p, view in zip(parameters, self._weight_views):
+            array = p.array
+            if array is view:
+                continue
+            if (
+                array.dtype != view.dtype
+                or array.shape != view.shape
+                or p.device != self.device
+            ):
+                return False
+            view[...] = array
+            p.array = view
+        return True
+
+    def unscale(self, inverse: float) -> np.ndarray:
+        """Gathers the gradients, unscales them and sums their squares.
+
+        A parameter without a gradient counts as one with a gradient of zero.
+
+        Returns:
+            For each parameter the sum of squares, float64, on the host; valid until
+            the next call.
+        """
+        for i, p in enumerate(self.parameters):
+            gradient = p.grad
+            self._parts[2 * i] = (
+                self._zeros[i] if gradient is None else gradient.ravel()
+            )
+        with chainer.using_device(self.device):
+            self.device.xp.concatenate(self._parts, out=self._scaled)
+            self._parts[::2] = [None] * len(self.parameters)
+            inverse = self.scalar(inverse)
+            if self.is_half:
+                self.kernels.unscale_half(
+                    self._scaled.view(np.uint16),
+                    inverse,
+                    self.gradients,
+                    self.half,
+                    self.master,
+                    self.starts,
+                    self.ends,
+                    self._sums,
+                )
+            else:
+                self._sum_squares(inverse)
+        return self._sums
+
+    def sum_squares(self) -> np.ndarray:
+        """Sums the squares of the unscaled gradients, as :meth:`unscale` does."""
+        with chainer.using_device(self.device):
+            self._sum_squares(self.scalar(1))
+        return self._sums
+
+    def _sum_squares(self, inverse: Any) -> None:
+        self.kernels.unscale(
+            self.gradients, inverse, self.starts, self.ends, self._sums
+        )
+
+    def state(self, name: str, dtype: Any = None) -> tuple[Array, list[Array]]:
+        """Returns a flat buffer of optimizer state, zeros at first, and its views."""
+        if name not in self._states:
+            with chainer.using_device(self.device):
+                flat = self.device.xp.zeros(
+                    self.gradients.size, dtype or self.gradients.dtype
+                )
+            self._states[name] = flat, self.views(flat)
+        return self._states[name]
+
+    # -- parameters in float32, for hooks and update rules --------------------------
+
+    def dress(self) -> None:
+        """Gives the parameters their masters and unscaled gradients."""
+        if self._float32 is None:
+            with chainer.using_device(self.device):
+                self._float32 = self.device.xp.zeros(self.gradients.size, np.float32)
+        if self.is_half and not self.has_master:
+            self.kernels.widen(self.half, self._float32)
+        views = self.views(self._float32)
+        self._before = [(p, p.grad, p._loss_scale) for p in self.parameters]
+        self._dressed = list(zip(self.parameters, views, self._gradient_views))
+        for p, weights, gradient in self._dressed:
+            p.array = weights
+            p.grad = gradient
+            # An update rule would divide by it, WeightDecay would multiply.
+            p._loss_scale = None
+
+    def collect(self) -> None:
+        """Takes over arrays that a hook or a rule put in the place of the views."""
+        for p, weights, gradient in self._dressed:
+            if p.array is not weights:
+                weights[...] = p.array
+                p.array = weights
+            if p.grad is not gradient:
+                gradient[...] = 0 if p.grad is None else p.grad
+                p.grad = gradient
+
+    def undress(self) -> None:
+        """Gives the parameters their weights and scaled gradients back."""
+        for (p, gradient, loss_scale), view in zip(self._before, self._weight_views):
+            p.array = view
+            p.grad = gradient
+            p._loss_scale = loss_scale
+        self._before, self._dressed = [], []
+
+    def round(self) -> None:
+        """Rounds what :meth:`dress` gave into the weights."""
+        if self.is_half:
+            self.kernels.round_to_half(self._float32, self.half)
+
+    @property
+    def dressed_weights(self) -> Array:
+        """The flat buffer that dressed parameters are views of."""
+        return self._float32
+
+
+class FlatBuffers:
+    """All parameters of an optimizer, in groups.
+
+    Args:
+        parameters: Initialized parameters by path, each once.
+        keeps_master: Whether a parameter has a master if it is float16.
+        masters: Masters by path to begin with, instead of the weights; those that do
+            not round to the weights give way in the first :meth:`unscale`.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, chainer.Parameter],
+        keeps_master: Mapping[str, bool],
+        masters: Mapping[str, Array],
+    ) -> None:
+        sorted_out: dict[tuple, dict[str, chainer.Parameter]] = {}
+        for path, p in parameters.items():
+            key = (p.dtype.char, p.device.name, keeps_master[path])
+            sorted_out.setdefault(key, {})[path] = p
+        self.groups = [
+            Group(named, next(iter(named.values())).device, keeps)
+            for (_, _, keeps), named in sorted_out.items()
+        ]
+        self.paths = [path for group in self.groups for path in group.paths]
+        self._key = tuple((id(p), keeps_master[path]) for path, p in parameters.items())
+        for group in self.groups:
+            for path, view in group.masters().items():
+                if path in masters and masters[path].shape == view.shape:
+                    view[...] = group.device.send(masters[path])
+
+    def holds(
+        self,
+        parameters: Mapping[str, chainer.Parameter],
+        keeps_master: Mapping[str, bool],
+    ) -> bool:
+        """Whether these are the parameters still; takes over new arrays."""
+        key = tuple((id(p), keeps_master[path]) for path, p in parameters.items())
+        return key == self._key and all(g.holds(g.parameters) for g in self.groups)
+
+    def masters(self) -> dict[str, Array]:
+        """Returns the masters by path."""
+        return {k: v for group in self.groups for k, v in group.masters().items()}
+
+    def unscale(self, inverse: float) -> np.ndarray:
+        """Returns the sums of squares, in the order of ``paths``."""
+        return _joined([group.unscale(inverse) for group in self.groups])
+
+    def sum_squares(self) -> np.ndarray:
+        """Returns the sums of squares of the unscaled gradients."""
+        return _joined([group.sum_squares() for group in self.groups])
+
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Lets the parameters be their masters, with unscaled gradients.
+
+        Hooks and update rules that run meanwhile need not know of mixed precision.
+        """
+        try:
+            for group in self.groups:
+                group.dress()
+            yield
+        finally:
+            for group in self.groups:
+                group.undress()
+
+    def collect(self) -> None:
+        """Takes over arrays that were put in the place of the buffers' views."""
+        for group in self.groups:
+            group.collect()
+
+    def round(self) -> None:
+        """Rounds the masters into the weights."""
+        for group in self.groups:
+            group.round()
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _no_bits(xp: Any) -> Array:
+    return xp.zeros(0, np.uint16)

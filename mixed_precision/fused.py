@@ -1,0 +1,156 @@
+"""Update rules of Chainer that have a kernel over flat buffers.
+
+Neighbouring parameters with the same rule, the same number of updates and the same
+hyperparameters are one call. Parameters with a rule of their own, with hooks of their
+own, or with hyperparameters of their own are updated as ever, or in a call of their
+own; nobody has to care.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import chainer
+import numpy as np
+from chainer.optimizers.adam import AdamRule
+from chainer.optimizers.momentum_sgd import MomentumSGDRule
+from chainer.optimizers.sgd import SGDRule
+
+from mixed_precision.flat import Group
+from mixed_precision.momentum_sgd16 import MomentumSGD16Rule
+
+
+class Kernel(NamedTuple):
+    """How to call the kernel of an update rule.
+
+    Attributes:
+        name: Of the function in the kernels' module.
+        states: The rule's states, in the order of the kernel's arguments.
+        numbers: Returns the numbers that follow.
+    """
+
+    name: str
+    states: tuple[str, ...]
+    numbers: Callable[[Any, Any], tuple[float, ...]]
+
+
+def _adam_numbers(rule: AdamRule, hp: Any) -> tuple[float, ...]:
+    rule._check_eps(np.float32)
+    return (
+        rule.alpha_t,
+        1.0 - hp.beta1,
+        1.0 - hp.beta2,
+        hp.eps,
+        1.0 - hp.eta * hp.weight_decay_rate,
+        hp.eta,
+    )
+
+
+#: Exact types: a subclass may do anything.
+KERNELS = {
+    SGDRule: Kernel("sgd", (), lambda rule, hp: (hp.lr,)),
+    MomentumSGDRule: Kernel(
+        "momentum_sgd", ("v",), lambda rule, hp: (hp.lr, hp.momentum)
+    ),
+    AdamRule: Kernel("adam", ("m", "v"), _adam_numbers),
+    MomentumSGD16Rule: Kernel(
+        "momentum_sgd16", ("g",), lambda rule, hp: (hp.lr, hp.momentum)
+    ),
+}
+
+
+class Run(NamedTuple):
+    """Parameters ``first`` to ``last`` of a group, to be updated in one call."""
+
+    group: Group
+    first: int
+    last: int
+
+
+def plan(groups: Sequence[Group]) -> tuple[list[Run], list[chainer.Parameter]]:
+    """Says which parameters are updated by kernels, and which by their own rules."""
+    runs: list[Run] = []
+    others: list[chainer.Parameter] = []
+    for group in groups:
+        before = None
+        for i, p in enumerate(group.parameters):
+            rule = p.update_rule
+            key = None if rule is None else _key(rule)
+            if key is None:
+                if rule is not None and rule.enabled:
+                    others.append(p)
+            elif key == before:
+                runs[-1] = runs[-1]._replace(last=i)
+            else:
+                runs.append(Run(group, i, i))
+            before = key
+    return runs, others
+
+
+def _key(rule: chainer.UpdateRule) -> tuple | None:
+    """Returns what rules updated in one call have in common; None for no kernel."""
+    if not rule.enabled or type(rule) not in KERNELS:
+        return None
+    hookable = rule._hookable
+    if hookable._pre_update_hooks or hookable._post_update_hooks:
+        return None
+    hp = rule.hyperparam
+    if type(rule) is AdamRule and (hp.amsgrad or hp.adabound):
+        return None
+    has_own = len(vars(hp)) > 1
+    return (type(rule), rule.t, id(hp.parent), id(rule) if has_own else None)
+
+
+def update(run: Run, dressed: bool) -> None:
+    """Updates the parameters of a run.
+
+    Args:
+        run (Run): From :func:`plan`.
+        dressed (bool): Whether the parameters are in float32 now.
+    """
+    group, first, last = run
+    rule = group.parameters[first].update_rule
+    kernel = KERNELS[type(rule)]
+    for p in group.parameters[first : last + 1]:
+        p.update_rule.t += 1
+    start, end = group.starts[first], group.ends[last]
+    weights = group.dressed_weights if dressed else group.master
+    arguments = [array[start:end] for array in (weights, group.gradients, group.half)]
+    for name in kernel.states:
+        flat, views = group.state(name, _state_dtype(kernel, group))
+        _install(run, name, views)
+        arguments.append(flat[start:end])
+    numbers = map(group.scalar, kernel.numbers(rule, rule.hyperparam))
+    with chainer.using_device(group.device):
+        if kernel.name != "momentum_sgd16":
+            getattr(group.kernels, kernel.name)(*arguments, *numbers)
+        elif group.is_half:
+            arguments[3] = arguments[3].view(np.uint16)
+            group.kernels.momentum_sgd16(*arguments, *numbers)
+        else:
+            del arguments[2]
+            group.kernels.accumulated_sgd(*arguments, *numbers)
+
+
+def _state_dtype(kernel: Kernel, group: Group) -> Any:
+    if kernel.name == "momentum_sgd16" and group.is_half:
+        return np.float16
+    return None
+
+
+def _install(run: Run, name: str, views: Sequence[Any]) -> None:
+    """Makes the rules' states views of the flat buffer, with the values they have."""
+    group, first, last = run
+    for i in range(first, last + 1):
+        rule = group.parameters[i].update_rule
+        if rule.state is None:
+            rule._state = {}
+        existing = rule.state.get(name)
+        if existing is views[i]:
+            continue
+        if existing is None:
+            views[i].fill(0)
+        else:
+            views[i][...] = group.device.send(existing)
+        rule.state[name] = views[i]
