@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from mixed_precision._bits import F32, float_to_half, half_to_float
+from mixed_precision._bits import (
+    F32,
+    U32,
+    float_to_e5m2,
+    float_to_half,
+    half_to_float,
+)
 
 Array = Any
 
@@ -208,3 +214,32 @@ def widen(half: Array, values: Array) -> None:
     """Converts float16 to float32."""
     for i in range(values.size):
         values[i] = half_to_float(half[i])
+
+
+@_compiled
+def encode_e5m2(values: Array, scale: float, codes: Array) -> None:
+    """Rounds scaled float32 values to e5m2."""
+    for i in range(values.size):
+        codes[i] = float_to_e5m2(values[i], scale)
+
+
+@_compiled
+def encode_e5m2_half(half: Array, scale: float, codes: Array) -> None:
+    """Rounds scaled float16 values to e5m2."""
+    for i in range(half.size):
+        codes[i] = float_to_e5m2(half_to_float(half[i]), scale)
+
+
+@_compiled
+def decode_e5m2(codes: Array, scale: float, values: Array) -> None:
+    """Converts e5m2 to float32 and scales."""
+    for i in range(codes.size):
+        values[i] = half_to_float(U32(U32(codes[i]) << U32(8))) * scale
+
+
+@_compiled
+def decode_e5m2_half(codes: Array, scale: float, half: Array) -> None:
+    """Converts e5m2 to float32, scales, and rounds to float16."""
+    for i in range(codes.size):
+        value = half_to_float(U32(U32(codes[i]) << U32(8))) * scale
+        half[i] = float_to_half(F32(value))
