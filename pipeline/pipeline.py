@@ -15,13 +15,15 @@ from divisible import Divisible
 from pipeline.agreement import CallAgreement, agree_on_settings, agree_on_stages
 from pipeline.arguments import (
     as_arrays,
+    as_trainable,
+    check_loss_scale,
     check_placement,
     check_stages,
-    check_trainable,
     check_transport,
     make_schedule,
     parameter_dtypes,
     split,
+    warn_of_float16,
     warn_of_many_threads,
 )
 from pipeline.communicator import (
@@ -73,6 +75,14 @@ class Pipeline:
         wire_dtype: A narrower dtype, such as ``numpy.float16``, in which to send
             floating-point arrays between the stages; only with ``'mpi'``.
         timeout (float): Seconds to wait for another rank before giving up.
+        loss_scale: What gradients are multiplied by until the optimizer divides them
+            again, so that they do not vanish in float16: a number, or the
+            ``loss_scale`` of a :class:`~mixed_precision.MixedPrecision`, whose value is
+            read in every step. Equal on all ranks.
+
+    A model with float16 parameters gets its floating-point inputs in float16, and its
+    outputs are cast to float32 for ``lossfun``. Gradients of microbatches are added up
+    in float32 and rounded once.
 
     Attributes:
         schedule (Schedule): What :meth:`step` runs.
@@ -115,9 +125,11 @@ class Pipeline:
         transport: str = "mpi",
         wire_dtype: Any = None,
         timeout: float = 300.0,
+        loss_scale: Any = None,
     ) -> None:
         mine = check_stages(stage)
         check_transport(transport, wire_dtype)
+        check_loss_scale(loss_scale)
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, not {timeout}")
         mpi_comm = as_mpi(comm)
@@ -137,12 +149,15 @@ class Pipeline:
                 "transport": transport,
                 "wire_dtype": str(wire_dtype and np.dtype(wire_dtype)),
                 "what lossfun and accfun give": ", ".join(self._loss.names),
+                "loss_scale": str(loss_scale and float(loss_scale)),
             },
             timeout,
         )
         check_placement(self.schedule, stage_ranks)
         self._calls = CallAgreement(self._comm, timeout)
         self._dtypes = parameter_dtypes(self._comm, mine, timeout)
+        self._loss_scale = loss_scale
+        warn_of_float16(self._dtypes, loss_scale, self._comm.rank)
         warn_of_many_threads(self._comm, timeout)
 
         self._device = mine[0].device
@@ -189,8 +204,9 @@ class Pipeline:
 
         Args:
             x (array or tuple of arrays): The minibatch, samples along the first
-                axis, with the dtype of the model's parameters or integer. Read on
-                the first stage's rank; ignored elsewhere.
+                axis, with the dtype of the model's parameters or integer; for float16
+                parameters of any floating-point dtype. Read on the first stage's rank;
+                ignored elsewhere.
             t (array or tuple of arrays): The targets, samples along the first axis.
                 Read on the last stage's rank; ignored elsewhere.
 
@@ -206,13 +222,16 @@ class Pipeline:
             ActionError: If a layer fails.
             StallError: If another rank does not answer in time.
         """
-        with self._call("step"):
+        with self._call("step"), self._scaled_loss() as loss_scale:
             inputs = self._start(x, t)
             for stage in self._stages.values():
                 stage.begin()
             self._runner.run(self._training, inputs)
             for stage in self._stages.values():
                 stage.finish()
+                for param in stage.layers.params():
+                    # As Variable.backward does; update rules divide by it.
+                    param._loss_scale = loss_scale
             return self._report()
 
     def evaluate(self, x: Any = None, t: Any = None) -> dict[str, float]:
@@ -327,6 +346,17 @@ class Pipeline:
             raise
         self._failed = False
 
+    @contextmanager
+    def _scaled_loss(self) -> Iterator[float | None]:
+        """Scales the loss in one step."""
+        if self._loss_scale is None:
+            yield None
+            return
+        self._loss.scale = float(self._loss_scale)
+        # Whoever chose the scale looks for infinities.
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield self._loss.scale
+
     def _start(self, x: Any, t: Any) -> list[Tensors]:
         inputs = self._split_inputs(x)
         n_inputs = sum(map(_n_samples, inputs)) if self.is_first else -1
@@ -344,9 +374,10 @@ class Pipeline:
     def _split_inputs(self, x: Any) -> list[Tensors]:
         if not self.is_first:
             return []
-        arrays = as_arrays("x", x, self._comm.rank, "the first stage")
-        for array in arrays:
-            check_trainable(array, self._dtypes)
+        arrays = [
+            as_trainable(array, self._dtypes)
+            for array in as_arrays("x", x, self._comm.rank, "the first stage")
+        ]
         return [
             tuple(Tensor(self._device.send(array)) for array in part)
             if len(part[0])
