@@ -101,8 +101,8 @@ class Agreement:
         most, least, largest, smallest = self._largest[:4]
         if most != -least:
             raise RuntimeError(
-                f"ranks are at different updates, between number {-least:.0f} and"
-                f" {most:.0f}; rank {self._comm.rank} has made {t}. Every rank must"
+                f"ranks are at different updates, between number {int(-least)} and"
+                f" {int(most)}; rank {self._comm.rank} has made {t}. Every rank must"
                 f" call update() equally often, and load the same snapshot"
             )
         if largest != -smallest:
