@@ -1,18 +1,22 @@
 """The passes over flat buffers on a CPU, each one loop, compiled by Numba.
 
-``_gpu.py`` has the same functions for CuPy. A ``half`` is the bits of a float16 array,
-as uint16; one of no elements stands for a buffer that is not there.
+``_gpu.py`` has the same public functions for CuPy. Gradients are read where backward
+left them, by their addresses: a copy into a flat buffer would cost as much as the sum
+of squares.
 
-Arithmetic is that of the buffers' dtype, operation by operation as in Chainer's update
+Arithmetic is that of the masters' dtype, operation by operation as in Chainer's update
 rules on NumPy arrays, so that the weights are the same bit for bit.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic, overload
 
 from mixed_precision._bits import (
     F32,
@@ -30,97 +34,175 @@ _compiled = njit(cache=True, error_model="numpy")
 _reducing = njit(cache=True, error_model="numpy", fastmath={"reassoc"})
 
 
-@_reducing
-def unscale_half(
-    scaled: Array,
-    inverse: float,
-    gradients: Array,
-    half: Array,
-    master: Array,
-    starts: Array,
-    ends: Array,
-    sums: Array,
-) -> None:
-    """Unscales float16 gradients into float32 and sums their squares.
+class Gradients(NamedTuple):
+    """Gradients of parameters, wherever they are.
 
-    A weight that somebody changed since it was rounded from its master is taken over
-    into the master. A sum is not finite if and only if one of its gradients is not:
-    squares of float32 numbers do not overflow float64.
+    Attributes:
+        addresses: Of each parameter's, int64.
+        starts: Where each parameter begins in the flat buffers.
+        ends: Where each ends.
+        like: An array of no elements: bits of float16, float32, or float64.
+    """
+
+    addresses: Array
+    starts: Array
+    ends: Array
+    like: Array
+
+
+def gathered(arrays: Sequence[Array], starts: Array, ends: Array) -> Gradients:
+    """Returns the gradients of a group of parameters.
 
     Args:
-        scaled: Bits of the float16 gradients.
-        inverse: One over the loss scale, float32.
-        gradients: Float32, written.
-        half: Bits of the float16 weights.
-        master: Float32 master weights; may be empty.
-        starts: Where each parameter begins.
-        ends: Where each parameter ends.
-        sums: One float64 for each parameter, written.
+        arrays: Contiguous arrays of one dtype, to be kept as long as the result.
+        starts: Where each parameter begins in the flat buffers.
+        ends: Where each ends.
     """
-    has_master = master.size > 0
-    for parameter in range(starts.size):
-        total = 0.0
-        for i in range(starts[parameter], ends[parameter]):
-            gradient = F32(half_to_float(scaled[i]) * inverse)
-            gradients[i] = gradient
-            total += np.float64(gradient) * np.float64(gradient)
-            if has_master and float_to_half(master[i]) != half[i]:
-                master[i] = half_to_float(half[i])
-        sums[parameter] = total
+    addresses = [a.__array_interface__["data"][0] for a in arrays]
+    dtype = arrays[0].dtype
+    like = np.empty(0, np.uint16 if dtype == np.float16 else dtype)
+    return Gradients(np.array(addresses, dtype=np.int64), starts, ends, like)
+
+
+def in_buffer(flat: Array, starts: Array, ends: Array) -> Gradients:
+    """Returns the gradients that are in a flat buffer."""
+    address = flat.__array_interface__["data"][0]
+    return Gradients(address + starts * flat.itemsize, starts, ends, flat[:0])
+
+
+@intrinsic
+def _pointer(context: Any, address: Any) -> Any:
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), generate
+
+
+@njit(cache=True)
+def _array(gradients: Gradients, parameter: int) -> Array:
+    """The gradient of one parameter."""
+    n = gradients.ends[parameter] - gradients.starts[parameter]
+    return carray(_pointer(gradients.addresses[parameter]), n, gradients.like.dtype)
+
+
+def _unscaled(value: Any, inverse: float) -> float:
+    """A gradient divided by the loss scale."""
+    raise NotImplementedError("for compiled code")
+
+
+# Numba compares the signatures, annotations included.
+@overload(_unscaled, inline="always")
+def _unscaled_by_dtype(value, inverse):  # type: ignore
+    if value == types.uint16:
+        return lambda value, inverse: F32(half_to_float(value) * inverse)
+    return lambda value, inverse: value * inverse
+
+
+@njit(cache=True)
+def _current(master: float, half: int) -> float:
+    """The master, unless somebody changed the weight since it was rounded from it."""
+    if float_to_half(master) != half:
+        master = half_to_float(half)
+    return master
 
 
 @_reducing
-def unscale(
-    gradients: Array, inverse: float, starts: Array, ends: Array, sums: Array
-) -> None:
-    """Unscales gradients of the master weights' dtype in place; sums their squares."""
-    for parameter in range(starts.size):
+def sum_squares(gradients: Gradients, inverse: float, sums: Array) -> None:
+    """Sums for each parameter the squares of its unscaled gradients, in float64.
+
+    A sum is not finite if and only if one of the gradients is not: squares of float32
+    numbers do not overflow float64.
+    """
+    for p in range(gradients.starts.size):
         total = 0.0
-        for i in range(starts[parameter], ends[parameter]):
-            gradient = gradients[i] * inverse
-            gradients[i] = gradient
-            total += np.float64(gradient) * np.float64(gradient)
-        sums[parameter] = total
+        for value in _array(gradients, p):
+            g = np.float64(_unscaled(value, inverse))
+            total += g * g
+        sums[p] = total
 
 
 @_compiled
-def sgd(weights: Array, gradients: Array, half: Array, lr: float) -> None:
-    """Updates as :class:`chainer.optimizers.SGD`; rounds into ``half``."""
+def unscale(gradients: Gradients, inverse: float, out: Array) -> None:
+    """Writes the unscaled gradients into a flat buffer."""
+    for p in range(gradients.starts.size):
+        gradient = _array(gradients, p)
+        unscaled = out[gradients.starts[p] : gradients.ends[p]]
+        for i in range(gradient.size):
+            unscaled[i] = _unscaled(gradient[i], inverse)
+
+
+@_compiled
+def sgd(
+    gradients: Gradients,
+    first: int,
+    last: int,
+    inverse: float,
+    weights: Array,
+    half: Array,
+    lr: float,
+) -> None:
+    """Updates as :class:`chainer.optimizers.SGD`.
+
+    Args:
+        gradients: Of all parameters of a group.
+        first: The first parameter to update.
+        last: The last one.
+        inverse: What gradients are multiplied by, of the weights' dtype.
+        weights: Flat buffer of masters.
+        half: Flat buffer of the float16 weights' bits, to round into; may be empty.
+        lr: Learning rate, of the weights' dtype.
+    """
     rounds = half.size > 0
-    for i in range(weights.size):
-        weight = weights[i] - lr * gradients[i]
-        weights[i] = weight
-        if rounds:
-            half[i] = float_to_half(F32(weight))
+    for p in range(first, last + 1):
+        start, end = gradients.starts[p], gradients.ends[p]
+        gradient = _array(gradients, p)
+        w, h = weights[start:end], half[start:end]
+        for i in range(gradient.size):
+            weight = _current(F32(w[i]), h[i]) if rounds else w[i]
+            weight -= lr * _unscaled(gradient[i], inverse)
+            w[i] = weight
+            if rounds:
+                h[i] = float_to_half(F32(weight))
 
 
 @_compiled
 def momentum_sgd(
+    gradients: Gradients,
+    first: int,
+    last: int,
+    inverse: float,
     weights: Array,
-    gradients: Array,
     half: Array,
     velocity: Array,
     lr: float,
     momentum: float,
 ) -> None:
-    """Updates as :class:`chainer.optimizers.MomentumSGD`; rounds into ``half``."""
+    """Updates as :class:`chainer.optimizers.MomentumSGD`; see :func:`sgd`."""
     rounds = half.size > 0
-    for i in range(weights.size):
-        v = momentum * velocity[i] - lr * gradients[i]
-        velocity[i] = v
-        weight = weights[i] + v
-        weights[i] = weight
-        if rounds:
-            half[i] = float_to_half(F32(weight))
+    for p in range(first, last + 1):
+        start, end = gradients.starts[p], gradients.ends[p]
+        gradient = _array(gradients, p)
+        w, h, v = weights[start:end], half[start:end], velocity[start:end]
+        for i in range(gradient.size):
+            weight = _current(F32(w[i]), h[i]) if rounds else w[i]
+            step = momentum * v[i] - lr * _unscaled(gradient[i], inverse)
+            v[i] = step
+            weight += step
+            w[i] = weight
+            if rounds:
+                h[i] = float_to_half(F32(weight))
 
 
 @_compiled
 def adam(
+    gradients: Gradients,
+    first: int,
+    last: int,
+    inverse: float,
     weights: Array,
-    gradients: Array,
     half: Array,
-    first: Array,
-    second: Array,
+    mean: Array,
+    variance: Array,
     alpha_t: float,
     rate1: float,
     rate2: float,
@@ -128,14 +210,17 @@ def adam(
     keep: float,
     eta: float,
 ) -> None:
-    """Updates as :class:`chainer.optimizers.Adam`; rounds into ``half``.
+    """Updates as :class:`chainer.optimizers.Adam`; see :func:`sgd`.
 
     Args:
-        weights: Master weights.
-        gradients: Unscaled gradients.
-        half: Bits of the float16 weights.
-        first: First moment, Chainer's ``m``.
-        second: Second moment, Chainer's ``v``.
+        gradients: Of all parameters of a group.
+        first: The first parameter to update.
+        last: The last one.
+        inverse: What gradients are multiplied by.
+        weights: Flat buffer of masters.
+        half: Flat buffer of the float16 weights' bits.
+        mean: Chainer's ``m``.
+        variance: Chainer's ``v``.
         alpha_t: Learning rate with the bias correction.
         rate1: 1 - beta1.
         rate2: 1 - beta2.
@@ -144,62 +229,90 @@ def adam(
         eta: Schedule multiplier.
     """
     rounds = half.size > 0
-    for i in range(weights.size):
-        gradient = gradients[i]
-        m = first[i] + rate1 * (gradient - first[i])
-        v = second[i] + rate2 * (gradient * gradient - second[i])
-        first[i] = m
-        second[i] = v
-        step = alpha_t / (np.sqrt(v) + eps)
-        weight = keep * weights[i] - eta * (step * m)
-        weights[i] = weight
-        if rounds:
-            half[i] = float_to_half(F32(weight))
+    for p in range(first, last + 1):
+        start, end = gradients.starts[p], gradients.ends[p]
+        gradient = _array(gradients, p)
+        w, h = weights[start:end], half[start:end]
+        m, v = mean[start:end], variance[start:end]
+        for i in range(gradient.size):
+            weight = _current(F32(w[i]), h[i]) if rounds else w[i]
+            g = _unscaled(gradient[i], inverse)
+            m[i] += rate1 * (g - m[i])
+            v[i] += rate2 * (g * g - v[i])
+            step = alpha_t / (np.sqrt(v[i]) + eps)
+            weight = keep * weight - eta * (step * m[i])
+            w[i] = weight
+            if rounds:
+                h[i] = float_to_half(F32(weight))
 
 
 @_compiled
 def momentum_sgd16(
+    gradients: Gradients,
+    first: int,
+    last: int,
+    inverse: float,
     weights: Array,
-    gradients: Array,
     half: Array,
     accumulated: Array,
     lr: float,
     momentum: float,
 ) -> None:
-    """Updates float16 weights with float16 accumulated gradients.
-
-    Each is rounded once.
+    """Updates as :class:`~mixed_precision.MomentumSGD16` with G in float16.
 
     Args:
-        weights: Float32 weights to update; empty to update ``half`` itself.
-        gradients: Float32 gradients.
+        gradients: Of all parameters of a group.
+        first: The first parameter to update.
+        last: The last one.
+        inverse: What gradients are multiplied by.
+        weights: Weights in float32; empty to update ``half`` itself.
         half: Bits of the float16 weights.
-        accumulated: Bits of the float16 G of the equations.
-        lr: Learning rate, float32.
-        momentum: Momentum, float32.
+        accumulated: Bits of G.
+        lr: Learning rate.
+        momentum: Momentum.
     """
     in_float32 = weights.size > 0
-    for i in range(half.size):
-        rounded = float_to_half(
-            F32(momentum * half_to_float(accumulated[i]) + gradients[i])
-        )
-        accumulated[i] = rounded
-        weight = weights[i] if in_float32 else half_to_float(half[i])
-        weight = F32(weight - lr * half_to_float(rounded))
-        if in_float32:
-            weights[i] = weight
-        half[i] = float_to_half(weight)
+    for p in range(first, last + 1):
+        start, end = gradients.starts[p], gradients.ends[p]
+        gradient = _array(gradients, p)
+        w, h, a = weights[start:end], half[start:end], accumulated[start:end]
+        for i in range(gradient.size):
+            g = F32(_unscaled(gradient[i], inverse))
+            a[i] = float_to_half(F32(momentum * half_to_float(a[i]) + g))
+            step = F32(lr * half_to_float(a[i]))
+            if in_float32:
+                w[i] -= step
+            else:
+                h[i] = float_to_half(F32(half_to_float(h[i]) - step))
 
 
 @_compiled
 def accumulated_sgd(
-    weights: Array, gradients: Array, accumulated: Array, lr: float, momentum: float
+    gradients: Gradients,
+    first: int,
+    last: int,
+    inverse: float,
+    weights: Array,
+    half: Array,
+    accumulated: Array,
+    lr: float,
+    momentum: float,
 ) -> None:
-    """As :func:`momentum_sgd16`, for weights of float32 or float64."""
-    for i in range(weights.size):
-        g = momentum * accumulated[i] + gradients[i]
-        accumulated[i] = g
-        weights[i] -= lr * g
+    """As :func:`momentum_sgd16`, for weights of float32 or float64; no ``half``."""
+    for p in range(first, last + 1):
+        start, end = gradients.starts[p], gradients.ends[p]
+        gradient = _array(gradients, p)
+        w, a = weights[start:end], accumulated[start:end]
+        for i in range(gradient.size):
+            a[i] = momentum * a[i] + _unscaled(gradient[i], inverse)
+            w[i] -= lr * a[i]
+
+
+@_compiled
+def refresh(master: Array, half: Array) -> None:
+    """Takes weights that somebody changed over into the masters."""
+    for i in range(master.size):
+        master[i] = _current(master[i], half[i])
 
 
 @_compiled

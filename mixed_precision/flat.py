@@ -2,10 +2,10 @@
 
 ::
 
-    param.array      W1 ........ | W2 .. | W3 ......   weights    float16, views
-                     |  rounded  |       |             master     float32
-    param.grad       (anywhere)  gathered, unscaled:   gradients  float32
-    rule.state['v']  views of                          states     float32
+    param.array       W1 ........ | W2 .. | W3 ......     weights    float16, views
+                      |  rounded  |       |               master     float32
+    rule.state['v']   v1 ........ | v2 .. | v3 ......     states     float32, views
+    param.grad        anywhere; unscaled for hooks into   gradients  float32
 
 A parameter begins at a multiple of 64 elements, which the matrix units of GPUs like;
 the gaps hold zeros and stay zero. Where weights are float32 or float64, they are their
@@ -20,7 +20,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
@@ -28,6 +28,18 @@ import numpy as np
 Array = Any
 
 _ALIGNMENT = 64
+
+
+class Gathered(NamedTuple):
+    """Gradients of a group.
+
+    Attributes:
+        gradients: As the kernels take them.
+        arrays: What they are read from, which must live as long.
+    """
+
+    gradients: Any
+    arrays: Sequence[Array]
 
 
 class Group:
@@ -47,7 +59,7 @@ class Group:
         half: Bits of float16 weights, or an array of no elements.
         master: Weights to update: float32 for float16, else the weights themselves;
             no elements without a master.
-        gradients: Unscaled gradients, of the dtype of ``master``.
+        compute_dtype: Of ``master``, of states and of unscaled gradients.
         kernels: The module with the passes over these buffers.
     """
 
@@ -70,34 +82,28 @@ class Group:
         padded = -(-sizes // _ALIGNMENT) * _ALIGNMENT
         self.ends = np.cumsum(padded) - padded + sizes
         self.starts = self.ends - sizes
-        self._sums = np.zeros(len(sizes))
-
-        n = int(padded.sum())
-        compute_dtype = np.float32 if self.is_half else dtype
+        self._n = int(padded.sum())
+        self.compute_dtype = np.dtype(np.float32) if self.is_half else dtype
         with chainer.using_device(device):
             xp = device.xp
-            self._weights = xp.zeros(n, dtype)
-            self.gradients = xp.zeros(n, compute_dtype)
-            self.half = self._weights.view(np.uint16) if self.is_half else _no_bits(xp)
-            self._scaled = xp.zeros(n, dtype) if self.is_half else self.gradients
+            self._weights = xp.zeros(self._n, dtype)
             if not self.is_half:
+                self.half = xp.zeros(0, np.uint16)
                 self.master = self._weights
             else:
-                self.master = xp.zeros(n if keeps_master else 0, np.float32)
-            zeros = xp.zeros(int(sizes.max(initial=_ALIGNMENT)), dtype)
+                self.half = self._weights.view(np.uint16)
+                self.master = xp.zeros(self._n if keeps_master else 0, np.float32)
+            zeros = xp.zeros(int(sizes.max(initial=0)), dtype)
         self._zeros = [zeros[:size] for size in sizes]
-        # The gradients' places are filled in every step.
-        self._parts: list[Array] = []
-        for gap in padded - sizes:
-            self._parts += [None, zeros[:gap]]
         self._states: dict[str, tuple[Array, list[Array]]] = {}
         self._weight_views = self.views(self._weights)
-        self._gradient_views = self.views(self.gradients)
+        # Made for the first hook.
         self._float32: Array | None = self.master if self.master.size else None
+        self._unscaled: Array | None = None
         for p, view in zip(self.parameters, self._weight_views):
             view[...] = p.array
             p.array = view
-        if self.is_half and keeps_master:
+        if self.has_master:
             self.kernels.widen(self.half, self.master)
 
     @property
@@ -107,7 +113,7 @@ class Group:
 
     def scalar(self, value: float) -> Any:
         """Returns a number in the dtype of the update's arithmetic."""
-        return self.gradients.dtype.type(value)
+        return self.compute_dtype.type(value)
 
     def views(self, flat: Array) -> list[Array]:
         """Returns the parts of a flat buffer in the shapes of the parameters."""
@@ -138,77 +144,67 @@ class Group:
             p.array = view
         return True
 
-    def unscale(self, inverse: float) -> np.ndarray:
-        """Gathers the gradients, unscales them and sums their squares.
-
-        A parameter without a gradient counts as one with a gradient of zero.
-
-        Returns:
-            For each parameter the sum of squares, float64, on the host; valid until
-            the next call.
-        """
-        for i, p in enumerate(self.parameters):
-            gradient = p.grad
-            self._parts[2 * i] = (
-                self._zeros[i] if gradient is None else gradient.ravel()
-            )
+    def gather(self) -> Gathered:
+        """Returns the parameters' gradients; zeros where there is none."""
+        arrays = [
+            zeros if p.grad is None else p.grad
+            for p, zeros in zip(self.parameters, self._zeros)
+        ]
         with chainer.using_device(self.device):
-            self.device.xp.concatenate(self._parts, out=self._scaled)
-            self._parts[::2] = [None] * len(self.parameters)
-            inverse = self.scalar(inverse)
-            if self.is_half:
-                self.kernels.unscale_half(
-                    self._scaled.view(np.uint16),
-                    inverse,
-                    self.gradients,
-                    self.half,
-                    self.master,
-                    self.starts,
-                    self.ends,
-                    self._sums,
-                )
-            else:
-                self._sum_squares(inverse)
-        return self._sums
+            arrays = [self.device.xp.ascontiguousarray(a) for a in arrays]
+            gradients = self.kernels.gathered(arrays, self.starts, self.ends)
+        return Gathered(gradients, arrays)
 
-    def sum_squares(self) -> np.ndarray:
-        """Sums the squares of the unscaled gradients, as :meth:`unscale` does."""
+    def sum_squares(self, gathered: Gathered, inverse: float) -> np.ndarray:
+        """Returns for each parameter the sum of its squared gradients, in float64."""
+        sums = np.zeros(len(self.parameters))
         with chainer.using_device(self.device):
-            self._sum_squares(self.scalar(1))
-        return self._sums
-
-    def _sum_squares(self, inverse: Any) -> None:
-        self.kernels.unscale(
-            self.gradients, inverse, self.starts, self.ends, self._sums
-        )
+            self.kernels.sum_squares(gathered.gradients, self.scalar(inverse), sums)
+        return sums
 
     def state(self, name: str, dtype: Any = None) -> tuple[Array, list[Array]]:
         """Returns a flat buffer of optimizer state, zeros at first, and its views."""
         if name not in self._states:
             with chainer.using_device(self.device):
-                flat = self.device.xp.zeros(
-                    self.gradients.size, dtype or self.gradients.dtype
-                )
+                flat = self.device.xp.zeros(self._n, dtype or self.compute_dtype)
             self._states[name] = flat, self.views(flat)
         return self._states[name]
 
     # -- parameters in float32, for hooks and update rules --------------------------
 
-    def dress(self) -> None:
-        """Gives the parameters their masters and unscaled gradients."""
-        if self._float32 is None:
-            with chainer.using_device(self.device):
-                self._float32 = self.device.xp.zeros(self.gradients.size, np.float32)
-        if self.is_half and not self.has_master:
-            self.kernels.widen(self.half, self._float32)
-        views = self.views(self._float32)
+    def dress(self, gathered: Gathered, inverse: float) -> Gathered:
+        """Gives the parameters their masters and unscaled gradients.
+
+        Returns:
+            The unscaled gradients.
+        """
+        with chainer.using_device(self.device):
+            if self._float32 is None:
+                self._float32 = self.device.xp.zeros(self._n, np.float32)
+            if self._unscaled is None:
+                self._unscaled = self.device.xp.zeros(self._n, self.compute_dtype)
+            self.kernels.unscale(
+                gathered.gradients, self.scalar(inverse), self._unscaled
+            )
+            if self.has_master:
+                self.kernels.refresh(self.master, self.half)
+            elif self.is_half:
+                self.kernels.widen(self.half, self._float32)
+            gradients = self.kernels.in_buffer(self._unscaled, self.starts, self.ends)
         self._before = [(p, p.grad, p._loss_scale) for p in self.parameters]
-        self._dressed = list(zip(self.parameters, views, self._gradient_views))
+        self._dressed = list(
+            zip(self.parameters, self.views(self._float32), self.views(self._unscaled))
+        )
         for p, weights, gradient in self._dressed:
             p.array = weights
             p.grad = gradient
             # An update rule would divide by it, WeightDecay would multiply.
             p._loss_scale = None
+        return Gathered(gradients, [self._unscaled])
+
+    def clip(self, rate: float) -> None:
+        """Multiplies the unscaled gradients of dressed parameters."""
+        self._unscaled *= self.scalar(rate)
 
     def collect(self) -> None:
         """Takes over arrays that a hook or a rule put in the place of the views."""
@@ -233,10 +229,9 @@ class Group:
         if self.is_half:
             self.kernels.round_to_half(self._float32, self.half)
 
-    @property
-    def dressed_weights(self) -> Array:
-        """The flat buffer that dressed parameters are views of."""
-        return self._float32
+    def buffers(self, dressed: bool) -> tuple[Array, Array]:
+        """Returns the weights to update and the bits to round into, as kernels do."""
+        return (self._float32, self.half[:0]) if dressed else (self.master, self.half)
 
 
 class FlatBuffers:
@@ -246,7 +241,7 @@ class FlatBuffers:
         parameters: Initialized parameters by path, each once.
         keeps_master: Whether a parameter has a master if it is float16.
         masters: Masters by path to begin with, instead of the weights; those that do
-            not round to the weights give way in the first :meth:`unscale`.
+            not round to the weights give way in the first update.
     """
 
     def __init__(
@@ -283,26 +278,39 @@ class FlatBuffers:
         """Returns the masters by path."""
         return {k: v for group in self.groups for k, v in group.masters().items()}
 
-    def unscale(self, inverse: float) -> np.ndarray:
-        """Returns the sums of squares, in the order of ``paths``."""
-        return _joined([group.unscale(inverse) for group in self.groups])
+    def gather(self) -> list[Gathered]:
+        """Returns the gradients of every group."""
+        return [group.gather() for group in self.groups]
 
-    def sum_squares(self) -> np.ndarray:
-        """Returns the sums of squares of the unscaled gradients."""
-        return _joined([group.sum_squares() for group in self.groups])
+    def sum_squares(self, gathered: Sequence[Gathered], inverse: float) -> np.ndarray:
+        """Returns the sums of squared gradients, in the order of ``paths``."""
+        sums = [g.sum_squares(each, inverse) for g, each in zip(self.groups, gathered)]
+        return np.concatenate(sums) if sums else np.zeros(0)
 
     @contextmanager
-    def in_float32(self) -> Iterator[None]:
+    def in_float32(
+        self, gathered: Sequence[Gathered], inverse: float
+    ) -> Iterator[list[Gathered]]:
         """Lets the parameters be their masters, with unscaled gradients.
 
         Hooks and update rules that run meanwhile need not know of mixed precision.
+        What they do to the weights is rounded at the end.
+
+        Yields:
+            The unscaled gradients of every group.
         """
+        dressed = []
         try:
+            unscaled = []
+            for group, each in zip(self.groups, gathered):
+                dressed.append(group)
+                unscaled.append(group.dress(each, inverse))
+            yield unscaled
             for group in self.groups:
-                group.dress()
-            yield
+                group.collect()
+                group.round()
         finally:
-            for group in self.groups:
+            for group in dressed:
                 group.undress()
 
     def collect(self) -> None:
@@ -310,15 +318,7 @@ class FlatBuffers:
         for group in self.groups:
             group.collect()
 
-    def round(self) -> None:
-        """Rounds the masters into the weights."""
+    def clip(self, rate: float) -> None:
+        """Multiplies the unscaled gradients."""
         for group in self.groups:
-            group.round()
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0)
-
-
-def _no_bits(xp: Any) -> Array:
-    return xp.zeros(0, np.uint16)
+            group.clip(rate)

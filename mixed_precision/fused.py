@@ -17,7 +17,7 @@ from chainer.optimizers.adam import AdamRule
 from chainer.optimizers.momentum_sgd import MomentumSGDRule
 from chainer.optimizers.sgd import SGDRule
 
-from mixed_precision.flat import Group
+from mixed_precision.flat import Gathered, Group
 from mixed_precision.momentum_sgd16 import MomentumSGD16Rule
 
 
@@ -102,11 +102,13 @@ def _key(rule: chainer.UpdateRule) -> tuple | None:
     return (type(rule), rule.t, id(hp.parent), id(rule) if has_own else None)
 
 
-def update(run: Run, dressed: bool) -> None:
+def update(run: Run, gathered: Gathered, inverse: float, dressed: bool) -> None:
     """Updates the parameters of a run.
 
     Args:
         run (Run): From :func:`plan`.
+        gathered (Gathered): The gradients of the run's group.
+        inverse (float): What they are multiplied by.
         dressed (bool): Whether the parameters are in float32 now.
     """
     group, first, last = run
@@ -114,29 +116,29 @@ def update(run: Run, dressed: bool) -> None:
     kernel = KERNELS[type(rule)]
     for p in group.parameters[first : last + 1]:
         p.update_rule.t += 1
-    start, end = group.starts[first], group.ends[last]
-    weights = group.dressed_weights if dressed else group.master
-    arguments = [array[start:end] for array in (weights, group.gradients, group.half)]
-    for name in kernel.states:
-        flat, views = group.state(name, _state_dtype(kernel, group))
-        _install(run, name, views)
-        arguments.append(flat[start:end])
+    states = [_state(kernel, name, run) for name in kernel.states]
     numbers = map(group.scalar, kernel.numbers(rule, rule.hyperparam))
+    name = kernel.name
+    if name == "momentum_sgd16" and not group.is_half:
+        name = "accumulated_sgd"
     with chainer.using_device(group.device):
-        if kernel.name != "momentum_sgd16":
-            getattr(group.kernels, kernel.name)(*arguments, *numbers)
-        elif group.is_half:
-            arguments[3] = arguments[3].view(np.uint16)
-            group.kernels.momentum_sgd16(*arguments, *numbers)
-        else:
-            del arguments[2]
-            group.kernels.accumulated_sgd(*arguments, *numbers)
+        getattr(group.kernels, name)(
+            gathered.gradients,
+            first,
+            last,
+            group.scalar(inverse),
+            *group.buffers(dressed),
+            *states,
+            *numbers,
+        )
 
 
-def _state_dtype(kernel: Kernel, group: Group) -> Any:
-    if kernel.name == "momentum_sgd16" and group.is_half:
-        return np.float16
-    return None
+def _state(kernel: Kernel, name: str, run: Run) -> Any:
+    """Returns a flat buffer of state for a kernel."""
+    is_half = kernel.name == "momentum_sgd16" and run.group.is_half
+    flat, views = run.group.state(name, np.float16 if is_half else None)
+    _install(run, name, views)
+    return flat.view(np.uint16) if is_half else flat
 
 
 def _install(run: Run, name: str, views: Sequence[Any]) -> None:

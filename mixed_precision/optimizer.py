@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from chainer.optimizer_hooks import GradientClipping
 
 from mixed_precision import fused
 from mixed_precision.agreement import Agreement
-from mixed_precision.flat import FlatBuffers
+from mixed_precision.flat import FlatBuffers, Gathered
 from mixed_precision.loss_scale import (
     DynamicLossScale,
     LossScale,
@@ -33,10 +32,10 @@ class MixedPrecision(optimizer.Optimizer):
     ::
 
         param.grad, float16, of the scaled loss
-            |   pass 1: unscale into float32, sum squares, look for inf and nan
+            |   pass 1: sum squares of the unscaled; not finite with inf or nan
         all ranks: one all-reduce ------> not finite anywhere: skip, smaller scale
-            |   pre-update hooks, on masters and true gradients
-            |   pass 2: update the float32 masters, round into param.array
+            |   pre-update hooks, on float32 masters and unscaled gradients
+            |   pass 2: unscale, update the masters, round into param.array
             |   post-update hooks
         larger scale, after a while
 
@@ -254,13 +253,14 @@ class MixedPrecision(optimizer.Optimizer):
             del loss
         self._prepare()
         scale = self._scale_of_gradients()
-        squared_norm, overflown = self._reduce(self._buffers.unscale(1 / scale))
+        gathered = self._buffers.gather()
+        squared_norm, overflown = self._reduce(gathered, 1 / scale)
         self.gradient_norm = math.sqrt(squared_norm)
         if overflown:
             self.n_skipped += 1
             self.loss_scale.overflowed(overflown)
             return
-        self._step(squared_norm)
+        self._step(gathered, 1 / scale, squared_norm)
         self.loss_scale.stepped()
 
     def _prepare(self) -> None:
@@ -307,34 +307,51 @@ class MixedPrecision(optimizer.Optimizer):
             f" optimizer.loss_scale, which changes, instead of a number"
         )
 
-    def _reduce(self, sums: np.ndarray) -> tuple[float, list[str]]:
+    def _reduce(
+        self, gathered: Sequence[Gathered], inverse: float
+    ) -> tuple[float, list[str]]:
+        sums = self._buffers.sum_squares(gathered, inverse)
         return self._agreement.reduce(
             self._positions, sums, self.t, float(self.loss_scale)
         )
 
-    def _step(self, squared_norm: float) -> None:
-        optimizer, buffers = self.actual_optimizer, self._buffers
+    def _step(
+        self, gathered: Sequence[Gathered], inverse: float, squared_norm: float
+    ) -> None:
         hooks = self._hookable
         before = list(hooks._pre_update_hooks.values())
         after = list(hooks._post_update_hooks.values())
-        runs, others = fused.plan(buffers.groups)
-        dressed = bool(others or after) or any(not _is_clipping(h) for h in before)
-        with buffers.in_float32() if dressed else contextlib.nullcontext():
-            self._call_pre_update_hooks(before, squared_norm)
-            if dressed:
-                buffers.collect()
-            optimizer.t += 1
-            for run in runs:
-                fused.update(run, dressed)
-            for param in others:
-                param.update()
-            for hook in after:
-                self._call_hook(hook)
-            if dressed:
-                buffers.collect()
-                buffers.round()
+        runs, others = fused.plan(self._buffers.groups)
+        if others or after or any(not _is_clipping(hook) for hook in before):
+            with self._buffers.in_float32(gathered, inverse) as gathered:
+                self._call_pre_update_hooks(before, gathered, squared_norm)
+                self._buffers.collect()
+                self._update(runs, gathered, 1.0, dressed=True)
+                for param in others:
+                    param.update()
+                for hook in after:
+                    self._call_hook(hook)
+        else:
+            for hook in before:
+                rate = _clipping_rate(hook, squared_norm)
+                inverse, squared_norm = inverse * rate, squared_norm * rate**2
+            self._update(runs, gathered, inverse, dressed=False)
 
-    def _call_pre_update_hooks(self, hooks: Sequence[Any], squared_norm: float) -> None:
+    def _update(
+        self,
+        runs: Sequence[fused.Run],
+        gathered: Sequence[Gathered],
+        inverse: float,
+        dressed: bool,
+    ) -> None:
+        self.actual_optimizer.t += 1
+        groups = self._buffers.groups
+        for run in runs:
+            fused.update(run, gathered[groups.index(run.group)], inverse, dressed)
+
+    def _call_pre_update_hooks(
+        self, hooks: Sequence[Any], gathered: Sequence[Gathered], squared_norm: float
+    ) -> None:
         changed = False
         for hook in hooks:
             if not _is_clipping(hook):
@@ -344,11 +361,10 @@ class MixedPrecision(optimizer.Optimizer):
             if changed:
                 # Another all-reduce, which nobody has who clips first.
                 self._buffers.collect()
-                squared_norm, _ = self._reduce(self._buffers.sum_squares())
-            norm = math.sqrt(squared_norm)
-            if norm > hook.threshold:
-                for group in self._buffers.groups:
-                    group.gradients *= group.scalar(hook.threshold / norm)
+                squared_norm, _ = self._reduce(gathered, 1.0)
+            rate = _clipping_rate(hook, squared_norm)
+            if rate < 1:
+                self._buffers.clip(rate)
                 changed = True
 
     def _call_hook(self, hook: Any) -> None:
@@ -438,3 +454,8 @@ def _has_master(param: chainer.Parameter) -> bool:
 def _is_clipping(hook: Any) -> bool:
     # The exact type: a subclass may do anything.
     return type(hook) is GradientClipping
+
+
+def _clipping_rate(hook: GradientClipping, squared_norm: float) -> float:
+    norm = math.sqrt(squared_norm)
+    return hook.threshold / norm if norm > hook.threshold else 1.0

@@ -41,46 +41,33 @@ def test_float16_rounds_to_nearest_even():
     assert np.isnan(rounded[~number]).all()
 
 
+def gathered(*arrays):
+    ends = np.cumsum([a.size for a in arrays])
+    return _cpu.gathered(arrays, ends - [a.size for a in arrays], ends)
+
+
 @pytest.mark.parametrize("inverse", [1, 2.0**-10, 2.0**3])
 def test_unscale_every_float16(inverse):
-    finite = EVERY_HALF[np.isfinite(EVERY_HALF.view(np.float16))]
-    n = finite.size
-    gradients, sums = np.empty(n, np.float32), np.empty(2)
-    starts, ends = np.array([0, 100]), np.array([100, n])
-    none = np.empty(0, np.uint16), np.empty(0, np.float32)
-    _cpu.unscale_half(finite, np.float32(inverse), gradients, *none, starts, ends, sums)
-    expected = finite.view(np.float16).astype(np.float32) * np.float32(inverse)
-    np.testing.assert_array_equal(gradients, expected)
+    half = EVERY_HALF.view(np.float16)
+    half = half[np.isfinite(half)]
+    parts = gathered(half[:100], half[100:])
+    unscaled, sums = np.empty(half.size, np.float32), np.empty(2)
+    _cpu.unscale(parts, np.float32(inverse), unscaled)
+    expected = half.astype(np.float32) * np.float32(inverse)
+    np.testing.assert_array_equal(unscaled, expected)
+    _cpu.sum_squares(parts, np.float32(inverse), sums)
     squares = expected.astype(np.float64) ** 2
     np.testing.assert_allclose(sums, [squares[:100].sum(), squares[100:].sum()])
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("where", [0, 63, 64, 999])
-def test_every_number_that_is_not_finite_is_seen(bad, where):
-    half = np.full(1000, 6e4, np.float16)
-    half[where] = bad
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_every_number_that_is_not_finite_is_seen(dtype, bad, where):
+    array = np.full(1000, np.finfo(dtype).max)
     sums = np.empty(1)
-    none = np.empty(0, np.uint16), np.empty(0, np.float32)
-    _cpu.unscale_half(
-        half.view(np.uint16),
-        np.float32(1),
-        np.empty(1000, np.float32),
-        *none,
-        np.array([0]),
-        np.array([1000]),
-        sums,
-    )
-    assert not np.isfinite(sums[0])
-    single = half.astype(np.float32)
-    single[single == np.float32(6e4)] = np.finfo(np.float32).max
-    sums[0] = 0
-    _cpu.unscale(single, np.float32(1), np.array([0]), np.array([1000]), sums)
-    assert not np.isfinite(sums[0])
-
-
-def test_large_float32_gradients_are_finite():
-    single = np.full(1000, np.finfo(np.float32).max)
-    sums = np.empty(1)
-    _cpu.unscale(single, np.float32(1), np.array([0]), np.array([1000]), sums)
+    _cpu.sum_squares(gathered(array), np.float32(1), sums)
     assert np.isfinite(sums[0])
+    array[where] = bad
+    _cpu.sum_squares(gathered(array), np.float32(1), sums)
+    assert not np.isfinite(sums[0])
