@@ -22,13 +22,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mixed_precision.lars import LARS, LARSHook
     from mixed_precision.loss_scale import DynamicLossScale, LossScale, StaticLossScale
     from mixed_precision.model import float32_loss, to_float16
     from mixed_precision.momentum_sgd16 import MomentumSGD16
     from mixed_precision.optimizer import MixedPrecision
+    from mixed_precision.statistics import (
+        ActivationGradients,
+        GradientReport,
+        GradientStatistics,
+    )
 
 _MODULES = {
+    "ActivationGradients": "statistics",
     "DynamicLossScale": "loss_scale",
+    "GradientReport": "statistics",
+    "GradientStatistics": "statistics",
+    "LARS": "lars",
+    "LARSHook": "lars",
     "LossScale": "loss_scale",
     "MixedPrecision": "optimizer",
     "MomentumSGD16": "momentum_sgd16",
@@ -38,7 +49,12 @@ _MODULES = {
 }
 
 __all__ = [
+    "ActivationGradients",
     "DynamicLossScale",
+    "GradientReport",
+    "GradientStatistics",
+    "LARS",
+    "LARSHook",
     "LossScale",
     "MixedPrecision",
     "MomentumSGD16",
