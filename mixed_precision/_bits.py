@@ -1,7 +1,8 @@
 """Float16 and e5m2 as bits, for Numba, which has no arithmetic for either on a CPU.
 
 Every function is straight-line code without memory access or library call, so that
-loops around them become vector instructions. The layouts::
+loops around them become vector instructions. Processors that have instructions for
+float16 are made to use them; their results are the same. The layouts::
 
              sign  exponent  mantissa
     float32     1         8        23     e8m23
@@ -10,14 +11,19 @@ loops around them become vector instructions. The layouts::
 
 Numba widens integers to 64 bits in every operation; the casts to 32 keep the loops at
 full vector width.
+
+Numba does not see that compiled code it has cached for ``_cpu.py`` contains these
+functions: after a change here, ``rm mixed_precision/__pycache__/*.nb?``.
 """
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import njit, types
 from numba.extending import intrinsic
 
@@ -55,7 +61,7 @@ TOO_LARGE = U32((127 + 16) << 23)
 
 
 @njit(cache=True)
-def half_to_float(half: int) -> float:
+def half_to_float_by_bits(half: int) -> float:
     """Converts the bits of a float16; exact."""
     sign = U32(U32(half & U32(0x8000)) << U32(16))
     magnitude = U32(U32(half & U32(0x7FFF)) << U32(13))
@@ -70,7 +76,7 @@ def half_to_float(half: int) -> float:
 
 
 @njit(cache=True)
-def float_to_half(value: float) -> int:
+def float_to_half_by_bits(value: float) -> int:
     """Rounds a float32 to the nearest float16, ties to even; returns its bits."""
     bits = bits_of(value)
     sign = U32(U32(bits >> U32(16)) & U32(0x8000))
@@ -86,6 +92,45 @@ def float_to_half(value: float) -> int:
     if magnitude > INFINITY:
         rounded = U32(0x7E00)
     return np.uint16(rounded | sign)
+
+
+@intrinsic
+def half_to_float_by_instruction(context: Any, half: Any) -> Any:
+    """As :func:`half_to_float_by_bits`."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        bits = args[0]
+        if bits.type.width > 16:
+            bits = builder.trunc(bits, ir.IntType(16))
+        return builder.fpext(builder.bitcast(bits, ir.HalfType()), ir.FloatType())
+
+    return types.float32(half), generate
+
+
+@intrinsic
+def float_to_half_by_instruction(context: Any, value: Any) -> Any:
+    """As :func:`float_to_half_by_bits`."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        half = builder.fptrunc(args[0], ir.HalfType())
+        return builder.bitcast(half, ir.IntType(16))
+
+    return types.uint16(types.float32), generate
+
+
+def _has_instructions() -> bool:
+    """Whether the processor converts float16; otherwise LLVM would call a library."""
+    if platform.machine() in ("aarch64", "arm64"):
+        return True
+    return bool(get_host_cpu_features().get("f16c", False))
+
+
+if _has_instructions():
+    half_to_float = half_to_float_by_instruction
+    float_to_half = float_to_half_by_instruction
+else:
+    half_to_float = half_to_float_by_bits
+    float_to_half = float_to_half_by_bits
 
 
 @njit(cache=True)

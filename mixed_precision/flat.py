@@ -179,10 +179,8 @@ class Group:
             The unscaled gradients.
         """
         with chainer.using_device(self.device):
-            if self._float32 is None:
-                self._float32 = self.device.xp.zeros(self._n, np.float32)
             if self._unscaled is None:
-                self._unscaled = self.device.xp.zeros(self._n, self.compute_dtype)
+                self._make_dresses()
             self.kernels.unscale(
                 gathered.gradients, self.scalar(inverse), self._unscaled
             )
@@ -192,15 +190,20 @@ class Group:
                 self.kernels.widen(self.half, self._float32)
             gradients = self.kernels.in_buffer(self._unscaled, self.starts, self.ends)
         self._before = [(p, p.grad, p._loss_scale) for p in self.parameters]
-        self._dressed = list(
-            zip(self.parameters, self.views(self._float32), self.views(self._unscaled))
-        )
-        for p, weights, gradient in self._dressed:
+        for p, weights, gradient in self._dresses:
             p.array = weights
             p.grad = gradient
             # An update rule would divide by it, WeightDecay would multiply.
             p._loss_scale = None
         return Gathered(gradients, [self._unscaled])
+
+    def _make_dresses(self) -> None:
+        xp = self.device.xp
+        self._unscaled = xp.zeros(self._n, self.compute_dtype)
+        if self._float32 is None:
+            self._float32 = xp.zeros(self._n, np.float32)
+        weights, gradients = self.views(self._float32), self.views(self._unscaled)
+        self._dresses = list(zip(self.parameters, weights, gradients))
 
     def clip(self, rate: float) -> None:
         """Multiplies the unscaled gradients of dressed parameters."""
@@ -208,7 +211,7 @@ class Group:
 
     def collect(self) -> None:
         """Takes over arrays that a hook or a rule put in the place of the views."""
-        for p, weights, gradient in self._dressed:
+        for p, weights, gradient in self._dresses:
             if p.array is not weights:
                 weights[...] = p.array
                 p.array = weights
@@ -222,7 +225,7 @@ class Group:
             p.array = view
             p.grad = gradient
             p._loss_scale = loss_scale
-        self._before, self._dressed = [], []
+        self._before = []
 
     def round(self) -> None:
         """Rounds what :meth:`dress` gave into the weights."""
