@@ -9,14 +9,14 @@ data, so that the modes differ in nothing else:
     float32           Chainer as it is
     float16 only      weights, gradients and update in float16, no scale
     + master          float32 master weights, scale 1
-    + static scale    and a scale of 1024
+    + static scale    and a scale of 1024, or 65536 for the third task
     + dynamic scale   and the default DynamicLossScale
     MomentumSGD16     no master, dynamic scale
 
-The third task is made so that gradients of activations vanish in float16, as they do in
-the slides' SSD detector: the loss is divided by the number of SSD's default boxes, as
-if one box of all were at fault, and the learning rate multiplied by it. In exact
-arithmetic nothing changes.
+The third task is made so that gradients vanish in float16, as those of activations do
+in the slides' SSD detector: the loss is divided by 2^20, as if it were the mean over
+the pixels of a large image of which one matters, and the learning rate multiplied by as
+much. In exact arithmetic nothing changes.
 
 Products are computed in float32 and rounded once, so that these are the accuracies to
 expect of a GPU with Tensor Cores; the times are not.
@@ -46,22 +46,21 @@ from mixed_precision import (
     GradientReport,
     MixedPrecision,
     MomentumSGD16,
-    StaticLossScale,
     float32_loss,
     to_float16,
 )
 
-#: The number of default boxes of SSD300.
-N_BOXES = 8732
+N_PIXELS = 2.0**20
 BATCH = 64
 
 
 class Task(NamedTuple):
-    """A model, how fast it learns, and what its loss is divided by."""
+    """A model, how fast it learns, what its loss is divided by, and a good scale."""
 
     make: Callable[[], Divisible]
     lr: float
     divisor: float = 1.0
+    scale: float = 1024.0
 
 
 def cnn() -> Divisible:
@@ -93,22 +92,27 @@ def mlp() -> Divisible:
 TASKS = {
     "MLP": Task(mlp, 0.02),
     "CNN": Task(cnn, 0.02),
-    "vanishing": Task(mlp, 0.02 * N_BOXES, N_BOXES),
+    "vanishing": Task(mlp, 0.02 * N_PIXELS, N_PIXELS, 2.0**16),
 }
 
 
-def momentum(lr: float) -> chainer.Optimizer:
+def momentum(task: Task) -> chainer.Optimizer:
     """Chainer's momentum SGD."""
-    return chainer.optimizers.MomentumSGD(lr)
+    return chainer.optimizers.MomentumSGD(task.lr)
 
 
-MODES: dict[str, Callable[[float], chainer.Optimizer]] = {
+def modified(task: Task) -> chainer.Optimizer:
+    """Momentum SGD for float16."""
+    return MomentumSGD16(task.lr)
+
+
+MODES: dict[str, Callable[[Task], chainer.Optimizer]] = {
     "float32": momentum,
     "float16 only": momentum,
-    "+ master": lambda lr: MixedPrecision(momentum(lr), 1),
-    "+ static scale": lambda lr: MixedPrecision(momentum(lr), StaticLossScale(1024)),
-    "+ dynamic scale": lambda lr: MixedPrecision(momentum(lr), DynamicLossScale()),
-    "MomentumSGD16": lambda lr: MixedPrecision(MomentumSGD16(lr), DynamicLossScale()),
+    "+ master": lambda task: MixedPrecision(momentum(task), 1),
+    "+ static scale": lambda task: MixedPrecision(momentum(task), task.scale),
+    "+ dynamic scale": lambda task: MixedPrecision(momentum(task), DynamicLossScale()),
+    "MomentumSGD16": lambda task: MixedPrecision(modified(task), DynamicLossScale()),
 }
 
 
@@ -127,9 +131,9 @@ def train(task: Task, mode: str, seed: int, n_epochs: int) -> Run:
     dtype = np.float32 if mode == "float32" else np.float16
     if dtype == np.float16:
         to_float16(model)
-    optimizer = MODES[mode](task.lr).setup(model)
+    optimizer = MODES[mode](task).setup(model)
     x_train, t_train, x_test, t_test = digits(seed, dtype)
-    lossfun = float32_loss(F.softmax_cross_entropy)
+    lossfun, accfun = map(float32_loss, (F.softmax_cross_entropy, F.accuracy))
     order = np.random.RandomState(seed)
     accuracies, losses = [], []
     start = time.perf_counter()
@@ -150,7 +154,7 @@ def train(task: Task, mode: str, seed: int, n_epochs: int) -> Run:
         losses.append(total / len(x_train))
         with chainer.using_config("train", False), chainer.no_backprop_mode():
             with np.errstate(all="ignore"):
-                accuracy = F.accuracy(model(x_test), t_test).array
+                accuracy = accfun(model(x_test), t_test).array
             accuracies.append(100 * float(accuracy))
     return Run(accuracies, losses, time.perf_counter() - start)
 
@@ -212,10 +216,10 @@ def measure(
         for mode in MODES:
             runs[mode].append(train(task, mode, seed, n_epochs))
     result.write("", f"{name}, learning rate {task.lr:g}, loss / {task.divisor:g}")
-    for scale in (1, 1024):
+    for scale in (1, task.scale):
         shares = vanished(task, scale)
         result.write(
-            f"  gradients of activations at first, times {scale}:"
+            f"  gradients of activations at first, times {scale:g}:"
             f" zero {shares['zero']:.1%}, lost in float16"
             f" {shares['below_subnormal']:.1%}, not normal {shares['below_normal']:.1%}"
         )

@@ -28,6 +28,8 @@ from mixed_precision._bits import (
 
 Array = Any
 
+LARGEST_HALF = F32(65504)
+
 _compiled = njit(cache=True, error_model="numpy")
 # The order of additions is free, so that they run in vector instructions. It depends
 # on the length only: the same parameter gives the same sum on every rank.
@@ -264,12 +266,12 @@ def momentum_sgd16(
         gradients: Of all parameters of a group.
         first: The first parameter to update.
         last: The last one.
-        inverse: What gradients are multiplied by.
+        inverse: What gradients are multiplied by: G's scale over theirs.
         weights: Weights in float32; empty to update ``half`` itself.
         half: Bits of the float16 weights.
-        accumulated: Bits of G.
-        lr: Learning rate.
-        momentum: Momentum.
+        accumulated: Bits of G times its scale.
+        lr: Learning rate divided by G's scale.
+        momentum: Momentum times what G's scale has changed by.
     """
     in_float32 = weights.size > 0
     for p in range(first, last + 1):
@@ -278,7 +280,9 @@ def momentum_sgd16(
         w, h, a = weights[start:end], half[start:end], accumulated[start:end]
         for i in range(gradient.size):
             g = F32(_unscaled(gradient[i], inverse))
-            a[i] = float_to_half(F32(momentum * half_to_float(a[i]) + g))
+            total = F32(momentum * half_to_float(a[i]) + g)
+            # G is made of finite gradients and stays finite.
+            a[i] = float_to_half(min(max(total, -LARGEST_HALF), LARGEST_HALF))
             step = F32(lr * half_to_float(a[i]))
             if in_float32:
                 w[i] -= step

@@ -282,7 +282,8 @@ def momentum_sgd16(
     _update(
         "momentum_sgd16",
         """
-        a = float16(momentum * static_cast<float>(a) + g);
+        float total = momentum * static_cast<float>(a) + g;
+        a = float16(min(max(total, -65504.0f), 65504.0f));
         weight -= lr * static_cast<float>(a);
         """,
         gradients,

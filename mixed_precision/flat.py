@@ -162,11 +162,11 @@ class Group:
             self.kernels.sum_squares(gathered.gradients, self.scalar(inverse), sums)
         return sums
 
-    def state(self, name: str, dtype: Any = None) -> tuple[Array, list[Array]]:
+    def state(self, name: str, dtype: np.dtype) -> tuple[Array, list[Array]]:
         """Returns a flat buffer of optimizer state, zeros at first, and its views."""
         if name not in self._states:
             with chainer.using_device(self.device):
-                flat = self.device.xp.zeros(self._n, dtype or self.compute_dtype)
+                flat = self.device.xp.zeros(self._n, dtype)
             self._states[name] = flat, self.views(flat)
         return self._states[name]
 

@@ -55,7 +55,7 @@ KERNELS = {
     ),
     AdamRule: Kernel("adam", ("m", "v"), _adam_numbers),
     MomentumSGD16Rule: Kernel(
-        "momentum_sgd16", ("g",), lambda rule, hp: (hp.lr, hp.momentum)
+        "accumulated_sgd", ("g",), lambda rule, hp: (hp.lr, hp.momentum)
     ),
 }
 
@@ -98,29 +98,39 @@ def _key(rule: chainer.UpdateRule) -> tuple | None:
     hp = rule.hyperparam
     if type(rule) is AdamRule and (hp.amsgrad or hp.adabound):
         return None
-    has_own = len(vars(hp)) > 1
-    return (type(rule), rule.t, id(hp.parent), id(rule) if has_own else None)
+    own = id(rule) if len(vars(hp)) > 1 else None
+    return type(rule), rule.t, getattr(rule, "scale", None), id(hp.parent), own
 
 
-def update(run: Run, gathered: Gathered, inverse: float, dressed: bool) -> None:
+def update(
+    run: Run, gathered: Gathered, inverse: float, loss_scale: float, dressed: bool
+) -> None:
     """Updates the parameters of a run.
 
     Args:
         run (Run): From :func:`plan`.
         gathered (Gathered): The gradients of the run's group.
         inverse (float): What they are multiplied by.
+        loss_scale (float): The loss scale of this step.
         dressed (bool): Whether the parameters are in float32 now.
     """
     group, first, last = run
-    rule = group.parameters[first].update_rule
+    rules = [p.update_rule for p in group.parameters[first : last + 1]]
+    rule = rules[0]
     kernel = KERNELS[type(rule)]
-    for p in group.parameters[first : last + 1]:
-        p.update_rule.t += 1
-    states = [_state(kernel, name, run) for name in kernel.states]
-    numbers = map(group.scalar, kernel.numbers(rule, rule.hyperparam))
-    name = kernel.name
-    if name == "momentum_sgd16" and not group.is_half:
-        name = "accumulated_sgd"
+    for each in rules:
+        each.t += 1
+    name, numbers = kernel.name, kernel.numbers(rule, rule.hyperparam)
+    dtype = group.compute_dtype
+    if type(rule) is MomentumSGD16Rule and group.is_half:
+        name, dtype = "momentum_sgd16", np.dtype(np.float16)
+        scale, before = rule.scale_for(loss_scale), rule.scale
+        inverse *= scale
+        lr, momentum = numbers
+        numbers = lr / scale, momentum * (scale / before)
+        for each in rules:
+            each.scale = scale
+    states = [_state(state, dtype, run) for state in kernel.states]
     with chainer.using_device(group.device):
         getattr(group.kernels, name)(
             gathered.gradients,
@@ -129,16 +139,15 @@ def update(run: Run, gathered: Gathered, inverse: float, dressed: bool) -> None:
             group.scalar(inverse),
             *group.buffers(dressed),
             *states,
-            *numbers,
+            *map(group.scalar, numbers),
         )
 
 
-def _state(kernel: Kernel, name: str, run: Run) -> Any:
+def _state(name: str, dtype: np.dtype, run: Run) -> Any:
     """Returns a flat buffer of state for a kernel."""
-    is_half = kernel.name == "momentum_sgd16" and run.group.is_half
-    flat, views = run.group.state(name, np.float16 if is_half else None)
+    flat, views = run.group.state(name, dtype)
     _install(run, name, views)
-    return flat.view(np.uint16) if is_half else flat
+    return flat.view(np.uint16) if dtype == np.float16 else flat
 
 
 def _install(run: Run, name: str, views: Sequence[Any]) -> None:

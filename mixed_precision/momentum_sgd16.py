@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import chainer
@@ -13,6 +14,12 @@ class MomentumSGD16Rule(optimizer.UpdateRule):
     """Update rule of :class:`MomentumSGD16`."""
 
     is_elementwise = True
+
+    def __init__(self, parent_hyperparam: Any = None) -> None:
+        super().__init__(parent_hyperparam)
+        #: What ``state['g']`` is multiplied by, so that it does not vanish in float16.
+        self.scale = 1.0
+
     #: MixedPrecision keeps no float32 copy of float16 weights with this rule.
     keeps_master = False
 
@@ -29,12 +36,25 @@ class MomentumSGD16Rule(optimizer.UpdateRule):
         # In float32 at least, each rounded once where it is stored.
         with chainer.using_device(param.device):
             compute = np.promote_types(param.dtype, np.float32)
-            g = self.state["g"]
-            g[...] = compute.type(momentum) * g.astype(compute) + param.grad
-            weights = param.array
-            weights[...] = weights.astype(compute) - compute.type(lr) * g.astype(
-                compute
-            )
+            g, weights = self.state["g"], param.array
+            scaled = param.grad * compute.type(self.scale)
+            g[...] = compute.type(momentum) * g.astype(compute) + scaled
+            step = compute.type(lr / self.scale) * g.astype(compute)
+            weights[...] = weights.astype(compute) - step
+
+    def scale_for(self, loss_scale: float) -> float:
+        """Returns what ``state['g']`` should be multiplied by under a loss scale.
+
+        G is a sum of 1 / (1 - momentum) gradients, and two times as large for a while
+        when the loss scale doubles.
+        """
+        n_gradients = 1 / max(1e-3, 1 - self.hyperparam.momentum)
+        return loss_scale * 2.0 ** -(math.ceil(math.log2(max(1.0, n_gradients))) + 1)
+
+    def serialize(self, serializer: Any) -> None:
+        """Reads or writes the state."""
+        super().serialize(serializer)
+        self.scale = float(serializer("scale", self.scale))
 
 
 class MomentumSGD16(optimizer.GradientMethod):
@@ -51,9 +71,12 @@ class MomentumSGD16(optimizer.GradientMethod):
     weights are those of momentum SGD. Weights and G are stored in float16, computed in
     float32 and rounded once. Weights of float32 have G in float32.
 
-    With a loss scale, wrap it in :class:`MixedPrecision`, which unscales in float32::
+    With a loss scale, wrap it in :class:`MixedPrecision`::
 
         MixedPrecision(MomentumSGD16(0.01), loss_scale=1024)
+
+    which keeps G scaled as well, by a power of two that follows the loss scale, so that
+    small gradients are not lost in G either.
 
     Args:
         lr (float): Learning rate.

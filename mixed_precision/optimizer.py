@@ -345,9 +345,10 @@ class MixedPrecision(optimizer.Optimizer):
         dressed: bool,
     ) -> None:
         self.actual_optimizer.t += 1
-        groups = self._buffers.groups
+        groups, scale = self._buffers.groups, float(self.loss_scale)
         for run in runs:
-            fused.update(run, gathered[groups.index(run.group)], inverse, dressed)
+            gradients = gathered[groups.index(run.group)]
+            fused.update(run, gradients, inverse, scale, dressed)
 
     def _call_pre_update_hooks(
         self, hooks: Sequence[Any], gathered: Sequence[Gathered], squared_norm: float

@@ -58,3 +58,33 @@ def test_small_updates_are_not_lost():
     # Ten gradients' worth, if the momentum is 0.9.
     assert accumulated == pytest.approx(10 * 2**-12, rel=0.01)
     assert abs(velocity / 2**-13 / (10 * 2**-12) + 1) > 0.1
+
+
+@pytest.mark.parametrize("scale", [2.0**20, 2.0**30])
+def test_gradients_below_float16_are_not_lost(scale):
+    """Nor when the scale changes on the way."""
+    model = to_float16(L.Linear(1, 1, nobias=True, initialW=1))
+    lr = 2.0**18
+    optimizer = MixedPrecision(MomentumSGD16(lr, 0.5), loss_scale=scale).setup(model)
+    weight, g = 1.0, 0.0
+    for step in range(6):
+        if step == 3:
+            optimizer.set_loss_scale(scale / 4)
+        gradient = 2.0**-30
+        model.W.grad = np.full((1, 1), gradient * float(optimizer.loss_scale), "e")
+        model.W._loss_scale = float(optimizer.loss_scale)
+        optimizer.update()
+        g = 0.5 * g + gradient
+        weight -= lr * g
+    assert model.W.array.item() == pytest.approx(weight, rel=1e-3)
+    assert weight < 0.999
+
+
+def test_accumulated_gradients_stay_finite():
+    model = to_float16(L.Linear(1, 1, nobias=True, initialW=1))
+    optimizer = MixedPrecision(MomentumSGD16(1e-9, 0.999), loss_scale=1).setup(model)
+    optimizer.momentum = 0.9999
+    for _ in range(9000):
+        model.W.grad = np.full((1, 1), 65504, "e")
+        optimizer.update()
+    assert np.isfinite(model.W.update_rule.state["g"].item())
