@@ -1,5 +1,9 @@
 """MixedPrecision does what Chainer's optimizer would do in float32."""
 
+import copy
+import gc
+import tracemalloc
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -535,3 +539,76 @@ def test_integer_parameters():
 def test_weights_too_large_for_float16():
     with pytest.raises(OverflowError, match="/W"):
         to_float16(L.Linear(2, 2, initialW=1e6))
+
+
+@pytest.mark.parametrize("make_optimizer", [optimizers.MomentumSGD, optimizers.Adam])
+def test_no_array_is_allocated_after_the_first_step(make_optimizer):
+    """Small objects of Python come and go, but nothing as large as a parameter."""
+    n = 200
+    model = to_float16(Divisible(*[L.Linear(n, n) for _ in range(5)]))
+    optimizer = MixedPrecision(make_optimizer(), loss_scale=DynamicLossScale(4))
+    optimizer.setup(model)
+    optimizer.add_hook(hooks.GradientClipping(1.0))
+    for param in model.params():
+        param.grad = np.ones_like(param.array)
+        param._loss_scale = 4
+    for _ in range(3):
+        optimizer.update()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for _ in range(5):
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            optimizer.update()
+            after, peak = tracemalloc.get_traced_memory()
+            # The smallest array of a parameter's size would be 80,000 bytes.
+            assert peak - before < 20_000
+        assert after - before < 2_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("make_optimizer", [optimizers.Adam, optimizers.RMSprop])
+def test_snapshot_of_stages_continues_undivided_and_on_another_cut(make_optimizer):
+    """What two stages saved, three stages and the undivided model load."""
+
+    def make(cuts):
+        np.random.seed(0)
+        model = to_float16(Divisible(*[L.Linear(5, 5) for _ in range(3)]))
+        stages = [model.divide(a, b) for a, b in zip(cuts, cuts[1:])]
+        made = [
+            MixedPrecision(make_optimizer(), DynamicLossScale(64, 3)).setup(stage)
+            for stage in stages
+        ]
+        return model, stages, made
+
+    def run(model, made, n_steps, seed):
+        rng = np.random.RandomState(seed)
+        for _ in range(n_steps):
+            for _, param in sorted(model.namedparams()):
+                param.grad = rng.normal(size=param.shape).astype("e")
+                param._loss_scale = float(made[0].loss_scale)
+            for optimizer in made:
+                optimizer.update()
+
+    model, stages, made = make([0, 2, 3])
+    run(model, made, 4, seed=1)
+    saved = {}
+    for stage, optimizer in zip(stages, made):
+        writer = chainer.serializers.DictionarySerializer(saved)
+        optimizer.serialize(writer["optimizer"])
+        stage.serialize(writer["model"])
+    # As a file would: neither the writer's arrays nor the same for two readers.
+    saved = copy.deepcopy(saved)
+    run(model, made, 3, seed=2)
+    for cuts in ([0, 3], [0, 1, 2, 3]):
+        again, other_stages, other = make(cuts)
+        for stage, optimizer in zip(other_stages, other):
+            reader = chainer.serializers.NpzDeserializer(copy.deepcopy(saved))
+            optimizer.serialize(reader["optimizer"])
+            stage.serialize(reader["model"])
+        run(again, other, 3, seed=2)
+        for a, b in zip(model.params(), again.params()):
+            np.testing.assert_array_equal(a.array, b.array)
+            assert a.update_rule.t == b.update_rule.t == 7
