@@ -21,6 +21,12 @@ from mixed_precision.loss_scale import (
     as_loss_scale,
 )
 from mixed_precision.model import LinkGroup
+from mixed_precision.parameters import (
+    check_parameter,
+    has_master,
+    keeps_master,
+    unique_parameters,
+)
 
 
 class MixedPrecision(optimizer.Optimizer):
@@ -129,8 +135,10 @@ class MixedPrecision(optimizer.Optimizer):
 
     def __setattr__(self, name: str, value: Any) -> None:
         ours = name in vars(self) or hasattr(type(self), name) or name.startswith("_")
-        if not ours and hasattr(self.actual_optimizer, name):
-            setattr(self.actual_optimizer, name, value)
+        theirs = self.actual_optimizer
+        # Not hasattr(theirs, name), which computes properties.
+        if not ours and (name in vars(theirs) or hasattr(type(theirs), name)):
+            setattr(theirs, name, value)
         else:
             super().__setattr__(name, value)
 
@@ -205,7 +213,7 @@ class MixedPrecision(optimizer.Optimizer):
                 f" {type(link).__name__}"
             )
         for path, param in link.namedparams(include_uninit=False):
-            _check_parameter(path, param)
+            check_parameter(path, param)
         self.actual_optimizer.setup(link)
         self._agreement = self._buffers = None
         self._loaded_masters = {}
@@ -265,18 +273,18 @@ class MixedPrecision(optimizer.Optimizer):
 
     def _prepare(self) -> None:
         """Makes the buffers, at first and when parameters have changed."""
-        parameters = _unique(self.target)
+        parameters = unique_parameters(self.target)
         self._parameters = list(parameters.values())
-        keeps_master = {path: _keeps_master(p) for path, p in parameters.items()}
+        with_master = {path: keeps_master(p) for path, p in parameters.items()}
         if self._agreement is None:
             every = [path for path, _ in self.target.namedparams()]
             self._agreement = Agreement(self._comm, every, self._timeout)
             self._buffers = None
-        if self._buffers is None or not self._buffers.holds(parameters, keeps_master):
+        if self._buffers is None or not self._buffers.holds(parameters, with_master):
             for path, param in parameters.items():
-                _check_parameter(path, param)
+                check_parameter(path, param)
             masters = {**self._masters(), **self._loaded_masters}
-            self._buffers = FlatBuffers(parameters, keeps_master, masters)
+            self._buffers = FlatBuffers(parameters, with_master, masters)
             self._loaded_masters = {}
             self._positions = self._agreement.positions(self._buffers.paths)
 
@@ -387,8 +395,8 @@ class MixedPrecision(optimizer.Optimizer):
         self.actual_optimizer.serialize(serializer)
         masters = self._masters()
         loaded = {}
-        for path, param in _unique(self.target, include_uninit=True).items():
-            if _has_master(param):
+        for path, param in unique_parameters(self.target, include_uninit=True).items():
+            if has_master(param):
                 master = masters.get(path)
                 if master is None and param.array is not None:
                     master = param.array.astype(np.float32)
@@ -413,43 +421,6 @@ def _checked(actual_optimizer: Any) -> Any:
             " loss_scaling: give it to MixedPrecision instead"
         )
     return actual_optimizer
-
-
-def _check_parameter(path: str, param: chainer.Parameter) -> None:
-    if param.dtype.kind != "f":
-        raise TypeError(
-            f"parameter {path} is of dtype {param.dtype}; only floating-point"
-            f" parameters can be trained. What is not trained can be a persistent"
-            f" value of its link"
-        )
-    if param.device.xp not in (np, chainer.backends.cuda.cupy):
-        raise TypeError(
-            f"parameter {path} is on the device {param.device}; MixedPrecision works"
-            f" on NumPy and CuPy arrays"
-        )
-
-
-def _unique(
-    target: chainer.Link, include_uninit: bool = False
-) -> dict[str, chainer.Parameter]:
-    """Returns parameters by path; one that two links share has its first path."""
-    by_id: dict[int, tuple[str, chainer.Parameter]] = {}
-    for path, param in target.namedparams(include_uninit):
-        by_id.setdefault(id(param), (path, param))
-    return dict(by_id.values())
-
-
-def _keeps_master(param: chainer.Parameter) -> bool:
-    return getattr(param.update_rule, "keeps_master", True)
-
-
-def _has_master(param: chainer.Parameter) -> bool:
-    try:
-        is_half = param.dtype == np.float16
-    except RuntimeError:
-        # Neither initialized nor told its dtype.
-        return False
-    return is_half and _keeps_master(param)
 
 
 def _is_clipping(hook: Any) -> bool:
