@@ -333,7 +333,6 @@ class MixedPrecision(optimizer.Optimizer):
         if others or after or any(not _is_clipping(hook) for hook in before):
             with self._buffers.in_float32(gathered, inverse) as gathered:
                 self._call_pre_update_hooks(before, gathered, squared_norm)
-                self._buffers.collect()
                 self._update(runs, gathered, 1.0, dressed=True)
                 for param in others:
                     param.update()
@@ -369,7 +368,6 @@ class MixedPrecision(optimizer.Optimizer):
                 continue
             if changed:
                 # Another all-reduce, which nobody has who clips first.
-                self._buffers.collect()
                 squared_norm, _ = self._reduce(gathered, 1.0)
             rate = _clipping_rate(hook, squared_norm)
             if rate < 1:
@@ -382,6 +380,7 @@ class MixedPrecision(optimizer.Optimizer):
                 hook(param.update_rule, param)
         else:
             hook(self.actual_optimizer)
+        self._buffers.collect()
 
     # -- snapshots -----------------------------------------------------------------
 

@@ -329,3 +329,29 @@ def test_pipeline_with_a_plain_optimizer():
                 optimizer.update()
         weights.append(model[0].W.array)
     np.testing.assert_array_equal(*weights)
+
+
+def replicas_of_chainermn(comm):
+    """ChainerMN's optimizer around MixedPrecision: it scales, exchanges, updates."""
+    import chainermn
+
+    communicator = chainermn.create_communicator("naive", comm)
+    np.random.seed(comm.rank)
+    model = to_float16(L.Linear(6, 4))
+    sgd = chainer.optimizers.MomentumSGD(0.1)
+    mixed = MixedPrecision(sgd, DynamicLossScale(**SCALE), communicator, timeout=20)
+    optimizer = chainermn.create_multi_node_optimizer(mixed, communicator).setup(model)
+    lossfun = float32_loss(F.softmax_cross_entropy)
+    for x, t in make_batches([8] * 12):
+        mine = slice(comm.rank, None, comm.size)
+        x, t = x[mine].astype(np.float16), t[mine]
+        optimizer.update(lambda x, t: lossfun(model(x), t), x, t)
+    # The first update only sends the weights of rank 0.
+    assert optimizer.t + mixed.n_skipped == 11
+    assert optimizer.t > 0 and mixed.n_skipped > 0
+    weights = comm.allgather(model.W.array)
+    np.testing.assert_array_equal(*weights)
+
+
+def test_around_it_the_optimizer_of_chainermn():
+    assert_on_ranks(2, replicas_of_chainermn)
