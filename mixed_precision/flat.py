@@ -172,7 +172,7 @@ class Group:
 
     # -- parameters in float32, for hooks and update rules --------------------------
 
-    def dress(self, gathered: Gathered, inverse: float) -> Gathered:
+    def enter_float32(self, gathered: Gathered, inverse: float) -> Gathered:
         """Gives the parameters their masters and unscaled gradients.
 
         Returns:
@@ -180,7 +180,7 @@ class Group:
         """
         with chainer.using_device(self.device):
             if self._unscaled is None:
-                self._make_dresses()
+                self._make_float32_views()
             self.kernels.unscale(
                 gathered.gradients, self.scalar(inverse), self._unscaled
             )
@@ -190,28 +190,28 @@ class Group:
                 self.kernels.widen(self.half, self._float32)
             gradients = self.kernels.in_buffer(self._unscaled, self.starts, self.ends)
         self._before = [(p, p.grad, p._loss_scale) for p in self.parameters]
-        for p, weights, gradient in self._dresses:
+        for p, weights, gradient in self._float32_views:
             p.array = weights
             p.grad = gradient
             # An update rule would divide by it, WeightDecay would multiply.
             p._loss_scale = None
         return Gathered(gradients, [self._unscaled])
 
-    def _make_dresses(self) -> None:
+    def _make_float32_views(self) -> None:
         xp = self.device.xp
         self._unscaled = xp.zeros(self._n, self.compute_dtype)
         if self._float32 is None:
             self._float32 = xp.zeros(self._n, np.float32)
         weights, gradients = self.views(self._float32), self.views(self._unscaled)
-        self._dresses = list(zip(self.parameters, weights, gradients))
+        self._float32_views = list(zip(self.parameters, weights, gradients))
 
     def clip(self, rate: float) -> None:
-        """Multiplies the unscaled gradients of dressed parameters."""
+        """Multiplies the unscaled gradients of parameters that are in float32."""
         self._unscaled *= self.scalar(rate)
 
     def collect(self) -> None:
         """Takes over arrays that a hook or a rule put in the place of the views."""
-        for p, weights, gradient in self._dresses:
+        for p, weights, gradient in self._float32_views:
             if p.array is not weights:
                 weights[...] = p.array
                 p.array = weights
@@ -219,7 +219,7 @@ class Group:
                 gradient[...] = 0 if p.grad is None else p.grad
                 p.grad = gradient
 
-    def undress(self) -> None:
+    def leave_float32(self) -> None:
         """Gives the parameters their weights and scaled gradients back."""
         for (p, gradient, loss_scale), view in zip(self._before, self._weight_views):
             p.array = view
@@ -228,13 +228,15 @@ class Group:
         self._before = []
 
     def round(self) -> None:
-        """Rounds what :meth:`dress` gave into the weights."""
+        """Rounds what :meth:`enter_float32` gave into the weights."""
         if self.is_half:
             self.kernels.round_to_half(self._float32, self.half)
 
-    def buffers(self, dressed: bool) -> tuple[Array, Array]:
+    def buffers(self, in_float32: bool) -> tuple[Array, Array]:
         """Returns the weights to update and the bits to round into, as kernels do."""
-        return (self._float32, self.half[:0]) if dressed else (self.master, self.half)
+        return (
+            (self._float32, self.half[:0]) if in_float32 else (self.master, self.half)
+        )
 
 
 class FlatBuffers:
@@ -302,19 +304,19 @@ class FlatBuffers:
         Yields:
             The unscaled gradients of every group.
         """
-        dressed = []
+        entered = []
         try:
             unscaled = []
             for group, each in zip(self.groups, gathered):
-                dressed.append(group)
-                unscaled.append(group.dress(each, inverse))
+                entered.append(group)
+                unscaled.append(group.enter_float32(each, inverse))
             yield unscaled
             for group in self.groups:
                 group.collect()
                 group.round()
         finally:
-            for group in dressed:
-                group.undress()
+            for group in entered:
+                group.leave_float32()
 
     def collect(self) -> None:
         """Takes over arrays that were put in the place of the buffers' views."""

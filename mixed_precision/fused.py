@@ -103,7 +103,7 @@ def _key(rule: chainer.UpdateRule) -> tuple | None:
 
 
 def update(
-    run: Run, gathered: Gathered, inverse: float, loss_scale: float, dressed: bool
+    run: Run, gathered: Gathered, inverse: float, loss_scale: float, in_float32: bool
 ) -> None:
     """Updates the parameters of a run.
 
@@ -112,7 +112,7 @@ def update(
         gathered (Gathered): The gradients of the run's group.
         inverse (float): What they are multiplied by.
         loss_scale (float): The loss scale of this step.
-        dressed (bool): Whether the parameters are in float32 now.
+        in_float32 (bool): Whether the parameters are in float32 now.
     """
     group, first, last = run
     rules = [p.update_rule for p in group.parameters[first : last + 1]]
@@ -137,7 +137,7 @@ def update(
             first,
             last,
             group.scalar(inverse),
-            *group.buffers(dressed),
+            *group.buffers(in_float32),
             *states,
             *map(group.scalar, numbers),
         )

@@ -333,7 +333,7 @@ class MixedPrecision(optimizer.Optimizer):
         if others or after or any(not _is_clipping(hook) for hook in before):
             with self._buffers.in_float32(gathered, inverse) as gathered:
                 self._call_pre_update_hooks(before, gathered, squared_norm)
-                self._update(runs, gathered, 1.0, dressed=True)
+                self._update(runs, gathered, 1.0, in_float32=True)
                 for param in others:
                     param.update()
                 for hook in after:
@@ -342,20 +342,20 @@ class MixedPrecision(optimizer.Optimizer):
             for hook in before:
                 rate = _clipping_rate(hook, squared_norm)
                 inverse, squared_norm = inverse * rate, squared_norm * rate**2
-            self._update(runs, gathered, inverse, dressed=False)
+            self._update(runs, gathered, inverse, in_float32=False)
 
     def _update(
         self,
         runs: Sequence[fused.Run],
         gathered: Sequence[Gathered],
         inverse: float,
-        dressed: bool,
+        in_float32: bool,
     ) -> None:
         self.actual_optimizer.t += 1
         groups, scale = self._buffers.groups, float(self.loss_scale)
         for run in runs:
             gradients = gathered[groups.index(run.group)]
-            fused.update(run, gradients, inverse, scale, dressed)
+            fused.update(run, gradients, inverse, scale, in_float32)
 
     def _call_pre_update_hooks(
         self, hooks: Sequence[Any], gathered: Sequence[Gathered], squared_norm: float
