@@ -17,6 +17,8 @@ from divisible.layer_costs import LayerCost, Profile
 from divisible.model import Divisible
 from divisible.partitioning import MemoryLimitError, partition
 from divisible.plan import Plan
+from divisible.random_state import RandomKey, keyed_random_state
+from divisible.skips import pop, stash
 from divisible.stage_costs import Network
 
 if TYPE_CHECKING:
@@ -29,9 +31,13 @@ __all__ = [
     "Network",
     "Plan",
     "Profile",
+    "RandomKey",
     "__version__",
+    "keyed_random_state",
     "partition",
+    "pop",
     "profile",
+    "stash",
 ]
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import operator
-import re
-from collections.abc import Iterator
-from typing import Any, Callable
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
 
 import chainer
 from chainer import Link
 
-Layer = Callable[..., Any]
+from divisible import ties
+from divisible.layer_list import Layer, LayerList, describe
+from divisible.random_state import layer_streams
+from divisible.skips import Pop, Skip, Stash, find_skips
+from divisible.ties import Tie, Transposed
 
 
-class Divisible(chainer.Sequential):
+class Divisible(LayerList):
     """A list of layers that can be cut into pipeline stages.
 
     Subclass it and ``append`` the layers in ``__init__``, as in Fig. 3 of
@@ -34,7 +38,9 @@ class Divisible(chainer.Sequential):
     of stages. A link that appears at several positions is one layer with one set
     of parameters; its paths carry the first of its positions.
 
-    A layer that takes several inputs gets them from a layer that returns a tuple.
+    A layer that takes several inputs gets them from a layer that returns a tuple, or
+    from a layer further back by :func:`~divisible.stash` and :func:`~divisible.pop`.
+    Layers share parameters by :meth:`tie`, or by having the same ``Parameter``.
 
     Args:
         layers: The first layers, as for :class:`chainer.Sequential`. Calling
@@ -61,24 +67,18 @@ class Divisible(chainer.Sequential):
         ['/2/W', '/2/b']
     """
 
-    # A stage knows where it lies in which model.
-    _start: int = 0
+    # A stage knows where it lies in which model, and what connects it to the rest.
     _model_layers: tuple[str, ...] | None = None
-    # For each layer, the position that names it: the first one in the undivided
-    # model at which it stands. Link.name would not do, another container of the
-    # same link overwrites it.
-    _positions: list[int]
+    _skips: tuple[Skip, ...] = ()
+    _ties: tuple[Tie, ...] = ()
+    # By the position that names a layer: those of its weights that are a transpose.
+    _transposed: Mapping[int, tuple[Transposed, ...]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Divisible:
-        """Prepares the empty list, so that a subclass may append at once."""
+        """Prepares the empty model, so that a subclass may append at once."""
         self = super().__new__(cls)
-        chainer.Sequential.__init__(self)
-        self._positions = []
+        self._transposed = {}
         return self
-
-    def __init__(self, *layers: Layer) -> None:
-        for layer in layers:
-            self.append(layer)
 
     # -- cutting ----------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class Divisible(chainer.Sequential):
         """A line of text for each layer of the undivided model."""
         if self._model_layers is not None:
             return self._model_layers
-        return tuple(_describe(layer) for layer in self._layers)
+        return tuple(describe(layer) for layer in self._layers)
 
     @property
     def first_positions(self) -> tuple[int, ...]:
@@ -101,6 +101,27 @@ class Divisible(chainer.Sequential):
         A position before that of the layer itself tells of a repeated link.
         """
         return tuple(self._positions)
+
+    @property
+    def skips(self) -> tuple[Skip, ...]:
+        """The skip connections of the undivided model.
+
+        Raises:
+            ValueError: If their ends do not match.
+        """
+        return self._skips if self.is_stage else find_skips(self._layers)
+
+    @property
+    def ties(self) -> tuple[Tie, ...]:
+        """The parameters that layers at several positions of the whole model use."""
+        if self.is_stage:
+            return self._ties
+        return ties.find_ties(self._layers, self._positions, self._transposed)
+
+    @property
+    def recomputed(self) -> tuple[bool, ...]:
+        """For each layer, whether it was appended with ``recompute=True``."""
+        return tuple(self._recomputed)
 
     @property
     def is_stage(self) -> bool:
@@ -114,6 +135,8 @@ class Divisible(chainer.Sequential):
         nothing renamed. Drop the model, and the layers of the other stages are
         freed, unless an attribute of the model holds them in a list or other
         container; attributes that are links themselves are left out of the stage.
+        The exception are parameters that the stage shares with layers before it: of
+        those, and of the links that have them, it gets a copy.
 
         The initial weights of layers whose size is found at their first call
         (``Linear(None, n)``) depend on what was drawn from the random generator
@@ -134,6 +157,7 @@ class Divisible(chainer.Sequential):
             IndexError: If the range is empty, reversed or not within this model.
             TypeError: If this class has a ``forward`` or parameters of its own,
                 which belong to no layer and so to no stage.
+            ValueError: If the ends of its skip connections do not match.
 
         Example:
             >>> import chainer.functions as F
@@ -145,20 +169,127 @@ class Divisible(chainer.Sequential):
         start = first if start is None else operator.index(start)
         end = last if end is None else operator.index(end)
         self._check_divisible(start, end)
-        layers = self._layers[start - first : end - first]
-
-        stage = copy.copy(self)
-        stage._layers = layers
-        stage._positions = self._positions[start - first : end - first]
-        stage._start = start
-        stage._model_layers = self.model_layers
+        stage = self.view(start, end)
         # An attribute such as ``self.head = L.Linear(...)`` beside the list must
         # not keep another stage's layer alive.
-        kept = {id(layer) for layer in layers}
+        kept = {id(layer) for layer in stage._layers}
         for name, value in vars(self).items():
             if isinstance(value, Link) and id(value) not in kept:
                 del stage.__dict__[name]
+        stage._take_own_copies()
         return stage
+
+    def view(self, start: int, end: int) -> Divisible:
+        """Returns some of the layers, with everything they have in common with others.
+
+        What the runs of a stage are that a pipeline recomputes. Unlike a stage, this
+        has no copies of shared parameters, and is no model to train by itself.
+
+        Args:
+            start (int): The position of the first layer in the undivided model.
+            end (int): The position after the last one.
+
+        Raises:
+            ValueError: If the ends of skip connections do not match.
+        """
+        chosen = slice(start - self._start, end - self._start)
+        try:
+            skips = self.skips
+        except ValueError as error:
+            raise ValueError(f"the layers {start} to {end - 1}: {error}") from error
+        part = copy.copy(self)
+        part._start = start
+        part._layers = self._layers[chosen]
+        part._positions = self._positions[chosen]
+        part._recomputed = self._recomputed[chosen]
+        part._model_layers, part._skips = self.model_layers, skips
+        part._ties = self.ties
+        part._borrowed, part._tied_paths = {}, {}
+        part._tied_paths = {
+            f"/{position}{path}": tie.path
+            for tie in part._ties_before()
+            for position, link in part._parameter_holders()
+            for path, param in link.namedparams()
+            if param is self._parameter(tie.path)
+        }
+        own = {path for path, _ in part.namedparams()}
+        part._borrowed = {
+            weight.source: ties.holder(weight.source, self._parameter(weight.source))
+            for position in part._positions
+            for weight in self._transposed.get(position, ())
+            if weight.source not in own
+        }
+        return part
+
+    def _ties_before(self) -> list[Tie]:
+        """Returns the ties between layers of this stage and some before it."""
+        start, end = self.layer_range
+        return [
+            tie
+            for tie in self._ties
+            if tie.positions[0] < start
+            and any(start <= position < end for position in tie.positions)
+        ]
+
+    def _take_own_copies(self) -> None:
+        """Copies the parameters that layers before this stage use as well."""
+        shared = {tie.path: self._parameter(tie.path) for tie in self._ties_before()}
+        self._layers, copies = ties.with_own_copies(self._layers, list(shared.values()))
+        self._borrowed = {
+            path: ties.holder(path, copies[id(shared[path])]) for path in self._borrowed
+        }
+
+    def _parameter(self, path: str) -> chainer.Parameter:
+        """Returns the parameter of a path in the model."""
+        return next(param for p, param in self.namedparams() if p == path)
+
+    def tie(self, first: str, second: str, transpose: bool = False) -> None:
+        """Makes two parameters one.
+
+        The later layer uses the earlier one's parameter from now on, and has none of
+        its own. A pipeline that has the two layers in different stages adds up their
+        gradients after each minibatch, so that both stages' copies stay equal bit for
+        bit; the optimizers must be alike then, and treat each element for itself, as
+        all of Chainer's do (a hook such as ``GradientClipping`` sees the parameter
+        once in each of the stages).
+
+        Tie last: afterwards the list of layers cannot be changed.
+
+        Args:
+            first (str): The path of one, such as ``'/0/W'``.
+            second (str): The path of the other one.
+            transpose (bool): Whether one is to be the transpose of the other.
+
+        Raises:
+            TypeError: If this is a stage; tie first, then divide.
+            ValueError: If there is no such parameter, or the shapes do not fit.
+
+        Example:
+            >>> import chainer.links as L
+            >>> autoencoder = Divisible(L.Linear(9, 2), L.Linear(2, 9))
+            >>> autoencoder.tie('/0/W', '/1/W', transpose=True)
+            >>> sorted(path for path, _ in autoencoder.namedparams())
+            ['/0/W', '/0/b', '/1/b']
+        """
+        if self.is_stage:
+            raise TypeError("tie the layers of the model, then divide it")
+        params = dict(self.namedparams())
+        ties.check_tie(params, first, second, transpose)
+        first, second = sorted((first, second), key=lambda p: int(p.split("/")[1]))
+        _, position, *rest = second.split("/")
+        path = "/" + "/".join(rest)
+        layer = self._layers[int(position)]
+        holder, name = ties.owner(layer, path)
+        if transpose:
+            vars(holder)[name] = None
+            holder._params.discard(name)
+            known = self._transposed.get(int(position), ())
+            self._transposed = {
+                **self._transposed,
+                int(position): (*known, Transposed(path, first)),
+            }
+        else:
+            vars(holder)[name] = params[first]
 
     def _check_divisible(self, start: int, end: int) -> None:
         what = f"divide({start}, {end}) of {type(self).__name__}"
@@ -200,44 +331,62 @@ class Divisible(chainer.Sequential):
                 undivided model as the attribute ``layer_position``. Functions in the
                 graph have it as well, for errors in their backward.
         """
+        return self.run(x, {})[0]
+
+    def run(self, x: Any, skipped: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Passes ``x`` through the layers of a stage with skip connections.
+
+        Args:
+            x: What the layer before the first one returned.
+            skipped: By the name of a skip connection what a layer of an earlier stage
+                handed over.
+
+        Returns:
+            What the last layer returns, and by name what is handed to later stages.
+
+        Raises:
+            Exception: See :meth:`forward`.
+            KeyError: If something that a layer takes was not handed over.
+        """
         if not self._layers:
             raise RuntimeError(f"{type(self).__name__} has no layers")
+        skipped = dict(skipped)
         signed: set[chainer.FunctionNode] = set()
-        for position, layer in enumerate(self._layers, self._start):
-            try:
-                x = layer(*x) if isinstance(x, tuple) else layer(x)
-            except Exception as error:
-                # The outermost Divisible's position is the one plans speak of, so
-                # a nested model's is overwritten on the way out.
-                error.layer_position = position
-                raise
-            _sign(x, position, signed)
-        return x
+        with layer_streams() as streams:
+            for position, layer in enumerate(self._layers, self._start):
+                streams.enter(position)
+                try:
+                    x = self._call(layer, position, x, skipped)
+                except Exception as error:
+                    # The outermost Divisible's position is the one plans speak of, so
+                    # a nested model's is overwritten on the way out.
+                    error.layer_position = position
+                    raise
+                _sign(x, position, signed)
+        return x, skipped
 
-    # -- the list: chainer.Sequential's, by position ----------------------------
-
-    def insert(self, i: int, layer: Layer) -> None:
-        """Inserts a layer before position ``i``."""
-        self._check_mutable()
-        n = len(self._layers)
-        if not -n <= i <= n:
-            raise IndexError(f"insert({i}): {type(self).__name__} has {n} layers")
-        self._layers.insert(i, _check_layer(layer))
-        self._number_layers()
-
-    def __setitem__(self, i: int, layer: Layer) -> None:
-        self._check_mutable()
-        self._layers[operator.index(i)] = _check_layer(layer)
-        self._number_layers()
-
-    def __delitem__(self, i: int | slice) -> None:
-        self._check_mutable()
-        del self._layers[i]
-        self._number_layers()
-
-    def clear(self) -> None:
-        """Removes every layer."""
-        del self[:]
+    def _call(
+        self, layer: Layer, position: int, x: Any, skipped: dict[str, Any]
+    ) -> Any:
+        if isinstance(layer, Stash):
+            skipped[layer.name] = x
+            return x
+        if isinstance(layer, Pop):
+            if layer.name not in skipped:
+                raise KeyError(
+                    f"{layer} has nothing to take: the layer that hands it over is not"
+                    f" among {self.layer_range}; a Pipeline passes it from stage to"
+                    f" stage"
+                )
+            return layer.join(x, skipped.pop(layer.name))
+        weights = self._transposed.get(self._positions[position - self._start])
+        if weights:
+            sources = [(weight, self._parameter(weight.source)) for weight in weights]
+            context = ties.transposed_weights(layer, sources)
+        else:
+            context = nullcontext()
+        with context:
+            return layer(*x) if isinstance(x, tuple) else layer(x)
 
     def __add__(self, other: chainer.Sequential) -> Divisible:
         if not isinstance(other, chainer.Sequential):
@@ -252,152 +401,17 @@ class Divisible(chainer.Sequential):
             flat.extend(layer.flatten() if nested else [layer])
         return flat
 
-    def copy(self, mode: str = "share") -> Divisible:
-        """Copies the model, its class and positions kept.
-
-        Args:
-            mode (str): ``'share'``, ``'copy'`` or ``'init'``, as for
-                :meth:`chainer.Link.copy`.
-        """
-        ret = Link.copy(self, mode)
-        if mode == "share":
-            # One copy per link, so that a repeated link stays one layer.
-            copies = {id(link): link.copy(mode) for link in self.children()}
-            ret._layers = [
-                copies[id(layer)] if isinstance(layer, Link) else copy.copy(layer)
-                for layer in self._layers
-            ]
-            ret._name_links()
-        return ret
-
     def _check_mutable(self) -> None:
         if self.is_stage:
             raise TypeError(
                 f"the layers {self.layer_range} of a divided {type(self).__name__}"
                 f" cannot be changed; change the model, then divide it"
             )
-
-    def _number_layers(self) -> None:
-        first: dict[int, int] = {}
-        self._positions = [
-            first.setdefault(id(layer), i) if isinstance(layer, Link) else i
-            for i, layer in enumerate(self._layers)
-        ]
-        self._name_links()
-
-    def _name_links(self) -> None:
-        for position, link in self._positioned_children():
-            link.name = str(position)
-
-    # -- the link hierarchy: chainer.ChainList's, by position -------------------
-
-    def _positioned_children(self) -> Iterator[tuple[int, Link]]:
-        """Yields each link once, with the position that names it."""
-        seen = set()
-        for position, layer in zip(self._positions, self._layers):
-            if isinstance(layer, Link) and position not in seen:
-                seen.add(position)
-                yield position, layer
-
-    def children(self) -> Iterator[Link]:
-        """Yields the layers that are links, each once."""
-        for _, link in self._positioned_children():
-            yield link
-
-    def params(self, include_uninit: bool = True) -> Iterator[chainer.Parameter]:
-        """Yields the parameters of all layers."""
-        yield from Link.params(self, include_uninit)
-        for link in self.children():
-            yield from link.params(include_uninit)
-
-    def namedparams(
-        self, include_uninit: bool = True
-    ) -> Iterator[tuple[str, chainer.Parameter]]:
-        """Yields ``('/position/...', parameter)`` of all layers."""
-        yield from Link.namedparams(self, include_uninit)
-        for position, link in self._positioned_children():
-            for path, param in link.namedparams(include_uninit):
-                yield f"/{position}{path}", param
-
-    def links(self, skipself: bool = False) -> Iterator[Link]:
-        """Yields all links of the hierarchy."""
-        if not skipself:
-            yield self
-        for link in self.children():
-            yield from link.links()
-
-    def namedlinks(self, skipself: bool = False) -> Iterator[tuple[str, Link]]:
-        """Yields ``('/position/...', link)`` for all links of the hierarchy."""
-        if not skipself:
-            yield "/", self
-        for position, link in self._positioned_children():
-            yield f"/{position}", link
-            for path, descendant in link.namedlinks(True):
-                yield f"/{position}{path}", descendant
-
-    def device_resident_accept(self, visitor: Any) -> None:
-        """Lets ``visitor`` (``to_gpu`` and the like) see every layer."""
-        Link.device_resident_accept(self, visitor)
-        for link in self.children():
-            link.device_resident_accept(visitor)
-
-    def copyparams(self, link: Divisible, copy_persistent: bool = True) -> None:
-        """Copies parameters from a model with the same layers at these positions."""
-        Link.copyparams(self, link, copy_persistent)
-        for mine, other in self._pairs(link):
-            mine.copyparams(other, copy_persistent)
-
-    def addgrads(self, link: Divisible) -> None:
-        """Adds the gradients of a model with the same layers at these positions."""
-        Link.addgrads(self, link)
-        for mine, other in self._pairs(link):
-            mine.addgrads(other)
-
-    def _pairs(self, other: Divisible) -> Iterator[tuple[Link, Link]]:
-        theirs = dict(other._positioned_children())
-        for position, mine in self._positioned_children():
-            if position not in theirs:
-                raise ValueError(
-                    f"layer {position} ({type(mine).__name__}) is not in the model to"
-                    f" copy from, which holds the layers {other.layer_range}"
-                )
-            yield mine, theirs[position]
-
-    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Reads or writes every layer under its position."""
-        Link.serialize(self, serializer)
-        for position, link in self._positioned_children():
-            link.serialize(serializer[str(position)])
-
-    # -- copying and printing ---------------------------------------------------
-
-    # chainer.Sequential refuses to be reduced with a lambda inside, which is right
-    # for pickle and needless for copies.
-
-    def __copy__(self) -> Divisible:
-        ret = type(self).__new__(type(self))
-        ret.__dict__.update(vars(self))
-        ret._layers = list(self._layers)
-        ret._positions = list(self._positions)
-        return ret
-
-    def __deepcopy__(self, memo: dict) -> Divisible:
-        ret = type(self).__new__(type(self))
-        memo[id(self)] = ret
-        ret.__dict__.update(copy.deepcopy(vars(self), memo))
-        return ret
-
-    def __str__(self) -> str:
-        lines = [
-            f"  ({position}): {_describe(layer)},".replace("\n", "\n  ")
-            for position, layer in enumerate(self._layers, self._start)
-        ]
-        body = "".join("\n" + line for line in lines)
-        return (
-            f"{type(self).__name__}({body}\n)" if body else f"{type(self).__name__}()"
-        )
-
-    __repr__ = __str__
+        if self._transposed:
+            raise TypeError(
+                f"{type(self).__name__} has tied layers, whose positions are fixed:"
+                f" change the list first, then tie"
+            )
 
 
 def _sign(outputs: Any, position: int, signed: set[chainer.FunctionNode]) -> None:
@@ -410,17 +424,3 @@ def _sign(outputs: Any, position: int, signed: set[chainer.FunctionNode]) -> Non
             signed.add(function)
             function.layer_position = position
             found.extend(x.creator_node for x in function.inputs)
-
-
-def _check_layer(layer: Layer) -> Layer:
-    if not callable(layer):
-        raise TypeError(
-            f"a layer is a link or a function, but this is not callable: {layer!r}"
-        )
-    return layer
-
-
-def _describe(layer: Layer) -> str:
-    """Text for a layer, the same in every process: no memory addresses."""
-    text = getattr(layer, "__qualname__", None) or str(layer)
-    return re.sub(r" at 0x[0-9a-f]+", "", text)

@@ -2,8 +2,9 @@
 
 An action is one computation, written ``2F0``: stage 2, forward, microbatch 0. A
 message carries the result of an action to or from another rank, written ``2F0>3``
-(sent to rank 3) and ``2F0<1`` (received from rank 1). Code, logs, tests, error
-messages and pictures share this notation.
+(sent to rank 3) and ``2F0<1`` (received from rank 1). What goes over a skip connection
+is named: ``0F0.a>3`` is what stage 0 hands past others to rank 3 under the name ``a``.
+Code, logs, tests, error messages and pictures share this notation.
 
 ====  =======================================================================
 kind  what is computed
@@ -12,6 +13,7 @@ F     forward
 B     whole backward: I, then W
 I     gradients with respect to the stage's input, which the stage before needs
 W     gradients with respect to the stage's parameters, which nobody waits for
+R     forward again, for the backward, of what F computed and did not keep
 ====  =======================================================================
 """
 
@@ -21,11 +23,11 @@ import re
 from typing import NamedTuple, Union
 
 #: The kinds of action; a kind's position here is its code in compact arrays.
-KINDS = "FBIW"
-FORWARD, BACKWARD, INPUT, WEIGHT = range(len(KINDS))
+KINDS = "FBIWR"
+FORWARD, BACKWARD, INPUT, WEIGHT, RECOMPUTE = range(len(KINDS))
 
 _ACTION = re.compile(rf"(\d+)([{KINDS}])(\d+)")
-_MESSAGE = re.compile(rf"(\d+[{KINDS}]\d+)([<>])(\d+)")
+_MESSAGE = re.compile(rf"(\d+[{KINDS}]\d+)(?:\.([^\s<>.]+))?([<>])(\d+)")
 
 
 class ScheduleError(ValueError):
@@ -37,7 +39,7 @@ class Action(NamedTuple):
 
     Attributes:
         stage: Position of the stage in the pipeline, from 0.
-        kind: ``'F'``, ``'B'``, ``'I'`` or ``'W'`` (see the module).
+        kind: ``'F'``, ``'B'``, ``'I'``, ``'W'`` or ``'R'`` (see the module).
         microbatch: Position of the microbatch in the minibatch, from 0.
 
     Example:
@@ -80,12 +82,14 @@ class Message(NamedTuple):
     """The result of an action on its way between two ranks.
 
     The output of an F goes to the rank of the next stage, the input gradient of a B
-    or I to the rank of the stage before.
+    or I to the rank of the stage before. What a skip connection carries goes to and
+    from the stages at its ends.
 
     Attributes:
         action: The action whose result travels.
         peer: The rank at the other end.
         direction: ``'send'`` or ``'receive'``, seen from the rank that holds this.
+        skip: The name of the skip connection, or ``''``.
 
     Example:
         >>> str(Message(Action(2, "F", 0), 3, "send"))
@@ -97,16 +101,20 @@ class Message(NamedTuple):
     action: Action
     peer: int
     direction: str
+    skip: str = ""
 
     def __str__(self) -> str:
-        return f"{self.action}{'>' if self.direction == 'send' else '<'}{self.peer}"
+        skip = f".{self.skip}" if self.skip else ""
+        return (
+            f"{self.action}{skip}{'>' if self.direction == 'send' else '<'}{self.peer}"
+        )
 
     @classmethod
     def parse(cls, text: str) -> Message:
         """Reads the notation that ``str`` writes.
 
         Args:
-            text: For example ``'2F0>3'`` or ``'2F0<1'``.
+            text: For example ``'2F0>3'``, ``'2F0<1'`` or ``'0F0.a>3'``.
 
         Returns:
             The message.
@@ -120,8 +128,22 @@ class Message(NamedTuple):
                 f"{text!r} is not a message; write an action, > (send) or < (receive) "
                 "and a rank, such as 2F0>3"
             )
-        direction = "send" if match[2] == ">" else "receive"
-        return cls(Action.parse(match[1]), int(match[3]), direction)
+        direction = "send" if match[3] == ">" else "receive"
+        return cls(Action.parse(match[1]), int(match[4]), direction, match[2] or "")
+
+
+class Route(NamedTuple):
+    """A skip connection between two stages.
+
+    Attributes:
+        name: What it is called.
+        source: The stage that hands a tensor over.
+        target: The later stage that takes it.
+    """
+
+    name: str
+    source: int
+    target: int
 
 
 #: What a rank's lowered program consists of.

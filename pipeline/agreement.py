@@ -7,13 +7,18 @@ runs: the ranks' words are collected behind the computation, so nobody waits for
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from typing import Callable, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from divisible import Divisible
+from divisible.ties import Tie
+from pipeline.actions import Route
 from pipeline.communicator import DisagreementError, all_gather, wait
+from pipeline.tie_exchange import SharedParameter
 
 CALLS = ("step", "evaluate", "predict")
 
@@ -32,6 +37,8 @@ class CallAgreement:
         self._n_calls = 0
         self._call = ""
         self._request: MPI.Request | None = None
+        #: Whether some rank has something to report; known when the call is finished.
+        self.somebody_reports = False
 
     def count(self, call: str) -> None:
         """Counts a call, even one that is refused before anything is sent.
@@ -42,15 +49,18 @@ class CallAgreement:
         self._n_calls += 1
         self._call = call
 
-    def start(self, n_inputs: int = -1, n_targets: int = -1) -> None:
+    def start(
+        self, n_inputs: int = -1, n_targets: int = -1, reports: bool = False
+    ) -> None:
         """Begins to compare the call.
 
         Args:
             n_inputs (int): Samples of ``x``, where it is read.
             n_targets (int): Samples of ``t``, where it is read.
+            reports (bool): Whether this rank has something to report after it.
         """
         number, call = self._n_calls, CALLS.index(self._call)
-        mine = np.array([number, -number, call, -call, n_inputs, n_targets])
+        mine = np.array([number, -number, call, -call, n_inputs, n_targets, reports])
         self._largest = np.empty_like(mine)
         self._request = self._comm.Iallreduce(mine, self._largest, MPI.MAX)
 
@@ -81,7 +91,8 @@ class CallAgreement:
             self._compare()
 
     def _compare(self) -> None:
-        most, least, last, first, n_inputs, n_targets = self._largest.tolist()
+        most, least, last, first, n_inputs, n_targets, reports = self._largest.tolist()
+        self.somebody_reports = bool(reports)
         rank = self._comm.rank
         if last != -first:
             raise DisagreementError(
@@ -125,10 +136,24 @@ def agree_on_settings(
                 )
 
 
+class Layout(NamedTuple):
+    """How a model lies on the ranks.
+
+    Attributes:
+        stage_ranks: For each stage of the pipeline the rank that holds it.
+        routes: The skip connections that lead from one stage to another.
+        shared: The parameters of which several stages have a copy.
+    """
+
+    stage_ranks: list[int]
+    routes: list[Route]
+    shared: list[SharedParameter]
+
+
 def agree_on_stages(
     comm: MPI.Comm, mine: Sequence[Divisible], timeout: float
-) -> list[int]:
-    """Finds the order of all ranks' stages.
+) -> Layout:
+    """Finds the order of all ranks' stages, and what connects them.
 
     Args:
         comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
@@ -136,34 +161,34 @@ def agree_on_stages(
         timeout (float): Seconds to wait for the other ranks.
 
     Returns:
-        For each stage of the pipeline the rank that holds it.
+        The layout, the same on every rank.
 
     Raises:
         DisagreementError: On every rank, if they do not make up one model.
     """
-    described = [_describe(part) for part in mine]
-    model = mine[0].model_layers
-    gathered = all_gather(comm, (described, model), timeout)
-    for rank, (_, layers) in enumerate(gathered):
+    model, skips, ties = mine[0].model_layers, mine[0].skips, mine[0].ties
+    ranges = [part.layer_range for part in mine]
+    gathered = all_gather(comm, (ranges, model, skips, ties), timeout)
+    for rank, (_, layers, *connections) in enumerate(gathered):
         if layers != gathered[0][1]:
             raise DisagreementError(_first_difference(gathered[0][1], layers, rank))
+        for name, here, there in zip(("skips", "ties"), gathered[0][2:], connections):
+            if here != there:
+                raise DisagreementError(
+                    f"rank 0 and rank {rank} built different models, with the {name}"
+                    f" {here} and {there}"
+                )
     parts = sorted(
-        (layer_range, rank, repeats)
-        for rank, (described, _) in enumerate(gathered)
-        for layer_range, repeats in described
+        (layer_range, rank)
+        for rank, (ranges, *_) in enumerate(gathered)
+        for layer_range in ranges
     )
     position = 0
-    for (start, end), rank, repeats in parts:
+    for (start, end), rank in parts:
         if start != position:
             raise DisagreementError(
                 f"rank {rank} has the layers {start} to {end - 1}, but layer"
                 f" {position} comes next; the ranks have {_ranges(parts)}"
-            )
-        for again, before in repeats.items():
-            raise DisagreementError(
-                f"layer {again} on rank {rank} is the same link as layer {before},"
-                f" which is in another stage. Parameters are not shared across stages:"
-                f" cut so that both are in one"
             )
         position = end
     if position != len(model):
@@ -171,23 +196,42 @@ def agree_on_stages(
             f"no rank has the layers from {position} to {len(model) - 1}; the ranks"
             f" have {_ranges(parts)}"
         )
-    return [rank for _, rank, _ in parts]
+    starts = [start for (start, _), _ in parts]
+
+    def stage_of(position: int) -> int:
+        return bisect_right(starts, position) - 1
+
+    routes = [Route(s.name, stage_of(s.stash), stage_of(s.pop)) for s in skips]
+    return Layout(
+        [rank for _, rank in parts],
+        [route for route in routes if route.source != route.target],
+        _find_shared(ties, stage_of),
+    )
 
 
-def _describe(part: Divisible) -> tuple[tuple[int, int], dict[int, int]]:
-    """Returns the range of a stage, and its layers that stand before it as well."""
-    start, end = part.layer_range
-    repeats = {
-        position: first
-        for position, first in enumerate(part.first_positions, start)
-        if first < start
-    }
-    return (start, end), repeats
+def _find_shared(
+    ties: Sequence[Tie], stage_of: Callable[[int], int]
+) -> list[SharedParameter]:
+    shared = []
+    for tie in ties:
+        stages = tuple(sorted({stage_of(position) for position in tie.positions}))
+        if len(stages) == 1:
+            continue
+        if tie.is_persistent:
+            first, *rest = tie.positions
+            raise DisagreementError(
+                f"layer {rest[-1]} is the same link as layer {first}, which is in"
+                f" another stage (stages {', '.join(map(str, stages))}), and it keeps"
+                f" more than parameters, such as running averages, which stages cannot"
+                f" share: cut so that both are in one stage"
+            )
+        shared.append(SharedParameter(tie.path, stages))
+    return shared
 
 
 def _ranges(parts: Sequence[tuple]) -> str:
     return ", ".join(
-        f"{start} to {end - 1} on rank {rank}" for (start, end), rank, _ in parts
+        f"{start} to {end - 1} on rank {rank}" for (start, end), rank in parts
     )
 
 

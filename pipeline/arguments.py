@@ -46,6 +46,14 @@ def check_transport(transport: str, wire_dtype: Any) -> None:
         raise ValueError(f"wire_dtype must be a floating-point type, not {wire_dtype}")
 
 
+def check_seed(seed: int) -> int:
+    """Returns a seed that random numbers can be made from."""
+    number = operator.index(seed)
+    if not 0 <= number < 2**63:
+        raise ValueError(f"seed must be from 0 to 2**63 - 1, not {number}")
+    return number
+
+
 def make_schedule(
     schedule: str | Schedule, stage_ranks: Sequence[int], n_microbatches: int | None
 ) -> Schedule:

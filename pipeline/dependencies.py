@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT
+from pipeline.actions import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 
 if TYPE_CHECKING:
     from pipeline.schedule import Schedule
@@ -28,12 +28,12 @@ def locate(schedule: Schedule) -> np.ndarray:
         schedule: Any schedule, complete or not.
 
     Returns:
-        Integers of shape ``(3, n_stages, n_microbatches)``: the number of the F, of
-        the B or I, and of the W of each stage and microbatch; `NONE` where there is
-        none, the last one where there are several.
+        Integers of shape ``(4, n_stages, n_microbatches)``: the number of the F, of
+        the B or I, of the W and of the R of each stage and microbatch; `NONE` where
+        there is none, the last one where there are several.
     """
-    table = np.full((3, schedule.n_stages, schedule.n_microbatches), NONE, np.int64)
-    row = np.array([0, 1, 1, 2])[schedule.kind]
+    table = np.full((4, schedule.n_stages, schedule.n_microbatches), NONE, np.int64)
+    row = np.array([0, 1, 1, 2, 3])[schedule.kind]
     table[row, schedule.stage, schedule.microbatch] = np.arange(schedule.stage.size)
     return table
 
@@ -46,9 +46,12 @@ def suppliers(schedule: Schedule, table: np.ndarray | None = None) -> np.ndarray
         F of stage s   needs   F of stage s-1
         B, I of s      needs   B or I of stage s+1 (on the last stage: its own F)
         W of stage s   needs   its own I
+        R of stage s   needs   its own F
 
-    A B or I also needs its own F. That one is on the same rank, where only the
-    position in the rank's list counts; `pipeline.validation` checks it.
+    A B or I also needs its own F, and its own R if there is one. Those are on the same
+    rank, where only the position in the rank's list counts; `pipeline.validation`
+    checks it. What a skip connection carries needs no entry: it is sent before what
+    the stages between pass on.
 
     Args:
         schedule: Any schedule, complete or not.
@@ -72,8 +75,9 @@ def suppliers(schedule: Schedule, table: np.ndarray | None = None) -> np.ndarray
     turn = np.flatnonzero(backward & last)
     needed[turn] = table[0, stage[turn], microbatch[turn]]
 
-    weight = np.flatnonzero(kind == WEIGHT)
-    needed[weight] = table[1, stage[weight], microbatch[weight]]
+    for own, row in ((WEIGHT, 1), (RECOMPUTE, 0)):
+        found = np.flatnonzero(kind == own)
+        needed[found] = table[row, stage[found], microbatch[found]]
     return needed
 
 
@@ -88,7 +92,7 @@ def receivers(schedule: Schedule) -> np.ndarray:
         that is the same rank or nobody.
     """
     kind, stage = schedule.kind, schedule.stage
-    step = np.array([1, -1, -1, 0])[kind]
+    step = np.array([1, -1, -1, 0, 0])[kind]
     target = stage + step
     inside = (step != 0) & (target >= 0) & (target < schedule.n_stages)
     ranks = np.asarray(schedule.stage_ranks, np.int64)

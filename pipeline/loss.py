@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import chainer
@@ -21,7 +21,7 @@ class Loss:
 
     Args:
         lossfun: ``lossfun(*outputs, *targets)`` returns a scalar variable, the mean
-            over the samples.
+            over the samples. If it is a link, its parameters get gradients as well.
         accfun: The same for the accuracy, or ``None``.
     """
 
@@ -57,7 +57,7 @@ class Loss:
         self._weights = {
             name: np.asarray(n) / max(1, np.sum(n)) for name, n in counts.items()
         }
-        self._values: list[tuple[int, list[Any]]] = []
+        self._values: dict[int, list[Any]] = {}
         if self._n_classes is not None:
             self._check_labels()
 
@@ -70,7 +70,7 @@ class Loss:
     def means(self) -> np.ndarray:
         """The means over the microbatches seen so far, in the order of ``names``."""
         means = np.zeros(len(self.names))
-        for microbatch, values in self._values:
+        for microbatch, values in sorted(self._values.items()):
             for i, name in enumerate(self.names):
                 means[i] += self._weights[name][microbatch] * float(values[i])
         return means
@@ -93,8 +93,21 @@ class Loss:
                 f" softmax_cross_entropy, reduce must be 'mean'"
             )
         # Turned into numbers at the end only, for which a GPU has to be waited for.
-        self._values.append((microbatch, [chainer.as_array(y) for y in values]))
+        self._values[microbatch] = [chainer.as_array(y) for y in values]
         return loss
+
+    def params(self) -> Iterator[chainer.Parameter]:
+        """Yields the parameters of ``lossfun`` and ``accfun``, as far as links."""
+        for function in self._functions.values():
+            if isinstance(function, chainer.Link):
+                yield from function.params()
+
+    def namedlinks(self) -> Iterator[tuple[str, chainer.Link]]:
+        """Yields ``lossfun`` and ``accfun`` under their names, as far as links."""
+        for name, function in self._functions.items():
+            if isinstance(function, chainer.Link):
+                for path, link in function.namedlinks():
+                    yield f"/{name}{path}".rstrip("/"), link
 
     def gradient(self, microbatch: int, loss: chainer.Variable) -> Any:
         """Returns the gradient of the minibatch's loss by the microbatch's loss."""

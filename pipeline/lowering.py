@@ -10,15 +10,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pipeline.actions import FORWARD, KINDS, Action, Message, Operation, ScheduleError
-from pipeline.dependencies import (
-    NONE,
-    receivers,
-    suppliers,
-    unit_steps,
+from pipeline.actions import (
+    FORWARD,
+    KINDS,
+    Action,
+    Message,
+    Operation,
+    Route,
+    ScheduleError,
 )
+from pipeline.dependencies import NONE, locate, suppliers, unit_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pipeline.schedule import Schedule
 
 COMPUTE, SEND, RECEIVE = range(3)
@@ -31,15 +36,39 @@ class Program(NamedTuple):
         what: `COMPUTE`, `SEND` or `RECEIVE`.
         action: The number of the action that is run or whose result travels.
         peer: The rank at the other end of a message, `NONE` for computations.
+        route: Which skip connection a message goes over; `NONE` for other messages
+            and computations.
     """
 
     what: np.ndarray
     action: np.ndarray
     peer: np.ndarray
+    route: np.ndarray
+
+
+class _Messages(NamedTuple):
+    """All messages as arrays of equal length, in the order in which they are sent.
+
+    That is by the number of the action that computes them, and for one action first
+    to the neighbouring stage, then over the skip connections.
+
+    Attributes:
+        action: The number of the action whose result travels.
+        user: The number of the action that needs it.
+        source: The rank it comes from.
+        target: The rank it goes to.
+        route: The skip connection, or `NONE`.
+    """
+
+    action: np.ndarray
+    user: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+    route: np.ndarray
 
 
 def lower(
-    schedule: Schedule, rendezvous: bool = True
+    schedule: Schedule, rendezvous: bool = True, routes: Sequence[Route] = ()
 ) -> tuple[tuple[Operation, ...], ...]:
     """Adds sends and receives to the computations of every rank.
 
@@ -68,6 +97,9 @@ def lower(
     Args:
         schedule: A schedule that `pipeline.validation.validate` accepts.
         rendezvous: Whether sends may block until they are received.
+        routes: The skip connections between stages. What they carry is sent behind
+            what the next stage gets, straight to the rank that needs it; a gradient
+            comes back the same way.
 
     Returns:
         For each rank its computations (`Action`) and messages (`Message`) in order.
@@ -81,6 +113,11 @@ def lower(
         ...     print(*program)
         0F0 0F0>1 0F1 0F1>1 1B0<1 0B0 1B1<1 0B1
         0F0<0 1F0 0F1<0 1B0 1B0>0 1F1 1B1 1B1>0
+        >>> for program in lower(one_f_one_b(3, 1), routes=[Route("a", 0, 2)]):
+        ...     print(*program)
+        0F0 0F0>1 0F0.a>2 2B0.a<2 1B0<1 0B0
+        0F0<0 1F0 1F0>2 2B0<2 1B0 1B0>0
+        0F0.a<0 1F0<1 2F0 2B0 2B0>1 2B0.a>0
     """
     kinds = [KINDS[code] for code in schedule.kind.tolist()]
     names = [
@@ -90,23 +127,29 @@ def lower(
         )
     ]
     direction = {SEND: "send", RECEIVE: "receive"}
+    skips = [*(route.name for route in routes), ""]
     return tuple(
         tuple(
             names[action]
             if what == COMPUTE
-            else Message(names[action], peer, direction[what])
-            for what, action, peer in zip(*(column.tolist() for column in program))
+            else Message(names[action], peer, direction[what], skips[route])
+            for what, action, peer, route in zip(
+                *(column.tolist() for column in program)
+            )
         )
-        for program in lower_arrays(schedule, rendezvous)
+        for program in lower_arrays(schedule, rendezvous, routes)
     )
 
 
-def lower_arrays(schedule: Schedule, rendezvous: bool = True) -> list[Program]:
+def lower_arrays(
+    schedule: Schedule, rendezvous: bool = True, routes: Sequence[Route] = ()
+) -> list[Program]:
     """Does the work of `lower` on compact arrays.
 
     Args:
         schedule: See `lower`.
         rendezvous: See `lower`.
+        routes: See `lower`.
 
     Returns:
         For each rank its program.
@@ -114,10 +157,41 @@ def lower_arrays(schedule: Schedule, rendezvous: bool = True) -> list[Program]:
     Raises:
         ScheduleError: If the ranks wait for each other in a circle.
     """
-    receiver = receivers(schedule)
+    messages = _find_messages(schedule, routes)
+    number = np.arange(schedule.stage.size)
     if rendezvous:
-        return _lower_rendezvous(schedule, receiver)
-    return _lower_late(schedule, receiver)
+        moment, message_moment = rendezvous_order(schedule)
+        send_moment = receive_moment = message_moment[messages.action]
+    else:
+        # Ties go to receives, then the computation, then its sends.
+        moment = number
+        send_moment = messages.action
+        receive_moment = _latest(messages, schedule.n_ranks)
+
+    programs = []
+    starts = np.arange(1, schedule.n_ranks)
+    outboxes, inboxes = (
+        np.split(order, np.searchsorted(ranks[order], starts))
+        for ranks in (messages.source, messages.target)
+        for order in [np.argsort(ranks, kind="stable")]
+    )
+    for rank, (out, into) in enumerate(zip(outboxes, inboxes)):
+        own = number[schedule.offsets[rank] : schedule.offsets[rank + 1]]
+        places = np.concatenate([moment[own], send_moment[out], receive_moment[into]])
+        phase = np.repeat([1, 2, 0], [own.size, out.size, into.size])
+        # Where messages have moments of their own, those over skip connections share
+        # that of their action, and keep the order of sending.
+        order = np.lexsort((phase, places))
+        what = np.repeat([COMPUTE, SEND, RECEIVE], [own.size, out.size, into.size])
+        none = np.full(own.size, NONE)
+        columns = (
+            what,
+            np.concatenate([own, messages.action[out], messages.action[into]]),
+            np.concatenate([none, messages.target[out], messages.source[into]]),
+            np.concatenate([none, messages.route[out], messages.route[into]]),
+        )
+        programs.append(Program(*(column[order] for column in columns)))
+    return programs
 
 
 def rendezvous_order(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
@@ -149,60 +223,37 @@ def rendezvous_order(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     return compute, message
 
 
-def _lower_rendezvous(schedule: Schedule, receiver: np.ndarray) -> list[Program]:
-    moment, message_moment = rendezvous_order(schedule)
-    sender, inbox = _inboxes(schedule, receiver)
-
-    programs = []
-    for rank in range(schedule.n_ranks):
-        own = np.arange(schedule.offsets[rank], schedule.offsets[rank + 1])
-        out = own[receiver[own] != NONE]
-        into = inbox[rank]
-        order = np.argsort(
-            np.concatenate([moment[own], message_moment[out], message_moment[into]]),
-            kind="stable",
-        )
-        programs.append(_program(own, out, into, receiver, sender, order))
-    return programs
-
-
-def _lower_late(schedule: Schedule, receiver: np.ndarray) -> list[Program]:
-    needed = suppliers(schedule)
-    sender, inbox = _inboxes(schedule, receiver)
-    users = np.flatnonzero(needed != NONE)
-    users = users[sender[users] != sender[needed[users]]]
-    consumer = np.full(schedule.stage.size, NONE, np.int64)
-    consumer[needed[users]] = users
-
-    programs = []
-    for rank in range(schedule.n_ranks):
-        own = np.arange(schedule.offsets[rank], schedule.offsets[rank + 1])
-        out = own[receiver[own] != NONE]
-        into = inbox[rank]
-        place = consumer[into]
-        for peer in np.unique(sender[into]):
-            # Action numbers grow in the order in which the peer computes and sends.
-            chosen = np.flatnonzero(sender[into] == peer)
-            place[chosen] = np.minimum.accumulate(place[chosen][::-1])[::-1]
-        phase = np.repeat([1, 2, 0], [own.size, out.size, into.size])
-        order = np.lexsort((phase, np.concatenate([own, out, place])))
-        programs.append(_program(own, out, into, receiver, sender, order))
-    return programs
+def _find_messages(schedule: Schedule, routes: Sequence[Route]) -> _Messages:
+    table = locate(schedule)
+    needed = suppliers(schedule, table)
+    rank = np.repeat(np.arange(schedule.n_ranks), np.diff(schedule.offsets))
+    user = np.flatnonzero(needed != NONE)
+    user = user[rank[user] != rank[needed[user]]]
+    parts = [(needed[user], user, np.full(user.size, NONE))]
+    for number, (_, source, target) in enumerate(routes):
+        for row, start, end in ((0, source, target), (1, target, source)):
+            action, user = table[row, start], table[row, end]
+            # Evaluation has no backward.
+            is_there = (action != NONE) & (user != NONE)
+            action, user = action[is_there], user[is_there]
+            apart = rank[action] != rank[user]
+            parts.append(
+                (action[apart], user[apart], np.full(apart.sum(), number, np.int64))
+            )
+    action, user, route = map(np.concatenate, zip(*parts))
+    order = np.lexsort((route, action))
+    action, user, route = action[order], user[order], route[order]
+    return _Messages(action, user, rank[action], rank[user], route)
 
 
-def _inboxes(
-    schedule: Schedule, receiver: np.ndarray
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Returns each action's rank, and for each rank the actions it receives."""
-    sender = np.repeat(np.arange(schedule.n_ranks), np.diff(schedule.offsets))
-    sent = np.flatnonzero(receiver != NONE)
-    sent = sent[np.argsort(receiver[sent], kind="stable")]
-    first = np.searchsorted(receiver[sent], np.arange(1, schedule.n_ranks))
-    return sender, np.split(sent, first)
+def _latest(messages: _Messages, n_ranks: int) -> np.ndarray:
+    """Finds for each message the first action that must not run before it is there.
 
-
-def _program(own, out, into, receiver, sender, order) -> Program:
-    """Puts a rank's computations, sends and receives into one order."""
-    what = np.repeat([COMPUTE, SEND, RECEIVE], [own.size, out.size, into.size])
-    peer = np.concatenate([np.full(own.size, NONE), receiver[out], sender[into]])
-    return Program(what[order], np.concatenate([own, out, into])[order], peer[order])
+    That is the one that needs it, or one that needs a later message from the same rank.
+    """
+    place = messages.user.copy()
+    pair = messages.target * n_ranks + messages.source
+    order = np.argsort(pair, kind="stable")
+    for chosen in np.split(order, np.flatnonzero(np.diff(pair[order])) + 1):
+        place[chosen] = np.minimum.accumulate(place[chosen][::-1])[::-1]
+    return place

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable
 
@@ -12,10 +12,12 @@ import chainer.functions as F
 import numpy as np
 
 from divisible import Divisible
+from divisible.random_state import restored_random_state
 from pipeline.agreement import CallAgreement, agree_on_settings, agree_on_stages
 from pipeline.arguments import (
     as_arrays,
     check_placement,
+    check_seed,
     check_stages,
     check_trainable,
     check_transport,
@@ -35,9 +37,12 @@ from pipeline.communicator import (
 )
 from pipeline.loss import Loss
 from pipeline.message import Tensor, Tensors
+from pipeline.recomputation import recompute
+from pipeline.reports import means as means_of_reports
 from pipeline.runner import RankProgram, Runner
 from pipeline.schedule import Action, Operation, Schedule
 from pipeline.stage import Stage
+from pipeline.tie_exchange import TieExchange
 from pipeline.timeline import Timeline
 from pipeline.transport import Transport
 
@@ -50,7 +55,9 @@ class Pipeline:
     stages in the order of a schedule. The loss and the gradients are those of the
     undivided model on the undivided minibatch, if ``lossfun`` is a mean over the
     samples. Layers that look at a whole batch see a microbatch: batch normalization
-    normalizes over it, and moves its running averages once for each.
+    normalizes over it. Its running averages move once for each minibatch, by mean and
+    variance over all of its samples. What random layers draw depends on the seed, the
+    minibatch, the microbatch and their position, not on the cut or the schedule.
 
     On one rank this is serial training.
 
@@ -70,16 +77,27 @@ class Pipeline:
         accfun: The same for the accuracy; ``None`` for none.
         transport (str): ``'mpi'``, or ``'chainermn'`` for the blocking sends and
             receives of ChainerMN, the reference to measure against.
+        checkpoint (str): Which microbatches hold only their stage's input between
+            forward and backward, and are computed again for the backward: ``'never'``,
+            ``'except_last'`` or ``'always'``; see :mod:`pipeline.recomputation`.
+            Layers that were appended with ``recompute=True`` always are. What a
+            recomputed layer does besides returning its output, it does twice.
+        seed (int): For the layers' random numbers.
+        deferred_batch_norm (bool): Whether running averages of batch normalization
+            move once for each minibatch, not once for each microbatch.
         wire_dtype: A narrower dtype, such as ``numpy.float16``, in which to send
             floating-point arrays between the stages; only with ``'mpi'``.
         timeout (float): Seconds to wait for another rank before giving up.
 
     Attributes:
         schedule (Schedule): What :meth:`step` runs.
+        n_steps (int): How many minibatches :meth:`step` has run. A pipeline can be
+            saved and loaded with Chainer's serializers; this is its state.
 
     Raises:
         DisagreementError: On every rank, if the ranks' stages do not make up one
-            model, or their arguments differ.
+            model, or their arguments differ, or a layer with running averages is in
+            two stages.
         ValueError: If an argument is out of range.
         TypeError: If an argument is of the wrong type.
 
@@ -115,9 +133,13 @@ class Pipeline:
         transport: str = "mpi",
         wire_dtype: Any = None,
         timeout: float = 300.0,
+        checkpoint: str = "never",
+        seed: int = 0,
+        deferred_batch_norm: bool = True,
     ) -> None:
         mine = check_stages(stage)
         check_transport(transport, wire_dtype)
+        seed = check_seed(seed)
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, not {timeout}")
         mpi_comm = as_mpi(comm)
@@ -126,8 +148,11 @@ class Pipeline:
         self._timeout = timeout
         self._failed = False
 
-        stage_ranks = agree_on_stages(self._comm, mine, timeout)
-        self.schedule = make_schedule(schedule, stage_ranks, n_microbatches)
+        layout = agree_on_stages(self._comm, mine, timeout)
+        stage_ranks = layout.stage_ranks
+        self.schedule = recompute(
+            make_schedule(schedule, stage_ranks, n_microbatches), checkpoint
+        )
         self._loss = Loss(lossfun, accfun)
         agree_on_settings(
             self._comm,
@@ -136,6 +161,8 @@ class Pipeline:
                 "schedule": str(self.schedule),
                 "transport": transport,
                 "wire_dtype": str(wire_dtype and np.dtype(wire_dtype)),
+                "seed": str(seed),
+                "deferred_batch_norm": str(bool(deferred_batch_norm)),
                 "what lossfun and accfun give": ", ".join(self._loss.names),
             },
             timeout,
@@ -149,16 +176,36 @@ class Pipeline:
         last = len(stage_ranks) - 1
         numbers = [i for i, rank in enumerate(stage_ranks) if rank == self._comm.rank]
         self._stages = {
-            number: Stage(part, self._loss if number == last else None)
+            number: Stage(
+                part,
+                self._loss if number == last else None,
+                seed,
+                deferred_batch_norm,
+            )
             for number, part in zip(numbers, mine)
         }
+        self._ties = None
+        if layout.shared:
+            self._ties = TieExchange(
+                layout.shared,
+                dict(zip(numbers, mine)),
+                stage_ranks,
+                self._comm,
+                timeout,
+            )
+            self._ties.transport.watch = self._calls.check
+        self.n_steps = 0
+        # What layers reported and no call has returned yet.
+        self._unreported: list[Mapping[str, tuple[float, int]]] = []
+        self._reports = True
         self._first_rank, self._last_rank = stage_ranks[0], stage_ranks[-1]
         channels = self._make_transport(transport, wire_dtype)
         channels.watch = self._calls.check
         rank = self._comm.rank
-        self._runner = Runner(self._stages, stage_ranks, rank, channels)
+        routes = layout.routes
+        self._runner = Runner(self._stages, stage_ranks, rank, channels, routes)
         self._training, self._evaluation = (
-            RankProgram.of(schedule, rank, channels.rendezvous)
+            RankProgram.of(schedule, rank, channels.rendezvous, routes)
             for schedule in (self.schedule, self.schedule.forward_only())
         )
 
@@ -196,7 +243,10 @@ class Pipeline:
 
         Returns:
             dict: ``'loss'`` and, with an ``accfun``, ``'accuracy'``: floats, means
-            over the minibatch, equal on every rank.
+            over the minibatch, equal on every rank. Besides, what layers of any stage
+            gave to :func:`chainer.report`, as means over the samples: what layer 3
+            reports as ``x`` is ``'/3/x'``. (From a layer that begins to report after
+            the first minibatch, the first values are in the result of the next one.)
 
         Raises:
             ValueError: If ``x`` or ``t`` is empty or their samples do not match, or
@@ -208,11 +258,12 @@ class Pipeline:
         """
         with self._call("step"):
             inputs = self._start(x, t)
-            for stage in self._stages.values():
-                stage.begin()
-            self._runner.run(self._training, inputs)
+            self._run(self._training, inputs)
             for stage in self._stages.values():
                 stage.finish()
+            if self._ties is not None:
+                self._ties.add_up()
+            self.n_steps += 1
             return self._report()
 
     def evaluate(self, x: Any = None, t: Any = None) -> dict[str, float]:
@@ -222,7 +273,7 @@ class Pipeline:
         those of :meth:`step`.
         """
         with self._call("evaluate"), _evaluating():
-            self._runner.run(self._evaluation, self._start(x, t))
+            self._run(self._evaluation, self._start(x, t))
             return self._report()
 
     def predict(self, x: Any = None) -> Any:
@@ -240,7 +291,7 @@ class Pipeline:
             inputs = self._split_inputs(x)
             self._loss.start(None, ())
             self._calls.start()
-            results = self._runner.run(self._evaluation, inputs)
+            results = self._run(self._evaluation, inputs)
             outputs = None
             if self.is_last:
                 host = chainer.get_device("@numpy")
@@ -298,7 +349,13 @@ class Pipeline:
         context manager that closes itself.
         """
         self._runner.close()
+        if self._ties is not None:
+            self._ties.close()
         self._comm.Free()
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Reads or writes what random layers depend on: how many steps there were."""
+        self.n_steps = int(serializer("n_steps", self.n_steps))
 
     def __enter__(self) -> Pipeline:
         return self
@@ -327,6 +384,12 @@ class Pipeline:
             raise
         self._failed = False
 
+    def _run(self, program: RankProgram, inputs: Sequence[Tensors]) -> list[Any]:
+        for stage in self._stages.values():
+            stage.begin(self.n_steps)
+        with restored_random_state(self._device):
+            return self._runner.run(program, inputs)
+
     def _start(self, x: Any, t: Any) -> list[Tensors]:
         inputs = self._split_inputs(x)
         n_inputs = sum(map(_n_samples, inputs)) if self.is_first else -1
@@ -338,7 +401,7 @@ class Pipeline:
             sizes = [len(part[0]) for part in parts]
             parts = [tuple(map(self._device.send, part)) for part in parts]
             self._loss.start(parts, sizes)
-        self._calls.start(n_inputs, n_targets)
+        self._calls.start(n_inputs, n_targets, self._reports)
         return inputs
 
     def _split_inputs(self, x: Any) -> list[Tensors]:
@@ -358,7 +421,21 @@ class Pipeline:
         means = self._loss.means if self.is_last else np.empty(len(self._loss.names))
         self._calls.finish()
         broadcast(self._comm, means, self._last_rank, self._timeout)
-        return dict(zip(self._loss.names, means.tolist()))
+        return {**self._gather_reports(), **dict(zip(self._loss.names, means.tolist()))}
+
+    def _gather_reports(self) -> dict[str, float]:
+        """Returns what layers reported, if some rank announced it with the call.
+
+        Most models report nothing, and then the ranks need not wait for each other.
+        """
+        mine = [stage.reports.sums() for stage in self._stages.values()]
+        self._unreported += filter(None, mine)
+        self._reports = any(mine)
+        if not self._calls.somebody_reports:
+            return {}
+        gathered = all_gather(self._comm, self._unreported, self._timeout)
+        self._unreported = []
+        return means_of_reports([sums for rank in gathered for sums in rank])
 
 
 @contextmanager

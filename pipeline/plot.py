@@ -20,6 +20,7 @@ COLORS = {
     "B": "#228833",
     "I": "#66aa55",
     "W": "#ccbb44",
+    "R": "#77ccee",
     "send": "#cc6677",
     "receive": "#ee99aa",
     "wait": "#e4e4e4",
@@ -30,6 +31,7 @@ LABELS = {
     "B": "B backward",
     "I": "I input gradients",
     "W": "W weight gradients",
+    "R": "R recomputed forward",
 }
 # More events than this are drawn as an image: bars would be thinner than a pixel.
 _MOST_BARS = 20_000

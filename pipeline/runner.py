@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
+from pipeline.actions import Route
+from pipeline.message import Tensors
 from pipeline.schedule import Action, Message, Operation, Schedule, lower
 from pipeline.stage import Stage
 from pipeline.transport import Receiver, Sender, Transport
@@ -13,19 +15,29 @@ from pipeline.transport import Receiver, Sender, Transport
 # How many receives a channel has posted ahead of the one it waits for.
 RECEIVES_AHEAD = 2
 
-_WORDS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weights"}
+_WORDS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradients",
+    "W": "weights",
+    "R": "recomputed forward",
+}
 
 
 class ActionError(RuntimeError):
     """An action failed; the message says where, the cause is what was raised."""
 
 
-#: A stage and whether its results travel forward.
-Channel = tuple
+class Channel(NamedTuple):
+    """What results travel over: from a stage to its neighbour, or along a skip."""
+
+    stage: int
+    is_forward: bool
+    skip: str = ""
 
 
 class Place(NamedTuple):
-    """Where a result waits to be used: what ``stage`` left for its neighbour.
+    """Where a result waits to be used: what ``stage`` left for another one.
 
     The first stage finds its input where a stage -1 would have left it.
     """
@@ -33,15 +45,16 @@ class Place(NamedTuple):
     stage: int
     is_forward: bool
     microbatch: int
+    skip: str = ""
 
     @classmethod
-    def of(cls, action: Action) -> Place:
-        """Returns where an action leaves its result."""
-        return cls(action.stage, action.kind == "F", action.microbatch)
+    def of(cls, action: Action, skip: str = "") -> Place:
+        """Returns where an action leaves its result, or what a skip takes of it."""
+        return cls(action.stage, action.kind == "F", action.microbatch, skip)
 
     @classmethod
     def needed_by(cls, action: Action) -> Place:
-        """Returns where an action finds what it works on."""
+        """Returns where an action finds what its neighbour left."""
         is_forward = action.kind == "F"
         neighbour = action.stage - 1 if is_forward else action.stage + 1
         return cls(neighbour, is_forward, action.microbatch)
@@ -49,7 +62,7 @@ class Place(NamedTuple):
     @property
     def channel(self) -> Channel:
         """What the result travels over, if its user is on another rank."""
-        return self.stage, self.is_forward
+        return Channel(self.stage, self.is_forward, self.skip)
 
 
 class RankProgram(NamedTuple):
@@ -63,6 +76,7 @@ class RankProgram(NamedTuple):
         next_actions: For each operation the first action from there on, for which a
             receive waits.
         receives: For each channel the microbatches that come over it, in order.
+        recomputed: Stages and microbatches whose forward is run again.
     """
 
     name: str
@@ -71,21 +85,29 @@ class RankProgram(NamedTuple):
     operations: Sequence[Operation]
     next_actions: Sequence[Action | None]
     receives: Mapping[Channel, Sequence[int]]
+    recomputed: Set[tuple[int, int]]
 
     @classmethod
-    def of(cls, schedule: Schedule, rank: int, rendezvous: bool) -> RankProgram:
+    def of(
+        cls,
+        schedule: Schedule,
+        rank: int,
+        rendezvous: bool,
+        routes: Sequence[Route] = (),
+    ) -> RankProgram:
         """Adds the messages to a schedule, and takes one rank's part.
 
         Args:
             schedule (Schedule): The computations.
             rank (int): The rank.
             rendezvous (bool): Whether sends may block until they are received.
+            routes: The skip connections between stages.
         """
-        operations = lower(schedule, rendezvous)[rank]
+        operations = lower(schedule, rendezvous, routes)[rank]
         receives: dict[Channel, list[int]] = {}
         for operation in operations:
             if isinstance(operation, Message) and operation.direction == "receive":
-                place = Place.of(operation.action)
+                place = Place.of(operation.action, operation.skip)
                 receives.setdefault(place.channel, []).append(place.microbatch)
         next_actions: list[Action | None] = []
         action = None
@@ -99,6 +121,11 @@ class RankProgram(NamedTuple):
             operations,
             next_actions[::-1],
             receives,
+            {
+                (operation.stage, operation.microbatch)
+                for operation in operations
+                if isinstance(operation, Action) and operation.kind == "R"
+            },
         )
 
 
@@ -123,6 +150,7 @@ class Runner:
         stage_ranks: For each stage of the pipeline the rank that holds it.
         rank (int): This rank.
         transport (Transport): Carries the messages.
+        routes: The skip connections between stages.
 
     Attributes:
         record (Record or None): The times of the last run.
@@ -134,24 +162,30 @@ class Runner:
         stage_ranks: Sequence[int],
         rank: int,
         transport: Transport,
+        routes: Sequence[Route] = (),
     ) -> None:
         self._stages = stages
         self._rank = rank
         self._transport = transport
         self._senders: dict[Channel, Sender] = {}
         self._receivers: dict[Channel, Receiver] = {}
-        for stage, source in enumerate(stage_ranks):
-            for is_forward, neighbour in ((True, stage + 1), (False, stage - 1)):
-                if not 0 <= neighbour < len(stage_ranks):
-                    continue
-                target = stage_ranks[neighbour]
-                channel = 2 * stage + is_forward
+        neighbours = [Route("", i, i + 1) for i in range(len(stage_ranks) - 1)]
+        for number, (skip, start, end) in enumerate([*neighbours, *routes]):
+            for is_forward, stage, other in ((True, start, end), (False, end, start)):
+                channel = Channel(stage, is_forward, skip)
+                source, target = stage_ranks[stage], stage_ranks[other]
+                tag = 2 * number + is_forward
                 if rank == source != target:
-                    self._senders[stage, is_forward] = transport.sender(channel, target)
+                    self._senders[channel] = transport.sender(tag, target)
                 if rank == target != source:
-                    self._receivers[stage, is_forward] = transport.receiver(
-                        channel, source
-                    )
+                    self._receivers[channel] = transport.receiver(tag, source)
+        #: How many channels the transport knows by now.
+        self.n_channels = 2 * (len(neighbours) + len(routes))
+        # By stage, where it finds what skip connections bring, forward and back.
+        self._found: dict[tuple[int, bool], list[tuple[str, int]]] = {}
+        for name, start, end in routes:
+            self._found.setdefault((end, True), []).append((name, start))
+            self._found.setdefault((start, False), []).append((name, end))
         self.record: Record | None = None
 
     def run(self, program: RankProgram, inputs: Sequence[Any]) -> list[Any]:
@@ -187,13 +221,16 @@ class Runner:
         for operation, action in zip(program.operations, program.next_actions):
             times.append(clock())
             if isinstance(operation, Action):
-                result = self._compute(operation, results)
+                result, skips = self._compute(operation, results, program.recomputed)
                 if operation.kind == "F" and operation.stage == last:
                     outputs[operation.microbatch] = result
-                elif operation.kind != "W":
+                elif operation.kind in "FBI":
                     results[Place.of(operation)] = result
+                for name, tensors in skips.items():
+                    results[Place.of(operation, name)] = tensors
+                del result, skips
             else:
-                place = Place.of(operation.action)
+                place = Place.of(operation.action, operation.skip)
                 if operation.direction == "send":
                     sender = self._senders[place.channel]
                     sender.send(place.microbatch, results.pop(place))
@@ -215,17 +252,31 @@ class Runner:
         if microbatch is not None:
             self._receivers[channel].post(microbatch)
 
-    def _compute(self, action: Action, results: dict[Place, Any]) -> Any:
+    def _compute(
+        self,
+        action: Action,
+        results: dict[Place, Tensors],
+        recomputed: Set[tuple[int, int]],
+    ) -> tuple[Tensors, Mapping[str, Tensors]]:
         stage, microbatch = self._stages[action.stage], action.microbatch
         try:
             if action.kind == "W":
-                return stage.backward_weight(microbatch)
-            compute = {
-                "F": stage.forward,
-                "B": stage.backward,
-                "I": stage.backward_input,
-            }[action.kind]
-            return compute(microbatch, results.pop(Place.needed_by(action)))
+                stage.backward_weight(microbatch)
+                return (), {}
+            if action.kind == "R":
+                stage.recompute(microbatch)
+                return (), {}
+            is_forward = action.kind == "F"
+            found = self._found.get((action.stage, is_forward), ())
+            skips = {
+                name: results.pop(Place(other, is_forward, microbatch, name))
+                for name, other in found
+            }
+            tensors = results.pop(Place.needed_by(action))
+            if is_forward:
+                again = (action.stage, microbatch) in recomputed
+                return stage.forward(microbatch, tensors, skips, again)
+            return stage.backward(microbatch, tensors, skips, action.kind == "I")
         except Exception as error:
             raise ActionError(self._where(action, error)) from error
 

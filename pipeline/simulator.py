@@ -16,7 +16,7 @@ from typing import Union
 
 import numpy as np
 
-from pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT
+from pipeline.actions import BACKWARD, FORWARD, INPUT, KINDS, RECOMPUTE, WEIGHT
 from pipeline.dependencies import NONE, earliest_starts, other_rank_suppliers, receivers
 from pipeline.lowering import rendezvous_order
 from pipeline.schedule import Schedule
@@ -46,6 +46,8 @@ class Costs:
         latency: What a message takes on top, per edge.
         activation_bytes: Held per microbatch from F to B or I, per stage.
         pending_bytes: Held per microbatch from I to W, per stage.
+        checkpoint_bytes: Held per microbatch from F to R where a forward is recomputed,
+            per stage; R takes as long as F.
 
     Raises:
         ValueError: If a value is negative or not finite.
@@ -63,6 +65,7 @@ class Costs:
     latency: Values = 0.0
     activation_bytes: Values = 0
     pending_bytes: Values = 0
+    checkpoint_bytes: Values = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -91,7 +94,7 @@ class Costs:
             n_microbatches: Number of microbatches.
 
         Returns:
-            Seconds of shape ``(4, n_stages, n_microbatches)``, the kinds in the order
+            Seconds of shape ``(5, n_stages, n_microbatches)``, the kinds in the order
             of `pipeline.actions.KINDS`.
 
         Raises:
@@ -99,8 +102,8 @@ class Costs:
         """
         shape = n_stages, n_microbatches
         first, second, third = (self._spread(name, shape) for name in _PER_STAGE[:3])
-        table = np.empty((4, *shape))
-        table[FORWARD] = first
+        table = np.empty((len(KINDS), *shape))
+        table[FORWARD] = table[RECOMPUTE] = first
         table[BACKWARD] = second + third
         table[INPUT] = second
         table[WEIGHT] = third
@@ -121,20 +124,20 @@ class Costs:
         transfer, latency = (self._spread(name, (n_stages - 1,)) for name in _PER_EDGE)
         return transfer, latency
 
-    def units(self, n_stages: int) -> tuple[np.ndarray, np.ndarray]:
+    def units(self, n_stages: int) -> tuple[np.ndarray, ...]:
         """Spreads the sizes.
 
         Args:
             n_stages: Number of stages.
 
         Returns:
-            ``activation_bytes`` and ``pending_bytes``, of shape ``(n_stages,)``.
+            ``activation_bytes``, ``pending_bytes`` and ``checkpoint_bytes``, of shape
+            ``(n_stages,)``.
 
         Raises:
             ValueError: If a value has another shape.
         """
-        held, pending = (self._spread(name, (n_stages,)) for name in _PER_STAGE[3:])
-        return held, pending
+        return tuple(self._spread(name, (n_stages,)) for name in _PER_STAGE[3:])
 
     def _spread(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         values = np.asarray(getattr(self, name), float)
@@ -155,6 +158,7 @@ _PER_STAGE = (
     "backward_weight",
     "activation_bytes",
     "pending_bytes",
+    "checkpoint_bytes",
 )
 _PER_EDGE = ("transfer", "latency")
 

@@ -1,31 +1,29 @@
 """One stage's computations on microbatches: forward and backward.
 
-Communication is outside of autograd: a stage turns arrays into arrays. Within it,
-each microbatch has a graph of its own, from fresh leaf variables to the outputs,
-held from its forward to its backward.
+Communication is outside of autograd: a stage turns arrays into arrays. A stage whose
+layers are partly marked to be recomputed consists of several *segments*, which hand
+tensors to each other as stages do::
+
+    layers     0    1    2    3    4    5          recompute=True for 2 and 3
+    segments   '-- 0 --' '-- 1 --' '-- 2 --'
+    held       graph     inputs    graph           between forward and backward
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from itertools import groupby
 
 import chainer
 
-from divisible import Divisible
-from pipeline import backprop
-from pipeline.backprop import PendingWeightGradients
+from divisible import Divisible, RandomKey, keyed_random_state
+from pipeline.batch_statistics import BatchStatistics
 from pipeline.loss import Loss
-from pipeline.message import Tensor, Tensors
+from pipeline.message import Tensors
+from pipeline.reports import Reports
+from pipeline.segment import Segment
 from pipeline.weight_gradients import WeightGradients
-
-
-class _Held(NamedTuple):
-    """What the backward of a microbatch needs from its forward."""
-
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
 
 
 class Stage:
@@ -37,123 +35,178 @@ class Stage:
     Args:
         layers (Divisible): The layers.
         loss (Loss or None): On the last stage, what follows the layers.
+        seed (int): What the layers' random numbers depend on, besides the minibatch,
+            the microbatch and the layer.
+        defer_batch_statistics (bool): Whether running averages move once a minibatch.
+
+    Attributes:
+        reports (Reports): What the layers reported in the last minibatch.
     """
 
-    def __init__(self, layers: Divisible, loss: Loss | None = None) -> None:
+    def __init__(
+        self,
+        layers: Divisible,
+        loss: Loss | None = None,
+        seed: int = 0,
+        defer_batch_statistics: bool = True,
+    ) -> None:
         self.layers = layers
         self.loss = loss
+        self._seed = seed
+        self._step = 0
         self._weight_gradients = WeightGradients(self._parameters)
-        self._held: dict[int, _Held] = {}
-        self._pending: dict[int, PendingWeightGradients] = {}
+        self._statistics = (
+            BatchStatistics(layers.links) if defer_batch_statistics else None
+        )
+        self.reports = Reports(self._observers())
+        self._segments = self._cut()
+
+    def _cut(self) -> list[Segment]:
+        """Cuts the layers where the mark to recompute them changes."""
+        runs = groupby(enumerate(self.layers.recomputed), lambda pair: pair[1])
+        lengths = [(mark, len(list(run))) for mark, run in runs]
+        segments = []
+        start, end = self.layers.layer_range
+        for is_recomputed, length in lengths:
+            loss = self.loss if start + length == end else None
+            layers = self.layers.view(start, start + length)
+            segments.append(
+                Segment(layers, self._weight_gradients, loss, is_recomputed)
+            )
+            start += length
+        return segments
 
     def _parameters(self) -> Iterator[chainer.Parameter]:
         yield from self.layers.params()
+        if self.loss is not None:
+            yield from self.loss.params()
 
-    def begin(self) -> None:
-        """Begins a minibatch: no gradients, no microbatches."""
+    def _observers(self) -> Iterator[tuple[str, chainer.Link]]:
+        yield from self.layers.namedlinks()
+        if self.loss is not None:
+            yield from self.loss.namedlinks()
+
+    def begin(self, step: int) -> None:
+        """Begins a minibatch: no gradients, no microbatches.
+
+        Args:
+            step (int): How many minibatches came before it.
+        """
+        self._step = step
+        self.reports.clear()
+        if not chainer.config.enable_backprop:
+            return
         self._weight_gradients.begin()
-        self._held.clear()
-        self._pending.clear()
+        if self._statistics is not None:
+            self._statistics.begin()
+        for segment in self._segments:
+            segment.begin()
 
     def finish(self) -> None:
-        """Ends a minibatch: leaves its gradients in ``param.grad``."""
+        """Ends a minibatch: leaves gradients in ``param.grad``, moves averages."""
         self._weight_gradients.finish()
+        if self._statistics is not None:
+            self._statistics.finish()
 
-    def forward(self, microbatch: int, inputs: Tensors) -> Tensors:
+    def forward(
+        self,
+        microbatch: int,
+        inputs: Tensors,
+        skipped: Mapping[str, Tensors],
+        is_recomputed: bool = False,
+    ) -> tuple[Tensors, dict[str, Tensors]]:
         """Runs the layers on one microbatch (F).
 
         Args:
             microbatch (int): Its position in the minibatch.
             inputs: Tensors from the stage before, or the user's input.
+            skipped: By name what skip connections bring from earlier stages.
+            is_recomputed (bool): Whether :meth:`recompute` comes before the backward,
+                so that only the inputs are held until then.
 
         Returns:
-            The outputs, as tensors; nothing once the loss has used them.
+            The outputs, as tensors, nothing once the loss has used them; and by name
+            what skip connections take to later stages.
         """
         if not inputs:
-            return ()
-        values = [tensor.value() for tensor in inputs]
-        outputs = self.layers(*values)
-        if not isinstance(outputs, tuple):
-            outputs = (outputs,)
-        if self.loss is None or not self.loss.is_wanted:
-            result = tuple(map(Tensor.of, outputs))
-        else:
-            outputs = (self.loss(microbatch, outputs),)
-            result = ()
-        if chainer.config.enable_backprop:
-            self._held[microbatch] = _Held(values, outputs)
-        return result
+            return (), dict.fromkeys(self._names_handed_over, ())
+        with ExitStack() as stack:
+            stack.enter_context(self._random_state(microbatch))
+            stack.enter_context(self.reports.collect(len(inputs[0].array)))
+            if self._statistics is not None and chainer.config.enable_backprop:
+                stack.enter_context(self._statistics)
+            skipped = dict(skipped)
+            for segment in self._segments:
+                again = is_recomputed or segment.is_recomputed
+                inputs, handed_over = segment.forward(
+                    microbatch, inputs, _pop_all(skipped, segment.takes), again
+                )
+                skipped.update(handed_over)
+        return inputs, skipped
 
-    def backward(self, microbatch: int, gradients: Tensors) -> Tensors:
-        """Runs the whole backward of one microbatch (B).
+    def recompute(self, microbatch: int) -> None:
+        """Runs the forward of one microbatch again, for its backward (R)."""
+        for segment in self._segments:
+            self._recompute(segment, microbatch)
 
-        Adds to the gradients of the parameters.
+    def backward(
+        self,
+        microbatch: int,
+        gradients: Tensors,
+        skip_gradients: Mapping[str, Tensors],
+        split: bool = False,
+    ) -> tuple[Tensors, dict[str, Tensors]]:
+        """Runs the backward of one microbatch: whole (B), or input gradients only (I).
 
         Args:
             microbatch (int): Its position in the minibatch.
             gradients: One tensor per output, from the stage after; ignored on the
                 last stage, whose loss starts the backward.
+            skip_gradients: By name those of what skip connections took.
+            split (bool): Whether to leave the weight gradients to
+                :meth:`backward_weight`, and to hold what they need.
 
         Returns:
-            One tensor per input: its gradient, or none where there is none.
+            One tensor per input: its gradient, or none where there is none; and by
+            name those of what skip connections brought.
         """
-        if microbatch not in self._held:
-            return ()
-        held = self._held.pop(microbatch)
-        variables, arguments = self._backward_arguments(microbatch, held, gradients)
-        with _layer_named():
-            input_gradients = backprop.backward(variables, *arguments)
-        return _in_places(held.inputs, variables, input_gradients)
-
-    def backward_input(self, microbatch: int, gradients: Tensors) -> Tensors:
-        """Computes the input gradients of one microbatch (I), as :meth:`backward`.
-
-        What the weight gradients need is held until :meth:`backward_weight`.
-        """
-        if microbatch not in self._held:
-            return ()
-        held = self._held.pop(microbatch)
-        variables, arguments = self._backward_arguments(microbatch, held, gradients)
-        with _layer_named():
-            input_gradients, self._pending[microbatch] = backprop.backward_input(
-                variables, *arguments
+        if not self._segments[0].holds(microbatch):
+            return (), dict.fromkeys(self._names_taken, ())
+        skip_gradients = dict(skip_gradients)
+        for segment in reversed(self._segments):
+            self._recompute(segment, microbatch)
+            gradients, taken = segment.backward(
+                microbatch,
+                gradients,
+                _pop_all(skip_gradients, segment.hands_over),
+                split,
             )
-        return _in_places(held.inputs, variables, input_gradients)
+            skip_gradients.update(taken)
+        return gradients, skip_gradients
 
     def backward_weight(self, microbatch: int) -> None:
         """Adds the weight gradients of one microbatch (W)."""
-        if microbatch in self._pending:
-            with _layer_named():
-                self._pending.pop(microbatch).run()
+        for segment in reversed(self._segments):
+            segment.backward_weight(microbatch)
 
-    def _backward_arguments(
-        self, microbatch: int, held: _Held, gradients: Tensors
-    ) -> tuple[list[chainer.Variable], tuple]:
-        if self.loss is not None:
-            gradients = (Tensor(self.loss.gradient(microbatch, held.outputs[0])),)
-        outputs, output_gradients = [], []
-        for y, gradient in zip(held.outputs, gradients):
-            if isinstance(y, chainer.Variable):
-                outputs.append(y)
-                output_gradients.append(gradient.array)
-        variables = [x for x in held.inputs if isinstance(x, chainer.Variable)]
-        return variables, (outputs, output_gradients, self._weight_gradients)
+    def _recompute(self, segment: Segment, microbatch: int) -> None:
+        with self._random_state(microbatch):
+            segment.recompute(microbatch)
 
+    def _random_state(self, microbatch: int) -> AbstractContextManager:
+        key = RandomKey(self._seed, self._step, microbatch, chainer.config.train)
+        return keyed_random_state(key, self.layers.device)
 
-@contextmanager
-def _layer_named() -> Iterator[None]:
-    """Says in an error which layer's backward raised it, as forward does."""
-    try:
-        yield
-    except Exception as error:
-        function = getattr(error, "function_node", None)
-        error.layer_position = getattr(function, "layer_position", None)
-        raise
+    @property
+    def _names_taken(self) -> list[str]:
+        start, end = self.layers.layer_range
+        return [s.name for s in self.layers.skips if s.stash < start <= s.pop < end]
+
+    @property
+    def _names_handed_over(self) -> list[str]:
+        start, end = self.layers.layer_range
+        return [s.name for s in self.layers.skips if start <= s.stash < end <= s.pop]
 
 
-def _in_places(
-    inputs: Sequence[Any], variables: list[chainer.Variable], gradients: Sequence[Any]
-) -> Tensors:
-    """Puts the variables' gradients in the places of the inputs."""
-    by_input = {id(x): gradient for x, gradient in zip(variables, gradients)}
-    return tuple(Tensor(by_input.get(id(x))) for x in inputs)
+def _pop_all(tensors: dict[str, Tensors], names: Sequence[str]) -> dict[str, Tensors]:
+    return {name: tensors.pop(name) for name in names}

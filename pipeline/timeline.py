@@ -107,6 +107,8 @@ class Timeline:
                 what = _parse(what)
             if isinstance(what, Message):
                 action, peer, category = what.action, what.peer, what.direction
+                if what.skip:
+                    label = labels.setdefault(what.skip, len(labels))
             elif isinstance(what, Action):
                 action, category = what, what.kind
             else:
@@ -212,10 +214,9 @@ class Timeline:
 
     def __getitem__(self, index: int) -> Event:
         what: Action | Message | str
-        if self.label[index] != _NONE:
-            what = self._labels[self.label[index]]
-        elif self.kind[index] == _NONE:
-            what = CATEGORIES[self.category[index]]
+        label = self._labels[self.label[index]] if self.label[index] != _NONE else ""
+        if self.kind[index] == _NONE:
+            what = label or CATEGORIES[self.category[index]]
         else:
             what = Action(
                 int(self.stage[index]),
@@ -224,9 +225,9 @@ class Timeline:
             )
             peer = int(self._peer[index])
             if peer < _NONE:
-                what = Message(what, -2 - peer, "receive")
+                what = Message(what, -2 - peer, "receive", label)
             elif peer > _NONE:
-                what = Message(what, peer, "send")
+                what = Message(what, peer, "send", label)
         return Event(
             int(self.rank[index]),
             what,
@@ -277,12 +278,12 @@ class Timeline:
     @property
     def peak_in_flight(self) -> np.ndarray:
         """For each rank the most stage-microbatches between F and B or I."""
-        return self._peak([1, -1, -1, 0])
+        return self._peak([1, -1, -1, 0, 0])
 
     @property
     def peak_held(self) -> np.ndarray:
         """For each rank the most stage-microbatches in flight or with a pending W."""
-        return self._peak([1, -1, 0, -1])
+        return self._peak([1, -1, 0, -1, 0])
 
     def _peak(self, change: list[int]) -> np.ndarray:
         changes = np.array([*change, 0, 0, 0, 0])[self.category]

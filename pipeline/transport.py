@@ -68,7 +68,7 @@ class Transport:
         self._wire_dtype = None if wire_dtype is None else np.dtype(wire_dtype)
         #: Called while waiting; may raise to end the wait.
         self.watch: Callable[[], None] = lambda: None
-        self._sent: deque[list[MPI.Request]] = deque()
+        self._sent: list[list[MPI.Request]] = []
 
     def sender(self, channel: int, peer: int) -> Sender:
         """Returns this rank's end of a channel that leads to rank ``peer``."""
@@ -87,8 +87,8 @@ class Transport:
     def keep(self, requests: list[MPI.Request]) -> None:
         """Keeps sends, and with them their buffers, until they are complete."""
         self._sent.append(requests)
-        while self._sent and MPI.Request.Testall(self._sent[0]):
-            self._sent.popleft()
+        # Not in the order of sending: what goes past other stages waits for longer.
+        self._sent = [some for some in self._sent if not MPI.Request.Testall(some)]
 
     def flush(self) -> None:
         """Waits until everything sent has left.
@@ -99,7 +99,7 @@ class Transport:
 
         def sent() -> bool:
             self.watch()
-            return MPI.Request.Testall(self._sent[0])
+            return MPI.Request.Testall(self._sent[-1])
 
         while self._sent:
             wait(
@@ -107,7 +107,7 @@ class Transport:
                 self.timeout,
                 lambda: "the other ranks to take what was sent to them",
             )
-            self._sent.popleft()
+            self._sent.pop()
 
 
 class _Channel:

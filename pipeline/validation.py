@@ -11,10 +11,12 @@ from pipeline.actions import (
     FORWARD,
     INPUT,
     KINDS,
+    RECOMPUTE,
     WEIGHT,
     Action,
     Message,
     Operation,
+    Route,
     ScheduleError,
 )
 from pipeline.dependencies import NONE, locate, suppliers, unit_steps
@@ -35,19 +37,23 @@ class Report(NamedTuple):
 
     A unit is one stage's share of one microbatch. A whole backward (B) or input
     gradient (I) frees the activations; an I leaves its W pending, which keeps the
-    stage's inputs and output gradients.
+    stage's inputs and output gradients. Where the forward is recomputed (R), only the
+    stage's input is held between the two.
 
     Attributes:
-        in_flight: For each rank the peak of held activations, from F to B or I.
+        in_flight: For each rank the peak of held activations, from F, or R where
+            there is one, to B or I.
         stage_in_flight: The same for each stage.
         pending: For each rank the peak of pending weight gradients, from I to W.
         held: For each rank the peak of both together.
+        inputs: For each rank the peak of inputs that wait for R, from F on.
     """
 
     in_flight: tuple[int, ...]
     stage_in_flight: tuple[int, ...]
     pending: tuple[int, ...]
     held: tuple[int, ...]
+    inputs: tuple[int, ...]
 
 
 def validate(schedule: Schedule) -> Report:
@@ -56,8 +62,8 @@ def validate(schedule: Schedule) -> Report:
     Checked are, in this order: every action is on the rank that holds its stage;
     every stage runs every microbatch exactly once forward, and backward either as
     one B or as I and W (or none of all backward: evaluation); on each rank F comes
-    before B or I, I before W, and a stage after the one it needs; no ranks wait for
-    each other in a circle. `pipeline.lowering.lower` then yields messages that
+    before R, R before B or I, I before W, and a stage after the one it needs; no ranks
+    wait for each other in a circle. `pipeline.lowering.lower` then yields messages that
     cannot deadlock even when every send and receive blocks.
 
     Args:
@@ -106,17 +112,21 @@ def report(schedule: Schedule) -> Report:
     # A stage's actions are all on one rank, so a stable sort keeps their order.
     order = np.argsort(schedule.stage, kind="stable")
     starts = np.searchsorted(schedule.stage[order], np.arange(1, schedule.n_stages))
-    stages = np.split(_changes(schedule, ones, none)[order], starts)
+    stages = np.split(_changes(schedule, ones, none, none)[order], starts)
     return Report(
         peaks(schedule, ones, none),
         tuple(int(np.cumsum(change).max(initial=0)) for change in stages),
         peaks(schedule, none, ones),
         peaks(schedule, ones, ones),
+        peaks(schedule, none, none, ones),
     )
 
 
 def peaks(
-    schedule: Schedule, activation: np.ndarray, pending: np.ndarray
+    schedule: Schedule,
+    activation: np.ndarray,
+    pending: np.ndarray,
+    checkpoint: np.ndarray | int = 0,
 ) -> tuple[int, ...]:
     """Weighs what each rank holds at its peak.
 
@@ -124,11 +134,12 @@ def peaks(
         schedule: A valid schedule.
         activation: For each stage the size of a microbatch's activations.
         pending: For each stage the size of what a pending W keeps.
+        checkpoint: For each stage the size of the input that waits for an R.
 
     Returns:
         For each rank the peak, rounded to an integer.
     """
-    change = _changes(schedule, activation, pending)
+    change = _changes(schedule, activation, pending, checkpoint)
     return tuple(
         int(np.cumsum(change[begin:end]).max(initial=0))
         for begin, end in zip(schedule.offsets[:-1], schedule.offsets[1:])
@@ -136,14 +147,28 @@ def peaks(
 
 
 def _changes(
-    schedule: Schedule, activation: np.ndarray, pending: np.ndarray
+    schedule: Schedule,
+    activation: np.ndarray,
+    pending: np.ndarray,
+    checkpoint: np.ndarray | int,
 ) -> np.ndarray:
     """Returns what each action adds to, or with a minus frees from, its rank."""
-    kind = schedule.kind
+    kind, stage, microbatch = schedule.kind, schedule.stage, schedule.microbatch
     if kind.max(initial=FORWARD) == FORWARD:
         return np.zeros(kind.size, np.int64)
-    table = np.stack([activation, -activation, pending - activation, -pending])
-    return table[kind, schedule.stage]
+    checkpoint = np.broadcast_to(checkpoint, activation.shape)
+    table = np.stack(
+        [activation, -activation, pending - activation, -pending, activation]
+    )
+    change = table[kind, stage].astype(np.result_type(table, checkpoint))
+    again = kind == RECOMPUTE
+    if again.any():
+        is_recomputed = np.zeros((schedule.n_stages, schedule.n_microbatches), bool)
+        is_recomputed[stage[again], microbatch[again]] = True
+        first = (kind == FORWARD) & is_recomputed[stage, microbatch]
+        change[first] = checkpoint[stage[first]]
+        change[again] -= checkpoint[stage[again]]
+    return change
 
 
 def _check_ranks(schedule: Schedule) -> None:
@@ -188,6 +213,15 @@ def _check_complete(schedule: Schedule, table: np.ndarray) -> None:
             f"rank {rank}: stage {stage} runs microbatch {microbatch} backward both "
             "whole (B) and in halves (I, W); use B alone, or I and W",
         )
+    useless = np.argwhere(done[:, RECOMPUTE] & ~(whole | first))
+    if useless.size:
+        stage, microbatch = useless[0]
+        raise _fault(
+            schedule,
+            [table[3, stage, microbatch]],
+            f"rank {schedule.stage_ranks[stage]}: {stage}R{microbatch} recomputes a "
+            "forward for no backward; leave it out",
+        )
     _require(schedule, table, done[:, FORWARD], "F")
     if schedule.kind.max(initial=FORWARD) == FORWARD:
         return
@@ -218,11 +252,11 @@ def _check_rank_order(
 ) -> None:
     rank = _ranks(schedule)
     backward = (schedule.kind == BACKWARD) | (schedule.kind == INPUT)
-    own_forward = np.full(needed.size, NONE, np.int64)
-    own_forward[backward] = table[
-        0, schedule.stage[backward], schedule.microbatch[backward]
+    own = np.full((2, needed.size), NONE, np.int64)
+    own[:, backward] = table[(0, 3), :, :][
+        :, schedule.stage[backward], schedule.microbatch[backward]
     ]
-    for need in (own_forward, needed):
+    for need in (*own, needed):
         here = (need != NONE) & (rank[need] == rank)
         wrong = np.flatnonzero(here & (need > np.arange(need.size)))
         if wrong.size:
@@ -262,7 +296,9 @@ def _check_progress(schedule: Schedule, needed: np.ndarray) -> None:
     )
 
 
-def check_programs(programs: Sequence[Sequence[Operation]]) -> None:
+def check_programs(
+    programs: Sequence[Sequence[Operation]], routes: Sequence[Route] = ()
+) -> None:
     """Proves that lowered programs finish when every send and receive blocks.
 
     A send waits until the receiver has come to the matching receive, and the other
@@ -272,6 +308,7 @@ def check_programs(programs: Sequence[Sequence[Operation]]) -> None:
     Args:
         programs: For each rank its operations, such as `pipeline.lowering.lower`
             returns them.
+        routes: The skip connections between stages.
 
     Raises:
         ScheduleError: If a rank waits for ever, meets another message than the one
@@ -295,7 +332,7 @@ def check_programs(programs: Sequence[Sequence[Operation]]) -> None:
     )
     cursor = [0] * len(programs)
     # What each rank has computed or received; the halves of a backward count as one.
-    results: list[set[tuple[int, bool, int]]] = [set() for _ in programs]
+    results: list[set[_Result]] = [set() for _ in programs]
     awake = list(range(len(programs)))
     while awake:
         rank = awake.pop()
@@ -303,7 +340,7 @@ def check_programs(programs: Sequence[Sequence[Operation]]) -> None:
         while cursor[rank] < len(program):
             operation = program[cursor[rank]]
             if isinstance(operation, Action):
-                _compute(operation, results[rank], last, rank)
+                _compute(operation, results[rank], last, rank, routes)
                 cursor[rank] += 1
                 continue
             peer = operation.peer
@@ -321,20 +358,21 @@ def check_programs(programs: Sequence[Sequence[Operation]]) -> None:
                 or other.direction == operation.direction
             ):
                 break
-            if other.action != operation.action:
+            if other[::3] != operation[::3]:
                 raise ScheduleError(
                     f"rank {rank} is in {operation} while rank {peer} is in {other}: "
                     "the messages between two ranks must have one order on both"
                 )
             result = _result(operation.action)
             sender = rank if operation.direction == "send" else peer
-            if result not in results[sender]:
+            if result._replace(skip=_ALL) not in results[sender]:
                 raise ScheduleError(
                     f"rank {sender} sends the result of {operation.action} before it "
                     "has computed it"
                 )
+            receiver = peer if sender == rank else rank
+            results[receiver].add(result._replace(skip=operation.skip))
             for both in (rank, peer):
-                results[both].add(result)
                 cursor[both] += 1
             awake.append(peer)
     stopped = [rank for rank, ops in enumerate(programs) if cursor[rank] < len(ops)]
@@ -349,30 +387,64 @@ def check_programs(programs: Sequence[Sequence[Operation]]) -> None:
         )
 
 
-def _result(action: Action) -> tuple[int, bool, int]:
-    return action.stage, action.kind == "F", action.microbatch
+class _Result(NamedTuple):
+    stage: int
+    is_forward: bool
+    microbatch: int
+    # What came over a skip connection; nothing for the neighbour's result.
+    skip: str | None = ""
 
 
-def _compute(action: Action, results: set, last: int, rank: int) -> None:
+#: What was computed on the rank itself, skips included.
+_ALL = None
+
+
+def _result(action: Action) -> _Result:
+    return _Result(action.stage, action.kind == "F", action.microbatch, _ALL)
+
+
+def _compute(
+    action: Action,
+    results: set[_Result],
+    last: int,
+    rank: int,
+    routes: Sequence[Route],
+) -> None:
     """Checks an action's inputs on its rank and adds its result."""
     stage, kind, microbatch = action
     inputs = []
-    if kind == "F" and stage > 0:
-        inputs.append((stage - 1, True, microbatch))
+    if kind == "F":
+        inputs = [
+            _Result(route.source, True, microbatch, route.name)
+            for route in routes
+            if route.target == stage
+        ]
+        if stage > 0:
+            inputs.append(_Result(stage - 1, True, microbatch))
+    elif kind == "R":
+        inputs.append(_Result(stage, True, microbatch, _ALL))
     elif kind == "W":
-        inputs.append((stage, False, microbatch))
-    elif kind != "F":
-        inputs.append((stage, True, microbatch))
+        inputs.append(_Result(stage, False, microbatch, _ALL))
+    else:
+        inputs = [
+            _Result(route.target, False, microbatch, route.name)
+            for route in routes
+            if route.source == stage
+        ]
+        inputs.append(_Result(stage, True, microbatch, _ALL))
         if stage < last:
-            inputs.append((stage + 1, False, microbatch))
+            inputs.append(_Result(stage + 1, False, microbatch))
     for needed in inputs:
-        if needed not in results:
-            name = f"{needed[0]}{'F' if needed[1] else 'B (or I)'} of microbatch"
+        if not {needed, needed._replace(skip=_ALL)} & results:
+            name = f"{needed.stage}{'F' if needed.is_forward else 'B (or I)'}"
+            if needed.skip:
+                name += f" under the name {needed.skip!r}"
             raise ScheduleError(
                 f"rank {rank}: {action} runs before the rank has the result of "
-                f"{name} {microbatch}"
+                f"{name} of microbatch {microbatch}"
             )
-    results.add(_result(action))
+    if kind != "R":
+        results.add(_result(action))
 
 
 def _ranks(schedule: Schedule) -> np.ndarray:

@@ -5,7 +5,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from divisible import Divisible, Plan
+from divisible import Divisible, Plan, RandomKey, keyed_random_state
 from pipeline import Pipeline
 
 N_STEPS = 5
@@ -33,6 +33,33 @@ def train_serially(model, batches, lr=0.1):
     return np.array(losses), dict(model.namedparams())
 
 
+def train_in_microbatches(model, batches, n_microbatches, lr=0.1, seed=0):
+    """As `train_serially` by plain Chainer, but the model sees microbatches.
+
+    Random layers draw what they draw in a pipeline.
+    """
+    optimizer = chainer.optimizers.MomentumSGD(lr).setup(model)
+    means = []
+    for step, (x, t) in enumerate(batches):
+        model.cleargrads()
+        mean = np.zeros(2)
+        parts = zip(*(np.array_split(a, n_microbatches) for a in (x, t)))
+        for microbatch, (x_part, t_part) in enumerate(parts):
+            if len(x_part) == 0:
+                continue
+            with keyed_random_state(RandomKey(seed, step, microbatch)):
+                y = model(x_part)
+            loss = F.softmax_cross_entropy(y, t_part)
+            weight = len(x_part) / len(x)
+            loss.grad = np.full_like(loss.array, weight)
+            loss.backward()
+            accuracy = F.accuracy(y, t_part)
+            mean += weight * np.array([float(loss.array), float(accuracy.array)])
+        optimizer.update()
+        means.append(mean)
+    return np.array(means), dict(model.namedparams())
+
+
 def train_on(comm, stages, batches, lr=0.1, **options):
     pipe = Pipeline(stages, comm, **{"timeout": 20, **options})
     optimizers = [chainer.optimizers.MomentumSGD(lr).setup(part) for part in stages]
@@ -46,7 +73,15 @@ def train_on(comm, stages, batches, lr=0.1, **options):
 
 
 def check_equal(
-    comm, make_model, cuts, batches, rtol=1e-5, atol=1e-6, lr=0.1, **options
+    comm,
+    make_model,
+    cuts,
+    batches,
+    rtol=1e-5,
+    atol=1e-6,
+    lr=0.1,
+    serially_in_microbatches=False,
+    **options,
 ):
     """Trains on all ranks and serially.
 
@@ -64,7 +99,12 @@ def check_equal(
     del model
     losses = train_on(comm, stages, batches, lr, **options)
     np.random.seed(3)
-    expected_losses, expected = train_serially(make_model(), batches, lr)
+    if serially_in_microbatches:
+        expected_losses, expected = train_in_microbatches(
+            make_model(), batches, options["n_microbatches"], lr, options.get("seed", 0)
+        )
+    else:
+        expected_losses, expected = train_serially(make_model(), batches, lr)
     assert_close(losses, expected_losses, rtol=rtol)
     for stage in stages:
         for path, param in stage.namedparams():

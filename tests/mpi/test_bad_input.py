@@ -6,7 +6,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from divisible import Divisible, Plan
+from divisible import Divisible, Plan, pop, stash
 from pipeline import Pipeline, Schedule
 from tests.mpiexec import on_ranks
 
@@ -158,9 +158,52 @@ def integer_wire(comm):
     Pipeline(stage_of(comm), comm, 2, wire_dtype="int8")
 
 
-def repeated_link(comm):
-    linear = L.Linear(4, 4)
+def repeated_averages(comm):
+    norm = L.BatchNormalization(4)
+    Pipeline(stage_of(comm, Divisible(norm, F.relu, norm, F.relu)), comm, 2)
+
+
+def wrong_checkpoint(comm):
+    Pipeline(stage_of(comm), comm, 2, checkpoint="often")
+
+
+def other_seed(comm):
+    Pipeline(stage_of(comm), comm, 2, seed=comm.rank)
+
+
+def negative_seed(comm):
+    Pipeline(stage_of(comm), comm, 2, seed=-1)
+
+
+def popped_before(comm):
+    layers = pop("a", F.add), L.Linear(4, 4), stash("a"), L.Linear(4, 4)
+    Pipeline(stage_of(comm, Divisible(*layers)), comm, 2)
+
+
+def unequal_skips(comm):
+    layers = [stash("a"), L.Linear(4, 4), pop("a", F.add), L.Linear(4, 4)]
+    if comm.rank == 1:
+        layers[:3] = [L.Linear(4, 4), F.relu, F.relu]
+    Pipeline(stage_of(comm, Divisible(*layers)), comm, 2)
+
+
+def unequal_ties(comm):
+    model = Divisible(L.Linear(4, 4), F.relu, L.Linear(4, 4), F.relu)
+    model.tie("/0/W", "/2/W", transpose=comm.rank == 0)
+    if comm.rank == 1:
+        model[2].b = model[0].b
+    Pipeline(stage_of(comm, model), comm, 2)
+
+
+def shared_without_shape(comm):
+    linear = L.Linear(None, 4)
     Pipeline(stage_of(comm, Divisible(linear, F.relu, linear, F.relu)), comm, 2)
+
+
+def unfit_skip(comm):
+    layers = stash("a"), L.Linear(4, 3), pop("a", F.add), L.Linear(3, 4)
+    pipe = Pipeline(stage_of(comm, Divisible(*layers)), comm, 2)
+    pipe.step(np.ones((4, 4), np.float32), np.zeros(4, np.int32))
 
 
 def no_backward(comm):
@@ -216,7 +259,15 @@ def wrong_width(comm):
         (3, left_out_call, ["a rank left a call out"]),
         (2, after_a_caught_error, ["an earlier call failed on rank 1"]),
         (2, integer_wire, ["wire_dtype must be a floating-point type"]),
-        (2, repeated_link, ["layer 2 on rank 1 is the same link as layer 0"]),
+        (2, repeated_averages, ["layer 2 is the same link as layer 0", "averages"]),
+        (2, wrong_checkpoint, ["checkpoint must be one of never", "not 'often'"]),
+        (2, other_seed, ["seed differs between rank 0 and rank 1"]),
+        (2, negative_seed, ["seed must be from 0"]),
+        (2, popped_before, ["layer 2: stash('a') is a skip into the earlier layer 0"]),
+        (2, unequal_skips, ["layer 0 is stash('a') on rank 0"]),
+        (2, unequal_ties, ["rank 0 and rank 1 built different models", "ties"]),
+        (2, shared_without_shape, ["/0/W is shared by the stages 0, 1", "all sizes"]),
+        (2, unfit_skip, ["1F0 failed on rank 1", "layer 2, pop('a', add)"]),
         (2, no_backward, ["has no backward"]),
         (2, other_rank_first, ["wants the stages on the ranks [0, 1]"]),
         (2, not_an_array, ["0F0 failed on rank 0", "returned dict"]),

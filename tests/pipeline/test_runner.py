@@ -53,7 +53,7 @@ def first_rank(answer=lambda i: (Tensor(np.ones((2, 3), np.float32)),), layers=N
     """Rank 0 of two, with one stage."""
     notes = Notes(answer)
     stage = Stage(layers or Divisible(L.Linear(4, 3)))
-    stage.begin()
+    stage.begin(0)
     return Runner({0: stage}, [0, 1], 0, notes), notes
 
 
@@ -76,16 +76,16 @@ def test_every_result_is_sent_and_every_gradient_received(make):
     for kind in ("send", "post", "receive"):
         assert of(notes, kind) == list(range(N_MICROBATCHES))
     assert notes[-1] == ("flush",)
-    # Channel 1 goes forward from stage 0, channel 2 backward from stage 1.
+    # Channel 1 goes forward between the stages 0 and 1, channel 0 backward.
     assert {note[1] for note in notes if note[0] == "send"} == {(1, 1)}
-    assert {note[1] for note in notes if note[0] == "receive"} == {(2, 1)}
+    assert {note[1] for note in notes if note[0] == "receive"} == {(0, 1)}
     waiting = {note[3][:2] for note in notes if note[0] == "receive"}
     assert waiting == {"0B" if make is one_f_one_b else "0I"}
 
 
 def test_receives_are_posted_ahead():
     _, notes = run_1f1b()
-    assert notes[:RECEIVES_AHEAD] == [("post", (2, 1), i) for i in range(2)]
+    assert notes[:RECEIVES_AHEAD] == [("post", (0, 1), i) for i in range(2)]
     for i, note in enumerate(notes):
         if note[0] == "receive":
             posted = len(of(notes[:i], "post"))

@@ -10,12 +10,29 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from divisible import Divisible
-from pipeline.stage import Loss, Stage
-from pipeline.transport import Tensor
+from divisible import Divisible, pop, stash
+from pipeline import stage as stage_module
+from pipeline.loss import Loss
+from pipeline.message import Tensor
 from tests.equivalence import assert_close
 
 N_MICROBATCHES = 3
+
+
+class Stage(stage_module.Stage):
+    """Without skip connections."""
+
+    def begin(self, step=0):
+        super().begin(step)
+
+    def forward(self, microbatch, inputs):
+        return super().forward(microbatch, inputs, {})[0]
+
+    def backward(self, microbatch, gradients):
+        return super().backward(microbatch, gradients, {})[0]
+
+    def backward_input(self, microbatch, gradients):
+        return super().backward(microbatch, gradients, {}, split=True)[0]
 
 
 def layers():
@@ -317,3 +334,117 @@ def test_an_error_in_a_late_weight_gradient_says_which_layer(monkeypatch):
     with pytest.raises(ArithmeticError, match="spilt") as caught:
         stage.backward_weight(0)
     assert caught.value.layer_position == 2
+
+
+# -- recomputation and skips -------------------------------------------------------
+
+
+def marked_layers():
+    np.random.seed(0)
+    model = Divisible()
+    for i in range(6):
+        model.append(L.Linear(4, 4), recompute=i in (1, 2, 4))
+        model.append(F.dropout, recompute=i in (1, 2, 4))
+    return model
+
+
+def run_stage(stage, xs, recomputed=(), is_split=False):
+    """Returns outputs and input gradients, and the weight gradients."""
+    plain = super(Stage, stage)
+    stage.begin()
+    outputs = [
+        plain.forward(i, variable(x), {}, i in recomputed)[0] for i, x in enumerate(xs)
+    ]
+    gradients = []
+    for i in range(len(xs)):
+        if i in recomputed:
+            stage.recompute(i)
+        gradients += plain.backward(i, ones(outputs[i]), {}, is_split)[0]
+        if is_split:
+            stage.backward_weight(i)
+    stage.finish()
+    found = {path: p.grad.copy() for path, p in stage.layers.namedparams()}
+    return [y.array for (y,) in outputs], [g.array for g in gradients], found
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+@pytest.mark.parametrize("recomputed", [(), (0, 2), (0, 1, 2)])
+def test_recomputation_changes_no_bit(recomputed, is_split):
+    """F.forget draws new masks, and leaves a first stage without gradients."""
+    xs = make_inputs()
+    plain = marked_layers()
+    plain = Divisible(*plain)
+    expected = run_stage(Stage(plain, seed=4), xs)
+    for layers in (plain, marked_layers()):
+        actual = run_stage(Stage(layers, seed=4), xs, recomputed, is_split)
+        for a, b in zip(actual, expected):
+            for x, y in zip(
+                *(v.values() if isinstance(v, dict) else v for v in (a, b))
+            ):
+                np.testing.assert_array_equal(x, y)
+
+
+class Watched:
+    """Tells which of its outputs are still held."""
+
+    def __init__(self):
+        self.outputs = []
+
+    def __call__(self, x):
+        y = F.relu(x)
+        self.outputs.append(weakref.ref(y.node))
+        return F.exp(y)
+
+    @property
+    def held(self):
+        gc.collect()
+        return [ref() is not None for ref in self.outputs]
+
+
+def test_a_recomputed_microbatch_holds_no_graph():
+    kept, forgotten = Watched(), Watched()
+    model = Divisible(L.Linear(4, 4), kept)
+    model.append(L.Linear(4, 4), recompute=True)
+    model.append(forgotten, recompute=True)
+    stage = Stage(model)
+    stage.begin()
+    (x,) = make_inputs(sizes=[2])
+    stage.forward(0, variable(x))
+    assert (kept.held, forgotten.held) == ([True], [False])
+    super(Stage, stage).forward(1, variable(x), {}, True)
+    assert (kept.held, forgotten.held) == ([True, False], [False, False])
+    stage.recompute(1)
+    assert kept.held[-1] and forgotten.held[-1]
+    stage.backward(1, ones(variable(x)))
+    stage.backward(0, ones(variable(x)))
+    assert not any(kept.held + forgotten.held)
+
+
+def test_a_recomputed_loss_counts_once():
+    model = layers()
+    loss = Loss(F.softmax_cross_entropy, F.accuracy)
+    stage = Stage(model, loss)
+    x, t = make_inputs(sizes=[6])[0], np.zeros(6, np.int32)
+    loss.start([(t,)], [6])
+    stage.begin()
+    super(Stage, stage).forward(0, variable(x), {}, True)
+    expected = loss.means.copy()
+    stage.recompute(0)
+    stage.backward(0, ())
+    np.testing.assert_array_equal(loss.means, expected)
+
+
+def test_what_a_skip_brings_and_takes_has_gradients():
+    model = Divisible(
+        stash("a"), F.relu, pop("a", F.add), stash("b"), F.relu, pop("b", F.add)
+    )
+    stage = stage_module.Stage(model.divide(1, 5))
+    stage.begin(0)
+    x, a = (np.array([[v, 1.0]], np.float32) for v in (-1, -3))
+    y, handed_over = stage.forward(0, variable(x), {"a": variable(a)})
+    np.testing.assert_array_equal(y[0].array, np.maximum(np.maximum(x, 0) + a, 0))
+    np.testing.assert_array_equal(handed_over["b"][0].array, np.maximum(x, 0) + a)
+    gradient, taken = stage.backward(0, ones(y), {"b": ones(y)})
+    # Through the second ReLU, which is off for the first number, and past it.
+    np.testing.assert_array_equal(taken["a"][0].array, [[1, 2]])
+    np.testing.assert_array_equal(gradient[0].array, [[0, 2]])

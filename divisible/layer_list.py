@@ -1,0 +1,262 @@
+"""A list of layers, each known by a position that does not change."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Callable
+
+import chainer
+from chainer import Link
+
+Layer = Callable[..., Any]
+
+
+class LayerList(chainer.Sequential):
+    """What a model is as a Chainer link: its layers, under their positions.
+
+    :class:`chainer.Sequential` names its children by the order in which they came.
+    Here a layer's name is the first position at which it stands in the undivided model,
+    in paths of parameters and links, in files, and in print.
+    """
+
+    #: The position of the first layer in the undivided model.
+    _start: int = 0
+    # For each layer, the position that names it: the first one in the undivided
+    # model at which it stands. Link.name would not do, another container of the
+    # same link overwrites it.
+    _positions: list[int]
+    # For each layer, whether a pipeline computes its forward again for its backward.
+    _recomputed: list[bool]
+    # On a stage. Parameters of layers before it whose transpose it needs, by path; and
+    # the paths in the model of those that its own layers share with layers before it.
+    _borrowed: Mapping[str, Link]
+    _tied_paths: Mapping[str, str]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> LayerList:
+        """Prepares the empty list, so that a subclass may append at once."""
+        self = super().__new__(cls)
+        chainer.Sequential.__init__(self)
+        self._positions, self._recomputed = [], []
+        self._borrowed, self._tied_paths = {}, {}
+        return self
+
+    def __init__(self, *layers: Layer) -> None:
+        for layer in layers:
+            self.append(layer)
+
+    # -- the list ---------------------------------------------------------------
+
+    def append(self, layer: Layer, recompute: bool = False) -> None:
+        """Appends a layer.
+
+        Args:
+            layer: A link or a function.
+            recompute (bool): Whether a pipeline is to forget what it computed in the
+                layer, and compute it again for the backward. Neighbouring layers so
+                marked are recomputed together, from the input of the first one. This
+                saves memory and costs another forward. What a recomputed layer does
+                on the side, it does twice.
+        """
+        self.insert(len(self), layer, recompute)
+
+    def insert(self, i: int, layer: Layer, recompute: bool = False) -> None:
+        """Inserts a layer before position ``i``; see :meth:`append`."""
+        self._check_mutable()
+        n = len(self._layers)
+        if not -n <= i <= n:
+            raise IndexError(f"insert({i}): {type(self).__name__} has {n} layers")
+        self._layers.insert(i, _check_layer(layer))
+        self._recomputed.insert(i, bool(recompute))
+        self._number_layers()
+
+    def __setitem__(self, i: int, layer: Layer) -> None:
+        self._check_mutable()
+        self._layers[operator.index(i)] = _check_layer(layer)
+        self._number_layers()
+
+    def __delitem__(self, i: int | slice) -> None:
+        self._check_mutable()
+        del self._layers[i]
+        del self._recomputed[i]
+        self._number_layers()
+
+    def clear(self) -> None:
+        """Removes every layer."""
+        del self[:]
+
+    def copy(self, mode: str = "share") -> LayerList:
+        """Copies the model, its class and positions kept.
+
+        Args:
+            mode (str): ``'share'``, ``'copy'`` or ``'init'``, as for
+                :meth:`chainer.Link.copy`.
+        """
+        ret = Link.copy(self, mode)
+        if mode == "share":
+            # One copy per link, so that a repeated link stays one layer.
+            copies = {id(link): link.copy(mode) for link in self.children()}
+            ret._layers = [
+                copies[id(layer)] if isinstance(layer, Link) else copy.copy(layer)
+                for layer in self._layers
+            ]
+            ret._name_links()
+        return ret
+
+    def _check_mutable(self) -> None:
+        """Refuses changes where positions are fixed."""
+
+    def _number_layers(self) -> None:
+        first: dict[int, int] = {}
+        self._positions = [
+            first.setdefault(id(layer), i) if isinstance(layer, Link) else i
+            for i, layer in enumerate(self._layers)
+        ]
+        self._name_links()
+
+    def _name_links(self) -> None:
+        for position, link in self._positioned_children():
+            link.name = str(position)
+
+    # -- the link hierarchy -----------------------------------------------------
+
+    def _positioned_children(self) -> Iterator[tuple[int, Link]]:
+        """Yields each link once, with the position that names it."""
+        seen = set()
+        for position, layer in zip(self._positions, self._layers):
+            if isinstance(layer, Link) and position not in seen:
+                seen.add(position)
+                yield position, layer
+
+    def children(self) -> Iterator[Link]:
+        """Yields the layers that are links, each once."""
+        for _, link in self._positioned_children():
+            yield link
+
+    def params(self, include_uninit: bool = True) -> Iterator[chainer.Parameter]:
+        """Yields the parameters of all layers, each once."""
+        for _, param in self.namedparams(include_uninit):
+            yield param
+
+    def namedparams(
+        self, include_uninit: bool = True
+    ) -> Iterator[tuple[str, chainer.Parameter]]:
+        """Yields ``('/position/...', parameter)`` of all layers, each parameter once.
+
+        One that several layers use has the path of the first of them.
+        """
+        yield from Link.namedparams(self, include_uninit)
+        seen: set[int] = set()
+        for position, link in self._parameter_holders():
+            for path, param in link.namedparams(include_uninit):
+                if id(param) not in seen:
+                    seen.add(id(param))
+                    path = f"/{position}{path}"
+                    yield self._tied_paths.get(path, path), param
+
+    def _parameter_holders(self) -> Iterator[tuple[str, Link]]:
+        """Yields the links with parameters, and where they lie."""
+        for path, holder in self._borrowed.items():
+            yield path[1 : path.rindex("/")], holder
+        for position, link in self._positioned_children():
+            yield str(position), link
+
+    def links(self, skipself: bool = False) -> Iterator[Link]:
+        """Yields all links of the hierarchy."""
+        if not skipself:
+            yield self
+        for link in self.children():
+            yield from link.links()
+
+    def namedlinks(self, skipself: bool = False) -> Iterator[tuple[str, Link]]:
+        """Yields ``('/position/...', link)`` for all links of the hierarchy."""
+        if not skipself:
+            yield "/", self
+        for position, link in self._positioned_children():
+            yield f"/{position}", link
+            for path, descendant in link.namedlinks(True):
+                yield f"/{position}{path}", descendant
+
+    def device_resident_accept(self, visitor: Any) -> None:
+        """Lets ``visitor`` (``to_gpu`` and the like) see every layer."""
+        Link.device_resident_accept(self, visitor)
+        for _, link in self._parameter_holders():
+            link.device_resident_accept(visitor)
+
+    def copyparams(self, link: LayerList, copy_persistent: bool = True) -> None:
+        """Copies parameters from a model with the same layers at these positions."""
+        Link.copyparams(self, link, copy_persistent)
+        for mine, other in self._pairs(link):
+            mine.copyparams(other, copy_persistent)
+
+    def addgrads(self, link: LayerList) -> None:
+        """Adds the gradients of a model with the same layers at these positions."""
+        Link.addgrads(self, link)
+        for mine, other in self._pairs(link):
+            mine.addgrads(other)
+
+    def _pairs(self, other: LayerList) -> Iterator[tuple[Link, Link]]:
+        theirs = dict(other._positioned_children())
+        for position, mine in self._positioned_children():
+            if position not in theirs:
+                raise ValueError(
+                    f"layer {position} ({type(mine).__name__}) is not in the model to"
+                    f" copy from, which holds the layers {other.layer_range}"
+                )
+            yield mine, theirs[position]
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Reads or writes every layer under its position."""
+        Link.serialize(self, serializer)
+        for path, link in self._parameter_holders():
+            below = serializer
+            for name in path.split("/"):
+                below = below[name]
+            link.serialize(below)
+
+    # -- copying and printing ---------------------------------------------------
+
+    # chainer.Sequential refuses to be reduced with a lambda inside, which is right
+    # for pickle and needless for copies.
+
+    def __copy__(self) -> LayerList:
+        ret = type(self).__new__(type(self))
+        ret.__dict__.update(vars(self))
+        ret._layers = list(self._layers)
+        ret._positions = list(self._positions)
+        ret._recomputed = list(self._recomputed)
+        return ret
+
+    def __deepcopy__(self, memo: dict) -> LayerList:
+        ret = type(self).__new__(type(self))
+        memo[id(self)] = ret
+        ret.__dict__.update(copy.deepcopy(vars(self), memo))
+        return ret
+
+    def __str__(self) -> str:
+        lines = [
+            f"  ({position}): {describe(layer)},".replace("\n", "\n  ")
+            for position, layer in enumerate(self._layers, self._start)
+        ]
+        body = "".join("\n" + line for line in lines)
+        return (
+            f"{type(self).__name__}({body}\n)" if body else f"{type(self).__name__}()"
+        )
+
+    __repr__ = __str__
+
+
+def _check_layer(layer: Layer) -> Layer:
+    if not callable(layer):
+        raise TypeError(
+            f"a layer is a link or a function, but this is not callable: {layer!r}"
+        )
+    return layer
+
+
+def describe(layer: Layer) -> str:
+    """Text for a layer, the same in every process: no memory addresses."""
+    text = getattr(layer, "__qualname__", None) or str(layer)
+    return re.sub(r" at 0x[0-9a-f]+", "", text)

@@ -1,0 +1,171 @@
+"""Random numbers that depend on the layer and the microbatch, not on the cut.
+
+Dropout and other random layers draw from the one global generator of NumPy or CuPy, so
+what a layer gets depends on everything that drew before it: on the cut, the schedule
+and whether a forward is run again. In here each layer of a `Divisible`
+draws from a stream of its own::
+
+    stream of a layer = f(seed, step, microbatch, train, position of the layer)
+
+and the user's own stream goes on afterwards as if nobody else had drawn from it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+from chainer.backends import cuda
+
+
+class RandomKey(NamedTuple):
+    """What the random numbers of a forward depend on, besides the layer.
+
+    Attributes:
+        seed: Chosen by the user; at least 0.
+        step: How many minibatches came before.
+        microbatch: Its position in the minibatch.
+        train: Whether it is a training step.
+    """
+
+    seed: int
+    step: int
+    microbatch: int = 0
+    train: bool = True
+
+
+class _Active(threading.local):
+    key: RandomKey | None = None
+    # The generators are to be given back; on a GPU, CuPy's module of them.
+    is_global_saved: bool = False
+    gpu_random: Any = None
+
+
+_active = _Active()
+
+
+@contextmanager
+def keyed_random_state(key: RandomKey, device: Any = None) -> Iterator[None]:
+    """Lets every layer draw the random numbers of its position.
+
+    A pipeline does this for each microbatch. A serial script that does it as well gets
+    the same dropout masks. Afterwards the global generators are as they were.
+
+    Functions that leave random numbers to cuDNN (``F.dropout`` with
+    ``chainer.config.use_cudnn = 'always'``, and dropout inside ``NStepLSTM`` and the
+    like on a GPU) draw from cuDNN's own stream and are not reached.
+
+    Args:
+        key (RandomKey): What the numbers depend on.
+        device (chainer.backend.Device or None): Where the layers are, if on a GPU.
+
+    Raises:
+        ValueError: If a number of the key is negative.
+
+    Example:
+        >>> import chainer.functions as F
+        >>> import numpy as np
+        >>> from divisible import Divisible
+        >>> model, x = Divisible(F.dropout), np.ones((2, 8), np.float32)
+        >>> masks = []
+        >>> for step in (0, 0, 1):
+        ...     with keyed_random_state(RandomKey(seed=3, step=step)):
+        ...         masks.append(model(x).array)
+        >>> bool((masks[0] == masks[1]).all()), bool((masks[0] == masks[2]).all())
+        (True, False)
+    """
+    if min(key) < 0:
+        raise ValueError(f"the numbers of a random key must not be negative: {key}")
+    outer, _active.key = _active.key, key
+    try:
+        with restored_random_state(device):
+            yield
+    finally:
+        _active.key = outer
+
+
+@contextmanager
+def restored_random_state(device: Any = None) -> Iterator[None]:
+    """Gives the global generators back as they were; within itself it does nothing.
+
+    That takes some 70 microseconds, so a pipeline does it once for all layers of a
+    minibatch.
+
+    Args:
+        device (chainer.backend.Device or None): Where the layers are. On a GPU, CuPy's
+            generator is exchanged for one that is cheap to seed.
+    """
+    if _active.is_global_saved:
+        yield
+        return
+    state = np.random.get_state(legacy=False)
+    _active.is_global_saved = True
+    try:
+        if isinstance(device, cuda.GpuDevice):
+            with chainer.using_device(device), _philox():
+                yield
+        else:
+            yield
+    finally:
+        _active.is_global_saved = False
+        np.random.set_state(state)
+
+
+@contextmanager
+def _philox() -> Iterator[None]:
+    # CuPy's usual generator prepares thousands of streams whenever it is seeded, a
+    # Philox counter nothing.
+    random = _active.gpu_random = cuda.cupy.random
+    own = random.generator.get_random_state()
+    method = cuda.cupy.cuda.curand.CURAND_RNG_PSEUDO_PHILOX4_32_10
+    random.generator.set_random_state(random.RandomState(0, method=method))
+    try:
+        yield
+    finally:
+        random.generator.set_random_state(own)
+        _active.gpu_random = None
+
+
+class LayerStreams:
+    """The streams of one pass through the layers; without a key it does nothing."""
+
+    def __init__(self, key: RandomKey | None) -> None:
+        self._key = key
+
+    def enter(self, position: int) -> None:
+        """Begins the stream of the layer at a position."""
+        if self._key is not None:
+            _seed([*_words(self._key), position])
+
+
+@contextmanager
+def layer_streams() -> Iterator[LayerStreams]:
+    """Takes the active key for one pass through the layers.
+
+    A :class:`~divisible.Divisible` inside a layer draws from the stream of that layer:
+    its own positions would give two such layers the same numbers.
+    """
+    key, _active.key = _active.key, None
+    try:
+        yield LayerStreams(key)
+    finally:
+        _active.key = key
+
+
+def _words(key: RandomKey) -> list[int]:
+    """Splits the key into numbers of 32 bits, as many for every key."""
+    words = []
+    for number in key:
+        words += [number & 0xFFFFFFFF, int(number) >> 32 & 0xFFFFFFFF]
+    return words
+
+
+def _seed(words: list[int]) -> None:
+    np.random.seed(words)
+    if _active.gpu_random is not None:
+        seed = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]
+        _active.gpu_random.seed(int(seed))

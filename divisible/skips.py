@@ -1,0 +1,175 @@
+"""Skip connections: a layer hands a tensor to a later layer, past those in between.
+
+::
+
+    position    0      1           2      3      4           5
+    layer       conv   stash('a')  pool   conv   pop('a')    conv
+                          :                         ^
+                          '- - - - - - - - - - - - -'
+
+The two ends are layers like any other, so a model can be cut anywhere between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+
+class Skip(NamedTuple):
+    """A skip connection of a model.
+
+    Attributes:
+        name: What it is called at both ends.
+        stash: Position of the layer that hands the tensor over.
+        pop: Position of the layer that takes it.
+    """
+
+    name: str
+    stash: int
+    pop: int
+
+
+class Stash:
+    """The layer that :func:`stash` makes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = _check_name(name)
+
+    def __call__(self, *x: Any) -> Any:
+        """Refuses to be called outside of a model."""
+        raise RuntimeError(f"{self} works as a layer of a Divisible, not by itself")
+
+    def __repr__(self) -> str:
+        return f"stash({self.name!r})"
+
+
+class Pop:
+    """The layer that :func:`pop` makes."""
+
+    def __init__(self, name: str, join: Callable[..., Any] | None = None) -> None:
+        self.name = _check_name(name)
+        if join is not None and not callable(join):
+            raise TypeError(f"pop({name!r}): join must be a function, not {join!r}")
+        self._join = join
+
+    def __call__(self, *x: Any) -> Any:
+        """Refuses to be called outside of a model."""
+        raise RuntimeError(f"{self} works as a layer of a Divisible, not by itself")
+
+    def join(self, x: Any, skipped: Any) -> Any:
+        """Returns what the next layer is called with."""
+        x = x if isinstance(x, tuple) else (x,)
+        skipped = skipped if isinstance(skipped, tuple) else (skipped,)
+        return (*x, *skipped) if self._join is None else self._join(*x, *skipped)
+
+    def __repr__(self) -> str:
+        if self._join is None:
+            return f"pop({self.name!r})"
+        name = getattr(self._join, "__qualname__", type(self._join).__name__)
+        return f"pop({self.name!r}, {name})"
+
+
+def stash(name: str) -> Stash:
+    """Returns a layer that hands its input to a later layer, and passes it on.
+
+    Args:
+        name (str): What :func:`pop` calls it; once in a model, without blanks.
+
+    Raises:
+        TypeError: If the name is no text.
+        ValueError: If it is empty or has blanks, or one of ``<``, ``>`` and ``.``.
+
+    Example:
+        >>> import chainer.functions as F
+        >>> import numpy as np
+        >>> from divisible import Divisible, pop, stash
+        >>> model = Divisible(stash('x'), F.relu, pop('x', F.add))
+        >>> model(np.array([[-1, 2]], np.float32)).array
+        array([[-1.,  4.]], dtype=float32)
+    """
+    return Stash(name)
+
+
+def pop(name: str, join: Callable[..., Any] | None = None) -> Pop:
+    """Returns a layer that takes what :func:`stash` handed over.
+
+    Args:
+        name (str): What :func:`stash` called it.
+        join: ``join(x, skipped)`` returns the layer's output, for example ``F.add``.
+            If left out, that is the tuple ``(x, skipped)``, which the next layer gets
+            as two inputs.
+
+    Raises:
+        TypeError: If the name is no text or ``join`` no function.
+        ValueError: If the name is not one for :func:`stash`.
+
+    Example:
+        >>> import chainer.functions as F
+        >>> import numpy as np
+        >>> from divisible import Divisible, pop, stash
+        >>> model = Divisible(
+        ...     stash('x'), F.relu, pop('x'), lambda y, x: F.concat([y, x])
+        ... )
+        >>> model(np.array([[-1, 2]], np.float32)).array
+        array([[ 0.,  2., -1.,  2.]], dtype=float32)
+    """
+    return Pop(name, join)
+
+
+def find_skips(layers: Sequence[Any]) -> tuple[Skip, ...]:
+    """Finds the skip connections of a model, and checks them.
+
+    Args:
+        layers: All layers of the undivided model.
+
+    Returns:
+        The skips in the order in which they are stashed.
+
+    Raises:
+        ValueError: If a name is stashed or popped twice, stashed and never popped, or
+            popped before it is stashed, or never stashed; with the positions.
+    """
+    stashed: dict[str, int] = {}
+    popped: dict[str, int] = {}
+    for position, layer in enumerate(layers):
+        if not isinstance(layer, (Stash, Pop)):
+            continue
+        ends = stashed if isinstance(layer, Stash) else popped
+        if layer.name in ends:
+            raise ValueError(
+                f"layer {position}: {layer} is there a second time, after layer"
+                f" {ends[layer.name]}. A name is stashed once and popped once; for two"
+                f" users stash it twice, under two names"
+            )
+        ends[layer.name] = position
+    for name, position in popped.items():
+        if name not in stashed:
+            raise ValueError(
+                f"layer {position}: {layers[position]} takes what no layer hands over;"
+                f" put stash({name!r}) before it"
+            )
+        if stashed[name] > position:
+            raise ValueError(
+                f"layer {stashed[name]}: stash({name!r}) is a skip into the earlier"
+                f" layer {position}, but data only moves forward"
+            )
+    for name, position in stashed.items():
+        if name not in popped:
+            raise ValueError(
+                f"layer {position}: stash({name!r}) is never popped; put pop({name!r})"
+                f" behind it, or leave it out"
+            )
+    return tuple(Skip(name, start, popped[name]) for name, start in stashed.items())
+
+
+def _check_name(name: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"a skip's name is text, not {name!r}")
+    # The notation of messages, such as 0F0.name>3, must stay readable by parsers.
+    if not name or any(c.isspace() or c in "<>." for c in name):
+        raise ValueError(
+            f"a skip's name must not be empty and not contain blanks, '<', '>' or '.':"
+            f" {name!r}"
+        )
+    return name

@@ -1,0 +1,180 @@
+"""Parameters that several layers use: what belongs together when the model is cut.
+
+A tie has one *path*, that of the first layer that uses the parameter. Where the users
+are in several stages, each stage has a copy of its own, under that same path::
+
+    undivided        /0/W  <-- layer 0, layer 9
+    stage 0 ... 5    /0/W  <-- layer 0
+    stage 6 ... 9    /0/W  <-- layer 9          a copy, kept equal by the pipeline
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import chainer
+from chainer import Link
+
+
+class Tie(NamedTuple):
+    """A parameter that layers at several positions use.
+
+    Attributes:
+        path: Its path, by the first of the positions.
+        positions: Positions of all layers that use it, in the undivided model.
+        is_persistent: Whether a layer that is there at several positions keeps
+            something besides parameters, such as running averages.
+    """
+
+    path: str
+    positions: tuple[int, ...]
+    is_persistent: bool
+
+
+class Transposed(NamedTuple):
+    """A weight that is the transpose of another layer's.
+
+    Attributes:
+        path: Where the layer has it, below the layer itself, such as ``/W``.
+        source: The path of the other one in the model.
+    """
+
+    path: str
+    source: str
+
+
+def find_ties(
+    layers: Sequence[Any],
+    positions: Sequence[int],
+    transposed: Mapping[int, Sequence[Transposed]],
+) -> tuple[Tie, ...]:
+    """Finds the parameters of an undivided model that several layers use.
+
+    Args:
+        layers: All its layers.
+        positions: For each layer the first position at which it stands.
+        transposed: The weights that are another's transpose, by their layer.
+    """
+    paths: dict[int, str] = {}
+    users: dict[str, list[int]] = {}
+    persistent: set[str] = set()
+    for position, (layer, name) in enumerate(zip(layers, positions)):
+        if not isinstance(layer, Link):
+            continue
+        keeps = any(link._persistent for link in layer.links())
+        for path, param in layer.namedparams():
+            tied = paths.setdefault(id(param), f"/{name}{path}")
+            users.setdefault(tied, []).append(position)
+            if keeps and name < position:
+                persistent.add(tied)
+        for weight in transposed.get(name, ()):
+            users[weight.source].append(position)
+    return tuple(
+        Tie(path, tuple(sorted(set(found))), path in persistent)
+        for path, found in users.items()
+        if len(set(found)) > 1
+    )
+
+
+def owner(link: Link, path: str) -> tuple[Link, str]:
+    """Returns the link that has the parameter of a path, and its name there.
+
+    Raises:
+        KeyError: If there is no such link.
+    """
+    above, name = path.rsplit("/", 1)
+    return dict(link.namedlinks())[above or "/"], name
+
+
+def holder(path: str, param: chainer.Parameter) -> Link:
+    """Returns a link that has nothing but a parameter, under the name in its path."""
+    link, name = Link(), path.rsplit("/", 1)[1]
+    vars(link)[name] = param
+    link._params.add(name)
+    return link
+
+
+def with_own_copies(
+    layers: Sequence[Any], shared: Sequence[chainer.Parameter]
+) -> tuple[list[Any], dict[int, Any]]:
+    """Copies some parameters of layers, and the links around them, and nothing else.
+
+    Args:
+        layers: The layers.
+        shared: The parameters to copy; each gets one copy, however many layers use it.
+
+    Returns:
+        The layers, and the copied parameters by the ``id`` of what they are copies of.
+    """
+    ids = {id(param) for param in shared}
+    # What deepcopy finds in here it takes for copied already.
+    memo: dict[int, Any] = {}
+    result = []
+    for layer in layers:
+        if isinstance(layer, Link) and any(id(p) in ids for p in layer.params()):
+            kept = [p for p in layer.params() if id(p) not in ids]
+            for link in layer.links():
+                kept += [vars(link)[name] for name in link._persistent]
+            memo.update((id(value), value) for value in kept)
+            layer = copy.deepcopy(layer, memo)
+        result.append(layer)
+    for param in shared:
+        copy.deepcopy(param, memo)
+    return result, {id(param): memo[id(param)] for param in shared}
+
+
+@contextmanager
+def transposed_weights(
+    link: Link, weights: Sequence[tuple[Transposed, chainer.Parameter]]
+) -> Iterator[None]:
+    """Gives a layer the transposes of other layers' weights, for one call."""
+    owners = [owner(link, weight.path) for weight, _ in weights]
+    for (holder, name), (_, source) in zip(owners, weights):
+        vars(holder)[name] = chainer.functions.transpose(source)
+    try:
+        yield
+    finally:
+        for holder, name in owners:
+            vars(holder)[name] = None
+
+
+def check_tie(
+    params: Mapping[str, chainer.Parameter], first: str, second: str, transpose: bool
+) -> None:
+    """Refuses what cannot be tied.
+
+    Args:
+        params: The model's parameters by their paths.
+        first: A path.
+        second: Another one.
+        transpose: Whether one is to be the transpose of the other.
+
+    Raises:
+        ValueError: With both paths, and the shapes if they are what is wrong.
+    """
+    what = f"tie({first!r}, {second!r}, transpose={transpose})"
+    for path in (first, second):
+        if path not in params:
+            raise ValueError(
+                f"{what}: the model has no parameter {path!r} of its own; it has"
+                f" {', '.join(sorted(params)) or 'none'}"
+            )
+        if not params[path].is_initialized:
+            raise ValueError(
+                f"{what}: the shape of {path} is not known before the first call; give"
+                f" its layer all sizes"
+            )
+    if first == second or params[first] is params[second]:
+        raise ValueError(f"{what}: they are one parameter already")
+    a, b = params[first], params[second]
+    if transpose and a.ndim != 2:
+        raise ValueError(f"{what}: only matrices are transposed, not {a.shape}")
+    if a.shape != (b.shape[::-1] if transpose else b.shape) or a.dtype != b.dtype:
+        turned = " transposed" if transpose else ""
+        raise ValueError(
+            f"{what}: {first} is {a.shape} of {a.dtype}, and {second}{turned} is"
+            f" {b.shape[::-1] if transpose else b.shape} of {b.dtype}"
+        )

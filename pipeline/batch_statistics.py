@@ -1,0 +1,150 @@
+"""Batch normalization in a pipeline: running averages that see the whole minibatch.
+
+Batch normalization moves its running averages in every forward. A minibatch in ``m``
+microbatches would move them ``m`` times, each time towards the statistics of a part::
+
+    microbatch   0       1       2
+                 mean0   mean1   mean2      collected in the forwards
+                   '-------+-------'
+    minibatch            mean               one step of the running average
+
+So the functions are given arrays that nobody reads to write into, and the running
+averages move once, at the end, by mean and variance over all samples. What normalizes
+the activations is still the microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+from chainer import function_hook
+from chainer.functions.normalization import batch_normalization, batch_renormalization
+
+Array = Any
+
+
+class _Sample(NamedTuple):
+    """Statistics of one microbatch, of the shape of the running averages."""
+
+    n: int
+    mean: Array
+    variance: Array  # unbiased
+
+
+class _Average:
+    """The running averages of one call in the forward, over one minibatch."""
+
+    def __init__(self, mean: Array, variance: Array, decay: float) -> None:
+        self._mean, self._variance, self._decay = mean, variance, decay
+        self.samples: list[_Sample] = []
+
+    def move(self) -> None:
+        """Moves the averages as the whole minibatch in one forward would have."""
+        total = sum(sample.n for sample in self.samples)
+        # In double precision: the pieces' means are subtracted from each other.
+        mean = sum(s.mean.astype(np.float64) * (s.n / total) for s in self.samples)
+        variance = sum(
+            s.variance.astype(np.float64) * ((s.n - 1) / total)
+            + (s.mean.astype(np.float64) - mean) ** 2 * (s.n / total)
+            for s in self.samples
+        )
+        unbiased = variance * (total / max(total - 1, 1))
+        for average, new in ((self._mean, mean), (self._variance, unbiased)):
+            average *= self._decay
+            average += ((1 - self._decay) * new).astype(average.dtype)
+
+
+class BatchStatistics(function_hook.FunctionHook):
+    """Collects the statistics of batch normalization over a minibatch.
+
+    Meant as a context around each forward of a microbatch. It sees the functions, not
+    the links, so that it serves ``BatchNormalization``, ``BatchRenormalization`` and
+    ChainerMN's ``MultiNodeBatchNormalization`` alike, and ``F.batch_normalization``
+    with running averages of the user's own.
+
+    ::
+
+        begin()
+        with statistics:          for each microbatch
+            layers(x)
+        finish()                  the averages have moved once
+
+    Args:
+        links: Returns the links whose forwards count batches, for fine-tuning.
+    """
+
+    name = "divisible.BatchStatistics"
+
+    def __init__(self, links: Callable[[], Iterable[chainer.Link]]) -> None:
+        self._links = links
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins a minibatch."""
+        self._averages: dict[tuple[int, int], _Average] = {}
+        self._counts = [
+            (link, link.N) for link in self._links() if "N" in link._persistent
+        ]
+        self._n_microbatches = 0
+
+    def added(self, function: None = None) -> None:
+        """Begins a microbatch."""
+        self._calls: dict[int, int] = {}
+        self._lent: tuple[_Average, tuple[Array, Array]] | None = None
+        self._n_microbatches += 1
+
+    def finish(self) -> None:
+        """Ends a minibatch: moves the running averages."""
+        for average in self._averages.values():
+            average.move()
+        for link, before in self._counts:
+            link.N = before + (link.N - before) // max(1, self._n_microbatches)
+        self._averages.clear()
+
+    def forward_preprocess(self, function: Any, in_data: tuple) -> None:
+        """Lets a function write its statistics elsewhere."""
+        function, names = _averages_of(function)
+        if names is None or not chainer.config.train:
+            return
+        mean, variance = (getattr(function, name) for name in names)
+        if mean is None:
+            return
+        # Batch renormalization reads them as well, so they are copies. A decay of zero
+        # leaves in them what was found in the microbatch.
+        for name, array in zip(names, (mean, variance)):
+            setattr(function, name, array.copy())
+        call = self._calls.get(id(mean), 0)
+        self._calls[id(mean)] = call + 1
+        average = self._averages.get((id(mean), call))
+        if average is None:
+            average = _Average(mean, variance, function.decay)
+            self._averages[id(mean), call] = average
+        function.decay = 0.0
+        self._lent = average, (mean, variance)
+
+    def forward_postprocess(self, function: Any, in_data: tuple) -> None:
+        """Takes what a function wrote."""
+        function, names = _averages_of(function)
+        if names is None or self._lent is None:
+            return
+        (average, arrays), self._lent = self._lent, None
+        mean, variance = (getattr(function, name) for name in names)
+        n = in_data[0].size // in_data[1].size
+        average.samples.append(_Sample(n, mean, variance))
+        # ChainerMN's link reads them from the function.
+        for name, array in zip(names, arrays):
+            setattr(function, name, array)
+
+
+def _averages_of(function: Any) -> tuple[Any, tuple[str, str] | None]:
+    """Returns what has the running averages, and what it calls them."""
+    if isinstance(function, batch_normalization.BatchNormalization):
+        return function, ("running_mean", "running_var")
+    inner = getattr(function, "function", None)
+    renormalizes = isinstance(inner, batch_renormalization.BatchRenormalizationFunction)
+    if renormalizes and inner.update_statistics:
+        return inner, ("_running_mean", "_running_var")
+    return function, None

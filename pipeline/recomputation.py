@@ -1,0 +1,78 @@
+"""Recomputation: trading a second forward for the memory of activations.
+
+A recomputed microbatch holds only its stage's input between its forward and its
+backward. Just before the backward the forward runs again (R), for the graph that the
+backward needs. R waits for no other rank, so where a rank would wait for a gradient,
+it costs nothing::
+
+    step      0   1   2   3   4   5   6   7   8
+    rank 0  0F0 0F1 0R0 0B0 0F2 0R1 0B1 0R2 0B2
+    rank 1    . 1F0 1B0 1F1 1B1 1F2 1B2   .   .
+
+Source: Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016; for pipelines
+Huang et al., GPipe, NeurIPS 2019, section 2.3.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.actions import BACKWARD, INPUT, RECOMPUTE
+from pipeline.dependencies import NONE, locate
+from pipeline.schedule import Schedule
+
+#: Which microbatches are recomputed.
+MODES = ("never", "except_last", "always")
+
+
+def recompute(schedule: Schedule, checkpoint: str = "always") -> Schedule:
+    """Puts an R before the backward of each microbatch that is to be recomputed.
+
+    Where the backward follows the forward at once, as on the last stage of 1F1B,
+    nothing could be freed in between, so nothing is recomputed.
+
+    Args:
+        schedule: Any schedule.
+        checkpoint: ``'never'``; ``'except_last'`` for all microbatches but the last
+            one, which saves its second forward and holds its activations; or
+            ``'always'``.
+
+    Returns:
+        The schedule with the R; the same one for ``'never'`` or without backward.
+
+    Raises:
+        ValueError: If ``checkpoint`` is none of these.
+
+    Example:
+        >>> from pipeline.schedules import one_f_one_b
+        >>> print(recompute(one_f_one_b(n_stages=2, n_microbatches=3)))
+        1f1b: 3 microbatches, 2 stages on ranks 0 1
+        step      0   1   2   3   4   5   6   7   8
+        rank 0  0F0 0F1 0R0 0B0 0F2 0R1 0B1 0R2 0B2
+        rank 1    . 1F0 1B0 1F1 1B1 1F2 1B2   .   .
+    """
+    if checkpoint not in MODES:
+        raise ValueError(
+            f"checkpoint must be one of {', '.join(MODES)}, not {checkpoint!r}"
+        )
+    if checkpoint == "never":
+        return schedule
+    kind, stage, microbatch = schedule.kind, schedule.stage, schedule.microbatch
+    table = locate(schedule)
+    backward = np.flatnonzero((kind == BACKWARD) | (kind == INPUT))
+    forward, again = (
+        table[row, stage[backward], microbatch[backward]] for row in (0, 3)
+    )
+    chosen = (forward != backward - 1) & (again == NONE)
+    if checkpoint == "except_last":
+        chosen &= microbatch[backward] != schedule.n_microbatches - 1
+    before = backward[chosen]
+    return Schedule.from_arrays(
+        np.insert(stage, before, stage[before]),
+        np.insert(kind, before, RECOMPUTE),
+        np.insert(microbatch, before, microbatch[before]),
+        schedule.offsets + np.searchsorted(before, schedule.offsets),
+        schedule.stage_ranks,
+        schedule.n_microbatches,
+        schedule.name,
+    )

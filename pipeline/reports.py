@@ -1,0 +1,69 @@
+"""What layers report while they compute, gathered over microbatches and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import chainer
+
+
+class Reports:
+    """Means of what one stage's layers gave to :func:`chainer.report`.
+
+    A value that is reported for every microbatch becomes the mean over the samples of
+    the minibatch, as the undivided model would have reported it.
+
+    Args:
+        observers: Pairs of a name and a link. What link ``/3`` reports as ``loss`` is
+            called ``/3/loss``; what is reported without a link has just its name.
+    """
+
+    def __init__(self, observers: Iterable[tuple[str, Any]]) -> None:
+        self._reporter = chainer.Reporter()
+        self._reporter.add_observers("", observers)
+        self.clear()
+
+    def clear(self) -> None:
+        """Begins a minibatch."""
+        self._values: list[tuple[int, dict[str, Any]]] = []
+
+    @contextmanager
+    def collect(self, n_samples: int) -> Iterator[None]:
+        """Collects what is reported for a microbatch of so many samples."""
+        observation: dict[str, Any] = {}
+        with self._reporter.scope(observation):
+            yield
+        if observation:
+            self._values.append((n_samples, observation))
+
+    def __bool__(self) -> bool:
+        """Whether anything was reported."""
+        return bool(self._values)
+
+    def sums(self) -> dict[str, tuple[float, int]]:
+        """Returns by name the sum over samples, and how many they were.
+
+        Here the numbers are read, for which a GPU has to be waited for.
+        """
+        sums: dict[str, tuple[float, int]] = {}
+        for n, observation in self._values:
+            for name, value in observation.items():
+                total, count = sums.get(name, (0.0, 0))
+                sums[name] = total + n * float(chainer.as_array(value)), count + n
+        return sums
+
+
+def means(gathered: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
+    """Returns the means over all stages that reported something under a name.
+
+    Args:
+        gathered: The sums of each stage.
+    """
+    totals: dict[str, tuple[float, int]] = {}
+    for sums in gathered:
+        for name, (total, count) in sums.items():
+            before = totals.get(name, (0.0, 0))
+            totals[name] = before[0] + total, before[1] + count
+    return {name: total / count for name, (total, count) in totals.items()}

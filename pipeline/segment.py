@@ -1,0 +1,228 @@
+"""A run of a stage's layers: what is computed, and recomputed, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import chainer
+
+from divisible import Divisible
+from divisible.random_state import layer_streams
+from pipeline import backprop
+from pipeline.backprop import PendingWeightGradients
+from pipeline.loss import Loss
+from pipeline.message import Tensor, Tensors
+from pipeline.weight_gradients import WeightGradients
+
+
+class _Graph(NamedTuple):
+    """One microbatch's graph, from fresh leaf variables to the outputs."""
+
+    #: What the first layer was called with, and what skip connections brought.
+    inputs: Sequence[Any]
+    skipped: Mapping[str, Sequence[Any]]
+    #: What the last layer returned, or the loss, and what is handed over.
+    outputs: Sequence[Any]
+    handed_over: Mapping[str, Sequence[Any]]
+
+
+class _Inputs(NamedTuple):
+    """What a forward needs to be run again."""
+
+    inputs: Tensors
+    skipped: Mapping[str, Tensors]
+
+
+class Segment:
+    """Layers between which nothing is cut.
+
+    Each microbatch has a graph of its own, held from its forward to its backward; or
+    only its inputs, and the graph from when it is recomputed.
+
+    Args:
+        layers (Divisible): The layers.
+        weight_gradients (WeightGradients): Where gradients of parameters are added.
+        loss (Loss or None): What follows the layers at the end of the model.
+        is_recomputed (bool): Whether the layers are marked to be recomputed.
+    """
+
+    def __init__(
+        self,
+        layers: Divisible,
+        weight_gradients: WeightGradients,
+        loss: Loss | None = None,
+        is_recomputed: bool = False,
+    ) -> None:
+        self.layers = layers
+        self.loss = loss
+        self.is_recomputed = is_recomputed
+        self._weight_gradients = weight_gradients
+        start, end = layers.layer_range
+        skips = layers.skips
+        #: Names of what comes from layers before these, and of what goes behind them.
+        self.takes = [s.name for s in skips if s.stash < start <= s.pop < end]
+        self.hands_over = [s.name for s in skips if start <= s.stash < end <= s.pop]
+        self._graphs: dict[int, _Graph] = {}
+        self._inputs: dict[int, _Inputs] = {}
+        self._pending: dict[int, PendingWeightGradients] = {}
+
+    def begin(self) -> None:
+        """Forgets what an unfinished minibatch left."""
+        self._graphs.clear()
+        self._inputs.clear()
+        self._pending.clear()
+
+    def forward(
+        self,
+        microbatch: int,
+        inputs: Tensors,
+        skipped: Mapping[str, Tensors],
+        is_recomputed: bool = False,
+    ) -> tuple[Tensors, dict[str, Tensors]]:
+        """Runs the layers on one microbatch.
+
+        Args:
+            microbatch (int): Its position in the minibatch.
+            inputs: The tensors of the layer before.
+            skipped: By name what skip connections bring.
+            is_recomputed (bool): Whether :meth:`recompute` comes before the backward.
+
+        Returns:
+            The outputs as tensors, none once the loss has used them; and by name what
+            skip connections take.
+        """
+        if is_recomputed and chainer.config.enable_backprop:
+            self._inputs[microbatch] = _Inputs(inputs, skipped)
+            again = chainer.using_config("_will_recompute", True)
+            with chainer.no_backprop_mode(), again:
+                return self._run(microbatch, inputs, skipped)
+        return self._run(microbatch, inputs, skipped)
+
+    def holds(self, microbatch: int) -> bool:
+        """Whether a microbatch is on its way, and waits for its backward."""
+        return microbatch in self._graphs or microbatch in self._inputs
+
+    def recompute(self, microbatch: int) -> None:
+        """Runs the forward of one microbatch again, unless its graph is there."""
+        if microbatch in self._inputs:
+            with _persistents_kept(self.layers):
+                self._run(microbatch, *self._inputs.pop(microbatch))
+
+    def _run(
+        self, microbatch: int, inputs: Tensors, skipped: Mapping[str, Tensors]
+    ) -> tuple[Tensors, dict[str, Tensors]]:
+        values = tuple(tensor.value() for tensor in inputs)
+        skips = {
+            name: tuple(tensor.value() for tensor in skipped[name])
+            for name in self.takes
+        }
+        y, stashed = self.layers.run(values, skips)
+        outputs = _as_tuple(y)
+        handed_over = {name: _as_tuple(value) for name, value in stashed.items()}
+        if self.loss is not None and self.loss.is_wanted:
+            with layer_streams() as streams:
+                # What a random loss draws from follows the last layer's.
+                streams.enter(len(self.layers.model_layers))
+                outputs = (self.loss(microbatch, outputs),)
+            result = ()
+        else:
+            result = tuple(map(Tensor.of, outputs))
+        if chainer.config.enable_backprop:
+            self._graphs[microbatch] = _Graph(values, skips, outputs, handed_over)
+        return result, {
+            name: tuple(map(Tensor.of, ys)) for name, ys in handed_over.items()
+        }
+
+    def backward(
+        self,
+        microbatch: int,
+        gradients: Tensors,
+        skip_gradients: Mapping[str, Tensors],
+        split: bool = False,
+    ) -> tuple[Tensors, dict[str, Tensors]]:
+        """Runs the backward of one microbatch.
+
+        Args:
+            microbatch (int): Its position in the minibatch.
+            gradients: One tensor per output; ignored where the loss starts the
+                backward.
+            skip_gradients: By name those of what was handed over.
+            split (bool): Whether to leave the weight gradients to
+                :meth:`backward_weight`.
+
+        Returns:
+            One tensor per input: its gradient, or none where there is none; and by
+            name those of what skip connections brought.
+        """
+        graph = self._graphs.pop(microbatch)
+        if self.loss is not None:
+            gradients = (Tensor(self.loss.gradient(microbatch, graph.outputs[0])),)
+        variables = [
+            x
+            for values in (graph.inputs, *graph.skipped.values())
+            for x in values
+            if isinstance(x, chainer.Variable)
+        ]
+        outputs, output_gradients = [], []
+        ends = [(graph.outputs, gradients)]
+        ends += [(ys, skip_gradients[name]) for name, ys in graph.handed_over.items()]
+        for ys, tensors in ends:
+            for y, tensor in zip(ys, tensors):
+                if isinstance(y, chainer.Variable):
+                    outputs.append(y)
+                    output_gradients.append(tensor.array)
+        arguments = variables, outputs, output_gradients, self._weight_gradients
+        with _layer_named():
+            if split:
+                found, self._pending[microbatch] = backprop.backward_input(*arguments)
+            else:
+                found = backprop.backward(*arguments)
+        by_variable = dict(zip(map(id, variables), found))
+
+        def in_places(values: Sequence[Any]) -> Tensors:
+            return tuple(Tensor(by_variable.get(id(x))) for x in values)
+
+        return in_places(graph.inputs), {
+            name: in_places(values) for name, values in graph.skipped.items()
+        }
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Adds the weight gradients that a split backward left out."""
+        # There are none of a microbatch without samples.
+        if microbatch in self._pending:
+            with _layer_named():
+                self._pending.pop(microbatch).run()
+
+
+def _as_tuple(y: Any) -> tuple:
+    return y if isinstance(y, tuple) else (y,)
+
+
+@contextmanager
+def _persistents_kept(layers: Divisible) -> Iterator[None]:
+    """Undoes what a second forward does to running averages and the like."""
+    kept = []
+    for link in layers.links():
+        for name in link._persistent:
+            value = vars(link)[name]
+            is_array = isinstance(value, chainer.get_array_types())
+            kept.append((link, name, value, value.copy() if is_array else None))
+    with chainer.using_config("in_recomputing", True):
+        yield
+    for link, name, value, array in kept:
+        if array is not None:
+            value[...] = array
+        vars(link)[name] = value
+
+
+@contextmanager
+def _layer_named() -> Iterator[None]:
+    """Says in an error which layer's backward raised it, as forward does."""
+    try:
+        yield
+    except Exception as error:
+        function = getattr(error, "function_node", None)
+        error.layer_position = getattr(function, "layer_position", None)
+        raise

@@ -1,0 +1,192 @@
+"""Parameters that several layers use, undivided and divided, without a pipeline."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from divisible import Divisible
+from divisible.ties import Tie
+
+X = np.random.RandomState(0).normal(size=(4, 5)).astype(np.float32)
+
+
+def autoencoder():
+    np.random.seed(0)
+    model = Divisible(L.Linear(5, 3), F.tanh, L.Linear(3, 5))
+    model.tie("/0/W", "/2/W", transpose=True)
+    return model
+
+
+def train(model, n_steps=3):
+    optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
+    for _ in range(n_steps):
+        loss = F.mean_squared_error(model(X), X)
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+
+
+def test_a_transposed_tie_trains_as_chainer_would():
+    model = autoencoder()
+    W, b, c = (
+        chainer.Parameter(param.array.copy())
+        for _, param in sorted(model.namedparams())
+    )
+    plain = chainer.Link()
+    for name, param in (("W", W), ("b", b), ("c", c)):
+        with plain.init_scope():
+            setattr(plain, name, param)
+
+    optimizer = chainer.optimizers.MomentumSGD(0.1).setup(plain)
+    for _ in range(3):
+        y = F.linear(F.tanh(F.linear(X, W, b)), F.transpose(W), c)
+        loss = F.mean_squared_error(y, X)
+        plain.cleargrads()
+        loss.backward()
+        optimizer.update()
+    train(model)
+    for (_, actual), expected in zip(sorted(model.namedparams()), (W, b, c)):
+        np.testing.assert_allclose(actual.array, expected.array, rtol=1e-6)
+
+
+def test_a_tied_parameter_is_updated_once():
+    model = Divisible(L.Linear(5, 5), F.tanh, L.Linear(5, 5))
+    model.tie("/0/W", "/2/W")
+    assert model[0].W is model[2].W
+    paths = [path for path, _ in model.namedparams()]
+    assert sorted(paths) == ["/0/W", "/0/b", "/2/b"]
+    assert len(list(model.params())) == 3
+    before = model[0].W.array.copy()
+    optimizer = chainer.optimizers.SGD(1.0).setup(model)
+    model.cleargrads()
+    F.sum(model(X)).backward()
+    gradient = model[0].W.grad.copy()
+    optimizer.update()
+    np.testing.assert_allclose(model[0].W.array, before - gradient, rtol=1e-6)
+
+
+def test_ties_are_found_however_they_were_made():
+    linear = L.Linear(5, 5)
+    model = Divisible(linear, L.Linear(5, 5), L.Linear(5, 5), linear, L.Linear(5, 5))
+    model[2].W = model[1].W
+    model.tie("/1/W", "/4/W", transpose=True)
+    assert set(model.ties) == {
+        Tie("/0/W", (0, 3), False),
+        Tie("/0/b", (0, 3), False),
+        Tie("/1/W", (1, 2, 4), False),
+    }
+
+
+def test_a_repeated_layer_with_running_averages_says_so():
+    norm = L.BatchNormalization(5)
+    model = Divisible(norm, F.relu, norm)
+    assert {tie.is_persistent for tie in model.ties} == {True}
+
+
+def test_stages_have_copies_under_the_same_path():
+    model = autoencoder()
+    first, second = model.divide(0, 2), model.divide(2, 3)
+    assert sorted(p for p, _ in first.namedparams()) == ["/0/W", "/0/b"]
+    assert sorted(p for p, _ in second.namedparams()) == ["/0/W", "/2/b"]
+    assert first[0].W is model[0].W
+    copy = dict(second.namedparams())["/0/W"]
+    assert copy is not first[0].W
+    assert not np.shares_memory(copy.array, first[0].W.array)
+    np.testing.assert_array_equal(second(first(X)).array, model(X).array)
+    # The other layers are the very same.
+    assert second[2 - 2].b is model[2].b
+
+
+def test_layers_of_one_stage_share_one_copy():
+    np.random.seed(0)
+    linear = L.Linear(5, 5)
+    model = Divisible(linear, F.tanh, L.Linear(5, 5), linear, L.Linear(5, 5))
+    model[2].W = linear.W
+    model.tie("/0/W", "/4/W", transpose=True)
+    stage = model.divide(1, 5)
+    own = dict(stage.namedparams())
+    assert set(own) == {"/0/W", "/0/b", "/2/b", "/4/b"}
+    assert stage[1].W is stage[2].W is own["/0/W"]
+    assert own["/0/W"] is not linear.W
+    np.testing.assert_array_equal(stage(model[0](X)).array, model(X).array)
+    # A part of a part is as a part of the whole.
+    again = stage.divide(3, 5)
+    assert set(dict(again.namedparams())) == {"/0/W", "/0/b", "/4/b"}
+    assert again.ties == model.ties
+
+
+def test_a_stage_is_saved_and_loaded_under_the_path_of_the_model(tmp_path):
+    model = autoencoder()
+    train(model)
+    chainer.serializers.save_npz(tmp_path / "model.npz", model)
+    saved = np.load(tmp_path / "model.npz")
+    assert sorted(saved) == ["0/W", "0/b", "2/b"]
+    stage = autoencoder().divide(2, 3)
+    chainer.serializers.load_npz(tmp_path / "model.npz", stage)
+    np.testing.assert_array_equal(
+        dict(stage.namedparams())["/0/W"].array, model[0].W.array
+    )
+    chainer.serializers.save_npz(tmp_path / "stage.npz", stage)
+    assert sorted(np.load(tmp_path / "stage.npz")) == ["0/W", "2/b"]
+
+
+def test_parameters_inside_of_chains_are_tied():
+    def pair():
+        return chainer.Sequential(L.Linear(5, 5), F.tanh)
+
+    model = Divisible(pair(), pair())
+    model.tie("/0/0/W", "/1/0/W", transpose=True)
+    x = F.tanh(model[0][0](X))
+    expected = F.tanh(F.linear(x, model[0][0].W.array.T, model[1][0].b))
+    np.testing.assert_array_equal(model(X).array, expected.array)
+    assert "/0/0/W" in dict(model.divide(1, 2).namedparams())
+
+
+def test_the_order_of_the_paths_does_not_matter():
+    model = Divisible(L.Linear(5, 3), L.Linear(3, 5))
+    model.tie("/1/W", "/0/W", transpose=True)
+    assert "/0/W" in dict(model.namedparams())
+
+
+def model():
+    return Divisible(L.Linear(5, 3), L.Linear(3, 5), L.Linear(None, 5), L.Linear(5, 3))
+
+
+WRONG = {
+    "shape": (
+        ("/0/W", "/1/W"),
+        {},
+        r"/0/W is \(3, 5\) of float32, and /1/W is \(5, 3\)",
+    ),
+    "transposed shape": (
+        ("/0/W", "/3/W"),
+        {"transpose": True},
+        r"/3/W transposed is \(5, 3\)",
+    ),
+    "missing": (("/0/W", "/9/W"), {}, "no parameter '/9/W' of its own"),
+    "same": (("/0/W", "/0/W"), {}, "they are one parameter already"),
+    "lazy": (("/0/W", "/2/W"), {}, "the shape of /2/W is not known"),
+    "vector": (("/0/b", "/3/b"), {"transpose": True}, "only matrices"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_tied_is_refused(name):
+    paths, options, words = WRONG[name]
+    with pytest.raises(ValueError, match=words):
+        model().tie(*paths, **options)
+
+
+def test_what_is_tied_already_is_refused():
+    tied = autoencoder()
+    with pytest.raises(ValueError, match="no parameter '/2/W' of its own"):
+        tied.tie("/0/W", "/2/W", transpose=True)
+    with pytest.raises(TypeError, match="change the list first, then tie"):
+        tied.append(F.relu)
+
+
+def test_a_stage_is_not_tied():
+    with pytest.raises(TypeError, match="tie the layers of the model"):
+        autoencoder().divide(0, 1).tie("/0/W", "/0/b")
