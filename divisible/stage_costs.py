@@ -184,9 +184,9 @@ class StageCosts:
 
         A stage holds its parameters, their gradients and the optimizer's state; for
         each microbatch in flight its input and what its layers hold, or with
-        recomputation the input alone and the layers' share for one microbatch; what
-        pending weight gradients need; and the workspace of its greediest layer with a
-        message from either side.
+        recomputation the input alone, and the layers' share for the microbatch at work
+        and for one that is not recomputed; what pending weight gradients need; and the
+        workspace of its greediest layer with a message from either side.
 
         Args:
             profile: At the size of microbatch in use.
@@ -236,18 +236,13 @@ class StageCosts:
         )
         # Each stage has its own number of microbatches: columns against rows.
         in_flight, pending = in_flight[:, None], pending[:, None]
-        if checkpoint == "never":
-            per_layer = fixed + in_flight * held
-            ends = cut_bytes + in_flight * loose
-        else:
-            per_layer = fixed + held
-            ends = np.broadcast_to(cut_bytes + loose, (n_stages, n + 1))
+        graphs = np.minimum(in_flight, _most_graphs(checkpoint))
         return cls(
             times=_sums(seconds),
             cut_bytes=cut_bytes,
-            grows=_sums(per_layer + pending * waiting),
+            grows=_sums(fixed + graphs * held + pending * waiting),
             starts=(in_flight + 1) * input_bytes,
-            ends=np.ascontiguousarray(ends),
+            ends=cut_bytes + graphs * loose,
             workspace=profile.column("workspace_bytes"),
             may_cut=_may_cut(profile),
             speeds=speeds,
@@ -306,6 +301,11 @@ def recomputed_share(checkpoint: str, n_microbatches: int | None) -> float:
     if checkpoint == "except_last" and n_microbatches is not None:
         return 1 - 1 / n_microbatches
     return float(checkpoint != "never")
+
+
+def _most_graphs(checkpoint: str) -> float:
+    """Returns for how many microbatches in flight there is a graph at the same time."""
+    return {"never": np.inf, "except_last": 2, "always": 1}[checkpoint]
 
 
 def _sums(values: np.ndarray) -> np.ndarray:

@@ -225,11 +225,12 @@ def lower_bound(schedule: Schedule, costs: Costs) -> float:
     d, m = schedule.n_stages, schedule.n_microbatches
     durations = costs.durations(d, m)
     forward, whole = durations[FORWARD], durations[BACKWARD]
-    work = (forward + whole).sum(axis=1)
     ranks = np.array(schedule.stage_ranks)
     split = bool((schedule.kind == INPUT).any())
-    busy = np.zeros(schedule.n_ranks)
-    np.add.at(busy, ranks, work)
+    busy = np.bincount(
+        ranks[schedule.stage],
+        weights=durations[schedule.kind, schedule.stage, schedule.microbatch],
+    )
     # A rank is on its way in when its first stage is reached, and out after that one.
     entry = np.concatenate([[0.0], np.cumsum(forward.min(axis=1))])[:-1]
     leave = np.concatenate([[0.0], np.cumsum(whole.min(axis=1))])[:-1]

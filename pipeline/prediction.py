@@ -247,7 +247,10 @@ def fixed_memory(plan: Plan, schedule: Schedule, profile: Profile) -> np.ndarray
     ranks = np.array(schedule.stage_ranks)
     passing = sums["workspace_bytes"] + sums["input_bytes"] + sums["output_bytes"]
     if plan.checkpoint != "never":
-        passing += sums["activation_bytes"] + sums["loose_output_bytes"]
+        # The graphs of the microbatch at work, and of the last one if that is kept.
+        most = 1 + (plan.checkpoint == "except_last")
+        graphs = np.minimum(schedule.validate().stage_in_flight, most)
+        passing += graphs * (sums["activation_bytes"] + sums["loose_output_bytes"])
     memory = np.zeros(schedule.n_ranks)
     np.maximum.at(memory, ranks, passing)
     np.add.at(memory, ranks, 2 * sums["parameter_bytes"] + sums["optimizer_bytes"])

@@ -108,10 +108,9 @@ def costs_of(profile, cuts, options):
         memory = sum(2 * c.parameter_bytes + c.optimizer_bytes for c in layers)
         memory += pending[s] * sum(c.pending_bytes for c in layers)
         memory += max(c.workspace_bytes for c in layers) + incoming + outgoing
-        if checkpoint == "never":
-            memory += in_flight[s] * (incoming + held + loose)
-        else:
-            memory += in_flight[s] * incoming + held + loose
+        # The one at work, and the last one, which is not recomputed.
+        graphs = {"never": in_flight[s], "except_last": 2, "always": 1}[checkpoint]
+        memory += in_flight[s] * incoming + min(in_flight[s], graphs) * (held + loose)
         if options["memory"] is not None:
             fits = fits and memory <= options["memory"][s]
     return slowest, squares, fits
