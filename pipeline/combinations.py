@@ -19,6 +19,7 @@ from divisible.units import count, format_bytes
 from pipeline import schedules as generators
 from pipeline.actions import BACKWARD, FORWARD, INPUT
 from pipeline.prediction import edges, fixed_memory, microbatch_sizes, stage_costs
+from pipeline.recomputation import recompute
 from pipeline.schedule import Schedule
 from pipeline.simulator import Costs
 from pipeline.timeline import Timeline
@@ -110,7 +111,7 @@ class Combinations:
         replicas, n_ranks, per_rank, name, m, checkpoint = combination
         sizes = microbatch_sizes(-(-self.batch // replicas), m)
         profile = self._at(max(sizes))
-        schedule = self._schedule(name, combination.n_stages, m, n_ranks)
+        schedule = self._schedule(checkpoint, name, combination.n_stages, m, n_ranks)
         memory, speeds, network = self._slowest_replica(replicas, n_ranks)
         at = np.array(schedule.stage_ranks)
         links = edges(network, schedule)
@@ -125,7 +126,9 @@ class Combinations:
                 **options,
             )
         else:
-            plan = self._cut_for_several(profile, schedule, memory[at], options)
+            # How many are in flight does not depend on what is held of them.
+            flow = self._schedule("never", name, combination.n_stages, m, n_ranks)
+            plan = self._cut_for_several(profile, flow, memory[at], options)
         plan = replace(
             plan,
             n_microbatches=m,
@@ -146,10 +149,11 @@ class Combinations:
             self.sized[size] = interpolate(self.profiles, size)
         return self.sized[size]
 
-    def _schedule(self, *key) -> Schedule:
-        if key not in self.schedules:
-            self.schedules[key] = generators.create(*key)
-        return self.schedules[key]
+    def _schedule(self, checkpoint: str, *key) -> Schedule:
+        if (checkpoint, key) not in self.schedules:
+            schedule = recompute(generators.create(*key), checkpoint)
+            self.schedules[checkpoint, key] = schedule
+        return self.schedules[checkpoint, key]
 
     def _slowest_replica(
         self, replicas: int, n_ranks: int
