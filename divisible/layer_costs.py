@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,8 +92,14 @@ class LayerCost:
 
     @property
     def title(self) -> str:
-        """The first line of the name."""
-        return self.name.partition("\n")[0]
+        """The name in a line, without what is within.
+
+        Example:
+            >>> LayerCost(1, 1, 1, name="Block(\\n  (conv): Convolution2D()\\n)").title
+            'Block'
+        """
+        line = self.name.partition("\n")[0].removesuffix("(")
+        return re.sub(r"^functools\.partial\(<function (\w+)>", r"partial(\1", line)
 
 
 @dataclass(frozen=True)
