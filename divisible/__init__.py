@@ -4,15 +4,19 @@ A model is a :class:`Divisible`: a list of layers, cut by position. A :class:`Pl
 says where. :func:`profile` measures the layers, :func:`partition` cuts them into
 stages of equal time, and :meth:`Plan.best` chooses how to run them as well.
 
-    from divisible import Divisible, partition, profile
+    from divisible import Divisible, deferred_init, partition, profile
 
+    with deferred_init(seed=0):  # no memory yet
+        model = VGG16()
     plan = partition(profile(model, x, t), n_stages=comm.size)
-    stage = model.divide(*plan.range(comm.rank))
+    stage = model.divide(*plan.range(comm.rank))  # this stage's memory only
 """
 
 from typing import TYPE_CHECKING, Any
 
 from divisible._version import __version__
+from divisible.deferred_array import NotMadeError
+from divisible.deferred_init import deferred_init
 from divisible.layer_costs import LayerCost, Profile
 from divisible.model import Divisible
 from divisible.partitioning import MemoryLimitError, partition
@@ -29,10 +33,12 @@ __all__ = [
     "LayerCost",
     "MemoryLimitError",
     "Network",
+    "NotMadeError",
     "Plan",
     "Profile",
     "RandomKey",
     "__version__",
+    "deferred_init",
     "keyed_random_state",
     "partition",
     "pop",

@@ -11,6 +11,8 @@ from typing import Any, Callable
 import chainer
 from chainer import Link
 
+from divisible.deferred_layers import DeferredLayers
+
 Layer = Callable[..., Any]
 
 
@@ -32,8 +34,9 @@ class LayerList(chainer.Sequential):
     _recomputed: list[bool]
     # On a stage. Parameters of layers before it whose transpose it needs, by path; and
     # the paths in the model of those that its own layers share with layers before it.
-    _borrowed: Mapping[str, Link]
+    _borrowed: dict[str, Link]
     _tied_paths: Mapping[str, str]
+    _deferred: DeferredLayers
 
     def __new__(cls, *args: Any, **kwargs: Any) -> LayerList:
         """Prepares the empty list, so that a subclass may append at once."""
@@ -41,6 +44,7 @@ class LayerList(chainer.Sequential):
         chainer.Sequential.__init__(self)
         self._positions, self._recomputed = [], []
         self._borrowed, self._tied_paths = {}, {}
+        self._deferred = DeferredLayers()
         return self
 
     def __init__(self, *layers: Layer) -> None:
@@ -70,11 +74,13 @@ class LayerList(chainer.Sequential):
             raise IndexError(f"insert({i}): {type(self).__name__} has {n} layers")
         self._layers.insert(i, _check_layer(layer))
         self._recomputed.insert(i, bool(recompute))
+        self._deferred.notice(layer)
         self._number_layers()
 
     def __setitem__(self, i: int, layer: Layer) -> None:
         self._check_mutable()
         self._layers[operator.index(i)] = _check_layer(layer)
+        self._deferred.notice(layer)
         self._number_layers()
 
     def __delitem__(self, i: int | slice) -> None:
@@ -102,6 +108,7 @@ class LayerList(chainer.Sequential):
                 copies[id(layer)] if isinstance(layer, Link) else copy.copy(layer)
                 for layer in self._layers
             ]
+            ret._deferred = self._deferred.copied(copies)
             ret._name_links()
         return ret
 
@@ -159,7 +166,7 @@ class LayerList(chainer.Sequential):
     def _parameter_holders(self) -> Iterator[tuple[str, Link]]:
         """Yields the links with parameters, and where they lie."""
         for path, holder in self._borrowed.items():
-            yield path[1 : path.rindex("/")], holder
+            yield path.split("/")[1], holder
         for position, link in self._positioned_children():
             yield str(position), link
 
@@ -182,8 +189,9 @@ class LayerList(chainer.Sequential):
     def device_resident_accept(self, visitor: Any) -> None:
         """Lets ``visitor`` (``to_gpu`` and the like) see every layer."""
         Link.device_resident_accept(self, visitor)
+        visit = operator.methodcaller("device_resident_accept", visitor)
         for _, link in self._parameter_holders():
-            link.device_resident_accept(visitor)
+            self._deferred.do(visit, link)
 
     def copyparams(self, link: LayerList, copy_persistent: bool = True) -> None:
         """Copies parameters from a model with the same layers at these positions."""
@@ -210,11 +218,8 @@ class LayerList(chainer.Sequential):
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes every layer under its position."""
         Link.serialize(self, serializer)
-        for path, link in self._parameter_holders():
-            below = serializer
-            for name in path.split("/"):
-                below = below[name]
-            link.serialize(below)
+        for position, link in self._parameter_holders():
+            self._deferred.serialize(link, serializer[position])
 
     # -- copying and printing ---------------------------------------------------
 
@@ -258,5 +263,9 @@ def _check_layer(layer: Layer) -> Layer:
 
 def describe(layer: Layer) -> str:
     """Text for a layer, the same in every process: no memory addresses."""
-    text = getattr(layer, "__qualname__", None) or str(layer)
+    try:
+        text = getattr(layer, "__qualname__", None) or str(layer)
+    except AttributeError:
+        # Chainer's BatchNormalization(axis=...) has no text before it has a size.
+        text = type(layer).__qualname__
     return re.sub(r" at 0x[0-9a-f]+", "", text)

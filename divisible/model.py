@@ -128,7 +128,9 @@ class Divisible(LayerList):
         """Whether this came from :meth:`divide`."""
         return self._model_layers is not None
 
-    def divide(self, start: int | None = None, end: int | None = None) -> Divisible:
+    def divide(
+        self, start: int | None = None, end: int | None = None, *, mode: str = "share"
+    ) -> Divisible:
         """Returns the stage of the layers ``start`` to ``end``.
 
         The stage holds the very same links as this model: nothing is copied and
@@ -138,16 +140,15 @@ class Divisible(LayerList):
         The exception are parameters that the stage shares with layers before it: of
         those, and of the links that have them, it gets a copy.
 
-        The initial weights of layers whose size is found at their first call
-        (``Linear(None, n)``) depend on what was drawn from the random generator
-        before; for the same weights on any cut, give sizes, or run one sample
-        through the undivided model first.
+        Of a model that was built in :func:`deferred_init` this makes the parameters
+        of these layers, and of no others; ``divide()`` makes the whole.
 
         Args:
             start (int or None): The position of the first layer in the undivided
                 model; ``None`` for the first there is.
-            end (int or None): The position after the last layer; ``None`` for the
-                end.
+            end (int or None): The position after the last layer; ``None`` for the end.
+            mode (str): ``'copy'`` copies the layers, and makes the copies: the model
+                stays as it is, and what was made is freed with the stage.
 
         Returns:
             Divisible: The stage, of the same class as this model. Its list cannot
@@ -157,7 +158,9 @@ class Divisible(LayerList):
             IndexError: If the range is empty, reversed or not within this model.
             TypeError: If this class has a ``forward`` or parameters of its own,
                 which belong to no layer and so to no stage.
-            ValueError: If the ends of its skip connections do not match.
+            ValueError: If the ends of its skip connections do not match, or ``mode``
+                is neither ``'share'`` nor ``'copy'``.
+            RuntimeError: If a layer was deferred, and its initializer fails.
 
         Example:
             >>> import chainer.functions as F
@@ -169,6 +172,9 @@ class Divisible(LayerList):
         start = first if start is None else operator.index(start)
         end = last if end is None else operator.index(end)
         self._check_divisible(start, end)
+        if mode not in ("share", "copy"):
+            raise ValueError(f"mode must be 'share' or 'copy', not {mode!r}")
+        self._deferred.assign_places(dict(zip(self._positions, self._layers)))
         stage = self.view(start, end)
         # An attribute such as ``self.head = L.Linear(...)`` beside the list must
         # not keep another stage's layer alive.
@@ -177,6 +183,12 @@ class Divisible(LayerList):
             if isinstance(value, Link) and id(value) not in kept:
                 del stage.__dict__[name]
         stage._take_own_copies()
+        if mode == "copy":
+            stage = copy.deepcopy(stage)
+        stage._deferred = stage._deferred.make(
+            dict(enumerate(zip(stage._positions, stage._layers), start)),
+            stage._borrowed.values(),
+        )
         return stage
 
     def view(self, start: int, end: int) -> Divisible:
@@ -204,21 +216,26 @@ class Divisible(LayerList):
         part._recomputed = self._recomputed[chosen]
         part._model_layers, part._skips = self.model_layers, skips
         part._ties = self.ties
+        params = dict(self.namedparams())
+        tied = {id(params[tie.path]): tie.path for tie in part._ties_before()}
         part._borrowed, part._tied_paths = {}, {}
         part._tied_paths = {
-            f"/{position}{path}": tie.path
-            for tie in part._ties_before()
+            f"/{position}{path}": tied[id(param)]
             for position, link in part._parameter_holders()
             for path, param in link.namedparams()
-            if param is self._parameter(tie.path)
+            if id(param) in tied
         }
         own = {path for path, _ in part.namedparams()}
-        part._borrowed = {
-            weight.source: ties.holder(weight.source, self._parameter(weight.source))
+        sources = (
+            weight.source
             for position in part._positions
             for weight in self._transposed.get(position, ())
-            if weight.source not in own
-        }
+        )
+        holders = dict(self._parameter_holders())
+        for source in sources:
+            if source not in own:
+                holder = part._borrowed[source] = ties.holder(source, params[source])
+                self._deferred.follow(holders[source.split("/")[1]], holder)
         return part
 
     def _ties_before(self) -> list[Tie]:
@@ -234,10 +251,15 @@ class Divisible(LayerList):
     def _take_own_copies(self) -> None:
         """Copies the parameters that layers before this stage use as well."""
         shared = {tie.path: self._parameter(tie.path) for tie in self._ties_before()}
-        self._layers, copies = ties.with_own_copies(self._layers, list(shared.values()))
-        self._borrowed = {
+        layers, copies = ties.with_own_copies(self._layers, list(shared.values()))
+        borrowed = {
             path: ties.holder(path, copies[id(shared[path])]) for path in self._borrowed
         }
+        for layer, copied in zip(self._layers, layers):
+            self._deferred.follow(layer, copied)
+        for path, holder in borrowed.items():
+            self._deferred.follow(self._borrowed[path], holder)
+        self._layers, self._borrowed = layers, borrowed
 
     def _parameter(self, path: str) -> chainer.Parameter:
         """Returns the parameter of a path in the model."""
@@ -326,7 +348,7 @@ class Divisible(LayerList):
             What the last layer returns.
 
         Raises:
-            RuntimeError: If there is no layer.
+            RuntimeError: If there is no layer, or one that is not made yet.
             Exception: What a layer raises, with the layer's position in the
                 undivided model as the attribute ``layer_position``. Functions in the
                 graph have it as well, for errors in their backward.
@@ -350,6 +372,8 @@ class Divisible(LayerList):
         """
         if not self._layers:
             raise RuntimeError(f"{type(self).__name__} has no layers")
+        if self._deferred.waiting:
+            self._deferred.check(self._layers, type(self).__name__)
         skipped = dict(skipped)
         signed: set[chainer.FunctionNode] = set()
         with layer_streams() as streams:
@@ -385,8 +409,11 @@ class Divisible(LayerList):
             context = ties.transposed_weights(layer, sources)
         else:
             context = nullcontext()
+        inputs = x if isinstance(x, tuple) else (x,)
         with context:
-            return layer(*x) if isinstance(x, tuple) else layer(x)
+            if position in self._deferred.first_calls:
+                return self._deferred.first_call(position, layer, inputs)
+            return layer(*inputs)
 
     def __add__(self, other: chainer.Sequential) -> Divisible:
         if not isinstance(other, chainer.Sequential):

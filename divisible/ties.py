@@ -90,10 +90,19 @@ def owner(link: Link, path: str) -> tuple[Link, str]:
 
 
 def holder(path: str, param: chainer.Parameter) -> Link:
-    """Returns a link that has nothing but a parameter, under the name in its path."""
-    link, name = Link(), path.rsplit("/", 1)[1]
+    """Returns a link with nothing but a parameter, as deep in it as in its layer.
+
+    Args:
+        path: In the model, such as ``/7/W``; the link stands for the layer ``/7``.
+        param: The parameter.
+    """
+    _, _, *above, name = path.split("/")
+    link = Link()
     vars(link)[name] = param
     link._params.add(name)
+    for child in reversed(above):
+        inner, link = link, chainer.Chain()
+        link.add_link(child, inner)
     return link
 
 

@@ -178,7 +178,7 @@ class _Layer:
         skipped: dict[str, Tensors],
     ) -> None:
         self.name = model.model_layers[position]
-        self.part = copy.deepcopy(model.divide(position, position + 1))
+        self.part = model.divide(position, position + 1, mode="copy")
         self.optimizer = optimizer
         self.skipped = skipped
 

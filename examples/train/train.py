@@ -27,7 +27,7 @@ from models.resnet50 import ResNet50
 from models.vgg16 import VGG16
 from mpi4py import MPI
 
-from divisible import Divisible, Plan, partition, profile
+from divisible import Divisible, Plan, deferred_init, partition, profile
 from pipeline import Pipeline, abort_on_error, schedules
 
 comm = MPI.COMM_WORLD
@@ -57,11 +57,13 @@ def main() -> None:
     check(parser, args)
 
     # Every rank loads the same data, but only the first stage reads the images and
-    # only the last one the classes. The same seed makes the same model on every rank.
+    # only the last one the classes. Every rank builds the same model, of which it will
+    # make its own layers only.
     np.random.seed(args.seed)
     try:
         train, test = load(args)
-        model = make_model(args, train.x.shape[1:])
+        with deferred_init(args.seed):
+            model = make_model(args, train.x.shape[1:])
         plan = make_plan(args, model, train)
     except (OSError, ValueError) as error:
         parser.error(str(error))

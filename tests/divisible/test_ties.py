@@ -6,7 +6,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from divisible import Divisible
+from divisible import Divisible, deferred_init
 from divisible.ties import Tie
 
 X = np.random.RandomState(0).normal(size=(4, 5)).astype(np.float32)
@@ -190,3 +190,48 @@ def test_what_is_tied_already_is_refused():
 def test_a_stage_is_not_tied():
     with pytest.raises(TypeError, match="tie the layers of the model"):
         autoencoder().divide(0, 1).tie("/0/W", "/0/b")
+
+
+# -- models whose parameters are not made yet ---------------------------------------
+
+
+def deferred():
+    with deferred_init(seed=4):
+        linear = L.Linear(5, 5)
+        model = Divisible(
+            linear,
+            chainer.Sequential(L.Linear(5, 3), F.tanh),
+            L.Linear(3, 5),
+            linear,
+            L.Linear(5, 5),
+            L.Linear(5, 3),
+        )
+        model[4].W = linear.W
+    model.tie("/1/0/W", "/2/W", transpose=True)
+    model.tie("/1/0/W", "/5/W")
+    return model
+
+
+@pytest.mark.parametrize("cuts", [[0, 1, 2, 3, 4, 5, 6], [0, 2, 6], [0, 4, 6]])
+def test_tied_parameters_are_made_the_same_in_every_stage(cuts):
+    expected = {p: v.array for p, v in deferred().divide().namedparams()}
+    y = X
+    for start, end in zip(cuts, cuts[1:]):
+        stage = deferred().divide(start, end)
+        for path, param in stage.namedparams():
+            np.testing.assert_array_equal(param.array, expected[path])
+        y = stage(y)
+    np.testing.assert_array_equal(y.array, deferred().divide()(X).array)
+
+
+def test_a_file_is_read_into_copies_too(tmp_path):
+    model = deferred().divide()
+    for param in model.params():
+        param.array += 1
+    chainer.serializers.save_npz(tmp_path / "model.npz", model)
+    later = deferred()
+    chainer.serializers.load_npz(tmp_path / "model.npz", later)
+    expected = {path: param.array for path, param in model.namedparams()}
+    for i in reversed(range(6)):
+        for path, param in later.divide(i, i + 1).namedparams():
+            np.testing.assert_array_equal(param.array, expected[path])

@@ -1,0 +1,176 @@
+"""The command: measures what is missing, then writes the tables."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from _hosts import add_cluster_argument, prepare, read_job, run
+
+from paper_tables.points import (
+    BATCH,
+    Point,
+    Scale,
+    figures,
+    quick,
+    to_json,
+    with_serial,
+)
+from paper_tables.samples import read
+
+SCRIPT = Path(__file__).with_name("__main__.py")
+ROOT = SCRIPT.parents[2]
+#: Core seconds that an undivided step takes, about: for the estimate only.
+CORE_SECONDS = {"mlp": 2.0e-6, "vgg16": 4.3, "resnet50": 16.0}
+#: Seconds that the hosts of a group may take.
+DEADLINE = 4 * 3600
+
+
+def main() -> None:
+    """Runs the command, or on a host its part of the work."""
+    task = read_job()
+    if task:
+        # Here, because the process that only starts the hosts should not start MPI.
+        from paper_tables.work import work
+
+        work(*task)
+        return
+    arguments = parse()
+    scale = Scale(arguments.width, arguments.image, arguments.batch)
+    wanted = {
+        figure: points
+        for figure, points in figures(scale).items()
+        if figure in arguments.figures
+    }
+    if arguments.quick:
+        wanted = {figure: quick(points) for figure, points in wanted.items()}
+    if arguments.write:
+        # Simulation is part of a package that starts MPI.
+        from paper_tables.report import write
+
+        write(wanted, arguments.output, arguments.cpu, scale)
+        return
+    rounds = 1 if arguments.quick else arguments.rounds
+    points = with_serial(itertools.chain.from_iterable(wanted.values()))
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    file = arguments.output / "samples.jsonl"
+    todo = missing_rounds(file, points, rounds)
+    seconds = sum(estimate(point, arguments.cpu) for point, _ in todo)
+    print(f"{len(todo)} of {len(points) * rounds} steps to measure, about", end=" ")
+    print(f"{seconds / 60:.0f} minutes, besides profiles", flush=True)
+    if arguments.list:
+        return
+    if todo:
+        prepare()
+        measure(arguments, todo, file)
+    words = [word for word in sys.argv[1:] if word != "--write"]
+    subprocess.run([sys.executable, SCRIPT.parent, *words, "--write"], check=True)
+
+
+def parse() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python benchmarks/paper_tables",
+        description="Measures figures 6 to 14 of the paper on emulated hosts. What is"
+        " measured is kept at once, so a run that was stopped goes on where it was.",
+    )
+    add = parser.add_argument
+    add_cluster_argument(parser)
+    add(
+        "--figures",
+        type=int,
+        nargs="+",
+        default=[6, 8, 9, 10, 11, 13, 14],
+        choices=[6, 8, 9, 10, 11, 13, 14],
+        metavar="N",
+        help="of 6, 8, 9, 10, 11, 13, 14; Fig. 7 and 12 come with 6",
+    )
+    add("--quick", action="store_true", help="some points, one step each")
+    add("--list", action="store_true", help="only say how much there is to measure")
+    add("--write", action="store_true", help="only write the tables")
+    add("--width", type=int, default=2048, help="of the perceptron; paper: 5000")
+    add("--image", type=int, default=32, help="pixels on a side; paper: 224")
+    add("--batch", type=int, help="samples, to try it out; paper: 1200, 84, 90")
+    add("--rounds", type=int, default=2, help="steps of each point; paper: 10")
+    add("--cpu", type=float, default=1.6, help="of all hosts together, in cores")
+    add("--output", type=Path, default=ROOT / "docs" / "paper_tables")
+    return parser.parse_args()
+
+
+def missing_rounds(
+    file: Path, points: list[Point], rounds: int
+) -> list[tuple[Point, int]]:
+    """Returns points and rounds that were not measured, the points in turn."""
+    done = {
+        point: {sample.round for sample in samples}
+        for point, samples in read(file).items()
+    }
+    return [
+        (point, number)
+        for number in range(rounds)
+        for point in points
+        if number not in done.get(point, ())
+    ]
+
+
+def estimate(point: Point, cpu: float) -> float:
+    """Estimates the seconds of a step: equation (2) on the hosts' shares of a core."""
+    seconds = CORE_SECONDS[point.model] * point.batch / BATCH[point.model]
+    seconds *= (point.size**2) if point.model == "mlp" else (point.size / 32) ** 2
+    d, m = point.hosts, point.microbatches
+    turns = d if point.schedule == "serial" else (m + d - 1) / m
+    return seconds / (point.on(cpu).share * d) * turns
+
+
+def measure(
+    arguments: argparse.Namespace, todo: list[tuple[Point, int]], file: Path
+) -> None:
+    """Brings the hosts of one group after the other up and measures on them."""
+    from paper_tables.models import cuts
+
+    groups: dict[tuple, list[tuple[Point, int]]] = {}
+    for point, number in todo:
+        groups.setdefault(point.group, []).append((point, number))
+    for group, entries in groups.items():
+        point = entries[0][0]
+        hosts = point.on(arguments.cpu)
+        profiles = profile(arguments, point)
+        words = [
+            {
+                "point": to_json(each),
+                "round": number,
+                "cuts": cuts(each, profiles, hosts.bandwidth),
+            }
+            for each, number in entries
+        ]
+        print(f"{time.strftime('%H:%M')} {group}: {len(words)} steps", flush=True)
+        job = {"task": "steps", "todo": words, "file": str(file.resolve())}
+        run(arguments.cluster, hosts, SCRIPT, job, DEADLINE)
+
+
+def profile(arguments: argparse.Namespace, point: Point) -> list:
+    """Returns profiles of a model, which are measured on one host if they are missing.
+
+    A host has a whole core then: what it takes on a share of one is a prediction.
+    """
+    from divisible import Profile
+    from paper_tables.rows import profile_files
+
+    files = profile_files(arguments.output, point)
+    for samples, file in files.items():
+        if not file.exists():
+            print(f"{time.strftime('%H:%M')} {file.name}", flush=True)
+            file.parent.mkdir(exist_ok=True)
+            job = {
+                "task": "profile",
+                "point": to_json(point),
+                "samples": samples,
+                "file": str(file.resolve()),
+            }
+            hosts = Point(point.model, point.size, samples, 1, 1).on(1.0)
+            run(arguments.cluster, hosts, SCRIPT, job, DEADLINE)
+    return [Profile.load(file) for file in files.values()]

@@ -1,0 +1,70 @@
+"""The models of the paper, and where they are cut. No MPI here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from chainer.initializers import HeNormal
+
+from divisible import Divisible, Network, Plan, Profile, deferred_init, partition
+from paper_tables.points import EQUAL, MLP_LAYERS, N_CLASSES, Point
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def build(point: Point) -> Divisible:
+    """Builds a model without allocating its parameters."""
+    with deferred_init(seed=0):
+        if point.model == "mlp":
+            return perceptron(point.size)
+        # The examples are scripts, not a package that is installed.
+        if str(ROOT) not in sys.path:
+            sys.path.append(str(ROOT))
+        from examples.train.models.resnet50 import ResNet50
+        from examples.train.models.vgg16 import VGG16
+
+        kind = {"vgg16": VGG16, "resnet50": ResNet50}[point.model]
+        return kind(N_CLASSES, point.size)
+
+
+def perceptron(width: int) -> Divisible:
+    """Makes 31 times Linear and ReLU, and Linear to 10 (section 5 of the paper)."""
+    layers: list[Any] = []
+    for _ in range(MLP_LAYERS - 1):
+        layers += [L.Linear(width, width, initialW=HeNormal()), F.relu]
+    return Divisible(*layers, L.Linear(width, N_CLASSES))
+
+
+def minibatch(point: Point, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Makes random samples and labels."""
+    random = np.random.RandomState(0)
+    shape = (point.size,) if point.model == "mlp" else (3, point.size, point.size)
+    x = random.randn(n, *shape).astype(np.float32)
+    return x, random.randint(0, N_CLASSES, n).astype(np.int32)
+
+
+def cuts(point: Point, profiles: list[Profile], bandwidth: float) -> list[int]:
+    """Returns where the model is cut for a point.
+
+    Args:
+        point: Its ``cut`` is the paper's, of equally many layers, or ours: the optimal
+            one at the size of the microbatches.
+        profiles: Of the layers, at several sizes; for our cut only.
+        bandwidth: Of the links, in bytes per second.
+    """
+    if point.cut != EQUAL:
+        from divisible.layer_costs import interpolate
+
+        costs = interpolate(profiles, point.samples)
+        network = Network(bandwidth=bandwidth)
+        return list(partition(costs, point.hosts, network=network).cuts)
+    if point.model == "mlp":
+        # ReLU stays with the layer before it.
+        starts = [2 * (MLP_LAYERS * i // point.hosts) for i in range(point.hosts)]
+        return [*starts, 2 * MLP_LAYERS - 1]
+    return list(Plan.uniform(len(build(point)), point.hosts).cuts)

@@ -1,0 +1,166 @@
+"""The figures, drawn as in the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from paper_tables.points import FIT
+from paper_tables.rows import Row
+
+#: Readable for colour-blind eyes.
+COLORS = ("#4477aa", "#228833", "#ee6677", "#ccbb44", "#aa3377", "#66ccee")
+MARKERS = "osD^vX"
+DPI = 120
+
+
+def draw(number: int, rows: Sequence[Row], folder: Path) -> list[str]:
+    """Draws a figure of the paper.
+
+    Args:
+        number: Of the figure.
+        rows: Its points.
+        folder: Where to write.
+
+    Returns:
+        Names of the files.
+    """
+    if number == 6:
+        drawn = {6: times, 7: speedups, 12: equation}
+    else:
+        drawn = {number: {8: rates, 13: models, 14: models}.get(number, sizes)}
+    names = []
+    for each, how in drawn.items():
+        figure = Figure(figsize=(11 if how is models else 7, 4.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        how(figure, rows)
+        names.append(f"fig{each:02d}.png")
+        figure.savefig(folder / names[-1], dpi=DPI)
+    return names
+
+
+def times(figure: Figure, rows: Sequence[Row]) -> None:
+    """Fig. 6: the step by number of microbatches, for every number of hosts."""
+    axes = _axes(figure, "microbatches", "seconds of a step")
+    axes.set_yscale("log")
+    _lines(axes, rows, lambda r: f"{r.point.hosts} hosts", lambda r: r.step)
+
+
+def speedups(figure: Figure, rows: Sequence[Row]) -> None:
+    """Fig. 7: the same as speed-ups; dashed what was simulated before."""
+    axes = _axes(figure, "microbatches", "speed-up over the undivided step")
+    _lines(axes, rows, lambda r: f"{r.point.hosts} hosts", _speedup, _predicted)
+
+
+def rates(figure: Figure, rows: Sequence[Row]) -> None:
+    """Fig. 8: the step by number of microbatches, for every rate of the links."""
+    axes = _axes(figure, "microbatches", "seconds of a step")
+    _lines(axes, rows, lambda r: r.point.rate, lambda r: r.step, lambda r: r.predicted)
+
+
+def sizes(figure: Figure, rows: Sequence[Row]) -> None:
+    """Fig. 9 to 11: speed-ups over one microbatch, by the width of the layers."""
+    axes = _axes(figure, "width of the layers", "speed-up over 1 microbatch", log=False)
+    base = {r.point.series: r.step for r in rows if r.point.microbatches == 1}
+    rows = [r for r in rows if r.point.series in base and r.point.microbatches > 1]
+    _lines(
+        axes,
+        rows,
+        lambda r: f"microbatches of {r.point.samples}",
+        lambda r: base[r.point.series] / r.step,
+        x=lambda r: r.point.size,
+    )
+
+
+def equation(figure: Figure, rows: Sequence[Row]) -> None:
+    """Fig. 12: equation (3) against measured steps, for the hosts nearest to 16."""
+    hosts = min({r.point.hosts for r in rows}, key=lambda n: abs(n - 16))
+    axes = _axes(figure, "microbatches", f"seconds of a step, {hosts} hosts")
+    rows = [r for r in rows if r.point.hosts == hosts]
+    m = [r.point.microbatches for r in rows]
+    axes.plot(m, [r.step for r in rows], "o-", color=COLORS[0], label="measured")
+    if all(r.equation is not None for r in rows):
+        values = [r.equation for r in rows]
+        axes.plot(m, values, "--", color=COLORS[2], label="equation (3)")
+    fitted = [r for r in rows if r.point.microbatches in FIT]
+    axes.plot(
+        [r.point.microbatches for r in fitted],
+        [r.step for r in fitted],
+        "o",
+        color=COLORS[2],
+        markersize=9,
+        fillstyle="none",
+        label="fitted to",
+    )
+    values = [r.predicted for r in rows]
+    axes.plot(m, values, ":", color=COLORS[1], label="simulated before")
+    axes.set_xticks(m, [f"{tick:g}" for tick in m])
+    axes.minorticks_off()
+    axes.legend()
+
+
+def models(figure: Figure, rows: Sequence[Row]) -> None:
+    """Fig. 13 and 14: speed-ups, a panel for each cut and schedule."""
+    kinds = dict.fromkeys((r.point.cut, r.point.schedule) for r in rows)
+    panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
+    for axes, kind in zip(panels, kinds):
+        mine = [r for r in rows if (r.point.cut, r.point.schedule) == kind]
+        _style(axes, "microbatches", log=True)
+        axes.set_title(", ".join(kind))
+        _lines(axes, mine, lambda r: f"{r.point.hosts} hosts", _speedup, _predicted)
+    panels[0].set_ylabel("speed-up over the undivided step")
+
+
+def _speedup(row: Row) -> float:
+    return row.speedup
+
+
+def _predicted(row: Row) -> float:
+    return float(np.median(row.serial)) / row.predicted
+
+
+def _axes(figure: Figure, x: str, y: str, log: bool = True) -> Any:
+    axes = figure.add_subplot()
+    _style(axes, x, log)
+    axes.set_ylabel(y)
+    return axes
+
+
+def _style(axes: Any, x: str, log: bool) -> None:
+    axes.set_xlabel(x)
+    axes.grid(alpha=0.3)
+    if log:
+        axes.set_xscale("log")
+
+
+def _lines(
+    axes: Any,
+    rows: Iterable[Row],
+    label: Callable[[Row], str],
+    measured: Callable[[Row], float],
+    expected: Callable[[Row], float] | None = None,
+    x: Callable[[Row], float] = lambda row: row.point.microbatches,
+) -> None:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(label(row), []).append(row)
+    ticks = set()
+    for number, (name, group) in enumerate(groups.items()):
+        group = sorted(group, key=x)
+        color = COLORS[number % len(COLORS)]
+        places = [x(row) for row in group]
+        ticks.update(places)
+        style = {"color": color, "markersize": 4}
+        marker = MARKERS[number % len(MARKERS)]
+        values = [measured(row) for row in group]
+        axes.plot(places, values, marker=marker, label=name, **style)
+        if expected is not None:
+            axes.plot(places, [expected(row) for row in group], "--", **style)
+    axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
+    axes.minorticks_off()
+    axes.legend(fontsize="small")

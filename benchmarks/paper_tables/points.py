@@ -1,0 +1,177 @@
+"""What is measured: the points of the paper's figures, scaled to this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from _hosts import Hosts
+
+#: The paper's best speed-ups over the undivided step in section 5.1: processes,
+#: microbatches, speed-up.
+FIGURE_7 = {2: (5, 1.34), 4: (5, 1.93), 8: (20, 2.70), 16: (20, 3.49), 32: (20, 3.72)}
+#: Section 7: of VGG16 on 8 processes with 20 microbatches.
+FIGURE_13 = {8: (20, 2.32)}
+#: The numbers of microbatches from which Fig. 12 finds the constants of equation (3).
+FIT = (3, 12, 40)
+
+MLP_LAYERS = 32
+N_CLASSES = 10
+#: Sections 5 and 7.
+BATCH = {"mlp": 1200, "vgg16": 84, "resnet50": 90}
+MICROBATCHES = {
+    "mlp": (1, 2, 3, 5, 8, 12, 20, 40, 80),
+    "vgg16": (1, 2, 3, 4, 7, 12, 20, 28, 42),
+    "resnet50": (1, 2, 3, 5, 9, 15, 20, 30, 45),
+}
+#: Microbatches of 600, 240, 120, 60 and 30 samples in Fig. 9 to 11.
+SIZES_MICROBATCHES = (1, 2, 5, 10, 20, 40)
+#: Input sizes of Fig. 9 to 11.
+PAPER_SIZES = (1000, 2000, 3000, 5000, 10000)
+PAPER_WIDTH = 5000
+RATE = "1gbit"
+#: Fig. 8 has InfiniBand between nodes and NVLink within one.
+RATES = ("100mbit", "1gbit", "10gbit")
+SERIAL = "serial"
+EQUAL, OURS = "equal layers", "ours"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One step that is timed.
+
+    Attributes:
+        model: ``'mlp'``, ``'vgg16'`` or ``'resnet50'``.
+        size: Units of a layer, or pixels on a side.
+        batch: Samples of the minibatch.
+        hosts: How many there are, each with an equal share of the machine.
+        microbatches: How many.
+        rate: Of a host's link.
+        cut: ``EQUAL`` or ``OURS``.
+        schedule: Its name, or ``SERIAL`` for the undivided model in plain Chainer on
+            one of the hosts.
+    """
+
+    model: str
+    size: int
+    batch: int
+    hosts: int
+    microbatches: int
+    rate: str = RATE
+    cut: str = EQUAL
+    schedule: str = "1f1b"
+
+    @property
+    def serial(self) -> Point:
+        """The undivided step that this is compared with."""
+        return replace(self, microbatches=1, cut=EQUAL, schedule=SERIAL)
+
+    @property
+    def group(self) -> tuple:
+        """What is measured while the same hosts are up."""
+        return self.model, self.size, self.batch, self.hosts, self.rate
+
+    @property
+    def series(self) -> Point:
+        """The points that differ in the number of microbatches only are equal here."""
+        return replace(self, microbatches=0)
+
+    @property
+    def samples(self) -> int:
+        """Samples of the largest microbatch."""
+        return -(-self.batch // self.microbatches)
+
+    def on(self, cpu: float) -> Hosts:
+        """Returns the hosts.
+
+        Args:
+            cpu: Of all of them, in cores.
+        """
+        return Hosts(self.hosts, min(1.0, cpu / self.hosts), self.rate)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the experiments are.
+
+    Attributes:
+        width: Of the perceptron's layers, for the paper's 5,000.
+        image: Pixels on a side of VGG16's and ResNet50's images.
+        batch: Samples in place of the paper's 1,200, 84 and 90, for trying out.
+    """
+
+    width: int = 2048
+    image: int = 32
+    batch: int | None = None
+
+    def of(self, model: str, hosts: int, microbatches: int, **options: str) -> Point:
+        """Returns a point of the usual size."""
+        size = self.width if model == "mlp" else self.image
+        batch = self.batch or BATCH[model]
+        return Point(model, size, batch, hosts, microbatches, **options)
+
+    def widths(self) -> dict[int, int]:
+        """Returns the width for each input size of the paper, in steps of 64."""
+        per_unit = self.width / PAPER_WIDTH
+        return {size: max(64, round(size * per_unit / 64) * 64) for size in PAPER_SIZES}
+
+
+def figures(scale: Scale) -> dict[int, list[Point]]:
+    """Returns the points of each figure; Fig. 7 and 12 show those of Fig. 6."""
+    found: dict[int, list[Point]] = {
+        6: [
+            scale.of("mlp", hosts, m)
+            for hosts in (1, 2, 4, 8, 16, 32)
+            for m in MICROBATCHES["mlp"]
+        ],
+        8: [
+            scale.of("mlp", 4, m, rate=rate)
+            for rate in RATES
+            for m in MICROBATCHES["mlp"]
+        ],
+    }
+    for figure, hosts in ((9, 4), (10, 8), (11, 16)):
+        found[figure] = [
+            replace(scale.of("mlp", hosts, m), size=width)
+            for width in scale.widths().values()
+            for m in SIZES_MICROBATCHES
+        ]
+    for figure, model in ((13, "vgg16"), (14, "resnet50")):
+        found[figure] = [
+            scale.of(model, hosts, m, cut=cut, schedule=schedule)
+            for hosts in (2, 4, 8, 16)
+            for cut, schedule in ((EQUAL, "1f1b"), (OURS, "1f1b"), (OURS, "zb_h1"))
+            for m in MICROBATCHES[model]
+        ]
+    return {
+        figure: [point for point in points if point.microbatches <= point.batch]
+        for figure, points in found.items()
+    }
+
+
+def quick(points: Iterable[Point]) -> list[Point]:
+    """Returns some points of every figure that take a few minutes in all."""
+    return [
+        point
+        for point in points
+        if point.hosts in (2, 4, 8)
+        and (point.hosts < 8 or point.model != "mlp")
+        and point.microbatches in (1, *FIT, 20)
+    ]
+
+
+def with_serial(points: Iterable[Point]) -> list[Point]:
+    """Returns the points, each once, behind the undivided steps they need."""
+    points = list(dict.fromkeys(points))
+    return [*dict.fromkeys(point.serial for point in points), *points]
+
+
+def to_json(point: Point) -> dict:
+    """Returns what :func:`from_json` reads."""
+    return dataclasses.asdict(point)
+
+
+def from_json(content: dict) -> Point:
+    """Returns a point."""
+    return Point(**content)

@@ -1,0 +1,319 @@
+"""The tables: Markdown for people, CSV for programs."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from paper_tables import plots
+from paper_tables.points import (
+    EQUAL,
+    FIGURE_7,
+    FIGURE_13,
+    MLP_LAYERS,
+    OURS,
+    RATE,
+    Point,
+    Scale,
+)
+from paper_tables.rows import Row, rows
+from paper_tables.samples import read
+
+TITLES = {
+    6: "Fig. 6, 7 and 12: number of microbatches",
+    8: "Fig. 8: bandwidth",
+    9: "Fig. 9: input size, 4 processes",
+    10: "Fig. 10: input size, 8 processes",
+    11: "Fig. 11: input size, 16 processes",
+    13: "Fig. 13: VGG16",
+    14: "Fig. 14: ResNet50",
+}
+PAPER = {
+    6: "In the paper 2 and 4 processes are fastest with 5 microbatches (1.34 and 1.93),"
+    " 8, 16 and 32 with 20 (2.70, 3.49, 3.72); with 12 or more, 2 processes are slower"
+    " than without microbatches. Its equation (3), fitted to 3, 12 and 40 microbatches,"
+    " is close to its measurements on 16 processes (Fig. 12).",
+    8: "In the paper InfiniBand between 4 nodes and NVLink within one make hardly any"
+    " difference. Here the links of 4 hosts have three rates.",
+    9: "Speed-ups over the same hosts without microbatches. In the paper they fall"
+    " below an input size of 3,000, and for most sizes of microbatch at 10,000.",
+    10: "As Fig. 9. In the paper microbatches of 120 samples are the fastest from 3,000"
+    " on, and among the slowest up to 2,000.",
+    11: "As Fig. 10. In the paper nothing changes at 10,000.",
+    13: "In the paper 8 processes reach 2.32 with 20 microbatches, 16 less than 8 or 4,"
+    " all from 4 processes on 1.5 at best or more.",
+    14: "In the paper there is no clear difference from 4 processes on.",
+}
+COLUMNS = (
+    "hosts",
+    "cut, schedule",
+    "micro-batches",
+    "step s",
+    "speed-up",
+    "eq. (3)",
+    "simulated before",
+    "simulated after",
+    "paper",
+)
+
+MODELS = ("mlp", "vgg16", "resnet50")
+#: How far a simulated step may be from the measured one.
+TARGET_ERRORS = {"mlp": 0.10, "vgg16": 0.15, "resnet50": 0.15}
+#: Over the undivided step, and of what is possible, on 8 hosts with 20 microbatches.
+VGG_SPEEDUP = 3.5
+VGG_PART = 0.90
+CSV_COLUMNS = (
+    *(field.name for field in dataclasses.fields(Point)),
+    "cuts",
+    "step_seconds",
+    "serial_seconds",
+    "speedup",
+    "equation_3",
+    "simulated_before",
+    "simulated_after",
+    "bound",
+)
+
+
+def write(
+    figures: dict[int, list[Point]], folder: Path, cpu: float, scale: Scale
+) -> None:
+    """Writes README.md, points.csv and the figures.
+
+    Args:
+        figures: Points by figure.
+        folder: Where the samples are, and where to write.
+        cpu: Of all hosts together, in cores.
+        scale: Of the experiments.
+    """
+    every = [point for points in figures.values() for point in points]
+    found = rows(folder, every, cpu)
+    write_csv(folder / "points.csv", found.values())
+    text = [*introduction(folder, cpu, scale), *summary(found)]
+    for figure, points in figures.items():
+        mine = [found[point] for point in points if point in found]
+        if mine:
+            names = plots.draw(figure, mine, folder)
+            text += ["", f"## {TITLES[figure]}", "", PAPER[figure], ""]
+            text += [f"![Fig. {name[3:5].lstrip('0')}]({name})" for name in names]
+            text += ["", *table(figure, mine)]
+    path = folder / "README.md"
+    path.write_text("\n".join(text) + "\n", encoding="utf-8")
+    print(f"{len(found)} points in {path} and points.csv", flush=True)
+
+
+def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
+    """Says what was done, and on what."""
+    samples = [s for group in read(folder / "samples.jsonl").values() for s in group]
+    machines = sorted({sample.machine for sample in samples})
+    loads = [sample.load for sample in samples]
+    return [
+        "# The paper's figures 6 to 14, measured again",
+        "",
+        "Written by `python benchmarks/paper_tables`; do not edit.",
+        "",
+        f"Emulated hosts with equal shares of {cpu:g} cores (at most one each), links"
+        f" of 1 Gbit/s unless the table says otherwise. The perceptron has {MLP_LAYERS}"
+        f" layers of width {scale.width}, for the paper's 5,000, VGG16 and ResNet50 get"
+        f" images of {scale.image} x {scale.image}.",
+        "",
+        "- **step**: median of the measured steps, forward and backward;",
+        "- **speed-up**: over the undivided model in plain Chainer on one such host,"
+        " with the range of the steps;",
+        "- **eq. (3)**: the paper's model, its three constants from three measured"
+        " points of the same row of hosts, and its error against the measured step;",
+        "- **simulated before**: from profiles of the layers on a whole core, the"
+        " hosts' shares, and the links, without any run;",
+        "- **simulated after**: from the times of each stage in the measured steps;",
+        "- **paper**: the speed-up printed there. It prints those of the text only.",
+        "",
+        *[f"Measured on {machine}." for machine in machines],
+        f"Load average when hosts came up: {min(loads):.1f} to {max(loads):.1f}.",
+        "",
+    ]
+
+
+def summary(found: dict[Point, Row]) -> list[str]:
+    """Says how good the predictions are, and compares the cuts."""
+    text = ["## Summary", ""]
+    text += ["| model | points | eq. (3) | simulated before | simulated after |"]
+    text += ["|---|---|---|---|---|"]
+    for model in MODELS:
+        mine = [row for point, row in found.items() if point.model == model]
+        if mine:
+            cells = (
+                errors(row.error(row.equation) for row in mine if row.equation),
+                errors(row.error(row.predicted) for row in mine),
+                errors(row.error(row.simulated) for row in mine),
+            )
+            text += [f"| {model} | {len(mine)} | {' | '.join(cells)} |"]
+    text += ["", "Errors: median of the absolute ones, and the largest.", ""]
+    text += ["| model | hosts | equal layers | ours | at best possible | paper |"]
+    text += ["|---|---|---|---|---|---|"]
+    usual = [row for row in found.values() if is_usual(row, found)]
+    for model, hosts in dict.fromkeys((r.point.model, r.point.hosts) for r in usual):
+        mine = [r for r in usual if (r.point.model, r.point.hosts) == (model, hosts)]
+        text.append(best_speedups(model, hosts, mine))
+    text += [
+        "",
+        "At best possible: with the microbatches of the best in the row, if the slowest"
+        " layer, or all layers evenly on all hosts, kept the hosts busy all the time.",
+        "",
+        *targets(found),
+    ]
+    return text
+
+
+def best_speedups(model: str, hosts: int, mine: Sequence[Row]) -> str:
+    """Returns a line of the table with the best speed-up of either cut."""
+    cells = [model, str(hosts)]
+    for cut in (EQUAL, OURS):
+        best = max((r for r in mine if r.point.cut == cut), key=speedup, default=None)
+        cells.append("" if best is None else named(best))
+    best = max(mine, key=speedup)
+    cells.append(f"{np.median(best.serial) / best.bound:.2f}")
+    printed = {"mlp": FIGURE_7, "vgg16": FIGURE_13}.get(model, {}).get(hosts)
+    cells.append(f"{printed[1]:.2f} (m = {printed[0]})" if printed else "")
+    return f"| {' | '.join(cells)} |"
+
+
+def targets(found: dict[Point, Row]) -> list[str]:
+    """Says what was to be reached, of what has been measured."""
+    lines = []
+
+    def target(words: str, met: bool) -> None:
+        lines.append(f"- {words}: {'met' if met else 'MISSED'}")
+
+    for model, limit in TARGET_ERRORS.items():
+        mine = [row for point, row in found.items() if point.model == model]
+        for when, name in (("before", "predicted"), ("after", "simulated")):
+            near = [abs(row.error(getattr(row, name))) <= limit for row in mine]
+            words = f"{model}: simulated {when}, within {limit:.0%} of measured at"
+            if mine:
+                target(f"{words} {sum(near)} of {len(mine)} points", all(near))
+    ours = [row for row in found.values() if row.point.cut == OURS]
+
+    def best(model: str, hosts: int, microbatches: int | None = None) -> Row | None:
+        mine = (
+            row
+            for row in ours
+            if (row.point.model, row.point.hosts) == (model, hosts)
+            and microbatches in (None, row.point.microbatches)
+        )
+        return max(mine, key=speedup, default=None)
+
+    row = best("vgg16", 8, 20)
+    if row is not None:
+        words = f"vgg16, 8 hosts, 20 microbatches: {row.speedup:.2f} times the serial"
+        target(f"{words} step, wanted {VGG_SPEEDUP}", row.speedup >= VGG_SPEEDUP)
+        part = row.bound / row.step
+        words = f"vgg16, 8 hosts, 20 microbatches: {part:.0%} of what is possible"
+        target(f"{words}, wanted {VGG_PART:.0%}", part >= VGG_PART)
+    for model, fewer, more, factor in (("vgg16", 8, 16, 1), ("resnet50", 4, 8, 1.1)):
+        a, b = best(model, fewer), best(model, more)
+        if a is not None and b is not None:
+            words = f"{model}: {more} hosts {b.speedup:.2f}, {fewer} hosts"
+            words += f" {a.speedup:.2f}, wanted {factor} times as much at least"
+            target(words, b.speedup >= factor * a.speedup)
+    return lines
+
+
+def speedup(row: Row) -> float:
+    """Returns what to compare rows by."""
+    return row.speedup
+
+
+def named(row: Row) -> str:
+    """Formats a speed-up with how it was reached."""
+    return f"{row.speedup:.2f} (m = {row.point.microbatches}, {row.point.schedule})"
+
+
+def is_usual(row: Row, found: dict[Point, Row]) -> bool:
+    """Says whether a row is of the usual links and size."""
+    sizes = [p.size for p in found if p.model == row.point.model]
+    usual = max(sorted(set(sizes)), key=sizes.count)
+    return row.point.rate == RATE and row.point.size == usual
+
+
+def errors(values: Iterable[float]) -> str:
+    """Formats errors."""
+    found = np.abs(list(values))
+    return f"{np.median(found):.1%}, {found.max():.1%}" if len(found) else ""
+
+
+def table(figure: int, mine: Sequence[Row]) -> list[str]:
+    """Returns a table of Markdown with a line for each point."""
+    columns = list(COLUMNS)
+    if figure in (8, 9, 10, 11):
+        columns[1] = "links" if figure == 8 else "width"
+    text = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    base = {row.point.series: row for row in mine if row.point.microbatches == 1}
+    for row in mine:
+        point = row.point
+        second = f"{point.cut}, {point.schedule}"
+        if figure in (8, 9, 10, 11):
+            second = point.rate if figure == 8 else str(point.size)
+        references = row.serial
+        if figure in (9, 10, 11):
+            references = base[point.series].seconds if point.series in base else []
+        cells = [
+            str(point.hosts),
+            second,
+            str(point.microbatches),
+            f"{row.step:.3g}",
+            spread(references, row.seconds),
+            with_error(row, row.equation),
+            with_error(row, row.predicted),
+            with_error(row, row.simulated),
+            printed(figure, point),
+        ]
+        text.append(f"| {' | '.join(cells)} |")
+    return text
+
+
+def spread(above: Sequence[float], below: Sequence[float]) -> str:
+    """Formats a ratio of medians with its range."""
+    if not above:
+        return ""
+    ratio = np.median(above) / np.median(below)
+    least, most = min(above) / max(below), max(above) / min(below)
+    return f"{ratio:.2f} ({least:.2f}..{most:.2f})"
+
+
+def with_error(row: Row, seconds: float | None) -> str:
+    """Formats a prediction."""
+    return "" if seconds is None else f"{seconds:.3g} ({row.error(seconds):+.0%})"
+
+
+def printed(figure: int, point: Point) -> str:
+    """Returns what the paper prints for a point."""
+    known = {6: FIGURE_7, 13: FIGURE_13}.get(figure, {}).get(point.hosts)
+    if known and known[0] == point.microbatches and point.cut == EQUAL:
+        return f"{known[1]:.2f}"
+    return ""
+
+
+def write_csv(path: Path, found: Iterable[Row]) -> None:
+    """Writes a line for each point."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(CSV_COLUMNS)
+        for row in found:
+            point = row.point
+            out.writerow(
+                [
+                    *vars(point).values(),
+                    " ".join(map(str, row.cuts)),
+                    row.step,
+                    float(np.median(row.serial)),
+                    row.speedup,
+                    "" if row.equation is None else row.equation,
+                    row.predicted,
+                    row.simulated,
+                    row.bound,
+                ]
+            )

@@ -1,0 +1,146 @@
+"""What the hosts do: measure steps, or what the layers cost.
+
+The models are built in `deferred_init`, so that no host takes memory for the layers of
+another.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+from _common import machine, quiet_barrier
+from _hosts import PAUSE
+from _mlp import measured_costs, step_seconds, undivided_step
+from mpi4py import MPI
+
+from divisible import Divisible, profile
+from paper_tables.models import build, minibatch
+from paper_tables.points import SERIAL, Point, from_json
+from paper_tables.samples import Sample, append
+from pipeline import Pipeline, abort_on_error
+
+#: Seconds that a rank may wait for another: the smallest share of a core is slow.
+TIMEOUT = 3600.0
+#: Times that a message goes to and fro.
+N_PINGS = 21
+
+
+def work(job: dict[str, Any], report: Path) -> None:
+    """Does what the job says; what is measured goes into files of its own."""
+    abort_on_error()
+    if job["task"] == "profile":
+        measure_layers(from_json(job["point"]), job["samples"], Path(job["file"]))
+    else:
+        Steps(MPI.COMM_WORLD, Path(job["file"])).measure(job["todo"])
+
+
+def measure_layers(point: Point, samples: int, file: Path) -> None:
+    """Profiles a model at a size of microbatch."""
+    x, t = minibatch(point, samples)
+    profile(build(point), x, t, repeat=3).save(file)
+
+
+class Steps:
+    """Measures steps on hosts that are up.
+
+    Args:
+        comm: A rank on each host.
+        file: Of the samples.
+    """
+
+    def __init__(self, comm: MPI.Comm, file: Path) -> None:
+        self._comm = comm
+        self._file = file
+        self._latency = latency(comm)
+        self._where, load = machine("numpy", "chainer", "mpich").rsplit(", ", 1)
+        self._load = float(load.split()[-1])
+        # The stage of the last point, by what it depends on.
+        self._stage: tuple[Any, Divisible | None] = (None, None)
+
+    def measure(self, todo: list[dict]) -> None:
+        """Measures points and rounds in turn; writes each sample as it comes.
+
+        Args:
+            todo: Dictionaries of ``point``, ``cuts`` and ``round``.
+        """
+        for entry in todo:
+            point = from_json(entry["point"])
+            step = self._undivided if point.schedule == SERIAL else self._pipelined
+            seconds, costs = step(point, entry["cuts"])
+            if self._comm.rank == 0:
+                sample = Sample(
+                    point,
+                    entry["round"],
+                    seconds,
+                    entry["cuts"],
+                    *costs,
+                    latency=self._latency,
+                    machine=self._where,
+                    load=self._load,
+                    date=time.strftime("%Y-%m-%d"),
+                )
+                append(self._file, sample)
+                print(f"{point}: {seconds:.3f} s", flush=True)
+
+    def _pipelined(self, point: Point, cuts: list[int]) -> tuple[float, list]:
+        x, t = minibatch(point, point.batch)
+        start, end = cuts[self._comm.rank : self._comm.rank + 2]
+        stage = self._divided(point, start, end)
+        pipe = Pipeline(
+            stage, self._comm, point.microbatches, point.schedule, timeout=TIMEOUT
+        )
+        # Buffers, gradients and agreements are made in the first step; one sample for
+        # each microbatch is enough for that.
+        n = point.microbatches
+        self._seconds(lambda: pipe.step(x[:n], t[:n]))
+        seconds = self._seconds(lambda: pipe.step(x, t))
+        costs = measured_costs([pipe.timeline()], len(cuts) - 1)
+        return seconds, [
+            list(map(float, costs.forward)),
+            list(map(float, costs.backward_input)),
+            list(map(float, costs.backward_weight)),
+        ]
+
+    def _undivided(self, point: Point, cuts: list[int]) -> tuple[float, list]:
+        """Times the undivided model on the first host, while the others sleep."""
+        step: Callable[[], Any] = lambda: None  # noqa: E731
+        if self._comm.rank == 0:
+            x, t = minibatch(point, point.batch)
+            model = self._divided(point, None, None)
+            undivided_step(model, x[:1], t[:1])()
+            step = undivided_step(model, x, t)
+        quiet_barrier(self._comm, PAUSE)
+        return self._seconds(step), [[], [], []]
+
+    def _divided(self, point: Point, start: int | None, end: int | None) -> Divisible:
+        key = (point.model, point.size, start, end)
+        if self._stage[0] != key:
+            # The one before is freed first.
+            self._stage = (None, None)
+            self._stage = (key, build(point).divide(start, end))
+        return self._stage[1]
+
+    def _seconds(self, step: Callable[[], Any]) -> float:
+        return step_seconds(self._comm, step, PAUSE)
+
+
+def latency(comm: MPI.Comm) -> float:
+    """Returns the seconds of a small message between the first two ranks."""
+    if comm.size == 1:
+        return 0.0
+    times = []
+    data = np.zeros(1)
+    for _ in range(N_PINGS):
+        start = time.perf_counter()
+        if comm.rank == 0:
+            comm.Send(data, 1)
+            comm.Recv(data, 1)
+        elif comm.rank == 1:
+            comm.Recv(data, 0)
+            comm.Send(data, 0)
+        times.append(time.perf_counter() - start)
+    return comm.bcast(statistics.median(times) / 2)

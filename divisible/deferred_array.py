@@ -1,0 +1,324 @@
+"""Arrays that know how they will be made, and take no memory until then."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Callable
+
+import numpy as np
+
+from divisible.keyed_random import keyed_random
+
+Write = Callable[[np.ndarray], Any]
+View = Callable[[np.ndarray], np.ndarray]
+
+
+class NotMadeError(RuntimeError):
+    """Something needs the values of an array that has none yet."""
+
+
+@dataclasses.dataclass(eq=False)
+class Step:
+    """One write to an array: what is written, and to which part.
+
+    Args:
+        write: Writes to the part, which it is called with: an initializer.
+        view: Takes the part out of the whole array.
+        sources: Arrays that ``write`` reads.
+
+    Attributes:
+        key (str or None): Of the random draws. Copies of an array share its steps and
+            so the key, and get the same values.
+    """
+
+    write: Write
+    view: View
+    sources: tuple[DeferredArray, ...] = ()
+    key: str | None = None
+
+
+class Recipe:
+    """How to make an array: its writes in order.
+
+    Args:
+        shape: Of the array.
+        dtype: Of the array.
+        seed (int): Of its random draws, together with the steps' keys.
+        steps: The first writes.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype, seed: int, steps: list[Step]
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.seed = seed
+        self.steps = steps
+        self._made: np.ndarray | None = None
+
+    def make(self) -> np.ndarray:
+        """Returns the array; all that share the recipe get the same one."""
+        if self._made is None:
+            self._made = self.compute()
+        return self._made
+
+    def compute(self) -> np.ndarray:
+        """Makes a new array."""
+        array = np.empty(self.shape, self.dtype)
+        for step in self.steps:
+            if step.key is None:
+                raise _unreadable("its initializer")
+            with keyed_random(step.key, step.write):
+                step.write(step.view(array))
+        return array
+
+    def assign_keys(self, place: str) -> None:
+        """Gives a key to every step that has none yet.
+
+        Args:
+            place (str): Where in the model the array is.
+        """
+        for number, step in enumerate(self.steps):
+            if step.key is None:
+                step.key = f"{self.seed}:{place}#{number}"
+            for source in step.sources:
+                source.recipe.assign_keys(f"{place}#{number}<")
+
+
+def _whole(array: np.ndarray) -> np.ndarray:
+    return array
+
+
+class DeferredArray(np.ndarray):
+    """Stands for an array that is not made yet.
+
+    It has the shape and the dtype of that array, so that whatever asks for these
+    (``Link.count_params``, ``print``, optimizers) needs no change. All its elements
+    are one and the same NaN, read-only: it takes a few hundred bytes, whatever the
+    shape. What is written to it, or to a part of it, is noted down and done when the
+    array is made; its values cannot be read.
+
+    ::
+
+        W = DeferredArray((512, 512), np.float32, seed=0)
+        W.write(HeNormal())            step 0: the whole
+        W[:256].write(Orthogonal())    step 1: a part
+        W *= 2                         step 2: the whole
+        W.recipe.make()                an ordinary array, after these three
+
+    Args:
+        shape (int or tuple of int): Of the array.
+        dtype: Of the array.
+        seed (int): Of its random draws.
+    """
+
+    _recipe: Recipe | None
+    _view: View
+
+    def __new__(cls, shape: Any, dtype: Any, seed: int) -> DeferredArray:
+        """Makes an array of one element, repeated."""
+        dtype = np.dtype(dtype)
+        shape = (shape,) if np.ndim(shape) == 0 else tuple(shape)
+        shape = tuple(int(n) for n in shape)
+        one = np.full(1, np.nan if dtype.kind in "fc" else 0, dtype)
+        self = super().__new__(cls, shape, dtype, one, strides=(0,) * len(shape))
+        self.flags.writeable = False
+        self._recipe = Recipe(shape, dtype, seed, [])
+        self._view = _whole
+        return self
+
+    def __array_finalize__(self, source: Any) -> None:
+        # NumPy made this array in a way that is not known here.
+        self._recipe = None
+        self._view = _whole
+
+    @property
+    def recipe(self) -> Recipe:
+        """How the array will be made that this is the whole or a part of."""
+        if self._recipe is None:
+            raise _unreadable("this part of it")
+        return self._recipe
+
+    def make(self) -> np.ndarray:
+        """Makes the array, or the part of it that this is."""
+        return self._view(self.recipe.make())
+
+    def write(self, write: Write, *sources: DeferredArray) -> None:
+        """Notes a write to this array.
+
+        Args:
+            write: Called with the ordinary array, or part of it, when it is made.
+            sources: Deferred arrays that it reads.
+        """
+        self.recipe.steps.append(Step(write, self._view, sources))
+
+    # -- parts ------------------------------------------------------------------
+
+    def _part(self, take: View) -> DeferredArray:
+        part = take(self.view(np.ndarray)).view(DeferredArray)
+        outer = self._view
+        part._recipe = self.recipe
+        part._view = lambda array: take(outer(array))
+        return part
+
+    def __getitem__(self, index: Any) -> DeferredArray:
+        indices = index if isinstance(index, tuple) else (index,)
+        if not all(_is_basic(i) for i in indices):
+            raise _unreadable(f"the elements [{index}]")
+        if not isinstance(self.view(np.ndarray)[index], np.ndarray):
+            raise _unreadable(f"the element [{index}]")
+        return self._part(lambda array: array[index])
+
+    def reshape(self, *shape: Any, **kwargs: Any) -> DeferredArray:
+        """Reshapes, as for ordinary arrays."""
+        return self._part(lambda array: array.reshape(*shape, **kwargs))
+
+    def transpose(self, *axes: Any) -> DeferredArray:
+        """Transposes, as for ordinary arrays."""
+        return self._part(lambda array: array.transpose(*axes))
+
+    @property
+    def T(self) -> DeferredArray:
+        """The transposed array."""
+        return self.transpose()
+
+    # -- writes -----------------------------------------------------------------
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(value, DeferredArray):
+            # As it is now, whatever is written to it later.
+            source = value.copy()
+            self.write(
+                lambda array: _put(array, index, source.recipe.compute()), source
+            )
+        else:
+            value = np.array(value)
+            # The error of a value that does not fit belongs here.
+            part = self.view(np.ndarray)[index]
+            np.broadcast_to(value, np.shape(part))
+            self.write(lambda array: _put(array, index, value))
+
+    def fill(self, value: Any) -> None:
+        """Fills with a scalar."""
+        self[...] = value
+
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any
+    ) -> DeferredArray:
+        # In place: array *= 2.
+        out = kwargs.pop("out", ())
+        others = [x for x in inputs if x is not self]
+        if method != "__call__" or kwargs or len(out) != 1 or out[0] is not self:
+            raise _unreadable(f"numpy.{ufunc.__name__}")
+        if any(isinstance(x, DeferredArray) for x in others):
+            raise _unreadable(f"numpy.{ufunc.__name__} with another such array")
+        values = [None if x is self else np.array(x) for x in inputs]
+        self.write(
+            lambda array: ufunc(
+                *[array if value is None else value for value in values], out=array
+            )
+        )
+        return self
+
+    def __array_function__(
+        self, function: Callable, types: Any, args: tuple, kwargs: dict
+    ) -> Any:
+        if function in (np.shape, np.ndim, np.size):
+            return function(self.view(np.ndarray), *args[1:], **kwargs)
+        if function is np.array2string:
+            return repr(args[0])
+        if function in _LIKE and args[:1] and isinstance(args[0], DeferredArray):
+            return _like(function, *args, **kwargs)
+        if function is np.copyto and len(args) == 2 and not kwargs and args[0] is self:
+            self[...] = args[1]
+            return None
+        raise _unreadable(f"numpy.{function.__name__}")
+
+    # -- copies -----------------------------------------------------------------
+
+    def copy(self, order: str = "C") -> DeferredArray:
+        """Copies how the array will be made; the copies' values will be equal."""
+        recipe = self.recipe
+        copied = DeferredArray(self.shape, self.dtype, recipe.seed)
+        whole = Recipe(recipe.shape, self.dtype, recipe.seed, list(recipe.steps))
+        if self._view is _whole:
+            copied._recipe = whole
+        else:
+            source = DeferredArray(whole.shape, self.dtype, recipe.seed)
+            source._recipe = whole
+            part = self._view
+            copied.write(lambda array: _put(array, ..., part(whole.compute())), source)
+        return copied
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict) -> DeferredArray:
+        return memo.setdefault(id(self), self.copy())
+
+    def __reduce__(self) -> Any:
+        raise _unreadable("pickle")
+
+    # -- what would read the values ---------------------------------------------
+
+    def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> DeferredArray:
+        """Converts nothing; is there for those who want the dtype that it has."""
+        if np.dtype(dtype) != self.dtype:
+            raise _unreadable("astype")
+        return self if kwargs.get("copy") is False else self.copy()
+
+    def __repr__(self) -> str:
+        return f"<deferred array of shape {self.shape}, {self.dtype}>"
+
+    __str__ = __repr__
+
+    def __iter__(self) -> Iterator[DeferredArray]:
+        return (self[i] for i in range(len(self)))
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise _unreadable("a method of the array")
+
+    # Those that NumPy would not ask __array_ufunc__ or __array_function__ about.
+    dot = item = tolist = tobytes = flatten = ravel = take = _refuse
+    __float__ = __int__ = __bool__ = _refuse
+
+
+_LIKE = (np.full_like, np.zeros_like, np.ones_like, np.empty_like)
+
+
+def _like(
+    function: Callable,
+    prototype: DeferredArray,
+    *values: Any,
+    dtype: Any = None,
+    shape: Any = None,
+    **kwargs: Any,
+) -> DeferredArray:
+    """Does what ``numpy.full_like`` and the others do, later."""
+    array = DeferredArray(
+        prototype.shape if shape is None else shape,
+        dtype or prototype.dtype,
+        prototype.recipe.seed,
+    )
+    if function is np.full_like:
+        (value,) = values or (kwargs.pop("fill_value"),)
+        array[...] = value
+    elif function is not np.empty_like:
+        array[...] = 1 if function is np.ones_like else 0
+    return array
+
+
+def _put(array: np.ndarray, index: Any, value: Any) -> None:
+    array[index] = value
+
+
+def _is_basic(index: Any) -> bool:
+    return index is None or index is Ellipsis or isinstance(index, (int, slice))
+
+
+def _unreadable(what: str) -> NotMadeError:
+    return NotMadeError(
+        f"{what} needs values of a parameter that was created in deferred_init and is"
+        f" not made yet. Divide the model first: model.divide(start, end) makes the"
+        f" layers of a stage, model.divide() all of them"
+    )

@@ -1,0 +1,255 @@
+"""Models that are built without their parameters."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Callable
+
+import chainer
+import numpy as np
+
+from divisible.deferred_array import DeferredArray, NotMadeError
+from divisible.keyed_random import keyed_random
+
+__all__ = ["NotMadeError", "deferred_init"]
+
+
+class _Scopes(threading.local):
+    """The seeds of the scopes that this thread is in, the innermost last.
+
+    ``None`` stands for a pause: parameters are made at once.
+    """
+
+    def __init__(self) -> None:
+        self.seeds: list[int | None] = []
+
+    @property
+    def seed(self) -> int | None:
+        return self.seeds[-1] if self.seeds else None
+
+    @contextmanager
+    def entered(self, seed: int | None) -> Iterator[None]:
+        self.seeds.append(seed)
+        try:
+            yield
+        finally:
+            self.seeds.pop()
+
+
+_scopes = _Scopes()
+
+
+@contextmanager
+def deferred_init(seed: int = 0) -> Iterator[None]:
+    """Builds models without allocating their parameters.
+
+    In the scope, parameters and the running statistics of batch normalization are
+    only noted down, with their shapes, dtypes and initializers.
+    :meth:`Divisible.divide` makes those of its own layers::
+
+        rank 0   with deferred_init(0): model = VGG16()    0 bytes, on every rank
+        rank 1   stage = model.divide(7, 15)               layers 7 to 14 only
+
+    so a model may be larger than the memory of any one host. ``model.divide()`` makes
+    the whole, for a serial script.
+
+    Every random draw depends on the seed, the layer's position in the undivided model,
+    and the parameter's path in the layer, and on nothing else. So the weights are
+    bitwise the same however many ranks there are and wherever the model is cut, for
+    any initializer: Chainer's own, arrays, and functions that draw from the global
+    generators of NumPy, CuPy or Python, or from a generator that they carry (``rng``).
+    They are the same for ``Linear(None, n)``, which is sized at the first call, as for
+    ``Linear(m, n)``. Two models of the same layers and the same seed are equal; they
+    do not equal what ``numpy.random.seed`` gives without ``deferred_init``.
+
+    A link that draws numbers in its ``__init__`` otherwise, not for a parameter, gets
+    them at once, from generators that the seed has set; which ones depends on what was
+    built before it, which is the same on every rank. The global generators are put
+    back into their former state at the end of the scope.
+
+    Until a layer is made
+
+    - shapes, ``count_params``, ``print``, ``copy``, ``repeat`` and writes to a
+      parameter's array work, as do tied and repeated parameters;
+    - ``model.to_device`` and ``load_npz(path, model)`` are put off too, and happen to
+      the layers of a stage when they are made: of a file, which must still be there
+      then, no more is read;
+    - what needs values (calling or saving the model) raises :class:`NotMadeError`.
+      Some of NumPy's and CuPy's C functions cannot be stopped; they see NaN.
+
+    Arrays that are made by other means than Chainer's parameters and initializers,
+    such as ``L.DecorrelatedBatchNormalization``'s, or that are given to a link, take
+    their memory at once, and free it when the model is dropped.
+
+    Chainer offers no way to create a parameter of known shape without its array. In
+    the scope, and in the thread that is in it, ``Parameter.__init__``,
+    ``initializers.generate_array`` and the calls of Chainer's initializers are
+    replaced by ones that note down; nothing else is, and nothing remains replaced
+    afterwards.
+
+    Args:
+        seed (int): Any number that is not negative, the same on every rank.
+
+    Raises:
+        TypeError: If the seed is not an integer.
+        ValueError: If it is negative.
+
+    Example:
+        >>> import chainer.links as L
+        >>> from divisible import Divisible
+        >>> with deferred_init(seed=1):
+        ...     model = Divisible(L.Linear(1000, 1000), L.Linear(1000, 10))
+        >>> model.count_params()
+        1011010
+        >>> stage = model.divide(1, 2)
+        >>> stage[0].W.array.dtype, bool(stage[0].W.array.std() > 0)
+        (dtype('float32'), True)
+    """
+    seed = operator.index(seed)
+    if seed < 0:
+        raise ValueError(f"seed {seed} of deferred_init: expected 0 or more")
+    with _patches, _scopes.entered(seed), keyed_random(f"{seed}:building"):
+        yield
+
+
+# -- what is replaced in Chainer ------------------------------------------------
+
+
+class _Patches:
+    """Replaces functions of Chainer while any thread is in a scope."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_scopes = 0
+        self._originals = ExitStack()
+        #: Whether there ever was a scope, and so may be deferred arrays.
+        self.used = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.used = True
+            if self._n_scopes == 0:
+                self._replace(chainer.Parameter, "__init__", _parameter)
+                self._replace(chainer.initializers, "generate_array", _generate_array)
+                for kind in _kinds(chainer.Initializer):
+                    if "__call__" in vars(kind):
+                        self._replace(kind, "__call__", _initializer_call)
+            self._n_scopes += 1
+
+    def __exit__(self, *exception: Any) -> None:
+        with self._lock:
+            self._n_scopes -= 1
+            if self._n_scopes == 0:
+                self._originals.close()
+
+    def _replace(self, owner: Any, name: str, deferring: Callable) -> None:
+        original = getattr(owner, name)
+        self._originals.callback(setattr, owner, name, original)
+
+        @functools.wraps(original)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            if _scopes.seed is None:
+                return original(*args, **kwargs)
+            return deferring(original, *args, **kwargs)
+
+        setattr(owner, name, replacement)
+
+
+_patches = _Patches()
+
+
+def ever_deferred() -> bool:
+    """Says whether there ever was a scope, and so may be deferred parameters."""
+    return _patches.used
+
+
+def at_once() -> AbstractContextManager[None]:
+    """Makes parameters at once, even in a scope."""
+    return _scopes.entered(None)
+
+
+def _kinds(kind: type) -> set[type]:
+    """Returns a class with all its subclasses."""
+    return {kind}.union(*map(_kinds, kind.__subclasses__()))
+
+
+def _parameter(
+    original: Callable, self: chainer.Parameter, *args: Any, **kwargs: Any
+) -> None:
+    """Creates a parameter; if its shape is not known yet, its draws get a key."""
+    original(self, *args, **kwargs)
+    if not self.is_initialized and not isinstance(self.initializer, KeyedInitializer):
+        self.initializer = KeyedInitializer(self.initializer, _scopes.seed)
+
+
+def _generate_array(
+    original: Callable,
+    initializer: Any,
+    shape: Any,
+    xp: Any,
+    dtype: Any = None,
+    device: Any = None,
+) -> Any:
+    """Notes the initializer down instead of calling it."""
+    if isinstance(initializer, KeyedInitializer):
+        initializer = initializer.initializer
+    if xp is not np:
+        return original(initializer, shape, xp, dtype, device)
+    wanted = getattr(initializer, "dtype", None)
+    if None not in (dtype, wanted) and np.dtype(dtype) != np.dtype(wanted):
+        raise ValueError(f"dtype mismatch: {dtype} != {wanted}")
+    dtype = chainer.get_dtype(wanted if dtype is None else dtype)
+    array = DeferredArray(shape, dtype, _scopes.seed)
+    array.write(initializer)
+    return array
+
+
+def _initializer_call(
+    original: Callable, self: chainer.Initializer, array: Any
+) -> None:
+    """Notes the call of an initializer down, as ``L.LSTM`` calls them on gates."""
+    if isinstance(array, DeferredArray):
+        array.write(self)
+    else:
+        original(self, array)
+
+
+class KeyedInitializer:
+    """Draws for a parameter that is sized at its first call.
+
+    Args:
+        initializer: The one to call, whose attributes this has.
+        seed (int): Of the draws, together with the key.
+    """
+
+    def __init__(self, initializer: Any, seed: int) -> None:
+        self.initializer = initializer
+        self.seed = seed
+        self.place: str | None = None
+        # Who initializes a parameter once more wants other values.
+        self._called = False
+
+    def __call__(self, array: Any) -> None:
+        """Fills the array, on whatever device it is."""
+        if self.place is None:
+            raise NotMadeError(
+                "this link was created in deferred_init and is sized at its first"
+                " call, but was never divided: append it to a Divisible, and call"
+                " divide(), before it is used"
+            )
+        if self._called:
+            self.initializer(array)
+            return
+        self._called = True
+        with keyed_random(f"{self.seed}:{self.place}#0", self.initializer):
+            self.initializer(array)
+
+    def __getattr__(self, name: str) -> Any:
+        # Copying and pickling look for these before there is an initializer.
+        if name == "initializer" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.initializer, name)

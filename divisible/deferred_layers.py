@@ -1,0 +1,322 @@
+"""The layers of a model that were built in ``deferred_init``."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, NamedTuple
+
+import chainer
+import numpy as np
+from chainer import Link
+
+from divisible.deferred_array import DeferredArray, NotMadeError
+from divisible.deferred_init import KeyedInitializer, at_once, ever_deferred
+from divisible.keyed_random import keyed_random
+
+Action = Callable[[Link], Any]
+
+
+class DeferredLayers:
+    """What a model knows about those of its layers that are not made yet.
+
+    Attributes:
+        waiting (bool): Whether there may be any.
+        first_calls (dict): Keys for the first calls of layers that are sized then, by
+            position.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = False
+        self.first_calls: dict[int, str] = {}
+        # What to do to a layer once it is made.
+        self._postponed: dict[Link, list[Action]] = {}
+
+    def notice(self, layer: Any) -> None:
+        """Looks at a layer that the model gets."""
+        self.waiting = self.waiting or is_deferred(layer)
+
+    def check(self, layers: Sequence[Any], model: str) -> None:
+        """Refuses to use layers that are not made.
+
+        Raises:
+            NotMadeError: If there are any.
+        """
+        waiting = [i for i, layer in enumerate(layers) if is_deferred(layer)]
+        self.waiting = bool(waiting)
+        if waiting:
+            raise NotMadeError(
+                f"the layers {waiting} of {model} were built in deferred_init and are"
+                f" not made yet. Call what model.divide(start, end) returns, or first"
+                f" model.divide(), which makes all layers"
+            )
+
+    def do(self, action: Action, link: Link) -> None:
+        """Does something to a link, now or when the link is made."""
+        if self.waiting and is_deferred(link):
+            self._postponed.setdefault(link, []).append(action)
+        else:
+            action(link)
+
+    def serialize(self, link: Link, serializer: chainer.AbstractSerializer) -> None:
+        """Reads or writes a link; a link that is not made reads when it is.
+
+        Raises:
+            NotMadeError: If that cannot be.
+        """
+        if self.waiting and is_deferred(link):
+            self._postponed.setdefault(link, []).append(_load_later(serializer))
+        else:
+            link.serialize(serializer)
+
+    def copied(self, copies: Mapping[int, Link]) -> DeferredLayers:
+        """Returns the same for copies of the links, which are given by ``id``."""
+        ret = DeferredLayers()
+        ret.waiting = self.waiting
+        ret.first_calls = dict(self.first_calls)
+        for link, actions in self._postponed.items():
+            ret._postponed[copies[id(link)]] = list(actions)
+        return ret
+
+    def assign_places(self, layers: Mapping[int, Any]) -> None:
+        """Ties the random draws for deferred parameters to where these are.
+
+        What layers share, or are copies of, is tied to the first place.
+
+        Args:
+            layers: All of the model, by their first positions.
+        """
+        if not ever_deferred():
+            return
+        for position in sorted(layers):
+            for path, value, _ in _find(layers[position]):
+                place = f"{position}{path}"
+                if isinstance(value, DeferredArray):
+                    value.recipe.assign_keys(place)
+                    continue
+                for array, kind in ((value.raw_array, ""), (value._grad, ".grad")):
+                    if isinstance(array, DeferredArray):
+                        array.recipe.assign_keys(place + kind)
+                initializer = getattr(value, "initializer", None)
+                if isinstance(initializer, KeyedInitializer):
+                    initializer.place = initializer.place or place
+
+    def follow(self, layer: Any, other: Any) -> None:
+        """Sees to it that what was put off for a layer happens to another one too."""
+        if other is not layer and layer in self._postponed:
+            self._postponed[other] = list(self._postponed[layer])
+
+    def make(
+        self, stage: Mapping[int, tuple[int, Any]], borrowed: Iterable[Link] = ()
+    ) -> DeferredLayers:
+        """Makes the layers of a stage, whose places are assigned.
+
+        Args:
+            stage: For each position in the stage the first one of the layer there, and
+                the layer.
+            borrowed: Links with parameters of other layers that the stage needs.
+
+        Returns:
+            DeferredLayers: Of the stage.
+
+        Raises:
+            RuntimeError: If an initializer fails.
+        """
+        ret = DeferredLayers()
+        if not ever_deferred():
+            return ret
+        for position, (first, layer) in stage.items():
+            _make_layer(first, layer)
+            self._act(layer)
+            key = _first_call_key(first, layer)
+            if key is not None:
+                # The model may be called as well, after ``model.divide()``.
+                ret.first_calls[position] = self.first_calls[position] = key
+        for link in borrowed:
+            _make_layer(-1, link)
+            self._act(link)
+        return ret
+
+    def _act(self, layer: Any) -> None:
+        if isinstance(layer, Link):
+            for action in self._postponed.pop(layer, ()):
+                action(layer)
+
+    def first_call(self, position: int, layer: Any, inputs: tuple) -> Any:
+        """Calls a layer that is sized, and may draw its weights, by this call.
+
+        Args:
+            position (int): One of `first_calls`.
+            layer: The layer there.
+            inputs: Of the layer.
+
+        Returns:
+            What the layer returns.
+        """
+        if _first_call_key(position, layer) is None:
+            del self.first_calls[position]
+            return layer(*inputs)
+        with keyed_random(self.first_calls[position]):
+            return layer(*inputs)
+
+
+# -- finding what is deferred in a layer ----------------------------------------
+
+
+class _Found(NamedTuple):
+    """An array or a variable somewhere in a layer."""
+
+    path: str
+    value: DeferredArray | chainer.Variable
+    #: Puts another array in the place of an array.
+    put: Callable[[np.ndarray], Any] | None
+
+
+def _find(layer: Any) -> Iterator[_Found]:
+    """Finds the deferred arrays and all variables that a layer's attributes hold.
+
+    Registered or not, also in lists, dictionaries and further links. Parameters have
+    the paths that ``namedparams`` gives them.
+    """
+    seen: set[int] = set()
+
+    def search(value: Any, path: str, put: Callable | None) -> Iterator[_Found]:
+        if isinstance(value, (DeferredArray, chainer.Variable)):
+            yield _Found(path, value, put)
+            return
+        if not isinstance(value, (Link, list, dict, tuple, functools.partial)):
+            return
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, Link):
+            links = [(prefix.rstrip("/"), link) for prefix, link in value.namedlinks()]
+            seen.update(id(link) for _, link in links)
+            for prefix, link in links:
+                for name in sorted(vars(link)):
+                    yield from item(vars(link), name, path + prefix)
+        elif isinstance(value, list):
+            for i in range(len(value)):
+                yield from item(value, i, path)
+        elif isinstance(value, dict):
+            for key in list(value):
+                yield from item(value, key, path)
+        elif isinstance(value, tuple):
+            for i, part in enumerate(value):
+                yield from search(part, f"{path}/{i}", None)
+        else:
+            yield from search((value.args, value.keywords), path, None)
+
+    def item(container: Any, key: Any, path: str) -> Iterator[_Found]:
+        put = functools.partial(container.__setitem__, key)
+        yield from search(container[key], f"{path}/{key}", put)
+
+    if isinstance(layer, (Link, functools.partial)):
+        return search(layer, "", None)
+    # A callable object with parameters that Chainer does not know of.
+    return search(getattr(layer, "__dict__", None), "", None)
+
+
+def is_deferred(layer: Any) -> bool:
+    """Says whether a layer holds anything that is not made yet."""
+    return ever_deferred() and any(
+        _is_deferred_array(found) or _awaits_place(found) for found in _find(layer)
+    )
+
+
+def _is_deferred_array(found: _Found) -> bool:
+    value = found.value
+    if not isinstance(value, chainer.Variable):
+        return True
+    # The property ``grad`` refuses to give a gradient that was never cleared.
+    arrays = (value.raw_array, value._grad)
+    return any(isinstance(array, DeferredArray) for array in arrays)
+
+
+def _awaits_place(found: _Found) -> bool:
+    initializer = getattr(found.value, "initializer", None)
+    return isinstance(initializer, KeyedInitializer) and initializer.place is None
+
+
+# -- making layers --------------------------------------------------------------
+
+
+def _make_layer(position: int, layer: Any) -> None:
+    """Makes the arrays of a layer whose places are assigned.
+
+    Args:
+        position (int): In the undivided model, for errors.
+        layer: The layer.
+
+    Raises:
+        RuntimeError: If an initializer fails.
+    """
+    with at_once():
+        for found in list(_find(layer)):
+            try:
+                _make(found)
+            except Exception as error:
+                raise RuntimeError(
+                    f"layer {position} ({type(layer).__name__}): {found.path} cannot"
+                    f" be initialized: {error}"
+                ) from error
+
+
+def _make(found: _Found) -> None:
+    value = found.value
+    if isinstance(value, DeferredArray):
+        if found.put is None:
+            raise TypeError("it is in a tuple, which cannot be changed; use a list")
+        found.put(value.make())
+        return
+    if isinstance(value.raw_array, DeferredArray):
+        value.array = value.raw_array.make()
+    if isinstance(value._grad, DeferredArray):
+        value.grad = value._grad.make()
+    initializer = getattr(value, "initializer", None)
+    if isinstance(initializer, KeyedInitializer) and value.is_initialized:
+        value.initializer = initializer.initializer
+
+
+def _first_call_key(position: int, layer: Any) -> str | None:
+    """Returns the key of all that is drawn in the first call of a layer.
+
+    A parameter that is sized then has a key of its own, but a link may draw for it
+    otherwise, as ``L.LSTM(None, n)`` does.
+
+    Returns:
+        str or None: Only if there are parameters to be sized.
+    """
+    for _, value, _ in _find(layer):
+        initializer = getattr(value, "initializer", None)
+        if isinstance(initializer, KeyedInitializer) and not value.is_initialized:
+            return f"{initializer.seed}:{position}:first call"
+    return None
+
+
+def _load_later(deserializer: chainer.AbstractSerializer) -> Action:
+    """Returns what reads a link from the file that a deserializer reads now."""
+    if not isinstance(deserializer, chainer.Deserializer):
+        raise NotMadeError(
+            "a model that was built in deferred_init has no values to save yet:"
+            " divide it first, model.divide() for the whole"
+        )
+    npz = getattr(deserializer, "npz", None)
+    name = getattr(getattr(npz, "zip", None), "filename", None)
+    if name is None:
+        raise NotMadeError(
+            f"a model that was built in deferred_init can be loaded from a file of"
+            f" save_npz, given by its path; for {type(deserializer).__name__}, divide"
+            f" the model and load its stage"
+        )
+    file = os.path.abspath(name)
+    kept = (deserializer.path, deserializer.strict, deserializer.ignore_names)
+
+    allow_pickle = npz.allow_pickle
+
+    def load(link: Link) -> None:
+        with np.load(file, allow_pickle=allow_pickle) as again:
+            link.serialize(chainer.serializers.NpzDeserializer(again, *kept))
+
+    return load

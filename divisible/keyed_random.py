@@ -1,0 +1,139 @@
+"""Random draws that depend on a key and on nothing that was drawn before."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import random
+import types
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+from chainer.backends import cuda
+
+# How far to look into what an initializer consists of.
+_DEPTH = 4
+
+
+@contextmanager
+def keyed_random(key: str, *users: Any) -> Iterator[None]:
+    """Makes what is drawn inside depend on ``key`` only.
+
+    The global generators of Python, NumPy and CuPy are seeded by the key, and put back
+    into their former state at the end. So are generators that one of ``users`` carries,
+    such as the ``rng`` of Chainer's initializers; what these draw depends on the key
+    and on the state that they were given in.
+
+    Args:
+        key (str): Any text.
+        users: Callables that draw inside: initializers, functions. Their attributes,
+            default and partial arguments, closures and global names are searched for
+            generators.
+
+    Example:
+        >>> with keyed_random('0/W'):
+        ...     first = np.random.rand()
+        >>> with keyed_random('0/W'):
+        ...     first == np.random.rand()
+        True
+    """
+    with ExitStack() as restored:
+        state = random.getstate()
+        restored.callback(random.setstate, state)
+        random.seed(key)
+        restored.callback(np.random.set_state, np.random.get_state())
+        np.random.seed(_words(key))
+        if cuda.available:
+            generator = cuda.cupy.random
+            restored.callback(generator.set_random_state, generator.get_random_state())
+            generator.set_random_state(generator.RandomState(int(_words(key)[0])))
+        for number, found in enumerate(_generators(users)):
+            _rekey(found, f"{key}:{number}", restored)
+        yield
+
+
+def _words(key: str) -> np.ndarray:
+    """Turns a key into 8 words of 32 bits that seed a generator."""
+    digest = hashlib.sha256(key.encode()).digest()
+    return np.frombuffer(digest, dtype="<u4").astype(np.uint32)
+
+
+def _rekey(generator: Any, key: str, restored: ExitStack) -> None:
+    if isinstance(generator, random.Random):
+        state = generator.getstate()
+        restored.callback(generator.setstate, state)
+        generator.seed(f"{key}:{state}")
+    elif isinstance(generator, np.random.RandomState):
+        state = generator.get_state()
+        restored.callback(generator.set_state, state)
+        digest = hashlib.sha256(state[1].tobytes()).hexdigest()
+        generator.seed(_words(f"{key}:{digest}:{state[2:]}"))
+    elif isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        state = bits.state
+        restored.callback(setattr, bits, "state", state)
+        text = "".join(
+            value.tobytes().hex() if isinstance(value, np.ndarray) else str(value)
+            for value in _leaves(state)
+        )
+        words = _words(f"{key}:{text}")
+        bits.state = type(bits)(np.random.SeedSequence(words.tolist())).state
+    else:
+        # CuPy's generators do not tell their state, so it cannot be put back.
+        generator.seed(int(_words(key)[0]))
+
+
+def _leaves(state: Any) -> Iterator[Any]:
+    if isinstance(state, dict):
+        for value in state.values():
+            yield from _leaves(value)
+    else:
+        yield state
+
+
+def _generators(users: tuple) -> list[Any]:
+    """Finds the random generators that callables carry, each once."""
+    kinds: tuple = (random.Random, np.random.RandomState, np.random.Generator)
+    if cuda.available:
+        kinds += (cuda.cupy.random.RandomState,)
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+
+    def search(value: Any, depth: int) -> None:
+        if id(value) in seen or depth > _DEPTH:
+            return
+        seen.add(id(value))
+        if isinstance(value, kinds):
+            found[id(value)] = value
+        elif not isinstance(value, (type, types.ModuleType)):
+            for part in _parts(value):
+                search(part, depth + 1)
+
+    for user in users:
+        search(user, 0)
+    return list(found.values())
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)) and len(value) <= 16:
+        yield from value
+    elif isinstance(value, functools.partial):
+        yield from (value.func, value.args, tuple(value.keywords.values()))
+    elif isinstance(value, types.MethodType):
+        yield from (value.__self__, value.__func__)
+    elif isinstance(value, types.FunctionType):
+        yield from value.__defaults__ or ()
+        yield from (value.__kwdefaults__ or {}).values()
+        for cell in value.__closure__ or ():
+            # A cell is empty until its variable is assigned.
+            try:
+                yield cell.cell_contents
+            except ValueError:
+                continue
+        for name in value.__code__.co_names:
+            yield value.__globals__.get(name)
+    elif callable(value):
+        yield from getattr(value, "__dict__", {}).values()
+        yield vars(type(value)).get("__call__")

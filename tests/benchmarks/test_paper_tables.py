@@ -1,0 +1,156 @@
+"""What the tables of the paper are made of; the hosts themselves are not started."""
+
+import csv
+import json
+import sys
+
+import pytest
+
+from tests.mpiexec import ROOT
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("divisible.layer_costs", reason="needs the planner")
+
+
+@pytest.fixture(autouse=True)
+def benchmarks_on_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("paper_tables", "_hosts", "_common", "_mlp"):
+            del sys.modules[name]
+
+
+def sample(point, **values):
+    from paper_tables.samples import Sample
+
+    one = [1.0] * point.hosts
+    fields = {
+        "round": 0,
+        "seconds": 3.0,
+        "cuts": list(range(0, 5, 4 // point.hosts)),
+        "forward": one,
+        "backward_input": one,
+        "backward_weight": one,
+        "latency": 0.0,
+        "machine": "a machine",
+        "load": 0.5,
+        "date": "today",
+    }
+    return Sample(point, **{**fields, **values})
+
+
+def test_the_papers_points_are_among_those_measured():
+    from paper_tables.points import FIGURE_7, FIGURE_13, FIT, Scale, figures
+
+    found = figures(Scale())
+    assert sorted(found) == [6, 8, 9, 10, 11, 13, 14]
+    measured = {(point.hosts, point.microbatches) for point in found[6]}
+    assert {(hosts, m) for hosts, (m, _) in FIGURE_7.items()} <= measured
+    assert {(16, m) for m in FIT} <= measured
+    assert {(8, 20)} <= {(p.hosts, p.microbatches) for p in found[13]}
+    assert {(hosts, m) for hosts, (m, _) in FIGURE_13.items()} <= {
+        (p.hosts, p.microbatches) for p in found[13]
+    }
+    assert {point.cut for point in found[14]} == {"equal layers", "ours"}
+
+
+@pytest.mark.parametrize("n_hosts", [1, 2, 3, 8, 32])
+def test_the_papers_cut_has_equally_many_layers(n_hosts):
+    from paper_tables.models import build, cuts
+    from paper_tables.points import Point
+
+    point = Point("mlp", 8, 10, n_hosts, 1)
+    found = cuts(point, [], 1e9)
+    assert found[0] == 0 and found[-1] == len(build(point)) == 63
+    linear = [(b - a + 1) // 2 for a, b in zip(found, found[1:])]
+    assert sum(linear) == 32 and max(linear) - min(linear) <= 1
+    assert cuts(Point("vgg16", 32, 8, n_hosts, 1), [], 1e9)[-1] == 38
+
+
+def test_a_run_goes_on_where_it_was_stopped(tmp_path):
+    from paper_tables.cli import missing_rounds
+    from paper_tables.points import Point, with_serial
+    from paper_tables.samples import append, read
+
+    points = with_serial(Point("mlp", 64, 40, 2, m) for m in (1, 4, 4))
+    assert [p.schedule for p in points] == ["serial", "1f1b", "1f1b"]
+    file = tmp_path / "samples.jsonl"
+    assert len(missing_rounds(file, points, 2)) == 6
+    append(file, sample(points[0]))
+    append(file, sample(points[2], round=1))
+    # Stopped in the middle of a line.
+    file.write_text(file.read_text() + '{"point": {"mod')
+    assert missing_rounds(file, points, 2) == [
+        (points[1], 0),
+        (points[2], 0),
+        (points[0], 1),
+        (points[1], 1),
+    ]
+    append(file, sample(points[1]))
+    assert [len(found) for found in read(file).values()] == [1, 1, 1]
+    assert json.loads(file.read_text().splitlines()[0])["seconds"] == 3.0
+
+
+@pytest.mark.parametrize(
+    "measured, chosen",
+    [
+        ([1, 3, 5, 12, 40, 80], [3, 12, 40]),
+        ([1, 2, 4, 20], [2, 4, 20]),
+        ([1, 2], [1, 2]),
+    ],
+)
+def test_equation_3_is_fitted_as_in_figure_12(measured, chosen):
+    from paper_tables.rows import fit_points
+
+    assert fit_points(measured) == chosen
+
+
+@pytest.mark.parametrize(
+    "rate, bandwidth", [("1gbit", 125e6), ("100mbit", 12.5e6), (None, float("inf"))]
+)
+def test_rates_are_in_bits(rate, bandwidth):
+    from _hosts import Hosts
+
+    assert Hosts(2, 0.5, rate).bandwidth == bandwidth
+
+
+def test_tables_and_figures_are_written(tmp_path):
+    from paper_tables.points import OURS, Point, Scale, with_serial
+    from paper_tables.report import write
+    from paper_tables.rows import profile_files
+    from paper_tables.samples import append
+
+    from divisible import LayerCost, Profile
+
+    def points(model, **options):
+        return [
+            Point(model, 32, 40, n, m, **options) for n in (2, 4) for m in (1, 3, 12)
+        ]
+
+    figures = {
+        6: points("mlp"),
+        8: points("mlp", rate="100mbit"),
+        9: points("mlp"),
+        13: [*points("vgg16"), *points("vgg16", cut=OURS, schedule="zb_h1")],
+    }
+    every = with_serial(point for group in figures.values() for point in group)
+    for point in every:
+        append(tmp_path / "samples.jsonl", sample(point))
+        for n, file in profile_files(tmp_path, point).items():
+            file.parent.mkdir(exist_ok=True)
+            Profile([LayerCost(n / 40, n / 40, n / 40)] * 4, n).save(file)
+    write(figures, tmp_path, 1.6, Scale())
+    text = (tmp_path / "README.md").read_text()
+    assert "## Fig. 13: VGG16" in text and "| 4 | ours, zb_h1 | 12 |" in text
+    for number in ("06", "07", "08", "09", "12", "13"):
+        name = f"fig{number}.png"
+        assert name in text
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    with open(tmp_path / "points.csv") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == len(set(every) - {p.serial for p in every})
+    # 4 layers of 3 seconds for all samples, on two hosts of 0.8 cores each.
+    first = lines[0]
+    assert float(first["simulated_before"]) == pytest.approx(4 * 3 / 0.8)
+    assert float(first["bound"]) == pytest.approx(2 * 3 / 0.8)
