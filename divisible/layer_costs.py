@@ -95,8 +95,8 @@ class LayerCost:
         """The name in a line, without what is within.
 
         Example:
-            >>> LayerCost(1, 1, 1, name="Block(\\n  (conv): Convolution2D()\\n)").title
-            'Block'
+            >>> LayerCost(1, 1, 1, name="functools.partial(<function relu>, 2)").title
+            'partial(relu, 2)'
         """
         line = self.name.partition("\n")[0].removesuffix("(")
         return re.sub(r"^functools\.partial\(<function (\w+)>", r"partial(\1", line)
