@@ -14,6 +14,7 @@ from divisible import (
     Network,
     Plan,
     Profile,
+    deferred_init,
     partition,
     pop,
     profile,
@@ -227,6 +228,28 @@ def test_one_layer_at_a_time():
     assert sum(c.parameter_bytes for c in costs.layers) > n * layer
     # Parameters and gradient of a layer, what initializes it, and of the next.
     assert peak < 6 * layer
+
+
+def test_a_model_that_is_not_made_stays_so():
+    n, width = 12, 400
+    with deferred_init(seed=0):
+        model = Divisible(*[L.Linear(width, width) for _ in range(n)])
+    layer = width * width * FLOAT
+    tracemalloc.start()
+    try:
+        costs = profile(model, ones(2, width), repeat=1)
+        _, peak = tracemalloc.get_traced_memory()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(c.parameter_bytes for c in costs.layers) > n * layer
+    assert peak < 6 * layer
+    assert kept < layer
+    # It was not made behind its back: seed and cut decide on its weights as before.
+    with deferred_init(seed=0):
+        again = Divisible(*[L.Linear(width, width) for _ in range(n)])
+    stages = [m.divide(3, 4) for m in (model, again)]
+    assert (stages[0][0].W.array == stages[1][0].W.array).all()
 
 
 def test_reckoned_memory_is_that_of_a_stage():
