@@ -153,6 +153,41 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
         assert timeline.peak_memory.max() <= memory
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_the_choice_is_near_the_best_of_all_cuts(seed, schedule):
+    """Cutting for the slowest stage loses little against simulating every cut."""
+    work = np.random.RandomState(seed).lognormal(0, 1, 9) * 0.01
+
+    def at(n):
+        layers = [
+            LayerCost(
+                *(w * (fixed + n / 64) for fixed in (0.003, 0.002, 0.003)),
+                output_bytes=4000 * n,
+            )
+            for w in work.tolist()
+        ]
+        return Profile(layers, n, input_bytes=4000 * n)
+
+    profiles, network = [at(n) for n in (4, 16, 64)], Network(125e6, 2e-4)
+    numbers = range(1, 17)
+    chosen = best_plan(
+        profiles,
+        3,
+        network=network,
+        schedules=[schedule],
+        checkpoints=["never"],
+        pipeline_ranks=[3],
+        microbatches=numbers,
+    )
+    least = min(
+        predict(Plan([0, i, j, 9], m, schedule), profiles, network=network).makespan
+        for i, j in itertools.combinations(range(1, 9), 2)
+        for m in numbers
+    )
+    assert chosen.step_seconds <= 1.02 * least
+
+
 def test_the_others_lost_for_a_reason():
     plan = best_plan(uneven(), 4, memory=30e3, network=Network(1e6, 1e-3))
     assert plan == Plan.best(uneven(), 4, 30e3, Network(1e6, 1e-3))
