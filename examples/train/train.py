@@ -77,7 +77,7 @@ def main() -> None:
 
     make_optimizer = OPTIMIZERS[args.optimizer]
     optimizers = [make_optimizer(args.learning_rate).setup(stage) for stage in stages]
-    pipe = Pipeline(stages, comm, schedule=schedule)
+    pipe = Pipeline(stages, comm, schedule=schedule, checkpoint=plan.checkpoint)
     say(f"{args.model} on {args.dataset}: {len(train.x)} images of {train.x.shape[1:]}")
     say(f"{plan.n_layers} layers cut at {plan.cuts}, {schedule.name} schedule")
     say("epoch   train loss  accuracy   test loss  accuracy   samples/s")
