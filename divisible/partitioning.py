@@ -128,21 +128,20 @@ def partition(
     limits = spread("memory", np.inf if memory is None else memory, n_stages)
     if not np.all(limits > 0):
         raise ValueError(f"memory must be positive, not {limits}")
-    cuts = cut(profile, costs, limits, method)
+    cuts = _cut(profile, costs, limits, method)
     return Plan(
         cuts,
         n_microbatches=n_microbatches,
         schedule=schedule,
         checkpoint=checkpoint,
         layers=tuple(layer.name for layer in profile.layers),
-        stages=describe(costs, cuts, limits),
+        stages=_describe(costs, cuts, limits),
     )
 
 
-def cut(
+def _cut(
     profile: Profile, costs: StageCosts, limits: np.ndarray, method: str = "optimal"
 ) -> list[int]:
-    """Returns the cuts that :func:`partition` makes a plan of."""
     if method == "optimal":
         cuts = _optimal(costs, limits)
         if cuts is None:
@@ -154,16 +153,13 @@ def cut(
         cuts = _balanced(profile.column("parameter_bytes"), costs)
     else:
         cuts = _balanced(np.diff(costs.times), costs)
-    plan = describe(costs, cuts, limits)
-    short = [s for s, stage in enumerate(plan) if stage.memory > limits[s]]
-    if short:
-        raise MemoryLimitError(
-            f"the cuts {cuts} do not fit: " + _shortage(costs, cuts, limits)
-        )
+    shortage = _shortage(costs, cuts, limits)
+    if shortage:
+        raise MemoryLimitError(f"the cuts {cuts} do not fit: {shortage}")
     return cuts
 
 
-def describe(
+def _describe(
     costs: StageCosts, cuts: Sequence[int], limits: np.ndarray
 ) -> tuple[StagePlan, ...]:
     """Returns what the stages of a plan cost."""
@@ -239,6 +235,7 @@ def _explain(costs: StageCosts, limits: np.ndarray) -> MemoryLimitError:
 
 
 def _shortage(costs: StageCosts, cuts: Sequence[int], limits: np.ndarray) -> str:
+    """Says which stages lack how much; nothing if none does."""
     lacks = []
     for s, (start, end) in enumerate(zip(cuts, cuts[1:])):
         needed = costs.bytes(s, start, end)

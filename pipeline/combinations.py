@@ -5,6 +5,7 @@ The search over combinations is in `pipeline.planning`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -18,11 +19,16 @@ from divisible.stage_costs import Network, PerRank, spread
 from divisible.units import count, format_bytes
 from pipeline import schedules as generators
 from pipeline.actions import BACKWARD, FORWARD, INPUT
-from pipeline.prediction import edges, fixed_memory, microbatch_sizes, stage_costs
+from pipeline.prediction import (
+    edges,
+    fixed_memory,
+    microbatch_sizes,
+    run,
+    stage_costs,
+)
 from pipeline.recomputation import recompute
 from pipeline.schedule import Schedule
 from pipeline.simulator import Costs
-from pipeline.timeline import Timeline
 from pipeline.validation import peaks
 
 
@@ -53,6 +59,24 @@ class Combination(NamedTuple):
         return ", ".join(words)
 
 
+class Outcome(NamedTuple):
+    """What a simulated step of a combination came to.
+
+    Attributes:
+        seconds: Of the step, with the sum of the replicas' gradients.
+        busy: Seconds that the busiest rank computes.
+        bubble: The share of the step that ranks wait, on average.
+        held: Bytes of microbatches in flight, on the rank with most.
+        in_flight: Microbatches in flight, on the rank with most.
+    """
+
+    seconds: float
+    busy: float
+    bubble: float
+    held: int
+    in_flight: int
+
+
 @dataclass
 class Candidate:
     """A combination that fits, on its way through the search.
@@ -60,22 +84,16 @@ class Candidate:
     Attributes:
         combination: What it is.
         plan: Where it is cut.
-        schedule: What a replica runs.
-        costs: What the stages cost.
         bound: Seconds that a step takes at least.
         gradient_seconds: For each rank, to add up the gradients of the replicas.
-        seconds: Of a simulated step, with the gradients; infinite before.
-        timeline: The simulated step.
+        outcome: Of the simulation, if it has been simulated.
     """
 
     combination: Combination
     plan: Plan
-    schedule: Schedule
-    costs: Costs
     bound: float
     gradient_seconds: np.ndarray
-    seconds: float = np.inf
-    timeline: Timeline | None = None
+    outcome: Outcome | None = None
 
 
 class Combinations:
@@ -100,7 +118,6 @@ class Combinations:
         self.speeds = spread("speeds", 1.0 if speeds is None else speeds, ranks)
         self.bandwidth, self.latency = self.network.edges(ranks)
         self.sized: dict[int, Profile] = {}
-        self.schedules: dict[tuple, Schedule] = {}
 
     def candidate(self, combination: Combination) -> Candidate:
         """Cuts the model for a combination.
@@ -111,7 +128,7 @@ class Combinations:
         replicas, n_ranks, per_rank, name, m, checkpoint = combination
         sizes = microbatch_sizes(-(-self.batch // replicas), m)
         profile = self._at(max(sizes))
-        schedule = self._schedule(checkpoint, name, combination.n_stages, m, n_ranks)
+        schedule = _create(name, combination.n_stages, m, n_ranks, checkpoint)
         memory, speeds, network = self._slowest_replica(replicas, n_ranks)
         at = np.array(schedule.stage_ranks)
         links = edges(network, schedule)
@@ -127,7 +144,7 @@ class Combinations:
             )
         else:
             # How many are in flight does not depend on what is held of them.
-            flow = self._schedule("never", name, combination.n_stages, m, n_ranks)
+            flow = _create(name, combination.n_stages, m, n_ranks, "never")
             plan = self._cut_for_several(profile, flow, memory[at], options)
         plan = replace(
             plan,
@@ -137,23 +154,37 @@ class Combinations:
             stages_per_rank=per_rank,
         )
         costs = stage_costs(plan, schedule, self.profiles, sizes, network, speeds)
+        if per_rank > 1:
+            plan = _check_memory(plan, schedule, costs, profile, memory)
         gradients = self._gradient_seconds(plan, schedule, replicas)
         bound = lower_bound(schedule, costs) + gradients.min()
-        candidate = Candidate(combination, plan, schedule, costs, bound, gradients)
-        if per_rank > 1:
-            _check_memory(candidate, profile, memory)
-        return candidate
+        # Costs and schedules of thousands of combinations would take gigabytes.
+        return Candidate(combination, plan, bound, gradients)
+
+    def simulate(self, candidate: Candidate) -> Outcome:
+        """Simulates a step."""
+        replicas, n_ranks, _, name, m, checkpoint = candidate.combination
+        sizes = microbatch_sizes(-(-self.batch // replicas), m)
+        schedule = _create(name, candidate.plan.n_stages, m, n_ranks, checkpoint)
+        _, speeds, network = self._slowest_replica(replicas, n_ranks)
+        costs = stage_costs(
+            candidate.plan, schedule, self.profiles, sizes, network, speeds
+        )
+        timeline = run(schedule, costs, network)
+        ends = np.zeros(n_ranks)
+        np.maximum.at(ends, timeline.rank, timeline.end)
+        return Outcome(
+            seconds=float((ends + candidate.gradient_seconds).max()),
+            busy=float(timeline.busy.max()),
+            bubble=float(timeline.bubble.mean()),
+            held=int(timeline.peak_memory.max()),
+            in_flight=int(timeline.peak_in_flight.max()),
+        )
 
     def _at(self, size: int) -> Profile:
         if size not in self.sized:
             self.sized[size] = interpolate(self.profiles, size)
         return self.sized[size]
-
-    def _schedule(self, checkpoint: str, *key) -> Schedule:
-        if (checkpoint, key) not in self.schedules:
-            schedule = recompute(generators.create(*key), checkpoint)
-            self.schedules[checkpoint, key] = schedule
-        return self.schedules[checkpoint, key]
 
     def _slowest_replica(
         self, replicas: int, n_ranks: int
@@ -244,10 +275,19 @@ def lower_bound(schedule: Schedule, costs: Costs) -> float:
     return float(max((busy + ways).max(), m * transfer.max(initial=0.0)))
 
 
-def _check_memory(candidate: Candidate, profile: Profile, memory: np.ndarray) -> None:
-    """Refuses what does not fit when the stages of a rank share its memory."""
-    plan, schedule = candidate.plan, candidate.schedule
-    held = peaks(schedule, *candidate.costs.units(schedule.n_stages))
+def _check_memory(
+    plan: Plan,
+    schedule: Schedule,
+    costs: Costs,
+    profile: Profile,
+    memory: np.ndarray,
+) -> Plan:
+    """Refuses what does not fit when the stages of a rank share its memory.
+
+    Returns:
+        Plan: The same without the limits that it was cut for, which were shares.
+    """
+    held = peaks(schedule, *costs.units(schedule.n_stages))
     needed = fixed_memory(plan, schedule, profile) + np.array(held)
     lacks = needed - memory
     rank = int(lacks.argmax())
@@ -257,6 +297,14 @@ def _check_memory(candidate: Candidate, profile: Profile, memory: np.ndarray) ->
             f" {format_bytes(needed[rank])}, {format_bytes(lacks[rank])} more than its"
             f" {format_bytes(memory[rank])}"
         )
-    # The shares of the memory that it was cut for are no limits.
     stages = [replace(stage, memory_limit=None) for stage in plan.stages]
-    candidate.plan = replace(plan, stages=stages)
+    return replace(plan, stages=stages)
+
+
+# Combinations that follow each other often have the same one.
+@functools.lru_cache(maxsize=16)
+def _create(
+    name: str, n_stages: int, n_microbatches: int, n_ranks: int, checkpoint: str
+) -> Schedule:
+    schedule = generators.create(name, n_stages, n_microbatches, n_ranks)
+    return recompute(schedule, checkpoint)

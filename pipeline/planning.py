@@ -23,7 +23,6 @@ from divisible.stage_costs import CHECKPOINTS, Network, PerRank
 from divisible.units import format_seconds
 from pipeline import schedules as generators
 from pipeline.combinations import Candidate, Combination, Combinations
-from pipeline.prediction import run
 
 #: What is tried by default.
 SCHEDULES = ("1f1b", "gpipe", "zb_h1", "interleaved", "zb_v")
@@ -133,10 +132,10 @@ def best_plan(
             f"none of {len(out)} combinations fits into the memory of the ranks. With"
             f" {combination}: {reason}"
         )
-    best = _simulate(fitting, search.network)
+    best = _simulate(fitting, search)
     return replace(
         best.plan,
-        step_seconds=best.seconds,
+        step_seconds=best.outcome.seconds,
         alternatives=_alternatives(best, fitting, out),
     )
 
@@ -162,6 +161,10 @@ def _combinations(
     checkpoints: Sequence[str],
     max_replicas: int,
 ) -> Iterator[Combination]:
+    # On one rank all schedules take the same time, and this order holds the least.
+    serial = next(
+        (name for name in ("1f1b", "zb_h1", "gpipe") if name in schedules), ""
+    )
     for replicas in range(1, max_replicas + 1):
         share = -(-batch // replicas)
         numbers = microbatches or _numbers(share)
@@ -170,8 +173,7 @@ def _combinations(
             range(1, ranks // replicas + 1), numbers, schedules, checkpoints
         ):
             per_rank = _CHUNKED.get(name, 1)
-            # On one rank all schedules are the same.
-            if n_ranks == 1 and (per_rank > 1 or name != schedules[0]):
+            if n_ranks == 1 and name != serial:
                 continue
             if n_ranks * per_rank <= n_layers and not (
                 checkpoint == "except_last" and m == 1
@@ -185,32 +187,28 @@ def _numbers(n_samples: int) -> list[int]:
     return sorted(least.values())
 
 
-def _simulate(candidates: list[Candidate], network: Network) -> Candidate:
+def _simulate(candidates: list[Candidate], search: Combinations) -> Candidate:
     """Simulates what could win and returns the winner."""
     best = np.inf
     for candidate in sorted(candidates, key=lambda c: c.bound):
         if candidate.bound > best * _SAME:
             break
-        timeline = run(candidate.schedule, candidate.costs, network)
-        ends = np.zeros(timeline.n_ranks)
-        np.maximum.at(ends, timeline.rank, timeline.end)
-        candidate.seconds = float((ends + candidate.gradient_seconds).max())
-        candidate.timeline = timeline
-        best = min(best, candidate.seconds)
-    same = [c for c in candidates if c.seconds <= best * _SAME]
+        candidate.outcome = search.simulate(candidate)
+        best = min(best, candidate.outcome.seconds)
+    same = [c for c in candidates if c.outcome and c.outcome.seconds <= best * _SAME]
     return min(same, key=_frugality)
 
 
 def _frugality(candidate: Candidate) -> tuple:
     """Of plans that take the same time, the one that needs least is best."""
-    combination = candidate.combination
+    combination, outcome = candidate.combination, candidate.outcome
     return (
         combination.replicas * combination.n_ranks,
         CHECKPOINTS.index(combination.checkpoint),
-        int(candidate.timeline.peak_memory.max()),
+        outcome.held,
         combination.stages_per_rank,
         combination.n_microbatches,
-        candidate.timeline.peak_in_flight.max(),
+        outcome.in_flight,
     )
 
 
@@ -218,24 +216,44 @@ def _alternatives(
     best: Candidate, candidates: list[Candidate], out: list[tuple[Combination, str]]
 ) -> tuple[Alternative, ...]:
     """Says of the others why they lost: the best, and the best one of every kind."""
-    losers = sorted(
-        (c for c in candidates if c is not best),
-        key=lambda c: (min(c.seconds, np.inf), c.bound),
-    )
-    entries = [(c.combination, c) for c in losers] + out
+    simulated = [c for c in candidates if c.outcome is not None and c is not best]
+    bounded = [c for c in candidates if c.outcome is None]
+    others = [
+        *sorted(simulated, key=lambda c: c.outcome.seconds),
+        *sorted(bounded, key=lambda c: c.bound),
+    ]
+    entries = [(other.combination, other) for other in others] + out
     kept, kinds = [], {*_kinds(best.combination)}
-    for combination, loser in entries:
+    for combination, other in entries:
         new = set(_kinds(combination)) - kinds
         if len(kept) >= _KEPT and not new:
             continue
         kinds |= new
-        if isinstance(loser, str):
-            kept.append(Alternative(str(combination), np.inf, loser))
+        if isinstance(other, str):
+            kept.append(Alternative(str(combination), np.inf, other))
         else:
-            seconds = loser.seconds if loser.timeline is not None else loser.bound
-            reason = _reason(loser, best)
-            kept.append(Alternative(str(combination), seconds, reason, loser.plan))
+            kept.append(_alternative(other, best))
     return tuple(kept)
+
+
+def _alternative(other: Candidate, best: Candidate) -> Alternative:
+    """Says of one why it lost."""
+    name, mine, its = str(other.combination), best.outcome, other.outcome
+    if its is None:
+        reason = (
+            f"takes {format_seconds(other.bound)} at least, by what its ranks and"
+            f" links have to do"
+        )
+        return Alternative(name, other.bound, reason, other.plan)
+    if its.seconds <= mine.seconds * _SAME:
+        reason = "as fast, but needs more ranks or memory"
+    else:
+        reason = (
+            f"{its.seconds / mine.seconds - 1:.1%} slower: its busiest rank computes"
+            f" {format_seconds(its.busy)} (chosen: {format_seconds(mine.busy)}), its"
+            f" ranks wait {its.bubble:.0%} of the time ({mine.bubble:.0%})"
+        )
+    return Alternative(name, its.seconds, reason, other.plan)
 
 
 def _kinds(combination: Combination) -> list[tuple[str, object]]:
@@ -243,23 +261,6 @@ def _kinds(combination: Combination) -> list[tuple[str, object]]:
         (name, getattr(combination, name))
         for name in ("replicas", "n_ranks", "schedule", "checkpoint")
     ]
-
-
-def _reason(loser: Candidate, best: Candidate) -> str:
-    if loser.timeline is None:
-        return (
-            f"takes {format_seconds(loser.bound)} at least, by what its ranks and"
-            f" links have to do"
-        )
-    if loser.seconds <= best.seconds * _SAME:
-        return "as fast, but needs more ranks or memory"
-    busy, busy_best = (c.timeline.busy.max() for c in (loser, best))
-    bubble, bubble_best = (c.timeline.bubble.mean() for c in (loser, best))
-    return (
-        f"{loser.seconds / best.seconds - 1:.1%} slower: its busiest rank computes"
-        f" {format_seconds(busy)} (chosen: {format_seconds(busy_best)}), its ranks wait"
-        f" {bubble:.0%} of the time ({bubble_best:.0%})"
-    )
 
 
 def _check(ranks, batch, schedules, checkpoints, max_replicas) -> None:

@@ -153,6 +153,13 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
         assert timeline.peak_memory.max() <= memory
 
 
+def test_one_rank_needs_no_other_schedule():
+    plan = best_plan(uneven(), 1, schedules=["interleaved", "gpipe", "1f1b"])
+    assert (plan.schedule, plan.n_stages) == ("1f1b", 1)
+    with pytest.raises(ValueError, match="no combination of 1 ranks"):
+        best_plan(uneven(), 1, schedules=["interleaved"])
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_the_choice_is_near_the_best_of_all_cuts(seed, schedule):
