@@ -23,101 +23,42 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from _common import Result, alternate, machine, ratios
+from _hosts import (
+    PAUSE,
+    Hosts,
+    add_cluster_argument,
+    command_line,
+    prepare,
+    read_job,
+    run,
+)
 
 #: Hosts: the number of microbatches that was best in the paper, and its speed-up.
 PAPER = {2: (5, 1.34), 4: (5, 1.93), 8: (20, 2.70), 16: (20, 3.49), 32: (20, 3.72)}
 SCHEDULES = ("1f1b", "zb_h1")
 TARGET = 0.90
 LINK = "1gbit"
-LINK_BYTES_PER_SECOND = 1e9 / 8
-#: Seconds between two looks of a host that waits for the next step: seldom, because
-#: looking uses its quota.
-PAUSE = 0.05
-STATE = Path("/run/emulated_cluster.json")
 
 
-def missing() -> str | None:
-    """Says why this machine cannot emulate hosts, or ``None`` if it can."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        return "it needs root on Linux"
-    for kind in ("cpu", "memory"):
-        if not Path("/sys/fs/cgroup", kind, "tasks").exists():
-            return f"it needs cgroup v1, and /sys/fs/cgroup/{kind} is not of it"
-    for tool in ("ip", "tc"):
-        if shutil.which(tool) is None:
-            return f"there is no {tool}; install iproute2"
-    if shutil.which("mpiexec") is None:
-        return "there is no mpiexec beside this Python or on the PATH"
-    if STATE.exists():
-        return f"another cluster is up; take it down first ({STATE})"
-    return None
-
-
-@contextmanager
-def cluster(tool: Path, hosts: int, share: float) -> Iterator[None]:
-    """Brings the hosts up, and takes them down whatever happens."""
-
-    def call(*arguments: str) -> None:
-        subprocess.run(
-            [sys.executable, tool, *arguments], check=True, stdout=subprocess.DEVNULL
-        )
-
-    # Every host knows the address of every other: more than the usual 1024 in all, of
-    # which the kernel forgets some, and then hosts find no way to each other.
-    limit = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
-    usual = limit.read_text()
-    try:
-        limit.write_text(str(max(int(usual), 4 * hosts**2)))
-        call("up", "--cpus", f"{share:g}", "--count", str(hosts), "--rate", LINK)
-        yield
-    finally:
-        limit.write_text(usual)
-        if STATE.exists():
-            call("down")
-
-
-def run(arguments: argparse.Namespace, hosts: int) -> dict:
+def measure(arguments: argparse.Namespace, n_hosts: int) -> dict:
     """Runs the steps on that many hosts and returns what `work` measured."""
-    with tempfile.TemporaryDirectory() as folder:
-        # In files: the host's shell would take a command line apart.
-        task, report = Path(folder, "job.json"), Path(folder, "report.json")
-        job = {
-            "hosts": hosts,
-            "microbatches": PAPER[hosts][0],
-            "width": arguments.width,
-            "layers": arguments.layers,
-            "batch": arguments.batch,
-            "rounds": arguments.rounds,
-            "schedules": arguments.schedules,
-            "timelines": arguments.timelines,
-        }
-        command = [sys.executable, arguments.cluster, "run", "-n", str(hosts), "--"]
-        command += [sys.executable, __file__, "--work", task, report]
-        task.write_text(json.dumps(job))
-        with cluster(arguments.cluster, hosts, arguments.cpu / hosts):
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-            try:
-                code = process.wait(arguments.timeout)
-            finally:
-                if process.poll() is None:
-                    process.terminate()
-                    process.wait(10)
-        if code:
-            raise RuntimeError(f"the run on {hosts} hosts ended with code {code}")
-        return json.loads(report.read_text())
+    hosts = Hosts(n_hosts, arguments.cpu / n_hosts, LINK)
+    job = {
+        "microbatches": PAPER[n_hosts][0],
+        "width": arguments.width,
+        "layers": arguments.layers,
+        "batch": arguments.batch,
+        "rounds": arguments.rounds,
+        "schedules": arguments.schedules,
+        "timelines": arguments.timelines,
+        "bandwidth": hosts.bandwidth,
+    }
+    return run(arguments.cluster, hosts, Path(__file__), job, arguments.timeout)
 
 
 def work(job: dict, report: Path) -> None:
@@ -163,7 +104,7 @@ def work(job: dict, report: Path) -> None:
     size = job["batch"] // job["microbatches"] * job["width"] * 4
     answer: dict[str, Any] = {"seconds": seconds, "simulated": {}}
     for name, pipe in pipes.items():
-        costs = measured_costs(timelines[name], comm.size, size / LINK_BYTES_PER_SECOND)
+        costs = measured_costs(timelines[name], comm.size, size / job["bandwidth"])
         answer["simulated"][name] = simulate(pipe.schedule, costs).makespan
         if job["timelines"] and comm.rank == 0:
             path = Path(job["timelines"], f"{comm.size}-{name}.json")
@@ -174,11 +115,12 @@ def work(job: dict, report: Path) -> None:
 
 def main() -> None:
     """Runs the table and writes its result."""
-    if sys.argv[1:2] == ["--work"]:
-        work(json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[3]))
+    task = read_job()
+    if task:
+        work(*task)
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cluster", type=Path, required=True)
+    add_cluster_argument(parser)
     parser.add_argument("--hosts", type=int, nargs="+", default=[4, 8, 16, 32])
     parser.add_argument("--schedules", nargs="+", default=list(SCHEDULES))
     parser.add_argument("--cpu", type=float, default=1.6, help="of all hosts, in cores")
@@ -190,22 +132,11 @@ def main() -> None:
     parser.add_argument("--timelines", help="folder to keep the last ones in")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    # The environment's own mpiexec, which the cluster looks for on the PATH.
-    beside = str(Path(sys.executable).parent)
-    os.environ["PATH"] = os.pathsep.join([beside, os.environ.get("PATH", "")])
-    os.environ["OMP_NUM_THREADS"] = "1"
-    reason = missing()
-    if reason:
-        print(f"SKIPPED: no hosts can be emulated here: {reason}")
-        return
-    # An exception, so that the cluster is taken down.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    prepare()
 
     result = Result("emulated_hosts", arguments.output)
-    words = sys.argv.copy()
-    words[words.index(str(arguments.cluster))] = arguments.cluster.name
     result.write(
-        "python " + " ".join(words),
+        command_line(arguments.cluster),
         machine("numpy", "scipy", "chainer", "mpi4py", "mpich"),
         f"{arguments.layers} layers of width {arguments.width}, batch "
         f"{arguments.batch}; hosts with equal shares of {arguments.cpu:g} cores, links "
@@ -217,7 +148,7 @@ def main() -> None:
     )
     worst = 1.0
     for hosts in arguments.hosts:
-        answer = run(arguments, hosts)
+        answer = measure(arguments, hosts)
         base = answer["seconds"]["undivided"]
         for name in arguments.schedules:
             seconds, simulated = answer["seconds"][name], answer["simulated"][name]
