@@ -15,8 +15,8 @@ def load(n_train: int, n_test: int, seed: int = 0) -> tuple[Samples, Samples]:
     """Returns the training and the test set.
 
     Each image is a piece of one of the two photographs that come with scikit-learn, in
-    grey, on which three of its handwritten digits are drawn, in any grey and of once or
-    twice their size. The test set has other digits and other parts of the photographs:
+    grey, on which three of its handwritten digits are drawn in white, of once or twice
+    their size. The test set has other digits and other parts of the photographs:
     the training set the left three quarters, the test set the rest.
 
     Args:
@@ -59,6 +59,6 @@ def _draw(
             ink = ink.repeat(len(ink) // len(digit), axis=1)
             top, left = rng.randint(SIZE - len(ink) + 1, size=2)
             there = slice(top, top + len(ink)), slice(left, left + len(ink))
-            image[there] += ink * (rng.uniform() - image[there])
+            image[there] += ink * (1 - image[there])
             is_digit[there] |= ink > 0.5
     return Samples(x, t)
