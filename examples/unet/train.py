@@ -48,7 +48,7 @@ def main() -> None:
     schedule, stages = divide(args, model, plan)
     del model
 
-    optimizers = [chainer.optimizers.Adam(0.005).setup(stage) for stage in stages]
+    optimizers = [chainer.optimizers.Adam(0.003).setup(stage) for stage in stages]
     pipe = Pipeline(
         stages,
         comm,
