@@ -18,7 +18,12 @@ import signal
 import sys
 from types import TracebackType
 
-from pipeline.communicator import abort_on_error, end_all_ranks, is_world_up
+from pipeline.communicator import (
+    abort_on_error,
+    end_all_ranks,
+    is_world_up,
+    let_lower_ranks_speak,
+)
 from pipeline.signals import STOPPED, has_stopped
 
 
@@ -58,6 +63,7 @@ def _end_others(exit: SystemExit) -> None:
     is_number = isinstance(exit.code, int)
     message = "" if is_number else f"{exit.code}\n"
     code = exit.code if is_number else 1
+    let_lower_ranks_speak()
     end_all_ranks(f"exits with {code}", lambda: sys.stderr.write(message), code)
 
 

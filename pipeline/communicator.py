@@ -52,7 +52,7 @@ _SLEEP_SHARE = 0.01
 # How long an abort may take.
 _ABORT_SECONDS = 3
 
-# How long a rank that fails gives each lower rank to say the same before it does.
+# How long a rank that fails gives a lower one to say the same before it does.
 _SECONDS_TO_WAIT_FOR_LOWER_RANKS = 1.0
 
 
@@ -205,6 +205,14 @@ def abort(code: int = 1) -> None:
     os._exit(code)
 
 
+def let_lower_ranks_speak() -> None:
+    """Waits, on other ranks than 0, until lower ones have ended this one, if they do.
+
+    So what goes wrong on every rank alike is said once.
+    """
+    time.sleep(min(MPI.COMM_WORLD.rank, 2) * _SECONDS_TO_WAIT_FOR_LOWER_RANKS)
+
+
 def is_world_up() -> bool:
     """Returns whether there are other ranks to end."""
     return MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1
@@ -213,16 +221,12 @@ def is_world_up() -> bool:
 def end_all_ranks(what: str, report: Callable[[], None], code: int = 1) -> None:
     """Says why on this rank, and ends all.
 
-    What every rank finds wrong is said once: the lowest of them speaks first, and ends
-    the others before they do.
-
     Args:
         what (str): What this rank does, after its name.
         report: Prints the rest.
         code (int): The exit code.
     """
     world = MPI.COMM_WORLD
-    time.sleep(min(world.rank, 2) * _SECONDS_TO_WAIT_FOR_LOWER_RANKS)
     sys.stdout.flush()
     where = f"rank {world.rank} of {world.size} on {socket.gethostname()}"
     sys.stderr.write(f"\n{where} {what} and ends all ranks:\n")
@@ -264,5 +268,9 @@ class _AbortHook:
     def __call__(self, kind: type, error: BaseException, trace: Any) -> None:
         # MPI may be finalized already; then there is nobody left to stop.
         if is_world_up():
+            # Who waits for a rank in vain says so at once: one that waits for the one
+            # that waits has less to say.
+            if not isinstance(error, StallError):
+                let_lower_ranks_speak()
             end_all_ranks("failed", lambda: self._report(kind, error, trace))
         self._report(kind, error, trace)
