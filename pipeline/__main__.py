@@ -49,7 +49,8 @@ def main(arguments: list[str]) -> None:
         _end_others(exit)
         raise
     except BaseException as error:
-        sys.excepthook(type(error), error, _within(script, error.__traceback__))
+        error.with_traceback(_within(script, error.__traceback__))
+        sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)
     if has_stopped():
         sys.exit(STOPPED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from chainer.training import Extension, Trainer, extensions
@@ -38,8 +39,18 @@ class Together(Extension):
         """Is called by the trainer when it starts."""
         if not isinstance(trainer.stop_trigger, StopTogether):
             trainer.stop_trigger = StopTogether(trainer.stop_trigger, self._updater)
-        if self._updater.pipeline.ranks.rank > 0:
-            for entry in trainer._extensions.values():
+        is_silent = self._updater.pipeline.ranks.rank > 0
+        for name, entry in trainer._extensions.items():
+            if isinstance(entry.extension, extensions.DumpGraph):
+                # As if it had been called; it does that once.
+                entry.extension._flag_called = True
+                if not is_silent:
+                    warnings.warn(
+                        f"the extension {name!r} is left out: no rank has the graph of"
+                        f" the undivided model",
+                        stacklevel=2,
+                    )
+            if is_silent:
                 _silence(entry)
 
 

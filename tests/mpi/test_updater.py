@@ -3,8 +3,6 @@
 import io
 import json
 import os
-import re
-import warnings
 
 import chainer
 import chainer.functions as F
@@ -16,7 +14,7 @@ from chainer.training import extensions, triggers
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater
-from tests.mpiexec import assert_on_ranks, on_ranks
+from tests.mpiexec import assert_on_ranks
 
 N_SAMPLES, BATCH = 50, 16
 KEYS = [
