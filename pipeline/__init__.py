@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pipeline.point_to_point import recv_data, recv_grad, send_data, send_grad
     from pipeline.runner import ActionError
     from pipeline.schedule import Action, Message, Schedule, ScheduleError
+    from pipeline.signals import StopOnSignal
     from pipeline.simulator import Costs, simulate
     from pipeline.timeline import Timeline
     from pipeline.updater import PipelineUpdater
@@ -30,6 +31,7 @@ _MODULES = {
     "Schedule": "schedule",
     "ScheduleError": "schedule",
     "StallError": "communicator",
+    "StopOnSignal": "signals",
     "Timeline": "timeline",
     "abort_on_error": "communicator",
     "predict": "evaluator",
@@ -52,6 +54,7 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "StallError",
+    "StopOnSignal",
     "Timeline",
     "abort_on_error",
     "predict",

@@ -43,7 +43,7 @@ class StopOnSignal(Extension):
             every rank; 0 if none did.
 
     Example:
-        >>> from pipeline.signals import StopOnSignal
+        >>> from pipeline import StopOnSignal
         >>> stop = StopOnSignal()   # trainer.extend(stop)
         >>> stop.signal
         0

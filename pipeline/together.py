@@ -37,6 +37,7 @@ class Together(Extension):
 
     def initialize(self, trainer: Trainer) -> None:
         """Is called by the trainer when it starts."""
+        self._updater.synchronize()
         if not isinstance(trainer.stop_trigger, StopTogether):
             trainer.stop_trigger = StopTogether(trainer.stop_trigger, self._updater)
         is_silent = self._updater.pipeline.ranks.rank > 0
@@ -71,6 +72,8 @@ class StopTogether:
 
     def __call__(self, trainer: Trainer) -> bool:
         """Returns whether some rank wants to stop."""
+        # Triggers and extensions look at the epoch; it may have been loaded.
+        self._updater.synchronize()
         fires = bool(self._trigger(trainer)) or self._updater.stop_code > 0
         return bool(self._updater.pipeline.ranks.agree(fires))
 

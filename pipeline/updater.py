@@ -111,7 +111,8 @@ class PipelineUpdater(StandardUpdater):
         self.stop_code = 0
         self._requested = 0
         self._reader = Reader(pipeline, converter, self.input_device, label_key)
-        self._reader.synchronize(iterators["main"])
+        # Whether only the first stage's rank knows how far the iterator is.
+        self._is_behind = True
         self._hyperparameters = optimizers["main"].hyperparam.get_dict()
 
     def connect_trainer(self, trainer: chainer.training.Trainer) -> None:
@@ -120,6 +121,16 @@ class PipelineUpdater(StandardUpdater):
         if self.pipeline.ranks.size > 1:
             # Python prints the traceback; the trainer need not do so before.
             trainer.run = functools.partial(trainer.run, show_loop_exception_msg=False)
+
+    def synchronize(self) -> None:
+        """Tells all ranks how far the iterator is, if they do not know.
+
+        To be called on every rank. The trainer does so before the first minibatch,
+        also after it was loaded.
+        """
+        if self._is_behind:
+            self._reader.synchronize(self._iterators["main"])
+            self._is_behind = False
 
     def request_stop(self, code: int = 1) -> None:
         """Asks that training stops on all ranks after this update, or the next.
@@ -178,13 +189,12 @@ class PipelineUpdater(StandardUpdater):
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes the state, with that of the pipeline.
 
-        The iterator is in the state of the first stage's rank. To be read on every
-        rank, as the others ask it how far the iterator is.
+        The iterator's is in that of the first stage's rank.
         """
         super().serialize(serializer)
         self.pipeline.serialize(serializer["pipeline"])
         if isinstance(serializer, chainer.Deserializer):
-            self._reader.synchronize(self._iterators["main"])
+            self._is_behind = True
 
 
 def _by_name(optimizer: Any) -> dict[str, chainer.Optimizer]:

@@ -12,8 +12,7 @@ from chainer.training import extensions
 from mpi4py import MPI
 
 from divisible import Divisible, Plan
-from pipeline import Pipeline, PipelineUpdater
-from pipeline.signals import StopOnSignal
+from pipeline import Pipeline, PipelineUpdater, StopOnSignal
 
 comm = MPI.COMM_WORLD
 out, event, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
