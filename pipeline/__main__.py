@@ -12,17 +12,21 @@ Arguments after the script's name are the script's own. On every rank it is run 
 
 from __future__ import annotations
 
+import math
 import os
 import runpy
 import signal
 import sys
 from types import TracebackType
 
+from mpi4py import MPI
+
 from pipeline.communicator import (
     abort_on_error,
     end_all_ranks,
     is_world_up,
     let_lower_ranks_speak,
+    wait,
 )
 from pipeline.signals import STOPPED, has_stopped
 
@@ -53,7 +57,18 @@ def main(arguments: list[str]) -> None:
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)
     if has_stopped():
+        _wait_for_others()
         sys.exit(STOPPED)
+
+
+def _wait_for_others() -> None:
+    """Waits until the script has ended on all ranks.
+
+    Some launchers end the others when one exits with another code than 0.
+    """
+    if is_world_up():
+        request = MPI.COMM_WORLD.Ibarrier()
+        wait(request.Test, math.inf, lambda: "all ranks to end")
 
 
 def _end_others(exit: SystemExit) -> None:

@@ -75,7 +75,7 @@ class PipelineEvaluator(Evaluator):
             raise ValueError(f"mean must be 'samples' or 'batches', not {mean!r}")
         super().__init__(
             iterators_of_rank(iterator, pipeline),
-            {"main": pipeline.parts[0]},
+            {"main": next(iter(pipeline.stages.values()))},
             converter,
             device,
             eval_hook,

@@ -89,7 +89,7 @@ def iterators_of_rank(iterator: Any, pipeline: Pipeline) -> dict[str, Any]:
         iterators["main"] = RemoteIterator()
     elif not isinstance(iterators.get("main"), chainer.dataset.Iterator):
         raise TypeError(
-            f"rank {pipeline.ranks.rank} has the first stage and reads the data: it"
+            f"rank {pipeline.rank} has the first stage and reads the data: it"
             f" needs an iterator, not {iterators.get('main')!r}"
         )
     return iterators

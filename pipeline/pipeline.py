@@ -94,7 +94,6 @@ class Pipeline:
         schedule (Schedule): What :meth:`step` runs.
         n_steps (int): How many minibatches :meth:`step` has run. A pipeline can be
             saved and loaded with Chainer's serializers; this is its state.
-        parts (list of Divisible): This rank's stages, in the order of the model.
         ranks (Ranks): What the ranks tell each other besides arrays.
 
     Raises:
@@ -197,7 +196,6 @@ class Pipeline:
                 timeout,
             )
             self._ties.transport.watch = self._calls.check
-        self.parts = mine
         self.n_steps = 0
         # What layers reported and no call has returned yet.
         self._unreported: list[Mapping[str, tuple[float, int]]] = []
@@ -223,6 +221,16 @@ class Pipeline:
         from pipeline.chainermn_transport import ChainerMNTransport
 
         return ChainerMNTransport(self._comm, self._timeout)
+
+    @property
+    def rank(self) -> int:
+        """This rank's number among those of the pipeline."""
+        return self._comm.rank
+
+    @property
+    def stages(self) -> dict[int, Divisible]:
+        """This rank's stages by their numbers in the pipeline."""
+        return {number: stage.layers for number, stage in self._stages.items()}
 
     @property
     def is_first(self) -> bool:

@@ -40,7 +40,7 @@ class Together(Extension):
         self._updater.synchronize()
         if not isinstance(trainer.stop_trigger, StopTogether):
             trainer.stop_trigger = StopTogether(trainer.stop_trigger, self._updater)
-        is_silent = self._updater.pipeline.ranks.rank > 0
+        is_silent = self._updater.pipeline.rank > 0
         for name, entry in trainer._extensions.items():
             if isinstance(entry.extension, extensions.DumpGraph):
                 # As if it had been called; it does that once.

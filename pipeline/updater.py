@@ -39,7 +39,8 @@ class PipelineUpdater(StandardUpdater):
     It also reports ``pipeline/samples_per_second``; ``pipeline/bubble``, the share of
     the ranks' time in which they compute nothing; ``pipeline/communication``, the mean
     seconds that a rank sends, or waits for what is sent; and ``pipeline/peak_memory``,
-    the bytes that the largest process has held at most.
+    the bytes that the largest process has held at most. On a GPU the times are of
+    launches, behind which the device works.
 
     Args:
         iterator (chainer.dataset.Iterator or dict): The minibatches; a dictionary must
@@ -108,6 +109,7 @@ class PipelineUpdater(StandardUpdater):
             input_device=device if input_device is None else input_device,
         )
         self.pipeline = pipeline
+        self._device_of_stages = next(iter(pipeline.stages.values())).device
         self.stop_code = 0
         self._requested = 0
         self._reader = Reader(pipeline, converter, self.input_device, label_key)
@@ -156,8 +158,7 @@ class PipelineUpdater(StandardUpdater):
         self.iteration += 1
 
         seconds = time.perf_counter() - start
-        device = self.pipeline.parts[0].device
-        cost = measure(self.pipeline.record, seconds, device)
+        cost = measure(self.pipeline.record, seconds, self._device_of_stages)
         ranks = self.pipeline.ranks
         gathered = ranks.finish(ranks.gather(np.array([*cost, self._requested])))
         self.stop_code = int(gathered[:, -1].max())
@@ -216,11 +217,11 @@ def _check_targets(
                 f"the optimizer {name!r} has no model: call optimizer.setup(stage)"
             )
     targets = {id(optimizer.target) for optimizer in optimizers.values()}
-    for part in pipeline.parts:
-        if id(part) not in targets:
-            start, end = part.layer_range
+    for stage in pipeline.stages.values():
+        if id(stage) not in targets:
+            start, end = stage.layer_range
             raise ValueError(
-                f"no optimizer on rank {pipeline.ranks.rank} was set up with the stage"
+                f"no optimizer on rank {pipeline.rank} was set up with the stage"
                 f" of the layers {start} to {end - 1}, so it would not be trained:"
                 f" make one for each of the rank's stages"
             )
