@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from pipeline.runner import ActionError
     from pipeline.schedule import Action, Message, Schedule, ScheduleError
     from pipeline.simulator import Costs, simulate
+    from pipeline.snapshot_extension import snapshot
+    from pipeline.snapshot_files import Snapshot, SnapshotError, latest_snapshot
+    from pipeline.snapshot_tools import export_npz, import_npz, repartition
+    from pipeline.snapshots import load_snapshot, save_snapshot
     from pipeline.timeline import Timeline
 
 _MODULES = {
@@ -25,14 +29,23 @@ _MODULES = {
     "Pipeline": "pipeline",
     "Schedule": "schedule",
     "ScheduleError": "schedule",
+    "Snapshot": "snapshot_files",
+    "SnapshotError": "snapshot_files",
     "StallError": "communicator",
     "Timeline": "timeline",
     "abort_on_error": "communicator",
+    "export_npz": "snapshot_tools",
+    "import_npz": "snapshot_tools",
+    "latest_snapshot": "snapshot_files",
+    "load_snapshot": "snapshots",
     "recv_data": "point_to_point",
     "recv_grad": "point_to_point",
+    "repartition": "snapshot_tools",
+    "save_snapshot": "snapshots",
     "send_data": "point_to_point",
     "send_grad": "point_to_point",
     "simulate": "simulator",
+    "snapshot": "snapshot_extension",
 }
 
 __all__ = [
@@ -44,14 +57,23 @@ __all__ = [
     "Pipeline",
     "Schedule",
     "ScheduleError",
+    "Snapshot",
+    "SnapshotError",
     "StallError",
     "Timeline",
     "abort_on_error",
+    "export_npz",
+    "import_npz",
+    "latest_snapshot",
+    "load_snapshot",
     "recv_data",
     "recv_grad",
+    "repartition",
+    "save_snapshot",
     "send_data",
     "send_grad",
     "simulate",
+    "snapshot",
 ]
 
 

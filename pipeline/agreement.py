@@ -20,7 +20,7 @@ from pipeline.actions import Route
 from pipeline.communicator import DisagreementError, all_gather, wait
 from pipeline.tie_exchange import SharedParameter
 
-CALLS = ("step", "evaluate", "predict")
+CALLS = ("step", "evaluate", "predict", "save", "load")
 
 
 class CallAgreement:

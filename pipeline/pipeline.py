@@ -218,6 +218,16 @@ class Pipeline:
         return ChainerMNTransport(self._comm, self._timeout)
 
     @property
+    def rank(self) -> int:
+        """This rank's number among those of the pipeline."""
+        return self._comm.rank
+
+    @property
+    def stages(self) -> dict[int, Divisible]:
+        """This rank's stages by their numbers in the pipeline."""
+        return {number: stage.layers for number, stage in self._stages.items()}
+
+    @property
     def is_first(self) -> bool:
         """Whether this rank holds the first stage, and reads ``x``."""
         return self._comm.rank == self._first_rank
@@ -341,6 +351,23 @@ class Pipeline:
             n_ranks=self._comm.size,
             name=f"{record.program.name}, measured",
         )
+
+    def gather(self, value: Any, call: str) -> list:
+        """Returns every rank's ``value``, in rank order.
+
+        Args:
+            value: Any picklable object.
+            call (str): What the ranks do, ``'save'`` or ``'load'``; all must do the
+                same at this point.
+
+        Raises:
+            DisagreementError: On every rank, if they do not.
+            StallError: If another rank does not come in time.
+        """
+        with self._call(call):
+            self._calls.start()
+            self._calls.finish()
+            return all_gather(self._comm, value, self._timeout)
 
     def close(self) -> None:
         """Frees the pipeline's communicator; to be called on every rank.
