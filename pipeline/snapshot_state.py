@@ -44,11 +44,16 @@ class Writer(DictionarySerializer):
 
     def __call__(self, key: str, value: Any) -> Any:
         """Writes a value, and returns it."""
-        super().__call__(key, value)
         full = self.path + key.lstrip("/")
         if value is None:
             self.target[full] = _NONE
-        elif np.asarray(self.target[full]).dtype.hasobject:
+            return value
+        try:
+            super().__call__(key, value)
+            is_plain = not np.asarray(self.target[full]).dtype.hasobject
+        except TypeError:
+            is_plain = False
+        if not is_plain:
             raise TypeError(
                 f"{full} is of {type(value)}, which cannot be saved: only numbers,"
                 f" texts and arrays can"
@@ -201,7 +206,7 @@ def _updated(optimizer: Any) -> Iterator[tuple[str, chainer.Parameter]]:
 
 
 def _float32_copy(rule: Any) -> Any:
-    return rule._fp32_param and rule._fp32_param.array
+    return None if rule._fp32_param is None else rule._fp32_param.array
 
 
 def _hooks(optimizer: Any, serializer: Any) -> Iterator[tuple[Any, Any]]:

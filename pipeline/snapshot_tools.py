@@ -21,9 +21,9 @@ def repartition(
 ) -> Path:
     """Writes a snapshot with the layers cut in another way.
 
-    :func:`~pipeline.load_snapshot` loads a snapshot on any cut as it is. This spares the
-    ranks the reading of files of which they need a part, and shows what will be where.
-    One stage is in memory at a time.
+    :func:`~pipeline.load_snapshot` loads a snapshot on any cut as it is. This spares
+    the ranks the reading of files of which they need but a part. One stage is in memory
+    at a time.
 
     Args:
         snapshot: The directory of the snapshot to read; it stays as it is.
@@ -40,9 +40,19 @@ def repartition(
         ValueError: If the cut is not one of this model.
 
     Example:
-        >>> repartition('result/snapshot_iter_100', 8, 'result/on_8')
-        Traceback (most recent call last):
-        pipeline.snapshot_files.SnapshotError: result/snapshot_iter_100 does not exist ...
+        >>> import tempfile
+        >>> import chainer
+        >>> import chainer.links as L
+        >>> from mpi4py import MPI
+        >>> from pipeline import Pipeline, save_snapshot
+        >>> model = Divisible(*(L.Linear(2, 2) for _ in range(5)))
+        >>> optimizer = chainer.optimizers.Adam().setup(model)
+        >>> pipe = Pipeline(model, MPI.COMM_SELF, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_snapshot(f'{folder}/1', pipe, optimizer)
+        ...     path = repartition(f'{folder}/1', 2, f'{folder}/1_on_2_stages')
+        ...     Snapshot.open(path).layer_ranges
+        [(0, 3), (3, 5)]
     """
     source, output = Snapshot.open(snapshot), Path(output)
     if isinstance(plan, int):
@@ -97,9 +107,20 @@ def export_npz(snapshot: str | os.PathLike, path: str | os.PathLike) -> None:
         SnapshotError: If the snapshot is incomplete, truncated or changed.
 
     Example:
-        >>> export_npz('result/snapshot_iter_100', 'model.npz')
-        Traceback (most recent call last):
-        pipeline.snapshot_files.SnapshotError: result/snapshot_iter_100 does not exist ...
+        >>> import tempfile
+        >>> import chainer
+        >>> import chainer.links as L
+        >>> from mpi4py import MPI
+        >>> from pipeline import Pipeline, save_snapshot
+        >>> model, serial = Divisible(L.Linear(2, 2)), Divisible(L.Linear(2, 2))
+        >>> optimizer = chainer.optimizers.Adam().setup(model)
+        >>> pipe = Pipeline(model, MPI.COMM_SELF, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_snapshot(f'{folder}/1', pipe, optimizer)
+        ...     export_npz(f'{folder}/1', f'{folder}/model.npz')
+        ...     chainer.serializers.load_npz(f'{folder}/model.npz', serial)
+        >>> bool((serial[0].W.array == model[0].W.array).all())
+        True
     """
     source, path = Snapshot.open(snapshot), Path(path)
     source.verify()

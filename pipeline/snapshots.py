@@ -53,9 +53,9 @@ def save_snapshot(
         optimizers (chainer.Optimizer or list): Those of this rank's stages, set up; a
             stage without one is saved without the state of an optimizer.
         state: By name what else has a state: iterators, trainers and other objects with
-            a method ``serialize``, ``numpy.random.RandomState`` and ``Generator``. Saved
-            is the state on rank 0, and what only the rank with the first stage has;
-            random states are saved on each.
+            a method ``serialize``, ``numpy.random.RandomState`` and ``Generator``. The
+            state on rank 0 is saved, and what only the rank with the first stage has;
+            of random states those on each.
         values: By name numbers, texts, lists and dictionaries of them; those of the
             first rank are saved. :func:`load_snapshot` returns them.
         n_retains (int): How many snapshots to keep of those in the same directory whose
@@ -226,7 +226,8 @@ def load_snapshot(
             whose = str(pipeline.rank)
             if pipeline.is_first or pipeline.schedule.n_ranks != snapshot.n_ranks:
                 whose = "first"
-            states.load_random_states(str(arrays[f"random/{whose}"]), state)
+            random_states = arrays[f"random/{whose}"].item().decode()
+            states.load_random_states(random_states, state)
 
     seen = _on_all_ranks(pipeline, "load", what, check)
     snapshot = seen[pipeline.rank]
@@ -264,9 +265,9 @@ def _common(
     for theirs in (*(word.objects for word in words), objects):
         merged.update((f"state/{key}", value) for key, value in theirs.items())
     for rank, word in enumerate(words):
-        merged[f"random/{rank}"] = np.array(word.random_states)
+        merged[f"random/{rank}"] = np.array(word.random_states.encode())
         if word.is_first:
-            merged["random/first"] = np.array(word.random_states)
+            merged["random/first"] = merged[f"random/{rank}"]
     return merged
 
 
