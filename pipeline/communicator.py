@@ -24,8 +24,6 @@ class StallError(RuntimeError):
 class DisagreementError(ValueError):
     """Ranks were given different things; raised alike on every rank."""
 
-    raised_on_all_ranks = True
-
 
 def as_mpi(comm: Any) -> MPI.Comm:
     """Returns the mpi4py communicator of a ChainerMN or mpi4py communicator.
@@ -232,7 +230,7 @@ class _AbortHook:
             self._report(kind, error, trace)
             return
         world = MPI.COMM_WORLD
-        if getattr(error, "raised_on_all_ranks", False) and world.rank != 0:
+        if isinstance(error, DisagreementError) and world.rank != 0:
             # Rank 0 has the same error and prints it; give it the time.
             time.sleep(2)
         else:

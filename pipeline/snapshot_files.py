@@ -44,8 +44,6 @@ class SnapshotError(RuntimeError):
     When ranks save or load together, it is raised alike on every rank.
     """
 
-    raised_on_all_ranks = True
-
 
 @dataclass(frozen=True)
 class Snapshot:

@@ -164,9 +164,9 @@ def load_model(stage: Divisible, arrays: Arrays) -> None:
 def optimizer_arrays(optimizer: Any) -> dict[str, np.ndarray]:
     """Returns the state of an optimizer, of its update rules and of its hooks.
 
-    Besides what Chainer saves, that is the hyperparameters, a dynamic loss scale, the
-    float32 copies of ``use_fp32_update``, and what hooks with a method ``serialize``
-    write.
+    Besides what Chainer saves, that is the hyperparameters, numbers that update rules
+    keep as attributes, a dynamic loss scale, the float32 copies of ``use_fp32_update``,
+    and what hooks with a method ``serialize`` write.
     """
     writer = Writer()
     optimizer.serialize(writer)
@@ -176,7 +176,8 @@ def optimizer_arrays(optimizer: Any) -> dict[str, np.ndarray]:
     for path, param in _updated(optimizer):
         rule, below = param.update_rule, writer[path]
         below("has_state", rule.state is not None)
-        below("hyperparam", json.dumps(_own(rule.hyperparam)))
+        own = {"hyperparam": _numbers(rule.hyperparam), "rule": _numbers(rule)}
+        below("settings", json.dumps(own))
         if _float32_copy(rule) is not None:
             below("fp32_param", _float32_copy(rule))
     return writer.target
@@ -193,7 +194,9 @@ def load_optimizer(optimizer: Any, arrays: Arrays) -> None:
     _load_settings(optimizer, _json(arrays["settings"]))
     for path, param in _updated(optimizer):
         rule, name = param.update_rule, path.strip("/")
-        _set_own(rule.hyperparam, _json(arrays[f"{name}/hyperparam"]))
+        own = _json(arrays[f"{name}/settings"])
+        _set_numbers(rule.hyperparam, own["hyperparam"])
+        _set_numbers(rule, own["rule"])
         if f"{name}/fp32_param" in arrays:
             rule._fp32_param = chainer.Parameter(arrays[f"{name}/fp32_param"])
             rule._fp32_param.to_device(param.device)
@@ -223,7 +226,7 @@ def _hooks(optimizer: Any, serializer: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
-    settings = {"hyperparam": _own(optimizer.hyperparam)}
+    settings = {"hyperparam": _numbers(optimizer.hyperparam)}
     if optimizer._loss_scaling_is_dynamic:
         settings["loss_scale"] = float(optimizer._loss_scale)
         settings["loss_scaling_isnan_ever"] = optimizer._loss_scaling_isnan_ever
@@ -231,32 +234,34 @@ def _settings(optimizer: Any) -> dict[str, Any]:
 
 
 def _load_settings(optimizer: Any, settings: Mapping[str, Any]) -> None:
-    _set_own(optimizer.hyperparam, settings["hyperparam"])
+    _set_numbers(optimizer.hyperparam, settings["hyperparam"])
     if optimizer._loss_scaling_is_dynamic and "loss_scale" in settings:
         optimizer._loss_scale = settings["loss_scale"]
         optimizer._loss_scaling_isnan_ever = settings["loss_scaling_isnan_ever"]
 
 
-def _own(hyperparam: Any) -> dict[str, Any]:
-    """Returns the hyperparameters that are set here and not in the parent, for JSON.
+def _numbers(holder: Any) -> dict[str, Any]:
+    """Returns the numbers among an object's public attributes, for JSON.
 
-    What is no number is the script's to set.
+    Hyperparameters that are set there and not in their parent; and what update rules
+    keep beside their state, as MSVAG does, which Chainer's own snapshots lose.
     """
-    own = {}
-    for name, value in vars(hyperparam).items():
-        if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
-            own[name] = value
-        elif isinstance(value, np.generic):
+    found = {}
+    for name, value in vars(holder).items():
+        if name.startswith("_") or not isinstance(value, (int, float, np.generic)):
+            continue
+        found[name] = value
+        if isinstance(value, np.generic):
             # It widens a float32 array, which a number of Python's does not.
-            own[name] = {"dtype": value.dtype.name, "value": value.item()}
-    return own
+            found[name] = {"dtype": value.dtype.name, "value": value.item()}
+    return found
 
 
-def _set_own(hyperparam: Any, own: Mapping[str, Any]) -> None:
-    for name, value in own.items():
+def _set_numbers(holder: Any, numbers: Mapping[str, Any]) -> None:
+    for name, value in numbers.items():
         if isinstance(value, dict):
             value = np.dtype(value["dtype"]).type(value["value"])
-        setattr(hyperparam, name, value)
+        setattr(holder, name, value)
 
 
 def _json(array: np.ndarray) -> Any:
