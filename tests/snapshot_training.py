@@ -13,7 +13,7 @@ from pipeline.snapshot_files import position
 from tests.equivalence import make_batches
 
 N_LAYERS = 8
-BATCHES = make_batches([8, 8, 7, 8, 8, 5], n_in=8)
+BATCHES = make_batches([16, 16, 13, 16, 16, 9], n_in=8)
 
 # By name the number of ranks, the schedule and the number of stages.
 LAYOUTS = {

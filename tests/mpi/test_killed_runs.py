@@ -27,7 +27,7 @@ def train(comm, folder):
     random.seed(5)
     x, t = (np.concatenate(arrays) for arrays in zip(*BATCHES))
     order = chainer.iterators.ShuffleOrderSampler(np.random.RandomState(7))
-    iterator = chainer.iterators.SerialIterator(range(len(x)), 7, order_sampler=order)
+    iterator = chainer.iterators.SerialIterator(range(len(x)), 15, order_sampler=order)
     state = {"iterator": iterator}
     latest = latest_snapshot(folder, "step_*")
     if latest is not None:
