@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pipeline.point_to_point import recv_data, recv_grad, send_data, send_grad
     from pipeline.runner import ActionError
     from pipeline.schedule import Action, Message, Schedule, ScheduleError
+    from pipeline.shuffle import SeededShuffle
     from pipeline.simulator import Costs, simulate
     from pipeline.snapshot_extension import snapshot
     from pipeline.snapshot_files import Snapshot, SnapshotError, latest_snapshot
@@ -29,6 +30,7 @@ _MODULES = {
     "Pipeline": "pipeline",
     "Schedule": "schedule",
     "ScheduleError": "schedule",
+    "SeededShuffle": "shuffle",
     "Snapshot": "snapshot_files",
     "SnapshotError": "snapshot_files",
     "StallError": "communicator",
@@ -57,6 +59,7 @@ __all__ = [
     "Pipeline",
     "Schedule",
     "ScheduleError",
+    "SeededShuffle",
     "Snapshot",
     "SnapshotError",
     "StallError",

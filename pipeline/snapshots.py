@@ -45,6 +45,8 @@ def save_snapshot(
     hooks that have a method ``serialize``; the pipeline's state; the random states of
     NumPy and Python, of each rank; ``state`` and ``values``. Not saved are the
     generators of CuPy and cuDNN; layers in a pipeline do not depend on CuPy's.
+    Iterators that prefetch go on in the same order if they shuffle by
+    :class:`~pipeline.SeededShuffle`.
 
     Args:
         path: The snapshot's directory; one that is there is replaced. Several hosts

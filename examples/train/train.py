@@ -2,6 +2,7 @@
 
     mpiexec -n 2 python examples/train/train.py
     mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts 7,15,26
+    mpiexec -n 3 python examples/train/train.py --snapshots 2 --resume auto
 
 The number of ranks is the number of stages; on one rank this is serial training.
 Losses and accuracies are the same on any number of them, up to rounding. Exceptions:
@@ -27,7 +28,14 @@ from models.vgg16 import VGG16
 from mpi4py import MPI
 
 from divisible import Divisible, Plan
-from pipeline import Pipeline, abort_on_error, schedules
+from pipeline import (
+    Pipeline,
+    abort_on_error,
+    latest_snapshot,
+    load_snapshot,
+    save_snapshot,
+    schedules,
+)
 
 comm = MPI.COMM_WORLD
 
@@ -81,7 +89,14 @@ def main() -> None:
 
     log = []
     shuffle = np.random.RandomState(args.seed)
-    for epoch in range(1, args.epoch + 1):
+    state = {"shuffle": shuffle}
+    resume = latest_snapshot(args.out) if args.resume == "auto" else args.resume
+    if resume is not None:
+        log = load_snapshot(resume, pipe, optimizers, state).values["log"]
+        say(f"resumed from {resume}, after {len(log)} epochs")
+    if len(log) >= args.epoch:
+        raise ValueError(f"{resume} is of {len(log)} epochs: give a larger --epoch")
+    for epoch in range(len(log) + 1, args.epoch + 1):
         start = time.perf_counter()
         train_mean = Mean()
         order = shuffle.permutation(len(train.x))
@@ -113,6 +128,11 @@ def main() -> None:
             f" {entry['validation/main/loss']:11.4f}"
             f" {entry['validation/main/accuracy']:9.4f} {speed:11.0f}"
         )
+
+        if args.snapshots:
+            path = os.path.join(args.out, f"snapshot_epoch_{epoch}")
+            values = {"log": log}
+            save_snapshot(path, pipe, optimizers, state, values, args.snapshots)
 
     say(f"test accuracy {log[-1]['validation/main/accuracy']:.2%}")
     if comm.rank == 0:
@@ -227,7 +247,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--optimizer", choices=OPTIMIZERS, help="default: by model")
     add("--learning-rate", type=float, help="default: by model")
     add("--seed", type=int, default=0, help="of the weights and the order of samples")
-    add("--out", default="result", help="folder for the log")
+    add("--out", default="result", help="folder for the log and snapshots")
+    add("--snapshots", type=int, default=0, help="how many to keep; one each epoch")
+    add("--resume", help="a snapshot to go on from; auto: the newest in --out, if any")
     add("--units", type=int, default=256, help="of the mlp's layers")
     add("--layers", type=int, default=4, help="of the mlp")
     add("--dropout", type=float, default=0.5, help="of vgg16; 0 for none")

@@ -12,7 +12,14 @@ from chainer.training.updaters import StandardUpdater
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline import Pipeline, Snapshot, SnapshotError, load_snapshot, snapshot
+from pipeline import (
+    Pipeline,
+    SeededShuffle,
+    Snapshot,
+    SnapshotError,
+    load_snapshot,
+    snapshot,
+)
 from tests.equivalence import make_batches
 from tests.snapshot_training import state_of
 
@@ -32,16 +39,31 @@ class Updater(StandardUpdater):
         self.get_optimizer("main").update()
 
 
-def make_trainer(out, n_epochs, seed=3, **options):
+def serial_iterator(data, seed):
+    order = chainer.iterators.ShuffleOrderSampler(np.random.RandomState(seed))
+    return chainer.iterators.SerialIterator(data, 8, order_sampler=order)
+
+
+def multiprocess_iterator(data, seed):
+    return chainer.iterators.MultiprocessIterator(
+        data, 8, n_processes=1, n_prefetch=3, order_sampler=SeededShuffle(3)
+    )
+
+
+def multithread_iterator(data, seed):
+    return chainer.iterators.MultithreadIterator(
+        data, 8, n_threads=1, order_sampler=SeededShuffle(3)
+    )
+
+
+def make_trainer(out, n_epochs, seed=3, make_iterator=serial_iterator, **options):
     np.random.seed(seed)
     stage = Divisible(L.Linear(6, 8), F.dropout, F.tanh, L.Linear(8, 4))
     optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
     pipe = Pipeline(stage, MPI.COMM_SELF, 2)
     ((x, t),) = make_batches([26])
     data = chainer.datasets.TupleDataset(x, t)
-    order = chainer.iterators.ShuffleOrderSampler(np.random.RandomState(seed))
-    iterator = chainer.iterators.SerialIterator(data, 8, order_sampler=order)
-    updater = Updater(iterator, optimizer, pipe)
+    updater = Updater(make_iterator(data, seed), optimizer, pipe)
     trainer = Trainer(updater, (n_epochs, "epoch"), out=str(out))
     trainer.extend(extensions.LogReport(trigger=(2, "iteration")))
     trainer.extend(extensions.ExponentialShift("lr", 0.9), trigger=(3, "iteration"))
@@ -66,16 +88,25 @@ def state(trainer):
     return {key: np.asarray(value).tobytes() for key, value in found.items()}
 
 
-@pytest.mark.parametrize("automatic", [{"resume": "auto"}, {"autoload": True}])
-def test_resumed_run_is_the_undisturbed_one(tmp_path, automatic):
-    undisturbed, _ = make_trainer(tmp_path / "undisturbed", 4)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"resume": "auto"},
+        {"autoload": True},
+        {"resume": "auto", "make_iterator": multithread_iterator},
+        {"resume": "auto", "make_iterator": multiprocess_iterator},
+    ],
+)
+def test_resumed_run_is_the_undisturbed_one(tmp_path, options):
+    iterator = {k: options[k] for k in options if k == "make_iterator"}
+    undisturbed, _ = make_trainer(tmp_path / "undisturbed", 4, **iterator)
     undisturbed.run()
     disturbed = tmp_path / "disturbed"
     # In the midst of an epoch, and at its end.
     for n_epochs in (1, 3, 4):
         # A wrong seed shows that nothing of it is left.
         seed = 3 if n_epochs == 1 else 5
-        trainer, extension = make_trainer(disturbed, n_epochs, seed, **automatic)
+        trainer, extension = make_trainer(disturbed, n_epochs, seed, **options)
         trainer.run()
         assert (extension.resumed_from is None) == (n_epochs == 1)
     assert state(trainer) == state(undisturbed)
