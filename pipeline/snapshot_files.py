@@ -307,12 +307,15 @@ def remove_old(path: Path, n_retains: int) -> None:
         path: The newest snapshot.
         n_retains: How many to keep, this one included.
     """
-    alike = [
+    # Without the newest itself, which a clock that was set back makes look older.
+    others = [
         snapshot
         for snapshot in _whole_snapshots(path.parent)
         if _without_numbers(snapshot.path.name) == _without_numbers(path.name)
+        and snapshot.path.name != path.name
     ]
-    for snapshot in sorted(alike, key=_age)[:-n_retains]:
+    others.sort(key=_age, reverse=True)
+    for snapshot in others[n_retains - 1 :]:
         # What cannot be removed must not stop the training.
         with contextlib.suppress(OSError):
             # Half a snapshot must not look like a whole one, even if this is killed.

@@ -53,6 +53,13 @@ def test_the_last_ones_are_kept(tmp_path, save):
     assert names(tmp_path) == ["best", "best.partial", "iter_13", "iter_14", "iter_3"]
 
 
+def test_a_clock_that_was_set_back(tmp_path, save, monkeypatch):
+    save(tmp_path / "1")
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    save(tmp_path / "2", n_retains=1)
+    assert names(tmp_path) == ["2"]
+
+
 def test_one_of_the_same_name_is_replaced(tmp_path, save):
     save(tmp_path / "1", values={"epoch": 1})
     save(tmp_path / "1", values={"epoch": 2})
