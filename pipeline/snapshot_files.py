@@ -212,9 +212,14 @@ class Arrays(Mapping):
             if (theirs.dtype, theirs.tobytes()) != (array.dtype, array.tobytes()):
                 raise SnapshotError(
                     f"{full} is {array} in {first} and {theirs} in {other}: stages"
-                    f" whose optimizers differ cannot be put together"
+                    f" that differ in this, as those of different optimizers may,"
+                    f" cannot be put together"
                 )
         return array
+
+    def __contains__(self, key: object) -> bool:
+        # Without reading the array, as Mapping does.
+        return key in self._places
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -307,22 +312,22 @@ def remove_old(path: Path, n_retains: int) -> None:
         path: The newest snapshot.
         n_retains: How many to keep, this one included.
     """
-    # Without the newest itself, which a clock that was set back makes look older.
-    others = [
-        snapshot
-        for snapshot in _whole_snapshots(path.parent)
-        if _without_numbers(snapshot.path.name) == _without_numbers(path.name)
-        and snapshot.path.name != path.name
-    ]
-    others.sort(key=_age, reverse=True)
-    for snapshot in others[n_retains - 1 :]:
-        # What cannot be removed must not stop the training.
-        with contextlib.suppress(OSError):
+    # What cannot be removed must not stop the training.
+    with contextlib.suppress(OSError):
+        # Without the newest itself, which a clock that was set back makes look older.
+        others = [
+            snapshot
+            for snapshot in _whole_snapshots(path.parent)
+            if _without_numbers(snapshot.path.name) == _without_numbers(path.name)
+            and snapshot.path.name != path.name
+        ]
+        others.sort(key=_age, reverse=True)
+        for snapshot in others[n_retains - 1 :]:
             # Half a snapshot must not look like a whole one, even if this is killed.
             snapshot.path.rename(partial_path(snapshot.path))
-    for partial in path.parent.glob(f"*{_PARTIAL}"):
-        if _without_numbers(partial.name) == _without_numbers(path.name + _PARTIAL):
-            shutil.rmtree(partial, ignore_errors=True)
+        for partial in path.parent.glob(f"*{_PARTIAL}"):
+            if _without_numbers(partial.name) == _without_numbers(path.name + _PARTIAL):
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def latest_snapshot(directory: str | os.PathLike, pattern: str = "*") -> Path | None:

@@ -73,7 +73,10 @@ class Reader(NpzDeserializer):
         """Returns what was saved; into an array it is copied."""
         full = self.path + key.lstrip("/")
         if full not in self.npz:
-            raise KeyError(f"the snapshot has no {full}")
+            raise KeyError(
+                f"the snapshot has no {full}: it was saved with another model,"
+                f" optimizer, iterator or other extensions"
+            )
         saved = self.npz[full]
         if is_none(saved):
             return None

@@ -46,7 +46,8 @@ def save_snapshot(
     NumPy and Python, of each rank; ``state`` and ``values``. Not saved are the
     generators of CuPy and cuDNN; layers in a pipeline do not depend on CuPy's.
     Iterators that prefetch go on in the same order if they shuffle by
-    :class:`~pipeline.SeededShuffle`.
+    :class:`~pipeline.SeededShuffle`. Of several replicas of a pipeline let one save,
+    and all load.
 
     Args:
         path: The snapshot's directory; one that is there is replaced. Several hosts
@@ -89,7 +90,7 @@ def save_snapshot(
 
     def collect() -> _Word:
         states.check_objects(state)
-        json.dumps(values, allow_nan=False)
+        json.dumps(values)
         contents.update(_stage_contents(pipeline, optimizers))
         objects = {}
         if pipeline.rank == 0 or pipeline.is_first:

@@ -7,11 +7,23 @@ import subprocess
 from pathlib import Path
 
 import chainer
+import chainer.links as L
 import numpy as np
 import pytest
+from chainer.iterators import SerialIterator, ShuffleOrderSampler
 from mpi4py import MPI
 
-from pipeline import Snapshot, SnapshotError, latest_snapshot
+from divisible import Divisible, Plan
+from pipeline import (
+    Pipeline,
+    Schedule,
+    Snapshot,
+    SnapshotError,
+    latest_snapshot,
+    load_snapshot,
+    save_snapshot,
+)
+from pipeline.schedules import one_f_one_b
 from tests.equivalence import assert_close
 from tests.mpiexec import assert_on_ranks, on_ranks
 from tests.snapshot_training import LAYOUTS, Run, saved_arrays
@@ -224,3 +236,29 @@ def random_states(comm, folder):
 
 def test_random_states(tmp_path):
     assert_on_ranks(3, random_states, str(tmp_path))
+
+
+def first_stage_elsewhere(comm, folder):
+    """The iterator is on the last rank, which has the first stage."""
+    rows = [list(row) for row in one_f_one_b(2, 2).actions]
+    schedule = Schedule(rows[::-1], stage_ranks=[1, 0])
+    model = Divisible(L.Linear(4, 4), L.Linear(4, 4))
+    stage = model.divide(*Plan.uniform(2, 2).range(1 - comm.rank))
+    optimizer = chainer.optimizers.SGD().setup(stage)
+    pipe = Pipeline(stage, comm, schedule=schedule, timeout=20)
+    state = {}
+    if pipe.is_first:
+        order = ShuffleOrderSampler(np.random.RandomState(3))
+        state["iterator"] = SerialIterator(range(9), 4, order_sampler=order)
+        state["iterator"].next()
+    save_snapshot(f"{folder}/1", pipe, optimizer, state)
+    if not pipe.is_first:
+        load_snapshot(f"{folder}/1", pipe, optimizer, state)
+        return
+    expected = [state["iterator"].next() for _ in range(5)]
+    load_snapshot(f"{folder}/1", pipe, optimizer, state)
+    assert [state["iterator"].next() for _ in range(5)] == expected
+
+
+def test_the_first_stage_on_another_rank(tmp_path):
+    assert_on_ranks(2, first_stage_elsewhere, str(tmp_path))
