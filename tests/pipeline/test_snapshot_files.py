@@ -1,7 +1,12 @@
 """Directories of snapshots: which is the newest, which are kept."""
 
+import contextlib
+import itertools
 import os
+import shutil
 import time
+import warnings
+from pathlib import Path
 
 import chainer.links as L
 import pytest
@@ -75,6 +80,50 @@ def test_killed_while_replacing(tmp_path, save):
     assert load_snapshot(found, save.pipe, save.optimizer).values == {"epoch": 1}
     save(tmp_path / "1", values={"epoch": 2})
     assert Snapshot.open(latest_snapshot(tmp_path)).values == {"epoch": 2}
+
+
+class Killed(BaseException):
+    """Nothing that the code would catch."""
+
+
+def tear(path, **_):
+    """Removes a part of a directory, if there is one."""
+    for file in list(path.glob("*"))[:1]:
+        file.unlink()
+
+
+@pytest.mark.parametrize("name", ["1", "2"])
+def test_killed_at_any_moment(tmp_path, save, name):
+    """Before each call that changes the disk, and in the midst of removing."""
+    for n_calls in itertools.count():
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        save(tmp_path / "run" / "1", values={"epoch": 1})
+        left = iter(range(n_calls))
+
+        def dying(function, partly=lambda *_, **__: None, left=left):
+            def call(*args, **options):
+                if next(left, None) is None:
+                    partly(*args, **options)
+                    raise Killed
+                return function(*args, **options)
+
+            return call
+
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(os, "fsync", dying(os.fsync))
+            patch.setattr(Path, "mkdir", dying(Path.mkdir))
+            patch.setattr(Path, "rename", dying(Path.rename))
+            patch.setattr(shutil, "rmtree", dying(shutil.rmtree, tear))
+            save(tmp_path / "run" / name, values={"epoch": 2}, n_retains=1)
+            break
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = latest_snapshot(tmp_path / "run")
+        values = load_snapshot(found, save.pipe, save.optimizer).values
+        assert values["epoch"] in (1, 2)
+        save(tmp_path / "run" / name, values={"epoch": 3}, n_retains=1)
+        assert names(tmp_path / "run") == [name]
+    assert n_calls > 8
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "common.npz", "stage-0.npz"])

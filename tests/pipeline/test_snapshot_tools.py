@@ -1,9 +1,13 @@
 """Snapshots cut anew, exported to and imported from the undivided model's file."""
 
+import tempfile
+
 import chainer
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mpi4py import MPI
 
 from divisible import Plan
@@ -51,6 +55,21 @@ def test_repartition(tmp_path, run, cuts):
     resumed = Run(MPI.COMM_SELF, "1", seed=4)
     resumed.load(tmp_path / "3")
     assert resumed.step(2) == run.step(2)
+
+
+@settings(max_examples=15, deadline=None)
+@given(chain=st.lists(st.sets(st.integers(1, 7)), min_size=1, max_size=3))
+def test_any_chain_of_cuts_keeps_every_array(chain):
+    run = Run(MPI.COMM_SELF, "1")
+    with tempfile.TemporaryDirectory() as folder:
+        run.save(f"{folder}/0")
+        before = saved_arrays(f"{folder}/0")
+        for i, inner in enumerate(chain):
+            plan = Plan([0, *sorted(inner), 8])
+            repartition(f"{folder}/{i}", plan, f"{folder}/{i + 1}")
+        after = saved_arrays(f"{folder}/{len(chain)}")
+        assert set(after) == set(before)
+        assert all(after[key].tobytes() == before[key].tobytes() for key in before)
 
 
 def test_repartition_is_refused(tmp_path, run):
