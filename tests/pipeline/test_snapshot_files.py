@@ -44,6 +44,9 @@ def test_the_newest_is_chosen_whatever_its_name(tmp_path, save):
     assert latest_snapshot(tmp_path).name == "best"
     assert latest_snapshot(tmp_path, "iter_*").name == "iter_10"
     assert latest_snapshot(tmp_path, "nothing_*") is None
+    # It has everything, but may not be on disk yet.
+    (tmp_path / "best").rename(tmp_path / "best.partial")
+    assert latest_snapshot(tmp_path).name == "iter_10"
 
 
 def test_the_last_ones_are_kept(tmp_path, save):
