@@ -42,7 +42,8 @@ class CallAgreement:
         self._comm = comm
         self._timeout = timeout
         self._n_calls = 0
-        self._call = ""
+        #: The name of the last call.
+        self.call = ""
         self._request: MPI.Request | None = None
         self._farewells: list[MPI.Request] = []
         # The ranks that have left, and how many calls they made.
@@ -61,7 +62,7 @@ class CallAgreement:
                 take part in.
         """
         self._n_calls += 1
-        self._call = call
+        self.call = call
 
     def start(
         self,
@@ -78,7 +79,7 @@ class CallAgreement:
             reports (bool): Whether this rank has something to report after it.
             wish (int): What this rank wants all to know the largest of.
         """
-        number, call = self._n_calls, CALLS.index(self._call)
+        number, call = self._n_calls, CALLS.index(self.call)
         mine = np.array(
             [number, -number, call, -call, n_inputs, n_targets, reports, wish]
         )
@@ -105,7 +106,7 @@ class CallAgreement:
             StallError: If a rank has not made the call in time.
         """
         if self._request is not None:
-            self.wait(self._request.Test, lambda: f"all ranks to call {self._call}")
+            self.wait(self._request.Test, lambda: f"all ranks to call {self.call}")
             self._request = None
             self._compare()
 
@@ -140,7 +141,7 @@ class CallAgreement:
                 raise StallError(
                     f"rank {rank} ended its script after call {n_calls} of the"
                     f" pipeline, but rank {self._comm.rank} makes call {self._n_calls},"
-                    f" {self._call}: all ranks must make the same calls"
+                    f" {self.call}: all ranks must make the same calls"
                 )
 
     def _compare(self) -> None:
@@ -152,7 +153,7 @@ class CallAgreement:
         if last != -first:
             raise DisagreementError(
                 f"some ranks call {CALLS[-first]} and others {CALLS[last]}; rank {rank}"
-                f" calls {self._call}. All ranks must make the same calls in the same"
+                f" calls {self.call}. All ranks must make the same calls in the same"
                 f" order"
             )
         if most != -least:
