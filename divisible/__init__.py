@@ -1,7 +1,7 @@
 """Models for pipeline-parallel training: lists of layers that can be cut.
 
 A model is a :class:`Divisible`: a list of layers, cut by position. A
-:class:`Plan` says where.
+:class:`Plan` says where::
 
     from divisible import Divisible, Plan, deferred_init
 

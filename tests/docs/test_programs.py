@@ -1,0 +1,49 @@
+"""The programs in the documentation print what the pages say."""
+
+import re
+
+import pytest
+
+from tests.mpiexec import ROOT, mpiexec
+
+PROGRAMS = ROOT / "docs" / "programs"
+NUMBER = re.compile(r"\d+\.\d+")
+
+
+def run(name, n_ranks):
+    return mpiexec(
+        n_ranks,
+        [PROGRAMS / f"{name}.py"],
+        # An editable install would find the packages, another one may not.
+        env={"PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.mark.parametrize(
+    "name, n_ranks, printed",
+    [
+        ("three_steps", 1, "three_steps"),
+        ("three_steps", 3, "three_steps"),
+        ("chainermn_before", 2, "chainermn"),
+        ("chainermn_after", 2, "chainermn"),
+    ],
+)
+def test_programs_print_what_the_pages_say(name, n_ranks, printed):
+    result = run(name, n_ranks)
+    assert result.returncode == 0, result.stdout
+    expected = (PROGRAMS / f"{printed}.txt").read_text()
+    assert NUMBER.sub("#", result.stdout) == NUMBER.sub("#", expected)
+    # Another BLAS adds in another order.
+    mine, theirs = (
+        [float(number) for number in NUMBER.findall(text)]
+        for text in (result.stdout, expected)
+    )
+    assert mine == pytest.approx(theirs, rel=1e-2, abs=5e-3)
+
+
+@pytest.mark.parametrize("name", ["disagreement", "stall"])
+def test_programs_fail_as_the_pages_say(name):
+    result = run(name, 2)
+    assert result.returncode != 0
+    assert (PROGRAMS / f"{name}.txt").read_text() in result.stdout
+    assert result.stdout.count("Traceback") == 1, result.stdout
