@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -115,6 +116,8 @@ class DeferredArray(np.ndarray):
 
     _recipe: Recipe | None
     _view: View
+    # How this part was taken from the whole: to know the same part again.
+    _path: tuple
 
     def __new__(cls, shape: Any, dtype: Any, seed: int) -> DeferredArray:
         """Makes an array of one element, repeated."""
@@ -125,13 +128,13 @@ class DeferredArray(np.ndarray):
         self = super().__new__(cls, shape, dtype, one, strides=(0,) * len(shape))
         self.flags.writeable = False
         self._recipe = Recipe(shape, dtype, seed, [])
-        self._view = _whole
         return self
 
     def __array_finalize__(self, source: Any) -> None:
         # NumPy made this array in a way that is not known here.
         self._recipe = None
         self._view = _whole
+        self._path = ()
 
     @property
     def recipe(self) -> Recipe:
@@ -155,11 +158,12 @@ class DeferredArray(np.ndarray):
 
     # -- parts ------------------------------------------------------------------
 
-    def _part(self, take: View) -> DeferredArray:
+    def _part(self, take: View, *how: Any) -> DeferredArray:
         part = take(self.view(np.ndarray)).view(DeferredArray)
         outer = self._view
         part._recipe = self.recipe
         part._view = lambda array: take(outer(array))
+        part._path = (*self._path, how)
         return part
 
     def __getitem__(self, index: Any) -> DeferredArray:
@@ -168,15 +172,16 @@ class DeferredArray(np.ndarray):
             raise _unreadable(f"the elements [{index}]")
         if not isinstance(self.view(np.ndarray)[index], np.ndarray):
             raise _unreadable(f"the element [{index}]")
-        return self._part(lambda array: array[index])
+        return self._part(lambda array: array[index], "item", index)
 
     def reshape(self, *shape: Any, **kwargs: Any) -> DeferredArray:
         """Reshapes, as for ordinary arrays."""
-        return self._part(lambda array: array.reshape(*shape, **kwargs))
+        take = functools.partial(np.ndarray.reshape, **kwargs)
+        return self._part(lambda array: take(array, *shape), "reshape", shape, kwargs)
 
     def transpose(self, *axes: Any) -> DeferredArray:
         """Transposes, as for ordinary arrays."""
-        return self._part(lambda array: array.transpose(*axes))
+        return self._part(lambda array: array.transpose(*axes), "transpose", axes)
 
     @property
     def T(self) -> DeferredArray:
@@ -187,6 +192,11 @@ class DeferredArray(np.ndarray):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(value, DeferredArray):
+            if value.recipe is self.recipe and value._path == (
+                *self._path,
+                ("item", index),
+            ):
+                return  # The end of array[index] *= 2: the part is written already.
             # As it is now, whatever is written to it later.
             source = value.copy()
             self.write(
@@ -256,7 +266,7 @@ class DeferredArray(np.ndarray):
     def __deepcopy__(self, memo: dict) -> DeferredArray:
         return memo.setdefault(id(self), self.copy())
 
-    def __reduce__(self) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         raise _unreadable("pickle")
 
     # -- what would read the values ---------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 import threading
@@ -200,11 +201,12 @@ def _generate_array(
     if xp is not np:
         return original(initializer, shape, xp, dtype, device)
     wanted = getattr(initializer, "dtype", None)
-    if None not in (dtype, wanted) and np.dtype(dtype) != np.dtype(wanted):
+    if dtype is None:
+        dtype = wanted
+    elif wanted is not None and np.dtype(dtype) != np.dtype(wanted):
         raise ValueError(f"dtype mismatch: {dtype} != {wanted}")
-    dtype = chainer.get_dtype(wanted if dtype is None else dtype)
-    array = DeferredArray(shape, dtype, _scopes.seed)
-    array.write(initializer)
+    array = DeferredArray(shape, chainer.get_dtype(dtype), _scopes.seed)
+    array.write(_as_it_is(initializer))
     return array
 
 
@@ -213,9 +215,16 @@ def _initializer_call(
 ) -> None:
     """Notes the call of an initializer down, as ``L.LSTM`` calls them on gates."""
     if isinstance(array, DeferredArray):
-        array.write(self)
+        array.write(_as_it_is(self))
     else:
         original(self, array)
+
+
+def _as_it_is(initializer: Any) -> Any:
+    """Returns an initializer that does not change when the one given does."""
+    if isinstance(initializer, chainer.Initializer):
+        return copy.copy(initializer)
+    return initializer
 
 
 class KeyedInitializer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import random
 import types
 from collections.abc import Iterator
@@ -136,4 +137,5 @@ def _parts(value: Any) -> Iterator[Any]:
             yield value.__globals__.get(name)
     elif callable(value):
         yield from getattr(value, "__dict__", {}).values()
-        yield vars(type(value)).get("__call__")
+        # As it is outside of deferred_init, which replaces those of initializers.
+        yield inspect.unwrap(inspect.getattr_static(type(value), "__call__"))

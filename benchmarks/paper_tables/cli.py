@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from _hosts import add_cluster_argument, prepare, read_job, run
+from _hosts import HostsFailedError, add_cluster_argument, prepare, read_job, run
 
 from paper_tables.points import (
     BATCH,
@@ -64,11 +64,14 @@ def main() -> None:
     print(f"{seconds / 60:.0f} minutes, besides profiles", flush=True)
     if arguments.list:
         return
+    failed: list[str] = []
     if todo:
         prepare()
-        measure(arguments, todo, file)
-    words = [word for word in sys.argv[1:] if word != "--write"]
-    subprocess.run([sys.executable, SCRIPT.parent, *words, "--write"], check=True)
+        failed = measure(arguments, todo, file)
+    command = [sys.executable, SCRIPT.parent, *sys.argv[1:], "--write"]
+    subprocess.run(command, check=True)
+    if failed:
+        sys.exit("not measured, run again for these:\n" + "\n".join(failed))
 
 
 def parse() -> argparse.Namespace:
@@ -128,28 +131,38 @@ def estimate(point: Point, cpu: float) -> float:
 
 def measure(
     arguments: argparse.Namespace, todo: list[tuple[Point, int]], file: Path
-) -> None:
-    """Brings the hosts of one group after the other up and measures on them."""
+) -> list[str]:
+    """Brings the hosts of one group after the other up and measures on them.
+
+    Returns:
+        What failed, in words; the groups after it are measured nevertheless.
+    """
     from paper_tables.models import cuts
 
     groups: dict[tuple, list[tuple[Point, int]]] = {}
     for point, number in todo:
         groups.setdefault(point.group, []).append((point, number))
+    failed = []
     for group, entries in groups.items():
         point = entries[0][0]
         hosts = point.on(arguments.cpu)
-        profiles = profile(arguments, point)
-        words = [
-            {
-                "point": to_json(each),
-                "round": number,
-                "cuts": cuts(each, profiles, hosts.bandwidth),
-            }
-            for each, number in entries
-        ]
-        print(f"{time.strftime('%H:%M')} {group}: {len(words)} steps", flush=True)
-        job = {"task": "steps", "todo": words, "file": str(file.resolve())}
-        run(arguments.cluster, hosts, SCRIPT, job, DEADLINE)
+        try:
+            profiles = profile(arguments, point)
+            words = [
+                {
+                    "point": to_json(each),
+                    "round": number,
+                    "cuts": cuts(each, profiles, hosts.bandwidth),
+                }
+                for each, number in entries
+            ]
+            print(f"{time.strftime('%H:%M')} {group}: {len(words)} steps", flush=True)
+            job = {"task": "steps", "todo": words, "file": str(file.resolve())}
+            run(arguments.cluster, hosts, SCRIPT, job, DEADLINE)
+        except (HostsFailedError, subprocess.TimeoutExpired) as error:
+            failed.append(f"{group}: {error}")
+            print(failed[-1], flush=True)
+    return failed
 
 
 def profile(arguments: argparse.Namespace, point: Point) -> list:

@@ -95,7 +95,7 @@ def write(
     write_csv(folder / "points.csv", found.values())
     text = [*introduction(folder, cpu, scale), *summary(found)]
     for figure, points in figures.items():
-        mine = [found[point] for point in points if point in found]
+        mine = [found[point] for point in dict.fromkeys(points) if point in found]
         if mine:
             names = plots.draw(figure, mine, folder)
             text += ["", f"## {TITLES[figure]}", "", PAPER[figure], ""]

@@ -1,0 +1,77 @@
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from divisible.deferred_array import DeferredArray, NotMadeError
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_writes_are_done_in_order(data):
+    """The same operations on a deferred and on an ordinary array."""
+    deferred = DeferredArray((4, 6), np.float64, 0)
+    ordinary = np.zeros((4, 6))
+    deferred[...] = 0
+    for _ in range(data.draw(st.integers(1, 6))):
+        index = data.draw(
+            st.sampled_from(
+                [
+                    ...,
+                    slice(1, 3),
+                    (slice(None), slice(0, 6, 2)),
+                    (2, ...),
+                    (slice(None, None, -1), 3),
+                    (None, 1),
+                ]
+            )
+        )
+        number = data.draw(st.integers(-3, 3))
+        kind = data.draw(st.sampled_from(["set", "multiply", "view", "copy", "from"]))
+        for array in (deferred, ordinary):
+            if kind == "set":
+                array[index] = number
+            elif kind == "multiply":
+                array[index] *= number
+            elif kind == "view":
+                array.reshape(2, 2, 6)[:, 1].T[0] += number
+            elif kind == "from":
+                array[1:] = array[:-1].copy()
+        if kind == "copy":
+            deferred = deferred.copy()
+    deferred.recipe.assign_keys("test")
+    np.testing.assert_array_equal(deferred.make(), ordinary)
+    assert deferred.make() is deferred.make()
+
+
+def test_many_writes_to_parts_in_place():
+    array = DeferredArray((64, 3), np.float64, 0)
+    array.fill(1)
+    for row in range(64):
+        array[row] *= row
+    array.recipe.assign_keys("test")
+    np.testing.assert_array_equal(array.make(), np.arange(64.0)[:, None] * np.ones(3))
+    assert len(array.recipe.steps) == 65
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_it_cannot_be_pickled(protocol):
+    with pytest.raises(NotMadeError, match="pickle"):
+        pickle.dumps(DeferredArray((1,), np.float32, 0), protocol)
+
+
+def test_arrays_like_a_deferred_one():
+    array = DeferredArray((2, 3), np.float32, 0)
+    for like, value in (
+        (np.zeros_like(array), 0),
+        (np.ones_like(array), 1),
+        (np.full_like(array, 7, dtype=np.int32), 7),
+    ):
+        assert type(like) is DeferredArray
+        like.recipe.assign_keys("test")
+        np.testing.assert_array_equal(like.make(), np.full((2, 3), value))
+    assert (np.shape(array), np.ndim(array), np.size(array)) == ((2, 3), 2, 6)
+    with pytest.raises(ValueError, match="read-only"):
+        np.asarray(array)[0] = 1
