@@ -47,9 +47,7 @@ def keyed_random(key: str, *users: Any) -> Iterator[None]:
         restored.callback(np.random.set_state, np.random.get_state())
         np.random.seed(_words(key))
         if cuda.available:
-            generator = cuda.cupy.random
-            restored.callback(generator.set_random_state, generator.get_random_state())
-            generator.set_random_state(generator.RandomState(int(_words(key)[0])))
+            _replace_cupys(_words(key), restored)
         for number, found in enumerate(_generators(users)):
             _rekey(found, f"{key}:{number}", restored)
         yield
@@ -59,6 +57,14 @@ def _words(key: str) -> np.ndarray:
     """Turns a key into 8 words of 32 bits that seed a generator."""
     digest = hashlib.sha256(key.encode()).digest()
     return np.frombuffer(digest, dtype="<u4").astype(np.uint32)
+
+
+def _replace_cupys(words: np.ndarray, restored: ExitStack) -> None:
+    own = cuda.cupy.random
+    restored.callback(own.set_random_state, own.get_random_state())
+    # Seeding a Philox counter costs nothing; CuPy's usual generator prepares streams.
+    method = cuda.cupy.cuda.curand.CURAND_RNG_PSEUDO_PHILOX4_32_10
+    own.set_random_state(own.RandomState(int(words[0]), method=method))
 
 
 def _rekey(generator: Any, key: str, restored: ExitStack) -> None:

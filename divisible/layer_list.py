@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable
 
 import chainer
@@ -60,11 +60,18 @@ class LayerList(chainer.Sequential):
             layer: A link or a function.
             recompute (bool): Whether a pipeline is to forget what it computed in the
                 layer, and compute it again for the backward. Neighbouring layers so
-                marked are recomputed together, from the input of the first one. This
-                saves memory and costs another forward. What a recomputed layer does
-                on the side, it does twice.
+                marked are recomputed together, from the input of the first one, as a
+                part of their backward. This saves memory and costs another forward.
+                Only arrays and variables may pass the ends of what is marked. What a
+                recomputed layer does on the side, it does twice.
         """
         self.insert(len(self), layer, recompute)
+
+    def extend(self, sequential: Iterable[Layer]) -> None:
+        """Appends layers, those of a model with their marks."""
+        marks = getattr(sequential, "_recomputed", None)
+        for i, layer in enumerate(list(sequential)):
+            self.append(layer, recompute=marks is not None and marks[i])
 
     def insert(self, i: int, layer: Layer, recompute: bool = False) -> None:
         """Inserts a layer before position ``i``; see :meth:`append`."""
@@ -104,6 +111,13 @@ class LayerList(chainer.Sequential):
         if mode == "share":
             # One copy per link, so that a repeated link stays one layer.
             copies = {id(link): link.copy(mode) for link in self.children()}
+            # And one copy per parameter.
+            params: dict[int, chainer.Parameter] = {}
+            for link in self.children():
+                for old, new in zip(link.links(), copies[id(link)].links()):
+                    for name in old._params:
+                        param = vars(new)[name]
+                        vars(new)[name] = params.setdefault(id(vars(old)[name]), param)
             ret._layers = [
                 copies[id(layer)] if isinstance(layer, Link) else copy.copy(layer)
                 for layer in self._layers
@@ -198,12 +212,16 @@ class LayerList(chainer.Sequential):
         Link.copyparams(self, link, copy_persistent)
         for mine, other in self._pairs(link):
             mine.copyparams(other, copy_persistent)
+        for mine, other in self._borrowed_pairs(link):
+            mine.copydata(other)
 
     def addgrads(self, link: LayerList) -> None:
         """Adds the gradients of a model with the same layers at these positions."""
         Link.addgrads(self, link)
         for mine, other in self._pairs(link):
             mine.addgrads(other)
+        for mine, other in self._borrowed_pairs(link):
+            mine.addgrad(other)
 
     def _pairs(self, other: LayerList) -> Iterator[tuple[Link, Link]]:
         theirs = dict(other._positioned_children())
@@ -214,6 +232,13 @@ class LayerList(chainer.Sequential):
                     f" copy from, which holds the layers {other.layer_range}"
                 )
             yield mine, theirs[position]
+
+    def _borrowed_pairs(
+        self, other: LayerList
+    ) -> Iterator[tuple[chainer.Parameter, chainer.Parameter]]:
+        mine, theirs = dict(self.namedparams()), dict(other.namedparams())
+        for path in self._borrowed:
+            yield mine[path], theirs[path]
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes every layer under its position."""

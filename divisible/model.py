@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import operator
+import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
+from types import MappingProxyType
 from typing import Any
 
 import chainer
@@ -15,7 +17,7 @@ from divisible import ties
 from divisible.layer_list import Layer, LayerList, describe
 from divisible.random_state import layer_streams
 from divisible.skips import Pop, Skip, Stash, find_skips
-from divisible.ties import Tie, Transposed
+from divisible.ties import SharedState, Tie, Transposed
 
 
 class Divisible(LayerList):
@@ -71,6 +73,9 @@ class Divisible(LayerList):
     _model_layers: tuple[str, ...] | None = None
     _skips: tuple[Skip, ...] = ()
     _ties: tuple[Tie, ...] = ()
+    _shared_states: tuple[SharedState, ...] = ()
+    # The parameters of other stages, as far as something on this rank holds them.
+    _elsewhere: Mapping[str, chainer.Parameter] = MappingProxyType({})
     # By the position that names a layer: those of its weights that are a transpose.
     _transposed: Mapping[int, tuple[Transposed, ...]]
 
@@ -119,9 +124,21 @@ class Divisible(LayerList):
         return ties.find_ties(self._layers, self._positions, self._transposed)
 
     @property
+    def shared_states(self) -> tuple[SharedState, ...]:
+        """The links in several layers of the whole model that keep running averages."""
+        if self.is_stage:
+            return self._shared_states
+        return ties.find_shared_states(self._layers, self._positions)
+
+    @property
     def recomputed(self) -> tuple[bool, ...]:
         """For each layer, whether it was appended with ``recompute=True``."""
         return tuple(self._recomputed)
+
+    def path_elsewhere(self, param: chainer.Parameter) -> str | None:
+        """Returns the path of a parameter if it belongs to another stage."""
+        paths = (path for path, other in self._elsewhere.items() if other is param)
+        return next(paths, None)
 
     @property
     def is_stage(self) -> bool:
@@ -141,7 +158,9 @@ class Divisible(LayerList):
         those, and of the links that have them, it gets a copy.
 
         Of a model that was built in :func:`deferred_init` this makes the parameters
-        of these layers, and of no others; ``divide()`` makes the whole.
+        of these layers, and of no others; ``divide()`` makes the whole. Otherwise, a
+        layer that is sized at its first call gets weights that depend on the seed of
+        the pipeline that calls it.
 
         Args:
             start (int or None): The position of the first layer in the undivided
@@ -183,6 +202,9 @@ class Divisible(LayerList):
             if isinstance(value, Link) and id(value) not in kept:
                 del stage.__dict__[name]
         stage._take_own_copies()
+        own = {id(param) for param in stage.params()}
+        others = {p: param for p, param in self.namedparams() if id(param) not in own}
+        stage._elsewhere = weakref.WeakValueDictionary(others)
         if mode == "copy":
             stage = copy.deepcopy(stage)
         stage._deferred = stage._deferred.make(
@@ -215,7 +237,7 @@ class Divisible(LayerList):
         part._positions = self._positions[chosen]
         part._recomputed = self._recomputed[chosen]
         part._model_layers, part._skips = self.model_layers, skips
-        part._ties = self.ties
+        part._ties, part._shared_states = self.ties, self.shared_states
         params = dict(self.namedparams())
         tied = {id(params[tie.path]): tie.path for tie in part._ties_before()}
         part._borrowed, part._tied_paths = {}, {}
@@ -275,7 +297,9 @@ class Divisible(LayerList):
         all of Chainer's do (a hook such as ``GradientClipping`` sees the parameter
         once in each of the stages).
 
-        Tie last: afterwards the list of layers cannot be changed.
+        Freeze all copies or none (``disable_update``), for only gradients are added up.
+
+        Tie last: after a transposed tie the list of layers cannot be changed.
 
         Args:
             first (str): The path of one, such as ``'/0/W'``.
@@ -298,20 +322,35 @@ class Divisible(LayerList):
         params = dict(self.namedparams())
         ties.check_tie(params, first, second, transpose)
         first, second = sorted((first, second), key=lambda p: int(p.split("/")[1]))
-        _, position, *rest = second.split("/")
-        path = "/" + "/".join(rest)
-        layer = self._layers[int(position)]
-        holder, name = ties.owner(layer, path)
+        kept, dropped = params[first], params[second]
         if transpose:
-            vars(holder)[name] = None
-            holder._params.discard(name)
-            known = self._transposed.get(int(position), ())
-            self._transposed = {
-                **self._transposed,
-                int(position): (*known, Transposed(path, first)),
-            }
+            self._transpose(dropped, first)
         else:
-            vars(holder)[name] = params[first]
+            ties.replace_parameter(self._layers, dropped, kept)
+        # What was the transpose of the one that is dropped.
+        for position, weights in list(self._transposed.items()):
+            again = [weight for weight in weights if weight.source == second]
+            rest = [weight for weight in weights if weight.source != second]
+            for weight in again:
+                if transpose:
+                    ties.put_parameter(self._layers[position], weight.path, kept)
+                else:
+                    rest.append(weight._replace(source=first))
+            self._set_transposed(position, rest)
+
+    def _transpose(self, dropped: chainer.Parameter, source: str) -> None:
+        """Lets all layers with a parameter use the transpose of another one."""
+        for position, link in list(self._positioned_children()):
+            paths = ties.remove_parameter(link, dropped)
+            known = self._transposed.get(position, ())
+            new = [Transposed(path, source) for path in paths]
+            self._set_transposed(position, [*known, *new])
+
+    def _set_transposed(self, position: int, weights: list[Transposed]) -> None:
+        # A new mapping, because copies of the model share the old one.
+        self._transposed = {**self._transposed, position: tuple(weights)}
+        if not weights:
+            del self._transposed[position]
 
     def _check_divisible(self, start: int, end: int) -> None:
         what = f"divide({start}, {end}) of {type(self).__name__}"
@@ -326,14 +365,25 @@ class Divisible(LayerList):
                 f"{what}: no layers. A stage needs at least one; with {last - first}"
                 f" layers there can be at most {last - first} stages."
             )
+        try:
+            self.check_cuttable()
+        except TypeError as error:
+            raise TypeError(f"{what}: {error}") from None
+
+    def check_cuttable(self) -> None:
+        """Makes sure that the layers are all there is to this model.
+
+        Raises:
+            TypeError: If this class has a ``forward`` or parameters of its own.
+        """
         if self._params:
             raise TypeError(
-                f"{what}: the parameters {sorted(self._params)} belong to the model"
+                f"the parameters {sorted(self._params)} belong to the model"
                 f" and to none of its layers. Put them into a layer."
             )
         if type(self).forward is not Divisible.forward:
             raise TypeError(
-                f"{what}: {type(self).__name__}.forward replaces the pass through the"
+                f"{type(self).__name__}.forward replaces the pass through the"
                 f" layers, so a part of them is no part of the model. Put what it"
                 f" does into layers."
             )
@@ -353,7 +403,14 @@ class Divisible(LayerList):
                 undivided model as the attribute ``layer_position``. Functions in the
                 graph have it as well, for errors in their backward.
         """
-        return self.run(x, {})[0]
+        y, left = self.run(x, {})
+        if left:
+            names = ", ".join(f"stash({name!r})" for name in left)
+            raise RuntimeError(
+                f"{names} of {type(self).__name__} was not popped among the layers"
+                f" {self.layer_range}; a Pipeline passes it from stage to stage"
+            )
+        return y
 
     def run(self, x: Any, skipped: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Passes ``x`` through the layers of a stage with skip connections.
@@ -393,6 +450,8 @@ class Divisible(LayerList):
         self, layer: Layer, position: int, x: Any, skipped: dict[str, Any]
     ) -> Any:
         if isinstance(layer, Stash):
+            if layer.name in skipped:
+                raise ValueError(f"{layer} is there a second time")
             skipped[layer.name] = x
             return x
         if isinstance(layer, Pop):
@@ -418,15 +477,28 @@ class Divisible(LayerList):
     def __add__(self, other: chainer.Sequential) -> Divisible:
         if not isinstance(other, chainer.Sequential):
             return NotImplemented
-        return Divisible(*self, *other)
+        self._check_positions_free()
+        both = Divisible()
+        both.extend(self)
+        both.extend(other)
+        return both
 
     def flatten(self) -> Divisible:
-        """Returns the layers with those of nested ``Sequential`` in their place."""
+        """Returns the layers with those of nested ``Sequential`` in their place.
+
+        Those of a nested model that is recomputed are all recomputed.
+        """
+        self._check_positions_free()
         flat = Divisible()
-        for layer in self._layers:
+        for layer, mark in zip(self._layers, self._recomputed):
             nested = isinstance(layer, chainer.Sequential)
-            flat.extend(layer.flatten() if nested else [layer])
+            for inner in layer.flatten() if nested else [layer]:
+                flat.append(inner, recompute=mark)
         return flat
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Weak references cannot be pickled; elsewhere they would point to nothing.
+        return {name: v for name, v in vars(self).items() if name != "_elsewhere"}
 
     def _check_mutable(self) -> None:
         if self.is_stage:
@@ -434,6 +506,9 @@ class Divisible(LayerList):
                 f"the layers {self.layer_range} of a divided {type(self).__name__}"
                 f" cannot be changed; change the model, then divide it"
             )
+        self._check_positions_free()
+
+    def _check_positions_free(self) -> None:
         if self._transposed:
             raise TypeError(
                 f"{type(self).__name__} has tied layers, whose positions are fixed:"

@@ -1,4 +1,4 @@
-"""Where a model is cut."""
+"""Where a model is cut, and how its stages are run."""
 
 from __future__ import annotations
 
@@ -7,19 +7,77 @@ import json
 import operator
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from divisible.files import write_json
+from divisible.layer_costs import Profile, check_layers
+from divisible.units import count, format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from divisible.model import Divisible
+    from divisible.stage_costs import Network, PerRank
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePlan:
+    """What a stage of a plan is expected to cost.
+
+    Attributes:
+        seconds: For one microbatch on its rank: forward, backward, recomputation.
+        link_seconds: How long a message keeps the link before it busy.
+        memory: Bytes at the peak.
+        memory_limit: Bytes that its rank may use; ``None`` for any number.
+    """
+
+    seconds: float
+    link_seconds: float
+    memory: int
+    memory_limit: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternative:
+    """What :meth:`Plan.best` did not choose.
+
+    Attributes:
+        name: What it would have been.
+        seconds: Of the predicted step; at least so many if it was out of the running
+            before it was simulated, and infinitely many if it does not fit.
+        reason: Why it lost.
+        plan: The plan, if there is one that fits.
+    """
+
+    name: str
+    seconds: float
+    reason: str
+    plan: Plan | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Where a model is cut into stages.
+    """Where a model is cut into stages, and how they are run.
+
+    Only the cuts are needed. :func:`divisible.partition` adds what each stage is
+    expected to cost, and :meth:`best` how to run them. Printed, it is a table.
 
     Args:
         cuts: Positions in the model: stage ``i`` has the layers ``cuts[i]`` to
             ``cuts[i + 1] - 1``. Starts with 0, grows, and ends with the number of
             layers.
+        n_microbatches: Number of microbatches of a minibatch.
+        schedule: Name of the schedule, for :class:`pipeline.Pipeline`.
+        checkpoint: Which microbatches run forward again before their backward:
+            ``'never'``, ``'except_last'`` or ``'always'``.
+        replicas: Number of pipelines that share a minibatch.
+        stages_per_rank: Number of stages on each rank.
+        layers: A text for each layer of the model, to recognise it by.
+        stages: What each stage is expected to cost.
+        step_seconds: Predicted seconds of a minibatch, forward and backward.
+        alternatives: What :meth:`best` did not choose, best first; not saved.
 
     Raises:
-        ValueError: If ``cuts`` is not of this form.
+        ValueError: If ``cuts`` is not of this form, or ``layers`` or ``stages`` are
+            not as many.
         TypeError: If a cut is not an integer.
 
     Example:
@@ -29,6 +87,19 @@ class Plan:
     """
 
     cuts: Sequence[int]
+    n_microbatches: int | None = None
+    schedule: str | None = None
+    checkpoint: str = "never"
+    replicas: int = 1
+    stages_per_rank: int = 1
+    layers: Sequence[str] | None = dataclasses.field(default=None, repr=False)
+    stages: Sequence[StagePlan] | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
+    step_seconds: float | None = dataclasses.field(default=None, compare=False)
+    alternatives: Sequence[Alternative] = dataclasses.field(
+        default=(), repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         cuts = [operator.index(cut) for cut in self.cuts]
@@ -44,6 +115,15 @@ class Plan:
                     f"cuts {cuts}: the stage from {a} to {b} has no layers; cuts must"
                     f" grow"
                 )
+        for name, n in (("layers", cuts[-1]), ("stages", len(cuts) - 1)):
+            values = getattr(self, name)
+            if values is not None:
+                object.__setattr__(self, name, tuple(values))
+                if len(values) != n:
+                    raise ValueError(
+                        f"cuts {cuts} have {n} {name}, but {name} describes"
+                        f" {len(values)}"
+                    )
 
     @classmethod
     def uniform(cls, n_layers: int, n_stages: int) -> Plan:
@@ -92,23 +172,131 @@ class Plan:
             )
         return self.cuts[stage], self.cuts[stage + 1]
 
+    def check(self, model: Divisible, n_ranks: int | None = None) -> None:
+        """Makes sure that this is a plan for a model and a number of ranks.
+
+        Args:
+            model: The model, or a stage of it.
+            n_ranks: The number of ranks, ``comm.size``.
+
+        Raises:
+            ValueError: If it is for another; the message says what differs.
+        """
+        n = len(model.model_layers)
+        if self.layers is not None:
+            check_layers("the plan", self.layers, model)
+        elif n != self.n_layers:
+            raise ValueError(
+                f"the plan {self.cuts} is for a model of {self.n_layers} layers, but"
+                f" {type(model).__name__} has {n}"
+            )
+        if n_ranks is not None and n_ranks != self.n_ranks:
+            raise ValueError(
+                f"the plan {self.cuts} is for {self.n_ranks} ranks, but there are"
+                f" {n_ranks}: start {self.n_ranks} ranks, or make another plan"
+            )
+
+    @property
+    def n_ranks(self) -> int:
+        """The number of ranks that it takes."""
+        return self.n_stages // self.stages_per_rank * self.replicas
+
+    @classmethod
+    def best(
+        cls,
+        profile: Profile | Sequence[Profile],
+        ranks: int,
+        memory: PerRank | None = None,
+        network: Network | None = None,
+        **options: Any,
+    ) -> Plan:
+        """Chooses stages, microbatches, schedule and recomputation together.
+
+        This is :func:`pipeline.planning.best_plan`, which describes the arguments.
+
+        Example:
+            >>> from divisible.layer_costs import LayerCost
+            >>> layers = [LayerCost(1.0, 1.0, 1.0) for _ in range(6)]
+            >>> profile = Profile(layers, n_samples=12)
+            >>> plan = Plan.best(profile, ranks=2, schedules=['gpipe', '1f1b'])
+            >>> plan.cuts, plan.n_microbatches, plan.schedule
+            ([0, 3, 6], 12, '1f1b')
+        """
+        # Schedules and their simulator belong to the package above this one, which is
+        # needed for this search only.
+        from pipeline.planning import best_plan
+
+        return best_plan(profile, ranks, memory, network, **options)
+
     def save(self, path: str | os.PathLike) -> None:
         """Writes the plan as JSON; the file appears only when it is complete."""
-        aside = f"{os.fspath(path)}.tmp{os.getpid()}"
-        with open(aside, "w", encoding="utf-8") as file:
-            json.dump({"cuts": self.cuts}, file)
-            file.write("\n")
-        os.replace(aside, path)
+        content = {
+            "divisible": "plan",
+            **dataclasses.asdict(dataclasses.replace(self, alternatives=())),
+        }
+        del content["alternatives"]
+        write_json(path, content)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Plan:
-        """Reads a plan written by :meth:`save`.
+        """Reads a plan written by :meth:`save`; a file with ``cuts`` alone will do.
 
         Raises:
             ValueError: If the file holds something else.
         """
         with open(path, encoding="utf-8") as file:
             try:
-                return cls(json.load(file)["cuts"])
-            except (KeyError, TypeError, ValueError) as error:
+                content = json.load(file)
+                if content.pop("divisible", "plan") != "plan":
+                    raise ValueError("it is another kind of file")
+                if content.get("stages") is not None:
+                    content["stages"] = [StagePlan(**row) for row in content["stages"]]
+                return cls(**content)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{path} is not a plan: {error}") from error
+
+    def __str__(self) -> str:
+        lines = [self.headline]
+        if self.stages is not None:
+            rows = [PLAN_COLUMNS, *plan_rows(self)]
+            widths = [max(map(len, column)) for column in zip(*rows)]
+            lines += ["  ".join(map(str.rjust, row, widths)) for row in rows]
+        return "\n".join(lines)
+
+    @property
+    def headline(self) -> str:
+        """What the plan is, in a line."""
+        words = [f"{self.n_layers} layers cut at {self.cuts}"]
+        if self.schedule is not None:
+            words.append(f"{self.schedule} schedule")
+        if self.n_microbatches is not None:
+            words.append(count(self.n_microbatches, "microbatch"))
+        if self.checkpoint != "never":
+            words.append(f"recomputation {self.checkpoint}")
+        if self.replicas > 1:
+            words.append(f"{self.replicas} replicas")
+        if self.step_seconds is not None:
+            words.append(f"{format_seconds(self.step_seconds)} a step")
+        return ", ".join(words)
+
+
+PLAN_COLUMNS = ("stage", "layers", "microbatch", "of slowest", "link", "memory", "of")
+
+
+def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
+    """Returns the stages of a plan as text."""
+    slowest = max(stage.seconds for stage in plan.stages)
+    return [
+        (
+            str(number),
+            f"{start}..{end - 1}",
+            format_seconds(stage.seconds),
+            f"{stage.seconds / slowest:.0%}",
+            format_seconds(stage.link_seconds),
+            format_bytes(stage.memory),
+            "" if stage.memory_limit is None else format_bytes(stage.memory_limit),
+        )
+        for number, (start, end, stage) in enumerate(
+            zip(plan.cuts, plan.cuts[1:], plan.stages)
+        )
+    ]

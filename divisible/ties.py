@@ -25,13 +25,22 @@ class Tie(NamedTuple):
     Attributes:
         path: Its path, by the first of the positions.
         positions: Positions of all layers that use it, in the undivided model.
-        is_persistent: Whether a layer that is there at several positions keeps
-            something besides parameters, such as running averages.
     """
 
     path: str
     positions: tuple[int, ...]
-    is_persistent: bool
+
+
+class SharedState(NamedTuple):
+    """A link in several layers that keeps more than parameters: running averages.
+
+    Attributes:
+        path: Its path, by the first of the positions.
+        positions: Positions of the layers it is in.
+    """
+
+    path: str
+    positions: tuple[int, ...]
 
 
 class Transposed(NamedTuple):
@@ -60,22 +69,39 @@ def find_ties(
     """
     paths: dict[int, str] = {}
     users: dict[str, list[int]] = {}
-    persistent: set[str] = set()
     for position, (layer, name) in enumerate(zip(layers, positions)):
         if not isinstance(layer, Link):
             continue
-        keeps = any(link._persistent for link in layer.links())
         for path, param in layer.namedparams():
             tied = paths.setdefault(id(param), f"/{name}{path}")
             users.setdefault(tied, []).append(position)
-            if keeps and name < position:
-                persistent.add(tied)
         for weight in transposed.get(name, ()):
             users[weight.source].append(position)
     return tuple(
-        Tie(path, tuple(sorted(set(found))), path in persistent)
+        Tie(path, tuple(sorted(set(found))))
         for path, found in users.items()
         if len(set(found)) > 1
+    )
+
+
+def find_shared_states(
+    layers: Sequence[Any], positions: Sequence[int]
+) -> tuple[SharedState, ...]:
+    """Finds the links of an undivided model that stages could not share.
+
+    Args:
+        layers: All its layers.
+        positions: For each layer the first position at which it stands.
+    """
+    users: dict[int, tuple[str, list[int]]] = {}
+    for position, (layer, name) in enumerate(zip(layers, positions)):
+        if isinstance(layer, Link):
+            for path, link in layer.namedlinks():
+                if link._persistent:
+                    place = f"/{name}{path}".rstrip("/")
+                    users.setdefault(id(link), (place, []))[1].append(position)
+    return tuple(
+        SharedState(path, tuple(found)) for path, found in users.values() if found[1:]
     )
 
 
@@ -128,7 +154,14 @@ def with_own_copies(
             for link in layer.links():
                 kept += [vars(link)[name] for name in link._persistent]
             memo.update((id(value), value) for value in kept)
-            layer = copy.deepcopy(layer, memo)
+            try:
+                layer = copy.deepcopy(layer, memo)
+            except Exception as error:
+                raise TypeError(
+                    f"{type(layer).__name__} shares parameters with a layer before this"
+                    f" stage, and cannot be copied for it: {error}. Cut so that both"
+                    f" are in one stage, or keep what cannot be copied out of the link"
+                ) from error
         result.append(layer)
     for param in shared:
         copy.deepcopy(param, memo)
@@ -148,6 +181,39 @@ def transposed_weights(
     finally:
         for holder, name in owners:
             vars(holder)[name] = None
+
+
+def replace_parameter(
+    layers: Sequence[Any], old: chainer.Parameter, new: chainer.Parameter
+) -> None:
+    """Puts a parameter in the place of another one in all links of all layers."""
+    for link in _all_links(layers):
+        for name in link._params:
+            if vars(link)[name] is old:
+                vars(link)[name] = new
+
+
+def remove_parameter(layer: Link, old: chainer.Parameter) -> list[str]:
+    """Takes a parameter out of a layer; returns the paths that it had there."""
+    paths = [path for path, param in layer.namedparams() if param is old]
+    for path in paths:
+        holder, name = owner(layer, path)
+        vars(holder)[name] = None
+        holder._params.discard(name)
+    return paths
+
+
+def put_parameter(layer: Link, path: str, param: chainer.Parameter) -> None:
+    """Undoes `remove_parameter`, with another parameter."""
+    holder, name = owner(layer, path)
+    vars(holder)[name] = param
+    holder._params.add(name)
+
+
+def _all_links(layers: Sequence[Any]) -> Iterator[Link]:
+    for layer in layers:
+        if isinstance(layer, Link):
+            yield from layer.links()
 
 
 def check_tie(

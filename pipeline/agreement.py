@@ -8,14 +8,14 @@ runs: the ranks' words are collected behind the computation, so nobody waits for
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Callable, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from divisible import Divisible
-from divisible.ties import Tie
+from divisible.ties import SharedState, Tie
 from pipeline.actions import Route
 from pipeline.communicator import DisagreementError, all_gather, wait
 from pipeline.tie_exchange import SharedParameter
@@ -35,7 +35,8 @@ class CallAgreement:
         self._comm = comm
         self._timeout = timeout
         self._n_calls = 0
-        self._call = ""
+        #: The name of the last call.
+        self.call = ""
         self._request: MPI.Request | None = None
         #: Whether some rank has something to report; known when the call is finished.
         self.somebody_reports = False
@@ -47,7 +48,7 @@ class CallAgreement:
             call (str): One of `CALLS`.
         """
         self._n_calls += 1
-        self._call = call
+        self.call = call
 
     def start(
         self, n_inputs: int = -1, n_targets: int = -1, reports: bool = False
@@ -59,7 +60,7 @@ class CallAgreement:
             n_targets (int): Samples of ``t``, where it is read.
             reports (bool): Whether this rank has something to report after it.
         """
-        number, call = self._n_calls, CALLS.index(self._call)
+        number, call = self._n_calls, CALLS.index(self.call)
         mine = np.array([number, -number, call, -call, n_inputs, n_targets, reports])
         self._largest = np.empty_like(mine)
         self._request = self._comm.Iallreduce(mine, self._largest, MPI.MAX)
@@ -85,7 +86,7 @@ class CallAgreement:
             wait(
                 self._request.Test,
                 self._timeout,
-                lambda: f"all ranks to call {self._call}",
+                lambda: f"all ranks to call {self.call}",
             )
             self._request = None
             self._compare()
@@ -97,7 +98,7 @@ class CallAgreement:
         if last != -first:
             raise DisagreementError(
                 f"some ranks call {CALLS[-first]} and others {CALLS[last]}; rank {rank}"
-                f" calls {self._call}. All ranks must make the same calls in the same"
+                f" calls {self.call}. All ranks must make the same calls in the same"
                 f" order"
             )
         if most != -least:
@@ -167,12 +168,19 @@ def agree_on_stages(
         DisagreementError: On every rank, if they do not make up one model.
     """
     model, skips, ties = mine[0].model_layers, mine[0].skips, mine[0].ties
+    states = mine[0].shared_states
     ranges = [part.layer_range for part in mine]
-    gathered = all_gather(comm, (ranges, model, skips, ties), timeout)
-    for rank, (_, layers, *connections) in enumerate(gathered):
-        if layers != gathered[0][1]:
-            raise DisagreementError(_first_difference(gathered[0][1], layers, rank))
-        for name, here, there in zip(("skips", "ties"), gathered[0][2:], connections):
+    unsized = [
+        path
+        for part in mine
+        for path, param in part.namedparams()
+        if not param.is_initialized
+    ]
+    gathered = all_gather(comm, (ranges, unsized, model, skips, ties), timeout)
+    for rank, (_, _, layers, *connections) in enumerate(gathered):
+        if layers != gathered[0][2]:
+            raise DisagreementError(_first_difference(gathered[0][2], layers, rank))
+        for name, here, there in zip(("skips", "ties"), gathered[0][3:], connections):
             if here != there:
                 raise DisagreementError(
                     f"rank 0 and rank {rank} built different models, with the {name}"
@@ -201,31 +209,45 @@ def agree_on_stages(
     def stage_of(position: int) -> int:
         return bisect_right(starts, position) - 1
 
+    _check_states(states, stage_of)
     routes = [Route(s.name, stage_of(s.stash), stage_of(s.pop)) for s in skips]
+    unsized = {path for _, paths, *_ in gathered for path in paths}
     return Layout(
         [rank for _, rank in parts],
         [route for route in routes if route.source != route.target],
-        _find_shared(ties, stage_of),
+        _find_shared(ties, stage_of, unsized),
     )
 
 
+def _check_states(
+    states: Sequence[SharedState], stage_of: Callable[[int], int]
+) -> None:
+    for path, positions in states:
+        stages = sorted({stage_of(position) for position in positions})
+        if len(stages) > 1:
+            first, *_, last = positions
+            raise DisagreementError(
+                f"layer {last} is or has the same link as layer {first}, {path}, which"
+                f" keeps more than parameters, such as running averages. The stages"
+                f" {', '.join(map(str, stages))} cannot share that: cut so that both"
+                f" layers are in one stage"
+            )
+
+
 def _find_shared(
-    ties: Sequence[Tie], stage_of: Callable[[int], int]
+    ties: Sequence[Tie], stage_of: Callable[[int], int], unsized: Set[str]
 ) -> list[SharedParameter]:
     shared = []
-    for tie in ties:
-        stages = tuple(sorted({stage_of(position) for position in tie.positions}))
+    for path, positions in ties:
+        stages = tuple(sorted({stage_of(position) for position in positions}))
         if len(stages) == 1:
             continue
-        if tie.is_persistent:
-            first, *rest = tie.positions
+        if path in unsized:
             raise DisagreementError(
-                f"layer {rest[-1]} is the same link as layer {first}, which is in"
-                f" another stage (stages {', '.join(map(str, stages))}), and it keeps"
-                f" more than parameters, such as running averages, which stages cannot"
-                f" share: cut so that both are in one stage"
+                f"{path} is shared by the stages {', '.join(map(str, stages))}, but its"
+                f" shape is not known before the first call: give its layer all sizes"
             )
-        shared.append(SharedParameter(tie.path, stages))
+        shared.append(SharedParameter(path, stages))
     return shared
 
 

@@ -31,6 +31,8 @@ def check_stages(stage: Divisible | Sequence[Divisible]) -> list[Divisible]:
             )
     if not mine:
         raise ValueError("stage is an empty list: each rank needs a stage")
+    for part in mine:
+        part.check_cuttable()
     return sorted(mine, key=lambda part: part.layer_range)
 
 

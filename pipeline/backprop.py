@@ -97,6 +97,11 @@ class PendingWeightGradients:
         backprop, self._backprop = self._backprop, None
         backprop.run_weights()
 
+    def arrays(self) -> Iterator[Array]:
+        """Yields the arrays that it holds, parameters among them, some twice."""
+        if self._backprop is not None:
+            yield from self._backprop.held_arrays()
+
 
 def backward(
     inputs: Sequence[chainer.Variable],
@@ -256,6 +261,14 @@ class _Backprop:
                 function = self._weights.pop()
                 output_gradients = self._pop_output_gradients(function)
                 self._step(function, _targets(function), output_gradients)
+
+    def held_arrays(self) -> Iterator[Array]:
+        for function, _, output_gradients in self._deferred:
+            yield from (x.data for x in function.inputs if x.data is not None)
+            yield from function._retained_output_data or ()
+            yield from (g.array for g in output_gradients if g is not None)
+        for gradients in self._gradients.values():
+            yield from (g.array for g in gradients)
 
     def _run_activation(self, function: chainer.FunctionNode) -> None:
         output_gradients = self._pop_output_gradients(function)

@@ -15,7 +15,8 @@ the activations is still the microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import chainer
@@ -72,6 +73,11 @@ class BatchStatistics(function_hook.FunctionHook):
             layers(x)
         finish()                  the averages have moved once
 
+    and around one that is only run again::
+
+        with statistics.discarded():
+            layers(x)
+
     Args:
         links: Returns the links whose forwards count batches, for fine-tuning.
     """
@@ -95,6 +101,13 @@ class BatchStatistics(function_hook.FunctionHook):
         self._calls: dict[int, int] = {}
         self._lent: tuple[_Average, tuple[Array, Array]] | None = None
         self._n_microbatches += 1
+
+    @contextmanager
+    def discarded(self) -> Iterator[None]:
+        """Lets a forward move no averages and count for nothing."""
+        discarding = BatchStatistics(tuple)
+        with discarding:
+            yield
 
     def finish(self) -> None:
         """Ends a minibatch: moves the running averages."""

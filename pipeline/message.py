@@ -21,8 +21,12 @@ class Tensor(NamedTuple):
     requires_grad: bool | None = None
 
     @classmethod
-    def of(cls, y: Any) -> Tensor:
+    def of(cls, y: Any, source: str = "the last layer of this one returned") -> Tensor:
         """Returns what a layer returned.
+
+        Args:
+            y: A variable or an array.
+            source (str): Where it comes from, for the error.
 
         Raises:
             TypeError: If it is neither a variable nor an array.
@@ -32,7 +36,7 @@ class Tensor(NamedTuple):
         if not isinstance(y, chainer.get_array_types()):
             raise TypeError(
                 f"only variables, arrays and tuples of them pass from stage to stage,"
-                f" but the last layer of this one returned {type(y).__name__}"
+                f" but {source} {type(y).__name__}"
             )
         return cls(y)
 

@@ -13,7 +13,12 @@ import numpy as np
 
 from divisible import Divisible
 from divisible.random_state import restored_random_state
-from pipeline.agreement import CallAgreement, agree_on_settings, agree_on_stages
+from pipeline.agreement import (
+    CALLS,
+    CallAgreement,
+    agree_on_settings,
+    agree_on_stages,
+)
 from pipeline.arguments import (
     as_arrays,
     check_placement,
@@ -82,9 +87,15 @@ class Pipeline:
             ``'except_last'`` or ``'always'``; see :mod:`pipeline.recomputation`.
             Layers that were appended with ``recompute=True`` always are. What a
             recomputed layer does besides returning its output, it does twice.
-        seed (int): For the layers' random numbers.
+        seed (int): For the layers' random numbers, and for the weights of layers that
+            are sized at their first call. Replicas of a pipeline need one each, or
+            their masks are the same. Of the global generators, only NumPy's and CuPy's
+            are seeded; a thread that draws from NumPy's during a step gets, and takes
+            away, numbers of the layers.
         deferred_batch_norm (bool): Whether running averages of batch normalization
-            move once for each minibatch, not once for each microbatch.
+            move once for each minibatch, not once for each microbatch. Those of
+            ``DecorrelatedBatchNormalization`` cannot be put together from parts, and
+            always move for each microbatch.
         wire_dtype: A narrower dtype, such as ``numpy.float16``, in which to send
             floating-point arrays between the stages; only with ``'mpi'``.
         timeout (float): Seconds to wait for another rank before giving up.
@@ -158,6 +169,7 @@ class Pipeline:
             self._comm,
             {
                 "n_microbatches": str(self.schedule.n_microbatches),
+                "checkpoint": checkpoint,
                 "schedule": str(self.schedule),
                 "transport": transport,
                 "wire_dtype": str(wire_dtype and np.dtype(wire_dtype)),
@@ -195,9 +207,12 @@ class Pipeline:
             )
             self._ties.transport.watch = self._calls.check
         self.n_steps = 0
-        # What layers reported and no call has returned yet.
-        self._unreported: list[Mapping[str, tuple[float, int]]] = []
-        self._reports = True
+        # For each kind of call whether there was something to report last time, and
+        # what layers reported since, and no call has returned yet.
+        self._reported = dict.fromkeys(CALLS, True)
+        self._unreported: dict[str, list[Mapping[str, tuple[float, int]]]] = {
+            call: [] for call in CALLS
+        }
         self._first_rank, self._last_rank = stage_ranks[0], stage_ranks[-1]
         channels = self._make_transport(transport, wire_dtype)
         channels.watch = self._calls.check
@@ -244,7 +259,8 @@ class Pipeline:
         Returns:
             dict: ``'loss'`` and, with an ``accfun``, ``'accuracy'``: floats, means
             over the minibatch, equal on every rank. Besides, what layers of any stage
-            gave to :func:`chainer.report`, as means over the samples: what layer 3
+            gave to :func:`chainer.report`, as means over the samples, which are
+            counted along the first axis of a stage's first input: what layer 3
             reports as ``x`` is ``'/3/x'``. (From a layer that begins to report after
             the first minibatch, the first values are in the result of the next one.)
 
@@ -256,7 +272,7 @@ class Pipeline:
             ActionError: If a layer fails.
             StallError: If another rank does not answer in time.
         """
-        with self._call("step"):
+        with self._call("step"), chainer.force_backprop_mode():
             inputs = self._start(x, t)
             self._run(self._training, inputs)
             for stage in self._stages.values():
@@ -401,7 +417,7 @@ class Pipeline:
             sizes = [len(part[0]) for part in parts]
             parts = [tuple(map(self._device.send, part)) for part in parts]
             self._loss.start(parts, sizes)
-        self._calls.start(n_inputs, n_targets, self._reports)
+        self._calls.start(n_inputs, n_targets, self._reported[self._calls.call])
         return inputs
 
     def _split_inputs(self, x: Any) -> list[Tensors]:
@@ -428,13 +444,14 @@ class Pipeline:
 
         Most models report nothing, and then the ranks need not wait for each other.
         """
+        call = self._calls.call
         mine = [stage.reports.sums() for stage in self._stages.values()]
-        self._unreported += filter(None, mine)
-        self._reports = any(mine)
+        self._unreported[call] += filter(None, mine)
+        self._reported[call] = any(mine)
         if not self._calls.somebody_reports:
             return {}
-        gathered = all_gather(self._comm, self._unreported, self._timeout)
-        self._unreported = []
+        gathered = all_gather(self._comm, self._unreported[call], self._timeout)
+        self._unreported[call] = []
         return means_of_reports([sums for rank in gathered for sums in rank])
 
 

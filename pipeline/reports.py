@@ -9,6 +9,19 @@ from typing import Any
 import chainer
 
 
+class _Reporter(chainer.Reporter):
+    """Takes reports of links that are not part of the stage, too."""
+
+    def report(self, values: dict, observer: Any = None) -> None:
+        if observer is None or id(observer) in self._observer_names:
+            super().report(values, observer)
+            return
+        # Not added for good: after this link there may be another at its address.
+        self.add_observer(f"/{type(observer).__name__}", observer)
+        super().report(values, observer)
+        del self._observer_names[id(observer)]
+
+
 class Reports:
     """Means of what one stage's layers gave to :func:`chainer.report`.
 
@@ -17,11 +30,12 @@ class Reports:
 
     Args:
         observers: Pairs of a name and a link. What link ``/3`` reports as ``loss`` is
-            called ``/3/loss``; what is reported without a link has just its name.
+            called ``/3/loss``; what is reported without a link has just its name. Other
+            links have the name of their type.
     """
 
     def __init__(self, observers: Iterable[tuple[str, Any]]) -> None:
-        self._reporter = chainer.Reporter()
+        self._reporter = _Reporter()
         self._reporter.add_observers("", observers)
         self.clear()
 
@@ -37,6 +51,12 @@ class Reports:
             yield
         if observation:
             self._values.append((n_samples, observation))
+
+    @contextmanager
+    def discard(self) -> Iterator[None]:
+        """Lets nothing that is reported reach anybody."""
+        with self._reporter.scope({}):
+            yield
 
     def __bool__(self) -> bool:
         """Whether anything was reported."""

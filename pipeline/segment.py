@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -28,11 +28,57 @@ class _Graph(NamedTuple):
     handed_over: Mapping[str, Sequence[Any]]
 
 
-class _Inputs(NamedTuple):
-    """What a forward needs to be run again."""
+class Persistents:
+    """What links keep besides parameters, such as running averages, at one time.
+
+    Args:
+        links: The links.
+    """
+
+    def __init__(self, links: Iterable[chainer.Link]) -> None:
+        self._values = [
+            (link, name, _copy(vars(link)[name]))
+            for link in links
+            for name in link._persistent
+        ]
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Lets a forward find what another one found, and do nothing to what is."""
+        present = Persistents(link for link, _, _ in self._values)
+        self._restore()
+        try:
+            yield
+        finally:
+            present._restore()
+
+    def _restore(self) -> None:
+        for link, name, value in self._values:
+            there = vars(link)[name]
+            if isinstance(there, chainer.get_array_types()) and value is not None:
+                # In place, because others may hold the array.
+                there[...] = value
+            else:
+                vars(link)[name] = value
+
+
+def _copy(value: Any) -> Any:
+    is_array = isinstance(value, chainer.get_array_types())
+    return value.copy() if is_array else value
+
+
+class Inputs(NamedTuple):
+    """What a forward needs to be run again.
+
+    Attributes:
+        inputs: The tensors of the layer before.
+        skipped: By name what skip connections brought.
+        persistents: What the links kept besides their parameters.
+    """
 
     inputs: Tensors
     skipped: Mapping[str, Tensors]
+    persistents: Persistents
 
 
 class Segment:
@@ -65,7 +111,7 @@ class Segment:
         self.takes = [s.name for s in skips if s.stash < start <= s.pop < end]
         self.hands_over = [s.name for s in skips if start <= s.stash < end <= s.pop]
         self._graphs: dict[int, _Graph] = {}
-        self._inputs: dict[int, _Inputs] = {}
+        self._inputs: dict[int, Inputs] = {}
         self._pending: dict[int, PendingWeightGradients] = {}
 
     def begin(self) -> None:
@@ -79,7 +125,6 @@ class Segment:
         microbatch: int,
         inputs: Tensors,
         skipped: Mapping[str, Tensors],
-        is_recomputed: bool = False,
     ) -> tuple[Tensors, dict[str, Tensors]]:
         """Runs the layers on one microbatch.
 
@@ -87,16 +132,15 @@ class Segment:
             microbatch (int): Its position in the minibatch.
             inputs: The tensors of the layer before.
             skipped: By name what skip connections bring.
-            is_recomputed (bool): Whether :meth:`recompute` comes before the backward.
 
         Returns:
             The outputs as tensors, none once the loss has used them; and by name what
             skip connections take.
         """
-        if is_recomputed and chainer.config.enable_backprop:
-            self._inputs[microbatch] = _Inputs(inputs, skipped)
-            again = chainer.using_config("_will_recompute", True)
-            with chainer.no_backprop_mode(), again:
+        if self.is_recomputed and chainer.config.enable_backprop and self.is_sized:
+            kept = Inputs(inputs, skipped, Persistents(self.links()))
+            self._inputs[microbatch] = kept
+            with chainer.no_backprop_mode():
                 return self._run(microbatch, inputs, skipped)
         return self._run(microbatch, inputs, skipped)
 
@@ -107,8 +151,25 @@ class Segment:
     def recompute(self, microbatch: int) -> None:
         """Runs the forward of one microbatch again, unless its graph is there."""
         if microbatch in self._inputs:
-            with _persistents_kept(self.layers):
-                self._run(microbatch, *self._inputs.pop(microbatch))
+            inputs, skipped, persistents = self._inputs.pop(microbatch)
+            with persistents.put_back():
+                self._run(microbatch, inputs, skipped)
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether all parameters are there.
+
+        The forward that makes them draws them from the stream of their layer, and so
+        draws other numbers afterwards than when it is run again.
+        """
+        return all(param.is_initialized for param in self.layers.params())
+
+    def links(self) -> Iterator[chainer.Link]:
+        """Yields all links that the forward may call."""
+        yield from self.layers.links()
+        if self.loss is not None:
+            for _, link in self.loss.namedlinks():
+                yield link
 
     def _run(
         self, microbatch: int, inputs: Tensors, skipped: Mapping[str, Tensors]
@@ -132,7 +193,8 @@ class Segment:
         if chainer.config.enable_backprop:
             self._graphs[microbatch] = _Graph(values, skips, outputs, handed_over)
         return result, {
-            name: tuple(map(Tensor.of, ys)) for name, ys in handed_over.items()
+            name: tuple(Tensor.of(y, f"stash({name!r}) handed over") for y in ys)
+            for name, ys in handed_over.items()
         }
 
     def backward(
@@ -198,23 +260,6 @@ class Segment:
 
 def _as_tuple(y: Any) -> tuple:
     return y if isinstance(y, tuple) else (y,)
-
-
-@contextmanager
-def _persistents_kept(layers: Divisible) -> Iterator[None]:
-    """Undoes what a second forward does to running averages and the like."""
-    kept = []
-    for link in layers.links():
-        for name in link._persistent:
-            value = vars(link)[name]
-            is_array = isinstance(value, chainer.get_array_types())
-            kept.append((link, name, value, value.copy() if is_array else None))
-    with chainer.using_config("in_recomputing", True):
-        yield
-    for link, name, value, array in kept:
-        if array is not None:
-            value[...] = array
-        vars(link)[name] = value
 
 
 @contextmanager

@@ -12,7 +12,7 @@ tensors to each other as stages do::
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import groupby
 
 import chainer
@@ -22,7 +22,7 @@ from pipeline.batch_statistics import BatchStatistics
 from pipeline.loss import Loss
 from pipeline.message import Tensors
 from pipeline.reports import Reports
-from pipeline.segment import Segment
+from pipeline.segment import Inputs, Persistents, Segment
 from pipeline.weight_gradients import WeightGradients
 
 
@@ -59,7 +59,10 @@ class Stage:
             BatchStatistics(layers.links) if defer_batch_statistics else None
         )
         self.reports = Reports(self._observers())
+        for param in () if loss is None else loss.params():
+            self._check_own(param)
         self._segments = self._cut()
+        self._inputs: dict[int, Inputs] = {}
 
     def _cut(self) -> list[Segment]:
         """Cuts the layers where the mark to recompute them changes."""
@@ -75,6 +78,17 @@ class Stage:
             )
             start += length
         return segments
+
+    def _check_own(self, param: chainer.Parameter) -> None:
+        path = self.layers.path_elsewhere(param)
+        if path is not None:
+            start, end = self.layers.layer_range
+            raise ValueError(
+                f"the stage of the layers {start} to {end - 1}, or the loss behind it,"
+                f" uses {path}, a parameter of another stage, whose optimizer will not"
+                f" see the gradient. Tie it to a parameter of a layer here"
+                f" (Divisible.tie), or cut so that both are in one stage"
+            )
 
     def _parameters(self) -> Iterator[chainer.Parameter]:
         yield from self.layers.params()
@@ -99,12 +113,19 @@ class Stage:
         self._weight_gradients.begin()
         if self._statistics is not None:
             self._statistics.begin()
+        self._inputs.clear()
         for segment in self._segments:
             segment.begin()
 
     def finish(self) -> None:
-        """Ends a minibatch: leaves gradients in ``param.grad``, moves averages."""
+        """Ends a minibatch: leaves gradients in ``param.grad``, moves averages.
+
+        Raises:
+            ValueError: If a layer used a parameter of another stage.
+        """
         self._weight_gradients.finish()
+        for param in self._weight_gradients.others():
+            self._check_own(param)
         if self._statistics is not None:
             self._statistics.finish()
 
@@ -132,22 +153,32 @@ class Stage:
             return (), dict.fromkeys(self._names_handed_over, ())
         with ExitStack() as stack:
             stack.enter_context(self._random_state(microbatch))
-            stack.enter_context(self.reports.collect(len(inputs[0].array)))
+            stack.enter_context(self.reports.collect(_n_samples(inputs)))
             if self._statistics is not None and chainer.config.enable_backprop:
                 stack.enter_context(self._statistics)
-            skipped = dict(skipped)
-            for segment in self._segments:
-                again = is_recomputed or segment.is_recomputed
-                inputs, handed_over = segment.forward(
-                    microbatch, inputs, _pop_all(skipped, segment.takes), again
-                )
-                skipped.update(handed_over)
+            if is_recomputed and all(segment.is_sized for segment in self._segments):
+                persistents = Persistents(self._links())
+                self._inputs[microbatch] = Inputs(inputs, skipped, persistents)
+                stack.enter_context(chainer.no_backprop_mode())
+            return self._run(microbatch, inputs, skipped)
+
+    def _run(
+        self, microbatch: int, inputs: Tensors, skipped: Mapping[str, Tensors]
+    ) -> tuple[Tensors, dict[str, Tensors]]:
+        skipped = dict(skipped)
+        for segment in self._segments:
+            inputs, handed_over = segment.forward(
+                microbatch, inputs, _pop_all(skipped, segment.takes)
+            )
+            skipped.update(handed_over)
         return inputs, skipped
 
     def recompute(self, microbatch: int) -> None:
         """Runs the forward of one microbatch again, for its backward (R)."""
-        for segment in self._segments:
-            self._recompute(segment, microbatch)
+        if microbatch in self._inputs:
+            inputs, skipped, persistents = self._inputs.pop(microbatch)
+            with self._again(microbatch), persistents.put_back():
+                self._run(microbatch, inputs, skipped)
 
     def backward(
         self,
@@ -174,7 +205,8 @@ class Stage:
             return (), dict.fromkeys(self._names_taken, ())
         skip_gradients = dict(skip_gradients)
         for segment in reversed(self._segments):
-            self._recompute(segment, microbatch)
+            with self._again(microbatch):
+                segment.recompute(microbatch)
             gradients, taken = segment.backward(
                 microbatch,
                 gradients,
@@ -189,9 +221,19 @@ class Stage:
         for segment in reversed(self._segments):
             segment.backward_weight(microbatch)
 
-    def _recompute(self, segment: Segment, microbatch: int) -> None:
-        with self._random_state(microbatch):
-            segment.recompute(microbatch)
+    @contextmanager
+    def _again(self, microbatch: int) -> Iterator[None]:
+        """Prepares for a forward that was run before."""
+        with ExitStack() as stack:
+            stack.enter_context(self._random_state(microbatch))
+            stack.enter_context(self.reports.discard())
+            if self._statistics is not None:
+                stack.enter_context(self._statistics.discarded())
+            yield
+
+    def _links(self) -> Iterator[chainer.Link]:
+        for segment in self._segments:
+            yield from segment.links()
 
     def _random_state(self, microbatch: int) -> AbstractContextManager:
         key = RandomKey(self._seed, self._step, microbatch, chainer.config.train)
@@ -206,6 +248,11 @@ class Stage:
     def _names_handed_over(self) -> list[str]:
         start, end = self.layers.layer_range
         return [s.name for s in self.layers.skips if start <= s.stash < end <= s.pop]
+
+
+def _n_samples(inputs: Tensors) -> int:
+    shape = inputs[0].array.shape
+    return shape[0] if shape else 1
 
 
 def _pop_all(tensors: dict[str, Tensors], names: Sequence[str]) -> dict[str, Tensors]:

@@ -9,7 +9,7 @@ import chainer
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline.communicator import DisagreementError, duplicate
+from pipeline.communicator import duplicate
 from pipeline.message import Tensor
 from pipeline.transport import Receiver, Sender, Transport
 
@@ -52,9 +52,6 @@ class TieExchange:
         stage_ranks: For each stage the rank that holds it.
         comm (mpi4py.MPI.Comm): Of all ranks of the pipeline; it is duplicated.
         timeout (float): Seconds a wait may take.
-
-    Raises:
-        DisagreementError: If a shared parameter has no shape yet.
     """
 
     def __init__(
@@ -77,12 +74,6 @@ class TieExchange:
             if comm.rank not in ranks:
                 continue
             copies = [params[number][path] for number in numbers if number in params]
-            if not all(copy.is_initialized for copy in copies):
-                raise DisagreementError(
-                    f"{path} is shared by the stages {', '.join(map(str, numbers))},"
-                    f" but its shape is not known before the first call: give its layer"
-                    f" all sizes"
-                )
             others = [rank for rank in ranks if rank != owner]
             peers = others if comm.rank == owner else [owner]
             self._ties.append(
@@ -143,7 +134,7 @@ class TieExchange:
 
 def _receive(receiver: Receiver, path: str):
     receiver.post(0)
-    ((array, _),) = receiver.receive(0, f"the sum of the gradients of {path}")
+    ((array, _),) = receiver.receive(0, f"the copies of {path}")
     return array
 
 

@@ -248,7 +248,7 @@ class Receiver(_Channel):
         return wait(
             watched,
             self._transport.timeout,
-            lambda: f"what rank {self._peer} sends, to run {waiting}",
+            lambda: f"what rank {self._peer} sends, for {waiting}",
         )
 
     def _free_buffer(self, agreed: Signature) -> _ReceiveBuffer:

@@ -171,6 +171,15 @@ class WeightGradients:
             if gradient is not None and gradient.filled:
                 parameter.grad = gradient.array
 
+    def others(self) -> list[chainer.Parameter]:
+        """Returns what received a gradient and is not among the given parameters."""
+        given = {id(parameter) for parameter in self._parameters()}
+        return [
+            gradient.parameter
+            for key, gradient in self._gradients.items()
+            if key not in given
+        ]
+
     def _known_parameters(self) -> list[chainer.Parameter]:
         known = {id(p): p for p in self._parameters()}
         known.update(

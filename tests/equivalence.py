@@ -20,8 +20,17 @@ STAGES_PER_RANK = {
 }
 
 
-def train_serially(model, batches, lr=0.1):
+def set_up(model, lr, frozen=()):
+    """Returns an optimizer for a model or stage, with layers that are not updated."""
     optimizer = chainer.optimizers.MomentumSGD(lr).setup(model)
+    for path, link in model.namedlinks():
+        if path in frozen:
+            link.disable_update()
+    return optimizer
+
+
+def train_serially(model, batches, lr=0.1, frozen=()):
+    optimizer = set_up(model, lr, frozen)
     losses = []
     for x, t in batches:
         y = model(x)
@@ -60,9 +69,9 @@ def train_in_microbatches(model, batches, n_microbatches, lr=0.1, seed=0):
     return np.array(means), dict(model.namedparams())
 
 
-def train_on(comm, stages, batches, lr=0.1, **options):
+def train_on(comm, stages, batches, lr=0.1, frozen=(), **options):
     pipe = Pipeline(stages, comm, **{"timeout": 20, **options})
-    optimizers = [chainer.optimizers.MomentumSGD(lr).setup(part) for part in stages]
+    optimizers = [set_up(part, lr, frozen) for part in stages]
     losses = []
     for x, t in batches:
         result = pipe.step(x if pipe.is_first else None, t if pipe.is_last else None)
@@ -81,6 +90,7 @@ def check_equal(
     atol=1e-6,
     lr=0.1,
     serially_in_microbatches=False,
+    frozen=(),
     **options,
 ):
     """Trains on all ranks and serially.
@@ -97,14 +107,14 @@ def check_equal(
         mine = range(comm.rank, plan.n_stages, comm.size)
     stages = [model.divide(*plan.range(i)) for i in mine]
     del model
-    losses = train_on(comm, stages, batches, lr, **options)
+    losses = train_on(comm, stages, batches, lr, frozen, **options)
     np.random.seed(3)
     if serially_in_microbatches:
         expected_losses, expected = train_in_microbatches(
             make_model(), batches, options["n_microbatches"], lr, options.get("seed", 0)
         )
     else:
-        expected_losses, expected = train_serially(make_model(), batches, lr)
+        expected_losses, expected = train_serially(make_model(), batches, lr, frozen)
     assert_close(losses, expected_losses, rtol=rtol)
     for stage in stages:
         for path, param in stage.namedparams():

@@ -56,7 +56,6 @@ def main() -> None:
         return
     rounds = 1 if arguments.quick else arguments.rounds
     points = with_serial(itertools.chain.from_iterable(wanted.values()))
-    arguments.output.mkdir(parents=True, exist_ok=True)
     file = arguments.output / "samples.jsonl"
     todo = missing_rounds(file, points, rounds)
     seconds = sum(estimate(point, arguments.cpu) for point, _ in todo)
@@ -67,6 +66,7 @@ def main() -> None:
     failed: list[str] = []
     if todo:
         prepare()
+        arguments.output.mkdir(parents=True, exist_ok=True)
         failed = measure(arguments, todo, file)
     command = [sys.executable, SCRIPT.parent, *sys.argv[1:], "--write"]
     subprocess.run(command, check=True)

@@ -48,13 +48,13 @@ def times(figure: Figure, rows: Sequence[Row]) -> None:
     """Fig. 6: the step by number of microbatches, for every number of hosts."""
     axes = _axes(figure, "microbatches", "seconds of a step")
     axes.set_yscale("log")
-    _lines(axes, rows, lambda r: f"{r.point.hosts} hosts", lambda r: r.step)
+    _lines(axes, rows, _hosts, lambda r: r.step)
 
 
 def speedups(figure: Figure, rows: Sequence[Row]) -> None:
     """Fig. 7: the same as speed-ups; dashed what was simulated before."""
     axes = _axes(figure, "microbatches", "speed-up over the undivided step")
-    _lines(axes, rows, lambda r: f"{r.point.hosts} hosts", _speedup, _predicted)
+    _lines(axes, rows, _hosts, _speedup, _predicted)
 
 
 def rates(figure: Figure, rows: Sequence[Row]) -> None:
@@ -65,13 +65,13 @@ def rates(figure: Figure, rows: Sequence[Row]) -> None:
 
 def sizes(figure: Figure, rows: Sequence[Row]) -> None:
     """Fig. 9 to 11: speed-ups over one microbatch, by the width of the layers."""
-    axes = _axes(figure, "width of the layers", "speed-up over 1 microbatch", log=False)
+    axes = _axes(figure, "width of the layers", "speed-up over 1 microbatch")
     base = {r.point.series: r.step for r in rows if r.point.microbatches == 1}
     rows = [r for r in rows if r.point.series in base and r.point.microbatches > 1]
     _lines(
         axes,
         rows,
-        lambda r: f"microbatches of {r.point.samples}",
+        lambda r: f"microbatches of {r.point.samples} samples",
         lambda r: base[r.point.series] / r.step,
         x=lambda r: r.point.size,
     )
@@ -110,10 +110,14 @@ def models(figure: Figure, rows: Sequence[Row]) -> None:
     panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     for axes, kind in zip(panels, kinds):
         mine = [r for r in rows if (r.point.cut, r.point.schedule) == kind]
-        _style(axes, "microbatches", log=True)
+        _style(axes, "microbatches")
         axes.set_title(", ".join(kind))
-        _lines(axes, mine, lambda r: f"{r.point.hosts} hosts", _speedup, _predicted)
+        _lines(axes, mine, _hosts, _speedup, _predicted)
     panels[0].set_ylabel("speed-up over the undivided step")
+
+
+def _hosts(row: Row) -> str:
+    return f"{row.point.hosts} host{'s' * (row.point.hosts > 1)}"
 
 
 def _speedup(row: Row) -> float:
@@ -124,18 +128,17 @@ def _predicted(row: Row) -> float:
     return float(np.median(row.serial)) / row.predicted
 
 
-def _axes(figure: Figure, x: str, y: str, log: bool = True) -> Any:
+def _axes(figure: Figure, x: str, y: str) -> Any:
     axes = figure.add_subplot()
-    _style(axes, x, log)
+    _style(axes, x)
     axes.set_ylabel(y)
     return axes
 
 
-def _style(axes: Any, x: str, log: bool) -> None:
+def _style(axes: Any, x: str) -> None:
     axes.set_xlabel(x)
     axes.grid(alpha=0.3)
-    if log:
-        axes.set_xscale("log")
+    axes.set_xscale("log")
 
 
 def _lines(
@@ -163,4 +166,5 @@ def _lines(
             axes.plot(places, [expected(row) for row in group], "--", **style)
     axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
     axes.minorticks_off()
-    axes.legend(fontsize="small")
+    title = None if expected is None else "dashed: simulated before"
+    axes.legend(fontsize="small", title=title, title_fontsize="small")

@@ -1,6 +1,7 @@
 """Trains an image classifier whose layers are spread over the ranks of MPI.
 
     mpiexec -n 2 python examples/train/train.py
+    mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts auto
     mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts 7,15,26
 
 The number of ranks is the number of stages; on one rank this is serial training.
@@ -26,7 +27,7 @@ from models.resnet50 import ResNet50
 from models.vgg16 import VGG16
 from mpi4py import MPI
 
-from divisible import Divisible, Plan, deferred_init
+from divisible import Divisible, Plan, deferred_init, partition, profile
 from pipeline import Pipeline, abort_on_error, schedules
 
 comm = MPI.COMM_WORLD
@@ -63,8 +64,8 @@ def main() -> None:
         train, test = load(args)
         with deferred_init(args.seed):
             model = make_model(args, train.x.shape[1:])
-        plan = make_plan(args, model)
-    except ValueError as error:
+        plan = make_plan(args, model, train)
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     # The schedule says which stages a rank has; it keeps their layers only.
     schedule = schedules.create(
@@ -174,12 +175,23 @@ def make_model(args: argparse.Namespace, shape: tuple[int, int, int]) -> Divisib
     return ResNet50(image_size=args.size, batch_normalization=norm)
 
 
-def make_plan(args: argparse.Namespace, model: Divisible) -> Plan:
+def make_plan(args: argparse.Namespace, model: Divisible, train: data.Images) -> Plan:
     """Says where to cut: as asked, or into stages of equally many layers."""
+    if args.plan is not None:
+        plan = Plan.load(args.plan)
+        plan.check(model, comm.size)
+        args.microbatches = plan.n_microbatches or args.microbatches
+        args.schedule = plan.schedule or args.schedule
+        return plan
     per_rank = 2 if args.schedule in ("interleaved", "looped_bfs", "zb_v") else 1
     n_stages = per_rank * comm.size
-    if args.cuts is None:
-        return Plan.uniform(len(model), n_stages)
+    if args.cuts is None or args.cuts == "auto":
+        plan = Plan.uniform(len(model), n_stages)
+        if args.cuts == "auto" and comm.rank == 0:
+            # Of what one microbatch takes in each layer.
+            n = -(-args.batchsize // args.microbatches)
+            plan = partition(profile(model, train.x[:n], train.t[:n]), n_stages)
+        return comm.bcast(plan)
     plan = Plan([0, *args.cuts, len(model)])
     if plan.n_stages != n_stages:
         raise ValueError(
@@ -203,6 +215,11 @@ class Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
 
+def cuts(text: str) -> list[int] | str:
+    """Reads positions with commas between, or ``auto``."""
+    return text if text == "auto" else integers(text)
+
+
 def integers(text: str) -> list[int]:
     """Reads integers with commas between."""
     return [int(number) for number in text.split(",")]
@@ -222,10 +239,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--schedule", choices=schedules.NAMES, default="1f1b")
     add(
         "--cuts",
-        type=integers,
-        help="positions to cut at, such as 7,15,26 for 4 ranks; default: stages of"
-        " equally many layers",
+        type=cuts,
+        help="positions to cut at, such as 7,15,26 for 4 ranks; auto: measure the"
+        " layers first, for stages of equal time; default: stages of equally many"
+        " layers",
     )
+    add("--plan", help="file of a plan, made by divisible plan; it says all of that")
     add("--optimizer", choices=OPTIMIZERS, help="default: by model")
     add("--learning-rate", type=float, help="default: by model")
     add("--seed", type=int, default=0, help="of the weights and the order of samples")

@@ -85,16 +85,23 @@ def test_generators_that_a_function_carries(kind, carry):
         assert other() != drawn["a"]
 
 
+class NumPyForCuPy(np.random.RandomState):
+    def __init__(self, seed, method=100):
+        super().__init__(seed)
+
+
 def test_cupys_global_generator(monkeypatch):
     """With NumPy's generators in the place of CuPy's, where there is no GPU."""
-    current = [np.random.RandomState(9)]
+    current = [NumPyForCuPy(9)]
     fake = types.SimpleNamespace(
-        RandomState=np.random.RandomState,
+        RandomState=NumPyForCuPy,
         get_random_state=lambda: current[0],
         set_random_state=lambda state: current.__setitem__(0, state),
     )
     monkeypatch.setattr(cuda, "available", True)
-    monkeypatch.setattr(cuda, "cupy", types.SimpleNamespace(random=fake))
+    curand = types.SimpleNamespace(CURAND_RNG_PSEUDO_PHILOX4_32_10=161)
+    fake = types.SimpleNamespace(random=fake, cuda=types.SimpleNamespace(curand=curand))
+    monkeypatch.setattr(cuda, "cupy", fake)
     before = current[0]
     with keyed_random("a"):
         first = current[0].rand()

@@ -78,6 +78,13 @@ def test_wrong_ends_are_refused_when_the_model_is_divided(name):
         Divisible(*layers).divide(0, 1)
 
 
+def test_the_serial_model_notices_what_is_left():
+    with pytest.raises(RuntimeError, match=r"stash\('a'\) of Divisible was not popped"):
+        Divisible(stash("a"), F.relu)(X)
+    with pytest.raises(ValueError, match=r"stash\('a'\) is there a second time"):
+        Divisible(stash("a"), stash("a"), pop("a", F.add))(X)
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a>b", "a.b"])
 def test_names_must_be_readable_in_a_schedule(name):
     for end in (stash, pop):

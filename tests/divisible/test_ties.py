@@ -1,5 +1,7 @@
 """Parameters that several layers use, undivided and divided, without a pipeline."""
 
+import threading
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 from divisible import Divisible, deferred_init
-from divisible.ties import Tie
+from divisible.ties import SharedState, Tie
 
 X = np.random.RandomState(0).normal(size=(4, 5)).astype(np.float32)
 
@@ -73,16 +75,80 @@ def test_ties_are_found_however_they_were_made():
     model[2].W = model[1].W
     model.tie("/1/W", "/4/W", transpose=True)
     assert set(model.ties) == {
-        Tie("/0/W", (0, 3), False),
-        Tie("/0/b", (0, 3), False),
-        Tie("/1/W", (1, 2, 4), False),
+        Tie("/0/W", (0, 3)),
+        Tie("/0/b", (0, 3)),
+        Tie("/1/W", (1, 2, 4)),
     }
 
 
-def test_a_repeated_layer_with_running_averages_says_so():
-    norm = L.BatchNormalization(5)
-    model = Divisible(norm, F.relu, norm)
-    assert {tie.is_persistent for tie in model.ties} == {True}
+def test_links_with_running_averages_in_several_layers_are_found():
+    norm = L.BatchNormalization(5, use_gamma=False, use_beta=False)
+    model = Divisible(
+        norm, chainer.Sequential(F.relu, norm), L.Linear(5, 5), L.BatchNormalization(5)
+    )
+    assert model.shared_states == (SharedState("/0", (0, 1)),)
+
+
+def links():
+    return [L.Linear(5, 5) for _ in range(4)]
+
+
+def test_ties_of_ties():
+    a, b, c, d = links()
+    model = Divisible(a, b, c, d)
+    model.tie("/2/W", "/3/W")
+    model.tie("/0/W", "/2/W")
+    assert a.W is c.W is d.W is not b.W
+    # A transpose follows what it is the transpose of.
+    a, b, c, d = links()
+    model = Divisible(a, b, c, d)
+    model.tie("/2/W", "/3/W", transpose=True)
+    model.tie("/0/W", "/2/W")
+    assert a.W is c.W and d.W is None
+    assert model.ties == (Tie("/0/W", (0, 2, 3)),)
+    expected = F.linear(c(b(a(X))), a.W.array.T, d.b)
+    np.testing.assert_array_equal(model(X).array, expected.array)
+    # And the transpose of a transpose is the thing itself.
+    a, b, c, d = links()
+    model = Divisible(a, b, c, d)
+    model.tie("/2/W", "/3/W", transpose=True)
+    model.tie("/0/W", "/2/W", transpose=True)
+    assert a.W is d.W and c.W is None
+    assert model.ties == (Tie("/0/W", (0, 2, 3)),)
+    # All that share a parameter become its transpose.
+    a, b, c, d = links()
+    model = Divisible(a, b, c, d)
+    model.tie("/1/W", "/3/W")
+    model.tie("/0/W", "/1/W", transpose=True)
+    assert b.W is d.W is None
+    expected = F.linear(F.linear(a(X), a.W.array.T, b.b), c.W, c.b)
+    expected = F.linear(expected, a.W.array.T, d.b)
+    np.testing.assert_array_equal(model(X).array, expected.array)
+
+
+def test_copies_of_the_model_are_tied_too():
+    model = Divisible(*links())
+    model.tie("/0/W", "/1/W")
+    for mode in ("share", "copy", "init"):
+        copied = model.copy(mode)
+        assert copied[0].W is copied[1].W is not model[0].W
+
+
+def test_copyparams_reaches_what_a_stage_has_copies_of():
+    stage, model = autoencoder().divide(2, 3), autoencoder()
+    model[0].W.array += 1
+    stage.copyparams(model)
+    np.testing.assert_array_equal(
+        dict(stage.namedparams())["/0/W"].array, model[0].W.array
+    )
+
+
+def test_what_cannot_be_copied_for_a_stage_is_named():
+    linear = L.Linear(5, 5)
+    linear.lock = threading.Lock()
+    model = Divisible(linear, F.relu, linear)
+    with pytest.raises(TypeError, match="Linear shares parameters with a layer before"):
+        model.divide(2, 3)
 
 
 def test_stages_have_copies_under_the_same_path():

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from divisible import Plan
 from tests.mpiexec import mpiexec
 
 TRAIN = "examples/train/train.py"
@@ -42,6 +43,22 @@ def test_train_learns_digits(tmp_path):
     assert log[-1]["iteration"] == 4 * 23
     assert f"{log[-1]['validation/main/accuracy']:.2%}" == f"{accuracy}%"
     assert log[-1]["main/loss"] < log[0]["main/loss"]
+
+
+def test_train_cuts_by_time(tmp_path):
+    output = run(2, [TRAIN, *QUICK, "--cuts", "auto", "--out", tmp_path])
+    (cuts,) = re.findall(r"13 layers cut at \[0, (\d+), 13\]", output)
+    assert 1 <= int(cuts) <= 12
+
+
+def test_train_runs_a_plan(tmp_path):
+    plan = Plan([0, 3, 6, 9, 13], 2, "interleaved", stages_per_rank=2)
+    plan.save(tmp_path / "plan.json")
+    argv = [*QUICK, "--plan", tmp_path / "plan.json", "--out", tmp_path]
+    output = run(2, [TRAIN, *argv])
+    assert "cut at [0, 3, 6, 9, 13], interleaved schedule" in output
+    refused(3, argv, "for 2 ranks, but there are 3")
+    refused(2, [*argv, "--model", "mlp"], "for a model of 13 layers, but MLP has 7")
 
 
 def test_train_gives_the_same_on_any_number_of_ranks(tmp_path):
@@ -99,7 +116,7 @@ def test_train_reads_chainers_data_sets(name, shape, tmp_path):
         (2, ["--cuts", "3,5"], "--cuts makes 3 stages, but 1f1b on 2 ranks has 2"),
         (3, ["--cuts", "5,3"], "cuts must grow"),
         (2, ["--cuts", "99"], "cuts must grow"),
-        (2, ["--cuts", "a"], "argument --cuts: invalid integers value: 'a'"),
+        (2, ["--cuts", "a"], "argument --cuts: invalid cuts value: 'a'"),
         (2, ["--batchsize", "0"], "--batchsize must be 1 at least, not 0"),
         (2, ["--optimizer", "adam"], "--optimizer needs a --learning-rate"),
         (2, ["--shape", "1,64,64", "--model", "vgg16"], "cannot be enlarged"),

@@ -197,7 +197,30 @@ def unequal_ties(comm):
 
 def shared_without_shape(comm):
     linear = L.Linear(None, 4)
-    Pipeline(stage_of(comm, Divisible(linear, F.relu, linear, F.relu)), comm, 2)
+    stage = Divisible(F.relu, linear, linear).divide(comm.rank, comm.rank + 1)
+    Pipeline(stage, comm, 2)
+
+
+def closure(comm):
+    """A weight of the first stage, used in the second one."""
+    first = L.Linear(4, 4)
+    model = Divisible(first, F.relu, L.Linear(4, 4), lambda x: F.linear(x, first.W))
+    pipe = Pipeline(stage_of(comm, model), comm, 2)
+    pipe.step(np.ones((4, 4), np.float32), np.zeros(4, np.int32))
+
+
+def closure_of_the_loss(comm):
+    loss = chainer.Chain(first=L.Linear(4, 4))
+    model = Divisible(loss.first, F.relu, L.Linear(4, 4), F.relu)
+    Pipeline(stage_of(comm, model), comm, 2, lossfun=loss)
+
+
+def own_forward(comm):
+    class Doubled(Divisible):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    Pipeline(Doubled(*model()), comm, 2)
 
 
 def unfit_skip(comm):
@@ -259,14 +282,21 @@ def wrong_width(comm):
         (3, left_out_call, ["a rank left a call out"]),
         (2, after_a_caught_error, ["an earlier call failed on rank 1"]),
         (2, integer_wire, ["wire_dtype must be a floating-point type"]),
-        (2, repeated_averages, ["layer 2 is the same link as layer 0", "averages"]),
+        (
+            2,
+            repeated_averages,
+            ["layer 2 is or has the same link as layer 0", "averages"],
+        ),
         (2, wrong_checkpoint, ["checkpoint must be one of never", "not 'often'"]),
         (2, other_seed, ["seed differs between rank 0 and rank 1"]),
         (2, negative_seed, ["seed must be from 0"]),
         (2, popped_before, ["layer 2: stash('a') is a skip into the earlier layer 0"]),
         (2, unequal_skips, ["layer 0 is stash('a') on rank 0"]),
         (2, unequal_ties, ["rank 0 and rank 1 built different models", "ties"]),
-        (2, shared_without_shape, ["/0/W is shared by the stages 0, 1", "all sizes"]),
+        (3, shared_without_shape, ["/1/W is shared by the stages 1, 2", "all sizes"]),
+        (2, closure, ["layers 2 to 3, or the loss behind it, uses /0/W"]),
+        (2, closure_of_the_loss, ["or the loss behind it, uses /0/"]),
+        (2, own_forward, ["Doubled.forward replaces the pass through the layers"]),
         (2, unfit_skip, ["1F0 failed on rank 1", "layer 2, pop('a', add)"]),
         (2, no_backward, ["has no backward"]),
         (2, other_rank_first, ["wants the stages on the ranks [0, 1]"]),

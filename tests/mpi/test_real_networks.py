@@ -9,6 +9,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer import link_hooks
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -94,11 +95,9 @@ def dropping():
 
 
 def frozen():
-    model = Divisible(
+    return Divisible(
         L.Linear(6, 6), F.tanh, L.Linear(6, 6), F.tanh, L.Linear(6, CLASSES)
     )
-    model[2].disable_update()
-    return model
 
 
 def bare():
@@ -109,12 +108,13 @@ def bare():
 
 
 def lazy():
-    """Sizes found at the first call, in the order of the layers."""
+    """Sizes found, and weights drawn, at the first call."""
+
+    def dropout_within():
+        return chainer.Sequential(L.Linear(None, 6), F.dropout)
+
     return Divisible(
-        L.Linear(None, 6, initialW=0.1),
-        F.tanh,
-        L.Linear(None, 5, initialW=0.2),
-        L.Linear(None, CLASSES, initialW=0.3),
+        dropout_within(), F.tanh, L.Linear(None, 5), dropout_within(), L.Linear(CLASSES)
     )
 
 
@@ -141,7 +141,8 @@ def check(comm, name, schedule, checkpoint, n_microbatches=3, transport="mpi"):
         make,
         Plan.uniform(n_layers, n_stages).cuts,
         BATCHES,
-        serially_in_microbatches=name == "dropping",
+        serially_in_microbatches=name in ("dropping", "lazy"),
+        frozen=["/2"] if name == "frozen" else [],
         n_microbatches=n_microbatches,
         schedule=schedule,
         checkpoint=checkpoint,
@@ -463,6 +464,68 @@ class ScaledLoss(chainer.Chain):
         return F.softmax_cross_entropy(y * F.broadcast_to(self.scale, y.shape), t)
 
 
+class Counting(chainer.Link):
+    """Its output depends on how often it was called, as a stateful layer's does."""
+
+    def __init__(self):
+        super().__init__()
+        self.n = 0
+        self.register_persistent("n")
+
+    def forward(self, x):
+        self.n += 1
+        return x * (1 + 0.1 * self.n)
+
+
+def side_effects(comm):
+    """Recomputation finds what the forward found, and leaves no trace."""
+    gradients, states = [], []
+    for checkpoint in ("never", "always"):
+        np.random.seed(0)
+        normalize = L.BatchRenormalization(5, rmax=1.5, dmax=0.5)
+        mean, variance = np.zeros(5, np.float32), np.ones(5, np.float32)
+        one, zero = np.ones(5, np.float32), np.zeros(5, np.float32)
+        linear = L.Linear(6, 5)
+        linear.add_hook(link_hooks.SpectralNormalization())
+        model = Divisible(
+            linear,
+            Counting(),
+            normalize,
+            lambda x, m=mean, v=variance, o=one, z=zero: F.batch_normalization(
+                x, o, z, running_mean=m, running_var=v
+            ),
+            L.Linear(5, CLASSES),
+        )
+        stage = model.divide(*Plan.uniform(5, comm.size).range(comm.rank))
+        for deferred in (True, False):
+            with Pipeline(
+                stage,
+                comm,
+                4,
+                "gpipe",
+                checkpoint=checkpoint,
+                deferred_batch_norm=deferred,
+                timeout=20,
+            ) as pipe:
+                pipe.step(*BATCHES[0])
+            gradients.append({path: p.grad.copy() for path, p in stage.namedparams()})
+            states.append([*averages(stage).values()])
+            if deferred:
+                states[-1] += [mean.copy(), variance.copy()]
+    n = len(gradients) // 2
+    for expected, actual in zip(gradients[:n], gradients[n:]):
+        for path, gradient in expected.items():
+            np.testing.assert_array_equal(actual[path], gradient)
+    for expected, actual in zip(states[:n], states[n:]):
+        for a, b in zip(actual, expected):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_recomputation_of_layers_that_keep_something():
+    for n_ranks in (1, 2):
+        assert_on_ranks(n_ranks, side_effects)
+
+
 class Reporting(chainer.Link):
     def forward(self, x):
         chainer.report({"mean": F.mean(x)}, self)
@@ -497,6 +560,73 @@ def reports(comm):
                 assert loss.scale.grad is not None
                 optimizer.update()
             loss.scale.array[...] = comm.bcast(loss.scale.array, comm.size - 1)
+
+
+def reports_of_others(comm):
+    """Of links that are in no stage, inside of a trainer's scope, only in training."""
+    inner = Reporting()
+
+    def only_in_training(x):
+        if chainer.config.train:
+            chainer.report({"trains": 1.0})
+        return inner(x)
+
+    classifier = chainer.Chain(report=Reporting())
+
+    def loss(y, t):
+        classifier.report(y)
+        return F.softmax_cross_entropy(y, t)
+
+    model = Divisible(only_in_training, L.Linear(6, CLASSES))
+    stage = model.divide(*Plan.uniform(2, comm.size).range(comm.rank))
+    observation = {}
+    options = {"lossfun": loss, "checkpoint": "always", "timeout": 20}
+    with (
+        chainer.Reporter().scope(observation),
+        Pipeline(stage, comm, 2, **options) as pipe,
+    ):
+        for _ in range(3):
+            assert pipe.step(*BATCHES[0])["trains"] == 1.0
+            evaluated = pipe.evaluate(*BATCHES[0])
+            assert "trains" not in evaluated
+            assert "/Reporting/mean" in evaluated
+    assert not observation
+
+
+def test_reports_of_links_outside_of_the_model():
+    for n_ranks in (1, 2):
+        assert_on_ranks(n_ranks, reports_of_others)
+
+
+def without_backprop(comm):
+    """A step is a step: it computes gradients, whatever the configuration."""
+    model = Divisible(L.Linear(6, CLASSES))
+    with Pipeline(model, comm, 2, timeout=20) as pipe:
+        pipe.step(*BATCHES[0])
+        expected = model[0].W.grad.copy()
+        with chainer.no_backprop_mode():
+            pipe.step(*BATCHES[0])
+        np.testing.assert_array_equal(model[0].W.grad, expected)
+
+
+def test_a_step_in_no_backprop_mode():
+    assert_on_ranks(1, without_backprop)
+
+
+def scalars(comm):
+    model = Divisible(
+        L.Linear(6, 5),
+        lambda x: (F.sum(x), x),
+        lambda s, x: x * s,
+        L.Linear(5, CLASSES),
+    )
+    stage = model.divide(*Plan.uniform(4, comm.size).range(comm.rank))
+    with Pipeline(stage, comm, 2, timeout=20) as pipe:
+        assert pipe.step(*BATCHES[0])["loss"] > 0
+
+
+def test_scalars_between_stages():
+    assert_on_ranks(2, scalars)
 
 
 def test_reports_and_a_loss_with_parameters():
@@ -557,7 +687,9 @@ def random_state(comm, folder):
         assert pipe.step(x, t)["loss"] == losses[2]
         chainer.serializers.load_npz(f"{folder}/{comm.size}-{comm.rank}.npz", pipe)
         assert pipe.n_steps == 4
-        assert pipe.step(x, t)["loss"] not in losses
+        loaded = pipe.step(x, t)["loss"]
+    with Pipeline(stage, comm, **options, seed=5) as pipe:
+        assert [pipe.step(x, t)["loss"] for _ in range(5)] == [*losses, loaded]
     with Pipeline(stage, comm, **options, seed=6) as pipe:
         assert pipe.step(x, t)["loss"] != losses[0]
 

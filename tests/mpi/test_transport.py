@@ -139,7 +139,7 @@ def stall(comm):
     if comm.rank == 1:
         receiver = channels.receiver(0, 0)
         receiver.post(0)
-        with pytest.raises(StallError, match="rank 0 sends, to run 1F0"):
+        with pytest.raises(StallError, match="rank 0 sends, for 1F0"):
             receiver.receive(0, "1F0")
     all_gather(comm, None, 10)
 

@@ -1,0 +1,394 @@
+"""What the layers of a model cost: the measurements that plans are made from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from divisible.files import write_json
+from divisible.model import Divisible
+from divisible.units import format_bytes, format_seconds
+
+SECONDS = ("forward", "backward_input", "backward_weight")
+#: Sizes that grow with the number of samples.
+SAMPLE_BYTES = (
+    "output_bytes",
+    "activation_bytes",
+    "loose_output_bytes",
+    "pending_bytes",
+    "workspace_bytes",
+)
+#: Sizes that do not.
+FIXED_BYTES = ("parameter_bytes", "optimizer_bytes")
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """What one layer costs for one microbatch.
+
+    Attributes:
+        forward: Seconds of its forward.
+        backward_input: Seconds of the gradients of its input (I).
+        backward_weight: Seconds of the gradients of its parameters (W), added to those
+            of earlier microbatches.
+        output_bytes: What is sent to the next stage if the model is cut behind it.
+        activation_bytes: What is held from forward to backward because of it: what its
+            own functions retain, and its output where it or the next layer does. The
+            input counts with the layer before.
+        parameter_bytes: Of the parameters; their gradients take as much again.
+        optimizer_bytes: Of the optimizer's state.
+        loose_output_bytes: What is held on top if a stage ends here: outputs that are
+            not among the `activation_bytes`.
+        pending_bytes: What is held between I and W.
+        workspace_bytes: What its forward or backward allocates and frees again, at
+            its peak.
+        name: One line or more that describes the layer.
+        repeats: The first position of the same link, if this is not it. Its parameters
+            count there, and no cut may come between.
+
+    Raises:
+        ValueError: If a value is negative, infinite or not a number, or all times are
+            0.
+    """
+
+    forward: float
+    backward_input: float
+    backward_weight: float
+    output_bytes: int = 0
+    activation_bytes: int = 0
+    parameter_bytes: int = 0
+    optimizer_bytes: int = 0
+    loose_output_bytes: int = 0
+    pending_bytes: int = 0
+    workspace_bytes: int = 0
+    name: str = ""
+    repeats: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in (*SECONDS, *SAMPLE_BYTES, *FIXED_BYTES):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(
+                    f"{field} of a layer {self.title!r} is {value}: it must be finite"
+                    f" and not negative. Measure again."
+                )
+        if not self.seconds > 0:
+            raise ValueError(
+                f"a layer {self.title!r} takes no time, neither forward nor backward."
+                f" Measure again, on more samples if it is too fast for the clock, or"
+                f" give it a small time."
+            )
+
+    @property
+    def seconds(self) -> float:
+        """Seconds forward and backward."""
+        return self.forward + self.backward_input + self.backward_weight
+
+    @property
+    def title(self) -> str:
+        """The name in a line, without what is within.
+
+        Example:
+            >>> LayerCost(1, 1, 1, name="functools.partial(<function relu>, 2)").title
+            'partial(relu, 2)'
+        """
+        line = self.name.partition("\n")[0].removesuffix("(")
+        return re.sub(r"^functools\.partial\(<function (\w+)>", r"partial(\1", line)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What each layer of a model costs, at one size of microbatch.
+
+    :func:`divisible.profile` measures it; :func:`divisible.partition` and
+    :meth:`divisible.Plan.best` make plans of it. Printed, it is a table.
+
+    Args:
+        layers: A :class:`LayerCost` for each layer of the undivided model.
+        n_samples: Samples of the microbatch.
+        input_bytes: Of the first layer's input.
+        loss: What follows the last layer, on the last stage.
+        machine: Where it was measured.
+
+    Raises:
+        ValueError: If there is no layer or no sample, or a layer repeats none before.
+
+    Example:
+        >>> layers = [LayerCost(0.1, 0.1, 0.1, output_bytes=400), LayerCost(0.2, 0, 0)]
+        >>> profile = Profile(layers, n_samples=10, input_bytes=40)
+        >>> len(profile), round(profile.seconds, 9)
+        (2, 0.5)
+        >>> profile.at(20).layers[0].forward, profile.at(20).layers[0].output_bytes
+        (0.2, 800)
+    """
+
+    layers: Sequence[LayerCost]
+    n_samples: int
+    input_bytes: int = 0
+    loss: LayerCost | None = None
+    machine: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))
+        if not self.layers:
+            raise ValueError("a profile needs at least one layer")
+        if self.n_samples < 1:
+            raise ValueError(
+                f"a profile is of 1 sample at least, not of {self.n_samples}"
+            )
+        for position, layer in enumerate(self.layers):
+            if layer.repeats is not None and not 0 <= layer.repeats < position:
+                raise ValueError(
+                    f"layer {position} repeats layer {layer.repeats}, which does not"
+                    f" come before it"
+                )
+
+    def __len__(self) -> int:
+        """Returns the number of layers of the model."""
+        return len(self.layers)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of one microbatch on one rank, forward and backward."""
+        return float(sum(self.column(name).sum() for name in SECONDS))
+
+    def column(self, name: str) -> np.ndarray:
+        """Returns one attribute of all layers; the loss counts with the last one.
+
+        Args:
+            name: An attribute of :class:`LayerCost` that is a number.
+
+        Returns:
+            Array of shape (n_layers,), of float64. Of the loss ``workspace_bytes``
+            are not added, because nothing else is at work then, and
+            ``loose_output_bytes`` are 0 for the last layer, which sends nothing.
+        """
+        values = np.array([getattr(layer, name) for layer in self.layers], float)
+        loss = getattr(self.loss, name, 0)
+        if name in ("output_bytes", "loose_output_bytes"):
+            values[-1] = 0
+        elif name == "workspace_bytes":
+            values[-1] = max(values[-1], loss)
+        else:
+            values[-1] += loss
+        return values
+
+    def check(self, model: Divisible) -> None:
+        """Makes sure that this is a profile of a model.
+
+        Raises:
+            ValueError: If it is one of another model; the message names the first
+                layer that differs.
+        """
+        check_layers("the profile", [layer.name for layer in self.layers], model)
+
+    def at(self, n_samples: int) -> Profile:
+        """Scales to another size of microbatch, in proportion.
+
+        Small microbatches cost more than their share, so :func:`interpolate` profiles
+        of several sizes where that matters.
+
+        Args:
+            n_samples: Samples of the microbatch.
+
+        Returns:
+            Profile: Times and sizes of activations scaled.
+        """
+        return interpolate([self], n_samples)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes JSON; the file appears only when it is complete."""
+        content = {"divisible": "profile", **dataclasses.asdict(self)}
+        write_json(path, content)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Profile:
+        """Reads what :meth:`save` wrote.
+
+        Raises:
+            ValueError: If the file holds something else.
+        """
+        with open(path, encoding="utf-8") as file:
+            try:
+                content = json.load(file)
+                if content.pop("divisible") != "profile":
+                    raise ValueError("it is another kind of file")
+                content["layers"] = [LayerCost(**row) for row in content["layers"]]
+                if content["loss"] is not None:
+                    content["loss"] = LayerCost(**content["loss"])
+                return cls(**content)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path} is not a profile: {error}") from error
+
+    def __str__(self) -> str:
+        rows = [PROFILE_COLUMNS, *profile_rows(self)]
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if i == 1 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths))
+            ).rstrip()
+            for row in rows
+        ]
+        return "\n".join([f"{self.n_samples} samples; {self.machine}", *lines])
+
+
+PROFILE_COLUMNS = (
+    "layer",
+    "",
+    "forward",
+    "input grad",
+    "weight grad",
+    "share",
+    "output",
+    "activations",
+    "parameters",
+    "optimizer",
+)
+
+
+def profile_rows(profile: Profile) -> list[tuple[str, ...]]:
+    """Returns a profile as text: a row for each layer, the loss, and the sums."""
+    costs = [(str(i), cost) for i, cost in enumerate(profile.layers)]
+    if profile.loss is not None:
+        costs.append(("loss", profile.loss))
+    rows = [
+        (
+            position,
+            cost.title if len(cost.title) <= 44 else cost.title[:43] + "…",
+            *(format_seconds(getattr(cost, name)) for name in SECONDS),
+            f"{cost.seconds / profile.seconds:.1%}",
+            format_bytes(cost.output_bytes),
+            format_bytes(cost.activation_bytes),
+            format_bytes(cost.parameter_bytes),
+            format_bytes(cost.optimizer_bytes),
+        )
+        for position, cost in costs
+    ]
+    sums = (
+        "sum",
+        "",
+        *(format_seconds(profile.column(name).sum()) for name in SECONDS),
+        "100.0%",
+        "",
+        *(
+            format_bytes(profile.column(name).sum())
+            for name in ("activation_bytes", "parameter_bytes", "optimizer_bytes")
+        ),
+    )
+    return [*rows, sums]
+
+
+def interpolate(profiles: Sequence[Profile], n_samples: int) -> Profile:
+    """Estimates the profile at a size of microbatch from those at other sizes.
+
+    Times and sizes of activations are taken to be linear between two sizes, and on to
+    either side of the range; but no microbatch costs less than its share of a larger
+    one, nor less than a smaller one. From a single profile they are in proportion.
+
+    Args:
+        profiles: Of the same model, at different sizes.
+        n_samples: Samples of the microbatch.
+
+    Returns:
+        Profile: The estimate; the profile itself where there is one of this size.
+
+    Raises:
+        ValueError: If the profiles are of different models or there is none.
+
+    Example:
+        >>> small = Profile([LayerCost(0.3, 0, 0)], n_samples=10)
+        >>> large = Profile([LayerCost(0.5, 0, 0)], n_samples=20)
+        >>> [round(interpolate([small, large], n).layers[0].forward, 9)
+        ...  for n in (5, 15, 30)]
+        [0.2, 0.4, 0.7]
+    """
+    profiles = sort_profiles(profiles)
+    for profile in profiles:
+        if profile.n_samples == n_samples:
+            return profile
+    sizes = [profile.n_samples for profile in profiles]
+    nearest = profiles[int(np.argmin(np.abs(np.array(sizes) - n_samples)))]
+    above = int(np.clip(np.searchsorted(sizes, n_samples), 1, max(1, len(sizes) - 1)))
+
+    def estimate(costs: Sequence[LayerCost]) -> LayerCost:
+        values = {}
+        for name in (*SECONDS, *SAMPLE_BYTES):
+            y = [getattr(cost, name) for cost in costs]
+            share = y[0] * n_samples / sizes[0]
+            if len(sizes) == 1:
+                value = share
+            else:
+                x0, x1 = sizes[above - 1 : above + 1]
+                y0, y1 = y[above - 1 : above + 1]
+                value = y0 + (y1 - y0) * (n_samples - x0) / (x1 - x0)
+                if n_samples < sizes[0]:
+                    value = max(value, share)
+                elif n_samples > sizes[-1]:
+                    value = max(value, y[-1])
+            values[name] = value if name in SECONDS else round(value)
+        return dataclasses.replace(costs[profiles.index(nearest)], **values)
+
+    layers = [estimate(costs) for costs in zip(*(p.layers for p in profiles))]
+    loss = None
+    if nearest.loss is not None:
+        loss = estimate([profile.loss for profile in profiles])
+    return Profile(
+        layers,
+        n_samples,
+        round(nearest.input_bytes * n_samples / nearest.n_samples),
+        loss,
+        nearest.machine,
+    )
+
+
+def sort_profiles(profiles: Sequence[Profile]) -> list[Profile]:
+    """Returns profiles of one model by size.
+
+    Raises:
+        ValueError: If they are of different models or there is none.
+    """
+    profiles = sorted(profiles, key=lambda profile: profile.n_samples)
+    if not profiles:
+        raise ValueError("at least one profile is needed")
+    names = [[layer.name for layer in profile.layers] for profile in profiles]
+    for profile, theirs in zip(profiles, names):
+        if theirs != names[0] or (profile.loss is None) != (profiles[0].loss is None):
+            raise ValueError(
+                f"the profiles at {profiles[0].n_samples} and {profile.n_samples}"
+                f" samples are of different models, of {len(names[0])} and"
+                f" {len(theirs)} layers"
+            )
+    return profiles
+
+
+def check_layers(what: str, names: Sequence[str], model: Divisible) -> None:
+    """Makes sure that layers described earlier are those of a model.
+
+    Args:
+        what: What the description belongs to, for the message.
+        names: A text for each layer.
+        model: The model, or a stage of it.
+
+    Raises:
+        ValueError: If they are not; the message names the first layer that differs.
+    """
+    layers = model.model_layers
+    if len(names) != len(layers):
+        raise ValueError(
+            f"{what} is of a model of {len(names)} layers, but {type(model).__name__}"
+            f" has {len(layers)}: it belongs to another model"
+        )
+    for position, (a, b) in enumerate(zip(names, layers)):
+        if a != b:
+            raise ValueError(
+                f"{what} is of another model: layer {position} is {a} there and {b} in"
+                f" {type(model).__name__}"
+            )

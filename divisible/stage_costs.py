@@ -1,0 +1,323 @@
+"""What a stage costs: time, messages and memory, for any range of layers.
+
+Partitioning asks for the costs of every possible stage, so they are kept in a form in
+which each is a difference of two numbers::
+
+    seconds of layers i to j-1 = times[j] - times[i]
+    bytes of layers i to j-1   = grows[j] - grows[i] + starts[i] + ends[j] + workspace
+
+`times` and `grows` are sums over the layers from the first one on; `starts` and `ends`
+depend on where the stage is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Union
+
+import numpy as np
+
+from divisible.layer_costs import Profile
+
+#: When the forward of a microbatch runs again before its backward, so that only the
+#: stage's input is held in between.
+CHECKPOINTS = ("never", "except_last", "always")
+
+#: A number for all ranks or edges, or one for each.
+PerRank = Union[float, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Network:
+    """The links between the ranks of neighbouring stages.
+
+    A message of ``n`` bytes takes ``latency + n / bandwidth`` seconds, which is
+    equation (1) of Takizawa et al. (2022).
+
+    Attributes:
+        bandwidth: Bytes per second in either direction; one number for all links or
+            one for each pair of ranks ``r`` and ``r + 1``.
+        latency: Seconds; the same.
+        overlap: Whether messages travel while ranks compute.
+
+    Raises:
+        ValueError: If a bandwidth is not positive or a latency negative.
+
+    Example:
+        >>> Network(bandwidth=1e9, latency=50e-6).edges(3)
+        (array([1.e+09, 1.e+09]), array([5.e-05, 5.e-05]))
+    """
+
+    bandwidth: PerRank = float("inf")
+    latency: PerRank = 0.0
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        if not np.all(np.asarray(self.bandwidth, float) > 0):
+            raise ValueError(f"bandwidth must be positive, not {self.bandwidth}")
+        latency = np.asarray(self.latency, float)
+        if not np.all(np.isfinite(latency) & (latency >= 0)):
+            raise ValueError(
+                f"latency must be finite and not negative, not {self.latency}"
+            )
+
+    def edges(self, n_stages: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns bandwidth and latency of the first ``n_stages - 1`` links.
+
+        Raises:
+            ValueError: If there are fewer.
+        """
+        return (
+            spread("bandwidth", self.bandwidth, n_stages - 1, "links between ranks"),
+            spread("latency", self.latency, n_stages - 1, "links between ranks"),
+        )
+
+
+def spread(name: str, values: PerRank, n: int, what: str = "ranks") -> np.ndarray:
+    """Returns one number for each of ``n``; those beyond are left out.
+
+    Raises:
+        ValueError: If there are fewer.
+    """
+    array = np.asarray(values, float)
+    if array.ndim == 0:
+        return np.full(n, float(array))
+    if array.ndim != 1 or len(array) < n:
+        raise ValueError(
+            f"{name} has the shape {array.shape}, but there are {n} {what}: give one"
+            f" number for all or one for each"
+        )
+    return array[:n]
+
+
+def microbatches_held(
+    schedule: str, n_stages: int, n_microbatches: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tells how many microbatches the stages of a schedule hold at their peak.
+
+    ==============  ==============  ==============
+    schedule        in flight       pending
+    ==============  ==============  ==============
+    ``'gpipe'``     m               0
+    ``'1f1b'``      min(m, d - i)   0
+    ``'zb_h1'``     min(m, d - i)   min(m, i + 1)
+    ==============  ==============  ==============
+
+    for stage ``i`` of ``d`` and ``m`` microbatches (`pipeline.schedules`).
+
+    Args:
+        schedule: One of these, with one stage on each rank.
+        n_stages: Number of stages.
+        n_microbatches: Number of microbatches; ``None`` for any number, which
+            ``'gpipe'`` has no bound for.
+
+    Returns:
+        For each stage the microbatches between F and B (or I), and between I and W.
+
+    Raises:
+        ValueError: If the schedule is another one, or ``n_microbatches`` is missing.
+    """
+    m = np.inf if n_microbatches is None else n_microbatches
+    ahead = n_stages - np.arange(n_stages)
+    behind = np.arange(1, n_stages + 1)
+    none = np.zeros(n_stages)
+    if schedule == "gpipe":
+        if n_microbatches is None:
+            raise ValueError(
+                "gpipe holds all microbatches: n_microbatches is needed to know how"
+                " much memory that is"
+            )
+        return np.full(n_stages, float(m)), none
+    if schedule == "1f1b":
+        return np.minimum(m, ahead), none
+    if schedule == "zb_h1":
+        return np.minimum(m, ahead), np.minimum(m, behind)
+    raise ValueError(
+        f"it is not known how many microbatches the stages of {schedule!r} hold;"
+        f" choose 'gpipe', '1f1b' or 'zb_h1', or pass in_flight"
+    )
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """The costs of every possible stage of a model.
+
+    Attributes:
+        times: Shape (n_layers + 1,): seconds of the layers before each position.
+        cut_bytes: Shape (n_layers + 1,): what crosses a cut there in one direction.
+        grows: Shape (n_stages, n_layers + 1): bytes of the layers before.
+        starts: Shape (n_stages, n_layers + 1): bytes on top for beginning there.
+        ends: Shape (n_stages, n_layers + 1): bytes on top for ending there.
+        workspace: Shape (n_layers,): what a layer needs while it runs.
+        may_cut: Shape (n_layers + 1,): whether a cut may come there.
+        speeds: Shape (n_stages,).
+        bandwidth: Shape (n_stages - 1,), bytes per second.
+        latency: Shape (n_stages - 1,), seconds.
+        overlap: Whether messages travel while ranks compute.
+    """
+
+    times: np.ndarray
+    cut_bytes: np.ndarray
+    grows: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    workspace: np.ndarray
+    may_cut: np.ndarray
+    speeds: np.ndarray
+    bandwidth: np.ndarray
+    latency: np.ndarray
+    overlap: bool
+
+    @classmethod
+    def of(
+        cls,
+        profile: Profile,
+        in_flight: np.ndarray,
+        pending: np.ndarray,
+        checkpoint: str = "never",
+        n_microbatches: int | None = None,
+        speeds: PerRank | None = None,
+        network: Network | None = None,
+    ) -> StageCosts:
+        """Adds up a profile.
+
+        A stage holds its parameters, their gradients and the optimizer's state; for
+        each microbatch in flight its input and what its layers hold, or with
+        recomputation the input alone, and the layers' share for the microbatch at work
+        and for one that is not recomputed; what pending weight gradients need; and the
+        workspace of its greediest layer with a message from either side.
+
+        Args:
+            profile: At the size of microbatch in use.
+            in_flight: For each stage the microbatches between F and B or I.
+            pending: For each stage those between I and W.
+            checkpoint: One of `CHECKPOINTS`.
+            n_microbatches: Matters for ``'except_last'``: one of so many is not run
+                again.
+            speeds: Of the ranks, relative to where the profile was measured.
+            network: The links; infinitely fast by default.
+
+        Returns:
+            StageCosts: For ``len(in_flight)`` stages.
+
+        Raises:
+            ValueError: If an argument is out of range.
+        """
+        n_stages = len(in_flight)
+        if checkpoint not in CHECKPOINTS:
+            raise ValueError(
+                f"checkpoint must be one of {', '.join(CHECKPOINTS)}, not"
+                f" {checkpoint!r}"
+            )
+        speeds = spread("speeds", 1.0 if speeds is None else speeds, n_stages)
+        if not np.all(np.isfinite(speeds) & (speeds > 0)):
+            raise ValueError(f"speeds must be finite and positive, not {speeds}")
+        network = Network() if network is None else network
+        bandwidth, latency = network.edges(n_stages)
+
+        forward = profile.column("forward")
+        seconds = forward + profile.column("backward_input")
+        seconds += profile.column("backward_weight")
+        seconds += recomputed_share(checkpoint, n_microbatches) * forward
+
+        n = len(profile)
+        cut_bytes = np.zeros(n + 1)
+        cut_bytes[1:n] = profile.column("output_bytes")[:-1]
+        input_bytes = cut_bytes.copy()
+        input_bytes[0] = profile.input_bytes
+        loose = np.concatenate([[0.0], profile.column("loose_output_bytes")])
+        fixed = 2 * profile.column("parameter_bytes") + profile.column(
+            "optimizer_bytes"
+        )
+        held, waiting = (
+            profile.column("activation_bytes"),
+            profile.column("pending_bytes"),
+        )
+        # Each stage has its own number of microbatches: columns against rows.
+        in_flight, pending = in_flight[:, None], pending[:, None]
+        graphs = np.minimum(in_flight, _most_graphs(checkpoint))
+        return cls(
+            times=_sums(seconds),
+            cut_bytes=cut_bytes,
+            grows=_sums(fixed + graphs * held + pending * waiting),
+            starts=(in_flight + 1) * input_bytes,
+            ends=cut_bytes + graphs * loose,
+            workspace=profile.column("workspace_bytes"),
+            may_cut=_may_cut(profile),
+            speeds=speeds,
+            bandwidth=bandwidth,
+            latency=latency,
+            overlap=network.overlap,
+        )
+
+    @property
+    def n_stages(self) -> int:
+        """The number of stages."""
+        return len(self.speeds)
+
+    @property
+    def n_layers(self) -> int:
+        """The number of layers."""
+        return len(self.workspace)
+
+    def link_seconds(self) -> np.ndarray:
+        """Returns how long a message keeps each link busy, for each cut.
+
+        With overlap that is the transfer alone: many messages can be on their way.
+
+        Returns:
+            Shape (n_stages + 1, n_layers + 1); edge ``s`` lies before stage ``s``, and
+            the first and last are not there and cost nothing.
+        """
+        seconds = np.zeros((self.n_stages + 1, self.n_layers + 1))
+        seconds[1:-1] = self.cut_bytes / self.bandwidth[:, None]
+        if not self.overlap:
+            seconds[1:-1] += self.latency[:, None]
+        return seconds
+
+    def seconds(self, stage: int, start: int, end: int) -> float:
+        """Returns what a stage computes for one microbatch, in seconds."""
+        return float((self.times[end] - self.times[start]) / self.speeds[stage])
+
+    def bytes(self, stage: int, start: int, end: int) -> float:
+        """Returns what a stage holds at its peak."""
+        return float(
+            self.grows[stage, end]
+            - self.grows[stage, start]
+            + self.starts[stage, start]
+            + self.ends[stage, end]
+            + self.workspace[start:end].max()
+        )
+
+
+def recomputed_share(checkpoint: str, n_microbatches: int | None) -> float:
+    """Returns the share of the microbatches whose forward runs twice.
+
+    Example:
+        >>> recomputed_share('always', 4), recomputed_share('except_last', 4)
+        (1.0, 0.75)
+    """
+    if checkpoint == "except_last" and n_microbatches is not None:
+        return 1 - 1 / n_microbatches
+    return float(checkpoint != "never")
+
+
+def _most_graphs(checkpoint: str) -> float:
+    """Returns for how many microbatches in flight there is a graph at the same time."""
+    return {"never": np.inf, "except_last": 2, "always": 1}[checkpoint]
+
+
+def _sums(values: np.ndarray) -> np.ndarray:
+    """Returns sums of the values before each position, along the last axis."""
+    zero = np.zeros((*values.shape[:-1], 1))
+    return np.concatenate([zero, np.cumsum(values, axis=-1)], axis=-1)
+
+
+def _may_cut(profile: Profile) -> np.ndarray:
+    """Tells where a cut may come: not between two positions of the same link."""
+    allowed = np.ones(len(profile) + 1, bool)
+    for position, layer in enumerate(profile.layers):
+        if layer.repeats is not None:
+            allowed[layer.repeats + 1 : position + 1] = False
+    return allowed

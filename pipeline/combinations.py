@@ -1,0 +1,304 @@
+"""One combination of stages, microbatches, schedule and recomputation, cut and costed.
+
+The search over combinations is in `pipeline.planning`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from divisible.layer_costs import Profile, interpolate
+from divisible.partitioning import MemoryLimitError, partition
+from divisible.plan import Plan
+from divisible.stage_costs import Network, PerRank, spread
+from divisible.units import count, format_bytes
+from pipeline import schedules as generators
+from pipeline.actions import BACKWARD, FORWARD, INPUT
+from pipeline.prediction import (
+    edges,
+    fixed_memory,
+    microbatch_sizes,
+    run,
+    stage_costs,
+)
+from pipeline.schedule import Schedule
+from pipeline.simulator import Costs
+from pipeline.validation import peaks
+
+
+class Combination(NamedTuple):
+    """One way to run a model, apart from where it is cut."""
+
+    replicas: int
+    n_ranks: int
+    stages_per_rank: int
+    schedule: str
+    n_microbatches: int
+    checkpoint: str
+
+    @property
+    def n_stages(self) -> int:
+        """The number of stages of a replica."""
+        return self.n_ranks * self.stages_per_rank
+
+    def __str__(self) -> str:
+        words = [count(self.n_stages, "stage")]
+        if self.stages_per_rank > 1:
+            words[0] += f" on {count(self.n_ranks, 'rank')}"
+        if self.replicas > 1:
+            words.insert(0, count(self.replicas, "replica"))
+        words += [count(self.n_microbatches, "microbatch"), self.schedule]
+        if self.checkpoint != "never":
+            words.append(f"recomputation {self.checkpoint}")
+        return ", ".join(words)
+
+
+class Outcome(NamedTuple):
+    """What a simulated step of a combination came to.
+
+    Attributes:
+        seconds: Of the step, with the sum of the replicas' gradients.
+        busy: Seconds that the busiest rank computes.
+        bubble: The share of the step that ranks wait, on average.
+        held: Bytes of microbatches in flight, on the rank with most.
+        in_flight: Microbatches in flight, on the rank with most.
+    """
+
+    seconds: float
+    busy: float
+    bubble: float
+    held: int
+    in_flight: int
+
+
+@dataclass
+class Candidate:
+    """A combination that fits, on its way through the search.
+
+    Attributes:
+        combination: What it is.
+        plan: Where it is cut.
+        bound: Seconds that a step takes at least.
+        gradient_seconds: For each rank, to add up the gradients of the replicas.
+        outcome: Of the simulation, if it has been simulated.
+    """
+
+    combination: Combination
+    plan: Plan
+    bound: float
+    gradient_seconds: np.ndarray
+    outcome: Outcome | None = None
+
+
+class Combinations:
+    """Cuts a model for one combination after another.
+
+    The arguments are those of :func:`pipeline.planning.best_plan`.
+    """
+
+    def __init__(
+        self,
+        profiles: Sequence[Profile],
+        ranks: int,
+        memory: PerRank | None,
+        network: Network | None,
+        batch: int,
+        speeds: PerRank | None,
+    ) -> None:
+        self.profiles = profiles
+        self.network = Network() if network is None else network
+        self.batch = batch
+        self.memory = spread("memory", np.inf if memory is None else memory, ranks)
+        self.speeds = spread("speeds", 1.0 if speeds is None else speeds, ranks)
+        self.bandwidth, self.latency = self.network.edges(ranks)
+        self.sized: dict[int, Profile] = {}
+
+    def candidate(self, combination: Combination) -> Candidate:
+        """Cuts the model for a combination.
+
+        Raises:
+            MemoryLimitError: If it does not fit.
+        """
+        replicas, n_ranks, per_rank, name, m, checkpoint = combination
+        sizes = microbatch_sizes(-(-self.batch // replicas), m)
+        profile = self._at(max(sizes))
+        schedule = _create(name, combination.n_stages, m, n_ranks)
+        memory, speeds, network = self._slowest_replica(replicas, n_ranks)
+        at = np.array(schedule.stage_ranks)
+        links = edges(network, schedule)
+        options = {"speeds": speeds[at], "network": links, "checkpoint": checkpoint}
+        if per_rank == 1:
+            plan = partition(
+                profile,
+                n_ranks,
+                memory=memory,
+                schedule=name,
+                n_microbatches=m,
+                **options,
+            )
+        else:
+            plan = self._cut_for_several(profile, schedule, memory[at], options)
+        plan = replace(
+            plan,
+            n_microbatches=m,
+            schedule=name,
+            replicas=replicas,
+            stages_per_rank=per_rank,
+        )
+        costs = stage_costs(plan, schedule, self.profiles, sizes, network, speeds)
+        if per_rank > 1:
+            plan = _check_memory(plan, schedule, costs, profile, memory)
+        gradients = self._gradient_seconds(plan, schedule, replicas)
+        bound = lower_bound(schedule, costs) + gradients.min()
+        # Costs and schedules of thousands of combinations would take gigabytes.
+        return Candidate(combination, plan, bound, gradients)
+
+    def simulate(self, candidate: Candidate) -> Outcome:
+        """Simulates a step."""
+        replicas, n_ranks, _, name, m, _ = candidate.combination
+        sizes = microbatch_sizes(-(-self.batch // replicas), m)
+        schedule = _create(name, candidate.plan.n_stages, m, n_ranks)
+        _, speeds, network = self._slowest_replica(replicas, n_ranks)
+        costs = stage_costs(
+            candidate.plan, schedule, self.profiles, sizes, network, speeds
+        )
+        timeline = run(schedule, costs, network)
+        ends = np.zeros(n_ranks)
+        np.maximum.at(ends, timeline.rank, timeline.end)
+        return Outcome(
+            seconds=float((ends + candidate.gradient_seconds).max()),
+            busy=float(timeline.busy.max()),
+            bubble=float(timeline.bubble.mean()),
+            held=int(timeline.peak_memory.max()),
+            in_flight=int(timeline.peak_in_flight.max()),
+        )
+
+    def _at(self, size: int) -> Profile:
+        if size not in self.sized:
+            self.sized[size] = interpolate(self.profiles, size)
+        return self.sized[size]
+
+    def _slowest_replica(
+        self, replicas: int, n_ranks: int
+    ) -> tuple[np.ndarray, np.ndarray, Network]:
+        """Returns for each rank of a pipeline the least that a replica has there."""
+
+        def rows(values: np.ndarray, width: int) -> np.ndarray:
+            starts = np.arange(replicas)[:, None] * n_ranks
+            return values[starts + np.arange(width)]
+
+        return (
+            rows(self.memory, n_ranks).min(axis=0),
+            rows(self.speeds, n_ranks).min(axis=0),
+            Network(
+                rows(self.bandwidth, n_ranks - 1).min(axis=0),
+                rows(self.latency, n_ranks - 1).max(axis=0),
+                self.network.overlap,
+            ),
+        )
+
+    def _cut_for_several(
+        self, profile: Profile, schedule: Schedule, memory: np.ndarray, options: dict
+    ) -> Plan:
+        """Cuts for several stages on a rank, which share its memory equally.
+
+        If nothing fits so, they may share it otherwise: it is cut without a limit, and
+        looked at again when it has been.
+        """
+        held = schedule.validate()
+        pending = np.array(held.pending)[list(schedule.stage_ranks)]
+        limits = memory / (schedule.n_stages / schedule.n_ranks)
+        for limit in (limits, None):
+            try:
+                return partition(
+                    profile,
+                    schedule.n_stages,
+                    memory=limit,
+                    in_flight=held.stage_in_flight,
+                    pending=pending,
+                    n_microbatches=schedule.n_microbatches,
+                    **options,
+                )
+            except MemoryLimitError:
+                continue
+        raise AssertionError("a cut without a limit always fits")
+
+    def _gradient_seconds(
+        self, plan: Plan, schedule: Schedule, replicas: int
+    ) -> np.ndarray:
+        """Returns how long each rank takes to add its gradients to the replicas'."""
+        if replicas == 1:
+            return np.zeros(schedule.n_ranks)
+        sizes = np.add.reduceat(
+            self.profiles[0].column("parameter_bytes"), plan.cuts[:-1]
+        )
+        per_rank = np.zeros(schedule.n_ranks)
+        np.add.at(per_rank, list(schedule.stage_ranks), sizes)
+        used = replicas * schedule.n_ranks - 1
+        steps = 2 * (replicas - 1)
+        return steps * (
+            per_rank / replicas / self.bandwidth[:used].min()
+            + self.latency[:used].max()
+        )
+
+
+def lower_bound(schedule: Schedule, costs: Costs) -> float:
+    """Returns what a step takes at least.
+
+    A rank waits for the first microbatch to come through the stages before its own.
+    It computes all of its own; then, unless it ends with weight gradients, the last
+    backward has to go through the stages before.
+    """
+    d, m = schedule.n_stages, schedule.n_microbatches
+    durations = costs.durations(d, m)
+    forward, whole = durations[FORWARD], durations[BACKWARD]
+    ranks = np.array(schedule.stage_ranks)
+    split = bool((schedule.kind == INPUT).any())
+    busy = np.bincount(
+        ranks[schedule.stage],
+        weights=durations[schedule.kind, schedule.stage, schedule.microbatch],
+    )
+    # A rank is on its way in when its first stage is reached, and out after that one.
+    entry = np.concatenate([[0.0], np.cumsum(forward.min(axis=1))])[:-1]
+    leave = np.concatenate([[0.0], np.cumsum(whole.min(axis=1))])[:-1]
+    firsts = np.array([ranks.tolist().index(r) for r in range(schedule.n_ranks)])
+    ways = entry[firsts] + (0.0 if split else leave[firsts])
+    transfer, _ = costs.edges(d)
+    return float(max((busy + ways).max(), m * transfer.max(initial=0.0)))
+
+
+def _check_memory(
+    plan: Plan,
+    schedule: Schedule,
+    costs: Costs,
+    profile: Profile,
+    memory: np.ndarray,
+) -> Plan:
+    """Refuses what does not fit when the stages of a rank share its memory.
+
+    Returns:
+        Plan: The same without the limits that it was cut for, which were shares.
+    """
+    held = peaks(schedule, *costs.units(schedule.n_stages))
+    needed = fixed_memory(plan, schedule, profile) + np.array(held)
+    lacks = needed - memory
+    rank = int(lacks.argmax())
+    if lacks[rank] > 0:
+        raise MemoryLimitError(
+            f"rank {rank} with the stages {schedule.rank_stages(rank)} needs"
+            f" {format_bytes(needed[rank])}, {format_bytes(lacks[rank])} more than its"
+            f" {format_bytes(memory[rank])}"
+        )
+    stages = [replace(stage, memory_limit=None) for stage in plan.stages]
+    return replace(plan, stages=stages)
+
+
+# Combinations that follow each other often have the same one.
+@functools.lru_cache(maxsize=16)
+def _create(name: str, n_stages: int, n_microbatches: int, n_ranks: int) -> Schedule:
+    return generators.create(name, n_stages, n_microbatches, n_ranks)

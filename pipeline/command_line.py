@@ -1,0 +1,387 @@
+"""The command ``divisible``: profile, plan, simulate and look at timelines."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from divisible import __version__
+from divisible.layer_costs import PROFILE_COLUMNS, Profile, profile_rows
+from divisible.partitioning import METHODS, partition
+from divisible.plan import PLAN_COLUMNS, Plan, plan_rows
+from divisible.stage_costs import CHECKPOINTS, Network
+from divisible.units import format_bytes, format_seconds
+from pipeline import schedules
+from pipeline.command_options import (
+    FILE,
+    Parsed,
+    batch,
+    machine,
+    memory_sizes,
+    output,
+    plot,
+    positive,
+    positives,
+    shape,
+)
+from pipeline.planning import SCHEDULES, best_plan
+from pipeline.prediction import predict
+from pipeline.timeline import Timeline
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="divisible")
+def main() -> None:
+    r"""Plans pipeline-parallel training: measures, cuts, predicts, shows.
+
+    \b
+    divisible profile models/vgg16.py:VGG16 --input 3x32x32 --batch 84,21,5
+    divisible plan profile-*.json --ranks 8 --memory 4GiB --bandwidth 1Gbit/s
+    divisible simulate plan.json profile-*.json --plot step.png
+    """
+
+
+def _speaking(command: Callable) -> Callable:
+    """Turns errors in what the user gave into messages without a traceback."""
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        try:
+            command(**arguments)
+        except (ImportError, OSError, ValueError) as error:
+            raise click.ClickException(str(error)) from error
+
+    return run
+
+
+@main.command("profile")
+@click.argument("model", metavar="MODULE:MODEL")
+@click.option(
+    "--input",
+    "inputs",
+    type=Parsed("shape", shape),
+    multiple=True,
+    required=True,
+    help="Shape of a sample, such as 3x224x224, or 35:int32 with a dtype; once for"
+    " each input of the model.",
+)
+@click.option(
+    "--batch",
+    type=Parsed("samples,...", positives),
+    required=True,
+    help="Samples of a microbatch. Several make a profile of each.",
+)
+@click.option(
+    "--loss/--no-loss",
+    default=True,
+    help="Whether softmax cross entropy follows the model.  [default: loss]",
+)
+@click.option("--optimizer", help="One of chainer.optimizers, such as MomentumSGD.")
+@click.option("--repeat", type=int, default=5, show_default=True, help="Runs of each.")
+@click.option("--device", default="@numpy", show_default=True, help="As in Chainer.")
+@output("profile.json")
+@plot
+@_speaking
+def profile_command(
+    model, inputs, batch, loss, optimizer, repeat, device, output, plot
+) -> None:
+    """Measures what each layer of a model costs.
+
+    MODEL is a subclass of Divisible, a function that makes a model, or a model, in a
+    module or a file: models.vgg16:VGG16, models/vgg16.py:VGG16,
+    'mlp.py:MLP(1000, n_layers=8)'. The inputs are random numbers, or zeros where they
+    are integers.
+
+    With several sizes of batch, the files are named after them: profile-84.json.
+    """
+    import chainer
+
+    from pipeline.model_argument import make_model
+    from pipeline.profiling import profile
+
+    made = make_model(model)
+    made.to_device(device)
+    if optimizer is not None:
+        known = getattr(chainer.optimizers, optimizer, None)
+        if not (isinstance(known, type) and issubclass(known, chainer.GradientMethod)):
+            raise ValueError(f"there is no optimizer {optimizer!r} in Chainer")
+        optimizer = known()
+    random = np.random.RandomState(0)
+    for size in batch:
+        x = tuple(_sample(random, (size, *shape), dtype) for shape, dtype in inputs)
+        t = np.zeros(size, np.int32) if loss else None
+        with _progress(f"measuring {size} samples") as progress:
+            measured = profile(
+                made, x, t, optimizer=optimizer, repeat=repeat, progress=progress
+            )
+        _say(f"{model}, {size} samples, {measured.machine}")
+        _print_table(PROFILE_COLUMNS, profile_rows(measured), left=(1,))
+        measured.save(_numbered(output, size, batch))
+        _say(f"written to {_numbered(output, size, batch)}")
+        if plot is not None:
+            from pipeline.plot import plot_profile
+
+            plot_profile(measured, _numbered(plot, size, batch), title=model)
+            _say(f"drawn to {_numbered(plot, size, batch)}")
+
+
+def _sample(random: np.random.RandomState, shape: tuple, dtype: str) -> np.ndarray:
+    if np.dtype(dtype).kind != "f":
+        return np.zeros(shape, dtype)
+    return random.standard_normal(shape).astype(dtype)
+
+
+def _numbered(path: str, size: int, sizes: list[int]) -> str:
+    stem, ending = os.path.splitext(path)
+    return path if len(sizes) == 1 else f"{stem}-{size}{ending}"
+
+
+@main.command("plan")
+@click.argument("profiles", metavar="PROFILE...", nargs=-1, required=True, type=FILE)
+@click.option("--ranks", type=Parsed("number", positive), help="Choose everything.")
+@click.option("--stages", type=Parsed("number", positive), help="Only cut.")
+@click.option(
+    "--memory",
+    type=memory_sizes(),
+    help="Of a rank, such as 8GiB; one for all or one for each.  [default: no limit]",
+)
+@machine
+@batch
+@click.option(
+    "--microbatches",
+    type=Parsed("number,...", positives),
+    help="With --ranks those to try, with --stages how many there are.",
+)
+@click.option(
+    "--schedule",
+    type=click.Choice(schedules.NAMES),
+    multiple=True,
+    help=f"With --ranks those to try.  [default: {', '.join(SCHEDULES)}; 1f1b to cut]",
+)
+@click.option(
+    "--checkpoint",
+    type=click.Choice(CHECKPOINTS),
+    multiple=True,
+    help="Recomputation; with --ranks those to try.  [default: all; never to cut]",
+)
+@click.option(
+    "--replicas",
+    type=Parsed("number", positive),
+    default=1,
+    help="With --ranks the most pipelines to share a minibatch.  [default: 1]",
+)
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default="optimal",
+    show_default=True,
+    help="With --stages, how to cut.",
+)
+@output("plan.json")
+@plot
+@_speaking
+def plan_command(profiles, ranks, stages, memory, output, plot, **options) -> None:
+    """Cuts a model, or chooses how to run it altogether.
+
+    With --stages the model is cut so that the slowest stage is as fast as possible,
+    for microbatches of the profile's size. With --ranks, stages, microbatches,
+    schedule and recomputation are chosen as well, for the whole minibatch; give
+    profiles at several sizes of microbatch for that.
+    """
+    if (ranks is None) == (stages is None):
+        raise click.UsageError("give either --ranks or --stages")
+    loaded = [Profile.load(path) for path in profiles]
+    network = Network(options["bandwidth"], options["latency"], options["overlap"])
+    if ranks is not None:
+        plan = _choose(loaded, ranks, memory, network, options)
+    else:
+        plan = _cut(loaded, stages, memory, network, options)
+    _print_plan(plan)
+    plan.save(output)
+    _say(f"written to {output}")
+    if plot is not None:
+        timeline = predict(
+            plan,
+            loaded,
+            batch=options["batch"],
+            network=network,
+            speeds=options["speeds"],
+        )
+        timeline.plot(plot)
+        _say(f"drawn to {plot}")
+
+
+def _choose(loaded, ranks, memory, network, options) -> Plan:
+    if options["method"] != "optimal":
+        raise click.UsageError("--method goes with --stages")
+    with _progress("trying combinations") as progress:
+        return best_plan(
+            loaded,
+            ranks,
+            memory,
+            network,
+            batch=options["batch"],
+            microbatches=options["microbatches"],
+            schedules=options["schedule"] or SCHEDULES,
+            checkpoints=options["checkpoint"] or CHECKPOINTS,
+            max_replicas=options["replicas"],
+            speeds=options["speeds"],
+            progress=progress,
+        )
+
+
+def _cut(loaded, stages, memory, network, options) -> Plan:
+    for name in ("microbatches", "schedule", "checkpoint"):
+        if options[name] is not None and len(options[name]) > 1:
+            raise click.UsageError(f"with --stages there is one --{name}")
+    if len(loaded) > 1:
+        raise click.UsageError("--stages takes one profile, at the size of microbatch")
+    return partition(
+        loaded[0],
+        stages,
+        method=options["method"],
+        speeds=options["speeds"],
+        memory=memory,
+        network=network,
+        schedule=(*options["schedule"], "1f1b")[0],
+        n_microbatches=(options["microbatches"] or [None])[0],
+        checkpoint=(*options["checkpoint"], "never")[0],
+    )
+
+
+@main.command("simulate")
+@click.argument("plan", type=FILE)
+@click.argument("profiles", metavar="PROFILE...", nargs=-1, required=True, type=FILE)
+@machine
+@batch
+@click.option("--microbatches", type=Parsed("number", positive), help="Not the plan's.")
+@click.option(
+    "--schedule", type=click.Choice(schedules.NAMES), help="Another than the plan's."
+)
+@click.option(
+    "--checkpoint", type=click.Choice(CHECKPOINTS), help="Not that of the plan."
+)
+@click.option("-o", "--output", type=click.Path(), help="Keep the timeline (.json).")
+@plot
+@_speaking
+def simulate_command(
+    plan, profiles, batch, microbatches, schedule, checkpoint, output, plot, **options
+) -> None:
+    """Predicts one minibatch of a plan: time, bubble and memory of each rank."""
+    chosen = Plan.load(plan)
+    changes = {
+        "n_microbatches": microbatches,
+        "schedule": schedule,
+        "checkpoint": checkpoint,
+    }
+    changes = {name: value for name, value in changes.items() if value is not None}
+    chosen = replace(chosen, step_seconds=None, **changes)
+    loaded = [Profile.load(path) for path in profiles]
+    network = Network(options["bandwidth"], options["latency"], options["overlap"])
+    timeline = predict(
+        chosen, loaded, batch=batch, network=network, speeds=options["speeds"]
+    )
+    _say(chosen.headline)
+    _print_timeline(timeline)
+    _keep(timeline, output, plot)
+
+
+@main.command("timeline")
+@click.argument("file", type=FILE)
+@plot
+@_speaking
+def timeline_command(file, plot) -> None:
+    """Shows a timeline that was saved: what every rank did, and for how long.
+
+    FILE comes from Timeline.save, measured (Pipeline.timeline) or predicted. It can
+    be opened in chrome://tracing as well.
+    """
+    timeline = Timeline.load(file)
+    _print_timeline(timeline)
+    _keep(timeline, None, plot)
+
+
+def _keep(timeline: Timeline, output: str | None, plot: str | None) -> None:
+    if output is not None:
+        timeline.save(output)
+        _say(f"written to {output}")
+    if plot is not None:
+        timeline.plot(plot)
+        _say(f"drawn to {plot}")
+
+
+def _console() -> Console:
+    # Wide tables are cut off where there is no terminal to tell its width.
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+
+
+def _say(text: str) -> None:
+    _console().print(text, markup=False, soft_wrap=True)
+
+
+def _print_table(columns, rows, left: Sequence[int] = (), wrap: int = -1) -> None:
+    """Prints a table; numbers stand at the right, and one column may be wrapped."""
+    table = Table(box=None)
+    for i, column in enumerate(columns):
+        justify = "left" if i in left else "right"
+        table.add_column(Text(column), justify=justify, no_wrap=i != wrap)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    _console().print(table)
+
+
+def _print_plan(plan: Plan) -> None:
+    _say(plan.headline)
+    _print_table(PLAN_COLUMNS, plan_rows(plan))
+    if plan.alternatives:
+        rows = [
+            (
+                other.name,
+                "" if np.isinf(other.seconds) else format_seconds(other.seconds),
+                other.reason,
+            )
+            for other in plan.alternatives
+        ]
+        _print_table(("not chosen", "step", "because"), rows, left=(0, 2), wrap=2)
+
+
+def _print_timeline(timeline: Timeline) -> None:
+    _say(f"{timeline.name}: {format_seconds(timeline.makespan)}")
+    memory = timeline.peak_memory
+    columns = ["rank", "computes", "bubble", "in flight"]
+    rows = [
+        [str(rank), format_seconds(busy), f"{bubble:.1%}", str(peak)]
+        for rank, (busy, bubble, peak) in enumerate(
+            zip(timeline.busy, timeline.bubble, timeline.peak_in_flight)
+        )
+    ]
+    if memory is not None:
+        columns.append("memory")
+        for row, size in zip(rows, memory):
+            row.append(format_bytes(size))
+    _print_table(columns, rows)
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows a progress bar on the terminal, and nothing where there is none."""
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+if __name__ == "__main__":
+    main(prog_name=Path(sys.argv[0]).stem)

@@ -1,0 +1,127 @@
+"""Options that the commands of ``divisible`` share, and how their values are read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable
+
+import click
+import numpy as np
+
+from divisible.units import parse_bytes, parse_rate, parse_seconds
+
+#: A file to read.
+FILE = click.Path(exists=True, dir_okay=False)
+
+
+class Parsed(click.ParamType):
+    """What a function reads from a text; it raises ValueError if it cannot.
+
+    Args:
+        name: What to call it in the help.
+        parse: Reads a text.
+        several: Whether there may be several, with commas between.
+    """
+
+    def __init__(
+        self, name: str, parse: Callable[[str], Any], several: bool = False
+    ) -> None:
+        self.name = name
+        self._parse = parse
+        self._several = several
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Reads the argument; numbers that are defaults stay as they are."""
+        if not isinstance(value, str):
+            return value
+        try:
+            if not self._several:
+                return self._parse(value)
+            values = [self._parse(part) for part in value.split(",")]
+            return values[0] if len(values) == 1 else values
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def shape(text: str) -> tuple[tuple[int, ...], str]:
+    """Reads the shape of a sample and its dtype, such as ``3x224x224:float32``."""
+    match = re.fullmatch(r"(\d+(?:x\d+)*)(?::(\w+))?", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a shape, such as 3x224x224 or 35:int32")
+    return tuple(map(int, match[1].split("x"))), np.dtype(match[2] or "float32").name
+
+
+def positive(text: str) -> int:
+    """Reads a positive integer."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(f"{number} is not positive")
+    return number
+
+
+def positives(text: str) -> list[int]:
+    """Reads positive integers with commas between."""
+    return [positive(part) for part in text.split(",")]
+
+
+def _options(*options: Callable) -> Callable:
+    """Puts several options into one decorator."""
+
+    def decorate(function: Callable) -> Callable:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+machine = _options(
+    click.option(
+        "--bandwidth",
+        type=Parsed("rate,...", parse_rate, several=True),
+        default=float("inf"),
+        help="Of a link, such as 1Gbit/s or 100MB/s; one for all or one for each pair"
+        " of neighbouring ranks.  [default: infinite]",
+    ),
+    click.option(
+        "--latency",
+        type=Parsed("time,...", parse_seconds, several=True),
+        default=0.0,
+        help="Of a message, such as 50us; the same.  [default: 0]",
+    ),
+    click.option(
+        "--overlap/--no-overlap",
+        default=True,
+        help="Whether messages travel while ranks compute.  [default: overlap]",
+    ),
+    click.option(
+        "--speeds",
+        type=Parsed("number,...", float, several=True),
+        help="Of the ranks, relative to where the profile was measured.",
+    ),
+)
+batch = click.option(
+    "--batch",
+    type=Parsed("samples", positive),
+    help="Samples of the minibatch.  [default: of the largest profile]",
+)
+plot = click.option(
+    "--plot", type=click.Path(), help="Draw it to this file (.png, .svg, .pdf)."
+)
+
+
+def output(default: str) -> Callable:
+    """Returns the option that says where to write."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Path(dir_okay=False),
+        default=default,
+        show_default=True,
+        help="Where to write.",
+    )
+
+
+def memory_sizes() -> Parsed:
+    """Returns the type of a size of memory, or of several with commas between."""
+    return Parsed("size,...", parse_bytes, several=True)

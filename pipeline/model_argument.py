@@ -1,0 +1,106 @@
+"""Models named on a command line: ``MODULE:MODEL`` or ``FILE.py:MODEL``."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from divisible import Divisible
+
+
+def make_model(text: str) -> Divisible:
+    """Makes the model that a text names.
+
+    Args:
+        text: ``MODULE:MODEL``, such as ``models.vgg16:VGG16``; the module may be a
+            file, ``models/vgg16.py:VGG16``. MODEL is a subclass of
+            :class:`divisible.Divisible`, a function that returns a model, or a model.
+            The first two may have arguments, numbers and texts:
+            ``mlp.py:MLP(1000, n_layers=8)``.
+
+    Returns:
+        Divisible: The model.
+
+    Raises:
+        ValueError: If there is no such module or name, the arguments are no literals,
+            or it is no model.
+
+    Example:
+        >>> model = make_model("divisible:Divisible")
+        >>> len(model)
+        0
+    """
+    place, colon, call = text.partition(":")
+    if not (place and colon and call):
+        raise ValueError(
+            f"{text!r} names no model: write MODULE:MODEL, such as models.vgg16:VGG16,"
+            f" or FILE.py:MODEL, with arguments as in mlp.py:MLP(1000, n_layers=8)"
+        )
+    name, args, kwargs = _parse(call)
+    module = _import(place)
+    if not hasattr(module, name):
+        raise ValueError(f"there is no {name!r} in {place}")
+    made = getattr(module, name)
+    # A model can be called as well, with an input.
+    if not isinstance(made, Divisible):
+        if not callable(made):
+            raise ValueError(
+                f"{name} in {place} is a {type(made).__name__}: neither a model nor"
+                f" something that makes one"
+            )
+        made = made(*args, **kwargs)
+    elif args or kwargs:
+        raise ValueError(f"{name} in {place} is a model already and takes no arguments")
+    if not isinstance(made, Divisible):
+        raise ValueError(
+            f"{call} in {place} makes a {type(made).__name__}, not a Divisible"
+        )
+    return made
+
+
+def _parse(call: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Takes ``NAME(1, b=2)`` apart; nothing of it is run."""
+    try:
+        tree = ast.parse(call, mode="eval").body
+        if isinstance(tree, ast.Name):
+            return tree.id, [], {}
+        if not (isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)):
+            raise ValueError("it is neither a name nor a call")
+        args = [ast.literal_eval(value) for value in tree.args]
+        kwargs = {word.arg: ast.literal_eval(word.value) for word in tree.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(
+            f"{call!r} is not NAME or NAME(1, 'text', option=2): {error}"
+        ) from error
+    return tree.func.id, args, kwargs
+
+
+def _import(place: str) -> ModuleType:
+    if place.endswith(".py"):
+        if not os.path.exists(place):
+            raise ValueError(f"there is no file {place}")
+        folder, file = os.path.split(os.path.abspath(place))
+        name = os.path.splitext(file)[0]
+        spec = importlib.util.spec_from_file_location(name, place)
+        module = importlib.util.module_from_spec(spec)
+        # What the file imports lies beside it, as when it is run.
+        sys.path.insert(0, folder)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        return module
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        # The module itself is missing, not one that it imports.
+        if error.name is not None and (place + ".").startswith(error.name + "."):
+            raise ValueError(
+                f"there is no module {place!r} here or among the installed ones"
+            ) from error
+        raise

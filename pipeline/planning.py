@@ -1,0 +1,282 @@
+"""Chooses stages, microbatches, schedule and recomputation together.
+
+Every combination is cut optimally. What its busiest rank has to compute is a bound on
+its step, so that only those are simulated that could still win::
+
+    combination -> partition -> does not fit: out
+                             -> bound        -> simulate in the order of the bounds,
+                                                until the bound exceeds the best
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from divisible.layer_costs import Profile, sort_profiles
+from divisible.partitioning import MemoryLimitError
+from divisible.plan import Alternative, Plan
+from divisible.stage_costs import CHECKPOINTS, Network, PerRank
+from divisible.units import format_seconds
+from pipeline import schedules as generators
+from pipeline.combinations import Candidate, Combination, Combinations
+
+#: What is tried by default.
+SCHEDULES = ("1f1b", "gpipe", "zb_h1", "interleaved", "zb_v")
+# The number of stages on a rank, where it is not one.
+_CHUNKED = {"interleaved": 2, "looped_bfs": 2, "zb_v": 2}
+
+# Predictions of equal time differ by rounding.
+_SAME = 1 + 1e-6
+# How many of the alternatives are kept, besides the best one of every kind.
+_KEPT = 10
+
+
+def best_plan(
+    profile: Profile | Sequence[Profile],
+    ranks: int,
+    memory: PerRank | None = None,
+    network: Network | None = None,
+    *,
+    batch: int | None = None,
+    microbatches: Sequence[int] | None = None,
+    schedules: Sequence[str] = SCHEDULES,
+    checkpoints: Sequence[str] = CHECKPOINTS,
+    pipeline_ranks: Sequence[int] | None = None,
+    max_replicas: int = 1,
+    speeds: PerRank | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Plan:
+    """Finds the fastest way to run a model on some ranks.
+
+    Searches the number of stages, of microbatches and of replicas, the schedule and
+    the recomputation. Each combination is cut optimally (:func:`divisible.partition`)
+    and simulated (:func:`pipeline.simulate`) unless it does not fit or cannot win. The
+    step is forward and backward of a minibatch and the sum of the replicas' gradients,
+    by rings, after them.
+
+    Fewer ranks than there are may be faster; the first ones are used. With replicas,
+    neighbouring ranks make a pipeline.
+
+    Args:
+        profile: The costs of the layers. A profile at one size of microbatch is scaled
+            in proportion, which flatters small microbatches; give several, such as at
+            the whole minibatch, a quarter and a sixteenth of it.
+        ranks: Number of ranks.
+        memory: Bytes that a rank may use; one number for all or one for each.
+        network: The links between ranks; infinitely fast by default.
+        batch: Samples of the minibatch; those of the largest profile by default.
+        microbatches: The numbers of microbatches to try; by default for each size of
+            microbatch the least number that gives it.
+        schedules: The names of those to try.
+        checkpoints: The ways to recompute to try.
+        pipeline_ranks: The numbers of ranks to make a pipeline of, to try; by default
+            all up to ``ranks``.
+        max_replicas: The most replicas to try.
+        speeds: Of the ranks, relative to that of the profile.
+        progress: Called with the number of combinations seen and that of all.
+
+    Returns:
+        Plan: With ``step_seconds``, and with the ``alternatives`` and why they lost.
+
+    Raises:
+        MemoryLimitError: If nothing fits.
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> from divisible.layer_costs import LayerCost
+        >>> layers = [LayerCost(1.0, 1.0, 1.0, output_bytes=10**6)] * 8
+        >>> plan = best_plan(
+        ...     Profile(layers, n_samples=8), 4, network=Network(latency=0.1),
+        ...     microbatches=[1, 2, 4, 8], schedules=['1f1b'])
+        >>> plan.cuts, plan.n_microbatches, round(plan.step_seconds, 2)
+        ([0, 2, 4, 6, 8], 8, 9.85)
+    """
+    profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
+    batch = profiles[-1].n_samples if batch is None else batch
+    _check(ranks, batch, schedules, checkpoints, max_replicas)
+    search = Combinations(profiles, ranks, memory, network, batch, speeds)
+    combinations = [
+        combination
+        for combination in _combinations(
+            ranks,
+            len(profiles[0]),
+            batch,
+            microbatches,
+            schedules,
+            checkpoints,
+            max_replicas,
+        )
+        if pipeline_ranks is None or combination.n_ranks in pipeline_ranks
+    ]
+    if not combinations:
+        raise ValueError(
+            f"no combination of {ranks} ranks, {len(profiles[0])} layers, {batch}"
+            f" samples, microbatches {microbatches} and schedules"
+            f" {', '.join(schedules)} can run"
+        )
+    fitting, out = [], []
+    for done, combination in enumerate(combinations, 1):
+        try:
+            fitting.append(search.candidate(combination))
+        except MemoryLimitError as error:
+            out.append((combination, str(error)))
+        if progress is not None:
+            progress(done, len(combinations))
+    if not fitting:
+        combination, reason = max(out, key=_thrift)
+        raise MemoryLimitError(
+            f"none of {len(out)} combinations fits into the memory of the ranks. With"
+            f" {combination}: {reason}"
+        )
+    best = _simulate(fitting, search)
+    return replace(
+        best.plan,
+        step_seconds=best.outcome.seconds,
+        alternatives=_alternatives(best, fitting, out),
+    )
+
+
+def _thrift(entry: tuple[Combination, str]) -> tuple:
+    """Orders combinations by how little memory they should need."""
+    combination, _ = entry
+    return (
+        combination.n_ranks,
+        -combination.stages_per_rank,
+        combination.n_microbatches,
+        CHECKPOINTS.index(combination.checkpoint),
+        combination.schedule == "1f1b",
+    )
+
+
+def _combinations(
+    ranks: int,
+    n_layers: int,
+    batch: int,
+    microbatches: Sequence[int] | None,
+    schedules: Sequence[str],
+    checkpoints: Sequence[str],
+    max_replicas: int,
+) -> Iterator[Combination]:
+    # On one rank all schedules take the same time, and this order holds the least.
+    serial = next(
+        (name for name in ("1f1b", "zb_h1", "gpipe") if name in schedules), ""
+    )
+    for replicas in range(1, max_replicas + 1):
+        share = -(-batch // replicas)
+        numbers = microbatches or _numbers(share)
+        numbers = [m for m in numbers if m <= share]
+        for n_ranks, m, name, checkpoint in itertools.product(
+            range(1, ranks // replicas + 1), numbers, schedules, checkpoints
+        ):
+            per_rank = _CHUNKED.get(name, 1)
+            if n_ranks == 1 and name != serial:
+                continue
+            if n_ranks * per_rank <= n_layers and not (
+                checkpoint == "except_last" and m == 1
+            ):
+                yield Combination(replicas, n_ranks, per_rank, name, m, checkpoint)
+
+
+def _numbers(n_samples: int) -> list[int]:
+    """Returns for each size of microbatch the least number of them that gives it."""
+    least = {-(-n_samples // m): m for m in range(n_samples, 0, -1)}
+    return sorted(least.values())
+
+
+def _simulate(candidates: list[Candidate], search: Combinations) -> Candidate:
+    """Simulates what could win and returns the winner."""
+    best = np.inf
+    for candidate in sorted(candidates, key=lambda c: c.bound):
+        if candidate.bound > best * _SAME:
+            break
+        candidate.outcome = search.simulate(candidate)
+        best = min(best, candidate.outcome.seconds)
+    same = [c for c in candidates if c.outcome and c.outcome.seconds <= best * _SAME]
+    return min(same, key=_frugality)
+
+
+def _frugality(candidate: Candidate) -> tuple:
+    """Of plans that take the same time, the one that needs least is best."""
+    combination, outcome = candidate.combination, candidate.outcome
+    return (
+        combination.replicas * combination.n_ranks,
+        CHECKPOINTS.index(combination.checkpoint),
+        outcome.held,
+        combination.stages_per_rank,
+        combination.n_microbatches,
+        outcome.in_flight,
+    )
+
+
+def _alternatives(
+    best: Candidate, candidates: list[Candidate], out: list[tuple[Combination, str]]
+) -> tuple[Alternative, ...]:
+    """Says of the others why they lost: the best, and the best one of every kind."""
+    simulated = [c for c in candidates if c.outcome is not None and c is not best]
+    bounded = [c for c in candidates if c.outcome is None]
+    others = [
+        *sorted(simulated, key=lambda c: c.outcome.seconds),
+        *sorted(bounded, key=lambda c: c.bound),
+    ]
+    entries = [(other.combination, other) for other in others] + out
+    kept, kinds = [], {*_kinds(best.combination)}
+    for combination, other in entries:
+        new = set(_kinds(combination)) - kinds
+        if len(kept) >= _KEPT and not new:
+            continue
+        kinds |= new
+        if isinstance(other, str):
+            kept.append(Alternative(str(combination), np.inf, other))
+        else:
+            kept.append(_alternative(other, best))
+    return tuple(kept)
+
+
+def _alternative(other: Candidate, best: Candidate) -> Alternative:
+    """Says of one why it lost."""
+    name, mine, its = str(other.combination), best.outcome, other.outcome
+    if its is None:
+        reason = (
+            f"takes {format_seconds(other.bound)} at least, by what its ranks and"
+            f" links have to do"
+        )
+        return Alternative(name, other.bound, reason, other.plan)
+    if its.seconds <= mine.seconds * _SAME:
+        reason = "as fast, but needs more ranks or memory"
+    else:
+        reason = (
+            f"{its.seconds / mine.seconds - 1:.1%} slower: its busiest rank computes"
+            f" {format_seconds(its.busy)} (chosen: {format_seconds(mine.busy)}), its"
+            f" ranks wait {its.bubble:.0%} of the time ({mine.bubble:.0%})"
+        )
+    return Alternative(name, its.seconds, reason, other.plan)
+
+
+def _kinds(combination: Combination) -> list[tuple[str, object]]:
+    return [
+        (name, getattr(combination, name))
+        for name in ("replicas", "n_ranks", "schedule", "checkpoint")
+    ]
+
+
+def _check(ranks, batch, schedules, checkpoints, max_replicas) -> None:
+    for name, number in (
+        ("ranks", ranks),
+        ("batch", batch),
+        ("max_replicas", max_replicas),
+    ):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, not {number}")
+    for name, values, known in (
+        ("schedules", schedules, generators.NAMES),
+        ("checkpoints", checkpoints, CHECKPOINTS),
+    ):
+        unknown = [value for value in values if value not in known]
+        if unknown or not values:
+            raise ValueError(
+                f"{name} must be some of {', '.join(known)}, not {list(values)}"
+            )

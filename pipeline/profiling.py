@@ -1,0 +1,411 @@
+"""Measures what the layers of a model cost.
+
+Each layer runs by itself, backward by the code that the pipeline runs::
+
+    for each layer       a copy of it alone; the model keeps its parameters
+      F, I, W once       parameters made at the first call; what is held after F and I
+      F, I, W repeatedly the median of their seconds
+      F, I, W once more  under a memory tracer: what they allocate in passing
+
+so that no more is ever in memory than the model as it is given, and one layer with its
+activations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import gc
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable
+
+import chainer
+import chainer.functions as F
+import numpy as np
+
+from divisible import Divisible
+from divisible.layer_costs import LayerCost, Profile
+from pipeline import backprop
+from pipeline.message import Tensor, Tensors
+from pipeline.meters import memory_tracer, stopwatch
+from pipeline.retained import Owners, retained_arrays
+from pipeline.weight_gradients import WeightGradients
+
+#: The phases of a microbatch that are measured.
+_PHASES = ("forward", "backward_input", "backward_weight")
+
+
+def profile(
+    model: Divisible,
+    x: Any,
+    t: Any = None,
+    lossfun: Callable | None = None,
+    *,
+    optimizer: chainer.GradientMethod | None = None,
+    repeat: int = 5,
+    progress: Callable[[int, int], None] | None = None,
+) -> Profile:
+    """Measures what each layer of a model costs.
+
+    Give a microbatch of the size in use. The model stays as it is: parameters,
+    gradients, running averages and the random state of NumPy. Its layers are copied
+    one by one, and parameters that are made at the first call are made in the copy, so
+    a model whose layers are not there yet takes no more memory than its largest layer.
+
+    Args:
+        model (Divisible): The undivided model.
+        x (array or tuple of arrays): Input of the model, samples along the first axis.
+        t (array or tuple of arrays): Targets; without them, and without ``lossfun``,
+            there is no loss.
+        lossfun: ``lossfun(*outputs, *targets)``, a scalar variable; softmax cross
+            entropy by default.
+        optimizer (chainer.GradientMethod): The optimizer in use, whose state counts
+            as memory; without it there is none.
+        repeat (int): How often each layer is measured; the medians count. It runs once
+            before.
+        progress: Called with the number of layers measured and that of all.
+
+    Returns:
+        Profile: Printed, it is a table.
+
+    Raises:
+        TypeError: If ``model`` is not a ``Divisible``, or ``x`` or ``t`` not arrays.
+        ValueError: If ``repeat`` is less than 1, or ``model`` is a stage that does not
+            begin with the first layer.
+        Exception: What a layer raises, with its position as ``layer_position``.
+
+    Example:
+        >>> import chainer.links as L
+        >>> model = Divisible(L.Linear(50, 20), F.relu, L.Linear(20, 10))
+        >>> x, t = np.ones((8, 50), np.float32), np.zeros(8, np.int32)
+        >>> costs = profile(model, x, t)
+        >>> costs.layers[0].output_bytes == 8 * 20 * 4
+        True
+        >>> costs.layers[2].parameter_bytes == (20 * 10 + 10) * 4
+        True
+    """
+    if not isinstance(model, Divisible):
+        raise TypeError(f"model must be a Divisible, not {type(model).__name__}")
+    if repeat < 1:
+        raise ValueError(f"repeat must be 1 at least, not {repeat}")
+    if model.layer_range != (0, len(model.model_layers)):
+        raise ValueError(
+            f"the layers {model.layer_range} are a part of a model: profile the whole,"
+            f" it is measured layer by layer"
+        )
+    arrays = _arrays("x", x)
+    targets = None if t is None else _arrays("t", t)
+    device = model.device
+    inputs: Tensors = tuple(Tensor(device.send(array)) for array in arrays)
+    # Arrays that are counted already, on their way from layer to layer.
+    counted = Owners(tensor.array for tensor in inputs)
+    costs: list[LayerCost] = []
+    n = len(model)
+    # On their way over skip connections, by name.
+    skipped: dict[str, Tensors] = {}
+    with _as_in_training(), chainer.using_device(device):
+        for position in range(n):
+            layer = _Layer(model, position, optimizer)
+            cost, inputs = layer.measure(inputs, skipped, counted, costs, repeat)
+            costs.append(cost)
+            if progress is not None:
+                progress(position + 1, n)
+        loss = None
+        if targets is not None or lossfun is not None:
+            lossfun = F.softmax_cross_entropy if lossfun is None else lossfun
+            loss = _loss_cost(
+                device, lossfun, inputs, targets or (), counted, optimizer, repeat
+            )
+    return Profile(
+        costs,
+        n_samples=len(arrays[0]),
+        input_bytes=sum(array.nbytes for array in arrays),
+        loss=loss,
+        machine=_machine(device),
+    )
+
+
+class _Layer:
+    """One layer of a model, copied, to be run by itself."""
+
+    def __init__(
+        self, model: Divisible, position: int, optimizer: chainer.GradientMethod | None
+    ) -> None:
+        self.name = model.model_layers[position]
+        first = model.first_positions[position]
+        self.repeats = None if first == position else first
+        self.part = model.divide(position, position + 1, mode="copy")
+        self.takes = [skip.name for skip in model.skips if skip.pop == position]
+        self.hands_over = [skip.name for skip in model.skips if skip.stash == position]
+        self.optimizer = optimizer
+
+    def measure(
+        self,
+        inputs: Tensors,
+        skipped: dict[str, Tensors],
+        counted: Owners,
+        costs: list[LayerCost],
+        repeat: int,
+    ) -> tuple[LayerCost, Tensors]:
+        """Returns what the layer costs, and its outputs.
+
+        Args:
+            inputs: What the layer before returned.
+            skipped: What layers further back handed over; changed by those that the
+                layer takes or hands over.
+            counted: Arrays among them that count already; changed to those of the
+                outputs.
+            costs: Those of the layers before; the last one is charged with inputs
+                that only this layer retains.
+            repeat: How often to measure.
+        """
+        device = self.part.device
+        n_inputs = len(inputs)
+        for name in self.takes:
+            inputs += skipped.pop(name)
+
+        def forward(*values: Any) -> Any:
+            taken = {name: values[n_inputs:] for name in self.takes}
+            return self.part.run(values[:n_inputs], taken)[0]
+
+        runs = _Runs(forward, self.part.params, inputs)
+        # Parameters may be made in this first run.
+        runs.forward()
+        outputs = tuple(map(Tensor.of, runs.outputs))
+        skipped.update(dict.fromkeys(self.hands_over, outputs))
+        bytes_of = self._held(inputs, runs.outputs, counted, costs)
+        runs.backward_input()
+        persistent = Owners(_persistents(self.part))
+        bytes_of["pending_bytes"] = (Owners(runs.pending.arrays()) - persistent).nbytes
+        runs.backward_weight()
+        parameters = [] if self.repeats is not None else list(self.part.params())
+        cost = LayerCost(
+            **runs.seconds(device, repeat),
+            **bytes_of,
+            parameter_bytes=sum(param.array.nbytes for param in parameters),
+            optimizer_bytes=_state_bytes(self.optimizer, parameters),
+            workspace_bytes=runs.workspace(device),
+            name=self.name,
+            repeats=self.repeats,
+        )
+        return cost, outputs
+
+    def _held(
+        self, inputs: Tensors, results: tuple, counted: Owners, costs: list[LayerCost]
+    ) -> dict[str, int]:
+        """Returns what the layer sends and holds."""
+        before = Owners(tensor.array for tensor in inputs)
+        held = Owners(retained_arrays(results)) - Owners(_persistents(self.part))
+        if costs:
+            # What the layer before returned and did not hold, but this one does.
+            late = (held & before) - counted
+            costs[-1] = _with_late(costs[-1], late.nbytes)
+        counted |= held & before
+        own = held - before
+        arrays = [chainer.as_array(y) for y in results]
+        returned = Owners(arrays)
+        counted |= own
+        counted &= returned
+        return {
+            "output_bytes": sum(array.nbytes for array in arrays),
+            "activation_bytes": own.nbytes,
+            "loose_output_bytes": (returned - own - before).nbytes,
+        }
+
+
+class _Runs:
+    """Forward, I and W of one microbatch, again and again.
+
+    Args:
+        function: What to run: a layer, or a loss.
+        parameters: Returns its parameters.
+        inputs: What to run it on.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        parameters: Callable[[], Iterable[chainer.Parameter]],
+        inputs: Tensors,
+    ) -> None:
+        self._function = function
+        self._inputs = inputs
+        self._weights = WeightGradients(parameters)
+        self._begun = False
+        self.outputs: tuple = ()
+        self.pending: backprop.PendingWeightGradients | None = None
+
+    def forward(self) -> None:
+        """Runs the forward and keeps its outputs."""
+        self._values = [tensor.value() for tensor in self._inputs]
+        outputs = self._function(*self._values)
+        self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+
+    def backward_input(self) -> None:
+        """Runs I, and keeps what W needs and the gradients of the inputs."""
+        if not self._begun:
+            # After the first forward: by now there are all parameters.
+            self._weights.begin()
+            self._begun = True
+            self._gradients = [
+                _ones(y) for y in self.outputs if isinstance(y, chainer.Variable)
+            ]
+        variables = [x for x in self._values if isinstance(x, chainer.Variable)]
+        outputs = [y for y in self.outputs if isinstance(y, chainer.Variable)]
+        self._values, self.outputs = [], ()
+        self.input_gradients, self.pending = backprop.backward_input(
+            variables, outputs, self._gradients, self._weights
+        )
+
+    def backward_weight(self) -> None:
+        """Runs W, which adds to the gradients of the earlier runs."""
+        self.pending.run()
+        self.pending = None
+
+    def phases(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Yields what to run, in its order."""
+        for name in _PHASES:
+            yield name, getattr(self, name)
+
+    def seconds(self, device: Any, repeat: int) -> dict[str, float]:
+        """Returns the median seconds of each phase; it runs once before."""
+        seconds = stopwatch(device)
+        times: dict[str, list[float]] = {name: [] for name in _PHASES}
+        # Collecting garbage in the middle would be measured as well.
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            for _ in range(repeat + 1):
+                for name, run in self.phases():
+                    times[name].append(seconds(run))
+        finally:
+            if enabled:
+                gc.enable()
+        return {name: statistics.median(values[1:]) for name, values in times.items()}
+
+    def workspace(self, device: Any) -> int:
+        """Returns the most bytes that a phase allocates and frees again."""
+        most = 0
+        with memory_tracer(device) as tracer:
+            for _, run in self.phases():
+                before = tracer.now()
+                run()
+                peak = tracer.peak()
+                most = max(most, peak - max(before, tracer.now()))
+        return most
+
+
+def _loss_cost(
+    device: Any,
+    lossfun: Callable,
+    inputs: Tensors,
+    targets: tuple,
+    counted: Owners,
+    optimizer: chainer.GradientMethod | None,
+    repeat: int,
+) -> LayerCost:
+    """Measures the loss, which follows the last layer."""
+    targets = tuple(map(device.send, targets))
+    parameters: Callable[[], Iterable[chainer.Parameter]] = tuple
+    if isinstance(lossfun, chainer.Link):
+        lossfun = copy.deepcopy(lossfun)
+        parameters = lossfun.params
+
+    def loss(*outputs: Any) -> chainer.Variable:
+        return lossfun(*outputs, *targets)
+
+    runs = _Runs(loss, parameters, inputs)
+    runs.forward()
+    if not (isinstance(runs.outputs[0], chainer.Variable) and len(runs.outputs) == 1):
+        raise TypeError(f"lossfun must return one variable, not {runs.outputs}")
+    # The last layer's outputs are among it, if the loss holds them and that does not.
+    held = Owners(retained_arrays(runs.outputs)) - Owners(targets) - counted
+    held -= Owners(param.array for param in parameters())
+    runs.backward_input()
+    runs.backward_weight()
+    return LayerCost(
+        **runs.seconds(device, repeat),
+        activation_bytes=held.nbytes,
+        parameter_bytes=sum(param.array.nbytes for param in parameters()),
+        optimizer_bytes=_state_bytes(optimizer, parameters()),
+        workspace_bytes=runs.workspace(device),
+        name=getattr(lossfun, "__qualname__", type(lossfun).__name__),
+    )
+
+
+def _arrays(name: str, value: Any) -> tuple:
+    arrays = value if isinstance(value, (tuple, list)) else (value,)
+    for array in arrays:
+        if not isinstance(array, chainer.get_array_types()):
+            raise TypeError(
+                f"{name} must be an array or a tuple of arrays, not"
+                f" {type(array).__name__}"
+            )
+        if array.ndim == 0 or len(array) == 0:
+            raise ValueError(f"{name} has no samples: its shape is {array.shape}")
+    return tuple(arrays)
+
+
+def _ones(y: chainer.Variable) -> Any:
+    """Returns a gradient for an output, or None if there can be none."""
+    if not y.requires_grad or y.dtype.kind != "f":
+        return None
+    return chainer.backend.get_array_module(y.array).ones_like(y.array)
+
+
+def _with_late(cost: LayerCost, nbytes: int) -> LayerCost:
+    """Charges a layer with outputs that the next one holds."""
+    return dataclasses.replace(
+        cost,
+        activation_bytes=cost.activation_bytes + nbytes,
+        loose_output_bytes=max(0, cost.loose_output_bytes - nbytes),
+    )
+
+
+def _persistents(part: Divisible) -> Iterator[Any]:
+    for link in part.links():
+        for name in link._persistent:
+            value = getattr(link, name)
+            if isinstance(value, chainer.get_array_types()):
+                yield value
+    for param in part.params():
+        yield param.array
+
+
+def _state_bytes(
+    optimizer: chainer.GradientMethod | None, parameters: Iterable[chainer.Parameter]
+) -> int:
+    """Returns the size of an optimizer's state, made for one parameter at a time."""
+    if optimizer is None:
+        return 0
+    total = 0
+    for param in parameters:
+        rule = optimizer.create_update_rule()
+        rule._init_states(param)
+        total += sum(
+            value.nbytes
+            for value in rule.state.values()
+            if isinstance(value, chainer.get_array_types())
+        )
+    return total
+
+
+def _machine(device: Any) -> str:
+    if device.xp is not np:
+        return str(device)
+    threads = os.environ.get("OMP_NUM_THREADS", "unset")
+    return f"{platform.node()}, {device}, OMP_NUM_THREADS={threads}"
+
+
+@contextlib.contextmanager
+def _as_in_training() -> Iterator[None]:
+    state = np.random.get_state()
+    try:
+        with chainer.using_config("train", True), chainer.force_backprop_mode():
+            yield
+    finally:
+        np.random.set_state(state)

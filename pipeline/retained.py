@@ -1,0 +1,107 @@
+"""Which arrays a computational graph keeps alive, and how much memory they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import chainer
+
+
+class Owners:
+    """A set of the buffers behind arrays; views of one buffer count once.
+
+    Args:
+        arrays: NumPy or CuPy arrays; ``None`` is left out.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.zeros((4, 4), np.float32)
+        >>> Owners([x, x[1:], x.reshape(16)]).nbytes
+        64
+    """
+
+    def __init__(self, arrays: Iterable[Any] = ()) -> None:
+        # The buffers are kept as well, so that no id is used twice.
+        self._owners: dict[int, Any] = {}
+        for array in arrays:
+            if array is not None:
+                owner = _owner(array)
+                self._owners[id(owner)] = owner
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all buffers together."""
+        return sum(
+            owner.nbytes if hasattr(owner, "nbytes") else owner.size
+            for owner in self._owners.values()
+        )
+
+    def _with(self, owners: dict[int, Any]) -> Owners:
+        result = Owners()
+        result._owners = owners
+        return result
+
+    def __and__(self, other: Owners) -> Owners:
+        return self._with({k: v for k, v in self._owners.items() if k in other._owners})
+
+    def __sub__(self, other: Owners) -> Owners:
+        return self._with(
+            {k: v for k, v in self._owners.items() if k not in other._owners}
+        )
+
+    def __iand__(self, other: Owners) -> Owners:
+        self._owners = (self & other)._owners
+        return self
+
+    def __isub__(self, other: Owners) -> Owners:
+        self._owners = (self - other)._owners
+        return self
+
+    def __ior__(self, other: Owners) -> Owners:
+        self._owners.update(other._owners)
+        return self
+
+
+def retained_arrays(outputs: Iterable[Any]) -> Iterator[Any]:
+    """Yields the arrays that the graph behind some outputs keeps for its backward.
+
+    Those are the inputs and outputs that functions retain, parameters included, and
+    arrays that functions have as attributes, such as the mask of dropout.
+
+    Args:
+        outputs: What a forward returned; all but variables is ignored.
+    """
+    seen = set()
+    found = [y.creator_node for y in outputs if isinstance(y, chainer.Variable)]
+    while found:
+        function = found.pop()
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        for x in function.inputs:
+            yield x.data
+            found.append(x.creator_node)
+        yield from function._retained_output_data or ()
+        yield from _attributes(function)
+        if isinstance(function, chainer.function.FunctionAdapter):
+            yield from _attributes(function.function)
+
+
+def _attributes(function: Any) -> Iterator[Any]:
+    arrays = chainer.get_array_types()
+    for value in vars(function).values():
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        for item in values:
+            if isinstance(item, arrays):
+                yield item
+
+
+def _owner(array: Any) -> Any:
+    """Returns the buffer behind an array."""
+    memory = getattr(array, "data", None)
+    if hasattr(memory, "mem"):  # CuPy
+        return memory.mem
+    while isinstance(array.base, type(array)):
+        array = array.base
+    return array

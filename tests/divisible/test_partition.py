@@ -1,0 +1,315 @@
+import itertools
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from divisible import LayerCost, MemoryLimitError, Network, Plan, Profile, partition
+from divisible.stage_costs import microbatches_held
+
+SETTINGS = settings(max_examples=400, deadline=None)
+
+
+def layers_of(times, **columns):
+    return [
+        LayerCost(t, 2 * t, t / 2, **{k: v[i] for k, v in columns.items()}, name=str(i))
+        for i, t in enumerate(times)
+    ]
+
+
+@st.composite
+def requests(draw):
+    """A profile and what to cut it for, small enough to try every cut."""
+    n = draw(st.integers(1, 8))
+    n_stages = draw(st.integers(1, min(n, 4)))
+    size = st.integers(0, 50)
+
+    def sizes():
+        return draw(st.lists(size, min_size=n, max_size=n))
+
+    layers = [
+        LayerCost(
+            *draw(st.tuples(st.integers(1, 20), st.integers(0, 20), st.integers(0, 9))),
+            output_bytes=draw(size),
+            activation_bytes=draw(size),
+            parameter_bytes=draw(size),
+            optimizer_bytes=draw(size),
+            loose_output_bytes=draw(size),
+            pending_bytes=draw(size),
+            workspace_bytes=draw(size),
+        )
+        for _ in range(n)
+    ]
+    if n > 1 and draw(st.booleans()):
+        again = draw(st.integers(1, n - 1))
+        first = draw(st.integers(0, again - 1))
+        layers[again] = LayerCost(1, 1, 1, repeats=first)
+    loss = LayerCost(1, 1, 1, activation_bytes=7) if draw(st.booleans()) else None
+    profile = Profile(layers, n_samples=1, input_bytes=draw(size), loss=loss)
+
+    def each(values, n):
+        return draw(st.lists(values, min_size=n, max_size=n))
+
+    edges = n_stages - 1
+    options = {
+        "speeds": each(st.sampled_from([0.25, 0.5, 1, 2, 3]), n_stages),
+        "memory": draw(
+            st.one_of(st.none(), st.lists(st.integers(50, 900), min_size=n_stages))
+        ),
+        "network": Network(
+            each(st.sampled_from([0.5, 1, 4, 100]), edges),
+            each(st.sampled_from([0, 1, 5]), edges),
+            overlap=draw(st.booleans()),
+        )
+        if edges
+        else None,
+        "schedule": draw(st.sampled_from(["gpipe", "1f1b", "zb_h1"])),
+        "n_microbatches": draw(st.integers(1, 5)),
+        "checkpoint": draw(st.sampled_from(["never", "except_last", "always"])),
+    }
+    return profile, n_stages, options
+
+
+def costs_of(profile, cuts, options):
+    """The costs of the stages of a plan, from their definitions.
+
+    Returns the slowest stage or link, the sum of squares, and whether all fit.
+    """
+    n, n_stages = len(profile), len(cuts) - 1
+    m, checkpoint = options["n_microbatches"], options["checkpoint"]
+    network = options["network"] or Network()
+    bandwidth, latency = network.edges(n_stages)
+    in_flight, pending = microbatches_held(options["schedule"], n_stages, m)
+    again = {"never": 0, "except_last": (m - 1) / m, "always": 1}[checkpoint]
+    slowest, squares, fits = 0.0, 0.0, True
+    for s, (i, j) in enumerate(zip(cuts, cuts[1:])):
+        layers = list(profile.layers[i:j])
+        loss = [profile.loss] if j == n and profile.loss is not None else []
+        busy = sum((1 + again) * c.forward for c in layers + loss)
+        busy += sum(c.backward_input + c.backward_weight for c in layers + loss)
+        busy /= options["speeds"][s]
+        incoming = profile.layers[i - 1].output_bytes if i else profile.input_bytes
+        outgoing = layers[-1].output_bytes if j < n else 0
+        loose = layers[-1].loose_output_bytes if j < n else 0
+        before = incoming / bandwidth[s - 1] if s else 0
+        behind = outgoing / bandwidth[s] if j < n else 0
+        if network.overlap:
+            cost = max(busy, before)
+        else:
+            before += latency[s - 1] if s else 0
+            behind += latency[s] if j < n else 0
+            cost = busy + 2 * before + 2 * behind
+        slowest, squares = max(slowest, cost), squares + cost**2
+
+        held = sum(c.activation_bytes for c in layers + loss)
+        memory = sum(2 * c.parameter_bytes + c.optimizer_bytes for c in layers)
+        memory += pending[s] * sum(c.pending_bytes for c in layers)
+        memory += max(c.workspace_bytes for c in layers) + incoming + outgoing
+        # The one at work, and the last one, which is not recomputed.
+        graphs = {"never": in_flight[s], "except_last": 2, "always": 1}[checkpoint]
+        memory += in_flight[s] * incoming + min(in_flight[s], graphs) * (held + loose)
+        if options["memory"] is not None:
+            fits = fits and memory <= options["memory"][s]
+    return slowest, squares, fits
+
+
+def all_cuts(profile, n_stages):
+    n = len(profile)
+    forbidden = set()
+    for position, layer in enumerate(profile.layers):
+        if layer.repeats is not None:
+            forbidden |= set(range(layer.repeats + 1, position + 1))
+    for inner in itertools.combinations(range(1, n), n_stages - 1):
+        if not forbidden & set(inner):
+            yield [0, *inner, n]
+
+
+@SETTINGS
+@given(requests())
+def test_equals_brute_force(request):
+    profile, n_stages, options = request
+    tried = [
+        (cuts, costs_of(profile, cuts, options)) for cuts in all_cuts(profile, n_stages)
+    ]
+    fitting = [(cost, cuts) for cuts, cost in tried if cost[2]]
+    if not tried:
+        with pytest.raises(ValueError, match="cannot be cut into"):
+            partition(profile, n_stages, **options)
+        return
+    if not fitting:
+        with pytest.raises(MemoryLimitError, match=r"stage \d .* more than the"):
+            partition(profile, n_stages, **options)
+        return
+    plan = partition(profile, n_stages, **options)
+    slowest, squares, fits = costs_of(profile, plan.cuts, options)
+    best = min(cost[0] for cost, _ in fitting)
+    assert fits
+    assert slowest == pytest.approx(best)
+    least = min(cost[1] for cost, _ in fitting if cost[0] <= best * (1 + 1e-9))
+    assert squares == pytest.approx(least)
+
+
+@SETTINGS
+@given(requests())
+def test_a_plan_describes_its_stages(request):
+    profile, n_stages, options = request
+    options["memory"] = None
+    if not list(all_cuts(profile, n_stages)):
+        return
+    plan = partition(profile, n_stages, **options)
+    # Every layer is in one stage.
+    assert [i for s in range(n_stages) for i in range(*plan.range(s))] == list(
+        range(len(profile))
+    )
+    # What a stage is said to need is what it fits into, and no less.
+    for s, stage in enumerate(plan.stages):
+        least = [math.inf] * n_stages
+        for memory, fits in ((stage.memory, True), (stage.memory - 1, False)):
+            least[s] = memory
+            options["memory"] = least
+            if memory > 0:
+                assert costs_of(profile, plan.cuts, options)[2] == fits
+
+
+@given(requests(), st.sampled_from(["uniform", "parameters", "time"]))
+@settings(max_examples=150, deadline=None)
+def test_other_methods_minimise_what_they_say(request, method):
+    profile, n_stages, options = request
+    options["memory"] = None
+    candidates = list(all_cuts(profile, n_stages))
+    if not candidates:
+        return
+    weights = {
+        "uniform": np.ones(len(profile)),
+        "parameters": profile.column("parameter_bytes"),
+        "time": profile.column("forward")
+        * (1 + {"never": 0, "always": 1}.get(options["checkpoint"], 0))
+        + profile.column("backward_input")
+        + profile.column("backward_weight"),
+    }[method]
+    if options["checkpoint"] == "except_last":
+        options["checkpoint"] = "never"
+
+    def most(cuts):
+        return max(weights[i:j].sum() for i, j in zip(cuts, cuts[1:]))
+
+    plan = partition(profile, n_stages, method=method, **options)
+    assert plan.cuts in candidates
+    assert most(plan.cuts) == pytest.approx(min(map(most, candidates)))
+
+
+def test_ten_thousand_layers_on_64_stages():
+    random = np.random.RandomState(0)
+    columns = {
+        name: random.randint(0, 10**6, 10000).tolist()
+        for name in ("output_bytes", "activation_bytes", "parameter_bytes")
+    }
+    profile = Profile(layers_of(random.rand(10000) + 0.01, **columns), n_samples=1)
+    speeds = random.rand(64) + 0.5
+    # A machine shared with others is slow at times; the limit is three times that of a
+    # quiet one in the worst case.
+    begin = time.process_time()
+    plan = partition(
+        profile,
+        64,
+        speeds=speeds,
+        memory=1e11,
+        network=Network(1e6, 1e-3, overlap=False),
+    )
+    assert time.process_time() - begin < 10
+    seconds = [stage.seconds for stage in plan.stages]
+    assert max(seconds) < 1.2 * sum(seconds) / 64
+
+
+def test_equal_layers_are_cut_evenly():
+    profile = Profile(layers_of([1.0] * 12), n_samples=1)
+    assert partition(profile, 4).cuts == [0, 3, 6, 9, 12]
+    assert partition(profile, 1).cuts == [0, 12]
+    assert partition(profile, 12).cuts == list(range(13))
+
+
+def test_a_slow_link_is_avoided():
+    outputs = [1, 1000, 1, 1]
+    profile = Profile(layers_of([1.0] * 4, output_bytes=outputs), n_samples=1)
+    assert partition(profile, 2).cuts == [0, 2, 4]
+    assert partition(profile, 2, network=Network(50)).cuts in ([0, 1, 4], [0, 3, 4])
+
+
+def test_memory_moves_the_cut():
+    profile = Profile(
+        layers_of([1.0] * 4, activation_bytes=[100] * 4, parameter_bytes=[10] * 4),
+        n_samples=1,
+    )
+    # 1F1B holds two microbatches on the first stage and one on the second.
+    assert [stage.memory for stage in partition(profile, 2).stages] == [440, 240]
+    assert partition(profile, 2, memory=400).cuts == [0, 1, 4]
+    assert partition(profile, 2, memory=400, checkpoint="always").cuts == [0, 2, 4]
+
+
+def test_what_lacks_is_said():
+    profile = Profile(
+        layers_of([1.0] * 4, parameter_bytes=[1000, 1000, 5000, 1000]), n_samples=1
+    )
+    with pytest.raises(MemoryLimitError) as error:
+        partition(profile, 2, memory=[9000, 9500])
+    message = str(error.value)
+    assert "stage 1 (layers 2 to 3) needs 11.7 KiB, 2.4 KiB more than the" in message
+    assert "Layer 2 alone needs 9.8 KiB, more than any rank has" in message
+    with pytest.raises(MemoryLimitError, match="one rank|stage 0 .layers 0 to 3"):
+        partition(profile, 1, memory=9000)
+    with pytest.raises(MemoryLimitError, match=r"cuts \[0, 2, 4\] do not fit: stage 1"):
+        partition(profile, 2, method="uniform", memory=9000)
+
+
+def test_repeated_links_stay_together():
+    layers = [*layers_of([1.0] * 3), LayerCost(1, 1, 1, repeats=1), *layers_of([9.0])]
+    assert partition(Profile(layers, n_samples=1), 2).cuts == [0, 4, 5]
+    with pytest.raises(ValueError, match="3 parts .* cannot be cut into 4"):
+        partition(Profile(layers, n_samples=1), 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "fastest"}, "method must be one of optimal, uniform"),
+        ({"n_stages": 5}, "4 layers cannot be cut into 5 stages"),
+        ({"n_stages": 0}, "cannot be cut into 0 stages"),
+        ({"speeds": [1, 0]}, "speeds must be finite and positive"),
+        ({"speeds": [1]}, "there are 2 ranks"),
+        ({"memory": [1e9]}, "there are 2 ranks"),
+        ({"memory": -1}, "memory must be positive"),
+        ({"memory": float("nan")}, "memory must be positive"),
+        ({"schedule": "1f2b"}, "not known how many microbatches"),
+        ({"schedule": "gpipe"}, "n_microbatches is needed"),
+        ({"checkpoint": "often"}, "checkpoint must be one of never"),
+        ({"in_flight": [1]}, "there are 2 stages"),
+    ],
+)
+def test_bad_requests(options, message):
+    profile = Profile(layers_of([1.0] * 4), n_samples=1)
+    with pytest.raises(ValueError, match=message):
+        partition(profile, **{"n_stages": 2, **options})
+
+
+@pytest.mark.parametrize("values", [{"bandwidth": 0}, {"latency": -1}])
+def test_bad_networks(values):
+    with pytest.raises(ValueError, match="must be"):
+        Network(**values)
+
+
+def test_too_few_links():
+    profile = Profile(layers_of([1.0] * 4), n_samples=1)
+    with pytest.raises(ValueError, match="2 links between ranks"):
+        partition(profile, 3, network=Network([1e9]))
+
+
+def test_the_plan_knows_what_it_is_for():
+    profile = Profile(layers_of([1.0, 2.0]), n_samples=1)
+    plan = partition(profile, 2, n_microbatches=4, checkpoint="always")
+    assert plan == Plan([0, 1, 2], 4, "1f1b", checkpoint="always", layers=["0", "1"])
+    assert str(plan).splitlines()[0] == (
+        "2 layers cut at [0, 1, 2], 1f1b schedule, 4 microbatches, recomputation always"
+    )

@@ -1,0 +1,237 @@
+import json
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from divisible import LayerCost, Plan, Profile
+from pipeline.command_line import main
+from pipeline.model_argument import make_model
+from pipeline.timeline import Timeline
+
+MODELS = """
+import chainer.functions as F
+import chainer.links as L
+from helper import WIDTH
+from divisible import Divisible
+
+
+class MLP(Divisible):
+    def __init__(self, width=WIDTH, n_layers=2):
+        for _ in range(n_layers):
+            self.append(L.Linear(width, width))
+            self.append(F.relu)
+
+
+def words(n=7):
+    return Divisible(L.EmbedID(n, 4), L.Linear(None, 3))
+
+
+ready = Divisible(F.relu)
+number = 3
+
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "models_of_test.py").write_text(MODELS)
+    (tmp_path / "helper.py").write_text("WIDTH = 6\n")
+    monkeypatch.chdir(tmp_path)
+    # What is imported from here must not stay for the next test.
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("models_of_test", "helper"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def profiles(folder):
+    """Two profiles, at one and at eight samples."""
+    for n in (1, 8):
+        layers = [
+            LayerCost(
+                0.01 + 0.01 * n,
+                0.01 * n,
+                0.01 * n,
+                output_bytes=1000 * n,
+                activation_bytes=5000 * n,
+                parameter_bytes=4000,
+                name=f"[layer] {i}",
+            )
+            for i in range(6)
+        ]
+        Profile(layers, n, input_bytes=1000 * n).save(folder / f"profile-{n}.json")
+    return folder / "profile-1.json", folder / "profile-8.json"
+
+
+def test_from_profile_to_timeline(folder):
+    output = run(
+        *("profile", "models_of_test.py:MLP(8, n_layers=3)", "--input", "8"),
+        *("--batch", "6,2", "--optimizer", "MomentumSGD", "--repeat", "1"),
+        *("--plot", "profile.png"),
+    )
+    assert "Linear(in_size=8" in output
+    assert "written to profile-6.json" in output
+    assert (folder / "profile-2.png").exists()
+    costs = Profile.load("profile-6.json")
+    assert len(costs) == 6
+    assert costs.loss.name == "softmax_cross_entropy"
+    assert costs.layers[0].optimizer_bytes == costs.layers[0].parameter_bytes
+
+    files = ["profile-6.json", "profile-2.json"]
+    output = run(
+        *("plan", *files, "--ranks", "2", "--memory", "1GiB", "--bandwidth", "1Gbit/s"),
+        *("--latency", "10us", "--plot", "plan.png"),
+    )
+    assert "not chosen" in output
+    plan = Plan.load("plan.json")
+    assert plan.n_layers == 6
+    assert f"cut at {plan.cuts}" in output
+    assert (folder / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+    output = run(
+        *("simulate", "plan.json", *files, "--plot", "step.svg", "-o", "step.json")
+    )
+    assert "bubble" in output and "memory" in output
+    assert "<svg" in (folder / "step.svg").read_text()
+    assert run("timeline", "step.json", "--plot", "again.png").count("rank") >= 1
+    assert (folder / "again.png").exists()
+
+
+def test_a_cut_by_its_method(folder):
+    small, _ = profiles(folder)
+    assert "[0, 2, 4, 6]" in run("plan", small, "--stages", 3)
+    output = run(
+        *("plan", small, "--stages", 2, "--method", "time", "--schedule", "gpipe"),
+        *("--microbatches", 4, "--checkpoint", "always", "-o", "other.json"),
+    )
+    assert "gpipe schedule, 4 microbatches, recomputation always" in output
+    assert Plan.load("other.json").checkpoint == "always"
+    output = run("plan", small, "--stages", 2, "--speeds", "1,2")
+    assert "[0, 2, 6]" in output
+
+
+def test_a_simulation_of_something_else(folder):
+    files = profiles(folder)
+    run("plan", *files, "--stages", 2, code=2)
+    run("plan", files[1], "--stages", 2)
+    saved = json.loads((folder / "plan.json").read_text())
+    assert saved["n_microbatches"] is None
+    assert "does not say n_microbatches" in run("simulate", "plan.json", *files, code=1)
+    run(
+        *("simulate", "plan.json", *files, "--microbatches", 4, "--schedule", "gpipe"),
+        *("--batch", 32, "-o", "t.json", "--no-overlap", "--bandwidth", "1MB/s"),
+    )
+    timeline = Timeline.load("t.json")
+    assert timeline.name == "gpipe"
+    # Eight samples in each microbatch: five turns, and what is sent.
+    assert timeline.makespan > 5 * 3 * (0.09 + 0.08 + 0.08)
+
+
+def test_everything_has_help():
+    for command in ((), ("profile",), ("plan",), ("simulate",), ("timeline",)):
+        output = run(*command, "--help")
+        assert "Usage:" in output
+    for name in ("--input", "--batch", "--plot", "--optimizer"):
+        assert name in run("profile", "--help")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["plan", "profile-1.json"], 2, "either --ranks or --stages"),
+        (
+            ["plan", "profile-1.json", "--ranks", "2", "--stages", "2"],
+            2,
+            "either --ranks or --stages",
+        ),
+        (["plan", "profile-1.json", "--ranks", "0"], 2, "0 is not positive"),
+        (["plan", "profile-1.json", "--stages", "9"], 1, "6 layers cannot be cut"),
+        (
+            ["plan", "profile-1.json", "--stages", "2", "--memory", "5 QB"],
+            2,
+            "is not a size",
+        ),
+        (
+            ["plan", "profile-1.json", "--stages", "1", "--memory", "10kB"],
+            1,
+            "stage 0 (layers 0 to 5) needs",
+        ),
+        (["plan", "models_of_test.py", "--ranks", "2"], 1, "is not a profile"),
+        (["plan", "missing.json", "--ranks", "2"], 2, "does not exist"),
+        (["simulate", "profile-1.json", "profile-1.json"], 1, "is not a plan"),
+        (["timeline", "profile-1.json"], 1, "profile-1.json"),
+        (["profile", "nope.py:MLP", "--input", "3", "--batch", "1"], 1, "no file"),
+        (
+            ["profile", "models_of_test:MLP", "--input", "3,4", "--batch", "1"],
+            2,
+            "is not a shape",
+        ),
+        (
+            [
+                "profile",
+                "models_of_test:MLP",
+                "--input",
+                "6",
+                "--batch",
+                "1",
+                "--optimizer",
+                "Best",
+            ],
+            1,
+            "no optimizer 'Best'",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(folder, arguments, code, message):
+    profiles(folder)
+    assert message in " ".join(run(*arguments, code=code).split())
+
+
+def test_models_by_name(folder):
+    assert len(make_model("models_of_test:MLP")) == 4
+    assert len(make_model("models_of_test:MLP(5, n_layers=1)")) == 2
+    assert len(make_model("models_of_test.py:words(3)")) == 2
+    assert len(make_model("models_of_test:ready")) == 1
+
+
+def test_integer_inputs(folder):
+    run(
+        *("profile", "models_of_test:words", "--input", "5:int32", "--batch", "2"),
+        *("--no-loss", "--repeat", "1", "-o", "words.json"),
+    )
+    assert Profile.load("words.json").loss is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("MLP", "names no model"),
+        ("models_of_test:", "names no model"),
+        ("no_such_module:MLP", "there is no module 'no_such_module'"),
+        ("models_of_test:CNN", "there is no 'CNN' in models_of_test"),
+        ("models_of_test:MLP(open('f'))", "is not NAME or NAME"),
+        ("models_of_test:MLP + 1", "is not NAME or NAME"),
+        ("models_of_test:number", "is a int: neither a model"),
+        ("models_of_test:nothing", "makes a int, not a Divisible"),
+        ("models_of_test:ready(1)", "is a model already"),
+    ],
+)
+def test_names_that_are_no_models(folder, text, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        make_model(text)
+
+
+def test_a_missing_import_is_not_a_missing_module(folder):
+    (folder / "broken_for_test.py").write_text("import no_such_library\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        make_model("broken_for_test:MLP")

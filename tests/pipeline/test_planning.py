@@ -1,0 +1,318 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from divisible import LayerCost, MemoryLimitError, Network, Plan, Profile, partition
+from divisible.plan import StagePlan
+from divisible.stage_costs import CHECKPOINTS, microbatches_held
+from pipeline import schedules, simulate
+from pipeline.planning import SCHEDULES, best_plan
+from pipeline.prediction import predict
+from pipeline.simulator import Costs
+
+
+def uneven(n=8, n_samples=12):
+    random = np.random.RandomState(1)
+    layers = [
+        LayerCost(
+            *random.uniform(0.01, 0.1, 3).tolist(),
+            output_bytes=int(random.randint(1000, 5000)),
+            activation_bytes=int(random.randint(1000, 5000)),
+            parameter_bytes=int(random.randint(1000, 5000)),
+            pending_bytes=int(random.randint(1000, 5000)),
+            name=f"layer {i}",
+        )
+        for i in range(n)
+    ]
+    return Profile(layers, n_samples, input_bytes=2000, loss=LayerCost(0.01, 0.01, 0))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
+@pytest.mark.parametrize("n_stages", [1, 2, 5])
+@pytest.mark.parametrize("m", [1, 2, 4, 9])
+def test_what_schedules_hold(schedule, n_stages, m):
+    in_flight, pending = microbatches_held(schedule, n_stages, m)
+    report = schedules.create(schedule, n_stages, m).validate()
+    assert in_flight.tolist() == list(report.stage_in_flight)
+    assert pending.tolist() == list(report.pending)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+def test_predicted_memory_is_what_the_cut_reckons_with(schedule, checkpoint):
+    profile = uneven()
+    options = {"n_microbatches": 4, "schedule": schedule, "checkpoint": checkpoint}
+    plan = partition(profile, 3, **options)
+    timeline = predict(plan, profile, batch=4 * profile.n_samples)
+    assert timeline.peak_memory.tolist() == [s.memory for s in plan.stages]
+
+
+def test_a_prediction_is_a_simulation_of_the_stages_sums():
+    profile = uneven()
+    plan = Plan([0, 3, 8], n_microbatches=4, schedule="1f1b")
+    column = profile.column
+    sums = [
+        [column(name)[i:j].sum() for i, j in ((0, 3), (3, 8))]
+        for name in ("forward", "backward_input", "backward_weight")
+    ]
+    costs = Costs(*sums, profile.layers[2].output_bytes / 1e5, 0.002)
+    expected = simulate(schedules.one_f_one_b(2, 4), costs, links="serial")
+    network = Network(1e5, 0.002)
+    timeline = predict(plan, profile, batch=4 * profile.n_samples, network=network)
+    assert timeline.makespan == pytest.approx(expected.makespan)
+    assert timeline.bubble == pytest.approx(expected.bubble)
+
+
+def test_speeds_recomputation_and_unequal_microbatches():
+    profile = Profile([LayerCost(1.0, 1.0, 1.0)] * 2, n_samples=1)
+
+    def seconds(cuts, m, **options):
+        more = {k: options.pop(k) for k in ("checkpoint",) if k in options}
+        plan = Plan(cuts, n_microbatches=m, schedule="gpipe", **more)
+        return predict(plan, profile, **options).makespan
+
+    assert seconds([0, 2], 1) == 6
+    assert seconds([0, 2], 1, speeds=[3]) == 2
+    assert seconds([0, 1, 2], 3, batch=3) == (3 + 2 - 1) * 3
+    # Five samples in two microbatches: three and two, in proportion.
+    assert seconds([0, 2], 2, batch=5) == 5 * 6
+    assert seconds([0, 2], 4, batch=4, checkpoint="always") == 4 * (6 + 2)
+    assert seconds([0, 2], 4, batch=4, checkpoint="except_last") == 4 * 6 + 3 * 2
+
+
+@st.composite
+def small_profiles(draw):
+    n = draw(st.integers(1, 5))
+    times = st.floats(0.01, 1)
+    layers = [
+        LayerCost(
+            *draw(st.tuples(times, times, times)),
+            output_bytes=draw(st.integers(0, 1000)),
+            activation_bytes=draw(st.integers(0, 1000)),
+            parameter_bytes=draw(st.integers(0, 1000)),
+        )
+        for _ in range(n)
+    ]
+    return Profile(layers, n_samples=4, input_bytes=100)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    small_profiles(),
+    st.integers(1, 3),
+    st.one_of(st.none(), st.integers(2000, 30000)),
+    st.sampled_from([None, Network(500.0, 0.01), Network(500.0, 0.01, overlap=False)]),
+)
+def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
+    """The bounds spare simulations; they never spare the best combination."""
+    found = []
+    for n_ranks, m, name, checkpoint in itertools.product(
+        range(1, ranks + 1), (1, 2, 4), SCHEDULES, CHECKPOINTS
+    ):
+        per_rank = 2 if name in ("interleaved", "zb_v") else 1
+        if n_ranks * per_rank > len(profile) or (n_ranks == 1 and name != "1f1b"):
+            continue
+        options = {"checkpoint": checkpoint, "network": network, "n_microbatches": m}
+        sized = profile.at(-(-4 // m))
+        if per_rank > 1:
+            if memory is not None or n_ranks > 2:
+                continue
+            schedule = schedules.create(name, 2 * n_ranks, m, n_ranks)
+            held = schedule.validate()
+            if name == "zb_v" and network is not None:
+                continue  # the two middle stages lie on one rank
+            if network is not None and n_ranks > 1:
+                continue
+            plan = partition(
+                sized, 2 * n_ranks, in_flight=held.stage_in_flight, **options
+            )
+            plan = Plan(
+                plan.cuts, m, name, checkpoint=checkpoint, stages_per_rank=per_rank
+            )
+        else:
+            try:
+                plan = partition(
+                    sized, n_ranks, schedule=name, memory=memory, **options
+                )
+            except MemoryLimitError:
+                continue
+        found.append(predict(plan, profile, network=network).makespan)
+    arguments = {"memory": memory, "network": network, "microbatches": [1, 2, 4]}
+    if not found:
+        with pytest.raises(MemoryLimitError):
+            best_plan(profile, ranks, **arguments)
+        return
+    best = best_plan(profile, ranks, **arguments)
+    assert best.step_seconds <= min(found) * (1 + 1e-9)
+    timeline = predict(best, profile, network=network)
+    assert timeline.makespan == pytest.approx(best.step_seconds)
+    if memory is not None:
+        assert timeline.peak_memory.max() <= memory
+
+
+def test_one_rank_needs_no_other_schedule():
+    plan = best_plan(uneven(), 1, schedules=["interleaved", "gpipe", "1f1b"])
+    assert (plan.schedule, plan.n_stages) == ("1f1b", 1)
+    with pytest.raises(ValueError, match="no combination of 1 ranks"):
+        best_plan(uneven(), 1, schedules=["interleaved"])
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_the_choice_is_near_the_best_of_all_cuts(seed, schedule):
+    """Cutting for the slowest stage loses little against simulating every cut."""
+    work = np.random.RandomState(seed).lognormal(0, 1, 9) * 0.01
+
+    def at(n):
+        layers = [
+            LayerCost(
+                *(w * (fixed + n / 64) for fixed in (0.003, 0.002, 0.003)),
+                output_bytes=4000 * n,
+            )
+            for w in work.tolist()
+        ]
+        return Profile(layers, n, input_bytes=4000 * n)
+
+    profiles, network = [at(n) for n in (4, 16, 64)], Network(125e6, 2e-4)
+    numbers = range(1, 17)
+    chosen = best_plan(
+        profiles,
+        3,
+        network=network,
+        schedules=[schedule],
+        checkpoints=["never"],
+        pipeline_ranks=[3],
+        microbatches=numbers,
+    )
+    least = min(
+        predict(Plan([0, i, j, 9], m, schedule), profiles, network=network).makespan
+        for i, j in itertools.combinations(range(1, 9), 2)
+        for m in numbers
+    )
+    assert chosen.step_seconds <= 1.02 * least
+
+
+def test_the_others_lost_for_a_reason():
+    plan = best_plan(uneven(), 4, memory=30e3, network=Network(1e6, 1e-3))
+    assert plan == Plan.best(uneven(), 4, 30e3, Network(1e6, 1e-3))
+    assert plan.alternatives
+    reasons = [other.reason for other in plan.alternatives]
+    assert all(other.seconds >= plan.step_seconds for other in plan.alternatives)
+    assert any("slower: its busiest rank computes" in reason for reason in reasons)
+    assert any("more than the" in reason for reason in reasons)
+    # Of every number of ranks and every schedule there is one.
+    names = " ".join(other.name for other in plan.alternatives)
+    used = plan.n_ranks
+    for n in {1, 2, 3, 4} - {used}:
+        assert f"{n} stage" in names or f"on {n} ranks" in names
+    assert all(name in f"{names} {plan.schedule}" for name in SCHEDULES)
+
+
+def test_memory_forces_recomputation():
+    layers = [
+        LayerCost(1.0, 1.0, 1.0, output_bytes=10, activation_bytes=1000)
+        for _ in range(4)
+    ]
+    profile = Profile(layers, n_samples=8, input_bytes=10)
+    options = {"microbatches": [8], "batch": 64}
+    free = best_plan(profile, 2, **options)
+    tight = best_plan(profile, 2, 3000, **options)
+    assert free.checkpoint == "never"
+    assert tight.checkpoint != "never"
+    assert tight.step_seconds > free.step_seconds
+    with pytest.raises(MemoryLimitError, match="none of .* combinations fits"):
+        best_plan(profile, 2, 300, **options)
+
+
+def test_replicas_where_stages_are_few():
+    """Two layers make two stages at most; four ranks take two pipelines."""
+    layers = [LayerCost(1.0, 1.0, 1.0, parameter_bytes=1000) for _ in range(2)]
+    profile = Profile(layers, n_samples=16)
+    assert best_plan(profile, 4).n_ranks <= 2
+    plan = best_plan(profile, 4, max_replicas=4)
+    assert plan.replicas > 1
+    assert plan.step_seconds < best_plan(profile, 4).step_seconds
+    # Adding up the gradients over a slow network is not worth it.
+    slow = Network(100, 0.0)
+    alone = best_plan(profile, 4, network=slow, max_replicas=4)
+    assert alone.replicas == 1
+
+
+def test_gradients_of_replicas_take_as_long_as_a_ring():
+    profile = Profile([LayerCost(1.0, 1.0, 1.0, parameter_bytes=600)], n_samples=4)
+    options = {"microbatches": [1], "checkpoints": ["never"]}
+    plan = best_plan(profile, 2, network=Network(1e3, 0.05), max_replicas=2, **options)
+    # Half of the samples, then 2 (r - 1) messages of 300 bytes.
+    assert plan.replicas == 2
+    assert plan.step_seconds == pytest.approx(6 / 4 + 2 * (0.3 + 0.05))
+
+
+def test_slow_ranks_get_less():
+    profile = Profile([LayerCost(1.0, 1.0, 1.0)] * 6, n_samples=8)
+    options = {"schedules": ["1f1b"], "microbatches": [8]}
+    assert best_plan(profile, 2, speeds=[1, 2], **options).cuts == [0, 2, 6]
+    # Too slow to help at all.
+    assert best_plan(profile, 2, speeds=[1, 0.01], **options).cuts == [0, 6]
+
+
+def test_profiles_at_several_sizes():
+    def layers(forward):
+        return [LayerCost(forward, 0.0, 0.0) for _ in range(4)]
+
+    # A microbatch costs 1 s and 0.1 s for each sample: few and large ones are best.
+    profiles = [Profile(layers(1 + 0.1 * n), n_samples=n) for n in (1, 16)]
+    several = best_plan(profiles, 4, schedules=["gpipe"])
+    single = best_plan(profiles[1], 4, schedules=["gpipe"])
+    assert single.n_microbatches == 16
+    assert several.n_microbatches < 8
+    seen = []
+    best_plan(profiles, 2, progress=lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == list(range(1, seen[0][1] + 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ranks": 0}, "ranks must be at least 1"),
+        ({"batch": 0}, "batch must be at least 1"),
+        ({"max_replicas": 0}, "max_replicas must be"),
+        ({"schedules": ["1f2b"]}, "schedules must be some of"),
+        ({"schedules": []}, "schedules must be some of"),
+        ({"checkpoints": ["often"]}, "checkpoints must be some of"),
+        ({"microbatches": [100]}, "no combination"),
+        ({"memory": [1e9]}, "there are 2 ranks"),
+        ({"speeds": [1, -1]}, "speeds must be"),
+        ({"profile": []}, "at least one profile"),
+    ],
+)
+def test_bad_requests(options, message):
+    arguments = {"profile": uneven(), "ranks": 2, **options}
+    with pytest.raises(ValueError, match=message):
+        best_plan(arguments.pop("profile"), arguments.pop("ranks"), **arguments)
+
+
+def test_a_plan_for_another_model():
+    profile = uneven()
+    plan = Plan([0, 3, 8], 4, "1f1b", layers=[f"layer {i + 1}" for i in range(8)])
+    with pytest.raises(ValueError, match="layer 0 is layer 1 in the plan and layer 0"):
+        predict(plan, profile)
+    with pytest.raises(ValueError, match="a model of 7 layers, but the profile"):
+        predict(Plan([0, 7], 4, "1f1b"), profile)
+    with pytest.raises(ValueError, match="does not say n_microbatches"):
+        predict(Plan([0, 8]), profile)
+    with pytest.raises(ValueError, match="cannot be cut into 40 microbatches"):
+        predict(Plan([0, 8], 40, "1f1b"), profile)
+
+
+def test_a_chosen_plan_saved_and_loaded(tmp_path):
+    plan = best_plan(uneven(), 3, memory=1e6, schedules=["interleaved"])
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded == plan
+    assert loaded.stages == plan.stages
+    assert isinstance(loaded.stages[0], StagePlan)
+    assert loaded.step_seconds == plan.step_seconds
+    assert loaded.n_ranks == plan.n_ranks

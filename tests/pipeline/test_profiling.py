@@ -1,0 +1,364 @@
+import gc
+import tracemalloc
+from functools import partial
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from divisible import Divisible, LayerCost, Plan, Profile, profile
+from divisible.layer_costs import SECONDS, interpolate
+
+FLOAT = 4
+
+
+def ones(*shape):
+    return np.ones(shape, np.float32)
+
+
+def test_sizes_by_hand():
+    model = Divisible(L.Linear(6, 5), F.relu, L.Linear(5, 4), F.sigmoid)
+    costs = profile(
+        model,
+        ones(3, 6),
+        np.zeros(3, np.int32),
+        optimizer=chainer.optimizers.Adam(),
+        repeat=1,
+    )
+    first, relu, second, sigmoid = costs.layers
+    assert costs.n_samples == 3
+    assert costs.input_bytes == 3 * 6 * FLOAT
+    assert [c.output_bytes for c in costs.layers] == [
+        3 * n * FLOAT for n in (5, 5, 4, 4)
+    ]
+    # Linear retains its input, relu and sigmoid their output: the second Linear's input
+    # is the relu's output, and nobody needs what a Linear returns.
+    assert [c.activation_bytes for c in costs.layers] == [
+        0,
+        3 * 5 * FLOAT,
+        0,
+        3 * 4 * FLOAT,
+    ]
+    assert [c.loose_output_bytes for c in costs.layers] == [
+        3 * 5 * FLOAT,
+        0,
+        3 * 4 * FLOAT,
+        0,
+    ]
+    # Between I and W the inputs and output gradients of the layers with parameters.
+    assert [c.pending_bytes for c in costs.layers] == [
+        3 * (6 + 5) * FLOAT,
+        0,
+        3 * (5 + 4) * FLOAT,
+        0,
+    ]
+    assert [c.parameter_bytes for c in costs.layers] == [35 * FLOAT, 0, 24 * FLOAT, 0]
+    # Adam has two averages of each parameter.
+    assert first.optimizer_bytes == 2 * first.parameter_bytes
+    assert costs.loss is not None
+    assert all(getattr(first, name) > 0 for name in SECONDS)
+    assert relu.seconds > 0 and sigmoid.seconds > 0
+
+
+class Bottleneck(chainer.Chain):
+    def __init__(self, n):
+        super().__init__()
+        with self.init_scope():
+            self.first = L.Linear(n, n)
+            self.norm = L.BatchNormalization(n)
+
+    def forward(self, x):
+        return x + F.relu(self.norm(self.first(x)))
+
+
+def test_every_kind_of_layer():
+    """Integers, tuples, chains, nested models, lambdas, dropout, views, old style."""
+    model = Divisible(
+        lambda words, scale: (words, scale),
+        lambda words, scale: (L.EmbedID(5, 6)(words), scale),
+        Pair(),
+        lambda x, y: F.concat([x, y], axis=1),
+        Bottleneck(12),
+        Divisible(L.Linear(12, 8), F.tanh),
+        partial(F.reshape, shape=(4, 2, 4)),
+        F.flatten,
+        partial(F.reshape, shape=(4, 8)),
+        partial(F.dropout, ratio=0.3),
+        L.Maxout(8, 3, 2),
+        lambda x: x.array * 2,
+    )
+    costs = profile(model, (np.array([0, 1, 2, 3], np.int32), ones(4, 6)), repeat=2)
+    assert len(costs) == len(model)
+    assert costs.loss is None
+    assert all(layer.seconds > 0 for layer in costs.layers)
+    assert [layer.name for layer in costs.layers] == list(model.model_layers)
+    # The views allocate nothing, and are sent as what they are.
+    for view in costs.layers[6:9]:
+        assert view.activation_bytes == 0
+        assert view.output_bytes == 4 * 8 * FLOAT
+    # Dropout holds its mask.
+    assert costs.layers[9].activation_bytes >= 4 * 8
+
+
+class Pair(chainer.Chain):
+    """Two inputs, two outputs, one of them an integer."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.linear = L.Linear(6, 6)
+
+    def forward(self, x, scale):
+        return self.linear(x) * scale, F.relu(x)
+
+
+def test_integer_outputs_and_gradients_that_there_are_not():
+    model = Divisible(
+        lambda x: (x, np.arange(len(x), dtype=np.int32)),
+        lambda x, index: (x[::-1], index),
+        lambda x, index: x,
+        L.Linear(3, 2),
+    )
+    costs = profile(model, ones(4, 3), np.zeros(4, np.int32), repeat=1)
+    assert costs.layers[0].output_bytes == 4 * 3 * FLOAT + 4 * 4
+    assert costs.layers[3].backward_weight > 0
+
+
+def test_repeated_links_count_once():
+    link = L.Linear(3, 3)
+    model = Divisible(link, F.relu, link)
+    costs = profile(model, ones(2, 3), repeat=1, optimizer=chainer.optimizers.Adam())
+    assert [c.repeats for c in costs.layers] == [None, None, 0]
+    assert [c.parameter_bytes for c in costs.layers] == [12 * FLOAT, 0, 0]
+    assert [c.optimizer_bytes for c in costs.layers] == [24 * FLOAT, 0, 0]
+
+
+def test_losses():
+    model = Divisible(L.Linear(3, 3))
+    x, t = ones(2, 3), ones(2, 3)
+    squares = profile(model, x, t, F.mean_squared_error, repeat=1)
+    assert squares.loss.name == "mean_squared_error"
+    # It retains its operands: what the last layer returned, and the targets.
+    assert squares.loss.activation_bytes == 2 * 3 * FLOAT
+    alone = profile(model, x, lossfun=lambda y: F.sum(y * y), repeat=1)
+    assert alone.loss.seconds > 0
+    link = L.Classifier(L.Linear(3, 2))
+    assert profile(model, x, np.zeros(2, np.int32), link, repeat=1).loss.seconds > 0
+    with pytest.raises(TypeError, match="lossfun must return one variable"):
+        profile(model, x, lossfun=lambda y: 1.0, repeat=1)
+
+
+def state_of(model):
+    for path, param in model.namedparams(include_uninit=False):
+        yield path, (param.array, param.grad)
+
+
+def test_the_model_stays_as_it_is():
+    model = Divisible(
+        L.Linear(4, 6), L.BatchNormalization(6), F.dropout, L.Linear(None, 2)
+    )
+    model[0].W.grad = np.full_like(model[0].W.array, 7)
+    before = dict(state_of(model))
+    values = {p: a.copy() for p, (a, _) in before.items() if a is not None}
+    np.random.seed(5)
+    state = np.random.get_state()[1].copy()
+    profile(model, ones(3, 4), np.zeros(3, np.int32), repeat=2)
+    after = dict(state_of(model))
+    assert all(after[p][0] is before[p][0] for p in before)
+    assert all((after[p][0] == values[p]).all() for p in values)
+    assert (model[0].W.grad == 7).all()
+    assert model[3].W.array is None
+    assert (model[1].avg_mean == 0).all() and model[1].N == 0
+    assert (np.random.get_state()[1] == state).all()
+    assert all(param.update_rule is None for param in model.params())
+
+
+def test_one_layer_at_a_time():
+    """Parameters that are not there yet are made for one layer after the other."""
+    n, width = 12, 400
+    model = Divisible(*[L.Linear(None, width) for _ in range(n)])
+    layer = width * width * FLOAT
+    gc.collect()
+    tracemalloc.start()
+    try:
+        costs = profile(model, ones(2, width), repeat=1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(c.parameter_bytes for c in costs.layers) > n * layer
+    # Parameters and gradient of a layer, what initializes it, and of the next.
+    assert peak < 6 * layer
+
+
+def test_reckoned_memory_is_that_of_a_stage():
+    """What a stage holds of a microbatch is what its layers' costs add up to."""
+    model = Divisible(
+        L.Convolution2D(2, 8, 3, pad=1),
+        F.relu,
+        L.Convolution2D(8, 8, 3, pad=1),
+        L.BatchNormalization(8),
+        F.relu,
+        partial(F.max_pooling_2d, ksize=2),
+        L.Linear(8 * 8 * 8, 64),
+        F.sigmoid,
+        partial(F.dropout, ratio=0.5),
+        L.Linear(64, 10),
+    )
+    x = np.random.RandomState(0).rand(64, 2, 16, 16).astype(np.float32)
+    costs = profile(model, x, repeat=1)
+    for start, end in ((0, 10), (0, 3), (2, 6), (3, 10), (6, 7)):
+        # The graph's own objects take a kilobyte or two for each layer.
+        held = costs.column("activation_bytes")[start:end].sum()
+        held += costs.column("loose_output_bytes")[end - 1] if end < 10 else 0
+        y = chainer.as_array(model.divide(0, start)(x)) if start else x
+        measured = measure_held(model.divide(start, end), y, microbatches=4)
+        assert held == pytest.approx(measured, rel=0.01, abs=20_000)
+
+
+def measure_held(layers, x, microbatches):
+    """Returns what a microbatch holds, as a stage does: its input and its outputs."""
+    held = [layers(chainer.Variable(x))]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        held += [layers(chainer.Variable(x)) for _ in range(microbatches)]
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return (after - before) / microbatches
+
+
+def test_the_workspace_of_a_convolution():
+    """On a CPU it is the unfolded input: nine times as large with a 3 x 3 kernel."""
+    model = Divisible(L.Convolution2D(4, 4, 3, pad=1))
+    x = ones(8, 4, 16, 16)
+    costs = profile(model, x, repeat=1)
+    assert costs.layers[0].workspace_bytes >= 9 * x.nbytes
+
+
+def test_errors_name_the_layer():
+    model = Divisible(L.Linear(3, 3), lambda x: x.reshape(5, 5))
+    with pytest.raises(Exception, match="Reshape") as error:
+        profile(model, ones(2, 3), repeat=1)
+    assert error.value.layer_position == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"model": L.Linear(2, 2)}, TypeError, "must be a Divisible, not Linear"),
+        ({"x": [[1.0, 2.0]]}, TypeError, "x must be an array or a tuple"),
+        ({"x": np.zeros((0, 2), "f")}, ValueError, "x has no samples"),
+        ({"t": 3}, TypeError, "t must be an array"),
+        ({"repeat": 0}, ValueError, "repeat must be 1"),
+        (
+            {"model": Divisible(F.relu, F.relu).divide(1, 2)},
+            ValueError,
+            "a part of a model",
+        ),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    arguments = {"model": Divisible(F.relu), "x": ones(1, 2), **arguments}
+    with pytest.raises(error, match=message):
+        profile(**arguments)
+
+
+def test_progress_is_told():
+    seen = []
+    model = Divisible(F.relu, F.tanh, F.sigmoid)
+    profile(model, ones(1, 2), repeat=1, progress=lambda *step: seen.append(step))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_saved_loaded_and_printed(tmp_path):
+    model = Divisible(L.Linear(4, 6), F.relu, L.Linear(6, 2))
+    costs = profile(model, ones(3, 4), np.zeros(3, np.int32), repeat=1)
+    costs.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == costs
+    lines = str(costs).splitlines()
+    assert len(lines) == 2 + len(model) + 1 + 1
+    assert "Linear(in_size=4" in lines[2]
+    costs.check(model)
+    costs.check(model.divide(1, 2))
+
+
+def test_a_profile_of_another_model():
+    model = Divisible(L.Linear(4, 6), F.relu, L.Linear(6, 2))
+    costs = profile(model, ones(3, 4), repeat=1)
+    with pytest.raises(ValueError, match="layer 1 is relu there and tanh in Divisible"):
+        costs.check(Divisible(L.Linear(4, 6), F.tanh, L.Linear(6, 2)))
+    with pytest.raises(ValueError, match="a model of 3 layers, but Divisible has 1"):
+        costs.check(Divisible(L.Linear(4, 6)))
+    with pytest.raises(ValueError, match="different models"):
+        interpolate([costs, Profile(costs.layers[:2], 7)], 5)
+    plan = Plan.uniform(3, 2)
+    plan.check(model, n_ranks=2)
+    with pytest.raises(ValueError, match="for 2 ranks, but there are 3"):
+        plan.check(model, n_ranks=3)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    pytest.importorskip("cupy")
+    if not chainer.backends.cuda.available:
+        pytest.skip("no GPU")
+    model = Divisible(L.Linear(200, 300), F.relu, L.Linear(300, 8))
+    model.to_device("@cupy:0")
+    costs = profile(model, ones(64, 200), np.zeros(64, np.int32), repeat=3)
+    assert all(layer.seconds > 0 for layer in costs.layers)
+    assert costs.layers[1].activation_bytes == 64 * 300 * FLOAT
+
+
+def test_zero_times_and_nan_are_refused():
+    with pytest.raises(ValueError, match="takes no time"):
+        LayerCost(0, 0, 0, name="relu")
+    for bad in (float("nan"), float("inf"), -1e-9):
+        with pytest.raises(ValueError, match="forward of a layer 'relu' is"):
+            LayerCost(bad, 1, 1, name="relu\nmore")
+    with pytest.raises(ValueError, match="parameter_bytes"):
+        LayerCost(1, 1, 1, parameter_bytes=-1)
+    with pytest.raises(ValueError, match="at least one layer"):
+        Profile([], 1)
+    with pytest.raises(ValueError, match="1 sample at least"):
+        Profile([LayerCost(1, 1, 1)], 0)
+    with pytest.raises(ValueError, match="does not come before"):
+        Profile([LayerCost(1, 1, 1, repeats=0)], 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "no JSON", '{"divisible": "plan"}', '{"divisible": "profile"}']
+)
+def test_files_that_are_no_profile(tmp_path, text):
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(ValueError, match="is not a profile"):
+        Profile.load(tmp_path / "file")
+
+
+def test_a_file_with_a_nan_in_it(tmp_path):
+    path = tmp_path / "profile.json"
+    Profile([LayerCost(1.5, 1, 1, name="conv")], 1).save(path)
+    path.write_text(path.read_text().replace("1.5", "NaN"))
+    with pytest.raises(ValueError, match="forward of a layer 'conv' is nan"):
+        Profile.load(path)
+
+
+def test_interpolation():
+    def at(n, forward, held):
+        return Profile([LayerCost(forward, 0, 0, activation_bytes=held)], n, n * 10)
+
+    profiles = [at(10, 2.0, 100), at(20, 3.0, 200), at(40, 5.0, 400)]
+    for n, forward in ((10, 2.0), (15, 2.5), (30, 4.0), (80, 9.0), (5, 1.5)):
+        estimate = interpolate(profiles, n)
+        assert estimate.layers[0].forward == pytest.approx(forward)
+        assert estimate.layers[0].activation_bytes == 10 * n
+        assert (estimate.n_samples, estimate.input_bytes) == (n, 10 * n)
+    # Noise may make a large microbatch cheaper; no line goes below zero.
+    odd = [at(10, 3.0, 100), at(20, 2.0, 200)]
+    assert interpolate(odd, 100).layers[0].forward == pytest.approx(2.0)
+    assert interpolate(odd, 1).layers[0].forward > 0
+    assert at(10, 2.0, 100).at(5).layers[0].forward == pytest.approx(1.0)
