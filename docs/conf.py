@@ -18,6 +18,7 @@ version = release = __version__
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx_click",
     "predicted_timeline",
 ]
 exclude_patterns = ["_build", "_extensions", "programs"]

@@ -3,7 +3,9 @@
 import re
 
 import pytest
+from click.testing import CliRunner
 
+from pipeline.command_line import main
 from tests.mpiexec import ROOT, mpiexec
 
 PROGRAMS = ROOT / "docs" / "programs"
@@ -39,6 +41,18 @@ def test_programs_print_what_the_pages_say(name, n_ranks, printed):
         for text in (result.stdout, expected)
     )
     assert mine == pytest.approx(theirs, rel=1e-2, abs=5e-3)
+
+
+def test_the_commands_run(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "howto" / "cut.rst").read_text()
+    commands = re.findall(r"^   \$ (divisible .*)$", page, re.MULTILINE)
+    assert len(commands) == 3
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        result = CliRunner().invoke(main, command.split()[1:])
+        assert result.exit_code == 0, result.output
+    assert (tmp_path / "step.png").exists()
 
 
 @pytest.mark.parametrize("name", ["disagreement", "stall"])
