@@ -17,6 +17,7 @@ from chainer_compat import (
     _shim,
     _shims_chainermn,
     _shims_cupy,
+    _shims_float16,
     _shims_numpy,
     _shims_python,
 )
@@ -26,6 +27,7 @@ SHIMS = (
     + _shims_numpy.SHIMS
     + _caffe.SHIMS
     + _shims_cupy.SHIMS
+    + _shims_float16.SHIMS
     + _shims_chainermn.SHIMS
 )
 # Looked up for each of Chainer's 400 modules.

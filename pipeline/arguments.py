@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import socket
@@ -155,13 +156,43 @@ def as_arrays(name: str, value: Any, rank: int, reader: str) -> tuple:
     return tuple(arrays)
 
 
-def check_trainable(x: Any, dtypes: set[np.dtype]) -> None:
-    """Refuses inputs that no layer could train on.
+def check_loss_scale(loss_scale: Any) -> None:
+    """Refuses a loss scale that is no positive number, or has no value."""
+    if loss_scale is None:
+        return
+    try:
+        value = float(loss_scale)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"loss_scale must be a number or an optimizer's loss_scale, not"
+            f" {loss_scale!r}"
+        ) from None
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"loss_scale must be positive and finite, not {value}")
+
+
+def warn_of_float16(dtypes: set[np.dtype], loss_scale: Any, rank: int) -> None:
+    """Warns if float16 parameters would be trained without a loss scale."""
+    if np.dtype(np.float16) in dtypes and loss_scale is None and rank == 0:
+        warnings.warn(
+            "the model has float16 parameters, but the pipeline no loss_scale: small"
+            " gradients become zero, and small updates are lost. Train with optimizer ="
+            " mixed_precision.MixedPrecision(optimizer, comm=comm) and Pipeline(...,"
+            " loss_scale=optimizer.loss_scale). With loss_scale=1 this is silent",
+            stacklevel=3,
+        )
+
+
+def as_trainable(x: Any, dtypes: set[np.dtype]) -> Any:
+    """Returns an input in the dtype of the layers; refuses what they cannot train on.
 
     Args:
         x (array): An input of the model.
-        dtypes: The floating-point types of all ranks' parameters.
+        dtypes: The floating-point types of all ranks' parameters. With float16 among
+            them, activations are float16; others belong to normalizations.
     """
+    if x.dtype.kind == "f" and np.dtype(np.float16) in dtypes:
+        return x.astype(np.float16, copy=False)
     if x.dtype.kind not in "fiub":
         raise TypeError(f"x is of dtype {x.dtype}, which Chainer cannot train on")
     if x.dtype.kind == "f" and len(dtypes) == 1 and x.dtype not in dtypes:
@@ -170,6 +201,7 @@ def check_trainable(x: Any, dtypes: set[np.dtype]) -> None:
             f"x is {x.dtype} and the parameters are {dtype}: convert it with"
             f" x.astype('{dtype}')"
         )
+    return x
 
 
 def split(arrays: Sequence[Any], n_microbatches: int) -> list[tuple]:

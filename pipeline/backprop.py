@@ -494,6 +494,7 @@ def _linear_in_place(
         The inputs that have been seen to; the others are left to ``backward``.
     """
     done = []
+    multiplied = _for_gemm(gy)
     for i, parameter in parameters.items():
         if parameter is None or not _has_gemm(parameter.array, gy):
             continue
@@ -501,9 +502,9 @@ def _linear_in_place(
             x = function.inputs[0].data
             if not _has_gemm(x, gy):
                 continue
-            weight_gradients.add_product(parameter, gy.T, x)
+            weight_gradients.add_product(parameter, multiplied.T, _for_gemm(x))
         elif i == 2:
-            weight_gradients.add_sum(parameter, gy, axis=(0,))
+            weight_gradients.add_sum(parameter, multiplied, axis=(0,))
         else:
             continue
         done.append(i)
@@ -511,12 +512,18 @@ def _linear_in_place(
 
 
 def _has_gemm(array: Array, gy: Array) -> bool:
-    """Tells whether BLAS multiplies the two; it knows no float16 on a CPU."""
-    return (
-        type(array) in _GEMM_ARRAYS
-        and array.dtype == gy.dtype
-        and gy.dtype.char in "fd"
-    )
+    """Tells whether the two can be multiplied into an array that is there."""
+    if array.dtype != gy.dtype or type(array) not in _GEMM_ARRAYS:
+        return False
+    # CuPy cannot add a product of float16 to float32.
+    return gy.dtype.char in ("fde" if type(gy) is numpy.ndarray else "fd")
+
+
+def _for_gemm(array: Array) -> Array:
+    """Returns what BLAS multiplies; on a CPU it knows no float16."""
+    if array.dtype.char == "e" and type(array) is numpy.ndarray:
+        return array.astype(numpy.float32)
+    return array
 
 
 _GEMM_ARRAYS = (numpy.ndarray, chainer.backends.cuda.ndarray)

@@ -19,10 +19,15 @@ class Loss:
     ignore, and so do its weights. Another ``lossfun`` that leaves out samples gives
     the mean of the microbatches' means.
 
+    Outputs of float16 are cast to float32 first.
+
     Args:
         lossfun: ``lossfun(*outputs, *targets)`` returns a scalar variable, the mean
             over the samples. If it is a link, its parameters get gradients as well.
         accfun: The same for the accuracy, or ``None``.
+
+    Attributes:
+        scale (float): What the gradients of the loss are multiplied by.
     """
 
     def __init__(self, lossfun: Callable, accfun: Callable | None) -> None:
@@ -36,6 +41,7 @@ class Loss:
         self._ignored = options.get("ignore_label", -1)
         self._normalizes = options.get("normalize", True)
         self._n_classes: int | None = None
+        self.scale = 1.0
         self.start(None, ())
 
     def start(self, targets: Sequence[tuple] | None, sizes: Sequence[int]) -> None:
@@ -80,6 +86,7 @@ class Loss:
         if self._classifies:
             self._check_outputs(microbatch, outputs)
         targets = self._targets[microbatch]
+        outputs = [_widened(y) for y in outputs]
         try:
             values = [f(*outputs, *targets) for f in self._functions.values()]
         except Exception as error:
@@ -110,9 +117,9 @@ class Loss:
                     yield f"/{name}{path}".rstrip("/"), link
 
     def gradient(self, microbatch: int, loss: chainer.Variable) -> Any:
-        """Returns the gradient of the minibatch's loss by the microbatch's loss."""
+        """Returns the scaled gradient of the minibatch's loss by the microbatch's."""
         xp = chainer.backend.get_array_module(loss.array)
-        return xp.full_like(loss.array, self._weights["loss"][microbatch])
+        return xp.full_like(loss.array, self.scale * self._weights["loss"][microbatch])
 
     def _check_outputs(self, microbatch: int, outputs: Sequence[Any]) -> None:
         n_outputs, n_targets = (
@@ -141,3 +148,9 @@ class Loss:
                     f" model has {self._n_classes} outputs: labels go from 0 to"
                     f" {self._n_classes - 1}, and {self._ignored} is ignored"
                 )
+
+
+def _widened(output: Any) -> Any:
+    if output.dtype == np.float16:
+        return chainer.functions.cast(output, np.float32)
+    return output

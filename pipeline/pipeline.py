@@ -21,14 +21,16 @@ from pipeline.agreement import (
 )
 from pipeline.arguments import (
     as_arrays,
+    as_trainable,
+    check_loss_scale,
     check_placement,
     check_seed,
     check_stages,
-    check_trainable,
     check_transport,
     make_schedule,
     parameter_dtypes,
     split,
+    warn_of_float16,
     warn_of_many_threads,
 )
 from pipeline.communicator import (
@@ -99,6 +101,14 @@ class Pipeline:
         wire_dtype: A narrower dtype, such as ``numpy.float16``, in which to send
             floating-point arrays between the stages; only with ``'mpi'``.
         timeout (float): Seconds to wait for another rank before giving up.
+        loss_scale: What gradients are multiplied by until the optimizer divides them
+            again, so that they do not vanish in float16: a number, or the
+            ``loss_scale`` of a :class:`~mixed_precision.MixedPrecision`, whose value is
+            read in every step. Equal on all ranks.
+
+    A model with float16 parameters gets its floating-point inputs in float16, and its
+    outputs are cast to float32 for ``lossfun``. Gradients of microbatches are added up
+    in float32 and rounded once.
 
     Attributes:
         schedule (Schedule): What :meth:`step` runs.
@@ -147,10 +157,12 @@ class Pipeline:
         checkpoint: str = "never",
         seed: int = 0,
         deferred_batch_norm: bool = True,
+        loss_scale: Any = None,
     ) -> None:
         mine = check_stages(stage)
         check_transport(transport, wire_dtype)
         seed = check_seed(seed)
+        check_loss_scale(loss_scale)
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, not {timeout}")
         mpi_comm = as_mpi(comm)
@@ -176,12 +188,15 @@ class Pipeline:
                 "seed": str(seed),
                 "deferred_batch_norm": str(bool(deferred_batch_norm)),
                 "what lossfun and accfun give": ", ".join(self._loss.names),
+                "loss_scale": str(loss_scale and float(loss_scale)),
             },
             timeout,
         )
         check_placement(self.schedule, stage_ranks)
         self._calls = CallAgreement(self._comm, timeout)
         self._dtypes = parameter_dtypes(self._comm, mine, timeout)
+        self._loss_scale = loss_scale
+        warn_of_float16(self._dtypes, loss_scale, self._comm.rank)
         warn_of_many_threads(self._comm, timeout)
 
         self._device = mine[0].device
@@ -251,8 +266,9 @@ class Pipeline:
 
         Args:
             x (array or tuple of arrays): The minibatch, samples along the first
-                axis, with the dtype of the model's parameters or integer. Read on
-                the first stage's rank; ignored elsewhere.
+                axis, with the dtype of the model's parameters or integer; for float16
+                parameters of any floating-point dtype. Read on the first stage's rank;
+                ignored elsewhere.
             t (array or tuple of arrays): The targets, samples along the first axis.
                 Read on the last stage's rank; ignored elsewhere.
 
@@ -272,11 +288,15 @@ class Pipeline:
             ActionError: If a layer fails.
             StallError: If another rank does not answer in time.
         """
-        with self._call("step"), chainer.force_backprop_mode():
+        scaled, backprop = self._scaled_loss(), chainer.force_backprop_mode()
+        with self._call("step"), scaled as loss_scale, backprop:
             inputs = self._start(x, t)
             self._run(self._training, inputs)
             for stage in self._stages.values():
                 stage.finish()
+                for param in stage.params():
+                    # As Variable.backward does; update rules divide by it.
+                    param._loss_scale = loss_scale
             if self._ties is not None:
                 self._ties.add_up()
             self.n_steps += 1
@@ -406,6 +426,17 @@ class Pipeline:
         with restored_random_state(self._device):
             return self._runner.run(program, inputs)
 
+    @contextmanager
+    def _scaled_loss(self) -> Iterator[float | None]:
+        """Scales the loss in one step."""
+        if self._loss_scale is None:
+            yield None
+            return
+        self._loss.scale = float(self._loss_scale)
+        # Whoever chose the scale looks for infinities.
+        with np.errstate(over="ignore", invalid="ignore"):
+            yield self._loss.scale
+
     def _start(self, x: Any, t: Any) -> list[Tensors]:
         inputs = self._split_inputs(x)
         n_inputs = sum(map(_n_samples, inputs)) if self.is_first else -1
@@ -423,9 +454,10 @@ class Pipeline:
     def _split_inputs(self, x: Any) -> list[Tensors]:
         if not self.is_first:
             return []
-        arrays = as_arrays("x", x, self._comm.rank, "the first stage")
-        for array in arrays:
-            check_trainable(array, self._dtypes)
+        arrays = [
+            as_trainable(array, self._dtypes)
+            for array in as_arrays("x", x, self._comm.rank, "the first stage")
+        ]
         return [
             tuple(Tensor(self._device.send(array)) for array in part)
             if len(part[0])

@@ -54,7 +54,7 @@ class Stage:
         self.loss = loss
         self._seed = seed
         self._step = 0
-        self._weight_gradients = WeightGradients(self._parameters)
+        self._weight_gradients = WeightGradients(self.params)
         self._statistics = (
             BatchStatistics(layers.links) if defer_batch_statistics else None
         )
@@ -90,7 +90,8 @@ class Stage:
                 f" (Divisible.tie), or cut so that both are in one stage"
             )
 
-    def _parameters(self) -> Iterator[chainer.Parameter]:
+    def params(self) -> Iterator[chainer.Parameter]:
+        """Yields the parameters of the layers and of the loss."""
         yield from self.layers.params()
         if self.loss is not None:
             yield from self.loss.params()

@@ -5,6 +5,9 @@ allocates an array as large as the parameter for its own gradient and another on
 the sum. :class:`WeightGradients` gives each parameter one array for good. The first
 microbatch overwrites it, so nothing is filled with zeros, and the later ones add to
 it; for matrix products the addition happens inside the GEMM.
+
+Gradients of float16 parameters are added up in float32 and rounded once, at the end of
+the minibatch.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ class _Gradient:
     parameter: chainer.Parameter
     array: Array
     filled: bool = False
+    # Of float16 parameters, for which `array` is float32.
+    rounded: Array | None = None
 
 
 class WeightGradients:
@@ -115,8 +120,8 @@ class WeightGradients:
         Args:
             parameter: A parameter whose array, with all axes but the first flattened,
                 has the shape (m, n).
-            a: Array of shape (m, k), of the parameter's dtype.
-            b: Array of shape (k, n), of the parameter's dtype.
+            a: Array of shape (m, k), of the parameter's dtype; float32 for float16.
+            b: Array of shape (k, n), of the dtype of `a`.
         """
         gradient = self._gradient(parameter)
         out = gradient.array.reshape(a.shape[0], b.shape[1])
@@ -147,7 +152,7 @@ class WeightGradients:
 
         Args:
             parameter: A parameter of the shape that remains.
-            array: Array of the parameter's dtype.
+            array: Array of the parameter's dtype; float32 for float16.
             axis: The axes to sum over.
         """
         gradient = self._gradient(parameter)
@@ -169,7 +174,7 @@ class WeightGradients:
                 self.add(parameter, written)
             gradient = self._gradients.get(id(parameter))
             if gradient is not None and gradient.filled:
-                parameter.grad = gradient.array
+                parameter.grad = _in_dtype_of(parameter, gradient)
 
     def others(self) -> list[chainer.Parameter]:
         """Returns what received a gradient and is not among the given parameters."""
@@ -193,13 +198,30 @@ class WeightGradients:
         if gradient is None or not _fits(gradient.array, data):
             xp = backend.get_array_module(data)
             # C order whatever the data's: GEMM writes into flattened views.
-            array = xp.empty(data.shape, data.dtype)
+            array = xp.empty(data.shape, _sum_dtype(data.dtype))
             gradient = self._gradients[id(parameter)] = _Gradient(parameter, array)
         return gradient
 
 
+def _sum_dtype(dtype: numpy.dtype) -> numpy.dtype:
+    return numpy.dtype(numpy.float32) if dtype == numpy.float16 else dtype
+
+
+def _in_dtype_of(parameter: chainer.Parameter, gradient: _Gradient) -> Array:
+    """Returns the gradient's array, or rounded to float16."""
+    if parameter.dtype == gradient.array.dtype:
+        return gradient.array
+    if gradient.rounded is None:
+        xp = backend.get_array_module(gradient.array)
+        gradient.rounded = xp.empty(gradient.array.shape, parameter.dtype)
+    # Whoever scales the loss looks for infinities.
+    with numpy.errstate(over="ignore"):
+        gradient.rounded[...] = gradient.array
+    return gradient.rounded
+
+
 def _fits(array: Array, data: Array) -> bool:
-    if array.shape != data.shape or array.dtype != data.dtype:
+    if array.shape != data.shape or array.dtype != _sum_dtype(data.dtype):
         return False
     return backend.get_device_from_array(array) == backend.get_device_from_array(data)
 

@@ -3,6 +3,7 @@
     mpiexec -n 2 python examples/train/train.py
     mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts auto
     mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts 7,15,26
+    mpiexec -n 2 python examples/train/train.py --float16
 
 The number of ranks is the number of stages; on one rank this is serial training.
 Losses and accuracies are the same on any number of them, up to rounding. Exceptions:
@@ -28,6 +29,7 @@ from models.vgg16 import VGG16
 from mpi4py import MPI
 
 from divisible import Divisible, Plan, deferred_init, partition, profile
+from mixed_precision import MixedPrecision, to_float16
 from pipeline import Pipeline, abort_on_error, schedules
 
 comm = MPI.COMM_WORLD
@@ -76,8 +78,15 @@ def main() -> None:
     del model
 
     make_optimizer = OPTIMIZERS[args.optimizer]
-    optimizers = [make_optimizer(args.learning_rate).setup(stage) for stage in stages]
-    pipe = Pipeline(stages, comm, schedule=schedule)
+    loss_scale = None
+    if args.float16:
+        # One for all stages of all ranks: they skip a step together.
+        mixed = MixedPrecision(make_optimizer(args.learning_rate), comm=comm)
+        optimizers = [mixed.setup([to_float16(stage) for stage in stages])]
+        loss_scale = mixed.loss_scale
+    else:
+        optimizers = [make_optimizer(args.learning_rate).setup(part) for part in stages]
+    pipe = Pipeline(stages, comm, schedule=schedule, loss_scale=loss_scale)
     say(f"{args.model} on {args.dataset}: {len(train.x)} images of {train.x.shape[1:]}")
     say(f"{plan.n_layers} layers cut at {plan.cuts}, {schedule.name} schedule")
     say("epoch   train loss  accuracy   test loss  accuracy   samples/s")
@@ -247,6 +256,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--plan", help="file of a plan, made by divisible plan; it says all of that")
     add("--optimizer", choices=OPTIMIZERS, help="default: by model")
     add("--learning-rate", type=float, help="default: by model")
+    add("--float16", action="store_true", help="train in mixed precision")
     add("--seed", type=int, default=0, help="of the weights and the order of samples")
     add("--out", default="result", help="folder for the log")
     add("--units", type=int, default=256, help="of the mlp's layers")

@@ -61,6 +61,14 @@ def test_train_runs_a_plan(tmp_path):
     refused(2, [*argv, "--model", "mlp"], "for a model of 13 layers, but MLP has 7")
 
 
+def test_train_in_float16(tmp_path):
+    """With two stages on each rank, which one optimizer updates together."""
+    argv = [*QUICK, "--float16", "--schedule", "interleaved", "--out", tmp_path]
+    assert "Warning" not in run(2, [TRAIN, *argv])
+    (entry,) = json.loads((tmp_path / "log").read_text())
+    assert 0 < entry["main/loss"] < 10
+
+
 def test_train_gives_the_same_on_any_number_of_ranks(tmp_path):
     logs = []
     for n, more in ((1, []), (3, ["--cuts", "1,9", "--schedule", "gpipe"])):

@@ -227,3 +227,44 @@ def test_gemm_add(layout, k, dtype):
 def test_examples():
     result = doctest.testmod(weight_gradients)
     assert result.attempted and not result.failed
+
+
+def test_float16_is_added_in_float32_and_rounded_once():
+    link = L.Linear(3, 2, initialW=np.float16(1))
+    link.W.cleargrad()
+    link.W.array = link.W.array.astype(np.float16)
+    gradients = WeightGradients(link.params)
+    # In float16 2048 + 1 is 2048.
+    arrays = [np.full((2, 3), v, np.float16) for v in (2048, 1, 1, 1, 1)]
+    assert minibatch(gradients, link, *arrays).dtype == np.float16
+    np.testing.assert_array_equal(link.W.grad, np.full((2, 3), 2052, "e"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        large = np.full((2, 3), 6e4, np.float16)
+        assert np.isposinf(minibatch(gradients, link, large, large)).all()
+
+
+@pytest.mark.parametrize("n_microbatches", [1, 4])
+def test_float16_products_are_added_in_float32(n_microbatches):
+    link = L.Linear(30, 4)
+    link.cleargrads()
+    for param in link.params():
+        param.array = param.array.astype(np.float16)
+    gradients = WeightGradients(link.params)
+    rng = np.random.RandomState(0)
+    x, gy = (rng.normal(size=(8, n)).astype(np.float16) for n in (30, 4))
+    gradients.begin()
+    total = np.zeros((4, 30), np.float32)
+    for a, b in zip(np.split(x, n_microbatches), np.split(gy, n_microbatches)):
+        backward([], [link(a)], [b], gradients)
+        total += b.astype("f").T.dot(a.astype("f"))
+    gradients.finish()
+    np.testing.assert_allclose(link.W.grad, total.astype("e"), rtol=1e-3)
+    if n_microbatches == 1:
+        y = link(x)
+        y.grad = gy
+        pipelined = link.W.grad, link.b.grad
+        link.cleargrads()
+        y.backward()
+        for ours, chainers in zip(pipelined, (link.W.grad, link.b.grad)):
+            np.testing.assert_array_equal(ours, chainers)

@@ -1,0 +1,92 @@
+"""The e5m2 codec against ml_dtypes: elements per second on one core.
+
+    OMP_NUM_THREADS=1 python benchmarks/float8.py
+
+Arrays that fit the cache, as the parts of a gradient that are exchanged in turn, and
+arrays that do not. Both codecs take turns in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from _common import Result, alternate, cpu_seconds, machine, ratios
+
+from mixed_precision import float8
+
+
+def repeated(function: Callable[[], object], n: int) -> Callable[[], None]:
+    """Makes one measurement long enough for the clock."""
+
+    def run() -> None:
+        for _ in range(n):
+            function()
+
+    return run
+
+
+def main() -> None:
+    """Measures encode and decode in every dtype and size."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--elements", type=int, nargs="+", default=[2**16, 2**24])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    result = Result("float8", arguments.output)
+    result.write(
+        "OMP_NUM_THREADS=1 python " + " ".join(sys.argv),
+        machine("numpy", "numba", "ml_dtypes"),
+        f"medians of {arguments.rounds} rounds; G elements/s, and how many times as"
+        " fast as ml_dtypes",
+        "",
+        f"{'':<10} {'elements':>10} {'dtype':>8} {'here':>7} {'ml_dtypes':>10}  ratio",
+    )
+    rng = np.random.RandomState(0)
+    for n in arguments.elements:
+        repetitions = max(1, 2**23 // n)
+        for dtype in (np.float32, np.float16):
+            x = rng.standard_normal(n).astype(dtype)
+            codes = float8.encode(x, 8.0)
+            theirs = codes.view(ml_dtypes.float8_e5m2)
+            scale, inverse = dtype(8), dtype(1 / 8)
+            back = np.empty_like(x)
+            actions = {
+                "encode": (
+                    lambda x=x, out=codes: float8.encode(x, 8.0, out),
+                    lambda x=x, s=scale: (x * s).astype(ml_dtypes.float8_e5m2),
+                ),
+                "decode": (
+                    lambda c=codes, out=back: float8.decode(c, 1 / 8, out),
+                    lambda c=theirs, s=inverse, d=dtype: c.astype(d) * s,
+                ),
+            }
+            for name, (here, there) in actions.items():
+                variants = {
+                    "here": repeated(here, repetitions),
+                    # It is slower by so much that fewer repetitions will do.
+                    "there": repeated(there, max(1, repetitions // 8)),
+                }
+                for variant in variants.values():
+                    variant()
+                seconds = alternate(variants, arguments.rounds, cpu_seconds)
+                each = {
+                    "here": [s / repetitions for s in seconds["here"]],
+                    "there": [s / max(1, repetitions // 8) for s in seconds["there"]],
+                }
+                speed = {k: n / statistics.median(v) / 1e9 for k, v in each.items()}
+                result.write(
+                    f"{name:<10} {n:10d} {np.dtype(dtype).name:>8}"
+                    f" {speed['here']:7.2f} {speed['there']:10.3f}"
+                    f" {ratios(each['there'], each['here'])}"
+                )
+    result.save()
+
+
+if __name__ == "__main__":
+    main()

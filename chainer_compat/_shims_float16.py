@@ -1,0 +1,129 @@
+"""Float16 on a CPU: products and sums in float32, rounded once (``_float16.py``)."""
+
+from chainer_compat._shim import Edit, Shim
+
+
+def _import(names: str, module: str = "import chainerx\n") -> Edit:
+    """Adds an import to a line that is there, so that line numbers stay."""
+    names = f"from chainer_compat._float16 import {names}"
+    return Edit(module, f"{module[:-1]}; {names}\n")
+
+
+def _decorated(name: str, before: str, method: str) -> Edit:
+    """Puts a decorator into the empty line before a method."""
+    return Edit(
+        f"{before}\n\n    def {method}:", f"{before}\n    @{name}\n    def {method}:"
+    )
+
+
+def _rounded(before: str, method: str = "forward(self, inputs)") -> Edit:
+    return _decorated("rounded_once", before, method)
+
+
+def _widened(before: str, method: str = "forward(self, inputs)") -> Edit:
+    return _decorated("multiplied_in_float32", before, method)
+
+
+_CPU = "forward_cpu(self, inputs)"
+_WHY = "NumPy multiplies float16 without BLAS, tens of times slower than float32"
+
+SHIMS = (
+    Shim(
+        name="float16-linear",
+        module="chainer.functions.connection.linear",
+        why=_WHY + "; the bias is added after rounding",
+        edits=(
+            _import("multiplied_in_float32, rounded_once"),
+            _rounded("            return chainerx.linear(x, W),"),
+            _rounded(
+                "class LinearGradData(function_node.FunctionNode):\n\n"
+                "    _config_use_ideep = None"
+            ),
+            _widened("        self._w_dtype = w_dtype"),
+        ),
+    ),
+    Shim(
+        name="float16-convolution-2d",
+        module="chainer.functions.connection.convolution_2d",
+        why=_WHY + "; the bias is added after rounding",
+        edits=(
+            _import("multiplied_in_float32, rounded_once"),
+            _rounded("            cover_all=self.cover_all),", _CPU),
+            _widened("    def check_layout_forward(self, inputs):\n        pass", _CPU),
+        ),
+    ),
+    Shim(
+        name="float16-deconvolution-2d",
+        module="chainer.functions.connection.deconvolution_2d",
+        why=_WHY + "; the taps of col2im are added in float16. It is the input"
+        " gradient of convolution",
+        edits=(
+            _import("rounded_once"),
+            _rounded(
+                "                raise RuntimeError('Width in the output must be"
+                " positive.')",
+                _CPU,
+            ),
+        ),
+    ),
+    Shim(
+        name="float16-convolution-nd",
+        module="chainer.functions.connection.convolution_nd",
+        why=_WHY,
+        edits=(
+            _import("multiplied_in_float32, rounded_once"),
+            _rounded("        return y,"),
+            _widened("            and self.ndim > 1)"),
+        ),
+    ),
+    Shim(
+        name="float16-deconvolution-nd",
+        module="chainer.functions.connection.deconvolution_nd",
+        why=_WHY,
+        edits=(
+            _import("rounded_once"),
+            _rounded(
+                "        return chainerx.conv_transpose(*inputs, stride=stride,"
+                " pad=pad),"
+            ),
+        ),
+    ),
+    Shim(
+        name="float16-matmul",
+        module="chainer.functions.math.matmul",
+        why=_WHY,
+        edits=(
+            _import("rounded_once"),
+            _rounded("        return chainerx.dot(a, b),", "forward(self, x)"),
+        ),
+    ),
+    Shim(
+        name="float16-sum",
+        module="chainer.functions.math.sum",
+        why="a sum of float16 rounds after every addition; gradients of biases do",
+        edits=(
+            _import("rounded_once"),
+            _rounded(
+                "        return chainerx.sum(x, axis=self.axis,"
+                " keepdims=self.keepdims),"
+            ),
+            _rounded("        self._shape = shape"),
+        ),
+    ),
+    Shim(
+        name="float16-layer-normalization",
+        module="chainer.links.normalization.layer_normalization",
+        why="layer normalization refuses float16 inputs with float32 scales, unlike"
+        " the other normalizations; it is computed in float32 and rounded",
+        edits=(
+            Edit(
+                "        return layer_normalization.layer_normalization(\n"
+                "            x, self.gamma, self.beta, self.eps)",
+                "        from chainer.functions import cast; return cast("
+                "layer_normalization.layer_normalization(\n"
+                "            cast(x, self.gamma.dtype), self.gamma, self.beta,"
+                " self.eps), x.dtype)",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,381 @@
+"""The passes over flat buffers on a GPU, as CuPy kernels.
+
+The public functions are those of ``_cpu.py``. Here the gradients are copied into one
+flat array first: a launch costs more than the copy. Products and sums may be fused
+(FMA), so that the last bit may differ from a CPU's.
+
+None of this has run yet: there was no GPU. ``tests/mixed_precision/test_gpu.py``
+compares it to ``_cpu.py`` where there is one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from chainer.backends.cuda import cupy
+
+Array = Any
+
+# Where flat buffers are aligned to, in elements; as in flat.py.
+_ALIGNMENT = 64
+
+
+class Gradients(NamedTuple):
+    """Gradients of parameters in one flat array, aligned as the other buffers.
+
+    Attributes:
+        flat: CuPy array.
+        starts: Where each parameter begins, NumPy int64.
+        ends: Where each ends.
+    """
+
+    flat: Array
+    starts: np.ndarray
+    ends: np.ndarray
+
+
+def gathered(arrays: Sequence[Array], starts: Array, ends: Array) -> Gradients:
+    """Returns the gradients of a group of parameters, copied together."""
+    zeros = cupy.zeros(_ALIGNMENT, arrays[0].dtype)
+    parts = []
+    for array, end in zip(arrays, ends):
+        parts += [array.ravel(), zeros[: -end % _ALIGNMENT]]
+    return Gradients(cupy.concatenate(parts), starts, ends)
+
+
+def in_buffer(flat: Array, starts: Array, ends: Array) -> Gradients:
+    """Returns the gradients that are in a flat buffer."""
+    return Gradients(flat, starts, ends)
+
+
+# A warp reads a chunk, each lane every 32nd number, in the same order at all times.
+_LANES = 32
+_CHUNK = 64 * _LANES
+
+
+@functools.cache
+def _kernel(inputs: str, outputs: str, body: str, name: str) -> Any:
+    return cupy.ElementwiseKernel(inputs, outputs, body, name)
+
+
+def sum_squares(gradients: Gradients, inverse: float, sums: np.ndarray) -> None:
+    """Sums for each parameter the squares of its unscaled gradients, in float64."""
+    starts, ends, first_chunks, occupied = _chunks(
+        gradients.starts.tobytes(), gradients.ends.tobytes(), cupy.cuda.Device().id
+    )
+    sums[:] = 0
+    if not len(first_chunks):
+        return
+    kernel = _kernel(
+        "raw G gradients, W inverse, raw int64 starts, raw int64 ends",
+        "float64 partial",
+        """
+        long long chunk = i / LANES;
+        double total = 0;
+        for (long long j = starts[chunk] + i % LANES; j < ends[chunk]; j += LANES) {
+            double g = static_cast<W>(gradients[j]) * inverse;
+            total += g * g;
+        }
+        partial = total;
+        """.replace("LANES", str(_LANES)),
+        "mixed_precision_sum_squares",
+    )
+    partial = cupy.empty((len(starts), _LANES), np.float64)
+    kernel(gradients.flat, inverse, starts, ends, partial)
+    sums[occupied] = np.add.reduceat(partial.sum(axis=1).get(), first_chunks)
+
+
+@functools.lru_cache(maxsize=16)
+def _chunks(starts: bytes, ends: bytes, device: int) -> tuple:
+    """Cuts parameters into chunks.
+
+    Returns:
+        Where each chunk starts and ends, on the device; the first chunk of each
+        parameter that has any elements, and the positions of these parameters.
+    """
+    bounds = list(zip(np.frombuffer(starts, "q"), np.frombuffer(ends, "q")))
+    chunk_starts = [np.arange(start, end, _CHUNK) for start, end in bounds]
+    chunk_ends = [
+        np.minimum(each + _CHUNK, end) for each, (_, end) in zip(chunk_starts, bounds)
+    ]
+    counts = np.array([len(each) for each in chunk_starts])
+    occupied = np.flatnonzero(counts)
+    first = (np.cumsum(counts) - counts)[occupied]
+    return (
+        cupy.array(np.concatenate(chunk_starts)),
+        cupy.array(np.concatenate(chunk_ends)),
+        first,
+        occupied,
+    )
+
+
+def unscale(gradients: Gradients, inverse: float, out: Array) -> None:
+    """Writes the unscaled gradients into a flat buffer."""
+    _kernel(
+        "G gradient, W inverse",
+        "W out",
+        "out = static_cast<W>(gradient) * inverse;",
+        "mixed_precision_unscale",
+    )(gradients.flat, inverse, out)
+
+
+def _update(
+    name: str,
+    body: str,
+    gradients: Gradients,
+    span: tuple[int, int],
+    inverse: float,
+    weights: Array,
+    half: Array,
+    states: dict[str, Array],
+    numbers: dict[str, float],
+) -> None:
+    """Runs ``body``, which makes a new ``weight`` of ``g``, over some parameters.
+
+    Args:
+        name: Of the kernel.
+        body: CUDA code.
+        gradients: Of all parameters of a group.
+        span: The first and the last parameter.
+        inverse: What gradients are multiplied by.
+        weights: Masters; of no elements if ``half`` itself is updated.
+        half: Bits of float16 weights; of no elements if there are none.
+        states: Flat buffers by their names in ``body``.
+        numbers: By their names in ``body``.
+    """
+    part = slice(int(gradients.starts[span[0]]), int(gradients.ends[span[1]]))
+    has_weights, has_half = weights.size > 0, half.size > 0
+    outputs, arrays, load, store = [], [], "", ""
+    if has_weights:
+        outputs.append("W weights")
+        arrays.append(weights[part])
+        load, store = "W weight = weights;", "weights = weight;"
+    if has_half:
+        outputs.append("float16 half_")
+        arrays.append(half[part].view(np.float16))
+        if has_weights:
+            # Somebody may have changed the weight since it was rounded.
+            load += """
+            if (static_cast<float>(float16(weight)) != static_cast<float>(half_)) {
+                weight = static_cast<float>(half_);
+            }"""
+        else:
+            load = "float weight = static_cast<float>(half_);"
+        store += " half_ = float16(weight);"
+    for state, flat in states.items():
+        is_half = flat.dtype == np.uint16
+        outputs.append(f"{'float16' if is_half else 'W'} {state}")
+        arrays.append(flat[part].view(np.float16) if is_half else flat[part])
+    kernel = _kernel(
+        ", ".join(["G gradient, W inverse", *(f"W {number}" for number in numbers)]),
+        ", ".join(outputs),
+        f"{load} W g = static_cast<W>(gradient) * inverse; {body} {store}",
+        f"mixed_precision_{name}",
+    )
+    kernel(gradients.flat[part], inverse, *numbers.values(), *arrays)
+
+
+def sgd(
+    gradients: Gradients,
+    first: int,
+    last: int,
+    inverse: float,
+    weights: Array,
+    half: Array,
+    lr: float,
+) -> None:
+    """Updates as :class:`chainer.optimizers.SGD`; see ``_cpu.py``."""
+    _update(
+        "sgd",
+        "weight -= lr * g;",
+        gradients,
+        (first, last),
+        inverse,
+        weights,
+        half,
+        {},
+        {"lr": lr},
+    )
+
+
+def momentum_sgd(
+    gradients: Gradients,
+    first: int,
+    last: int,
+    inverse: float,
+    weights: Array,
+    half: Array,
+    velocity: Array,
+    lr: float,
+    momentum: float,
+) -> None:
+    """Updates as :class:`chainer.optimizers.MomentumSGD`; see ``_cpu.py``."""
+    _update(
+        "momentum_sgd",
+        "v = momentum * v - lr * g; weight += v;",
+        gradients,
+        (first, last),
+        inverse,
+        weights,
+        half,
+        {"v": velocity},
+        {"lr": lr, "momentum": momentum},
+    )
+
+
+def adam(
+    gradients: Gradients,
+    first: int,
+    last: int,
+    inverse: float,
+    weights: Array,
+    half: Array,
+    mean: Array,
+    variance: Array,
+    alpha_t: float,
+    rate1: float,
+    rate2: float,
+    eps: float,
+    keep: float,
+    eta: float,
+) -> None:
+    """Updates as :class:`chainer.optimizers.Adam`; see ``_cpu.py``."""
+    _update(
+        "adam",
+        """
+        m += rate1 * (g - m);
+        v += rate2 * (g * g - v);
+        weight = keep * weight - eta * (alpha_t / (sqrt(v) + eps) * m);
+        """,
+        gradients,
+        (first, last),
+        inverse,
+        weights,
+        half,
+        {"m": mean, "v": variance},
+        {
+            "alpha_t": alpha_t,
+            "rate1": rate1,
+            "rate2": rate2,
+            "eps": eps,
+            "keep": keep,
+            "eta": eta,
+        },
+    )
+
+
+def momentum_sgd16(
+    gradients: Gradients,
+    first: int,
+    last: int,
+    inverse: float,
+    weights: Array,
+    half: Array,
+    accumulated: Array,
+    lr: float,
+    momentum: float,
+) -> None:
+    """Updates as :class:`~mixed_precision.MomentumSGD16` with G in float16."""
+    _update(
+        "momentum_sgd16",
+        """
+        float total = momentum * static_cast<float>(a) + g;
+        a = float16(min(max(total, -65504.0f), 65504.0f));
+        weight -= lr * static_cast<float>(a);
+        """,
+        gradients,
+        (first, last),
+        inverse,
+        weights,
+        half,
+        {"a": accumulated},
+        {"lr": lr, "momentum": momentum},
+    )
+
+
+def accumulated_sgd(
+    gradients: Gradients,
+    first: int,
+    last: int,
+    inverse: float,
+    weights: Array,
+    half: Array,
+    accumulated: Array,
+    lr: float,
+    momentum: float,
+) -> None:
+    """As :func:`momentum_sgd16`, for weights of float32 or float64."""
+    _update(
+        "accumulated_sgd",
+        "a = momentum * a + g; weight -= lr * a;",
+        gradients,
+        (first, last),
+        inverse,
+        weights,
+        half,
+        {"a": accumulated},
+        {"lr": lr, "momentum": momentum},
+    )
+
+
+def refresh(master: Array, half: Array) -> None:
+    """Takes weights that somebody changed over into the masters."""
+    half = half.view(np.float16)
+    changed = master.astype(np.float16) != half
+    cupy.copyto(master, half.astype(np.float32), where=changed)
+
+
+def round_to_half(values: Array, half: Array) -> None:
+    """Rounds float32 values to float16."""
+    half.view(np.float16)[...] = values
+
+
+def widen(half: Array, values: Array) -> None:
+    """Converts float16 to float32."""
+    values[...] = half.view(np.float16)
+
+
+# As in _bits.py, where it is explained.
+_ENCODE = """
+    float value = static_cast<float>(x);
+    unsigned int original = __float_as_uint(value) & 0x7fffffffu;
+    unsigned int bits = __float_as_uint(value * scale);
+    unsigned int sign = (bits >> 24) & 0x80u;
+    unsigned int magnitude = bits & 0x7fffffffu;
+    unsigned int odd = (magnitude >> 21) & 1u;
+    unsigned int rounded = (magnitude - (0x38000000u - 0xfffffu) + odd) >> 21;
+    if (magnitude < 0x38800000u) {
+        rounded = __float_as_uint(__uint_as_float(magnitude) + 128.0f) - 0x43000000u;
+    }
+    if (rounded > 0x7bu) rounded = 0x7bu;
+    if (original >= 0x7f800000u) rounded = 0x7cu;
+    if (original > 0x7f800000u) rounded = 0x7eu;
+    code = rounded | sign;
+"""
+
+
+def encode_e5m2(values: Array, scale: float, codes: Array) -> None:
+    """Rounds scaled float32 values to e5m2."""
+    kernel = _kernel("T x, float32 scale", "uint8 code", _ENCODE, "encode_e5m2")
+    kernel(values, scale, codes)
+
+
+def encode_e5m2_half(half: Array, scale: float, codes: Array) -> None:
+    """Rounds scaled float16 values to e5m2."""
+    encode_e5m2(half.view(np.float16), scale, codes)
+
+
+def decode_e5m2(codes: Array, scale: float, values: Array) -> None:
+    """Converts e5m2 to float32 and scales."""
+    upper_bytes = codes.astype(np.uint16) << 8
+    values[...] = upper_bytes.view(np.float16).astype(np.float32) * scale
+
+
+def decode_e5m2_half(codes: Array, scale: float, half: Array) -> None:
+    """Converts e5m2 to float32, scales, and rounds to float16."""
+    upper_bytes = codes.astype(np.uint16) << 8
+    scaled = upper_bytes.view(np.float16).astype(np.float32) * scale
+    half.view(np.float16)[...] = scaled

@@ -1,0 +1,329 @@
+"""Parameters of one dtype in flat buffers, so that a pass over all of them is one loop.
+
+::
+
+    param.array       W1 ........ | W2 .. | W3 ......     weights    float16, views
+                      |  rounded  |       |               master     float32
+    rule.state['v']   v1 ........ | v2 .. | v3 ......     states     float32, views
+    param.grad        anywhere; unscaled for hooks into   gradients  float32
+
+A parameter begins at a multiple of 64 elements, which the matrix units of GPUs like;
+the gaps hold zeros and stay zero. Where weights are float32 or float64, they are their
+own master.
+
+The weights are the truth and the master refines it: whoever loads, copies or clips
+``param.array`` need not know of a master, which is corrected in the next pass.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+
+Array = Any
+
+_ALIGNMENT = 64
+
+
+class Gathered(NamedTuple):
+    """Gradients of a group.
+
+    Attributes:
+        gradients: As the kernels take them.
+        arrays: What they are read from, which must live as long.
+    """
+
+    gradients: Any
+    arrays: Sequence[Array]
+
+
+class Group:
+    """The parameters of one dtype on one device.
+
+    Args:
+        parameters: Initialized parameters by path, of one dtype, on one device.
+        device (chainer.backend.Device): Their device.
+        keeps_master (bool): Whether float16 weights have a master; otherwise they are
+            rounded in every step, and float32 copies are made for hooks only.
+
+    Attributes:
+        paths: Of the parameters.
+        parameters: In the order of the buffers.
+        starts: Where each begins in the buffers, int64.
+        ends: Where each ends.
+        half: Bits of float16 weights, or an array of no elements.
+        master: Weights to update: float32 for float16, else the weights themselves;
+            no elements without a master.
+        compute_dtype: Of ``master``, of states and of unscaled gradients.
+        kernels: The module with the passes over these buffers.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, chainer.Parameter],
+        device: chainer.backend.Device,
+        keeps_master: bool = True,
+    ) -> None:
+        self.paths = list(parameters)
+        self.parameters = list(parameters.values())
+        self.device = device
+        self.kernels = importlib.import_module(
+            f"mixed_precision.{'_cpu' if device.xp is np else '_gpu'}"
+        )
+        dtype = self.parameters[0].dtype
+        self.is_half = dtype == np.float16
+        self._shapes = [p.shape for p in self.parameters]
+        sizes = np.array([p.size for p in self.parameters], dtype=np.int64)
+        padded = -(-sizes // _ALIGNMENT) * _ALIGNMENT
+        self.ends = np.cumsum(padded) - padded + sizes
+        self.starts = self.ends - sizes
+        self._n = int(padded.sum())
+        self.compute_dtype = np.dtype(np.float32) if self.is_half else dtype
+        with chainer.using_device(device):
+            xp = device.xp
+            self._weights = xp.zeros(self._n, dtype)
+            if not self.is_half:
+                self.half = xp.zeros(0, np.uint16)
+                self.master = self._weights
+            else:
+                self.half = self._weights.view(np.uint16)
+                self.master = xp.zeros(self._n if keeps_master else 0, np.float32)
+            zeros = xp.zeros(int(sizes.max(initial=0)), dtype)
+        self._zeros = [zeros[:size] for size in sizes]
+        self._states: dict[str, tuple[Array, list[Array]]] = {}
+        self._weight_views = self.views(self._weights)
+        # Made for the first hook.
+        self._float32: Array | None = self.master if self.master.size else None
+        self._unscaled: Array | None = None
+        for p, view in zip(self.parameters, self._weight_views):
+            view[...] = p.array
+            p.array = view
+        if self.has_master:
+            self.kernels.widen(self.half, self.master)
+
+    @property
+    def has_master(self) -> bool:
+        """Whether there are masters apart from the weights."""
+        return self.is_half and self.master.size > 0
+
+    def scalar(self, value: float) -> Any:
+        """Returns a number in the dtype of the update's arithmetic."""
+        return self.compute_dtype.type(value)
+
+    def views(self, flat: Array) -> list[Array]:
+        """Returns the parts of a flat buffer in the shapes of the parameters."""
+        return [
+            flat[start:end].reshape(shape)
+            for start, end, shape in zip(self.starts, self.ends, self._shapes)
+        ]
+
+    def masters(self) -> dict[str, Array]:
+        """Returns the masters by path; none where weights are their own."""
+        if not self.has_master:
+            return {}
+        return dict(zip(self.paths, self.views(self.master)))
+
+    def holds(self, parameters: Sequence[chainer.Parameter]) -> bool:
+        """Whether these are the group's parameters still; takes over new arrays."""
+        for p, view in zip(parameters, self._weight_views):
+            array = p.array
+            if array is view:
+                continue
+            if (
+                array.dtype != view.dtype
+                or array.shape != view.shape
+                or p.device != self.device
+            ):
+                return False
+            view[...] = array
+            p.array = view
+        return True
+
+    def gather(self) -> Gathered:
+        """Returns the parameters' gradients; zeros where there is none."""
+        arrays = [
+            zeros if p.grad is None else p.grad
+            for p, zeros in zip(self.parameters, self._zeros)
+        ]
+        with chainer.using_device(self.device):
+            arrays = [self.device.xp.ascontiguousarray(a) for a in arrays]
+            gradients = self.kernels.gathered(arrays, self.starts, self.ends)
+        return Gathered(gradients, arrays)
+
+    def sum_squares(self, gathered: Gathered, inverse: float) -> np.ndarray:
+        """Returns for each parameter the sum of its squared gradients, in float64."""
+        sums = np.zeros(len(self.parameters))
+        with chainer.using_device(self.device):
+            self.kernels.sum_squares(gathered.gradients, self.scalar(inverse), sums)
+        return sums
+
+    def state(self, name: str, dtype: np.dtype) -> tuple[Array, list[Array]]:
+        """Returns a flat buffer of optimizer state, zeros at first, and its views."""
+        if name not in self._states:
+            with chainer.using_device(self.device):
+                flat = self.device.xp.zeros(self._n, dtype)
+            self._states[name] = flat, self.views(flat)
+        return self._states[name]
+
+    # -- parameters in float32, for hooks and update rules --------------------------
+
+    def enter_float32(self, gathered: Gathered, inverse: float) -> Gathered:
+        """Gives the parameters their masters and unscaled gradients.
+
+        Returns:
+            The unscaled gradients.
+        """
+        with chainer.using_device(self.device):
+            if self._unscaled is None:
+                self._make_float32_views()
+            self.kernels.unscale(
+                gathered.gradients, self.scalar(inverse), self._unscaled
+            )
+            if self.has_master:
+                self.kernels.refresh(self.master, self.half)
+            elif self.is_half:
+                self.kernels.widen(self.half, self._float32)
+            gradients = self.kernels.in_buffer(self._unscaled, self.starts, self.ends)
+        self._before = [(p, p.grad, p._loss_scale) for p in self.parameters]
+        for p, weights, gradient in self._float32_views:
+            p.array = weights
+            p.grad = gradient
+            # An update rule would divide by it, WeightDecay would multiply.
+            p._loss_scale = None
+        return Gathered(gradients, [self._unscaled])
+
+    def _make_float32_views(self) -> None:
+        xp = self.device.xp
+        self._unscaled = xp.zeros(self._n, self.compute_dtype)
+        if self._float32 is None:
+            self._float32 = xp.zeros(self._n, np.float32)
+        weights, gradients = self.views(self._float32), self.views(self._unscaled)
+        self._float32_views = list(zip(self.parameters, weights, gradients))
+
+    def clip(self, rate: float) -> None:
+        """Multiplies the unscaled gradients of parameters that are in float32."""
+        self._unscaled *= self.scalar(rate)
+
+    def collect(self) -> None:
+        """Takes over arrays that a hook or a rule put in the place of the views."""
+        for p, weights, gradient in self._float32_views:
+            if p.array is not weights:
+                weights[...] = p.array
+                p.array = weights
+            if p.grad is not gradient:
+                gradient[...] = 0 if p.grad is None else p.grad
+                p.grad = gradient
+
+    def leave_float32(self) -> None:
+        """Gives the parameters their weights and scaled gradients back."""
+        for (p, gradient, loss_scale), view in zip(self._before, self._weight_views):
+            p.array = view
+            p.grad = gradient
+            p._loss_scale = loss_scale
+        self._before = []
+
+    def round(self) -> None:
+        """Rounds what :meth:`enter_float32` gave into the weights."""
+        if self.is_half:
+            self.kernels.round_to_half(self._float32, self.half)
+
+    def buffers(self, in_float32: bool) -> tuple[Array, Array]:
+        """Returns the weights to update and the bits to round into, as kernels do."""
+        return (
+            (self._float32, self.half[:0]) if in_float32 else (self.master, self.half)
+        )
+
+
+class FlatBuffers:
+    """All parameters of an optimizer, in groups.
+
+    Args:
+        parameters: Initialized parameters by path, each once.
+        keeps_master: Whether a parameter has a master if it is float16.
+        masters: Masters by path to begin with, instead of the weights; those that do
+            not round to the weights give way in the first update.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, chainer.Parameter],
+        keeps_master: Mapping[str, bool],
+        masters: Mapping[str, Array],
+    ) -> None:
+        sorted_out: dict[tuple, dict[str, chainer.Parameter]] = {}
+        for path, p in parameters.items():
+            key = (p.dtype.char, p.device.name, keeps_master[path])
+            sorted_out.setdefault(key, {})[path] = p
+        self.groups = [
+            Group(named, next(iter(named.values())).device, keeps)
+            for (_, _, keeps), named in sorted_out.items()
+        ]
+        self.paths = [path for group in self.groups for path in group.paths]
+        self._key = tuple((id(p), keeps_master[path]) for path, p in parameters.items())
+        for group in self.groups:
+            for path, view in group.masters().items():
+                if path in masters and masters[path].shape == view.shape:
+                    view[...] = group.device.send(masters[path])
+
+    def holds(
+        self,
+        parameters: Mapping[str, chainer.Parameter],
+        keeps_master: Mapping[str, bool],
+    ) -> bool:
+        """Whether these are the parameters still; takes over new arrays."""
+        key = tuple((id(p), keeps_master[path]) for path, p in parameters.items())
+        return key == self._key and all(g.holds(g.parameters) for g in self.groups)
+
+    def masters(self) -> dict[str, Array]:
+        """Returns the masters by path."""
+        return {k: v for group in self.groups for k, v in group.masters().items()}
+
+    def gather(self) -> list[Gathered]:
+        """Returns the gradients of every group."""
+        return [group.gather() for group in self.groups]
+
+    def sum_squares(self, gathered: Sequence[Gathered], inverse: float) -> np.ndarray:
+        """Returns the sums of squared gradients, in the order of ``paths``."""
+        sums = [g.sum_squares(each, inverse) for g, each in zip(self.groups, gathered)]
+        return np.concatenate(sums) if sums else np.zeros(0)
+
+    @contextmanager
+    def in_float32(
+        self, gathered: Sequence[Gathered], inverse: float
+    ) -> Iterator[list[Gathered]]:
+        """Lets the parameters be their masters, with unscaled gradients.
+
+        Hooks and update rules that run meanwhile need not know of mixed precision.
+        What they do to the weights is rounded at the end.
+
+        Yields:
+            The unscaled gradients of every group.
+        """
+        entered = []
+        try:
+            unscaled = []
+            for group, each in zip(self.groups, gathered):
+                entered.append(group)
+                unscaled.append(group.enter_float32(each, inverse))
+            yield unscaled
+            for group in self.groups:
+                group.collect()
+                group.round()
+        finally:
+            for group in entered:
+                group.leave_float32()
+
+    def collect(self) -> None:
+        """Takes over arrays that were put in the place of the buffers' views."""
+        for group in self.groups:
+            group.collect()
+
+    def clip(self, rate: float) -> None:
+        """Multiplies the unscaled gradients."""
+        for group in self.groups:
+            group.clip(rate)

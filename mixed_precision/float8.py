@@ -1,0 +1,138 @@
+"""Eight bits for gradients on the wire: the format e5m2.
+
+::
+
+    S EEEEE MM      the upper byte of a float16; bias 15
+    0 00000 01      2^-16    = 1.5e-5     smallest
+    0 00001 00      2^-14    = 6.1e-5     smallest normal
+    0 11110 11      1.75 2^15 = 57344     largest, code 0x7b
+    0 11111 00      infinity, code 0x7c;  NaN is 0x7e, with either sign
+
+A value is multiplied by a scale and rounded to the nearest code, ties to even.
+
+*Saturation*: finite values beyond the largest number become the largest number, because
+in a sum of gradients one infinity would spoil the step. *Infinities and NaN stay what
+they are*, so that whoever looks for overflow after an exchange still finds it. Apart
+from saturation the codes are those of ``ml_dtypes.float8_e5m2``.
+
+See section 3.1 of Oyama et al., Accelerating deep learning by 8-bit gradient exchange;
+there, infinities saturate too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import chainer
+import numpy as np
+
+Array = Any
+
+#: The largest finite number.
+LARGEST = 57344.0
+
+
+def encode(x: Array, scale: float = 1.0, out: Array | None = None) -> Array:
+    """Returns ``x * scale`` as e5m2.
+
+    The product is rounded to float32 and then to e5m2; a power of two as scale rounds
+    once.
+
+    Args:
+        x (array): NumPy or CuPy array of float32 or float16.
+        scale (float): Positive and finite.
+        out (array): A contiguous uint8 array to write to, of the shape of ``x``.
+
+    Returns:
+        array: Codes, uint8, of the shape of ``x``.
+
+    Raises:
+        TypeError: If a dtype is another one.
+        ValueError: If the scale is out of range, or ``out`` does not fit.
+
+    Example:
+        >>> x = np.array([1, 1.1, -3e-6, 1e6, np.inf], np.float32)
+        >>> codes = encode(x)
+        >>> decode(codes)
+        array([ 1.0000e+00,  1.0000e+00, -0.0000e+00,  5.7344e+04,         inf],
+              dtype=float32)
+    """
+    if x.dtype.char not in "fe":
+        raise TypeError(f"x must be float32 or float16, not {x.dtype}")
+    kernels, xp = _kernels(x)
+    if out is None:
+        out = xp.empty(x.shape, np.uint8)
+    _check_out(out, x, "e5m2 codes need", np.uint8)
+    values = xp.ascontiguousarray(x).reshape(-1)
+    scale = _checked(scale)
+    if x.dtype == np.float32:
+        kernels.encode_e5m2(values, scale, out.reshape(-1))
+    else:
+        kernels.encode_e5m2_half(values.view(np.uint16), scale, out.reshape(-1))
+    return out
+
+
+def decode(
+    codes: Array,
+    scale: float = 1.0,
+    out: Array | None = None,
+    dtype: Any = np.float32,
+) -> Array:
+    """Returns e5m2 codes, times ``scale``, as floating-point numbers.
+
+    Args:
+        codes (array): NumPy or CuPy array of uint8.
+        scale (float): Positive and finite.
+        out (array): A contiguous array to write to, of float32 or float16, of the shape
+            of ``codes``.
+        dtype: Of the result without ``out``: float32 or float16.
+
+    Returns:
+        array: Of the shape of ``codes``; the product is rounded once.
+
+    Raises:
+        TypeError: If a dtype is another one.
+        ValueError: If the scale is out of range, or ``out`` does not fit.
+
+    Example:
+        >>> decode(np.array([0x3c, 0xbd], np.uint8), scale=0.5, dtype=np.float16)
+        array([ 0.5  , -0.625], dtype=float16)
+    """
+    if codes.dtype != np.uint8:
+        raise TypeError(f"codes must be uint8, not {codes.dtype}")
+    kernels, xp = _kernels(codes)
+    if out is None:
+        out = xp.empty(codes.shape, dtype)
+    if out.dtype.char not in "fe":
+        raise TypeError(f"the result can be float32 or float16, not {out.dtype}")
+    _check_out(out, codes, "the result needs", out.dtype)
+    codes, values = xp.ascontiguousarray(codes).reshape(-1), out.reshape(-1)
+    scale = _checked(scale)
+    if out.dtype == np.float32:
+        kernels.decode_e5m2(codes, scale, values)
+    else:
+        kernels.decode_e5m2_half(codes, scale, values.view(np.uint16))
+    return out
+
+
+def _kernels(array: Array) -> tuple[Any, Any]:
+    xp = chainer.backend.get_array_module(array)
+    name = "_cpu" if xp is np else "_gpu"
+    return importlib.import_module(f"mixed_precision.{name}"), xp
+
+
+def _checked(scale: float) -> np.float32:
+    single = np.float32(scale)
+    if not (single > 0 and math.isfinite(single)):
+        raise ValueError(f"scale must be positive and finite in float32, not {scale}")
+    return single
+
+
+def _check_out(out: Array, like: Array, what: str, dtype: Any) -> None:
+    if out.shape != like.shape or out.dtype != dtype or not out.flags.c_contiguous:
+        raise ValueError(
+            f"{what} a contiguous array out of the shape {like.shape} and of"
+            f" {np.dtype(dtype)}, not one of {out.shape} and {out.dtype}"
+        )

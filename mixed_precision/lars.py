@@ -1,0 +1,145 @@
+"""Layer-wise adaptive rate scaling (LARS)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+from chainer import optimizer
+from chainer.optimizers.momentum_sgd import MomentumSGDRule
+
+
+def layer_rate(param: chainer.Parameter, eta: float, weight_decay: float) -> Any:
+    """Returns ``eta * |w| / (|g| + weight_decay * |w|)``; 1 if a norm is zero.
+
+    Args:
+        param (chainer.Parameter): With its gradient, unscaled.
+        eta (float): Trust coefficient.
+        weight_decay (float): Coefficient of the weight decay that is to follow.
+
+    Returns:
+        A scalar array on the parameter's device, float32 at least.
+    """
+    xp = param.device.xp
+    # Of float16 numbers the squares would overflow.
+    dtype = "f" if param.dtype.char == "e" else param.dtype
+    weights, gradient = (
+        xp.sqrt(xp.square(a.ravel().astype(dtype, copy=False)).sum())
+        for a in (param.array, param.grad)
+    )
+    divisor = gradient + weight_decay * weights
+    is_zero = (weights == 0) | (gradient == 0)
+    rate = eta * weights / xp.where(is_zero, xp.ones_like(divisor), divisor)
+    return xp.where(is_zero, xp.ones_like(rate), rate)
+
+
+class LARSHook:
+    """Hook that gives every parameter its own learning rate, with any optimizer.
+
+    The gradient of each parameter is multiplied by its rate::
+
+        rate = eta * |w| / (|g| + weight_decay * |w|)
+        g    = rate * (g + weight_decay * w)
+
+    so that a step is in proportion to the weights, whatever the size of the gradients.
+    A parameter that is zero, such as a bias at first, or whose gradient is, keeps the
+    optimizer's learning rate. Chainer's ``GradientLARS`` has no ``eta``, and a
+    threshold on the norm instead.
+
+    Args:
+        eta (float): Trust coefficient.
+        weight_decay (float): Coefficient of the weight decay.
+
+    Example:
+        >>> import chainer.links as L
+        >>> model = L.Linear(4, 3)
+        >>> optimizer = chainer.optimizers.SGD(1.0).setup(model)
+        >>> optimizer.add_hook(LARSHook(eta=0.01))
+
+    See Naruse (2017), Volta Tensor Core training, "LARS"; You et al. (2017), Large
+    batch training of convolutional networks.
+    """
+
+    name = "LARS"
+    call_for_each_param = True
+    timing = "pre"
+
+    def __init__(self, eta: float = 0.001, weight_decay: float = 0.0) -> None:
+        self.eta = eta
+        self.weight_decay = weight_decay
+
+    def __call__(self, rule: Any, param: chainer.Parameter) -> None:
+        """Multiplies the gradient."""
+        if param.array is None or param.grad is None:
+            return
+        with chainer.using_device(param.device):
+            rate = layer_rate(param, self.eta, self.weight_decay)
+            gradient = param.grad
+            if self.weight_decay:
+                gradient += self.weight_decay * param.array
+            gradient *= rate.astype(gradient.dtype)
+
+
+class LARSRule(MomentumSGDRule):
+    """Update rule of :class:`LARS`."""
+
+    is_elementwise = False
+
+    def update_core(self, param: chainer.Parameter) -> None:
+        """Updates one parameter; its gradient is multiplied by the rate in place."""
+        LARSHook(self.hyperparam.eta, self.hyperparam.weight_decay)(self, param)
+        super().update_core(param)
+
+
+class LARS(optimizer.GradientMethod):
+    """Momentum SGD whose learning rate fits each layer.
+
+    ::
+
+        rate   = eta * |w| / (|g| + weight_decay * |w|)
+        v(t+1) = momentum * v(t) - lr * rate * (g + weight_decay * w)
+        w(t+1) = w(t) + v(t+1)
+
+    See :class:`LARSHook` for the rate of parameters that are zero. In float16 it wants
+    :class:`MixedPrecision` around it, so that the norms are those of true gradients.
+
+    Args:
+        lr (float): Learning rate of all layers, the slides' gamma.
+        momentum (float): Momentum.
+        eta (float): Trust coefficient.
+        weight_decay (float): Coefficient of the weight decay.
+
+    Example:
+        >>> import chainer.links as L, numpy as np
+        >>> model = L.Linear(1, 1, nobias=True, initialW=8)
+        >>> optimizer = LARS(lr=0.5, eta=0.25).setup(model)
+        >>> model.W.grad = np.full((1, 1), 100, 'f')
+        >>> optimizer.update()
+        >>> model.W.array                           # 8 - 0.5 * 0.25 * 8
+        array([[7.]], dtype=float32)
+
+    See Naruse (2017), Volta Tensor Core training, "LARS"; You et al. (2017), Large
+    batch training of convolutional networks.
+    """
+
+    def __init__(
+        self,
+        lr: float = 1.0,
+        momentum: float = 0.9,
+        eta: float = 0.001,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.hyperparam.lr = lr
+        self.hyperparam.momentum = momentum
+        self.hyperparam.eta = eta
+        self.hyperparam.weight_decay = weight_decay
+
+    lr = optimizer.HyperparameterProxy("lr")
+    momentum = optimizer.HyperparameterProxy("momentum")
+    eta = optimizer.HyperparameterProxy("eta")
+    weight_decay = optimizer.HyperparameterProxy("weight_decay")
+
+    def create_update_rule(self) -> Any:
+        """Returns a :class:`LARSRule`."""
+        return LARSRule(self.hyperparam)

@@ -1,0 +1,210 @@
+"""The factor that keeps gradients within the range of float16.
+
+Gradients of activations are small: in the slides' SSD detector 94 % of them become
+zero in float16. Multiplying the loss multiplies them all. The weights' gradients are
+divided again before the update. Scales are powers of two, so that neither rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+
+class LossScale:
+    """A loss scale; ``float(loss_scale)`` is its current value.
+
+    A pipeline is given the object itself, ``Pipeline(...,
+    loss_scale=optimizer.loss_scale)``, and reads the value in every step.
+    """
+
+    def __init__(self, scale: float) -> None:
+        self._scale = _power_of_two("scale", scale)
+        self._n_skipped = 0
+
+    def __float__(self) -> float:
+        return self._scale
+
+    @property
+    def n_skipped(self) -> int:
+        """How many steps in a row have overflowed."""
+        return self._n_skipped
+
+    def stepped(self) -> None:
+        """Counts a step whose gradients were finite."""
+        self._n_skipped = 0
+
+    def overflowed(self, parameters: Sequence[str]) -> None:
+        """Counts a step that is skipped, because gradients were not finite.
+
+        Args:
+            parameters: Paths of the parameters in question.
+
+        Raises:
+            FloatingPointError: If there is no hope that it gets better.
+        """
+        self._n_skipped += 1
+
+    def serialize(self, serializer: Any) -> None:
+        """Reads or writes the state."""
+        self._scale = float(serializer("scale", self._scale))
+        self._n_skipped = int(serializer("n_skipped", self._n_skipped))
+
+
+class StaticLossScale(LossScale):
+    """The same scale in every step.
+
+    A step that overflows is skipped.
+
+    Args:
+        scale (float): A power of two.
+
+    Raises:
+        ValueError: If it is none.
+        TypeError: If it is no number.
+
+    Example:
+        >>> float(StaticLossScale(1024))
+        1024.0
+    """
+
+    #: A static scale that was chosen too large overflows in every step.
+    patience = 100
+
+    def overflowed(self, parameters: Sequence[str]) -> None:
+        """Counts a step that is skipped.
+
+        Raises:
+            FloatingPointError: If it is the hundredth in a row.
+        """
+        super().overflowed(parameters)
+        if self._n_skipped >= self.patience:
+            raise FloatingPointError(
+                f"gradients were not finite in {self._n_skipped} steps in a row, with"
+                f" the static loss scale {self._scale:g}: {_listed(parameters)}. If"
+                f" the loss is finite, choose a smaller scale or DynamicLossScale;"
+                f" if not, look at the learning rate and the data"
+            )
+
+    def __repr__(self) -> str:
+        return f"StaticLossScale({self._scale:g})"
+
+
+class DynamicLossScale(LossScale):
+    """A scale that is as large as it can be.
+
+    A step that overflows is skipped, and the scale divided by ``factor``. After
+    ``growth_interval`` steps in a row without overflow it is multiplied by it.
+
+    Args:
+        initial (float): The scale to begin with, a power of two.
+        growth_interval (int): Steps without overflow before it grows.
+        factor (float): A power of two.
+        minimum (float): A power of two. An overflow at this scale is an error: the
+            scale is not what makes the gradients infinite.
+        maximum (float): A power of two.
+
+    Raises:
+        ValueError: If a number is out of range.
+        TypeError: If one is no number.
+
+    Example:
+        >>> loss_scale = DynamicLossScale(1024, growth_interval=2)
+        >>> loss_scale.overflowed(['/0/W'])
+        >>> float(loss_scale)
+        512.0
+        >>> loss_scale.stepped()
+        >>> loss_scale.stepped()
+        >>> float(loss_scale)
+        1024.0
+    """
+
+    def __init__(
+        self,
+        initial: float = 2.0**15,
+        growth_interval: int = 2000,
+        factor: float = 2.0,
+        minimum: float = 1.0,
+        maximum: float = 2.0**24,
+    ) -> None:
+        super().__init__(initial)
+        self._factor = _power_of_two("factor", factor)
+        self._minimum = _power_of_two("minimum", minimum)
+        self._maximum = _power_of_two("maximum", maximum)
+        self._interval = operator.index(growth_interval)
+        if self._factor < 2:
+            raise ValueError(f"factor must be 2 at least, not {factor}")
+        if self._interval < 1:
+            raise ValueError(
+                f"growth_interval must be 1 at least, not {growth_interval}"
+            )
+        if not self._minimum <= self._scale <= self._maximum:
+            raise ValueError(
+                f"the initial scale {initial} is not between the minimum {minimum} and"
+                f" the maximum {maximum}"
+            )
+        self._n_finite = 0
+
+    def stepped(self) -> None:
+        """Counts a step; the scale may grow."""
+        super().stepped()
+        self._n_finite += 1
+        if self._n_finite >= self._interval:
+            self._n_finite = 0
+            self._scale = min(self._scale * self._factor, self._maximum)
+
+    def overflowed(self, parameters: Sequence[str]) -> None:
+        """Counts a step that is skipped; the scale shrinks.
+
+        Raises:
+            FloatingPointError: If it is at its minimum.
+        """
+        super().overflowed(parameters)
+        self._n_finite = 0
+        if self._scale <= self._minimum:
+            raise FloatingPointError(
+                f"gradients are not finite at the smallest loss scale,"
+                f" {self._minimum:g}: {_listed(parameters)}. It is not the scale that"
+                f" makes them so: look at the loss, the learning rate and the data"
+            )
+        self._scale = max(self._scale / self._factor, self._minimum)
+
+    def serialize(self, serializer: Any) -> None:
+        """Reads or writes the state."""
+        super().serialize(serializer)
+        self._n_finite = int(serializer("n_finite", self._n_finite))
+
+    def __repr__(self) -> str:
+        return (
+            f"DynamicLossScale({self._scale:g}, growth_interval={self._interval},"
+            f" factor={self._factor:g}, minimum={self._minimum:g},"
+            f" maximum={self._maximum:g})"
+        )
+
+
+def as_loss_scale(value: Any) -> LossScale:
+    """Returns a :class:`LossScale` for one, for a number, or for ``None``."""
+    if value is None:
+        return DynamicLossScale()
+    return value if isinstance(value, LossScale) else StaticLossScale(value)
+
+
+def _power_of_two(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, not {value!r}")
+    value = float(value)
+    if not value > 0 or math.isinf(value) or math.frexp(value)[0] != 0.5:
+        raise ValueError(
+            f"{name} must be a power of two, such as 1024, not {value}: anything else"
+            f" would round the gradients"
+        )
+    return value
+
+
+def _listed(parameters: Sequence[str], most: int = 5) -> str:
+    more = len(parameters) - most
+    text = ", ".join(parameters[:most])
+    return f"{text} and {more} more" if more > 0 else text

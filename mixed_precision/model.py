@@ -1,0 +1,186 @@
+"""Models in float16."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+#: Links whose parameters and statistics stay float32: sums over many values, and
+#: scales near one, of which float16 has but few.
+NORMALIZATIONS = (
+    L.BatchNormalization,
+    L.BatchRenormalization,
+    L.DecorrelatedBatchNormalization,
+    L.GroupNormalization,
+    L.LayerNormalization,
+)
+
+
+def to_float16(
+    model: chainer.Link, keep: Sequence[type[chainer.Link]] = NORMALIZATIONS
+) -> chainer.Link:
+    """Makes the parameters of a model float16, except those of normalizations.
+
+    What float16 layers compute is float16, so inputs must be as well;
+    :class:`~pipeline.Pipeline` casts them at the first stage. The loss is to be
+    computed in float32: :class:`~pipeline.Pipeline` does, :func:`float32_loss` does it
+    for other models. Normalizations take and give float16, and compute in float32.
+
+    Parameters that are initialized in their first forward get the rounded weights
+    that they would have had.
+
+    Args:
+        model (chainer.Link): A model or a stage of one; changed in place.
+        keep: Links of these classes keep their parameters as they are.
+
+    Returns:
+        chainer.Link: The model.
+
+    Raises:
+        TypeError: If a parameter is no floating-point array.
+        OverflowError: If a weight exceeds float16.
+
+    Example:
+        >>> import chainer.links as L
+        >>> model = chainer.Sequential(L.Linear(4, 8), L.BatchNormalization(8))
+        >>> [p.dtype.name for p in to_float16(model).params()]
+        ['float16', 'float16', 'float32', 'float32']
+
+    See "FP16 storage" in Naruse (2017), Volta Tensor Core training.
+    """
+    kept = {
+        id(param)
+        for link in model.links()
+        if isinstance(link, tuple(keep))
+        for param in link.params()
+    }
+    for path, param in model.namedparams():
+        if id(param) in kept:
+            continue
+        # What float32 gradient there is does not fit any more.
+        param.cleargrad()
+        if param.array is None:
+            _initialize_later(param)
+            continue
+        array = param.array
+        if array.dtype.kind != "f":
+            raise TypeError(
+                f"parameter {path} is of dtype {array.dtype}; only floating-point"
+                f" parameters can be trained"
+            )
+        with np.errstate(over="ignore"), chainer.using_device(param.device):
+            rounded = array.astype(np.float16)
+        if not bool(param.device.xp.isfinite(rounded).all()):
+            raise OverflowError(
+                f"parameter {path} has weights that are not finite in float16, whose"
+                f" largest number is 65504"
+            )
+        param.array = rounded
+    return model
+
+
+def _initialize_later(param: chainer.Parameter) -> None:
+    if not isinstance(param.initializer, _Rounded):
+        param.initializer = _Rounded(param.initializer)
+
+
+class _Rounded(chainer.Initializer):
+    """Draws in float32, so that the weights are those of a float32 model, rounded."""
+
+    def __init__(self, initializer: Any) -> None:
+        super().__init__(np.float16)
+        self._initializer = chainer.initializers._get_initializer(initializer)
+
+    def __call__(self, array: Any) -> None:
+        xp = chainer.backend.get_array_module(array)
+        weights = xp.empty(array.shape, np.float32)
+        self._initializer(weights)
+        array[...] = weights
+
+
+def float32_loss(lossfun: Callable) -> Callable:
+    """Returns a loss function that computes in float32 what it gets in float16.
+
+    Not for :class:`~pipeline.Pipeline`, which does that by itself.
+
+    Args:
+        lossfun: Takes outputs of a model and targets.
+
+    Example:
+        >>> lossfun = float32_loss(F.softmax_cross_entropy)
+        >>> y, t = np.zeros((2, 3), np.float16), np.array([0, 2], np.int32)
+        >>> lossfun(y, t).dtype
+        dtype('float32')
+    """
+
+    @functools.wraps(lossfun)
+    def in_float32(*args: Any, **kwargs: Any) -> Any:
+        return lossfun(*map(_widened, args), **kwargs)
+
+    return in_float32
+
+
+def _widened(value: Any) -> Any:
+    is_array = isinstance(value, (chainer.Variable, *chainer.get_array_types()))
+    if is_array and value.dtype == np.float16:
+        return F.cast(value, np.float32)
+    return value
+
+
+class LinkGroup(chainer.Link):
+    """Several stages on a rank as one target of an optimizer, paths unchanged.
+
+    Args:
+        links: The stages.
+    """
+
+    def __init__(self, links: Sequence[chainer.Link]) -> None:
+        super().__init__()
+        self._group = tuple(links)
+
+    def children(self) -> Iterator[chainer.Link]:
+        """Yields the stages."""
+        yield from self._group
+
+    def params(self, include_uninit: bool = True) -> Iterator[chainer.Parameter]:
+        """Yields the parameters of all stages."""
+        for link in self._group:
+            yield from link.params(include_uninit)
+
+    def namedparams(
+        self, include_uninit: bool = True
+    ) -> Iterator[tuple[str, chainer.Parameter]]:
+        """Yields the parameters of all stages with their paths."""
+        for link in self._group:
+            yield from link.namedparams(include_uninit)
+
+    def links(self, skipself: bool = False) -> Iterator[chainer.Link]:
+        """Yields all links of the hierarchy."""
+        if not skipself:
+            yield self
+        for link in self._group:
+            yield from link.links()
+
+    def namedlinks(self, skipself: bool = False) -> Iterator[tuple[str, chainer.Link]]:
+        """Yields all links of the hierarchy with their paths in the stages."""
+        if not skipself:
+            yield "/", self
+        for link in self._group:
+            yield from link.namedlinks(True)
+
+    def device_resident_accept(self, visitor: Any) -> None:
+        """Lets ``visitor`` (``to_gpu`` and the like) see every stage."""
+        super().device_resident_accept(visitor)
+        for link in self._group:
+            link.device_resident_accept(visitor)
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Reads or writes every stage."""
+        for link in self._group:
+            link.serialize(serializer)

@@ -1,0 +1,432 @@
+"""Any Chainer optimizer in mixed precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import optimizer
+from chainer.optimizer_hooks import GradientClipping
+
+from mixed_precision import fused
+from mixed_precision.agreement import Agreement
+from mixed_precision.flat import FlatBuffers, Gathered
+from mixed_precision.loss_scale import (
+    DynamicLossScale,
+    LossScale,
+    StaticLossScale,
+    as_loss_scale,
+)
+from mixed_precision.model import LinkGroup
+from mixed_precision.parameters import (
+    check_parameter,
+    has_master,
+    keeps_master,
+    unique_parameters,
+)
+
+
+class MixedPrecision(optimizer.Optimizer):
+    """Updates float16 parameters by a Chainer optimizer in float32.
+
+    It stands where the optimizer stood: hooks, hyperparameters (``optimizer.lr``),
+    ``new_epoch`` and ``serialize`` are the optimizer's. One update is
+
+    ::
+
+        param.grad, float16, of the scaled loss
+            |   pass 1: sum squares of the unscaled; not finite with inf or nan
+        all ranks: one all-reduce ------> not finite anywhere: skip, smaller scale
+            |   pre-update hooks, on float32 masters and unscaled gradients
+            |   pass 2: unscale, update the masters, round into param.array
+            |   post-update hooks
+        larger scale, after a while
+
+    Parameters of float32 or float64 (normalizations) are updated alike, without a copy.
+    ``SGD``, ``MomentumSGD``, ``Adam`` and :class:`MomentumSGD16` run as one loop over
+    all parameters; their results equal Chainer's bit for bit. Every other optimizer,
+    and parameters with an update rule or hooks of their own, are updated by their own
+    rules: while those and the hooks run, ``param.array`` and ``param.grad`` *are* the
+    float32 master and the unscaled gradient.
+
+    ``GradientClipping`` clips by the norm of all parameters on all ranks. A parameter
+    shared by two links is updated once. A step that is skipped does not count in ``t``
+    and calls no hook.
+
+    The gradients must be those of the loss times :attr:`loss_scale`::
+
+        optimizer.backward(loss)        # loss.backward(loss_scale=float(loss_scale))
+        Pipeline(stage, comm, ..., loss_scale=optimizer.loss_scale)
+
+    or ``update(lossfun, ...)`` does it. In a loop that starts backward from received
+    gradients, give ``loss_scale`` to that ``backward`` as well: it notes for the
+    parameters that they are scaled. Gradients stay scaled in ``param.grad``.
+
+    Args:
+        optimizer (chainer.optimizer.GradientMethod): Not set up yet, or to be set up
+            anew.
+        loss_scale: A :class:`StaticLossScale`, a :class:`DynamicLossScale`, or a number
+            for a static one; ``None`` for a dynamic one with its defaults.
+        comm: A ChainerMN communicator or an mpi4py one of all ranks that must take the
+            same decision: those of all stages and all replicas. Gradients of replicas
+            must have been exchanged before. Parameters with the same path on several
+            ranks count as one.
+        timeout (float): Seconds to wait for another rank before giving up.
+
+    Attributes:
+        loss_scale (LossScale): Scales the loss; ``float(loss_scale)`` is its value.
+        gradient_norm (float): The norm of the last update's gradients over all
+            parameters on all ranks, unscaled, before hooks; not finite if it was
+            skipped.
+        n_skipped (int): Steps skipped so far.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If the optimizer or the scale cannot be used.
+
+    Example:
+        >>> import chainer.functions as F, chainer.links as L, numpy as np
+        >>> from mixed_precision import float32_loss, to_float16
+        >>> model = to_float16(L.Linear(4, 3))
+        >>> sgd = chainer.optimizers.MomentumSGD(0.1)
+        >>> optimizer = MixedPrecision(sgd, loss_scale=1024).setup(model)
+        >>> optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4))
+        >>> x, t = np.ones((2, 4), np.float16), np.array([0, 2], np.int32)
+        >>> for _ in range(50):
+        ...     loss = float32_loss(F.softmax_cross_entropy)(model(x), t)
+        ...     model.cleargrads()
+        ...     optimizer.backward(loss)
+        ...     optimizer.update()
+        >>> optimizer.t, model.W.dtype.name, bool(abs(loss.array - 0.69) < 0.02)
+        (50, 'float16', True)
+
+    See Naruse (2017), Volta Tensor Core training, "Weight update in FP32" and "Loss
+    scaling"; Micikevicius et al. (2018), Mixed precision training.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        loss_scale: LossScale | float | None = None,
+        comm: Any = None,
+        timeout: float = 300.0,
+    ) -> None:
+        vars(self)["actual_optimizer"] = _checked(optimizer)
+        vars(self)["loss_scale"] = as_loss_scale(loss_scale)
+        if not timeout > 0:
+            raise ValueError(f"timeout must be positive, not {timeout}")
+        self._comm = comm
+        self._timeout = timeout
+        self._agreement: Agreement | None = None
+        self._buffers: FlatBuffers | None = None
+        self._loaded_masters: dict[str, Any] = {}
+        vars(self)["n_skipped"] = 0
+        vars(self)["gradient_norm"] = math.nan
+
+    # -- the wrapped optimizer's interface ----------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "actual_optimizer" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.actual_optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        ours = name in vars(self) or hasattr(type(self), name) or name.startswith("_")
+        theirs = self.actual_optimizer
+        # Not hasattr(theirs, name), which computes properties.
+        if not ours and (name in vars(theirs) or hasattr(type(theirs), name)):
+            setattr(theirs, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    target = property(lambda self: self.actual_optimizer.target)
+    t = property(
+        lambda self: self.actual_optimizer.t,
+        lambda self, value: setattr(self.actual_optimizer, "t", value),
+    )
+    epoch = property(
+        lambda self: self.actual_optimizer.epoch,
+        lambda self, value: setattr(self.actual_optimizer, "epoch", value),
+    )
+    use_auto_new_epoch = property(
+        lambda self: self.actual_optimizer.use_auto_new_epoch,
+        lambda self, value: setattr(self.actual_optimizer, "use_auto_new_epoch", value),
+    )
+
+    # Hooks are the optimizer's, for which the inherited methods look here.
+    _hookable = property(lambda self: self.actual_optimizer._hookable)
+
+    @property
+    def _loss_scale(self) -> float:
+        # What ChainerMN's and other optimizers around this one scale the loss by.
+        return float(self.loss_scale)
+
+    def new_epoch(self, auto: bool = False) -> None:
+        """Starts a new epoch."""
+        self.actual_optimizer.new_epoch(auto)
+
+    def loss_scaling(self, interval: int = 1000, scale: float | None = None) -> None:
+        """Replaces the loss scale; see :meth:`chainer.Optimizer.loss_scaling`."""
+        self.loss_scale = (
+            DynamicLossScale(growth_interval=interval)
+            if scale is None
+            else StaticLossScale(scale)
+        )
+
+    def set_loss_scale(self, loss_scale: float) -> None:
+        """Replaces the loss scale by a static one."""
+        self.loss_scale = StaticLossScale(loss_scale)
+
+    def check_nan_in_grads(self) -> None:
+        """Does nothing: :meth:`update` looks for numbers that are not finite."""
+
+    def is_safe_to_update(self) -> bool:
+        """Returns whether the last gradients were finite."""
+        return math.isfinite(self.gradient_norm)
+
+    def update_loss_scale(self) -> None:
+        """Does nothing: :meth:`update` changes the scale."""
+
+    # -- training ------------------------------------------------------------------
+
+    def setup(self, link: chainer.Link | Sequence[chainer.Link]) -> MixedPrecision:
+        """Sets the target, and forgets masters and state.
+
+        Args:
+            link (chainer.Link or list): The model or this rank's stage; several stages
+                on a rank are given as a list and updated together.
+
+        Returns:
+            MixedPrecision: Itself.
+
+        Raises:
+            TypeError: If a parameter is no floating-point array.
+        """
+        if isinstance(link, (list, tuple)):
+            link = LinkGroup(link)
+        if not isinstance(link, chainer.Link):
+            raise TypeError(
+                f"link must be a chainer.Link or a list of them, not"
+                f" {type(link).__name__}"
+            )
+        for path, param in link.namedparams(include_uninit=False):
+            check_parameter(path, param)
+        self.actual_optimizer.setup(link)
+        self._agreement = self._buffers = None
+        self._loaded_masters = {}
+        return self
+
+    def backward(self, loss: chainer.Variable) -> None:
+        """Runs ``loss.backward`` with the loss scale.
+
+        Args:
+            loss (chainer.Variable): A scalar of float32 or float64.
+
+        Raises:
+            TypeError: If the loss is float16, in which the scaled loss overflows.
+        """
+        if loss.dtype == np.float16:
+            raise TypeError(
+                "the loss is float16, in which a scaled loss overflows: compute it in"
+                " float32, for instance by float32_loss(F.softmax_cross_entropy)"
+            )
+        # Infinities are looked for in the update.
+        with np.errstate(over="ignore", invalid="ignore"):
+            loss.backward(loss_scale=float(self.loss_scale))
+
+    def update(self, lossfun: Callable | None = None, *args: Any, **kwds: Any) -> None:
+        """Updates the parameters, or skips the step if gradients are not finite.
+
+        Args:
+            lossfun: If given, it is called and backward runs from the loss it returns;
+                otherwise the gradients are there.
+            *args: Arguments of ``lossfun``.
+            **kwds: Keyword arguments of ``lossfun``.
+
+        Raises:
+            FloatingPointError: If gradients are not finite and no smaller scale is
+                left to try; on every rank.
+            ValueError: If the gradients are not scaled by :attr:`loss_scale`.
+            RuntimeError: If the ranks are at different updates; on every rank.
+            TimeoutError: If another rank does not come.
+        """
+        self._check_set_up()
+        if lossfun is not None:
+            loss = lossfun(*args, **kwds)
+            self.target.cleargrads()
+            self.backward(loss)
+            del loss
+        self._prepare()
+        scale = self._scale_of_gradients()
+        gathered = self._buffers.gather()
+        squared_norm, overflown = self._reduce(gathered, 1 / scale)
+        self.gradient_norm = math.sqrt(squared_norm)
+        if overflown:
+            self.n_skipped += 1
+            self.loss_scale.overflowed(overflown)
+            return
+        self._step(gathered, 1 / scale, squared_norm)
+        self.loss_scale.stepped()
+
+    def _prepare(self) -> None:
+        """Makes the buffers, at first and when parameters have changed."""
+        parameters = unique_parameters(self.target)
+        self._parameters = list(parameters.values())
+        with_master = {path: keeps_master(p) for path, p in parameters.items()}
+        if self._agreement is None:
+            every = [path for path, _ in self.target.namedparams()]
+            self._agreement = Agreement(self._comm, every, self._timeout)
+            self._buffers = None
+        if self._buffers is None or not self._buffers.holds(parameters, with_master):
+            for path, param in parameters.items():
+                check_parameter(path, param)
+            masters = {**self._masters(), **self._loaded_masters}
+            self._buffers = FlatBuffers(parameters, with_master, masters)
+            self._loaded_masters = {}
+            self._positions = self._agreement.positions(self._buffers.paths)
+
+    def _masters(self) -> dict[str, Any]:
+        return {} if self._buffers is None else self._buffers.masters()
+
+    def _scale_of_gradients(self) -> float:
+        """Returns the loss scale, having seen that it is that of the gradients."""
+        scale = float(self.loss_scale)
+        noted = {
+            None if param._loss_scale is None else float(param._loss_scale)
+            for param in self._parameters
+            if param.grad is not None
+        }
+        # F.forget does not pass the scale on to the parameters within.
+        found = noted - {None} or noted
+        if found <= {scale} or scale == 1 and found <= {None}:
+            return scale
+        if found == {None}:
+            raise ValueError(
+                f"the gradients are not scaled, but the loss scale is {scale:g}: call"
+                f" optimizer.backward(loss) instead of loss.backward(), or make the"
+                f" pipeline with Pipeline(..., loss_scale=optimizer.loss_scale)"
+            )
+        raise ValueError(
+            f"the gradients are scaled by {sorted(found)}, but the loss scale is"
+            f" {scale:g}: call optimizer.backward(loss), and give a pipeline the object"
+            f" optimizer.loss_scale, which changes, instead of a number"
+        )
+
+    def _reduce(
+        self, gathered: Sequence[Gathered], inverse: float
+    ) -> tuple[float, list[str]]:
+        sums = self._buffers.sum_squares(gathered, inverse)
+        return self._agreement.reduce(
+            self._positions, sums, self.t, float(self.loss_scale)
+        )
+
+    def _step(
+        self, gathered: Sequence[Gathered], inverse: float, squared_norm: float
+    ) -> None:
+        hooks = self._hookable
+        before = list(hooks._pre_update_hooks.values())
+        after = list(hooks._post_update_hooks.values())
+        runs, others = fused.plan(self._buffers.groups)
+        if others or after or any(not _is_clipping(hook) for hook in before):
+            with self._buffers.in_float32(gathered, inverse) as gathered:
+                self._call_pre_update_hooks(before, gathered, squared_norm)
+                self._update(runs, gathered, 1.0, in_float32=True)
+                for param in others:
+                    param.update()
+                for hook in after:
+                    self._call_hook(hook)
+        else:
+            for hook in before:
+                rate = _clipping_rate(hook, squared_norm)
+                inverse, squared_norm = inverse * rate, squared_norm * rate**2
+            self._update(runs, gathered, inverse, in_float32=False)
+
+    def _update(
+        self,
+        runs: Sequence[fused.Run],
+        gathered: Sequence[Gathered],
+        inverse: float,
+        in_float32: bool,
+    ) -> None:
+        self.actual_optimizer.t += 1
+        groups, scale = self._buffers.groups, float(self.loss_scale)
+        for run in runs:
+            gradients = gathered[groups.index(run.group)]
+            fused.update(run, gradients, inverse, scale, in_float32)
+
+    def _call_pre_update_hooks(
+        self, hooks: Sequence[Any], gathered: Sequence[Gathered], squared_norm: float
+    ) -> None:
+        changed = False
+        for hook in hooks:
+            if not _is_clipping(hook):
+                self._call_hook(hook)
+                changed = True
+                continue
+            if changed:
+                # Another all-reduce, which nobody has who clips first.
+                squared_norm, _ = self._reduce(gathered, 1.0)
+            rate = _clipping_rate(hook, squared_norm)
+            if rate < 1:
+                self._buffers.clip(rate)
+                changed = True
+
+    def _call_hook(self, hook: Any) -> None:
+        if getattr(hook, "call_for_each_param", False):
+            for param in self._parameters:
+                hook(param.update_rule, param)
+        else:
+            hook(self.actual_optimizer)
+        self._buffers.collect()
+
+    # -- snapshots -----------------------------------------------------------------
+
+    def serialize(self, serializer: Any) -> None:
+        """Reads or writes all that training needs to continue bit for bit.
+
+        That is the optimizer's state and the float32 masters, under the paths of the
+        parameters, and the state of the loss scale. As with every optimizer, the
+        parameters themselves are the model's to serialize.
+        """
+        self.actual_optimizer.serialize(serializer)
+        masters = self._masters()
+        loaded = {}
+        for path, param in unique_parameters(self.target, include_uninit=True).items():
+            if has_master(param):
+                master = masters.get(path)
+                if master is None and param.array is not None:
+                    master = param.array.astype(np.float32)
+                master = serializer[path]("master", master)
+                if master is not None:
+                    loaded[path] = master
+        if isinstance(serializer, chainer.Deserializer):
+            self._loaded_masters, self._buffers = loaded, None
+        self.loss_scale.serialize(serializer["loss_scale"])
+        self.n_skipped = int(serializer("n_skipped", self.n_skipped))
+
+
+def _checked(actual_optimizer: Any) -> Any:
+    if not isinstance(actual_optimizer, optimizer.GradientMethod):
+        raise TypeError(
+            f"optimizer must be a Chainer optimizer such as MomentumSGD(0.01), not"
+            f" {type(actual_optimizer).__name__}"
+        )
+    if actual_optimizer._loss_scale is not None:
+        raise ValueError(
+            "the optimizer has a loss scale of its own, from set_loss_scale or"
+            " loss_scaling: give it to MixedPrecision instead"
+        )
+    return actual_optimizer
+
+
+def _is_clipping(hook: Any) -> bool:
+    # The exact type: a subclass may do anything.
+    return type(hook) is GradientClipping
+
+
+def _clipping_rate(hook: GradientClipping, squared_norm: float) -> float:
+    norm = math.sqrt(squared_norm)
+    return hook.threshold / norm if norm > hook.threshold else 1.0

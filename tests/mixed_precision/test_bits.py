@@ -1,0 +1,92 @@
+"""Conversions of float16 by bits, and the passes over flat buffers."""
+
+import numpy as np
+import pytest
+from numba import njit
+
+from mixed_precision import _bits, _cpu
+
+EVERY_HALF = np.arange(65536, dtype=np.uint16)
+
+
+@njit
+def widened_by_bits(half, values):
+    for i in range(half.size):
+        values[i] = _bits.half_to_float_by_bits(half[i])
+
+
+@njit
+def rounded_by_bits(values, half):
+    for i in range(half.size):
+        half[i] = _bits.float_to_half_by_bits(values[i])
+
+
+@pytest.mark.parametrize("widen", [_cpu.widen, widened_by_bits])
+def test_every_float16_widens(widen):
+    values = np.empty(65536, np.float32)
+    widen(EVERY_HALF, values)
+    expected = EVERY_HALF.view(np.float16).astype(np.float32)
+    number = ~np.isnan(expected)
+    np.testing.assert_array_equal(
+        values.view(np.uint32)[number], expected.view(np.uint32)[number]
+    )
+    assert np.isnan(values[~number]).all()
+
+
+def float32_samples():
+    """Random bits, and both neighbours of every float16 and of every tie."""
+    rng = np.random.RandomState(0)
+    random = rng.randint(0, 2**32, 1_000_000, dtype=np.uint64).astype(np.uint32)
+    halves = EVERY_HALF.view(np.float16).astype(np.float32)
+    # Ties have one bit more than float16.
+    ties = halves.view(np.uint32) | 0x1000
+    small = np.arange(-2050, 2051, dtype=np.float32) * np.float32(2.0**-25)
+    exact = np.concatenate([halves, ties.view(np.float32), small])
+    with np.errstate(invalid="ignore"):
+        below, above = np.nextafter(exact, -np.inf), np.nextafter(exact, np.inf)
+    return np.concatenate([random.view(np.float32), exact, below, above])
+
+
+@pytest.mark.parametrize("round_to_half", [_cpu.round_to_half, rounded_by_bits])
+def test_float16_rounds_to_nearest_even(round_to_half):
+    values = float32_samples()
+    half = np.empty(values.size, np.uint16)
+    round_to_half(values, half)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = values.astype(np.float16)
+    rounded = half.view(np.float16)
+    number = ~np.isnan(expected)
+    np.testing.assert_array_equal(half[number], expected.view(np.uint16)[number])
+    assert np.isnan(rounded[~number]).all()
+
+
+def gathered(*arrays):
+    ends = np.cumsum([a.size for a in arrays])
+    return _cpu.gathered(arrays, ends - [a.size for a in arrays], ends)
+
+
+@pytest.mark.parametrize("inverse", [1, 2.0**-10, 2.0**3])
+def test_unscale_every_float16(inverse):
+    half = EVERY_HALF.view(np.float16)
+    half = half[np.isfinite(half)]
+    parts = gathered(half[:100], half[100:])
+    unscaled, sums = np.empty(half.size, np.float32), np.empty(2)
+    _cpu.unscale(parts, np.float32(inverse), unscaled)
+    expected = half.astype(np.float32) * np.float32(inverse)
+    np.testing.assert_array_equal(unscaled, expected)
+    _cpu.sum_squares(parts, np.float32(inverse), sums)
+    squares = expected.astype(np.float64) ** 2
+    np.testing.assert_allclose(sums, [squares[:100].sum(), squares[100:].sum()])
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("where", [0, 63, 64, 999])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_every_number_that_is_not_finite_is_seen(dtype, bad, where):
+    array = np.full(1000, np.finfo(dtype).max)
+    sums = np.empty(1)
+    _cpu.sum_squares(gathered(array), np.float32(1), sums)
+    assert np.isfinite(sums[0])
+    array[where] = bad
+    _cpu.sum_squares(gathered(array), np.float32(1), sums)
+    assert not np.isfinite(sums[0])

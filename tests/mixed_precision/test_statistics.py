@@ -1,0 +1,121 @@
+"""What float16 would lose, counted."""
+
+import json
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from divisible import Divisible
+from mixed_precision import (
+    GradientReport,
+    GradientStatistics,
+    MixedPrecision,
+    float32_loss,
+    to_float16,
+)
+from mixed_precision.statistics import ExponentHistogram
+
+
+@given(
+    st.lists(st.floats(width=32), max_size=30),
+    st.sampled_from([1.0, 2.0**10, 2.0**-5]),
+)
+def test_shares(values, scale):
+    x = np.array(values, np.float32)
+    histogram = ExponentHistogram()
+    histogram.add(x)
+    shares = histogram.shares(scale)
+    exact = np.abs(x.astype(np.float64)) * scale
+    n = max(1, len(values))
+    nonzero = exact > 0
+    # Numbers below the normal range of float32 are counted with its smallest.
+    if scale > 1 and (nonzero & (np.abs(x) < 2.0**-126)).any():
+        return
+    assert shares == {
+        "zero": (exact == 0).sum() / n,
+        "below_subnormal": (nonzero & (exact < 2.0**-24)).sum() / n,
+        "below_normal": (nonzero & (exact < 2.0**-14)).sum() / n,
+        "overflow": (~(exact < 2.0**16)).sum() / n,
+    }
+    assert histogram.n == len(values)
+
+
+def test_scaled_gradients_count_unscaled():
+    x = np.array([0, 2.0**-10, 3.0, 100.0, np.inf], np.float16)
+    histogram, unscaled = ExponentHistogram(), ExponentHistogram()
+    histogram.add(x * np.float16(16), 16)
+    unscaled.add(x)
+    np.testing.assert_array_equal(histogram.counts, unscaled.counts)
+    assert (histogram.highest, histogram.n_zeros, histogram.n_not_finite) == (6, 1, 1)
+
+
+def make_trainer(tmp_path, extension, optimizer, model):
+    rng = np.random.RandomState(0)
+    dtype = next(model.params()).dtype
+    data = [(x.astype(dtype), np.int32(0)) for x in rng.normal(size=(8, 4))]
+    lossfun = float32_loss(F.softmax_cross_entropy)
+    updater = chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator(data, 4),
+        optimizer,
+        loss_func=lambda x, t: lossfun(model(x), t),
+    )
+    trainer = chainer.training.Trainer(updater, (4, "iteration"), out=str(tmp_path))
+    trainer.extend(extension, trigger=(2, "iteration"))
+    return trainer
+
+
+@pytest.mark.parametrize("activations", [False, True])
+def test_extension_in_mixed_precision(tmp_path, activations):
+    model = to_float16(Divisible(L.Linear(4, 5), F.relu, L.Linear(5, 3)))
+    optimizer = MixedPrecision(chainer.optimizers.SGD(), loss_scale=256).setup(model)
+    extension = GradientStatistics(activations=activations, plot=activations)
+    make_trainer(tmp_path, extension, optimizer, model).run()
+    for iteration in (2, 4):
+        path = tmp_path / f"gradient_statistics_iter_{iteration}"
+        if activations:
+            assert path.with_suffix(".png").stat().st_size > 1000
+        report = json.loads(path.with_suffix(".json").read_text())
+        assert report["scale"] == 256
+        assert set(report["parameters"]["each"]) == {"/0/W", "/0/b", "/2/W", "/2/b"}
+        total = report["parameters"]["total"]
+        assert total["n"] == 5 * 4 + 5 + 5 * 3 + 3
+        assert sum(total["exponents"].values()) <= total["n"]
+        assert total["before"]["below_normal"] >= total["after"]["below_normal"]
+        names = set(report["activations"]["each"])
+        if activations:
+            relu = report["activations"]["each"]["layer 1: ReLU"]
+            # Two iterations since the last report, of 4 samples.
+            assert relu["n"] == 2 * 4 * 5
+        else:
+            assert not names
+
+
+def test_extension_in_float32(tmp_path):
+    """It tells beforehand what a scale would do."""
+    model = Divisible(L.Linear(4, 5), L.Linear(5, 3))
+    optimizer = chainer.optimizers.SGD().setup(model)
+    extension = GradientStatistics(scale=1024, filename="report", plot=False)
+    make_trainer(tmp_path, extension, optimizer, model).run()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["scale"] == 1024
+    assert not (tmp_path / "report.png").exists()
+
+
+def test_largest_safe_scale():
+    report = GradientReport()
+    assert report.largest_safe_scale == 1
+    report.parameters["/W"] = ExponentHistogram()
+    report.parameters["/W"].add(np.array([0.75, 2.0**-30], np.float32))
+    scaled = 0.75 * report.largest_safe_scale
+    assert 2.0**13 <= scaled < 2.0**14
+
+
+@pytest.mark.parametrize("scale", [0, -1, 3, np.nan])
+def test_bad_scale(scale):
+    with pytest.raises(ValueError, match="power of two"):
+        GradientStatistics(scale=scale)
