@@ -24,6 +24,8 @@ extensions = [
 exclude_patterns = ["_build", "_extensions", "programs"]
 # Docstrings put names in single backticks.
 default_role = "py:obj"
+# Options begin with two hyphens.
+smartquotes = False
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
@@ -55,7 +57,13 @@ def _shorten_paths(app, doctree):
             block.rawsource, block.children = text, [nodes.Text(text)]
 
 
+def _escape_stars(app, context, lines):
+    """Lets a command's help have file names such as ``*.json``."""
+    lines[:] = [line.replace("*", r"\*") for line in lines]
+
+
 def setup(app):
     """Connects what the extensions above do not cover."""
     app.connect("autodoc-skip-member", _skip_fields)
     app.connect("doctree-read", _shorten_paths)
+    app.connect("sphinx-click-process-description", _escape_stars)

@@ -45,13 +45,13 @@ from pipeline.timeline import Timeline
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="divisible")
 def main() -> None:
-    r"""Plans pipeline-parallel training: measures, cuts, predicts, shows.
+    """Plans pipeline-parallel training: measures, cuts, predicts, shows.
 
     \b
     divisible profile models/vgg16.py:VGG16 --input 3x32x32 --batch 84,21,5
     divisible plan profile-*.json --ranks 8 --memory 4GiB --bandwidth 1Gbit/s
     divisible simulate plan.json profile-*.json --plot step.png
-    """
+    """  # noqa: D301  (click wants the character, to keep the lines as they are)
 
 
 def _speaking(command: Callable) -> Callable:
