@@ -38,11 +38,13 @@ class LayerCost:
         backward_input: Seconds of the gradients of its input (I).
         backward_weight: Seconds of the gradients of its parameters (W), added to those
             of earlier microbatches.
-        output_bytes: What is sent to the next stage if the model is cut behind it.
+        output_bytes: What is sent to later stages if the model is cut behind it: its
+            output, and what skip connections carry past it.
         activation_bytes: What is held from forward to backward because of it: what its
             own functions retain, and its output where it or the next layer does. The
             input counts with the layer before.
-        parameter_bytes: Of the parameters; their gradients take as much again.
+        parameter_bytes: Of the parameters; their gradients take as much again. Those
+            that several layers share count with each, as every stage has a copy.
         optimizer_bytes: Of the optimizer's state.
         loose_output_bytes: What is held on top if a stage ends here: outputs that are
             not among the `activation_bytes`.
@@ -50,8 +52,6 @@ class LayerCost:
         workspace_bytes: What its forward or backward allocates and frees again, at
             its peak.
         name: One line or more that describes the layer.
-        repeats: The first position of the same link, if this is not it. Its parameters
-            count there, and no cut may come between.
 
     Raises:
         ValueError: If a value is negative, infinite or not a number, or all times are
@@ -69,7 +69,6 @@ class LayerCost:
     pending_bytes: int = 0
     workspace_bytes: int = 0
     name: str = ""
-    repeats: int | None = None
 
     def __post_init__(self) -> None:
         for field in (*SECONDS, *SAMPLE_BYTES, *FIXED_BYTES):
@@ -118,7 +117,7 @@ class Profile:
         machine: Where it was measured.
 
     Raises:
-        ValueError: If there is no layer or no sample, or a layer repeats none before.
+        ValueError: If there is no layer or no sample.
 
     Example:
         >>> layers = [LayerCost(0.1, 0.1, 0.1, output_bytes=400), LayerCost(0.2, 0, 0)]
@@ -143,12 +142,6 @@ class Profile:
             raise ValueError(
                 f"a profile is of 1 sample at least, not of {self.n_samples}"
             )
-        for position, layer in enumerate(self.layers):
-            if layer.repeats is not None and not 0 <= layer.repeats < position:
-                raise ValueError(
-                    f"layer {position} repeats layer {layer.repeats}, which does not"
-                    f" come before it"
-                )
 
     def __len__(self) -> int:
         """Returns the number of layers of the model."""

@@ -100,14 +100,6 @@ class Divisible(LayerList):
         return tuple(describe(layer) for layer in self._layers)
 
     @property
-    def first_positions(self) -> tuple[int, ...]:
-        """For each layer its first position in the undivided model.
-
-        A position before that of the layer itself tells of a repeated link.
-        """
-        return tuple(self._positions)
-
-    @property
     def skips(self) -> tuple[Skip, ...]:
         """The skip connections of the undivided model.
 

@@ -108,7 +108,10 @@ def partition(
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
     if not 1 <= n_stages <= len(profile):
-        raise _too_many(f"{len(profile)} layers", n_stages, len(profile))
+        raise ValueError(
+            f"{len(profile)} layers cannot be cut into {n_stages} stages: each stage"
+            f" needs at least one. Use between 1 and {len(profile)} stages."
+        )
     if in_flight is not None:
         schedule = None
     else:
@@ -139,26 +142,17 @@ def partition(
 def _cut(
     profile: Profile, costs: StageCosts, limits: np.ndarray, method: str = "optimal"
 ) -> list[int]:
-    n, n_stages = costs.n_layers, costs.n_stages
-    n_parts = int(costs.may_cut[1:].sum())
-    if n_stages > n_parts:
-        what = f"{n} layers, in {n_parts} parts because of repeated links,"
-        raise _too_many(what, n_stages, n_parts)
     if method == "optimal":
         cuts = _optimal(costs, limits)
         if cuts is None:
             raise _explain(costs, limits)
         return cuts
     if method == "uniform":
-        weights = np.ones(n)
+        cuts = Plan.uniform(len(profile), costs.n_stages).cuts
     elif method == "parameters":
-        weights = profile.column("parameter_bytes")
+        cuts = _balanced(profile.column("parameter_bytes"), costs)
     else:
-        weights = np.diff(costs.times)
-    if method == "uniform" and costs.may_cut.all():
-        cuts = Plan.uniform(n, n_stages).cuts
-    else:
-        cuts = _balanced(weights, costs)
+        cuts = _balanced(np.diff(costs.times), costs)
     shortage = _shortage(costs, cuts, limits)
     if shortage:
         raise MemoryLimitError(f"the cuts {cuts} do not fit: {shortage}")
@@ -240,13 +234,6 @@ def _explain(costs: StageCosts, limits: np.ndarray) -> MemoryLimitError:
     return MemoryLimitError(message)
 
 
-def _too_many(what: str, n_stages: int, most: int) -> ValueError:
-    return ValueError(
-        f"{what} cannot be cut into {n_stages} stages: each stage needs at least one."
-        f" Use between 1 and {most} stages."
-    )
-
-
 def _shortage(costs: StageCosts, cuts: Sequence[int], limits: np.ndarray) -> str:
     """Says which stages lack how much; nothing if none does."""
     lacks = []
@@ -274,7 +261,7 @@ def _solve(
     """Runs the dynamic program.
 
     Args:
-        costs: Gives the layers' workspace, and where cuts may come.
+        costs: Gives the layers' workspace.
         cost: Stage ``s`` of the layers ``i`` to ``j - 1`` costs the greater of
             ``cost[0][s, j] - cost[1][s, i]`` and ``cost[2][s, i]``.
         bounds: ``bounds[0][s, j] - bounds[1][s, i]`` is no more than that, and grows
@@ -291,7 +278,6 @@ def _solve(
     value, parents = _program()(
         *map(np.ascontiguousarray, (*cost, *bounds, *memory)),
         costs.workspace,
-        costs.may_cut,
         float(with_workspace),
         np.inf if cap is None else cap,
         cap is not None,
@@ -322,7 +308,6 @@ def _dynamic_program(
     memory_starts,
     limits,
     workspace,
-    may_cut,
     workspace_cost,
     cap,
     squares,
@@ -340,8 +325,6 @@ def _dynamic_program(
         now = np.full(n + 1, np.inf)
         first = n if s == n_stages - 1 else s + 1
         for j in range(first, n - (n_stages - 1 - s) + 1):
-            if not may_cut[j]:
-                continue
             best = np.inf
             peak = 0.0
             for i in range(j - 1, s - 1, -1):

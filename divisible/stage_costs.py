@@ -150,7 +150,6 @@ class StageCosts:
         starts: Shape (n_stages, n_layers + 1): bytes on top for beginning there.
         ends: Shape (n_stages, n_layers + 1): bytes on top for ending there.
         workspace: Shape (n_layers,): what a layer needs while it runs.
-        may_cut: Shape (n_layers + 1,): whether a cut may come there.
         speeds: Shape (n_stages,).
         bandwidth: Shape (n_stages - 1,), bytes per second.
         latency: Shape (n_stages - 1,), seconds.
@@ -163,7 +162,6 @@ class StageCosts:
     starts: np.ndarray
     ends: np.ndarray
     workspace: np.ndarray
-    may_cut: np.ndarray
     speeds: np.ndarray
     bandwidth: np.ndarray
     latency: np.ndarray
@@ -244,7 +242,6 @@ class StageCosts:
             starts=(in_flight + 1) * input_bytes,
             ends=cut_bytes + graphs * loose,
             workspace=profile.column("workspace_bytes"),
-            may_cut=_may_cut(profile),
             speeds=speeds,
             bandwidth=bandwidth,
             latency=latency,
@@ -312,12 +309,3 @@ def _sums(values: np.ndarray) -> np.ndarray:
     """Returns sums of the values before each position, along the last axis."""
     zero = np.zeros((*values.shape[:-1], 1))
     return np.concatenate([zero, np.cumsum(values, axis=-1)], axis=-1)
-
-
-def _may_cut(profile: Profile) -> np.ndarray:
-    """Tells where a cut may come: not between two positions of the same link."""
-    allowed = np.ones(len(profile) + 1, bool)
-    for position, layer in enumerate(profile.layers):
-        if layer.repeats is not None:
-            allowed[layer.repeats + 1 : position + 1] = False
-    return allowed

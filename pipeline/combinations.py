@@ -26,6 +26,7 @@ from pipeline.prediction import (
     run,
     stage_costs,
 )
+from pipeline.recomputation import recompute
 from pipeline.schedule import Schedule
 from pipeline.simulator import Costs
 from pipeline.validation import peaks
@@ -127,7 +128,7 @@ class Combinations:
         replicas, n_ranks, per_rank, name, m, checkpoint = combination
         sizes = microbatch_sizes(-(-self.batch // replicas), m)
         profile = self._at(max(sizes))
-        schedule = _create(name, combination.n_stages, m, n_ranks)
+        schedule = _create(name, combination.n_stages, m, n_ranks, checkpoint)
         memory, speeds, network = self._slowest_replica(replicas, n_ranks)
         at = np.array(schedule.stage_ranks)
         links = edges(network, schedule)
@@ -142,7 +143,9 @@ class Combinations:
                 **options,
             )
         else:
-            plan = self._cut_for_several(profile, schedule, memory[at], options)
+            # How many are in flight does not depend on what is held of them.
+            flow = _create(name, combination.n_stages, m, n_ranks, "never")
+            plan = self._cut_for_several(profile, flow, memory[at], options)
         plan = replace(
             plan,
             n_microbatches=m,
@@ -160,9 +163,9 @@ class Combinations:
 
     def simulate(self, candidate: Candidate) -> Outcome:
         """Simulates a step."""
-        replicas, n_ranks, _, name, m, _ = candidate.combination
+        replicas, n_ranks, _, name, m, checkpoint = candidate.combination
         sizes = microbatch_sizes(-(-self.batch // replicas), m)
-        schedule = _create(name, candidate.plan.n_stages, m, n_ranks)
+        schedule = _create(name, candidate.plan.n_stages, m, n_ranks, checkpoint)
         _, speeds, network = self._slowest_replica(replicas, n_ranks)
         costs = stage_costs(
             candidate.plan, schedule, self.profiles, sizes, network, speeds
@@ -300,5 +303,8 @@ def _check_memory(
 
 # Combinations that follow each other often have the same one.
 @functools.lru_cache(maxsize=16)
-def _create(name: str, n_stages: int, n_microbatches: int, n_ranks: int) -> Schedule:
-    return generators.create(name, n_stages, n_microbatches, n_ranks)
+def _create(
+    name: str, n_stages: int, n_microbatches: int, n_ranks: int, checkpoint: str
+) -> Schedule:
+    schedule = generators.create(name, n_stages, n_microbatches, n_ranks)
+    return recompute(schedule, checkpoint)

@@ -8,8 +8,9 @@ import numpy as np
 
 from divisible.layer_costs import Profile, interpolate, sort_profiles
 from divisible.plan import Plan
-from divisible.stage_costs import CHECKPOINTS, Network, PerRank, spread
+from divisible.stage_costs import Network, PerRank, spread
 from pipeline import schedules
+from pipeline.recomputation import recompute
 from pipeline.schedule import Schedule
 from pipeline.simulator import Costs, simulate
 from pipeline.timeline import Timeline
@@ -50,11 +51,14 @@ def predict(
     """
     profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
     check_plan(plan, profiles[0])
-    schedule = schedules.create(
-        plan.schedule,
-        plan.n_stages,
-        plan.n_microbatches,
-        plan.n_stages // plan.stages_per_rank,
+    schedule = recompute(
+        schedules.create(
+            plan.schedule,
+            plan.n_stages,
+            plan.n_microbatches,
+            plan.n_stages // plan.stages_per_rank,
+        ),
+        plan.checkpoint,
     )
     batch = profiles[-1].n_samples if batch is None else batch
     sizes = microbatch_sizes(-(-batch // plan.replicas), plan.n_microbatches)
@@ -161,11 +165,8 @@ def stage_costs(
 ) -> Costs:
     """Returns what the simulator needs to know of a plan.
 
-    Recomputation is a forward more before the backward; then the stage's input is all
-    that is held of a microbatch in flight.
-
     Args:
-        plan: Where to cut, and what to run again.
+        plan: Where to cut.
         schedule: Which stage is on which rank.
         profiles: Of one model.
         sizes: Samples of each microbatch.
@@ -173,14 +174,9 @@ def stage_costs(
         speeds: Of the ranks.
 
     Returns:
-        Costs: Stage costs of shape (n_stages, n_microbatches); ``activation_bytes``
-        and ``pending_bytes`` for the largest microbatch.
+        Costs: Stage costs of shape (n_stages, n_microbatches); bytes for the largest
+        microbatch.
     """
-    if plan.checkpoint not in CHECKPOINTS:
-        raise ValueError(
-            f"checkpoint must be one of {', '.join(CHECKPOINTS)}, not"
-            f" {plan.checkpoint!r}"
-        )
     by_size = {
         size: stage_sums(interpolate(profiles, size), plan.cuts) for size in set(sizes)
     }
@@ -195,12 +191,7 @@ def stage_costs(
         per_microbatch, ("forward", "backward_input", "backward_weight")
     )
     largest = by_size[max(sizes)]
-    held = largest["input_bytes"].copy()
-    if plan.checkpoint == "never":
-        held += largest["activation_bytes"] + largest["loose_output_bytes"]
-    else:
-        last = len(sizes) - (plan.checkpoint == "except_last")
-        backward_input[:, :last] += forward[:, :last]
+    held = largest["activation_bytes"] + largest["loose_output_bytes"]
     links = edges(network, schedule)
     return Costs(
         forward,
@@ -208,7 +199,8 @@ def stage_costs(
         backward_weight,
         transfer=largest["output_bytes"][:-1] / links.bandwidth,
         latency=links.latency,
-        activation_bytes=held,
+        activation_bytes=largest["input_bytes"] + held,
+        checkpoint_bytes=largest["input_bytes"],
         pending_bytes=largest["pending_bytes"],
     )
 
@@ -232,11 +224,10 @@ def fixed_memory(plan: Plan, schedule: Schedule, profile: Profile) -> np.ndarray
     """Returns what each rank holds besides microbatches in flight.
 
     These are parameters, gradients and the optimizer's state of its stages; and for
-    the one that needs most its workspace, a message from either side, and if it
-    recomputes the activations of one microbatch.
+    the one that needs most its workspace and a message from either side.
 
     Args:
-        plan: Where to cut, and whether to recompute.
+        plan: Where to cut.
         schedule: Which stage is on which rank.
         profile: At the size of the largest microbatch.
 
@@ -246,11 +237,6 @@ def fixed_memory(plan: Plan, schedule: Schedule, profile: Profile) -> np.ndarray
     sums = stage_sums(profile, plan.cuts)
     ranks = np.array(schedule.stage_ranks)
     passing = sums["workspace_bytes"] + sums["input_bytes"] + sums["output_bytes"]
-    if plan.checkpoint != "never":
-        # The graphs of the microbatch at work, and of the last one if that is kept.
-        most = 1 + (plan.checkpoint == "except_last")
-        graphs = np.minimum(schedule.validate().stage_in_flight, most)
-        passing += graphs * (sums["activation_bytes"] + sums["loose_output_bytes"])
     memory = np.zeros(schedule.n_ranks)
     np.maximum.at(memory, ranks, passing)
     np.add.at(memory, ranks, 2 * sums["parameter_bytes"] + sums["optimizer_bytes"])

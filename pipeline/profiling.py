@@ -105,13 +105,15 @@ def profile(
     counted = Owners(tensor.array for tensor in inputs)
     costs: list[LayerCost] = []
     n = len(model)
-    # On their way over skip connections, by name.
-    skipped: dict[str, Tensors] = {}
+    skips = _Skips(model)
     with _as_in_training(), chainer.using_device(device):
         for position in range(n):
-            layer = _Layer(model, position, optimizer)
-            cost, inputs = layer.measure(inputs, skipped, counted, costs, repeat)
-            costs.append(cost)
+            skipped = skips.take(position, counted)
+            layer = _Layer(model, position, optimizer, skipped)
+            cost, inputs = layer.measure(inputs, counted, costs, repeat)
+            skips.hand_over(position, inputs, counted)
+            output_bytes = cost.output_bytes + skips.nbytes
+            costs.append(dataclasses.replace(cost, output_bytes=output_bytes))
             if progress is not None:
                 progress(position + 1, n)
         loss = None
@@ -129,34 +131,75 @@ def profile(
     )
 
 
+class _Skips:
+    """What skip connections carry past the layer that is measured.
+
+    Args:
+        model: The undivided model.
+    """
+
+    def __init__(self, model: Divisible) -> None:
+        self._ends = model.skips
+        self._carried: dict[str, tuple[Tensors, Owners]] = {}
+
+    def take(self, position: int, counted: Owners) -> dict[str, Tensors]:
+        """Returns what a layer takes, by name."""
+        taken = {}
+        for skip in self._ends:
+            if skip.pop == position:
+                taken[skip.name], counted_before = self._carried.pop(skip.name)
+                counted |= counted_before
+        return taken
+
+    def hand_over(self, position: int, outputs: Tensors, counted: Owners) -> None:
+        """Keeps what a layer hands over, which is what it passes on as well."""
+        for skip in self._ends:
+            if skip.stash == position:
+                self._carried[skip.name] = outputs, counted & counted
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that cross a cut here besides the layer's output."""
+        return sum(
+            tensor.array.nbytes
+            for tensors, _ in self._carried.values()
+            for tensor in tensors
+        )
+
+
 class _Layer:
     """One layer of a model, copied, to be run by itself."""
 
     def __init__(
-        self, model: Divisible, position: int, optimizer: chainer.GradientMethod | None
+        self,
+        model: Divisible,
+        position: int,
+        optimizer: chainer.GradientMethod | None,
+        skipped: dict[str, Tensors],
     ) -> None:
         self.name = model.model_layers[position]
-        first = model.first_positions[position]
-        self.repeats = None if first == position else first
         self.part = model.divide(position, position + 1, mode="copy")
-        self.takes = [skip.name for skip in model.skips if skip.pop == position]
-        self.hands_over = [skip.name for skip in model.skips if skip.stash == position]
         self.optimizer = optimizer
+        self.skipped = skipped
+
+    def _run(self, *values: Any) -> Any:
+        """Runs the layer on its inputs and, behind them, what it takes from skips."""
+        end = len(values) - sum(map(len, self.skipped.values()))
+        rest = iter(values[end:])
+        skipped = {
+            name: tuple(next(rest) for _ in tensors)
+            for name, tensors in self.skipped.items()
+        }
+        y, _ = self.part.run(values[:end], skipped)
+        return y
 
     def measure(
-        self,
-        inputs: Tensors,
-        skipped: dict[str, Tensors],
-        counted: Owners,
-        costs: list[LayerCost],
-        repeat: int,
+        self, inputs: Tensors, counted: Owners, costs: list[LayerCost], repeat: int
     ) -> tuple[LayerCost, Tensors]:
         """Returns what the layer costs, and its outputs.
 
         Args:
             inputs: What the layer before returned.
-            skipped: What layers further back handed over; changed by those that the
-                layer takes or hands over.
             counted: Arrays among them that count already; changed to those of the
                 outputs.
             costs: Those of the layers before; the last one is charged with inputs
@@ -164,25 +207,18 @@ class _Layer:
             repeat: How often to measure.
         """
         device = self.part.device
-        n_inputs = len(inputs)
-        for name in self.takes:
-            inputs += skipped.pop(name)
-
-        def forward(*values: Any) -> Any:
-            taken = {name: values[n_inputs:] for name in self.takes}
-            return self.part.run(values[:n_inputs], taken)[0]
-
-        runs = _Runs(forward, self.part.params, inputs)
+        for tensors in self.skipped.values():
+            inputs = (*inputs, *tensors)
+        runs = _Runs(self._run, self.part.params, inputs)
         # Parameters may be made in this first run.
         runs.forward()
         outputs = tuple(map(Tensor.of, runs.outputs))
-        skipped.update(dict.fromkeys(self.hands_over, outputs))
         bytes_of = self._held(inputs, runs.outputs, counted, costs)
         runs.backward_input()
         persistent = Owners(_persistents(self.part))
         bytes_of["pending_bytes"] = (Owners(runs.pending.arrays()) - persistent).nbytes
         runs.backward_weight()
-        parameters = [] if self.repeats is not None else list(self.part.params())
+        parameters = list(self.part.params())
         cost = LayerCost(
             **runs.seconds(device, repeat),
             **bytes_of,
@@ -190,7 +226,6 @@ class _Layer:
             optimizer_bytes=_state_bytes(self.optimizer, parameters),
             workspace_bytes=runs.workspace(device),
             name=self.name,
-            repeats=self.repeats,
         )
         return cost, outputs
 

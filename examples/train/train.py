@@ -86,7 +86,13 @@ def main() -> None:
         loss_scale = mixed.loss_scale
     else:
         optimizers = [make_optimizer(args.learning_rate).setup(part) for part in stages]
-    pipe = Pipeline(stages, comm, schedule=schedule, loss_scale=loss_scale)
+    pipe = Pipeline(
+        stages,
+        comm,
+        schedule=schedule,
+        checkpoint=plan.checkpoint,
+        loss_scale=loss_scale,
+    )
     say(f"{args.model} on {args.dataset}: {len(train.x)} images of {train.x.shape[1:]}")
     say(f"{plan.n_layers} layers cut at {plan.cuts}, {schedule.name} schedule")
     say("epoch   train loss  accuracy   test loss  accuracy   samples/s")

@@ -52,7 +52,7 @@ def test_train_cuts_by_time(tmp_path):
 
 
 def test_train_runs_a_plan(tmp_path):
-    plan = Plan([0, 3, 6, 9, 13], 2, "interleaved", stages_per_rank=2)
+    plan = Plan([0, 3, 6, 9, 13], 2, "interleaved", "always", stages_per_rank=2)
     plan.save(tmp_path / "plan.json")
     argv = [*QUICK, "--plan", tmp_path / "plan.json", "--out", tmp_path]
     output = run(2, [TRAIN, *argv])

@@ -31,7 +31,7 @@ def serial_gradients(x, t):
     return float(loss.array), {p: v.grad for p, v in model.namedparams()}
 
 
-def run_chosen_plan(comm, schedules):
+def run_chosen_plan(comm, schedules, checkpoint):
     x, t = minibatch()
     model = make_model()
     plan = costs = None
@@ -43,7 +43,7 @@ def run_chosen_plan(comm, schedules):
             memory=1e9,
             network=Network(1e9, 1e-5),
             schedules=schedules,
-            checkpoints=["never"],
+            checkpoints=[checkpoint],
             pipeline_ranks=[comm.size],
             microbatches=[3, 4],
         )
@@ -54,14 +54,21 @@ def run_chosen_plan(comm, schedules):
         for stage, rank in enumerate(stage_ranks(plan, comm.size))
         if rank == comm.rank
     ]
-    with Pipeline(mine, comm, plan.n_microbatches, plan.schedule, timeout=20) as pipe:
+    with Pipeline(
+        mine,
+        comm,
+        plan.n_microbatches,
+        plan.schedule,
+        checkpoint=plan.checkpoint,
+        timeout=20,
+    ) as pipe:
         loss = pipe.step(x, t)["loss"]
         timeline = pipe.timeline()
         predicted = predict(plan, costs)
         # What is predicted is what runs: the same actions in the same order.
         for rank in range(comm.size):
             mine_done, theirs = (
-                [e.what for e in each.rank_events(rank) if e.category in "FBIW"]
+                [e.what for e in each.rank_events(rank) if e.category in "FBIWR"]
                 for each in (timeline, predicted)
             )
             assert mine_done == theirs
@@ -79,11 +86,15 @@ def stage_ranks(plan, size):
 
 
 def test_a_chosen_plan_runs():
-    assert_on_ranks(2, run_chosen_plan, ["1f1b", "gpipe", "zb_h1"])
+    assert_on_ranks(2, run_chosen_plan, ["1f1b", "gpipe", "zb_h1"], "never")
 
 
 def test_a_chosen_plan_with_several_stages_on_a_rank():
-    assert_on_ranks(2, run_chosen_plan, ["zb_v", "interleaved"])
+    assert_on_ranks(2, run_chosen_plan, ["zb_v", "interleaved"], "never")
+
+
+def test_a_chosen_plan_that_recomputes():
+    assert_on_ranks(2, run_chosen_plan, ["1f1b", "gpipe"], "except_last")
 
 
 def run_plan_for_others(comm):

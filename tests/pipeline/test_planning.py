@@ -160,7 +160,7 @@ def test_one_rank_needs_no_other_schedule():
         best_plan(uneven(), 1, schedules=["interleaved"])
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_the_choice_is_near_the_best_of_all_cuts(seed, schedule):
     """Cutting for the slowest stage loses little against simulating every cut."""

@@ -8,7 +8,18 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from divisible import Divisible, LayerCost, Plan, Profile, profile
+from divisible import (
+    Divisible,
+    LayerCost,
+    Network,
+    Plan,
+    Profile,
+    deferred_init,
+    partition,
+    pop,
+    profile,
+    stash,
+)
 from divisible.layer_costs import SECONDS, interpolate
 
 FLOAT = 4
@@ -126,13 +137,40 @@ def test_integer_outputs_and_gradients_that_there_are_not():
     assert costs.layers[3].backward_weight > 0
 
 
-def test_repeated_links_count_once():
+def test_shared_parameters_count_with_each_layer():
     link = L.Linear(3, 3)
-    model = Divisible(link, F.relu, link)
+    model = Divisible(link, F.relu, link, L.Linear(3, 3))
+    model.tie("/0/W", "/3/W", transpose=True)
     costs = profile(model, ones(2, 3), repeat=1, optimizer=chainer.optimizers.Adam())
-    assert [c.repeats for c in costs.layers] == [None, None, 0]
-    assert [c.parameter_bytes for c in costs.layers] == [12 * FLOAT, 0, 0]
-    assert [c.optimizer_bytes for c in costs.layers] == [24 * FLOAT, 0, 0]
+    assert [c.parameter_bytes for c in costs.layers][:3] == [12 * FLOAT, 0, 12 * FLOAT]
+    assert all(costs.layers[i].backward_weight > 0 for i in (0, 2, 3))
+    partition(costs, 4)
+
+
+def test_skips():
+    model = Divisible(
+        L.Linear(4, 6),
+        stash("a"),
+        F.sigmoid,
+        L.Linear(6, 6),
+        pop("a", lambda x, y: x * y),
+        stash("b"),
+        F.relu,
+        pop("b"),
+        lambda x, y: F.concat([x, y]),
+        L.Linear(12, 2),
+    )
+    costs = profile(model, ones(5, 4), np.zeros(5, np.int32), repeat=1)
+    row = 5 * FLOAT
+    # Behind the layers 1 to 3 a cut is crossed by "a" as well, behind 5 and 6 by "b".
+    assert [c.output_bytes // row for c in costs.layers] == [
+        *(6, 12, 12, 12, 6),
+        *(12, 12, 12, 12, 2),
+    ]
+    # The product holds its two operands: what the two Linear layers returned.
+    assert costs.column("activation_bytes")[:5].sum() == 3 * 6 * row
+    # A cut avoids the skips where it can.
+    assert partition(costs, 2, network=Network(1e3)).cuts[1] in (1, 5)
 
 
 def test_losses():
@@ -190,6 +228,28 @@ def test_one_layer_at_a_time():
     assert sum(c.parameter_bytes for c in costs.layers) > n * layer
     # Parameters and gradient of a layer, what initializes it, and of the next.
     assert peak < 6 * layer
+
+
+def test_a_model_that_is_not_made_stays_so():
+    n, width = 12, 400
+    with deferred_init(seed=0):
+        model = Divisible(*[L.Linear(width, width) for _ in range(n)])
+    layer = width * width * FLOAT
+    tracemalloc.start()
+    try:
+        costs = profile(model, ones(2, width), repeat=1)
+        _, peak = tracemalloc.get_traced_memory()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(c.parameter_bytes for c in costs.layers) > n * layer
+    assert peak < 6 * layer
+    assert kept < layer
+    # It was not made behind its back: seed and cut decide on its weights as before.
+    with deferred_init(seed=0):
+        again = Divisible(*[L.Linear(width, width) for _ in range(n)])
+    stages = [m.divide(3, 4) for m in (model, again)]
+    assert (stages[0][0].W.array == stages[1][0].W.array).all()
 
 
 def test_reckoned_memory_is_that_of_a_stage():
@@ -326,8 +386,6 @@ def test_zero_times_and_nan_are_refused():
         Profile([], 1)
     with pytest.raises(ValueError, match="1 sample at least"):
         Profile([LayerCost(1, 1, 1)], 0)
-    with pytest.raises(ValueError, match="does not come before"):
-        Profile([LayerCost(1, 1, 1, repeats=0)], 1)
 
 
 @pytest.mark.parametrize(
