@@ -1,5 +1,7 @@
 """What tests of invariant 1 share: a pipeline trains as the undivided model does."""
 
+from typing import Callable, NamedTuple
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -20,6 +22,16 @@ STAGES_PER_RANK = {
 }
 
 
+class Measures(NamedTuple):
+    """What is computed of a model's output; the first one is learned by."""
+
+    lossfun: Callable = F.softmax_cross_entropy
+    accfun: Callable = F.accuracy
+
+
+CLASSIFICATION = Measures()
+
+
 def set_up(model, lr, frozen=()):
     """Returns an optimizer for a model or stage, with layers that are not updated."""
     optimizer = chainer.optimizers.MomentumSGD(lr).setup(model)
@@ -29,20 +41,22 @@ def set_up(model, lr, frozen=()):
     return optimizer
 
 
-def train_serially(model, batches, lr=0.1, frozen=()):
+def train_serially(model, batches, lr=0.1, frozen=(), measures=CLASSIFICATION):
     optimizer = set_up(model, lr, frozen)
     losses = []
     for x, t in batches:
         y = model(x)
-        loss = F.softmax_cross_entropy(y, t)
+        loss = measures.lossfun(y, t)
         model.cleargrads()
         loss.backward()
         optimizer.update()
-        losses.append((float(loss.array), float(F.accuracy(y, t).array)))
+        losses.append((float(loss.array), float(measures.accfun(y, t).array)))
     return np.array(losses), dict(model.namedparams())
 
 
-def train_in_microbatches(model, batches, n_microbatches, lr=0.1, seed=0):
+def train_in_microbatches(
+    model, batches, n_microbatches, lr=0.1, measures=CLASSIFICATION, seed=0
+):
     """As `train_serially` by plain Chainer, but the model sees microbatches.
 
     Random layers draw what they draw in a pipeline.
@@ -58,11 +72,11 @@ def train_in_microbatches(model, batches, n_microbatches, lr=0.1, seed=0):
                 continue
             with keyed_random_state(RandomKey(seed, step, microbatch)):
                 y = model(x_part)
-            loss = F.softmax_cross_entropy(y, t_part)
+            loss = measures.lossfun(y, t_part)
             weight = len(x_part) / len(x)
             loss.grad = np.full_like(loss.array, weight)
             loss.backward()
-            accuracy = F.accuracy(y, t_part)
+            accuracy = measures.accfun(y, t_part)
             mean += weight * np.array([float(loss.array), float(accuracy.array)])
         optimizer.update()
         means.append(mean)
@@ -91,6 +105,7 @@ def check_equal(
     lr=0.1,
     serially_in_microbatches=False,
     frozen=(),
+    measures=CLASSIFICATION,
     **options,
 ):
     """Trains on all ranks and serially.
@@ -107,14 +122,23 @@ def check_equal(
         mine = range(comm.rank, plan.n_stages, comm.size)
     stages = [model.divide(*plan.range(i)) for i in mine]
     del model
-    losses = train_on(comm, stages, batches, lr, frozen, **options)
+    losses = train_on(
+        comm, stages, batches, lr, frozen, **measures._asdict(), **options
+    )
     np.random.seed(3)
     if serially_in_microbatches:
         expected_losses, expected = train_in_microbatches(
-            make_model(), batches, options["n_microbatches"], lr, options.get("seed", 0)
+            make_model(),
+            batches,
+            options["n_microbatches"],
+            lr,
+            measures,
+            options.get("seed", 0),
         )
     else:
-        expected_losses, expected = train_serially(make_model(), batches, lr, frozen)
+        expected_losses, expected = train_serially(
+            make_model(), batches, lr, frozen, measures
+        )
     assert_close(losses, expected_losses, rtol=rtol)
     for stage in stages:
         for path, param in stage.namedparams():

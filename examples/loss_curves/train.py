@@ -16,10 +16,10 @@ samples in reverse order. With --dtype float64 the differences all but vanish.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import chainer
 import chainer.functions as F
@@ -27,7 +27,11 @@ import chainer.links as L
 import numpy as np
 from mpi4py import MPI
 
+# The root of the repository, for what the examples share.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from divisible import Divisible, Plan
+from examples.shared import Parser
 from pipeline import Pipeline, abort_on_error
 
 N_INPUTS = 3072  # 3 channels of 32 x 32 pixels
@@ -189,19 +193,9 @@ def load(name: str) -> tuple[np.ndarray, np.ndarray]:
     return images.reshape(-1, N_INPUTS), classes.astype(np.int32)
 
 
-class Parser(argparse.ArgumentParser):
-    """Every rank finds the same errors; one prints them."""
-
-    def _print_message(self, message, file=None):
-        if comm.rank == 0:
-            super()._print_message(message, file)
-
-
 def parse_args() -> argparse.Namespace:
     """Reads and checks the options."""
-    parser = Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("--dataset", choices=("digits", "cifar10"), default="digits")
     add("--units", type=int, default=512, help="of each layer; the paper's is 3072")
@@ -218,12 +212,9 @@ def parse_args() -> argparse.Namespace:
             parser.error(f"--{name} must be 1 at least, not {getattr(args, name)}")
     if comm.size > 7:
         parser.error(f"7 layers make 7 stages at most, not {comm.size}")
-    needed = {"matplotlib": "matplotlib"}
+    parser.check_installed(matplotlib="the picture needs matplotlib")
     if args.dataset == "digits":
-        needed["sklearn"] = "scikit-learn"
-    for module, package in needed.items():
-        if importlib.util.find_spec(module) is None:
-            parser.error(f"{package} is missing: pip install {package}")
+        parser.check_installed(sklearn="--dataset digits needs scikit-learn")
     return args
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import chainer
 import numpy as np
+
+from examples.shared import Samples
 
 DOWNLOADED = ("mnist", "cifar10")
 NAMES = ("digits", *DOWNLOADED, "synthetic")
 
 
-class Images(NamedTuple):
+class Images(Samples):
     """Images and their classes.
 
     Attributes:
@@ -20,9 +21,6 @@ class Images(NamedTuple):
             width).
         t (array): int32 class numbers.
     """
-
-    x: np.ndarray
-    t: np.ndarray
 
 
 def load(

@@ -4,33 +4,39 @@
     mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts auto
     mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts 7,15,26
     mpiexec -n 2 python examples/train/train.py --float16
+    mpiexec -n 2 python examples/train/train.py --model resnet50 --cut-inside-blocks
 
 The number of ranks is the number of stages; on one rank this is serial training.
-Losses and accuracies are the same on any number of them, up to rounding. Exceptions:
-dropout (vgg16) draws other numbers on other stages, and batch normalization (resnet50)
-depends on the number of microbatches.
+Losses and accuracies are the same on any number of them, up to rounding. Those of
+models with dropout (vgg16) or batch normalization (resnet50) depend on the number of
+microbatches.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
+import sys
 import time
+from pathlib import Path
 
 import chainer
-import data
 import numpy as np
-from models.cnn import CNN
-from models.mlp import MLP
-from models.resnet50 import ResNet50
-from models.vgg16 import VGG16
 from mpi4py import MPI
 
-from divisible import Divisible, Plan, deferred_init, partition, profile
+# The root of the repository, for what the examples share.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from divisible import Divisible, deferred_init
+from examples.shared import Parser, divide, epochs, integers, make_plan, say
+from examples.train import data
+from examples.train.models.cnn import CNN
+from examples.train.models.mlp import MLP
+from examples.train.models.resnet50 import ResNet50
+from examples.train.models.vgg16 import VGG16
 from mixed_precision import MixedPrecision, to_float16
-from pipeline import Pipeline, abort_on_error, schedules
+from pipeline import Pipeline, abort_on_error
 
 comm = MPI.COMM_WORLD
 
@@ -70,11 +76,7 @@ def main() -> None:
     except (OSError, ValueError) as error:
         parser.error(str(error))
     # The schedule says which stages a rank has; it keeps their layers only.
-    schedule = schedules.create(
-        args.schedule, plan.n_stages, args.microbatches, comm.size
-    )
-    mine = schedule.rank_stages(comm.rank)
-    stages = [model.divide(*plan.range(number)) for number in mine]
+    schedule, stages = divide(args, model, plan)
     del model
 
     make_optimizer = OPTIMIZERS[args.optimizer]
@@ -90,7 +92,8 @@ def main() -> None:
         stages,
         comm,
         schedule=schedule,
-        checkpoint=plan.checkpoint,
+        checkpoint=args.checkpoint,
+        seed=args.seed,
         loss_scale=loss_scale,
     )
     say(f"{args.model} on {args.dataset}: {len(train.x)} images of {train.x.shape[1:]}")
@@ -98,38 +101,21 @@ def main() -> None:
     say("epoch   train loss  accuracy   test loss  accuracy   samples/s")
 
     log = []
-    shuffle = np.random.RandomState(args.seed)
-    for epoch in range(1, args.epoch + 1):
-        start = time.perf_counter()
-        train_mean = Mean()
-        order = shuffle.permutation(len(train.x))
-        for begin in range(0, len(order), args.batchsize):
-            batch = order[begin : begin + args.batchsize]
-            result = pipe.step(train.x[batch], train.t[batch])
-            for optimizer in optimizers:
-                optimizer.update()
-            train_mean.add(result, len(batch))
-        speed = len(order) / (time.perf_counter() - start)
-        timeline = pipe.timeline()
-
-        test_mean = Mean()
-        for begin in range(0, len(test.x), args.batchsize):
-            x, t = (a[begin : begin + args.batchsize] for a in test)
-            test_mean.add(pipe.evaluate(x, t), len(x))
-
+    for epoch in epochs(pipe, optimizers, train, test, args):
         entry = {
-            "epoch": epoch,
+            "epoch": epoch.number,
             "iteration": optimizers[0].t,
             "elapsed_time": time.perf_counter() - started,
-            "samples_per_second": speed,
-            **train_mean.report("main/"),
-            **test_mean.report("validation/main/"),
+            "samples_per_second": len(train.x) / epoch.seconds,
+            **{f"main/{name}": value for name, value in epoch.train.items()},
+            **{f"validation/main/{name}": value for name, value in epoch.test.items()},
         }
         log.append(entry)
         say(
-            f"{epoch:5d} {entry['main/loss']:12.4f} {entry['main/accuracy']:9.4f}"
-            f" {entry['validation/main/loss']:11.4f}"
-            f" {entry['validation/main/accuracy']:9.4f} {speed:11.0f}"
+            f"{epoch.number:5d} {entry['main/loss']:12.4f}"
+            f" {entry['main/accuracy']:9.4f} {entry['validation/main/loss']:11.4f}"
+            f" {entry['validation/main/accuracy']:9.4f}"
+            f" {entry['samples_per_second']:11.0f}"
         )
 
     say(f"test accuracy {log[-1]['validation/main/accuracy']:.2%}")
@@ -141,27 +127,9 @@ def main() -> None:
             json.dump(log, file, indent=4)
         say(f"log written to {path}, after {log[-1]['elapsed_time']:.0f} s")
         path = os.path.join(args.out, "timeline")
-        timeline.save(f"{path}.json")
-        timeline.plot(f"{path}.png")
+        epoch.timeline.save(f"{path}.json")
+        epoch.timeline.plot(f"{path}.png")
         say(f"the last minibatch's timeline is in {path}.json and {path}.png")
-
-
-class Mean:
-    """The mean over samples of what minibatches of any size reported."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._n = 0
-
-    def add(self, means: dict[str, float], n: int) -> None:
-        """Adds the means over ``n`` samples."""
-        for name, value in means.items():
-            self._sums[name] = self._sums.get(name, 0.0) + n * value
-        self._n += n
-
-    def report(self, prefix: str) -> dict[str, float]:
-        """Returns the means so far."""
-        return {prefix + name: value / self._n for name, value in self._sums.items()}
 
 
 def load(args: argparse.Namespace) -> tuple[data.Images, data.Images]:
@@ -186,89 +154,29 @@ def make_model(args: argparse.Namespace, shape: tuple[int, int, int]) -> Divisib
         return CNN(image_shape=shape)
     if args.model == "vgg16":
         return VGG16(image_size=args.size, dropout=args.dropout)
-    norm = not args.no_batch_normalization
-    return ResNet50(image_size=args.size, batch_normalization=norm)
-
-
-def make_plan(args: argparse.Namespace, model: Divisible, train: data.Images) -> Plan:
-    """Says where to cut: as asked, or into stages of equally many layers."""
-    if args.plan is not None:
-        plan = Plan.load(args.plan)
-        plan.check(model, comm.size)
-        args.microbatches = plan.n_microbatches or args.microbatches
-        args.schedule = plan.schedule or args.schedule
-        return plan
-    per_rank = 2 if args.schedule in ("interleaved", "looped_bfs", "zb_v") else 1
-    n_stages = per_rank * comm.size
-    if args.cuts is None or args.cuts == "auto":
-        plan = Plan.uniform(len(model), n_stages)
-        if args.cuts == "auto" and comm.rank == 0:
-            # Of what one microbatch takes in each layer.
-            n = -(-args.batchsize // args.microbatches)
-            plan = partition(profile(model, train.x[:n], train.t[:n]), n_stages)
-        return comm.bcast(plan)
-    plan = Plan([0, *args.cuts, len(model)])
-    if plan.n_stages != n_stages:
-        raise ValueError(
-            f"--cuts makes {plan.n_stages} stages, but {args.schedule} on {comm.size}"
-            f" ranks has {n_stages}; there must be one cut less than there are stages"
-        )
-    return plan
-
-
-def say(line: str) -> None:
-    """Prints on one rank only."""
-    if comm.rank == 0:
-        print(line, flush=True)
-
-
-class Parser(argparse.ArgumentParser):
-    """Every rank finds the same errors; one prints them."""
-
-    def _print_message(self, message, file=None):
-        if comm.rank == 0:
-            super()._print_message(message, file)
-
-
-def cuts(text: str) -> list[int] | str:
-    """Reads positions with commas between, or ``auto``."""
-    return text if text == "auto" else integers(text)
-
-
-def integers(text: str) -> list[int]:
-    """Reads integers with commas between."""
-    return [int(number) for number in text.split(",")]
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """Describes the options."""
-    parser = Parser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    return ResNet50(
+        image_size=args.size,
+        batch_normalization=not args.no_batch_normalization,
+        cut_inside_blocks=args.cut_inside_blocks,
     )
+
+
+def make_parser() -> Parser:
+    """Describes the options."""
+    parser = Parser(__doc__)
     add = parser.add_argument
     add("--model", choices=DEFAULTS, default="cnn")
     add("--dataset", choices=data.NAMES, default="digits")
-    add("--epoch", type=int, default=15, help="number of epochs")
-    add("--batchsize", type=int, default=64, help="samples of a minibatch")
-    add("--microbatches", type=int, default=4, help="parts of a minibatch")
-    add("--schedule", choices=schedules.NAMES, default="1f1b")
-    add(
-        "--cuts",
-        type=cuts,
-        help="positions to cut at, such as 7,15,26 for 4 ranks; auto: measure the"
-        " layers first, for stages of equal time; default: stages of equally many"
-        " layers",
-    )
-    add("--plan", help="file of a plan, made by divisible plan; it says all of that")
+    parser.add_pipeline_arguments(epochs=15, batchsize=64)
     add("--optimizer", choices=OPTIMIZERS, help="default: by model")
     add("--learning-rate", type=float, help="default: by model")
     add("--float16", action="store_true", help="train in mixed precision")
-    add("--seed", type=int, default=0, help="of the weights and the order of samples")
     add("--out", default="result", help="folder for the log")
     add("--units", type=int, default=256, help="of the mlp's layers")
     add("--layers", type=int, default=4, help="of the mlp")
     add("--dropout", type=float, default=0.5, help="of vgg16; 0 for none")
     add("--no-batch-normalization", action="store_true", help="for resnet50")
+    add("--cut-inside-blocks", action="store_true", help="for resnet50")
     add("--size", type=int, default=32, help="pixels per side for vgg16 and resnet50")
     add("--samples", type=int, default=1000, help="of the synthetic data set")
     add(
@@ -280,7 +188,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+def check(parser: Parser, args: argparse.Namespace) -> None:
     """Refuses what cannot be trained, and fills in what depends on the model."""
     if args.optimizer is not None and args.learning_rate is None:
         parser.error("--optimizer needs a --learning-rate to go with it")
@@ -288,9 +196,7 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     args.optimizer = args.optimizer or optimizer
     if args.learning_rate is None:
         args.learning_rate = learning_rate
-    for name in ("epoch", "batchsize", "microbatches", "units", "layers"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} must be 1 at least, not {getattr(args, name)}")
+    parser.check_positive(args, "units", "layers")
     if args.samples < 2:
         parser.error(f"--samples must be 2 at least, not {args.samples}")
     if args.size < 32:
@@ -304,9 +210,7 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     needed = {"matplotlib": "the timeline's picture needs matplotlib"}
     if args.dataset == "digits":
         needed["sklearn"] = "--dataset digits needs scikit-learn"
-    for module, words in needed.items():
-        if importlib.util.find_spec(module) is None:
-            parser.error(f"{words}: pip install 'divisible[examples]'")
+    parser.check_installed(**needed)
 
 
 if __name__ == "__main__":

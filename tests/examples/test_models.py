@@ -7,6 +7,7 @@ from examples.train.models.cnn import CNN
 from examples.train.models.mlp import MLP
 from examples.train.models.resnet50 import ResNet50
 from examples.train.models.vgg16 import VGG16
+from examples.unet.model import UNet
 
 
 def count(model, kind):
@@ -90,6 +91,49 @@ def test_resnet50_runs_with_batch_normalization_on_large_images(small_resnet50):
     model = ResNet50(image_size=224)
     with chainer.using_config("train", False), chainer.no_backprop_mode():
         assert model(images(1, 3, 224, 224)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("batch_normalization", [False, True])
+def test_resnet50_cut_inside_blocks_computes_the_same(
+    small_resnet50, batch_normalization
+):
+    x = images(4, 3, 16, 16).astype(np.float64)
+    t = np.arange(4, dtype=np.int32)
+    results = []
+    for cut_inside_blocks in (False, True):
+        np.random.seed(0)
+        with chainer.using_config("dtype", np.dtype(np.float64)):
+            model = ResNet50(
+                batch_normalization=batch_normalization,
+                cut_inside_blocks=cut_inside_blocks,
+            )
+            optimizer = chainer.optimizers.SGD(0.01).setup(model)
+            losses = []
+            for _ in range(3):
+                loss = chainer.functions.softmax_cross_entropy(model(x), t)
+                model.cleargrads()
+                loss.backward()
+                optimizer.update()
+                losses.append(float(loss.array))
+        results.append(losses)
+    assert len(model) == (185 if batch_normalization else 136)
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-7)
+    assert results[0][2] != results[0][0]
+
+
+def test_resnet50_cut_inside_blocks_has_the_published_number_of_parameters():
+    model = ResNet50(n_classes=1000, image_size=224, cut_inside_blocks=True)
+    assert n_parameters(model) == 25_557_032
+    assert len(model.skips) == 16
+
+
+def test_unet_is_the_published_one():
+    model = UNet(width=64, depth=4)
+    n_down_and_through = count(model, chainer.links.Convolution2D)
+    n_up = count(model, chainer.links.Deconvolution2D)
+    assert (n_down_and_through, n_up) == (19, 4)  # "In total 23 convolutional layers"
+    assert len(model.skips) == 4
+    assert model(images(1, 1, 32, 48)).shape == (1, 2, 32, 48)
 
 
 def test_mlp_is_the_papers():

@@ -86,8 +86,12 @@ def test_train_gives_the_same_on_any_number_of_ranks(tmp_path):
         ["--model", "mlp", "--layers", "32", "--units", "16", *QUICK],
         ["--model", "vgg16", *QUICK],
         ["--model", "resnet50", *QUICK, "--samples", "10"],
+        [
+            *("--model", "resnet50", "--cut-inside-blocks", "--checkpoint", "always"),
+            *(*QUICK, "--samples", "10"),
+        ],
     ],
-    ids=lambda argv: argv[1],
+    ids=lambda argv: "-".join(argv[1:3]),
 )
 def test_train_runs_every_model(argv, tmp_path):
     output = run(2, [TRAIN, *argv, "--out", tmp_path], timeout=120)
@@ -171,3 +175,44 @@ def test_loss_curves_agree_and_are_drawn(tmp_path):
     assert float(difference) < 1e-12
     assert (tmp_path / "loss_curves.png").read_bytes().startswith(b"\x89PNG")
     assert "Warning" not in output
+
+
+# Less of everything, but two epochs.
+SHORT = {
+    "unet": ["--samples", "48", "--width", "4", "--epoch", "2"],
+    "autoencoder": ["--batchsize", "128", "--epoch", "2", "--every", "1"],
+    "language_model": [
+        *("--words", "60", "--units", "8", "--batchsize", "256", "--epoch", "2"),
+        *("--convolutions", "2"),
+    ],
+}
+
+
+def figures(output):
+    """Returns the numbers of the table, speed left out, and those of the last line."""
+    rows = re.findall(r"^ +\d+ .*$", output, re.MULTILINE)
+    last = re.findall(r"[\d.]*\d", output.strip().splitlines()[-1])
+    return np.array([row.split()[1:-1] for row in rows], float), np.array(last, float)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_examples_learn_the_same_on_any_number_of_ranks(name):
+    script = f"examples/{name}/train.py"
+    table, last = figures(run(1, [script, *SHORT[name]]))
+    assert len(table) == 2
+    # The losses, of training and of test.
+    assert (table[1, :2] < table[0, :2]).all()
+    output = run(
+        3, [script, *SHORT[name], "--checkpoint", "except_last", "--schedule", "zb_h1"]
+    )
+    assert "Warning" not in output
+    for actual, expected in zip(figures(output), (table, last)):
+        np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_examples_refuse_what_cannot_be_cut(name):
+    result = mpiexec(2, [f"examples/{name}/train.py", "--cuts", "99"])
+    assert result.returncode != 0
+    assert result.stdout.count("cuts must grow") == 1, result.stdout
+    assert "Traceback" not in result.stdout

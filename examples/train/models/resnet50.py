@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 from chainer.initializers import HeNormal
 
-from divisible import Divisible
+from divisible import Divisible, pop, stash
 
 # Of each group of blocks: how many, and the channels inside them.
 GROUPS = ((3, 64), (4, 128), (6, 256), (3, 512))
@@ -46,12 +47,16 @@ class Convolution(chainer.Chain):
         y = self.conv(x)
         return y if self.norm is None else self.norm(y)
 
+    def layers(self) -> list[chainer.Link]:
+        """Returns what it consists of."""
+        return [self.conv] if self.norm is None else [self.conv, self.norm]
+
 
 class Bottleneck(chainer.Chain):
     """The block of ResNet50: three convolutions and a shortcut around them.
 
-    One layer when the model is cut: a cut inside would send the shortcut as well
-    (section 7 of Takizawa et al.).
+    One layer when the model is cut, as in section 7 of Takizawa et al.: a cut inside
+    sends the shortcut as well. Or :meth:`layers` to be cut anywhere.
 
     Args:
         n_in (int): Channels of the input.
@@ -90,6 +95,41 @@ class Bottleneck(chainer.Chain):
         h = self.conv3(h)
         return F.relu(h + (x if self.shortcut is None else self.shortcut(x)))
 
+    def layers(self, name: str) -> list[Any]:
+        """Returns the block as layers that can be cut anywhere.
+
+        ::
+
+            stash | conv norm relu | conv norm relu | conv norm | pop, add | relu
+              :                                                    ^
+              '- - - - - - - - - - - - - - - - - - - - - - - - - - '
+
+        Args:
+            name (str): What the shortcut is called.
+        """
+        layers = [stash(name)]
+        for convolution in (self.conv1, self.conv2):
+            layers += [*convolution.layers(), F.relu]
+        layers += self.conv3.layers()
+        if self.shortcut is None:
+            layers.append(pop(name, F.add))
+        else:
+            layers += [pop(name), AddShortcut(self.shortcut)]
+        return [*layers, F.relu]
+
+
+class AddShortcut(chainer.Chain):
+    """Adds the block's input to what came of it, in the shape of that."""
+
+    def __init__(self, convolution: Convolution) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.convolution = convolution
+
+    def forward(self, h, x):
+        """Returns the sum."""
+        return h + self.convolution(x)
+
 
 class ResNet50(Divisible):
     """ResNet50: a convolution, 16 bottleneck blocks and a fully connected layer.
@@ -102,6 +142,10 @@ class ResNet50(Divisible):
         0 conv  1 relu  2 pool | 3 ... 18 blocks | 19 average  20 fc     224 x 224
         0 conv  1 relu         | 2 ... 17 blocks | 18 average  19 fc      32 x 32
 
+    Or each block is 11 or 12 layers, so that the model can be cut inside, which makes
+    185 of it for small images. Its weights are the same then, for the same random
+    numbers; its paths are not.
+
     Args:
         n_classes (int): Number of classes.
         image_size (int): Height and width of the images; any, only whether it is 224
@@ -110,6 +154,8 @@ class ResNet50(Divisible):
         batch_normalization (bool): ``False`` for biases in place of batch
             normalization and smaller initial weights. A pipeline normalizes over
             microbatches, so only without it training equals serial training.
+        cut_inside_blocks (bool): Whether every convolution, normalization and
+            activation is a layer of its own.
 
     See He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
     """
@@ -120,22 +166,25 @@ class ResNet50(Divisible):
         image_size: int = 32,
         n_channels: int = 3,
         batch_normalization: bool = True,
+        cut_inside_blocks: bool = False,
     ) -> None:
         norm = batch_normalization
-        if image_size >= 224:
-            self.append(Convolution(n_channels, 64, 7, 2, norm))
-            self.append(F.relu)
+        is_large = image_size >= 224
+        ksize, stride = (7, 2) if is_large else (3, 1)
+        convolution = Convolution(n_channels, 64, ksize, stride, norm)
+        self.extend(convolution.layers() if cut_inside_blocks else [convolution])
+        self.append(F.relu)
+        if is_large:
             self.append(
                 partial(F.max_pooling_2d, ksize=3, stride=2, pad=1, cover_all=False)
             )
-        else:
-            self.append(Convolution(n_channels, 64, 3, 1, norm))
-            self.append(F.relu)
         n_in = 64
         for group, (n_blocks, n_inside) in enumerate(GROUPS):
             for block in range(n_blocks):
                 stride = 2 if group > 0 and block == 0 else 1
-                self.append(Bottleneck(n_in, n_inside, stride, norm))
+                one = Bottleneck(n_in, n_inside, stride, norm)
+                name = f"block{group}-{block}"
+                self.extend(one.layers(name) if cut_inside_blocks else [one])
                 n_in = 4 * n_inside
         self.append(partial(F.mean, axis=(2, 3)))
         self.append(L.Linear(n_in, n_classes))

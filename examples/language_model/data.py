@@ -1,0 +1,60 @@
+"""The words of a text that comes with Python."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pydoc_data.topics import topics
+
+import numpy as np
+
+from examples.shared import Samples
+
+#: Stands for words that are not in the vocabulary, as its word 0.
+UNKNOWN = "<unknown>"
+
+
+def load(n_words: int, n_positions: int) -> tuple[list[str], Samples, Samples]:
+    """Returns a vocabulary, the training and the test set.
+
+    The text is what Python's ``help()`` shows of its language reference, as words in
+    lower case and punctuation. Every tenth topic is for the test. Another release of
+    Python may have another text.
+
+    Args:
+        n_words (int): Size of the vocabulary at most: the most frequent words of the
+            training text, and one for all others.
+        n_positions (int): Words of a sample.
+
+    Returns:
+        tuple: The vocabulary, and twice samples of word numbers, int32 of the shape
+        (samples, positions); ``t`` are the words that follow those of ``x``.
+    """
+    texts = [
+        re.findall(r"[a-z]+|[.,;:]", text.lower()) for _, text in sorted(topics.items())
+    ]
+    test = [text for number, text in enumerate(texts) if number % 10 == 0]
+    train = [text for number, text in enumerate(texts) if number % 10 > 0]
+    counts = Counter(word for text in train for word in text)
+    # In the order of the alphabet where they are as frequent.
+    common = sorted(counts, key=lambda word: (-counts[word], word))[: n_words - 1]
+    vocabulary = [UNKNOWN, *common]
+    numbers = {word: number for number, word in enumerate(vocabulary)}
+    return (
+        vocabulary,
+        _windows(train, numbers, n_positions),
+        _windows(test, numbers, n_positions),
+    )
+
+
+def _windows(
+    texts: Sequence[Sequence[str]], numbers: dict[str, int], n_positions: int
+) -> Samples:
+    """Cuts the texts, one after the other, into samples; drops what is left over."""
+    words = np.array([numbers.get(w, 0) for text in texts for w in text], np.int32)
+    end = (len(words) - 1) // n_positions * n_positions
+    return Samples(
+        words[:end].reshape(-1, n_positions),
+        words[1 : end + 1].reshape(-1, n_positions),
+    )

@@ -1,0 +1,93 @@
+"""A small language model with a tied embedding as a list of layers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+from chainer.initializers import HeNormal, Normal
+
+from divisible import Divisible
+
+
+class GatedConvolution(chainer.Chain):
+    """Looks back at the last positions: ``x + a * sigmoid(b)``, both convolutions.
+
+    Reports as ``'gate'`` how far its gates are open, from 0 to 1.
+
+    Args:
+        n_units (int): Units of each position.
+        n_back (int): Positions that it sees, itself included.
+
+    See Dauphin et al., Language Modeling with Gated Convolutional Networks, ICML 2017.
+    """
+
+    def __init__(self, n_units: int, n_back: int) -> None:
+        super().__init__()
+        self._pad = n_back - 1
+        with self.init_scope():
+            self.convolution = L.Convolution1D(
+                n_units, 2 * n_units, n_back, pad=n_back - 1, initialW=HeNormal(0.5)
+            )
+
+    def forward(self, x):
+        """Convolves ``x`` of the shape (samples, units, positions)."""
+        # Padded on both sides; without the end no position sees a later one.
+        both = self.convolution(x)[:, :, : x.shape[2]]
+        a, b = F.split_axis(both, 2, axis=1)
+        gate = F.sigmoid(b)
+        chainer.report({"gate": F.mean(gate)}, self)
+        return x + a * gate
+
+
+class NextWord(L.Linear):
+    """Scores of each word of the vocabulary, for every position."""
+
+    def forward(self, x):
+        """Turns (samples, positions, units) into (samples, words, positions)."""
+        return F.swapaxes(super().forward(x, n_batch_axes=2), 1, 2)
+
+
+class LanguageModel(Divisible):
+    """Says at each position of a text which word comes next.
+
+    The embedding of a word is also what its score is computed with, as one
+    parameter::
+
+        EmbedID  dropout swapaxes | gated convolutions, dropout | swapaxes  NextWord
+        '/0/W' - - - - - - - - - - - - - - - - - - - - - - - - - - - - - - >  W
+
+    from word numbers of the shape (samples, positions) to scores of the shape (samples,
+    words, positions).
+
+    Args:
+        n_words (int): Size of the vocabulary.
+        n_units (int): Units of each position.
+        n_convolutions (int): Number of gated convolutions.
+        n_back (int): Positions that a convolution sees.
+        dropout (float): Dropout ratio.
+
+    See Press and Wolf, Using the Output Embedding to Improve Language Models, EACL
+    2017.
+    """
+
+    def __init__(
+        self,
+        n_words: int,
+        n_units: int = 64,
+        n_convolutions: int = 3,
+        n_back: int = 4,
+        dropout: float = 0.2,
+    ) -> None:
+        # Small, for the scores: with the usual size of 1 the first ones are huge.
+        self.append(L.EmbedID(n_words, n_units, initialW=Normal(n_units**-0.5)))
+        self.append(partial(F.dropout, ratio=dropout))
+        self.append(partial(F.swapaxes, axis1=1, axis2=2))
+        for _ in range(n_convolutions):
+            self.append(GatedConvolution(n_units, n_back))
+            self.append(partial(F.dropout, ratio=dropout))
+        self.append(partial(F.swapaxes, axis1=1, axis2=2))
+        self.append(NextWord(n_units, n_words))
+        self.tie("/0/W", f"/{len(self) - 1}/W")
