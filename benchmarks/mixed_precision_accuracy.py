@@ -9,11 +9,13 @@ data, so that the modes differ in nothing else:
     float32           Chainer as it is
     float16 only      weights, gradients and update in float16, no scale
     + master          float32 master weights, scale 1
-    + static scale    and a scale of 1024, or 65536 for the third task
+    + static scale    and a scale of 1024, or 65536 for the last task
     + dynamic scale   and the default DynamicLossScale
     MomentumSGD16     no master, dynamic scale
 
-The third task is made so that gradients vanish in float16, as those of activations do
+In the third task steps are small beside the weights, so that float16 rounds them away.
+
+The fourth is made so that gradients vanish in float16, as those of activations do
 in the slides' SSD detector: the loss is divided by 2^20, as if it were the mean over
 the pixels of a large image of which one matters, and the learning rate multiplied by as
 much. In exact arithmetic nothing changes.
@@ -92,6 +94,7 @@ def mlp() -> Divisible:
 TASKS = {
     "MLP": Task(mlp, 0.02),
     "CNN": Task(cnn, 0.02),
+    "small steps": Task(mlp, 0.0005),
     "vanishing": Task(mlp, 0.02 * N_PIXELS, N_PIXELS, 2.0**16),
 }
 

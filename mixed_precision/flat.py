@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
+from mixed_precision.parameters import keeps_master
+
 Array = Any
 
 _ALIGNMENT = 64
@@ -46,7 +48,7 @@ class Group:
     """The parameters of one dtype on one device.
 
     Args:
-        parameters: Initialized parameters by path, of one dtype, on one device.
+        parameters: Paths and initialized parameters of one dtype, on one device.
         device (chainer.backend.Device): Their device.
         keeps_master (bool): Whether float16 weights have a master; otherwise they are
             rounded in every step, and float32 copies are made for hooks only.
@@ -65,12 +67,12 @@ class Group:
 
     def __init__(
         self,
-        parameters: Mapping[str, chainer.Parameter],
+        parameters: Sequence[tuple[str, chainer.Parameter]],
         device: chainer.backend.Device,
         keeps_master: bool = True,
     ) -> None:
-        self.paths = list(parameters)
-        self.parameters = list(parameters.values())
+        self.paths = [path for path, _ in parameters]
+        self.parameters = [param for _, param in parameters]
         self.device = device
         self.kernels = importlib.import_module(
             f"mixed_precision.{'_cpu' if device.xp is np else '_gpu'}"
@@ -243,41 +245,38 @@ class FlatBuffers:
     """All parameters of an optimizer, in groups.
 
     Args:
-        parameters: Initialized parameters by path, each once.
-        keeps_master: Whether a parameter has a master if it is float16.
+        parameters: Paths and initialized parameters, each parameter once.
         masters: Masters by path to begin with, instead of the weights; those that do
             not round to the weights give way in the first update.
     """
 
     def __init__(
         self,
-        parameters: Mapping[str, chainer.Parameter],
-        keeps_master: Mapping[str, bool],
+        parameters: Sequence[tuple[str, chainer.Parameter]],
         masters: Mapping[str, Array],
     ) -> None:
-        sorted_out: dict[tuple, dict[str, chainer.Parameter]] = {}
-        for path, p in parameters.items():
-            key = (p.dtype.char, p.device.name, keeps_master[path])
-            sorted_out.setdefault(key, {})[path] = p
+        sorted_out: dict[tuple, list[tuple[str, chainer.Parameter]]] = {}
+        for path, p in parameters:
+            key = (p.dtype.char, p.device.name, keeps_master(p))
+            sorted_out.setdefault(key, []).append((path, p))
         self.groups = [
-            Group(named, next(iter(named.values())).device, keeps)
-            for (_, _, keeps), named in sorted_out.items()
+            Group(members, members[0][1].device, keeps)
+            for (_, _, keeps), members in sorted_out.items()
         ]
         self.paths = [path for group in self.groups for path in group.paths]
-        self._key = tuple((id(p), keeps_master[path]) for path, p in parameters.items())
+        self._key = _identity(parameters)
         for group in self.groups:
-            for path, view in group.masters().items():
+            if not group.has_master:
+                continue
+            for path, view in zip(group.paths, group.views(group.master)):
                 if path in masters and masters[path].shape == view.shape:
                     view[...] = group.device.send(masters[path])
 
-    def holds(
-        self,
-        parameters: Mapping[str, chainer.Parameter],
-        keeps_master: Mapping[str, bool],
-    ) -> bool:
+    def holds(self, parameters: Sequence[tuple[str, chainer.Parameter]]) -> bool:
         """Whether these are the parameters still; takes over new arrays."""
-        key = tuple((id(p), keeps_master[path]) for path, p in parameters.items())
-        return key == self._key and all(g.holds(g.parameters) for g in self.groups)
+        if _identity(parameters) != self._key:
+            return False
+        return all(group.holds(group.parameters) for group in self.groups)
 
     def masters(self) -> dict[str, Array]:
         """Returns the masters by path."""
@@ -327,3 +326,7 @@ class FlatBuffers:
         """Multiplies the unscaled gradients."""
         for group in self.groups:
             group.clip(rate)
+
+
+def _identity(parameters: Sequence[tuple[str, chainer.Parameter]]) -> list[tuple]:
+    return [(id(p), keeps_master(p)) for _, p in parameters]

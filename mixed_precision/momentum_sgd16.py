@@ -69,7 +69,9 @@ class MomentumSGD16(optimizer.GradientMethod):
 
     G is a sum of gradients and does not vanish; for a constant learning rate the
     weights are those of momentum SGD. Weights and G are stored in float16, computed in
-    float32 and rounded once. Weights of float32 have G in float32.
+    float32 and rounded once. Weights of float32 have G in float32. What is still lost
+    are steps of less than half the spacing of a weight, some 1/4000 of it: with
+    learning rates that small, weights need a master.
 
     With a loss scale, wrap it in :class:`MixedPrecision`::
 

@@ -24,7 +24,6 @@ from mixed_precision.model import LinkGroup
 from mixed_precision.parameters import (
     check_parameter,
     has_master,
-    keeps_master,
     unique_parameters,
 )
 
@@ -274,17 +273,16 @@ class MixedPrecision(optimizer.Optimizer):
     def _prepare(self) -> None:
         """Makes the buffers, at first and when parameters have changed."""
         parameters = unique_parameters(self.target)
-        self._parameters = list(parameters.values())
-        with_master = {path: keeps_master(p) for path, p in parameters.items()}
+        self._parameters = [param for _, param in parameters]
         if self._agreement is None:
             every = [path for path, _ in self.target.namedparams()]
             self._agreement = Agreement(self._comm, every, self._timeout)
             self._buffers = None
-        if self._buffers is None or not self._buffers.holds(parameters, with_master):
-            for path, param in parameters.items():
+        if self._buffers is None or not self._buffers.holds(parameters):
+            for path, param in parameters:
                 check_parameter(path, param)
             masters = {**self._masters(), **self._loaded_masters}
-            self._buffers = FlatBuffers(parameters, with_master, masters)
+            self._buffers = FlatBuffers(parameters, masters)
             self._loaded_masters = {}
             self._positions = self._agreement.positions(self._buffers.paths)
 
@@ -394,7 +392,7 @@ class MixedPrecision(optimizer.Optimizer):
         self.actual_optimizer.serialize(serializer)
         masters = self._masters()
         loaded = {}
-        for path, param in unique_parameters(self.target, include_uninit=True).items():
+        for path, param in unique_parameters(self.target, include_uninit=True):
             if has_master(param):
                 master = masters.get(path)
                 if master is None and param.array is not None:

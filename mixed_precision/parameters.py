@@ -23,12 +23,16 @@ def check_parameter(path: str, param: chainer.Parameter) -> None:
 
 def unique_parameters(
     target: chainer.Link, include_uninit: bool = False
-) -> dict[str, chainer.Parameter]:
-    """Returns parameters by path; one that two links share has its first path."""
+) -> list[tuple[str, chainer.Parameter]]:
+    """Returns parameters with their paths; one that two links share has its first.
+
+    Two stages on a rank may have a copy each of a shared parameter: two parameters of
+    the same path.
+    """
     by_id: dict[int, tuple[str, chainer.Parameter]] = {}
     for path, param in target.namedparams(include_uninit):
         by_id.setdefault(id(param), (path, param))
-    return dict(by_id.values())
+    return list(by_id.values())
 
 
 def keeps_master(param: chainer.Parameter) -> bool:

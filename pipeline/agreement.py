@@ -8,9 +8,10 @@ runs: the ranks' words are collected behind the computation, so nobody waits for
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Callable, NamedTuple
 
+import chainer
 import numpy as np
 from mpi4py import MPI
 
@@ -217,6 +218,33 @@ def agree_on_stages(
         [route for route in routes if route.source != route.target],
         _find_shared(ties, stage_of, unsized),
     )
+
+
+def agree_on_loss(
+    comm: MPI.Comm,
+    last: Divisible | None,
+    parameters: Iterable[chainer.Parameter],
+    timeout: float,
+) -> None:
+    """Makes sure that the loss trains nothing that another stage's optimizer does.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
+        last (Divisible or None): The last stage, on its rank.
+        parameters: Those of the loss.
+        timeout (float): Seconds to wait for the other ranks.
+
+    Raises:
+        DisagreementError: On every rank, if it does.
+    """
+    paths = [] if last is None else map(last.path_elsewhere, parameters)
+    for found in all_gather(comm, [path for path in paths if path], timeout):
+        if found:
+            raise DisagreementError(
+                f"the loss uses {found[0]}, a parameter of another stage than the last,"
+                f" whose optimizer will not see the gradient: tie it to a parameter of"
+                f" a layer in the last stage, or cut so that both are there"
+            )
 
 
 def _check_states(

@@ -16,6 +16,7 @@ from divisible.random_state import restored_random_state
 from pipeline.agreement import (
     CALLS,
     CallAgreement,
+    agree_on_loss,
     agree_on_settings,
     agree_on_stages,
 )
@@ -193,6 +194,10 @@ class Pipeline:
             timeout,
         )
         check_placement(self.schedule, stage_ranks)
+        is_last = stage_ranks[-1] == self._comm.rank
+        agree_on_loss(
+            self._comm, mine[-1] if is_last else None, self._loss.params(), timeout
+        )
         self._calls = CallAgreement(self._comm, timeout)
         self._dtypes = parameter_dtypes(self._comm, mine, timeout)
         self._loss_scale = loss_scale

@@ -59,8 +59,6 @@ class Stage:
             BatchStatistics(layers.links) if defer_batch_statistics else None
         )
         self.reports = Reports(self._observers())
-        for param in () if loss is None else loss.params():
-            self._check_own(param)
         self._segments = self._cut()
         self._inputs: dict[int, Inputs] = {}
 
@@ -84,10 +82,10 @@ class Stage:
         if path is not None:
             start, end = self.layers.layer_range
             raise ValueError(
-                f"the stage of the layers {start} to {end - 1}, or the loss behind it,"
-                f" uses {path}, a parameter of another stage, whose optimizer will not"
-                f" see the gradient. Tie it to a parameter of a layer here"
-                f" (Divisible.tie), or cut so that both are in one stage"
+                f"the stage of the layers {start} to {end - 1} uses {path}, a parameter"
+                f" of another stage, whose optimizer will not see the gradient. Tie it"
+                f" to a parameter of a layer here (Divisible.tie), or cut so that both"
+                f" are in one stage"
             )
 
     def params(self) -> Iterator[chainer.Parameter]:

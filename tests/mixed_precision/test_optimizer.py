@@ -612,3 +612,16 @@ def test_snapshot_of_stages_continues_undivided_and_on_another_cut(make_optimize
         for a, b in zip(model.params(), again.params()):
             np.testing.assert_array_equal(a.array, b.array)
             assert a.update_rule.t == b.update_rule.t == 7
+
+
+def test_copies_of_a_parameter_in_two_stages_of_a_rank():
+    """Both are updated; the norm counts them once."""
+    stages = [to_float16(Divisible(L.Linear(3, 3, initialW=1))) for _ in range(2)]
+    optimizer = MixedPrecision(optimizers.MomentumSGD(0.5), 4).setup(stages)
+    for param in optimizer.target.params():
+        param.grad = np.full(param.shape, 4, np.float16)
+        param._loss_scale = 4
+    optimizer.update()
+    for stage in stages:
+        np.testing.assert_array_equal(stage[0].W.array, np.full((3, 3), 0.5, "e"))
+    assert optimizer.gradient_norm == pytest.approx(12**0.5)
