@@ -7,9 +7,10 @@ runs: the ranks' words are collected behind the computation, so nobody waits for
 
 from __future__ import annotations
 
+import atexit
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import chainer
 import numpy as np
@@ -18,14 +19,20 @@ from mpi4py import MPI
 from divisible import Divisible
 from divisible.ties import SharedState, Tie
 from pipeline.actions import Route
-from pipeline.communicator import DisagreementError, all_gather, wait
+from pipeline.communicator import DisagreementError, StallError, all_gather, wait
 from pipeline.tie_exchange import SharedParameter
 
-CALLS = ("step", "evaluate", "predict")
+CALLS = ("step", "evaluate", "predict", "agree")
+
+# Apart from those of the transport's channels, and from that of `broadcast`.
+_FAREWELL_TAG = 32766
 
 
 class CallAgreement:
     """Compares, call after call, what the ranks do.
+
+    A rank whose script ends tells the others how many calls it has made, so that who
+    waits for it in a later one learns at once that it waits in vain.
 
     Args:
         comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
@@ -39,20 +46,31 @@ class CallAgreement:
         #: The name of the last call.
         self.call = ""
         self._request: MPI.Request | None = None
+        self._farewells: list[MPI.Request] = []
+        # The ranks that have left, and how many calls they made.
+        self._left: dict[int, int] = {}
         #: Whether some rank has something to report; known when the call is finished.
         self.somebody_reports = False
+        #: The largest wish of all ranks; known when the call is finished.
+        self.wish = 0
+        _agreements.append(self)
 
     def count(self, call: str) -> None:
         """Counts a call, even one that is refused before anything is sent.
 
         Args:
-            call (str): One of `CALLS`.
+            call (str): One of `CALLS`, if it is to be compared; or what else all ranks
+                take part in.
         """
         self._n_calls += 1
         self.call = call
 
     def start(
-        self, n_inputs: int = -1, n_targets: int = -1, reports: bool = False
+        self,
+        n_inputs: int = -1,
+        n_targets: int = -1,
+        reports: bool = False,
+        wish: int = 0,
     ) -> None:
         """Begins to compare the call.
 
@@ -60,9 +78,12 @@ class CallAgreement:
             n_inputs (int): Samples of ``x``, where it is read.
             n_targets (int): Samples of ``t``, where it is read.
             reports (bool): Whether this rank has something to report after it.
+            wish (int): What this rank wants all to know the largest of.
         """
         number, call = self._n_calls, CALLS.index(self.call)
-        mine = np.array([number, -number, call, -call, n_inputs, n_targets, reports])
+        mine = np.array(
+            [number, -number, call, -call, n_inputs, n_targets, reports, wish]
+        )
         self._largest = np.empty_like(mine)
         self._request = self._comm.Iallreduce(mine, self._largest, MPI.MAX)
 
@@ -71,10 +92,12 @@ class CallAgreement:
 
         Raises:
             DisagreementError: If the ranks do not do the same.
+            StallError: If a rank has left that will not take part.
         """
         if self._request is not None and self._request.Test():
             self._request = None
             self._compare()
+        self._check_farewells()
 
     def finish(self) -> None:
         """Waits until the words of all ranks are there, and compares them.
@@ -84,16 +107,48 @@ class CallAgreement:
             StallError: If a rank has not made the call in time.
         """
         if self._request is not None:
-            wait(
-                self._request.Test,
-                self._timeout,
-                lambda: f"all ranks to call {self.call}",
-            )
+            self.wait(self._request.Test, lambda: f"all ranks to call {self.call}")
             self._request = None
             self._compare()
 
+    def wait(self, test: Callable[[], Any], waiting_for: Callable[[], str]) -> Any:
+        """Waits as :func:`~pipeline.communicator.wait`, but for no rank that left."""
+
+        def watched() -> Any:
+            return test() or self._check_farewells()
+
+        return wait(watched, self._timeout, waiting_for)
+
+    def leave(self) -> None:
+        """Tells the other ranks that this one makes no more calls."""
+        if self._comm == MPI.COMM_NULL:
+            return
+        word = np.array([self._n_calls])
+        self._farewells = [
+            self._comm.Isend(word, rank, _FAREWELL_TAG)
+            for rank in range(self._comm.size)
+            if rank != self._comm.rank
+        ]
+
+    def _check_farewells(self) -> None:
+        status = MPI.Status()
+        if self._comm.Iprobe(MPI.ANY_SOURCE, _FAREWELL_TAG, status):
+            word = np.empty(1, dtype=int)
+            self._comm.Recv(word, status.source, _FAREWELL_TAG)
+            self._left[status.source] = int(word[0])
+        for rank, n_calls in self._left.items():
+            # Up to its last call it took part; it may leave before others finish that.
+            if n_calls < self._n_calls:
+                raise StallError(
+                    f"rank {rank} ended its script after call {n_calls} of the"
+                    f" pipeline, but rank {self._comm.rank} makes call {self._n_calls},"
+                    f" {self.call}: all ranks must make the same calls"
+                )
+
     def _compare(self) -> None:
-        most, least, last, first, n_inputs, n_targets, reports = self._largest.tolist()
+        most, least, last, first, n_inputs, n_targets, reports, self.wish = (
+            self._largest.tolist()
+        )
         self.somebody_reports = bool(reports)
         rank = self._comm.rank
         if last != -first:
@@ -113,6 +168,18 @@ class CallAgreement:
                 f"x has {n_inputs} samples, but t has {n_targets}: x and t must be of"
                 f" the same minibatch"
             )
+
+
+# Of all pipelines of this process, also of those that it has dropped meanwhile, as a
+# function does with its own when it returns early.
+_agreements: list[CallAgreement] = []
+
+
+@atexit.register
+def _leave() -> None:
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        for agreement in _agreements:
+            agreement.leave()
 
 
 def agree_on_settings(

@@ -60,8 +60,11 @@ class Loss:
         counts = dict.fromkeys(self.names, sizes)
         if self._classifies and self._normalizes and targets is not None:
             counts["loss"] = [int((t != self._ignored).sum()) for t, *_ in targets]
+        #: By name, over how many samples the mean is.
+        self.n_counted = {name: int(np.sum(n)) for name, n in counts.items()}
         self._weights = {
-            name: np.asarray(n) / max(1, np.sum(n)) for name, n in counts.items()
+            name: np.asarray(n) / max(1, self.n_counted[name])
+            for name, n in counts.items()
         }
         self._values: dict[int, list[Any]] = {}
         if self._n_classes is not None:

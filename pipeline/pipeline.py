@@ -45,9 +45,10 @@ from pipeline.communicator import (
 )
 from pipeline.loss import Loss
 from pipeline.message import Tensor, Tensors
+from pipeline.ranks import Ranks
 from pipeline.recomputation import recompute
 from pipeline.reports import means as means_of_reports
-from pipeline.runner import RankProgram, Runner
+from pipeline.runner import RankProgram, Record, Runner
 from pipeline.schedule import Action, Operation, Schedule
 from pipeline.stage import Stage
 from pipeline.tie_exchange import TieExchange
@@ -115,6 +116,7 @@ class Pipeline:
         schedule (Schedule): What :meth:`step` runs.
         n_steps (int): How many minibatches :meth:`step` has run. A pipeline can be
             saved and loaded with Chainer's serializers; this is its state.
+        ranks (Ranks): What the ranks tell each other besides arrays.
 
     Raises:
         DisagreementError: On every rank, if the ranks' stages do not make up one
@@ -234,6 +236,9 @@ class Pipeline:
             call: [] for call in CALLS
         }
         self._first_rank, self._last_rank = stage_ranks[0], stage_ranks[-1]
+        self.ranks = Ranks(
+            self._comm, self._calls, self._first_rank, self._last_rank, timeout
+        )
         channels = self._make_transport(transport, wire_dtype)
         channels.watch = self._calls.check
         rank = self._comm.rank
@@ -251,6 +256,16 @@ class Pipeline:
         from pipeline.chainermn_transport import ChainerMNTransport
 
         return ChainerMNTransport(self._comm, self._timeout)
+
+    @property
+    def rank(self) -> int:
+        """This rank's number among those of the pipeline."""
+        return self._comm.rank
+
+    @property
+    def stages(self) -> dict[int, Divisible]:
+        """This rank's stages by their numbers in the pipeline."""
+        return {number: stage.layers for number, stage in self._stages.items()}
 
     @property
     def is_first(self) -> bool:
@@ -347,6 +362,19 @@ class Pipeline:
             outputs = tuple(map(self._device.send, outputs))
             return outputs[0] if len(outputs) == 1 else outputs
 
+    @property
+    def n_counted(self) -> dict[str, int]:
+        """The number of samples that the last loss and the last accuracy are means of.
+
+        By name; known on the last stage's rank.
+        """
+        return self._loss.n_counted
+
+    @property
+    def record(self) -> Record | None:
+        """What this rank did in the last minibatch, and when."""
+        return self._runner.record
+
     def timeline(self) -> Timeline:
         """Returns what every rank did in the last minibatch, and when.
 
@@ -390,6 +418,7 @@ class Pipeline:
         context manager that closes itself.
         """
         self._runner.close()
+        self.ranks.close()
         if self._ties is not None:
             self._ties.close()
         self._comm.Free()

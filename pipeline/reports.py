@@ -87,3 +87,19 @@ def means(gathered: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, floa
             before = totals.get(name, (0.0, 0))
             totals[name] = before[0] + total, before[1] + count
     return {name: total / count for name, (total, count) in totals.items()}
+
+
+def named(result: Mapping[str, float]) -> dict[str, float]:
+    """Names a pipeline's results as a trainer's reporter does those of a model.
+
+    Example:
+        >>> named({"loss": 0.5, "/3/x": 1.0})
+        {'main/loss': 0.5, 'main/3/x': 1.0}
+    """
+
+    def name(key: str) -> str:
+        if key.startswith("/"):
+            return f"main{key}"
+        return f"main/{key}" if key in ("loss", "accuracy") else key
+
+    return {name(key): value for key, value in result.items()}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import chainer
+import numpy as np
 from mpi4py import MPI
 
 from divisible import Divisible
@@ -141,7 +142,8 @@ def _receive(receiver: Receiver, path: str):
 def _add(a, b):
     if a is None or b is None:
         return b if a is None else a
-    return a + b
+    # Sums of float16 are rounded once, when they are put into a gradient.
+    return a + b if a.dtype != np.float16 else a.astype(np.float32) + b
 
 
 def _sum(copies: Sequence[chainer.Parameter]):
@@ -153,7 +155,11 @@ def _sum(copies: Sequence[chainer.Parameter]):
 
 def _set(copies: Sequence[chainer.Parameter], gradient) -> None:
     for copy in copies:
-        if copy.grad is None or gradient is None:
-            copy.grad = None if gradient is None else gradient.copy()
+        if gradient is None:
+            copy.grad = None
+        elif copy.grad is None:
+            copy.grad = gradient.astype(copy.dtype)
         else:
-            copy.grad[...] = gradient
+            # Whoever scales the loss looks for infinities.
+            with np.errstate(over="ignore"):
+                copy.grad[...] = gradient

@@ -1,0 +1,112 @@
+"""What the trainer costs on a pipeline, beside the steps it makes.
+
+    OMP_NUM_THREADS=1 mpiexec -n 2 python benchmarks/updater_overhead.py
+
+The paper's 32 fully connected layers are trained in three ways, which take turns:
+
+* ``step`` and ``optimizer.update`` on a minibatch that is there;
+* the same on minibatches that are read, by an iterator and a converter;
+* ``Trainer.run`` with a ``PipelineUpdater``: reading, sending targets, agreeing when
+  to stop, observations, ``LogReport`` and ``PrintReport`` after every minibatch.
+
+The third to the second is the overhead of the trainer; what it costs to read depends on
+the data set. Recording what every rank does, for the timeline, is part of every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import chainer
+from _common import Result, alternate, machine, ratios
+from _mlp import cut, minibatch, mlp, step_seconds
+from chainer import training
+from chainer.dataset import concat_examples
+from chainer.training import extensions
+from mpi4py import MPI
+
+from pipeline import Pipeline, PipelineUpdater
+
+
+def main() -> None:
+    """Runs the comparison that the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=1200)
+    parser.add_argument("--microbatches", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3, help="in each round")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        parser.error("set OMP_NUM_THREADS=1: the ranks share the cores")
+    comm = MPI.COMM_WORLD
+    result = Result("updater_overhead", args.output, silent=comm.rank > 0)
+    result.write(
+        f"OMP_NUM_THREADS=1 mpiexec -n {comm.size} python {' '.join(sys.argv)}",
+        machine("numpy", "chainer", "mpi4py"),
+        f"{args.layers} layers of width {args.width}, {args.batch} samples in"
+        f" {args.microbatches} microbatches on {comm.size} ranks; {args.rounds} rounds"
+        f" of {args.steps} minibatches",
+        "",
+    )
+
+    stage = cut(mlp(args.width, args.layers), comm.size, comm.rank)
+    optimizer = chainer.optimizers.SGD(1e-4).setup(stage)
+    pipe = Pipeline(stage, comm, args.microbatches)
+    x, t = minibatch(args.width, args.batch)
+    data = chainer.datasets.TupleDataset(x, t)
+    iterator = chainer.iterators.SerialIterator(data, args.batch)
+    updater = PipelineUpdater(iterator, optimizer, pipe)
+
+    def steps() -> None:
+        for _ in range(args.steps):
+            pipe.step(x, t)
+            optimizer.update()
+
+    def steps_of_what_is_read() -> None:
+        for _ in range(args.steps):
+            batch = concat_examples(iterator.next()) if pipe.is_first else (None, t)
+            pipe.step(*batch)
+            optimizer.update()
+
+    def trainer() -> None:
+        end = updater.iteration + args.steps
+        with tempfile.TemporaryDirectory() as out:
+            run = training.Trainer(updater, (end, "iteration"), out)
+            report = extensions.LogReport(trigger=(1, "iteration"))
+            run.extend(report, trigger=(1, "iteration"))
+            entries = ["iteration", "main/loss", "pipeline/bubble"]
+            printed = extensions.PrintReport(entries, out=io.StringIO())
+            run.extend(printed, trigger=(1, "iteration"))
+            run.run()
+
+    variants = {
+        "step and update": steps,
+        "read, step and update": steps_of_what_is_read,
+        "trainer": trainer,
+    }
+    for variant in variants.values():
+        variant()
+    seconds = alternate(
+        variants, args.rounds, lambda variant: step_seconds(comm, variant, 0.0005)
+    )
+    result.write(f"{'':24} {'ms':>9}   ratio to the steps alone, and to the one above")
+    before = base = seconds["step and update"]
+    for name, values in seconds.items():
+        each = 1e3 * sorted(values)[len(values) // 2] / args.steps
+        result.write(
+            f"{name:24} {each:9.2f}   {ratios(values, base)}  {ratios(values, before)}"
+        )
+        before = values
+    result.save()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Evaluation and prediction over a whole data set, forward only."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable
+
+import chainer
+from chainer.dataset import convert
+from chainer.training.extensions import Evaluator
+from chainer.training.extensions.evaluator import _IteratorProgressBar
+
+from pipeline.minibatches import Key, Minibatch, Reader, iterators_of_rank
+from pipeline.pipeline import Pipeline
+from pipeline.reports import named
+
+
+class PipelineEvaluator(Evaluator):
+    """Evaluates a model that is divided over the ranks of a pipeline.
+
+    It stands where :class:`chainer.training.extensions.Evaluator` stood, on every rank.
+    Samples come from the iterator of the rank with the first stage; those of the other
+    ranks are not used, and may be ``None``. The results are the same floats on every
+    rank.
+
+    As many of the iterator's batches as the pipeline has microbatches are on their way
+    through the stages at once, each as one microbatch; so the iterator's batch size is
+    what a layer sees at a time, and may differ from that of training.
+
+    Args:
+        iterator (chainer.dataset.Iterator or dict): The batches, without repetition.
+            Read on the first stage's rank, ignored elsewhere.
+        pipeline (Pipeline): What computes the losses.
+        converter: Makes arrays from a list of samples.
+        device: Where the converter is to put the arrays.
+        eval_hook: Called on every rank before each evaluation, with the evaluator.
+        mean (str): ``'samples'`` for the means over all samples of the data set, or
+            ``'batches'`` for what Chainer's own evaluator gives: the means of the
+            batches' means, in which each sample of a smaller last batch counts more.
+        label_key (int, str or tuple): As for :class:`~pipeline.PipelineUpdater`.
+        progress_bar (bool): Whether the rank of the first stage shows how far it is.
+
+    Raises:
+        ValueError: If ``mean`` is neither of the two.
+
+    Example:
+        >>> import chainer
+        >>> import chainer.links as L
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from divisible import Divisible
+        >>> pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, n_microbatches=2)
+        >>> samples = [(np.ones(4, np.float32), np.int32(i % 3)) for i in range(10)]
+        >>> iterator = chainer.iterators.SerialIterator(
+        ...     samples, 4, repeat=False, shuffle=False)
+        >>> sorted(PipelineEvaluator(iterator, pipe)())
+        ['main/accuracy', 'main/loss']
+    """
+
+    def __init__(
+        self,
+        iterator: Any,
+        pipeline: Pipeline,
+        converter: Callable = convert.concat_examples,
+        device: Any = None,
+        eval_hook: Callable | None = None,
+        *,
+        mean: str = "samples",
+        label_key: Key | Sequence[Key] = -1,
+        progress_bar: bool = False,
+    ) -> None:
+        if mean not in ("samples", "batches"):
+            raise ValueError(f"mean must be 'samples' or 'batches', not {mean!r}")
+        super().__init__(
+            iterators_of_rank(iterator, pipeline),
+            {"main": next(iter(pipeline.stages.values()))},
+            converter,
+            device,
+            eval_hook,
+            progress_bar=progress_bar and pipeline.is_first,
+        )
+        self.pipeline = pipeline
+        self._mean = mean
+        self._reader = Reader(pipeline, converter, self.device, label_key, "evaluate")
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluates the whole data set.
+
+        To be called on every rank.
+
+        Returns:
+            dict: The means by name, such as ``'validation/main/loss'``: floats, equal
+            on every rank.
+        """
+        if self.eval_hook:
+            self.eval_hook(self)
+        iterator = self._iterators["main"]
+        # In one minibatch with others a batch would have no mean of its own.
+        of_batches = self._mean == "batches"
+        at_once = 1 if of_batches else self.pipeline.schedule.n_microbatches
+        means = _Means()
+        with self._shown(iterator) as show:
+            for minibatch in _sweep(self._reader, iterator, at_once):
+                result = self.pipeline.evaluate(minibatch.x, minibatch.t)
+                counted = {} if of_batches else self.pipeline.n_counted
+                rest = 1 if of_batches else minibatch.n_samples
+                means.add(result, {name: counted.get(name, rest) for name in result})
+                show()
+        # Only the last stage knows how many of the targets count.
+        result = self.pipeline.ranks.share(means.result())
+        prefix = f"{self.name}/" if self.name else ""
+        return {prefix + name: mean for name, mean in named(result).items()}
+
+    @contextmanager
+    def _shown(self, iterator: Any) -> Iterator[Callable[[], None]]:
+        if not self._progress_bar:
+            yield lambda: None
+            return
+        bar = _IteratorProgressBar(iterator=iterator)
+        yield bar.update
+        bar.close()
+
+
+def predict(
+    pipeline: Pipeline,
+    iterator: Any,
+    converter: Callable = convert.concat_examples,
+    device: Any = None,
+    label_key: Key | Sequence[Key] | None = None,
+) -> Any:
+    """Returns the model's outputs for a whole data set.
+
+    To be called on every rank. As in :class:`PipelineEvaluator`, only the rank of the
+    first stage reads the samples, and several batches are on their way at once.
+
+    Args:
+        pipeline (Pipeline): Of the model.
+        iterator (chainer.dataset.Iterator): The batches, without repetition or
+            shuffling. Read on the first stage's rank, ignored elsewhere.
+        converter: Makes arrays from a list of samples.
+        device: Where the converter is to put the arrays.
+        label_key (int, str, tuple or None): Which of the converter's arrays are targets
+            and not wanted here; ``None`` if all are inputs.
+
+    Returns:
+        array or tuple of arrays: What the last layer returns, samples along the first
+        axis, on every rank.
+
+    Raises:
+        ValueError: If there are no samples.
+
+    Example:
+        >>> import chainer
+        >>> import chainer.links as L
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from divisible import Divisible
+        >>> pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, n_microbatches=2)
+        >>> iterator = chainer.iterators.SerialIterator(
+        ...     np.ones((10, 4), np.float32), 4, repeat=False, shuffle=False)
+        >>> predict(pipe, iterator).shape
+        (10, 3)
+    """
+    reader = Reader(pipeline, converter, device, label_key, "predict")
+    iterator = iterators_of_rank(iterator, pipeline)["main"]
+    outputs = [
+        output if isinstance(output, tuple) else (output,)
+        for minibatch in _sweep(reader, iterator, pipeline.schedule.n_microbatches)
+        for output in [pipeline.predict(minibatch.x)]
+    ]
+    if not outputs:
+        raise ValueError("there are no samples to predict anything for")
+    xp = chainer.backend.get_array_module(*outputs[0])
+    columns = tuple(xp.concatenate(column) for column in zip(*outputs))
+    return columns[0] if len(columns) == 1 else columns
+
+
+class _Means:
+    """Means of values that count differently much."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def add(self, values: Mapping[str, float], weights: Mapping[str, int]) -> None:
+        for name, value in values.items():
+            total, weight = self._sums.get(name, (0.0, 0))
+            more = weights[name]
+            self._sums[name] = total + more * value, weight + more
+
+    def result(self) -> dict[str, float]:
+        return {name: total / max(1, n) for name, (total, n) in self._sums.items()}
+
+
+def _sweep(reader: Reader, iterator: Any, at_once: int) -> Iterator[Minibatch]:
+    """Yields all minibatches of an iterator, from its beginning."""
+    if reader.reads:
+        if hasattr(iterator, "reset"):
+            iterator.reset()
+        else:
+            # What Chainer does with an iterator from before there was a reset.
+            iterator = copy.copy(iterator)
+    while True:
+        try:
+            minibatch = reader.next(iterator, at_once)
+        except StopIteration:
+            return
+        yield minibatch

@@ -1,0 +1,150 @@
+"""What the ranks of a pipeline tell each other besides activations and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from pipeline.agreement import CallAgreement
+from pipeline.communicator import broadcast_object
+from pipeline.message import Tensor
+from pipeline.transport import Receiver, Sender, Transport
+
+# Apart from those of a pipeline's stages.
+_TARGETS_CHANNEL = 10_000
+_NOTICE_TAG = 32765
+
+
+class Gathering(NamedTuple):
+    """Values of all ranks that are on their way."""
+
+    values: np.ndarray
+    request: MPI.Request
+
+
+class Ranks:
+    """The ranks of a pipeline.
+
+    Everything here is to be called on all of them, in the same order. A wait for a rank
+    whose script has ended is an error at once.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
+        calls (CallAgreement): Counts the calls.
+        first (int): The rank with the first stage, which reads ``x``.
+        last (int): The rank with the last stage, which reads ``t``.
+        timeout (float): Seconds a wait may take.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        calls: CallAgreement,
+        first: int,
+        last: int,
+        timeout: float,
+    ) -> None:
+        self._comm = comm
+        self._calls = calls
+        self._timeout = timeout
+        self.first = first
+        self.last = last
+        self._sender: Sender | None = None
+        self._receiver: Receiver | None = None
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._comm.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self._comm.size
+
+    def agree(self, wish: int) -> int:
+        """Returns the largest of all ranks' wishes, the same on every rank.
+
+        Args:
+            wish (int): At least 0.
+
+        Raises:
+            DisagreementError: If another rank does something else with the pipeline.
+            StallError: If another rank does not answer in time, or has left.
+        """
+        if self.size == 1:
+            return wish
+        self._calls.count("agree")
+        self._calls.start(wish=wish)
+        self._calls.finish()
+        return self._calls.wish
+
+    def notice(self, values: np.ndarray, about: str) -> None:
+        """Fills ``values`` on every rank with those of the first stage's rank.
+
+        Args:
+            values (numpy.ndarray): A few numbers.
+            about (str): What is told, for error messages.
+        """
+        self._calls.count(about)
+        if self.rank == self.first:
+            # A copy, for the sends may still be under way afterwards. So few bytes
+            # leave at once; the rank's next notice comes after its requests here.
+            self._sent = values.copy()
+            self._requests = [
+                self._comm.Isend(self._sent, rank, _NOTICE_TAG)
+                for rank in range(self.size)
+                if rank != self.first
+            ]
+            if self._requests:
+                self._calls.wait(
+                    lambda: MPI.Request.Testall(self._requests),
+                    lambda: f"the other ranks to ask for {about}",
+                )
+            return
+        request = self._comm.Irecv(values, self.first, _NOTICE_TAG)
+        self._calls.wait(request.Test, lambda: f"rank {self.first} to tell {about}")
+
+    def share(self, value: Any) -> Any:
+        """Returns the last stage's value on every rank; any picklable object."""
+        return broadcast_object(self._comm, value, self.last, self._timeout)
+
+    def gather(self, values: np.ndarray) -> Gathering:
+        """Begins to gather an array of equal length from each rank."""
+        everyone = np.empty((self.size, *values.shape), values.dtype)
+        return Gathering(everyone, self._comm.Iallgather(values, everyone))
+
+    def finish(self, gathering: Gathering) -> np.ndarray:
+        """Returns what was gathered, a row for each rank."""
+        self._calls.wait(
+            gathering.request.Test, lambda: "all ranks to tell what they measured"
+        )
+        return gathering.values
+
+    def send_targets(self, targets: Sequence[Any]) -> None:
+        """Starts to send arrays from the first stage's rank to the last one's."""
+        if self._sender is None:
+            self._sender = self._transport().sender(_TARGETS_CHANNEL, self.last)
+        self._sender.send(0, [Tensor(array) for array in targets])
+
+    def receive_targets(self) -> tuple:
+        """Returns what the first stage's rank sends, with its own dtypes."""
+        if self._receiver is None:
+            self._receiver = self._transport().receiver(_TARGETS_CHANNEL, self.first)
+        self._receiver.post(0)
+        message = self._receiver.receive(0, "the loss")
+        return tuple(array for array, _ in message)
+
+    def _transport(self) -> Transport:
+        # Host memory at either end, and no narrower dtype on the way.
+        transport = Transport(self._comm, self._timeout)
+        transport.watch = self._calls.check
+        return transport
+
+    def close(self) -> None:
+        """Frees what the messages need."""
+        if self._receiver is not None:
+            self._receiver.close()

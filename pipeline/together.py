@@ -1,0 +1,119 @@
+"""Makes the trainers of all ranks one trainer."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from chainer.training import Extension, Trainer, extensions
+
+if TYPE_CHECKING:
+    from pipeline.updater import PipelineUpdater
+
+
+class Together(Extension):
+    """Lets the ranks' trainers stop together, and only rank 0 print and write.
+
+    ``PipelineUpdater`` adds it to its trainer. It does its work before the first
+    minibatch, when the other extensions are known.
+
+    Args:
+        updater (PipelineUpdater): Of the trainer it is added to.
+    """
+
+    name = "together"
+    # Before everything else.
+    priority = 1_000_000
+
+    def __init__(self, updater: PipelineUpdater) -> None:
+        self._updater = updater
+
+    def trigger(self, trainer: Trainer) -> bool:
+        """Returns ``False``: there is nothing to do after a minibatch."""
+        return False
+
+    def initialize(self, trainer: Trainer) -> None:
+        """Is called by the trainer when it starts."""
+        self._updater.synchronize()
+        if not isinstance(trainer.stop_trigger, StopTogether):
+            trainer.stop_trigger = StopTogether(trainer.stop_trigger, self._updater)
+        is_silent = self._updater.pipeline.rank > 0
+        for name, entry in trainer._extensions.items():
+            if isinstance(entry.extension, extensions.DumpGraph):
+                # As if it had been called; it does that once.
+                entry.extension._flag_called = True
+                if not is_silent:
+                    warnings.warn(
+                        f"the extension {name!r} is left out: no rank has the graph of"
+                        f" the undivided model",
+                        stacklevel=2,
+                    )
+            if is_silent:
+                _silence(entry)
+
+
+class StopTogether:
+    """A stop trigger that fires on all ranks if it does on one.
+
+    Triggers that look at epochs or losses fire alike anyway, those that look at a clock
+    do not.
+
+    Args:
+        trigger: The rank's own stop trigger.
+        updater (PipelineUpdater): May have been requested to stop.
+    """
+
+    def __init__(self, trigger: Any, updater: PipelineUpdater) -> None:
+        self._trigger = trigger
+        self._updater = updater
+
+    def __call__(self, trainer: Trainer) -> bool:
+        """Returns whether some rank wants to stop."""
+        # Triggers and extensions look at the epoch; it may have been loaded.
+        self._updater.synchronize()
+        fires = bool(self._trigger(trainer)) or self._updater.stop_code > 0
+        return bool(self._updater.pipeline.ranks.agree(fires))
+
+    def __getattr__(self, name: str) -> Any:
+        # Such as the length of the training, which progress bars ask for, and the
+        # state, which is there only with some triggers.
+        return getattr(self._trigger, name)
+
+
+# What writes a file of a fixed name, all ranks the same one.
+_PLOTS = (extensions.PlotReport, extensions.VariableStatisticsPlot)
+
+
+def _silence(entry: Any) -> None:
+    """Stops an extension from printing, and from writing what rank 0 writes.
+
+    None of Chainer's has a public setting for it. Chainer 7.8.1 is the last one.
+    """
+    extension = entry.extension
+    if isinstance(extension, extensions.PrintReport):
+        extension._out = _silent(extension._out)
+        extension = extension._log_report
+    if isinstance(extension, extensions.ProgressBar):
+        extension._pbar._out = _silent(extension._pbar._out)
+    if isinstance(extension, extensions.LogReport):
+        extension._log_name = None
+    if isinstance(extension, _PLOTS):
+        entry.call_before_training = False
+        entry.trigger = _never
+
+
+def _never(trainer: Trainer) -> bool:
+    return False
+
+
+def _silent(stream: Any) -> Any:
+    """Returns a stream that goes nowhere in the place of one to the terminal."""
+    return _nowhere() if stream in (sys.stdout, sys.stderr) else stream
+
+
+@functools.cache
+def _nowhere() -> Any:
+    return open(os.devnull, "w", encoding="utf-8")

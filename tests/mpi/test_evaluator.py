@@ -1,0 +1,104 @@
+"""Evaluation and prediction over a whole data set, on a pipeline."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from chainer.training import extensions
+from sklearn.datasets import load_digits
+
+from divisible import Divisible, Plan
+from pipeline import Pipeline, PipelineEvaluator, predict
+from tests.mpiexec import assert_on_ranks
+
+BATCH = 100
+
+
+class Observed(chainer.Link):
+    """Reports what passes."""
+
+    def forward(self, x):
+        chainer.report({"mean": F.mean(x)}, self)
+        return x
+
+
+def make_layers():
+    np.random.seed(2)
+    links = L.Linear(64, 30), L.Linear(30, 20), L.Linear(20, 10)
+    return [links[0], F.relu, links[1], Observed(), F.relu, links[2]]
+
+
+def digits():
+    x, t = load_digits(return_X_y=True)
+    return (x / 16).astype(np.float32), t.astype(np.int32)
+
+
+def iterator_of(x, t, batch=BATCH):
+    data = chainer.datasets.TupleDataset(x, t)
+    return chainer.iterators.SerialIterator(data, batch, repeat=False, shuffle=False)
+
+
+def exact(comm):
+    x, t = digits()
+    layers = make_layers()
+    stage = Divisible(*layers).divide(*Plan.uniform(6, comm.size).range(comm.rank))
+    pipe = Pipeline(stage, comm, n_microbatches=4, timeout=20)
+    iterator = iterator_of(x, t) if comm.rank == 0 else None
+    evaluator = PipelineEvaluator(iterator, pipe)
+    evaluator.name = "validation"
+    first, second = evaluator(), evaluator()
+    assert first == second
+    assert len(set(comm.allgather(repr(sorted(first.items()))))) == 1
+
+    outputs = predict(pipe, iterator, label_key=-1)
+    of_batches = PipelineEvaluator(iterator, pipe, mean="batches")()
+    # A batch size that needs no training with it, and less than there are microbatches.
+    few = iterator_of(x[:3], t[:3], 7)
+    of_few = PipelineEvaluator(few if comm.rank == 0 else None, pipe)()
+    # Training goes on as if nothing had been.
+    loss = pipe.step(x[:32], t[:32])["loss"]
+
+    whole = chainer.Sequential(*make_layers())
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        y = whole(x)
+        # Each sample's loss, summed up in double precision.
+        losses = F.softmax_cross_entropy(y, t, reduce="no").array.astype(float)
+    expected = {"loss": losses.mean(), "accuracy": (y.array.argmax(1) == t).mean()}
+    for name, value in expected.items():
+        # Some microbatches' means are in single precision.
+        rtol = 1e-7 if name == "loss" else 1e-7
+        np.testing.assert_allclose(first[f"validation/main/{name}"], value, rtol=rtol)
+    np.testing.assert_allclose(of_few["main/loss"], losses[:3].mean(), rtol=1e-6)
+    np.testing.assert_allclose(loss, losses[:32].mean(), rtol=1e-6)
+    np.testing.assert_allclose(outputs, y.array, rtol=1e-5, atol=1e-6)
+    mean = first["validation/main/3/mean"]
+    hidden = chainer.Sequential(*make_layers()[:3])(x).array
+    np.testing.assert_allclose(mean, hidden.mean(), rtol=1e-5)
+
+    serial = extensions.Evaluator(iterator_of(x, t), L.Classifier(whole))()
+    for name in expected:
+        np.testing.assert_allclose(
+            of_batches[f"main/{name}"], serial[f"main/{name}"], rtol=1e-6
+        )
+    # The two means differ, since the last batch has 97 digits.
+    assert abs(serial["main/accuracy"] - expected["accuracy"]) > 1e-6
+
+
+def test_the_evaluation_of_1797_digits_is_that_of_the_undivided_model():
+    assert_on_ranks(3, exact)
+
+
+def ignored_labels(comm):
+    x, t = (a[:60] for a in digits())
+    t = np.where(np.arange(60) % 7 < 3, -1, t).astype(np.int32)
+    t[50:] = -1
+    stage = Divisible(*make_layers()).divide(*[(0, 3), (3, 6)][comm.rank])
+    pipe = Pipeline(stage, comm, n_microbatches=2, accfun=None, timeout=20)
+    result = PipelineEvaluator(iterator_of(x, t, 8), pipe)()
+    y = chainer.Sequential(*make_layers())(x)
+    expected = float(F.softmax_cross_entropy(y, t).array)
+    np.testing.assert_allclose(result["main/loss"], expected, rtol=1e-6)
+
+
+def test_the_mean_leaves_out_ignored_labels():
+    assert_on_ranks(2, ignored_labels)

@@ -1,0 +1,111 @@
+"""A run ends on all ranks when it ends on one, for whatever reason."""
+
+import os
+import re
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.mpiexec import ROOT, launcher, mpiexec, running
+
+SCRIPT = str(ROOT / "tests" / "mpi" / "life_script.py")
+N_RANKS = 2
+# From the event to the end of all processes, on a busy machine.
+DEADLINE = 10
+START_UP = 40
+
+
+def run(tmp_path, event, rank):
+    argv = ["-m", "pipeline", SCRIPT, tmp_path, event, rank]
+    start = time.monotonic()
+    result = mpiexec(N_RANKS, argv, timeout=START_UP)
+    assert time.monotonic() - start < 2 * DEADLINE
+    return result
+
+
+@pytest.mark.parametrize(
+    "event, rank", [("clock", 1), pytest.param("request", 1, marks=pytest.mark.matrix)]
+)
+def test_what_one_rank_decides_stops_all(event, rank, tmp_path):
+    result = run(tmp_path, event, rank)
+    assert result.returncode == 0, result.stdout
+    ends = re.findall(r"rank (\d) goes on after iteration (\d+)", result.stdout)
+    assert {rank for rank, _ in ends} == {"0", "1"}
+    assert len({iteration for _, iteration in ends}) == 1
+
+
+@pytest.mark.parametrize(
+    "event, rank, words",
+    [
+        ("nan", 1, ["rank 1 of 2 on", "parameters in optimizer 'main' diverge"]),
+        ("nan everywhere", 1, ["rank 0 of 2 on", "optimizer 'main' diverge"]),
+        ("error", 0, ["rank 0 of 2 on", 'KeyError: "the user\'s own"']),
+        ("samples", 0, ["StopIteration"]),
+        pytest.param(
+            *("exit", 1, ["rank 1 of 2 on", "exits with 1", "had enough"]),
+            marks=pytest.mark.matrix,
+        ),
+        ("exit 3", 1, ["rank 1 of 2 on", "exits with 3"]),
+        ("end", 1, ["rank 1 ended its script after call"]),
+    ],
+)
+def test_a_failure_of_one_rank_ends_all_with_one_message(event, rank, words, tmp_path):
+    result = run(tmp_path, event, rank)
+    assert result.returncode == (3 if event == "exit 3" else 1), result.stdout
+    for word in words:
+        assert word in result.stdout, result.stdout
+    assert "goes on" not in result.stdout
+    if event != "end":
+        assert result.stdout.count("ends all ranks") == 1, result.stdout
+        assert result.stdout.count("Traceback") == (not event.startswith("exit"))
+    assert "runpy" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    "number, whom",
+    [(signal.SIGTERM, 1), (signal.SIGUSR1, "mpiexec")],
+)
+def test_a_signal_stops_all_ranks_with_a_snapshot(number, whom, tmp_path):
+    with training(tmp_path) as (program, pids):
+        os.kill(pids[whom], number)
+        assert program.wait(DEADLINE) == 75, program.output
+        output = program.output
+    assert output.count(f"stopped by signal {int(number)}") == N_RANKS, output
+    (iteration,) = set(re.findall(r"goes on after iteration (\d+)", output))
+    snapshots = sorted(os.listdir(tmp_path))
+    assert snapshots == [f"snapshot_{r}_{iteration}" for r in range(N_RANKS)]
+
+
+def test_an_interrupt_ends_all(tmp_path):
+    with training(tmp_path) as (program, pids):
+        os.kill(pids[1], signal.SIGINT)
+        assert program.wait(DEADLINE) != 0
+        assert program.output.count("ends all ranks") == 1, program.output
+        assert program.output.count("\nKeyboardInterrupt") == 1
+
+
+def training(tmp_path):
+    return _Training(tmp_path)
+
+
+class _Training:
+    def __init__(self, tmp_path):
+        argv = ["-m", "pipeline", SCRIPT, str(tmp_path), "wait", "0"]
+        command = [launcher(), "-n", str(N_RANKS), sys.executable, *argv]
+        self._running = running(command)
+
+    def __enter__(self):
+        program = self._running.__enter__()
+
+        def pids():
+            assert program.process.poll() is None, program.output
+            found = re.findall(r"rank (\d) trains in process (\d+)", program.output)
+            return len(found) == N_RANKS and {int(r): int(pid) for r, pid in found}
+
+        pids = program.wait_for(pids, START_UP)
+        return program, {**pids, "mpiexec": program.process.pid}
+
+    def __exit__(self, *error):
+        return self._running.__exit__(*error)

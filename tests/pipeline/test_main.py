@@ -1,0 +1,70 @@
+"""``python -m pipeline`` on one rank; tests/mpi/test_life.py has several."""
+
+import sys
+
+import pytest
+
+from pipeline import __main__ as launcher
+from pipeline import signals
+
+
+@pytest.fixture(autouse=True)
+def keep_settings(monkeypatch):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def run(tmp_path, text, *arguments):
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    launcher.main([str(path), *arguments])
+
+
+def test_a_script_runs_as_the_main_one(tmp_path, capsys):
+    (tmp_path / "beside.py").write_text("number = 3")
+    run(
+        tmp_path,
+        "import sys, beside\nprint(__name__, beside.number, sys.argv[1:])",
+        "--epoch",
+        "2",
+    )
+    assert capsys.readouterr().out == "__main__ 3 ['--epoch', '2']\n"
+
+
+@pytest.mark.parametrize(
+    "text, code", [("exit(3)", 3), ("exit()", None), ("exit('no')", "no")]
+)
+def test_the_exit_code_is_that_of_the_script(text, code, tmp_path):
+    with pytest.raises(SystemExit) as error:
+        run(tmp_path, f"import sys\nsys.{text}")
+    assert error.value.code == code
+
+
+def test_a_traceback_begins_in_the_script(tmp_path, capsys):
+    text = (
+        "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError(1) from e"
+    )
+    with pytest.raises(SystemExit) as error:
+        run(tmp_path, text)
+    assert error.value.code == 1
+    written = capsys.readouterr().err
+    assert "runpy" not in written.split("direct cause")[1]
+    assert "ZeroDivisionError" in written
+    assert "KeyError: 1" in written
+
+
+def test_after_a_signal_the_code_says_so(tmp_path):
+    text = "from pipeline import signals\nsignals._has_stopped = True"
+    with pytest.raises(SystemExit) as error:
+        run(tmp_path, text)
+    assert error.value.code == 75
+    signals._has_stopped = False
+
+
+@pytest.mark.parametrize(
+    "arguments, code", [(["missing.py"], "there is no script missing.py"), ([], 2)]
+)
+def test_what_cannot_run_is_refused(arguments, code, capsys):
+    with pytest.raises(SystemExit) as error:
+        launcher.main(arguments)
+    assert error.value.code == code
