@@ -43,6 +43,29 @@ def test_programs_print_what_the_pages_say(name, n_ranks, printed):
     assert mine == pytest.approx(theirs, rel=1e-2, abs=5e-3)
 
 
+def epochs(text):
+    lines = text.replace("\x1b[J", "").splitlines()
+    return [tuple(map(float, line.split())) for line in lines if line[:1].isdigit()]
+
+
+def train(n_ranks, out, *arguments):
+    program = PROGRAMS / "trainer.py"
+    result = mpiexec(
+        n_ranks,
+        ["-m", "pipeline", program, "--out", out, *arguments],
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    assert result.returncode == 0, result.stdout
+    return epochs(result.stdout)
+
+
+def test_the_trainer_prints_what_the_page_says(tmp_path):
+    expected = epochs((PROGRAMS / "trainer.txt").read_text())
+    assert len(expected) == 3
+    trained = train(2, tmp_path)
+    assert trained == [pytest.approx(row, rel=1e-2, abs=5e-3) for row in expected]
+
+
 def test_the_commands_run(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "howto" / "cut.rst").read_text()
     commands = re.findall(r"^   \$ (divisible .*)$", page, re.MULTILINE)
@@ -55,7 +78,7 @@ def test_the_commands_run(tmp_path, monkeypatch):
     assert (tmp_path / "step.png").exists()
 
 
-@pytest.mark.parametrize("name", ["disagreement", "stall"])
+@pytest.mark.parametrize("name", ["disagreement", "left", "stall"])
 def test_programs_fail_as_the_pages_say(name):
     result = run(name, 2)
     assert result.returncode != 0
