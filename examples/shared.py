@@ -201,6 +201,8 @@ def epochs(
     train: Samples,
     test: Samples,
     args: argparse.Namespace,
+    shuffle: np.random.RandomState | None = None,
+    n_done: int = 0,
 ) -> Iterator[Epoch]:
     """Trains, and tests after every epoch.
 
@@ -210,12 +212,15 @@ def epochs(
         train: What to learn from, in another order each epoch.
         test: What to test on.
         args: The options.
+        shuffle: Orders the samples; by default from ``args.seed``.
+        n_done: How many epochs there were before, in a run that goes on.
 
     Yields:
         What came of each epoch.
     """
-    shuffle = np.random.RandomState(args.seed)
-    for number in range(1, args.epoch + 1):
+    if shuffle is None:
+        shuffle = np.random.RandomState(args.seed)
+    for number in range(n_done + 1, args.epoch + 1):
         train_mean, test_mean = Mean(), Mean()
         start = time.perf_counter()
         order = shuffle.permutation(len(train.x))

@@ -14,8 +14,13 @@ if TYPE_CHECKING:
     from pipeline.point_to_point import recv_data, recv_grad, send_data, send_grad
     from pipeline.runner import ActionError
     from pipeline.schedule import Action, Message, Schedule, ScheduleError
+    from pipeline.shuffle import SeededShuffle
     from pipeline.signals import StopOnSignal
     from pipeline.simulator import Costs, simulate
+    from pipeline.snapshot_extension import snapshot
+    from pipeline.snapshot_files import Snapshot, SnapshotError, latest_snapshot
+    from pipeline.snapshot_tools import export_npz, import_npz, repartition
+    from pipeline.snapshots import load_snapshot, save_snapshot
     from pipeline.timeline import Timeline
     from pipeline.updater import PipelineUpdater
 
@@ -30,16 +35,26 @@ _MODULES = {
     "PipelineUpdater": "updater",
     "Schedule": "schedule",
     "ScheduleError": "schedule",
+    "SeededShuffle": "shuffle",
+    "Snapshot": "snapshot_files",
+    "SnapshotError": "snapshot_files",
     "StallError": "communicator",
     "StopOnSignal": "signals",
     "Timeline": "timeline",
     "abort_on_error": "communicator",
+    "export_npz": "snapshot_tools",
+    "import_npz": "snapshot_tools",
+    "latest_snapshot": "snapshot_files",
+    "load_snapshot": "snapshots",
     "predict": "evaluator",
     "recv_data": "point_to_point",
     "recv_grad": "point_to_point",
+    "repartition": "snapshot_tools",
+    "save_snapshot": "snapshots",
     "send_data": "point_to_point",
     "send_grad": "point_to_point",
     "simulate": "simulator",
+    "snapshot": "snapshot_extension",
 }
 
 __all__ = [
@@ -53,16 +68,26 @@ __all__ = [
     "PipelineUpdater",
     "Schedule",
     "ScheduleError",
+    "SeededShuffle",
+    "Snapshot",
+    "SnapshotError",
     "StallError",
     "StopOnSignal",
     "Timeline",
     "abort_on_error",
+    "export_npz",
+    "import_npz",
+    "latest_snapshot",
+    "load_snapshot",
     "predict",
     "recv_data",
     "recv_grad",
+    "repartition",
+    "save_snapshot",
     "send_data",
     "send_grad",
     "simulate",
+    "snapshot",
 ]
 
 

@@ -22,7 +22,7 @@ from pipeline.actions import Route
 from pipeline.communicator import DisagreementError, StallError, all_gather, wait
 from pipeline.tie_exchange import SharedParameter
 
-CALLS = ("step", "evaluate", "predict", "agree")
+CALLS = ("step", "evaluate", "predict", "agree", "save", "load")
 
 # Apart from those of the transport's channels, and from that of `broadcast`.
 _FAREWELL_TAG = 32766

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
 import click
 import numpy as np
@@ -36,9 +35,11 @@ from pipeline.command_options import (
     positive,
     positives,
     shape,
+    speaking,
 )
 from pipeline.planning import SCHEDULES, best_plan
 from pipeline.prediction import predict
+from pipeline.snapshot_commands import export_command, repartition_command
 from pipeline.timeline import Timeline
 
 
@@ -51,20 +52,12 @@ def main() -> None:
     divisible profile models/vgg16.py:VGG16 --input 3x32x32 --batch 84,21,5
     divisible plan profile-*.json --ranks 8 --memory 4GiB --bandwidth 1Gbit/s
     divisible simulate plan.json profile-*.json --plot step.png
-    """  # noqa: D301  (click wants the character, to keep the lines as they are)
+    divisible repartition result/snapshot_epoch_3 --stages 8
+    """  # noqa: D301
 
 
-def _speaking(command: Callable) -> Callable:
-    """Turns errors in what the user gave into messages without a traceback."""
-
-    @functools.wraps(command)
-    def run(**arguments: Any) -> None:
-        try:
-            command(**arguments)
-        except (ImportError, OSError, ValueError) as error:
-            raise click.ClickException(str(error)) from error
-
-    return run
+main.add_command(repartition_command)
+main.add_command(export_command)
 
 
 @main.command("profile")
@@ -94,7 +87,7 @@ def _speaking(command: Callable) -> Callable:
 @click.option("--device", default="@numpy", show_default=True, help="As in Chainer.")
 @output("profile.json")
 @plot
-@_speaking
+@speaking
 def profile_command(
     model, inputs, batch, loss, optimizer, repeat, device, output, plot
 ) -> None:
@@ -192,7 +185,7 @@ def _numbered(path: str, size: int, sizes: list[int]) -> str:
 )
 @output("plan.json")
 @plot
-@_speaking
+@speaking
 def plan_command(profiles, ranks, stages, memory, output, plot, **options) -> None:
     """Cuts a model, or chooses how to run it altogether.
 
@@ -276,7 +269,7 @@ def _cut(loaded, stages, memory, network, options) -> Plan:
 )
 @click.option("-o", "--output", type=click.Path(), help="Keep the timeline (.json).")
 @plot
-@_speaking
+@speaking
 def simulate_command(
     plan, profiles, batch, microbatches, schedule, checkpoint, output, plot, **options
 ) -> None:
@@ -302,7 +295,7 @@ def simulate_command(
 @main.command("timeline")
 @click.argument("file", type=FILE)
 @plot
-@_speaking
+@speaking
 def timeline_command(file, plot) -> None:
     """Shows a timeline that was saved: what every rank did, and for how long.
 

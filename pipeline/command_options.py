@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any, Callable
 
@@ -9,6 +10,7 @@ import click
 import numpy as np
 
 from divisible.units import parse_bytes, parse_rate, parse_seconds
+from pipeline.snapshot_files import SnapshotError
 
 #: A file to read.
 FILE = click.Path(exists=True, dir_okay=False)
@@ -125,3 +127,16 @@ def output(default: str) -> Callable:
 def memory_sizes() -> Parsed:
     """Returns the type of a size of memory, or of several with commas between."""
     return Parsed("size,...", parse_bytes, several=True)
+
+
+def speaking(command: Callable) -> Callable:
+    """Turns errors in what the user gave into messages without a traceback."""
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        try:
+            command(**arguments)
+        except (ImportError, OSError, SnapshotError, ValueError) as error:
+            raise click.ClickException(str(error)) from error
+
+    return run

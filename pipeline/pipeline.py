@@ -411,6 +411,23 @@ class Pipeline:
             name=f"{record.program.name}, measured",
         )
 
+    def gather(self, value: Any, call: str) -> list:
+        """Returns every rank's ``value``, in rank order.
+
+        Args:
+            value: Any picklable object.
+            call (str): What the ranks do, ``'save'`` or ``'load'``; all must do the
+                same at this point.
+
+        Raises:
+            DisagreementError: On every rank, if they do not.
+            StallError: If another rank does not come in time.
+        """
+        with self._call(call):
+            self._calls.start()
+            self._calls.finish()
+            return all_gather(self._comm, value, self._timeout)
+
     def close(self) -> None:
         """Frees the pipeline's communicator; to be called on every rank.
 

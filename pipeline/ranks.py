@@ -91,19 +91,16 @@ class Ranks:
         """
         self._calls.count(about)
         if self.rank == self.first:
-            # A copy, for the sends may still be under way afterwards. So few bytes
-            # leave at once; the rank's next notice comes after its requests here.
-            self._sent = values.copy()
-            self._requests = [
-                self._comm.Isend(self._sent, rank, _NOTICE_TAG)
+            # So few bytes leave at once: this does not wait for the other ranks.
+            requests = [
+                self._comm.Isend(values, rank, _NOTICE_TAG)
                 for rank in range(self.size)
                 if rank != self.first
             ]
-            if self._requests:
-                self._calls.wait(
-                    lambda: MPI.Request.Testall(self._requests),
-                    lambda: f"the other ranks to ask for {about}",
-                )
+            self._calls.wait(
+                lambda: MPI.Request.Testall(requests),
+                lambda: f"the other ranks to ask for {about}",
+            )
             return
         request = self._comm.Irecv(values, self.first, _NOTICE_TAG)
         self._calls.wait(request.Test, lambda: f"rank {self.first} to tell {about}")

@@ -1,4 +1,4 @@
-"""Chainer's trainer on a pipeline."""
+"""Chainer's trainer on a pipeline, with snapshots."""
 
 import argparse
 
@@ -17,11 +17,13 @@ from pipeline import (
     PipelineEvaluator,
     PipelineUpdater,
     StopOnSignal,
+    snapshot,
 )
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epoch", type=int, default=3)
 parser.add_argument("--out", default="result")
+parser.add_argument("--resume", help="'auto', or the path of a snapshot")
 args = parser.parse_args()
 
 
@@ -54,4 +56,5 @@ trainer.extend(extensions.LogReport())
 columns = ["epoch", "main/loss", "validation/main/loss", "validation/main/accuracy"]
 trainer.extend(extensions.PrintReport(columns))
 trainer.extend(StopOnSignal())
+trainer.extend(snapshot(n_retains=2, resume=args.resume))
 trainer.run()

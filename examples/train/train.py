@@ -5,6 +5,7 @@
     mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts 7,15,26
     mpiexec -n 2 python examples/train/train.py --float16
     mpiexec -n 2 python examples/train/train.py --model resnet50 --cut-inside-blocks
+    mpiexec -n 3 python examples/train/train.py --snapshots 2 --resume auto
 
 The number of ranks is the number of stages; on one rank this is serial training.
 Losses and accuracies are the same on any number of them, up to rounding. Those of
@@ -36,7 +37,13 @@ from examples.train.models.mlp import MLP
 from examples.train.models.resnet50 import ResNet50
 from examples.train.models.vgg16 import VGG16
 from mixed_precision import MixedPrecision, to_float16
-from pipeline import Pipeline, abort_on_error
+from pipeline import (
+    Pipeline,
+    abort_on_error,
+    latest_snapshot,
+    load_snapshot,
+    save_snapshot,
+)
 
 comm = MPI.COMM_WORLD
 
@@ -101,7 +108,15 @@ def main() -> None:
     say("epoch   train loss  accuracy   test loss  accuracy   samples/s")
 
     log = []
-    for epoch in epochs(pipe, optimizers, train, test, args):
+    shuffle = np.random.RandomState(args.seed)
+    state = {"shuffle": shuffle}
+    resume = latest_snapshot(args.out) if args.resume == "auto" else args.resume
+    if resume is not None:
+        log = load_snapshot(resume, pipe, optimizers, state).values["log"]
+        say(f"resumed from {resume}, after {len(log)} epochs")
+    if len(log) >= args.epoch:
+        raise ValueError(f"{resume} is of {len(log)} epochs: give a larger --epoch")
+    for epoch in epochs(pipe, optimizers, train, test, args, shuffle, len(log)):
         entry = {
             "epoch": epoch.number,
             "iteration": optimizers[0].t,
@@ -117,6 +132,11 @@ def main() -> None:
             f" {entry['validation/main/accuracy']:9.4f}"
             f" {entry['samples_per_second']:11.0f}"
         )
+
+        if args.snapshots:
+            path = os.path.join(args.out, f"snapshot_epoch_{epoch.number}")
+            values = {"log": log}
+            save_snapshot(path, pipe, optimizers, state, values, args.snapshots)
 
     say(f"test accuracy {log[-1]['validation/main/accuracy']:.2%}")
     if comm.rank == 0:
@@ -171,7 +191,9 @@ def make_parser() -> Parser:
     add("--optimizer", choices=OPTIMIZERS, help="default: by model")
     add("--learning-rate", type=float, help="default: by model")
     add("--float16", action="store_true", help="train in mixed precision")
-    add("--out", default="result", help="folder for the log")
+    add("--out", default="result", help="folder for the log and snapshots")
+    add("--snapshots", type=int, default=0, help="how many to keep; one each epoch")
+    add("--resume", help="a snapshot to go on from; auto: the newest in --out, if any")
     add("--units", type=int, default=256, help="of the mlp's layers")
     add("--layers", type=int, default=4, help="of the mlp")
     add("--dropout", type=float, default=0.5, help="of vgg16; 0 for none")

@@ -59,11 +59,15 @@ def train(n_ranks, out, *arguments):
     return epochs(result.stdout)
 
 
-def test_the_trainer_prints_what_the_page_says(tmp_path):
+def test_a_run_continues_on_fewer_ranks(tmp_path):
     expected = epochs((PROGRAMS / "trainer.txt").read_text())
     assert len(expected) == 3
-    trained = train(2, tmp_path)
-    assert trained == [pytest.approx(row, rel=1e-2, abs=5e-3) for row in expected]
+    begun = train(3, tmp_path, "--epoch", "2")
+    continued = train(2, tmp_path, "--resume", "auto")
+    for rows in (begun, continued):
+        wanted = expected[: len(rows)]
+        assert rows == [pytest.approx(row, rel=1e-2, abs=5e-3) for row in wanted]
+    assert (len(begun), len(continued)) == (2, 3)
 
 
 def test_the_commands_run(tmp_path, monkeypatch):

@@ -80,6 +80,21 @@ def test_train_gives_the_same_on_any_number_of_ranks(tmp_path):
         np.testing.assert_allclose(logs[0][name], logs[1][name], rtol=1e-5)
 
 
+def test_train_resumes_on_other_ranks(tmp_path):
+    def log(n, epochs, out, *more):
+        argv = [*SYNTHETIC, "--model", "mlp", "--epoch", epochs, "--out", out, *more]
+        output = run(n, [TRAIN, *argv])
+        entries = json.loads((out / "log").read_text())
+        return output, [entry["main/loss"] for entry in entries]
+
+    _, expected = log(2, 3, tmp_path / "undisturbed")
+    resumable = ["--snapshots", "1", "--resume", "auto"]
+    log(2, 2, tmp_path / "disturbed", *resumable)
+    output, actual = log(1, 3, tmp_path / "disturbed", *resumable)
+    assert "snapshot_epoch_2, after 2 epochs" in output
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     "argv",
     [

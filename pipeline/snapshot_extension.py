@@ -1,0 +1,152 @@
+"""Snapshots as an extension of Chainer's trainer."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any, Callable
+
+from chainer import training
+
+from pipeline.pipeline import Pipeline
+from pipeline.snapshot_files import SnapshotError, latest_snapshot
+from pipeline.snapshots import load_snapshot, save_snapshot
+
+
+def snapshot(
+    filename: str | Callable[[Any], str] = "snapshot_iter_{.updater.iteration}",
+    *,
+    pipeline: Pipeline | None = None,
+    n_retains: int = -1,
+    resume: str | os.PathLike | None = None,
+    autoload: bool = False,
+    on_error: str = "raise",
+    condition: Callable[[], bool] | None = None,
+) -> SnapshotExtension:
+    """Returns a trainer extension that saves the training run, and continues it.
+
+    What :func:`chainer.training.extensions.snapshot` is for one process; extend the
+    trainers of all ranks with it. A snapshot is a directory in ``trainer.out``, saved
+    once per epoch unless another ``trigger`` is given; :func:`~pipeline.save_snapshot`
+    tells what is in it.
+
+    With ``resume`` the snapshot is loaded when the trainer's ``run`` begins, after
+    other extensions have initialized themselves, hyperparameters included: a learning
+    rate that an extension has lowered is the lowered one. That is on any number of
+    stages.
+
+    Args:
+        filename: Name of the snapshot: a format string that is given the trainer, or a
+            function of the trainer.
+        pipeline (Pipeline): Left out, the updater's attribute ``pipeline``.
+        n_retains (int): How many snapshots to keep; at most 0 for all.
+        resume: ``'auto'`` for the newest whole snapshot in ``trainer.out`` whose name
+            fits ``filename``, if there is one; the path of a snapshot; ``None`` to
+            begin anew.
+        autoload (bool): The same as ``resume='auto'``, by Chainer's name.
+        on_error (str): What to do on every rank when saving failed on one, for instance
+            for a full disk: ``'raise'`` stops with a
+            :class:`~pipeline.SnapshotError`, ``'warn'`` warns and goes on. The
+            snapshots that were there stay.
+        condition: If given and it returns False, no snapshot is taken. It must return
+            the same on all ranks.
+
+    Returns:
+        SnapshotExtension: The extension. Calling it with the trainer saves at once.
+
+    Raises:
+        ValueError: If ``on_error`` is something else.
+
+    Example:
+        >>> extension = snapshot(n_retains=3, resume='auto', on_error='warn')
+        >>> extension.trigger
+        (1, 'epoch')
+    """
+    if on_error not in ("raise", "warn"):
+        raise ValueError(f"on_error must be 'raise' or 'warn', not {on_error!r}")
+    if resume is None and autoload:
+        resume = "auto"
+    return SnapshotExtension(filename, pipeline, n_retains, resume, on_error, condition)
+
+
+class SnapshotExtension(training.Extension):
+    """The extension that :func:`snapshot` returns."""
+
+    trigger = 1, "epoch"
+    # After all others: their state is part of the snapshot.
+    priority = -100
+    default_name = "snapshot"
+
+    def __init__(
+        self,
+        filename: str | Callable[[Any], str],
+        pipeline: Pipeline | None,
+        n_retains: int,
+        resume: str | os.PathLike | None,
+        on_error: str,
+        condition: Callable[[], bool] | None,
+    ) -> None:
+        self.filename = filename
+        self._pipeline = pipeline
+        self._n_retains = n_retains
+        self._resume = resume
+        self._on_error = on_error
+        self._condition = condition
+        #: The snapshot that the run was continued from, if any.
+        self.resumed_from: Path | None = None
+
+    def initialize(self, trainer: Any) -> None:
+        """Loads the snapshot to continue from."""
+        if self._resume is None:
+            return
+        pipe = self._find_pipeline(trainer)
+        # The first rank looks, so that all load the same one.
+        path = self._resume if self._resume != "auto" else self._latest(trainer, pipe)
+        if path is not None:
+            load_snapshot(path, pipe, _optimizers(trainer), {"trainer": trainer})
+            self.resumed_from = Path(path)
+
+    def _latest(self, trainer: Any, pipe: Pipeline) -> Path | None:
+        found = None
+        if pipe.rank == 0:
+            pattern = "*"
+            if isinstance(self.filename, str):
+                pattern = re.sub(r"\{[^}]*\}", "*", self.filename)
+            found = latest_snapshot(trainer.out, pattern)
+        return pipe.gather(found, "load")[0]
+
+    def __call__(self, trainer: Any) -> None:
+        """Saves a snapshot."""
+        if self._condition is not None and not self._condition():
+            return
+        named = callable(self.filename)
+        name = self.filename(trainer) if named else self.filename.format(trainer)
+        pipe = self._find_pipeline(trainer)
+        try:
+            save_snapshot(
+                os.path.join(trainer.out, name),
+                pipe,
+                _optimizers(trainer),
+                {"trainer": trainer},
+                n_retains=self._n_retains,
+            )
+        except SnapshotError as error:
+            if self._on_error == "raise":
+                raise
+            if pipe.rank == 0:
+                warnings.warn(f"training goes on, but {error}", stacklevel=2)
+
+    def _find_pipeline(self, trainer: Any) -> Pipeline:
+        pipe = self._pipeline or getattr(trainer.updater, "pipeline", None)
+        if not isinstance(pipe, Pipeline):
+            raise TypeError(
+                f"{type(trainer.updater).__name__} has no attribute 'pipeline': give"
+                f" snapshot(pipeline=...) the Pipeline"
+            )
+        return pipe
+
+
+def _optimizers(trainer: Any) -> list[Any]:
+    return list(trainer.updater.get_all_optimizers().values())

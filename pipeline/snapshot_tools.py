@@ -1,0 +1,185 @@
+"""What can be done with a snapshot without training: cut anew, export, import."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from chainer.serializers import NpzDeserializer
+
+from divisible import Divisible, Plan
+from pipeline import snapshot_files as files
+from pipeline import snapshot_state as states
+from pipeline.snapshot_files import Snapshot
+
+
+def repartition(
+    snapshot: str | os.PathLike, plan: Plan | int, output: str | os.PathLike
+) -> Path:
+    """Writes a snapshot with the layers cut in another way.
+
+    :func:`~pipeline.load_snapshot` loads a snapshot on any cut as it is. This spares
+    the ranks the reading of files of which they need but a part. One stage is in memory
+    at a time.
+
+    Args:
+        snapshot: The directory of the snapshot to read; it stays as it is.
+        plan (Plan or int): The new cut, or the number of stages for one into equally
+            many layers.
+        output: The directory to write; one that is there is replaced.
+
+    Returns:
+        Path: ``output``.
+
+    Raises:
+        SnapshotError: If the snapshot is incomplete, truncated or changed, or if stages
+            are to be put together whose optimizers differ.
+        ValueError: If the cut is not one of this model.
+
+    Example:
+        >>> import tempfile
+        >>> import chainer
+        >>> import chainer.links as L
+        >>> from mpi4py import MPI
+        >>> from pipeline import Pipeline, save_snapshot
+        >>> model = Divisible(*(L.Linear(2, 2) for _ in range(5)))
+        >>> optimizer = chainer.optimizers.Adam().setup(model)
+        >>> pipe = Pipeline(model, MPI.COMM_SELF, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_snapshot(f'{folder}/1', pipe, optimizer)
+        ...     path = repartition(f'{folder}/1', 2, f'{folder}/1_on_2_stages')
+        ...     Snapshot.open(path).layer_ranges
+        [(0, 3), (3, 5)]
+    """
+    source, output = Snapshot.open(snapshot), Path(output)
+    if isinstance(plan, int):
+        plan = Plan.uniform(source.n_layers, plan)
+    if plan.n_layers != source.n_layers:
+        raise ValueError(
+            f"the cut {plan.cuts} is of {plan.n_layers} layers, but {source.path} is of"
+            f" a model of {source.n_layers}"
+        )
+    if output.resolve() == source.path.resolve():
+        raise ValueError(f"{output} is the snapshot to read: give another output")
+    source.verify()
+    files.begin(output)
+    try:
+        partial, written = files.partial_path(output), {}
+        ranges = [plan.range(number) for number in range(plan.n_stages)]
+        for number, layer_range in enumerate(ranges):
+            with source.of_layers(range(*layer_range), "") as arrays:
+                kept = {
+                    f"{kind}{key}": value
+                    for kind in ("model/", "optimizer/")
+                    for key, value in states.of_range(
+                        arrays.below(kind), layer_range
+                    ).items()
+                }
+                name = files.stage_file(number)
+                written[name] = files.write_arrays(partial / name, kept)
+        with source.arrays([files.COMMON]) as arrays:
+            written[files.COMMON] = files.write_arrays(partial / files.COMMON, arrays)
+        replace(
+            source, path=partial, layer_ranges=ranges, files=written, schedule={}
+        ).write_manifest()
+        files.finish(partial, output)
+    except BaseException:
+        files.discard(output)
+        raise
+    return output
+
+
+def export_npz(snapshot: str | os.PathLike, path: str | os.PathLike) -> None:
+    """Writes the parameters and persistent values of the undivided model.
+
+    The file is what :func:`chainer.serializers.save_npz` would have written for the
+    undivided model: a script without a pipeline loads it by
+    :func:`chainer.serializers.load_npz`.
+
+    Args:
+        snapshot: The directory of the snapshot.
+        path: The file to write; it appears only when it is complete.
+
+    Raises:
+        SnapshotError: If the snapshot is incomplete, truncated or changed.
+
+    Example:
+        >>> import tempfile
+        >>> import chainer
+        >>> import chainer.links as L
+        >>> from mpi4py import MPI
+        >>> from pipeline import Pipeline, save_snapshot
+        >>> model, serial = Divisible(L.Linear(2, 2)), Divisible(L.Linear(2, 2))
+        >>> optimizer = chainer.optimizers.Adam().setup(model)
+        >>> pipe = Pipeline(model, MPI.COMM_SELF, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_snapshot(f'{folder}/1', pipe, optimizer)
+        ...     export_npz(f'{folder}/1', f'{folder}/model.npz')
+        ...     chainer.serializers.load_npz(f'{folder}/model.npz', serial)
+        >>> bool((serial[0].W.array == model[0].W.array).all())
+        True
+    """
+    source, path = Snapshot.open(snapshot), Path(path)
+    source.verify()
+    aside = path.with_name(path.name + ".partial")
+    with source.of_layers(range(source.n_layers), "model/") as arrays:
+        model = {
+            # As Chainer writes what has no value yet.
+            key: np.asarray(None) if states.is_none(value) else value
+            for key, value in arrays.items()
+        }
+        try:
+            files.write_arrays(aside, model)
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def import_npz(
+    path: str | os.PathLike, stages: Divisible | Sequence[Divisible]
+) -> None:
+    """Loads stages from the file of an undivided model.
+
+    Of :func:`chainer.serializers.save_npz` of the undivided ``Divisible``, or of
+    :func:`export_npz`; to be called on each rank for its own stages. Unlike
+    :func:`chainer.serializers.load_npz` it looks first whether everything is there and
+    has the right shape, and changes nothing if not.
+
+    Args:
+        path: The file.
+        stages (Divisible or list of Divisible): A model, or some of its stages.
+
+    Raises:
+        ValueError: If a parameter is missing in the file, or has another shape there.
+
+    Example:
+        >>> import tempfile
+        >>> import chainer
+        >>> import chainer.links as L
+        >>> trained = Divisible(L.Linear(2, 3), L.Linear(3, 2))
+        >>> stage = Divisible(L.Linear(2, 3), L.Linear(3, 2)).divide(1, 2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     chainer.serializers.save_npz(f'{folder}/model.npz', trained)
+        ...     import_npz(f'{folder}/model.npz', stage)
+        >>> bool((stage[0].W.array == trained[1].W.array).all())
+        True
+    """
+    stages = [stages] if isinstance(stages, Divisible) else list(stages)
+    # As Chainer does; objects are what has no value yet.
+    with np.load(path, allow_pickle=True) as arrays:
+        for stage in stages:
+            writer = states.Writer()
+            stage.serialize(writer)
+            for key, value in writer.target.items():
+                if key not in arrays:
+                    raise ValueError(
+                        f"{os.fspath(path)} has no {key}; it has"
+                        f" {', '.join(sorted(arrays)[:5])} ..."
+                    )
+                if isinstance(value, np.ndarray) and not states.is_none(value):
+                    states.check_array(key, arrays[key], value, "same_kind")
+        for stage in stages:
+            stage.serialize(NpzDeserializer(arrays))

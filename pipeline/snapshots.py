@@ -1,0 +1,350 @@
+"""Saves a training run on all ranks together, and continues it on as many as there are.
+
+What is saved is sorted by layer, so a run that was saved on four stages goes on with
+two, with eight, or on one process; see :mod:`pipeline.snapshot_state`. On disk a
+snapshot is there completely or not at all; see :mod:`pipeline.snapshot_files`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+import chainer
+import numpy as np
+
+from divisible import Divisible, __version__
+from pipeline import snapshot_files as files
+from pipeline import snapshot_state as states
+from pipeline.pipeline import Pipeline
+from pipeline.snapshot_files import Snapshot, SnapshotError, position
+
+
+def save_snapshot(
+    path: str | os.PathLike,
+    pipeline: Pipeline,
+    optimizers: Any,
+    state: Mapping[str, Any] | None = None,
+    values: Mapping[str, Any] | None = None,
+    n_retains: int = -1,
+) -> None:
+    """Saves all that a training run needs to continue bit for bit.
+
+    To be called on every rank, between two minibatches. Each rank writes its stages;
+    the snapshot appears under its name when everything is on disk, on all ranks. A
+    rank that is killed, a full disk or a directory that cannot be written to leave the
+    snapshots that were there as they were.
+
+    Saved are parameters and persistent values of the layers; of the optimizers all that
+    Chainer saves, hyperparameters, float32 master weights, loss scale, and the state of
+    hooks that have a method ``serialize``; the pipeline's state; the random states of
+    NumPy and Python, of each rank; ``state`` and ``values``. Not saved are the
+    generators of CuPy and cuDNN; layers in a pipeline do not depend on CuPy's.
+    Iterators that prefetch go on in the same order if they shuffle by
+    :class:`~pipeline.SeededShuffle`. Of several replicas of a pipeline let one save,
+    and all load.
+
+    Args:
+        path: The snapshot's directory; one that is there is replaced. Several hosts
+            need a file system that they share.
+        pipeline (Pipeline): The pipeline.
+        optimizers (chainer.Optimizer or list): Those of this rank's stages, set up; a
+            stage without one is saved without the state of an optimizer.
+        state: By name what else has a state: iterators, trainers and other objects with
+            a method ``serialize``, ``numpy.random.RandomState`` and ``Generator``. The
+            state on rank 0 is saved, and what only the rank with the first stage has;
+            of random states those on each.
+        values: By name numbers, texts, lists and dictionaries of them; those of the
+            first rank are saved. :func:`load_snapshot` returns them.
+        n_retains (int): How many snapshots to keep of those in the same directory whose
+            names differ in numbers only; at most 0 for all.
+
+    Raises:
+        SnapshotError: On every rank, if it failed on any. Training can go on.
+        StallError: If a rank does not come, or writes for longer than the pipeline's
+            timeout.
+
+    Example:
+        >>> import tempfile
+        >>> import chainer.links as L
+        >>> from mpi4py import MPI
+        >>> stage = Divisible(L.Linear(2, 3))
+        >>> optimizer = chainer.optimizers.Adam().setup(stage)
+        >>> pipe = Pipeline(stage, MPI.COMM_SELF, 1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_snapshot(f'{folder}/1', pipe, optimizer, values={'epoch': 7})
+        ...     load_snapshot(f'{folder}/1', pipe, optimizer).values
+        {'epoch': 7}
+    """
+    path = Path(path)
+    state, values = dict(state or {}), dict(values or {})
+    optimizers = as_list(optimizers)
+    partial = files.partial_path(path)
+    # What this rank is to write, by file.
+    contents: dict[str, dict[str, np.ndarray]] = {}
+
+    def collect() -> _Word:
+        states.check_objects(state)
+        json.dumps(values)
+        contents.update(_stage_contents(pipeline, optimizers))
+        objects = {}
+        if pipeline.rank == 0 or pipeline.is_first:
+            objects = states.object_arrays({**state, "pipeline": pipeline})
+        if pipeline.rank == 0:
+            contents[files.COMMON] = objects
+            objects = {}
+            files.begin(path)
+        return _Word(
+            str(path),
+            {number: stage.layer_range for number, stage in pipeline.stages.items()},
+            pipeline.is_first,
+            objects,
+            states.random_states(state),
+        )
+
+    def write() -> dict[str, Any]:
+        if pipeline.rank == 0:
+            contents[files.COMMON] = _common(words, contents[files.COMMON])
+        return {
+            name: files.write_arrays(partial / name, arrays)
+            for name, arrays in contents.items()
+        }
+
+    def finish() -> None:
+        if pipeline.rank > 0:
+            return
+        ranges = {n: pair for word in words for n, pair in word.layer_ranges.items()}
+        snapshot = Snapshot(
+            path=partial,
+            layer_ranges=[ranges[number] for number in sorted(ranges)],
+            files={name: entry for rank in written for name, entry in rank.items()},
+            time=time.time(),
+            n_ranks=pipeline.schedule.n_ranks,
+            n_steps=pipeline.n_steps,
+            schedule={
+                "name": pipeline.schedule.name,
+                "n_microbatches": pipeline.schedule.n_microbatches,
+                "text": str(pipeline.schedule),
+            },
+            versions={
+                "chainer": chainer.__version__,
+                "divisible": __version__,
+                "numpy": np.__version__,
+                "python": platform.python_version(),
+            },
+            values=values,
+        )
+        snapshot.write_manifest()
+        files.finish(partial, path)
+        if n_retains > 0:
+            files.remove_old(path, n_retains)
+
+    what = f"cannot save the snapshot {path}"
+    try:
+        words = _on_all_ranks(pipeline, "save", what, collect)
+        for rank, word in enumerate(words):
+            if word.path != words[0].path:
+                raise SnapshotError(
+                    f"{what}: rank {rank} has another path, {word.path}, than rank 0,"
+                    f" {words[0].path}"
+                )
+        written = _on_all_ranks(pipeline, "save", what, write)
+        _on_all_ranks(pipeline, "save", what, finish)
+    except SnapshotError:
+        if pipeline.rank == 0:
+            files.discard(path)
+        raise
+
+
+def load_snapshot(
+    path: str | os.PathLike,
+    pipeline: Pipeline,
+    optimizers: Any,
+    state: Mapping[str, Any] | None = None,
+) -> Snapshot:
+    """Loads what :func:`save_snapshot` saved, on any number of stages and any cut.
+
+    To be called on every rank, with the same model, the same kinds of optimizers with
+    the same hooks, and the same ``state``. Before anything is changed, the files that
+    a rank reads are compared with their checksums.
+
+    With as many ranks as there were, each gets its own random states; with another
+    number all get those of the rank that had the first stage.
+
+    Args:
+        path: The snapshot's directory.
+        pipeline (Pipeline): The pipeline.
+        optimizers (chainer.Optimizer or list): Those of this rank's stages, set up.
+        state: As in :func:`save_snapshot`.
+
+    Returns:
+        Snapshot: Among others the ``values``.
+
+    Raises:
+        SnapshotError: On every rank, if it failed on any: with the name of the file
+            that is missing, truncated or changed, or with what does not fit. If
+            something does not fit, the model may be loaded in part.
+
+    Example:
+        See :func:`save_snapshot`.
+    """
+    state = dict(state or {})
+    optimizers = as_list(optimizers)
+    what = f"cannot load the snapshot {path}"
+
+    def check() -> Snapshot:
+        states.check_objects(state)
+        snapshot = Snapshot.open(path)
+        n_layers = len(next(iter(pipeline.stages.values())).model_layers)
+        if snapshot.n_layers != n_layers:
+            raise SnapshotError(
+                f"it is of a model of {snapshot.n_layers} layers, but this one has"
+                f" {n_layers}"
+            )
+        positions = set().union(
+            *map(_positions, pipeline.stages.values()),
+            *(_optimized_positions(optimizer, pipeline) for optimizer in optimizers),
+        )
+        snapshot.verify([files.COMMON, *snapshot.files_of(positions)])
+        return snapshot
+
+    def load_layers() -> None:
+        for stage in pipeline.stages.values():
+            with snapshot.of_layers(_positions(stage), "model/") as arrays:
+                states.load_model(stage, arrays)
+        for optimizer in optimizers:
+            positions = _optimized_positions(optimizer, pipeline)
+            with snapshot.of_layers(positions, "optimizer/") as arrays:
+                states.load_optimizer(optimizer, arrays)
+
+    def load_objects() -> None:
+        with snapshot.arrays([files.COMMON]) as arrays:
+            objects = {**state, "pipeline": pipeline}
+            states.load_objects(objects, arrays.below("state/"))
+            whose = str(pipeline.rank)
+            if pipeline.is_first or pipeline.schedule.n_ranks != snapshot.n_ranks:
+                whose = "first"
+            random_states = arrays[f"random/{whose}"].item().decode()
+            states.load_random_states(random_states, state)
+
+    seen = _on_all_ranks(pipeline, "load", what, check)
+    snapshot = seen[pipeline.rank]
+    for rank, theirs in enumerate(seen):
+        if theirs != seen[0]:
+            raise SnapshotError(f"{what}: ranks 0 and {rank} see different ones there")
+    _on_all_ranks(pipeline, "load", what, load_layers)
+    _on_all_ranks(pipeline, "load", what, load_objects)
+    return snapshot
+
+
+class _Word(NamedTuple):
+    """What a rank tells the others before it writes.
+
+    Attributes:
+        path: Of the snapshot.
+        layer_ranges: Of its stages, by number.
+        is_first: Whether it has the first stage.
+        objects: The state of what it alone has besides its stages.
+        random_states: Of its generators.
+    """
+
+    path: str
+    layer_ranges: Mapping[int, tuple[int, int]]
+    is_first: bool
+    objects: Mapping[str, np.ndarray]
+    random_states: str
+
+
+def _common(
+    words: Sequence[_Word], objects: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the arrays that belong to no stage; ``objects`` are those of rank 0."""
+    merged: dict[str, np.ndarray] = {}
+    for theirs in (*(word.objects for word in words), objects):
+        merged.update((f"state/{key}", value) for key, value in theirs.items())
+    for rank, word in enumerate(words):
+        merged[f"random/{rank}"] = np.array(word.random_states.encode())
+        if word.is_first:
+            merged["random/first"] = merged[f"random/{rank}"]
+    return merged
+
+
+def as_list(optimizers: Any) -> list:
+    """Returns a list of optimizers, of one or of several."""
+    return list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+
+
+def _on_all_ranks(
+    pipeline: Pipeline, call: str, what: str, function: Callable[[], Any]
+) -> list:
+    """Calls a function on every rank; if it fails on one, all learn of it.
+
+    Returns:
+        What the function returned on each rank.
+
+    Raises:
+        SnapshotError: On every rank, with what happened on the first rank that failed.
+    """
+    result = failure = cause = None
+    try:
+        result = function()
+    except Exception as error:
+        cause = error
+        failure = str(error.args[0] if isinstance(error, KeyError) else error)
+        if not isinstance(error, SnapshotError):
+            failure = f"{type(error).__name__}: {failure}"
+    outcomes = pipeline.gather((result, failure), call)
+    for rank, (_, failure) in enumerate(outcomes):
+        if failure is not None:
+            raise SnapshotError(f"{what}: rank {rank}: {failure}") from cause
+    return [result for result, _ in outcomes]
+
+
+def _stage_contents(
+    pipeline: Pipeline, optimizers: Sequence[Any]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Returns the arrays of this rank's stages, by file."""
+    optimizer_states = [states.optimizer_arrays(o) for o in optimizers]
+    contents = {}
+    for number, stage in pipeline.stages.items():
+        arrays = {f"model/{k}": v for k, v in states.model_arrays(stage).items()}
+        covering = [i for i, o in enumerate(optimizers) if _covers(o, stage)]
+        if len(covering) > 1:
+            raise ValueError(
+                f"{len(covering)} optimizers update parameters of stage {number}; a"
+                f" stage can have one"
+            )
+        for i in covering:
+            mine = states.of_range(optimizer_states[i], stage.layer_range)
+            arrays.update((f"optimizer/{k}", v) for k, v in mine.items())
+        contents[files.stage_file(number)] = arrays
+    return contents
+
+
+def _covers(optimizer: Any, stage: Divisible) -> bool:
+    """Whether an optimizer is that of a stage, perhaps among others."""
+    target = optimizer.target
+    if target is stage or any(child is stage for child in target.children()):
+        return True
+    ids = {id(param) for param in target.params()}
+    return any(id(param) in ids for param in stage.params())
+
+
+def _positions(stage: Divisible) -> set[int]:
+    """Returns the layers whose state a stage needs: its own and some it shares."""
+    paths = (path for path, _ in stage.namedparams())
+    return {*range(*stage.layer_range), *map(position, paths)}
+
+
+def _optimized_positions(optimizer: Any, pipeline: Pipeline) -> set[int]:
+    found = {position(path) for path, _ in optimizer.target.namedparams()}
+    if not found:
+        for stage in pipeline.stages.values():
+            if _covers(optimizer, stage):
+                found.update(range(*stage.layer_range))
+    return found

@@ -1,0 +1,70 @@
+"""A trainer on several ranks stops and goes on, there or on other ranks."""
+
+import json
+from pathlib import Path
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer.training import Trainer, extensions
+from mpi4py import MPI
+
+import pipeline
+from divisible import Divisible, Plan
+from pipeline import Pipeline, snapshot
+from tests.equivalence import make_batches
+from tests.mpiexec import assert_on_ranks
+
+pytestmark = pytest.mark.skipif(
+    "PipelineUpdater" not in pipeline.__all__, reason="there is no PipelineUpdater"
+)
+
+
+def train(comm, out, n_epochs):
+    """Returns the parameters and the log of a run, resumed if there is one."""
+    np.random.seed(3)
+    model = Divisible(
+        L.Linear(6, 8), F.dropout, F.tanh, L.Linear(8, 8), F.tanh, L.Linear(8, 4)
+    )
+    stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
+    optimizer = chainer.optimizers.Adam(0.01).setup(stage)
+    pipe = Pipeline(stage, comm, 4, timeout=20)
+    ((x, t),) = make_batches([50])
+    iterator = None
+    if pipe.is_first:
+        data = chainer.datasets.TupleDataset(x, t)
+        iterator = chainer.iterators.SerialIterator(data, 8)
+    updater = pipeline.PipelineUpdater(iterator, optimizer, pipe)
+    trainer = Trainer(updater, (n_epochs, "epoch"), out=out)
+    trainer.extend(extensions.LogReport())
+    trainer.extend(extensions.ExponentialShift("alpha", 0.9), trigger=(5, "iteration"))
+    trainer.extend(snapshot(resume="auto", n_retains=2), trigger=(3, "iteration"))
+    trainer.run()
+    everyone = comm.allgather({p: v.array for p, v in stage.namedparams()})
+    log = json.loads(Path(out, "log").read_text())
+    losses = [entry["main/loss"] for entry in log]
+    return {p: v for params in everyone for p, v in params.items()}, losses
+
+
+def stop_and_go_on(comm, folder):
+    two = comm.Split(0 if comm.rank < 2 else MPI.UNDEFINED)
+    if two != MPI.COMM_NULL:
+        expected = train(two, f"{folder}/undisturbed", 5)
+        for n_epochs in (2, 3, 5):
+            actual = train(two, f"{folder}/disturbed", n_epochs)
+        assert actual[1] == expected[1]
+        for path, array in expected[0].items():
+            np.testing.assert_array_equal(actual[0][path], array, path)
+        train(two, f"{folder}/moved", 3)
+    comm.Barrier()
+    params, losses = train(comm, f"{folder}/moved", 5)
+    if two != MPI.COMM_NULL:
+        assert losses == expected[1]
+        for path, array in expected[0].items():
+            np.testing.assert_array_equal(params[path], array, path)
+
+
+def test_a_trainer_goes_on(tmp_path):
+    assert_on_ranks(3, stop_and_go_on, str(tmp_path))

@@ -1,0 +1,178 @@
+"""Snapshots of a trainer, one process."""
+
+import json
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer.training import Trainer, extensions, triggers
+from chainer.training.updaters import StandardUpdater
+from mpi4py import MPI
+
+from divisible import Divisible
+from pipeline import (
+    Pipeline,
+    SeededShuffle,
+    Snapshot,
+    SnapshotError,
+    load_snapshot,
+    snapshot,
+)
+from tests.equivalence import make_batches
+from tests.snapshot_training import state_of
+
+
+class Updater(StandardUpdater):
+    """As little as is needed for a trainer on a pipeline."""
+
+    def __init__(self, iterator, optimizer, pipe):
+        super().__init__(iterator, optimizer)
+        self.pipeline = pipe
+
+    def update_core(self):
+        x, t = self.converter(self.get_iterator("main").next())
+        chainer.report(
+            {f"main/{k}": value for k, value in self.pipeline.step(x, t).items()}
+        )
+        self.get_optimizer("main").update()
+
+
+def serial_iterator(data, seed):
+    order = chainer.iterators.ShuffleOrderSampler(np.random.RandomState(seed))
+    return chainer.iterators.SerialIterator(data, 8, order_sampler=order)
+
+
+def multiprocess_iterator(data, seed):
+    return chainer.iterators.MultiprocessIterator(
+        data, 8, n_processes=1, n_prefetch=3, order_sampler=SeededShuffle(3)
+    )
+
+
+def multithread_iterator(data, seed):
+    return chainer.iterators.MultithreadIterator(
+        data, 8, n_threads=1, order_sampler=SeededShuffle(3)
+    )
+
+
+def make_trainer(out, n_epochs, seed=3, make_iterator=serial_iterator, **options):
+    np.random.seed(seed)
+    stage = Divisible(L.Linear(6, 8), F.dropout, F.tanh, L.Linear(8, 4))
+    optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
+    pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+    ((x, t),) = make_batches([26])
+    data = chainer.datasets.TupleDataset(x, t)
+    updater = Updater(make_iterator(data, seed), optimizer, pipe)
+    trainer = Trainer(updater, (n_epochs, "epoch"), out=str(out))
+    trainer.extend(extensions.LogReport(trigger=(2, "iteration")))
+    trainer.extend(extensions.ExponentialShift("lr", 0.9), trigger=(3, "iteration"))
+    trainer.extend(
+        extensions.MultistepShift("momentum", 0.5, [2], 0.9), trigger=(1, "epoch")
+    )
+    trainer.extend(extensions.observe_lr(), trigger=(1, "iteration"))
+    best = triggers.MaxValueTrigger("main/accuracy", trigger=(2, "iteration"))
+    trainer.extend(lambda trainer: None, name="best", trigger=best)
+    extension = snapshot(**options)
+    trainer.extend(extension, trigger=(2, "iteration"))
+    return trainer, extension
+
+
+def log_of(out):
+    entries = json.loads((out / "log").read_text())
+    return [{k: v for k, v in e.items() if k != "elapsed_time"} for e in entries]
+
+
+def state(trainer):
+    found = state_of(trainer.updater.get_optimizer("main").target)
+    return {key: np.asarray(value).tobytes() for key, value in found.items()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"resume": "auto"},
+        {"autoload": True},
+        {"resume": "auto", "make_iterator": multithread_iterator},
+        {"resume": "auto", "make_iterator": multiprocess_iterator},
+    ],
+)
+def test_resumed_run_is_the_undisturbed_one(tmp_path, options):
+    iterator = {k: options[k] for k in options if k == "make_iterator"}
+    undisturbed, _ = make_trainer(tmp_path / "undisturbed", 4, **iterator)
+    undisturbed.run()
+    disturbed = tmp_path / "disturbed"
+    # In the midst of an epoch, and at its end.
+    for n_epochs in (1, 3, 4):
+        # A wrong seed shows that nothing of it is left.
+        seed = 3 if n_epochs == 1 else 5
+        trainer, extension = make_trainer(disturbed, n_epochs, seed, **options)
+        trainer.run()
+        assert (extension.resumed_from is None) == (n_epochs == 1)
+    assert state(trainer) == state(undisturbed)
+    assert log_of(disturbed) == log_of(tmp_path / "undisturbed")
+    for name in ("lr", "momentum"):
+        assert getattr(trainer.updater.get_optimizer("main"), name) == getattr(
+            undisturbed.updater.get_optimizer("main"), name
+        )
+
+
+def test_names_and_number_kept(tmp_path):
+    trainer, _ = make_trainer(tmp_path, 3, n_retains=2)
+    trainer.run()
+    kept = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert kept == ["snapshot_iter_10", "snapshot_iter_8"]
+    assert Snapshot.open(tmp_path / "snapshot_iter_8").n_steps == 8
+
+
+def test_one_that_is_named(tmp_path):
+    trainer, _ = make_trainer(
+        tmp_path, 1, filename=lambda trainer: f"at{trainer.updater.iteration}"
+    )
+    trainer.run()
+    trainer, extension = make_trainer(tmp_path, 1, resume=tmp_path / "at2")
+    extension.initialize(trainer)
+    assert trainer.updater.iteration == 2
+    trainer, _ = make_trainer(tmp_path, 1, resume=tmp_path / "at3")
+    with pytest.raises(SnapshotError, match="at3 does not exist"):
+        trainer.run()
+
+
+def test_loaded_before_the_run_as_chainers_scripts_do(tmp_path):
+    trainer, _ = make_trainer(tmp_path, 2)
+    trainer.run()
+    expected = state(trainer)
+    trainer, _ = make_trainer(tmp_path, 2)
+    updater = trainer.updater
+    optimizers = list(updater.get_all_optimizers().values())
+    path = tmp_path / "snapshot_iter_6"
+    load_snapshot(path, updater.pipeline, optimizers, {"trainer": trainer})
+    assert updater.iteration == 6
+    trainer.run()
+    assert state(trainer) == expected
+
+
+def test_a_failure_stops_or_warns(tmp_path):
+    (tmp_path / "snapshot_iter_2.partial").touch()
+    trainer, _ = make_trainer(tmp_path, 1)
+    with pytest.raises(SnapshotError, match="File exists"):
+        trainer.run()
+    trainer, _ = make_trainer(tmp_path, 1, on_error="warn")
+    with pytest.warns(UserWarning, match="training goes on, but cannot save"):
+        trainer.run()
+    assert trainer.updater.iteration == 4
+    with pytest.raises(ValueError, match="on_error must be"):
+        snapshot(on_error="ignore")
+
+
+def test_a_condition(tmp_path):
+    trainer, _ = make_trainer(tmp_path, 1, condition=lambda: False)
+    trainer.run()
+    assert not list(tmp_path.glob("snapshot*"))
+
+
+def test_an_updater_without_a_pipeline_is_refused(tmp_path):
+    trainer, extension = make_trainer(tmp_path, 1)
+    trainer.updater.pipeline = None
+    with pytest.raises(TypeError, match="Updater has no attribute 'pipeline'"):
+        extension(trainer)

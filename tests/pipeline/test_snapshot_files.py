@@ -1,0 +1,170 @@
+"""Directories of snapshots: which is the newest, which are kept."""
+
+import contextlib
+import itertools
+import os
+import shutil
+import time
+import warnings
+from pathlib import Path
+
+import chainer.links as L
+import pytest
+from chainer import optimizers
+from mpi4py import MPI
+
+from divisible import Divisible
+from pipeline import Pipeline, Snapshot, SnapshotError, latest_snapshot, load_snapshot
+from pipeline import save_snapshot as save_on_all_ranks
+
+
+@pytest.fixture
+def save():
+    stage = Divisible(L.Linear(2, 3))
+    pipe = Pipeline(stage, MPI.COMM_SELF, 1)
+    optimizer = optimizers.SGD().setup(stage)
+
+    def save(path, **options):
+        save_on_all_ranks(path, pipe, optimizer, **options)
+        return path
+
+    save.pipe, save.optimizer = pipe, optimizer
+    return save
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_newest_is_chosen_whatever_its_name(tmp_path, save):
+    for name in ("iter_9", "iter_10", "best"):
+        save(tmp_path / name)
+    # A copy of an old one does not become the newest.
+    os.utime(tmp_path / "iter_9" / "manifest.json")
+    assert latest_snapshot(tmp_path).name == "best"
+    assert latest_snapshot(tmp_path, "iter_*").name == "iter_10"
+    assert latest_snapshot(tmp_path, "nothing_*") is None
+    # It has everything, but may not be on disk yet.
+    (tmp_path / "best").rename(tmp_path / "best.partial")
+    assert latest_snapshot(tmp_path).name == "iter_10"
+
+
+def test_the_last_ones_are_kept(tmp_path, save):
+    save(tmp_path / "best")
+    (tmp_path / "iter_0.partial").mkdir()
+    (tmp_path / "best.partial").mkdir()
+    (tmp_path / "iter_3").mkdir()
+    (tmp_path / "iter_3" / "notes").touch()
+    for i in range(10, 15):
+        save(tmp_path / f"iter_{i}", n_retains=2)
+    # Remains of killed runs go with the series; what is no snapshot stays.
+    assert names(tmp_path) == ["best", "best.partial", "iter_13", "iter_14", "iter_3"]
+
+
+def test_a_clock_that_was_set_back(tmp_path, save, monkeypatch):
+    save(tmp_path / "1")
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    save(tmp_path / "2", n_retains=1)
+    assert names(tmp_path) == ["2"]
+
+
+def test_one_of_the_same_name_is_replaced(tmp_path, save):
+    save(tmp_path / "1", values={"epoch": 1})
+    save(tmp_path / "1", values={"epoch": 2})
+    assert Snapshot.open(tmp_path / "1").values == {"epoch": 2}
+    assert names(tmp_path) == ["1"]
+
+
+def test_killed_while_replacing(tmp_path, save):
+    """Between the two renames the old one has another name, and is found."""
+    save(tmp_path / "1", values={"epoch": 1})
+    os.rename(tmp_path / "1", tmp_path / "1.replaced")
+    found = latest_snapshot(tmp_path)
+    assert load_snapshot(found, save.pipe, save.optimizer).values == {"epoch": 1}
+    save(tmp_path / "1", values={"epoch": 2})
+    assert Snapshot.open(latest_snapshot(tmp_path)).values == {"epoch": 2}
+
+
+class Killed(BaseException):
+    """Nothing that the code would catch."""
+
+
+def tear(path, **_):
+    """Removes a part of a directory, if there is one."""
+    for file in list(path.glob("*"))[:1]:
+        file.unlink()
+
+
+@pytest.mark.parametrize("name", ["1", "2"])
+def test_killed_at_any_moment(tmp_path, save, name):
+    """Before each call that changes the disk, and in the midst of removing."""
+    for n_calls in itertools.count():
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        save(tmp_path / "run" / "1", values={"epoch": 1})
+        left = iter(range(n_calls))
+
+        def dying(function, partly=lambda *_, **__: None, left=left):
+            def call(*args, **options):
+                if next(left, None) is None:
+                    partly(*args, **options)
+                    raise Killed
+                return function(*args, **options)
+
+            return call
+
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(os, "fsync", dying(os.fsync))
+            patch.setattr(Path, "mkdir", dying(Path.mkdir))
+            patch.setattr(Path, "rename", dying(Path.rename))
+            patch.setattr(shutil, "rmtree", dying(shutil.rmtree, tear))
+            save(tmp_path / "run" / name, values={"epoch": 2}, n_retains=1)
+            break
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = latest_snapshot(tmp_path / "run")
+        values = load_snapshot(found, save.pipe, save.optimizer).values
+        assert values["epoch"] in (1, 2)
+        save(tmp_path / "run" / name, values={"epoch": 3}, n_retains=1)
+        assert names(tmp_path / "run") == [name]
+    assert n_calls > 8
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "common.npz", "stage-0.npz"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "changed"])
+def test_damage_is_named(tmp_path, save, name, damage):
+    save(tmp_path / "old")
+    time.sleep(0.01)
+    save(tmp_path / "new")
+    file = tmp_path / "new" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(content if damage == "changed" else content[:-9])
+    with pytest.raises(SnapshotError, match=name):
+        load_snapshot(tmp_path / "new", save.pipe, save.optimizer)
+    load_snapshot(tmp_path / "old", save.pipe, save.optimizer)
+
+
+def test_an_incomplete_one_is_passed_over_with_a_warning(tmp_path, save):
+    save(tmp_path / "1")
+    time.sleep(0.01)
+    save(tmp_path / "2")
+    (tmp_path / "2" / "stage-0.npz").write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"stage-0.npz has 0 bytes, not \d+"):
+        assert latest_snapshot(tmp_path) == tmp_path / "1"
+
+
+def test_another_format_is_refused(tmp_path, save, monkeypatch):
+    monkeypatch.setattr("pipeline.snapshot_files._FORMAT", 2)
+    save(tmp_path / "1")
+    monkeypatch.undo()
+    with pytest.raises(SnapshotError, match="in format 2; .* reads .* format 1"):
+        Snapshot.open(tmp_path / "1")
+
+
+def test_equal_states_make_equal_files(tmp_path, save):
+    save(tmp_path / "1")
+    save(tmp_path / "2")
+    assert Snapshot.open(tmp_path / "1").files == Snapshot.open(tmp_path / "2").files

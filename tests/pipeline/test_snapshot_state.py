@@ -1,0 +1,227 @@
+"""What is saved of a run, and that it goes on bit for bit; one process."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizers
+from mpi4py import MPI
+
+from divisible import Divisible
+from pipeline import Pipeline, SnapshotError, load_snapshot, save_snapshot
+from tests.equivalence import make_batches
+from tests.snapshot_training import state_of
+
+BATCHES = make_batches([6, 6, 5, 6])
+
+OPTIMIZERS = {
+    "AdaDelta": optimizers.AdaDelta,
+    "AdaGrad": optimizers.AdaGrad,
+    "Adam": optimizers.Adam,
+    "AMSGrad": optimizers.AMSGrad,
+    "AdamW": optimizers.AdamW,
+    "AdaBound": optimizers.AdaBound,
+    "AMSBound": optimizers.AMSBound,
+    "CorrectedMomentumSGD": optimizers.CorrectedMomentumSGD,
+    "MomentumSGD": optimizers.MomentumSGD,
+    "MSVAG": optimizers.MSVAG,
+    "NesterovAG": optimizers.NesterovAG,
+    "RMSprop": optimizers.RMSprop,
+    "RMSpropGraves": optimizers.RMSpropGraves,
+    "SGD": optimizers.SGD,
+    "SMORMS3": optimizers.SMORMS3,
+}
+
+
+def make_run(optimizer, seed=1, dtype=np.float32):
+    np.random.seed(seed)
+    with chainer.using_config("dtype", dtype):
+        stage = Divisible(L.Linear(6, 5), F.tanh, L.Linear(5, 4))
+    optimizer.setup(stage)
+    return Pipeline(stage, MPI.COMM_SELF, 2), optimizer
+
+
+def step(pipe, optimizer, i):
+    x, t = BATCHES[i]
+    for param in pipe.stages[0].params(include_uninit=False):
+        x = x.astype(param.dtype)
+    loss = pipe.step(x, t)["loss"]
+    optimizer.update()
+    return loss
+
+
+def check_resuming(tmp_path, make_optimizer, dtype=np.float32, n_before=2):
+    pipe, optimizer = make_run(make_optimizer(), dtype=dtype)
+    for i in range(n_before):
+        step(pipe, optimizer, i)
+    save_snapshot(tmp_path / "1", pipe, optimizer)
+    losses = [step(pipe, optimizer, i) for i in (2, 3)]
+    resumed, its_optimizer = make_run(make_optimizer(), seed=2, dtype=dtype)
+    step(resumed, its_optimizer, 0)
+    load_snapshot(tmp_path / "1", resumed, its_optimizer)
+    assert [step(resumed, its_optimizer, i) for i in (2, 3)] == losses
+    expected, actual = state_of(pipe.stages[0]), state_of(resumed.stages[0])
+    assert set(actual) == set(expected)
+    for key in expected:
+        np.testing.assert_array_equal(actual[key], expected[key], key)
+        assert np.asarray(actual[key]).dtype == np.asarray(expected[key]).dtype, key
+    assert vars(its_optimizer.hyperparam) == vars(optimizer.hyperparam)
+    assert (its_optimizer.t, its_optimizer.epoch) == (optimizer.t, optimizer.epoch)
+
+
+def test_every_optimizer_of_chainer_is_known():
+    known = {
+        name
+        for name, value in vars(optimizers).items()
+        if isinstance(value, type) and issubclass(value, chainer.GradientMethod)
+    }
+    assert known == set(OPTIMIZERS)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_goes_on(tmp_path, name):
+    check_resuming(tmp_path, OPTIMIZERS[name])
+
+
+def test_saved_before_the_first_update(tmp_path):
+    check_resuming(tmp_path, optimizers.MomentumSGD, n_before=0)
+
+
+def test_hyperparameters_of_any_kind(tmp_path):
+    # NumPy's numbers compute in another precision than Python's.
+    check_resuming(tmp_path, lambda: optimizers.MomentumSGD(np.float64(0.1)))
+    pipe, optimizer = make_run(optimizers.MomentumSGD(0.1))
+    optimizer.lr = np.float32(0.025)
+    weight = pipe.stages[0][2].W
+    weight.update_rule.hyperparam.momentum = 0.5
+    save_snapshot(tmp_path / "2", pipe, optimizer)
+    pipe, optimizer = make_run(optimizers.MomentumSGD(0.1))
+    load_snapshot(tmp_path / "2", pipe, optimizer)
+    assert optimizer.lr == np.float32(0.025) and type(optimizer.lr) is np.float32
+    first, weight = pipe.stages[0][0].W, pipe.stages[0][2].W
+    assert first.update_rule.hyperparam.momentum == 0.9
+    assert weight.update_rule.hyperparam.momentum == 0.5
+
+
+def test_float32_copies_and_dynamic_loss_scale(tmp_path):
+    def make_optimizer():
+        optimizer = optimizers.MomentumSGD(0.1)
+        optimizer.use_fp32_update()
+        optimizer.loss_scaling(interval=2)
+        return optimizer
+
+    pipe, optimizer = make_run(make_optimizer(), dtype=np.float16)
+    for i in range(2):
+        step(pipe, optimizer, i)
+    optimizer._loss_scale, optimizer._loss_scaling_isnan_ever = 12.5, True
+    save_snapshot(tmp_path / "1", pipe, optimizer)
+    resumed, its_optimizer = make_run(make_optimizer(), 2, np.float16)
+    load_snapshot(tmp_path / "1", resumed, its_optimizer)
+    assert its_optimizer._loss_scale == 12.5 and its_optimizer._loss_scaling_isnan_ever
+    for param, other in zip(pipe.stages[0].params(), resumed.stages[0].params()):
+        copy, restored = (p.update_rule._fp32_param.array for p in (param, other))
+        assert restored.dtype == np.float32 and (restored == copy).all()
+        assert (copy != param.array).any()
+
+
+class Counting:
+    """A hook with a state, of the whole optimizer or for each parameter."""
+
+    name = "Counting"
+
+    def __init__(self, for_each):
+        self.call_for_each_param = for_each
+        self.n_calls = 0
+
+    def __call__(self, *_):
+        self.n_calls += 1
+
+    def serialize(self, serializer):
+        self.n_calls = serializer("n_calls", self.n_calls)
+
+
+@pytest.mark.parametrize("for_each", [False, True])
+def test_hooks_with_a_state(tmp_path, for_each):
+    pipe, optimizer = make_run(optimizers.SGD())
+    hook = Counting(for_each)
+    optimizer.add_hook(hook)
+    step(pipe, optimizer, 0)
+    save_snapshot(tmp_path / "1", pipe, optimizer)
+    pipe, optimizer = make_run(optimizers.SGD())
+    restored = Counting(for_each)
+    optimizer.add_hook(restored)
+    load_snapshot(tmp_path / "1", pipe, optimizer)
+    assert restored.n_calls == hook.n_calls == (4 if for_each else 1)
+
+
+def test_layers_that_have_no_shape_yet(tmp_path):
+    def run():
+        stage = Divisible(L.Linear(None, 5), L.Linear(None, 4))
+        return Pipeline(stage, MPI.COMM_SELF, 2), optimizers.Adam().setup(stage)
+
+    pipe, optimizer = run()
+    save_snapshot(tmp_path / "before", pipe, optimizer)
+    step(pipe, optimizer, 0)
+    save_snapshot(tmp_path / "after", pipe, optimizer)
+    resumed, its_optimizer = run()
+    load_snapshot(tmp_path / "before", resumed, its_optimizer)
+    assert resumed.stages[0][0].W.array is None
+    load_snapshot(tmp_path / "after", resumed, its_optimizer)
+    assert step(resumed, its_optimizer, 1) == step(pipe, optimizer, 1)
+
+
+def check_refused(tmp_path, pipe, optimizer, match, state=None):
+    with pytest.raises(SnapshotError, match=match):
+        load_snapshot(tmp_path / "1", pipe, optimizer, state)
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    pipe, optimizer = make_run(optimizers.MomentumSGD())
+    step(pipe, optimizer, 0)
+    save_snapshot(tmp_path / "1", pipe, optimizer)
+    check_refused(tmp_path, *make_run(optimizers.Adam()), "has no 0/[bW]/m")
+
+    wider = Divisible(L.Linear(6, 7), F.tanh, L.Linear(7, 4))
+    sgd = optimizers.MomentumSGD().setup(wider)
+    pipe = Pipeline(wider, MPI.COMM_SELF, 2)
+    check_refused(tmp_path, pipe, sgd, r"0/[bW] was saved with shape \(5")
+
+    half = make_run(optimizers.MomentumSGD(), dtype=np.float16)
+    check_refused(tmp_path, *half, "dtype float32, but it is .* float16 here")
+
+    shorter = Divisible(L.Linear(6, 5), L.Linear(5, 4))
+    sgd = optimizers.MomentumSGD().setup(shorter)
+    pipe = Pipeline(shorter, MPI.COMM_SELF, 2)
+    check_refused(tmp_path, pipe, sgd, "a model of 3 layers, but this one has 2")
+
+    pipe, optimizer = make_run(optimizers.MomentumSGD())
+    iterator = chainer.iterators.SerialIterator([1, 2], 1)
+    state = {"iterator": iterator}
+    check_refused(tmp_path, pipe, optimizer, "has no iterator/current_position", state)
+
+
+def test_what_cannot_be_saved_is_refused(tmp_path):
+    pipe, optimizer = make_run(optimizers.SGD())
+    for options, match in [
+        ({"state": {"epoch": 3}}, r"state\['epoch'\] is a int"),
+        ({"values": {"loss": np.float32(3)}}, "float32 is not JSON"),
+        ({"optimizers": [optimizer, optimizer]}, "2 optimizers update .* stage 0"),
+    ]:
+        arguments = {"optimizers": optimizer, **options}
+        with pytest.raises(SnapshotError, match=match):
+            save_snapshot(tmp_path / "1", pipe, **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("thing", [object(), np.array([object()])])
+def test_objects_are_not_pickled(tmp_path, thing):
+    """To read them would run whatever code is in the file."""
+
+    class Careless(chainer.Link):
+        def serialize(self, serializer):
+            serializer("thing", thing)
+
+    pipe, optimizer = make_run(optimizers.SGD())
+    with pytest.raises(SnapshotError, match="link/thing is of "):
+        save_snapshot(tmp_path / "1", pipe, optimizer, {"link": Careless()})
