@@ -43,6 +43,15 @@ def test_programs_print_what_the_pages_say(name, n_ranks, printed):
     assert mine == pytest.approx(theirs, rel=1e-2, abs=5e-3)
 
 
+def run_commands(page):
+    text = (ROOT / "docs" / "howto" / f"{page}.rst").read_text()
+    commands = re.findall(r"^   \$ (divisible .*)$", text, re.MULTILINE)
+    assert commands
+    for command in commands:
+        result = CliRunner().invoke(main, command.split()[1:])
+        assert result.exit_code == 0, result.output
+
+
 def epochs(text):
     lines = text.replace("\x1b[J", "").splitlines()
     return [tuple(map(float, line.split())) for line in lines if line[:1].isdigit()]
@@ -59,26 +68,25 @@ def train(n_ranks, out, *arguments):
     return epochs(result.stdout)
 
 
-def test_a_run_continues_on_fewer_ranks(tmp_path):
+def test_a_run_continues_on_fewer_ranks(tmp_path, monkeypatch):
     expected = epochs((PROGRAMS / "trainer.txt").read_text())
     assert len(expected) == 3
-    begun = train(3, tmp_path, "--epoch", "2")
-    continued = train(2, tmp_path, "--resume", "auto")
+    begun = train(3, tmp_path / "result", "--epoch", "2")
+    continued = train(2, tmp_path / "result", "--resume", "auto")
     for rows in (begun, continued):
         wanted = expected[: len(rows)]
         assert rows == [pytest.approx(row, rel=1e-2, abs=5e-3) for row in wanted]
     assert (len(begun), len(continued)) == (2, 3)
+    monkeypatch.chdir(tmp_path)
+    run_commands("resume")
+    assert len(list((tmp_path / "result").glob("*_on_4_stages/stage-*.npz"))) == 4
+    assert (tmp_path / "model.npz").exists()
 
 
 def test_the_commands_run(tmp_path, monkeypatch):
-    page = (ROOT / "docs" / "howto" / "cut.rst").read_text()
-    commands = re.findall(r"^   \$ (divisible .*)$", page, re.MULTILINE)
-    assert len(commands) == 3
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
-    for command in commands:
-        result = CliRunner().invoke(main, command.split()[1:])
-        assert result.exit_code == 0, result.output
+    run_commands("cut")
     assert (tmp_path / "step.png").exists()
 
 
