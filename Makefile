@@ -4,13 +4,14 @@
 #              the same with all combinations of schedules, ranks, transports and
 #              models
 # make lint    check the style of the code
+# make docs    build the documentation into build/docs; warnings are errors
 # make install only install; "make install EXTRAS=examples,test" without an MPI
 #              library, for a system MPI
 # make test-chainer CHAINER_SRC=DIR
 #              run Chainer's own tests, from a source tree of Chainer 7.8.1
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= mpich,examples,test,lint
+EXTRAS ?= mpich,examples,test,lint,docs
 BIN := $(VENV)/bin
 # The environment's own mpiexec, or that of a system MPI.
 MPIEXEC ?= $(or $(wildcard $(BIN)/mpiexec),mpiexec)
@@ -24,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread per rank: several ranks share this machine's cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install train test test-all test-chainer lint clean
+.PHONY: install train test test-all test-chainer lint docs clean
 
 # An interpreter or extras asked for by name replace an environment with others.
 ifneq ($(origin PYTHON)$(origin EXTRAS),filefile)
@@ -67,5 +68,9 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
+docs: install
+	$(BIN)/python -m sphinx -W --keep-going --quiet \
+	  -d build/doctrees docs build/docs
+
 clean:
-	rm -rf $(VENV) .venv-chainer build *.egg-info
+	rm -rf $(VENV) .venv-chainer build docs/_pictures *.egg-info

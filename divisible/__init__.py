@@ -2,7 +2,7 @@
 
 A model is a :class:`Divisible`: a list of layers, cut by position. A :class:`Plan`
 says where. :func:`profile` measures the layers, :func:`partition` cuts them into
-stages of equal time, and :meth:`Plan.best` chooses how to run them as well.
+stages of equal time, and :meth:`Plan.best` chooses how to run them as well::
 
     from divisible import Divisible, deferred_init, partition, profile
 

@@ -1,0 +1,69 @@
+"""How Sphinx builds the documentation: ``make docs``."""
+
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE / "_extensions")]
+
+from docutils import nodes  # noqa: E402
+
+import chainer_compat  # noqa: E402, F401  (before Chainer, which autodoc imports)
+from divisible import __version__  # noqa: E402
+
+project = "divisible"
+author = "the authors of divisible"
+version = release = __version__
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+    "predicted_timeline",
+]
+exclude_patterns = ["_build", "_extensions", "programs"]
+# Docstrings put names in single backticks.
+default_role = "py:obj"
+# Options begin with two hyphens.
+smartquotes = False
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_preserve_defaults = True
+autoclass_content = "class"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
+html_theme = "furo"
+html_title = f"divisible {release}"
+html_show_copyright = False
+html_copy_source = False
+
+
+def _skip_fields(app, what, name, member, skip, options):
+    """Leaves out the fields of named tuples, which the class describes."""
+    if "Alias for field number" in (getattr(member, "__doc__", None) or ""):
+        return True
+    return None
+
+
+def _shorten_paths(app, doctree):
+    """Names the files of a diff as they are called in the repository."""
+    for block in doctree.findall(nodes.literal_block):
+        if block.get("language") == "udiff":
+            text = block.astext().replace(f"{app.srcdir}/", "docs/")
+            block.rawsource, block.children = text, [nodes.Text(text)]
+
+
+def _escape_stars(app, context, lines):
+    """Lets a command's help have file names such as ``*.json``."""
+    lines[:] = [line.replace("*", r"\*") for line in lines]
+
+
+def setup(app):
+    """Connects what the extensions above do not cover."""
+    app.connect("autodoc-skip-member", _skip_fields)
+    app.connect("doctree-read", _shorten_paths)
+    app.connect("sphinx-click-process-description", _escape_stars)
