@@ -92,7 +92,23 @@ def iterators_of_rank(iterator: Any, pipeline: Pipeline) -> dict[str, Any]:
             f"rank {pipeline.rank} has the first stage and reads the data: it"
             f" needs an iterator, not {iterators.get('main')!r}"
         )
+    for each in iterators.values():
+        _give_own_generator(each)
     return iterators
+
+
+def _give_own_generator(iterator: Any) -> None:
+    """Lets an iterator that draws its order in a thread do so from its own generator.
+
+    The global one is exchanged and given back by the layers of a pipeline, in the midst
+    of which the thread would draw. The order is what it would have been without them.
+    """
+    sampler = getattr(iterator, "order_sampler", None)
+    shared = np.random.random.__self__
+    in_thread = isinstance(iterator, chainer.iterators.MultiprocessIterator)
+    if in_thread and getattr(sampler, "_random", None) is shared:
+        sampler._random = np.random.RandomState()
+        sampler._random.set_state(shared.get_state())
 
 
 class Reader:
