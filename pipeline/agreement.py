@@ -8,6 +8,7 @@ runs: the ranks' words are collected behind the computation, so nobody waits for
 from __future__ import annotations
 
 import atexit
+import time
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Callable, NamedTuple
@@ -26,6 +27,9 @@ CALLS = ("step", "evaluate", "predict", "agree", "save", "load")
 
 # Apart from those of the transport's channels, and from that of `broadcast`.
 _FAREWELL_TAG = 32766
+
+# How long a rank that has ended its script listens for the others to end theirs.
+_SECONDS_FOR_FAREWELLS = 10.0
 
 
 class CallAgreement:
@@ -130,12 +134,31 @@ class CallAgreement:
             if rank != self._comm.rank
         ]
 
-    def _check_farewells(self) -> None:
+    def hear_farewells(self, deadline: float) -> None:
+        """Takes the last words of the other ranks.
+
+        MPI waits for them in the end anyway, and complains of messages left over.
+
+        Args:
+            deadline (float): When to give up, on the clock of ``time.monotonic``.
+        """
+        if self._comm == MPI.COMM_NULL:
+            return
+        while len(self._left) < self._comm.size - 1 and time.monotonic() < deadline:
+            if not self._hear_farewell():
+                time.sleep(0.001)
+
+    def _hear_farewell(self) -> bool:
         status = MPI.Status()
-        if self._comm.Iprobe(MPI.ANY_SOURCE, _FAREWELL_TAG, status):
-            word = np.empty(1, dtype=int)
-            self._comm.Recv(word, status.source, _FAREWELL_TAG)
-            self._left[status.source] = int(word[0])
+        if not self._comm.Iprobe(MPI.ANY_SOURCE, _FAREWELL_TAG, status):
+            return False
+        word = np.empty(1, dtype=int)
+        self._comm.Recv(word, status.source, _FAREWELL_TAG)
+        self._left[status.source] = int(word[0])
+        return True
+
+    def _check_farewells(self) -> None:
+        self._hear_farewell()
         for rank, n_calls in self._left.items():
             # Up to its last call it took part; it may leave before others finish that.
             if n_calls < self._n_calls:
@@ -180,6 +203,9 @@ def _leave() -> None:
     if MPI.Is_initialized() and not MPI.Is_finalized():
         for agreement in _agreements:
             agreement.leave()
+        deadline = time.monotonic() + _SECONDS_FOR_FAREWELLS
+        for agreement in _agreements:
+            agreement.hear_farewells(deadline)
 
 
 def agree_on_settings(
