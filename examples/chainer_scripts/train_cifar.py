@@ -13,7 +13,7 @@ from chainer.datasets import get_cifar100
 import models.VGG
 from divisible import Divisible, Plan
 from mpi4py.MPI import COMM_WORLD as comm
-from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater
+from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, snapshot
 
 
 def main():
@@ -107,8 +107,8 @@ def main():
         trainer.extend(extensions.DumpGraph('main/loss'))
 
     # Take a snapshot at each epoch
-    trainer.extend(extensions.snapshot(
-        filename='stage_%d_epoch_{.updater.epoch}' % comm.rank))
+    trainer.extend(snapshot(
+        filename='snaphot_epoch_{.updater.epoch}', resume=args.resume or None))
 
     # Write a log of evaluation statistics for each epoch
     trainer.extend(extensions.LogReport())
@@ -124,10 +124,6 @@ def main():
 
     # Print a progress bar to stdout
     trainer.extend(extensions.ProgressBar())
-
-    if args.resume:
-        # Resume from a snapshot
-        chainer.serializers.load_npz(args.resume, trainer)
 
     # Run the training
     trainer.run()

@@ -9,7 +9,7 @@ from chainer.training import extensions
 import chainerx
 from divisible import Divisible, Plan
 from mpi4py.MPI import COMM_WORLD as comm
-from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater
+from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, snapshot
 
 import matplotlib
 matplotlib.use('Agg')
@@ -107,7 +107,7 @@ def main():
     # Take a snapshot each ``frequency`` epoch, delete old stale
     # snapshots and automatically load from snapshot files if any
     # files are already resident at result directory.
-    trainer.extend(extensions.snapshot(filename='stage_%d' % comm.rank),
+    trainer.extend(snapshot(n_retains=1, resume=args.resume, autoload=args.autoload),
                    trigger=(frequency, 'epoch'))
 
     # Write a log of evaluation statistics for each epoch
@@ -136,12 +136,6 @@ def main():
 
     # Print a progress bar to stdout
     trainer.extend(extensions.ProgressBar())
-
-    if args.resume is not None:
-        # Resume from a snapshot (Note: this loaded model is to be
-        # overwritten by --autoload option, autoloading snapshots, if
-        # any snapshots exist in output directory)
-        chainer.serializers.load_npz(args.resume, trainer)
 
     # Run the training
     trainer.run()
