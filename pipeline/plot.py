@@ -190,7 +190,8 @@ def _draw_bars(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
     if timeline.n_ranks > 48 or written.sum() > 3000:
         return
     several = chunk.any()
-    dark = (timeline.category == KINDS.index("W")) | (chunk > 0)
+    pale = [KINDS.index("W"), KINDS.index("R")]
+    dark = np.isin(timeline.category, pale) | (chunk > 0)
     for k in np.flatnonzero(written):
         text = str(timeline.microbatch[k])
         full = f"{timeline.stage[k]}{CATEGORIES[timeline.category[k]]}{text}"
