@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable
 
@@ -47,6 +47,7 @@ from pipeline.loss import Loss
 from pipeline.message import Tensor, Tensors
 from pipeline.ranks import Ranks
 from pipeline.recomputation import recompute
+from pipeline.reports import PendingReports
 from pipeline.reports import means as means_of_reports
 from pipeline.runner import RankProgram, Record, Runner
 from pipeline.schedule import Action, Operation, Schedule
@@ -229,12 +230,7 @@ class Pipeline:
             )
             self._ties.transport.watch = self._calls.check
         self.n_steps = 0
-        # For each kind of call whether there was something to report last time, and
-        # what layers reported since, and no call has returned yet.
-        self._reported = dict.fromkeys(CALLS, True)
-        self._unreported: dict[str, list[Mapping[str, tuple[float, int]]]] = {
-            call: [] for call in CALLS
-        }
+        self._reports = {call: PendingReports() for call in CALLS}
         self._first_rank, self._last_rank = stage_ranks[0], stage_ranks[-1]
         self.ranks = Ranks(
             self._comm, self._calls, self._first_rank, self._last_rank, timeout
@@ -499,7 +495,8 @@ class Pipeline:
             sizes = [len(part[0]) for part in parts]
             parts = [tuple(map(self._device.send, part)) for part in parts]
             self._loss.start(parts, sizes)
-        self._calls.start(n_inputs, n_targets, self._reported[self._calls.call])
+        reports = self._reports[self._calls.call].are_expected
+        self._calls.start(n_inputs, n_targets, reports)
         return inputs
 
     def _split_inputs(self, x: Any) -> list[Tensors]:
@@ -527,14 +524,11 @@ class Pipeline:
 
         Most models report nothing, and then the ranks need not wait for each other.
         """
-        call = self._calls.call
-        mine = [stage.reports.sums() for stage in self._stages.values()]
-        self._unreported[call] += filter(None, mine)
-        self._reported[call] = any(mine)
+        pending = self._reports[self._calls.call]
+        pending.add(stage.reports.sums() for stage in self._stages.values())
         if not self._calls.somebody_reports:
             return {}
-        gathered = all_gather(self._comm, self._unreported[call], self._timeout)
-        self._unreported[call] = []
+        gathered = all_gather(self._comm, pending.take(), self._timeout)
         return means_of_reports([sums for rank in gathered for sums in rank])
 
 

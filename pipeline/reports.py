@@ -75,6 +75,30 @@ class Reports:
         return sums
 
 
+class PendingReports:
+    """One rank's reports of one kind of call, until a call returns them.
+
+    Attributes:
+        are_expected (bool): Whether the next such call should collect reports: the
+            last one had some, or there was none yet.
+    """
+
+    def __init__(self) -> None:
+        self.are_expected = True
+        self._sums: list[Mapping[str, tuple[float, int]]] = []
+
+    def add(self, sums: Iterable[Mapping[str, tuple[float, int]]]) -> None:
+        """Adds what the stages reported in a call."""
+        new = [some for some in sums if some]
+        self.are_expected = bool(new)
+        self._sums += new
+
+    def take(self) -> list[Mapping[str, tuple[float, int]]]:
+        """Returns what no call has returned yet."""
+        taken, self._sums = self._sums, []
+        return taken
+
+
 def means(gathered: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
     """Returns the means over all stages that reported something under a name.
 

@@ -179,8 +179,6 @@ class Runner:
                     self._senders[channel] = transport.sender(tag, target)
                 if rank == target != source:
                     self._receivers[channel] = transport.receiver(tag, source)
-        #: How many channels the transport knows by now.
-        self.n_channels = 2 * (len(neighbours) + len(routes))
         # By stage, where it finds what skip connections bring, forward and back.
         self._found: dict[tuple[int, bool], list[tuple[str, int]]] = {}
         for name, start, end in routes:

@@ -81,6 +81,15 @@ class Inputs(NamedTuple):
     persistents: Persistents
 
 
+def skips_across(layers: Divisible) -> tuple[list[str], list[str]]:
+    """Returns the names of what layers get from before them, and hand over behind."""
+    start, end = layers.layer_range
+    return (
+        [s.name for s in layers.skips if s.stash < start <= s.pop < end],
+        [s.name for s in layers.skips if start <= s.stash < end <= s.pop],
+    )
+
+
 class Segment:
     """Layers between which nothing is cut.
 
@@ -105,11 +114,7 @@ class Segment:
         self.loss = loss
         self.is_recomputed = is_recomputed
         self._weight_gradients = weight_gradients
-        start, end = layers.layer_range
-        skips = layers.skips
-        #: Names of what comes from layers before these, and of what goes behind them.
-        self.takes = [s.name for s in skips if s.stash < start <= s.pop < end]
-        self.hands_over = [s.name for s in skips if start <= s.stash < end <= s.pop]
+        self.takes, self.hands_over = skips_across(layers)
         self._graphs: dict[int, _Graph] = {}
         self._inputs: dict[int, Inputs] = {}
         self._pending: dict[int, PendingWeightGradients] = {}
@@ -147,6 +152,10 @@ class Segment:
     def holds(self, microbatch: int) -> bool:
         """Whether a microbatch is on its way, and waits for its backward."""
         return microbatch in self._graphs or microbatch in self._inputs
+
+    def holds_inputs_only(self, microbatch: int) -> bool:
+        """Whether :meth:`recompute` has something to do."""
+        return microbatch in self._inputs
 
     def recompute(self, microbatch: int) -> None:
         """Runs the forward of one microbatch again, unless its graph is there."""

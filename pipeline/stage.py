@@ -22,7 +22,7 @@ from pipeline.batch_statistics import BatchStatistics
 from pipeline.loss import Loss
 from pipeline.message import Tensors
 from pipeline.reports import Reports
-from pipeline.segment import Inputs, Persistents, Segment
+from pipeline.segment import Inputs, Persistents, Segment, skips_across
 from pipeline.weight_gradients import WeightGradients
 
 
@@ -60,6 +60,7 @@ class Stage:
         )
         self.reports = Reports(self._observers())
         self._segments = self._cut()
+        self._takes, self._hands_over = skips_across(layers)
         self._inputs: dict[int, Inputs] = {}
 
     def _cut(self) -> list[Segment]:
@@ -149,7 +150,7 @@ class Stage:
             what skip connections take to later stages.
         """
         if not inputs:
-            return (), dict.fromkeys(self._names_handed_over, ())
+            return (), dict.fromkeys(self._hands_over, ())
         with ExitStack() as stack:
             stack.enter_context(self._random_state(microbatch))
             stack.enter_context(self.reports.collect(_n_samples(inputs)))
@@ -201,11 +202,12 @@ class Stage:
             name those of what skip connections brought.
         """
         if not self._segments[0].holds(microbatch):
-            return (), dict.fromkeys(self._names_taken, ())
+            return (), dict.fromkeys(self._takes, ())
         skip_gradients = dict(skip_gradients)
         for segment in reversed(self._segments):
-            with self._again(microbatch):
-                segment.recompute(microbatch)
+            if segment.holds_inputs_only(microbatch):
+                with self._again(microbatch):
+                    segment.recompute(microbatch)
             gradients, taken = segment.backward(
                 microbatch,
                 gradients,
@@ -237,16 +239,6 @@ class Stage:
     def _random_state(self, microbatch: int) -> AbstractContextManager:
         key = RandomKey(self._seed, self._step, microbatch, chainer.config.train)
         return keyed_random_state(key, self.layers.device)
-
-    @property
-    def _names_taken(self) -> list[str]:
-        start, end = self.layers.layer_range
-        return [s.name for s in self.layers.skips if s.stash < start <= s.pop < end]
-
-    @property
-    def _names_handed_over(self) -> list[str]:
-        start, end = self.layers.layer_range
-        return [s.name for s in self.layers.skips if start <= s.stash < end <= s.pop]
 
 
 def _n_samples(inputs: Tensors) -> int:
