@@ -2,7 +2,7 @@
 # make test    install everything into .venv and run the tests
 # make test-all
 #              the same with all combinations of schedules, ranks, transports and
-#              models
+#              models, and with new random examples for the property tests
 # make lint    check the style of the code
 # make docs    build the documentation into build/docs; warnings are errors
 # make install only install; "make install EXTRAS=examples,test" without an MPI
@@ -50,7 +50,7 @@ test: install
 
 # An expression that is true for every test.
 test-all: install
-	$(BIN)/python -m pytest -m "matrix or not matrix"
+	$(BIN)/python -m pytest -m "matrix or not matrix" --hypothesis-profile=default
 
 # An environment of its own: these tests need a pytest from before version 8.
 test-chainer: .venv-chainer/installed

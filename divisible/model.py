@@ -249,7 +249,11 @@ class Divisible(LayerList):
         for source in sources:
             if source not in own:
                 holder = part._borrowed[source] = ties.holder(source, params[source])
-                self._deferred.follow(holders[source.split("/")[1]], holder)
+                position = source.split("/")[1]
+                # In a stage another layer may have the parameter instead; but there
+                # is nothing that was put off in a stage.
+                if position in holders:
+                    self._deferred.follow(holders[position], holder)
         return part
 
     def _ties_before(self) -> list[Tie]:

@@ -183,6 +183,21 @@ def test_layers_of_one_stage_share_one_copy():
     assert again.ties == model.ties
 
 
+def test_a_part_of_a_stage_finds_the_weight_that_another_layer_holds():
+    np.random.seed(0)
+    model = Divisible(*[L.Linear(5, 5) for _ in range(3)])
+    model.tie("/0/W", "/1/W", transpose=True)
+    model.tie("/0/W", "/2/W")
+    stage = model.divide(1, 3)
+    # The stage has /0/W in its last layer, and nothing at the position 0.
+    part = stage.view(1, 2)
+    assert set(dict(part.namedparams())) == {"/0/W", "/1/b"}
+    assert dict(part.namedparams())["/0/W"] is stage[1].W
+    np.testing.assert_array_equal(
+        part(X).array, X @ model[0].W.array + model[1].b.array
+    )
+
+
 def test_a_stage_is_saved_and_loaded_under_the_path_of_the_model(tmp_path):
     model = autoencoder()
     train(model)

@@ -274,14 +274,29 @@ def random_graphs(comm, cases):
         )
 
 
-@settings(
-    max_examples=3,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    database=None,
-)
-@given(st.integers(2, 3), st.lists(graphs(), min_size=8, max_size=8))
+def in_few_starts(max_examples):
+    """Settings for tests that start ranks for each example, with many cases in it."""
+    return settings(
+        max_examples=max_examples,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+
+
+EIGHT_GRAPHS = st.lists(graphs(), min_size=8, max_size=8)
+
+
+@in_few_starts(3)
+@given(st.integers(2, 3), EIGHT_GRAPHS)
 def test_random_graphs(n_ranks, cases):
+    assert_on_ranks(n_ranks, random_graphs, cases, timeout=120)
+
+
+@pytest.mark.matrix
+@in_few_starts(60)
+@given(st.integers(1, 4), EIGHT_GRAPHS)
+def test_many_random_graphs(n_ranks, cases):
     assert_on_ranks(n_ranks, random_graphs, cases, timeout=120)
 
 
