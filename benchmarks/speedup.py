@@ -9,9 +9,10 @@ pipeline.Pipeline with its schedules at several numbers of microbatches. No opti
 runs. The speed-up of a round is the baseline's time over the variant's, of that round.
 
 Beside it stands what pipeline.simulate predicts for the same schedule from the times of
-F, B, I and W in the measured timelines, with messages that take no time; and how much
-slower the step's matrix products are by themselves at the size of a microbatch, which
-no schedule can win back.
+F, B, I and W in the measured timelines, with messages that take no time. Below stands
+what no schedule can win back: how much slower the step's matrix products are by
+themselves at the size of a microbatch, and with both cores at work, which share a cache
+and a clock; and the speed-up if a step were nothing but these products.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import chainermn
-from _common import Result, alternate, cpu_seconds, machine, ratios
+from _common import Result, alternate, machine, ratios
 from _mlp import (
     cut,
     cut_like_v,
@@ -41,7 +42,8 @@ from mpi4py import MPI
 from pipeline import Pipeline, abort_on_error
 from pipeline.list_scheduling import list_schedule
 from pipeline.schedule import Schedule
-from pipeline.simulator import simulate
+from pipeline.schedules import one_f_one_b, zero_bubble_h1
+from pipeline.simulator import Costs, simulate
 from pipeline.timeline import Timeline
 
 #: What issue 3 of this project asks for, at two ranks.
@@ -120,18 +122,50 @@ def _nothing() -> None:
     pass
 
 
-def gemm_factors(arguments: argparse.Namespace, rounds: int) -> dict[int, list[float]]:
-    """Returns, for each number of microbatches, how much slower its products are."""
-    factors = {}
-    for n in sorted({arguments.paper_microbatches, *arguments.microbatches}):
-        products = Products(arguments.width, arguments.layers, arguments.batch, n)
-        seconds = alternate(
-            {"whole": products.step, "cut": products.step_in_microbatches},
-            rounds,
-            cpu_seconds,
-        )
-        factors[n] = [b / a for a, b in zip(seconds["whole"], seconds["cut"])]
-    return factors
+def product_times(
+    arguments: argparse.Namespace, n_microbatches: int, rounds: int
+) -> dict[str, list[float]]:
+    """Times the step's matrix products alone: undivided, in microbatches, on 2 ranks.
+
+    Returns:
+        Seconds in each round of ``'undivided'`` and ``'cut'``, on one rank while the
+        other one sleeps, and of ``'both'``: in microbatches, on both ranks at once.
+    """
+    comm = MPI.COMM_WORLD
+    products = Products(
+        arguments.width, arguments.layers, arguments.batch, n_microbatches
+    )
+    in_microbatches = products.step_in_microbatches
+    ways = {
+        "undivided": _nothing if comm.rank else products.step,
+        "cut": _nothing if comm.rank else in_microbatches,
+        "both": in_microbatches,
+    }
+    products.step()
+    return alternate(ways, rounds, lambda way: step_seconds(comm, way, PAUSE))
+
+
+def products_of(n_linear: int, is_first: bool, is_last: bool) -> tuple[int, int, int]:
+    """Counts a stage's products of full width in F, I and W of a microbatch."""
+    # The last layer's are small, and the input of the first needs no gradient.
+    n = n_linear - is_last
+    return n, n - is_first, n
+
+
+def limit(schedule: Schedule, n_layers: int, factor: float) -> float:
+    """Returns the speed-up if nothing but the matrix products took time.
+
+    Args:
+        schedule: Of two stages with half of the layers each.
+        n_layers (int): Of the model.
+        factor (float): How much longer the products take in microbatches, on both
+            ranks at once.
+    """
+    half = n_layers // 2
+    stages = [products_of(half, True, False), products_of(n_layers - half, False, True)]
+    undivided = sum(products_of(n_layers, True, True)) * schedule.n_microbatches
+    costs = Costs(*([float(n) for n in kind] for kind in zip(*stages)))
+    return undivided / simulate(schedule, costs).makespan / factor
 
 
 def main() -> None:
@@ -200,20 +234,26 @@ def main() -> None:
         )
     result.write("the paper's loop at 2 processes, in the paper: 1.34", "")
 
-    # One rank after the other: this rank alone, the other asleep.
-    factors: dict[int, list[float]] = {}
-    step_seconds(
-        comm,
-        (lambda: factors.update(gemm_factors(arguments, 3)))
-        if not comm.rank
-        else _nothing,
-        PAUSE,
+    result.write(
+        "the step's matrix products alone, against undivided on one rank, and the"
+        " speed-up if",
+        "a step were nothing else:",
+        f"{'microbatches':<14} {'one rank':<19} {'two ranks at once':<19}"
+        f" {'gpipe, 1f1b':>11} {'zb_h1':>6}",
     )
-    result.write("the step's matrix products alone, in microbatches over undivided:")
-    for n, values in factors.items():
+    for n in sorted({arguments.paper_microbatches, *arguments.microbatches}):
+        times = product_times(arguments, n, rounds=5)
+        factor = statistics.median(
+            both / whole for both, whole in zip(times["both"], times["undivided"])
+        )
+        limits = [
+            limit(make(2, n), arguments.layers, factor)
+            for make in (one_f_one_b, zero_bubble_h1)
+        ]
         result.write(
-            f"{n:3d} microbatches: {statistics.median(values):.2f}"
-            f" ({min(values):.2f}..{max(values):.2f})"
+            f"{n:<13}{ratios(times['cut'], times['undivided']):<20}"
+            f"{ratios(times['both'], times['undivided']):<20}"
+            f" {limits[0]:>11.2f} {limits[1]:>6.2f}"
         )
     result.save()
 
