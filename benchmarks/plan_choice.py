@@ -35,7 +35,7 @@ from mpi4py import MPI
 
 from divisible import Divisible, Network, Plan, Profile, profile
 from pipeline import Pipeline, abort_on_error
-from pipeline.prediction import predict
+from pipeline.planning.prediction import predict
 
 #: Inputs and outputs of the layers: some are 16 times as much work as others.
 WIDTHS = (256, 512, 768, 1024, 512, 256, 256, 768, 1024, 1024, 512, 256, 10)

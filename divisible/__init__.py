@@ -26,7 +26,7 @@ from divisible.skips import pop, stash
 from divisible.stage_costs import Network
 
 if TYPE_CHECKING:
-    from pipeline.profiling import profile
+    from pipeline.planning.profiling import profile
 
 __all__ = [
     "Divisible",
@@ -51,7 +51,7 @@ def __getattr__(name: str) -> Any:
     # What is measured is what the pipeline runs, so this one name lies in the package
     # above, which is imported when it is used.
     if name == "profile":
-        from pipeline.profiling import profile
+        from pipeline.planning.profiling import profile
 
         globals()[name] = profile
         return profile

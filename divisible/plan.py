@@ -212,7 +212,8 @@ class Plan:
     ) -> Plan:
         """Chooses stages, microbatches, schedule and recomputation together.
 
-        This is :func:`pipeline.planning.best_plan`, which describes the arguments.
+        This is :func:`pipeline.planning.search.best_plan`, which describes the
+        arguments.
 
         Example:
             >>> from divisible.layer_costs import LayerCost
@@ -224,7 +225,7 @@ class Plan:
         """
         # Schedules and their simulator belong to the package above this one, which is
         # needed for this search only.
-        from pipeline.planning import best_plan
+        from pipeline.planning.search import best_plan
 
         return best_plan(profile, ranks, memory, network, **options)
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from pipeline.shuffle import SeededShuffle
     from pipeline.signals import StopOnSignal
     from pipeline.simulator import Costs, simulate
-    from pipeline.snapshot_extension import snapshot
-    from pipeline.snapshot_files import Snapshot, SnapshotError, latest_snapshot
-    from pipeline.snapshot_tools import export_npz, import_npz, repartition
-    from pipeline.snapshots import load_snapshot, save_snapshot
+    from pipeline.snapshots.extension import snapshot
+    from pipeline.snapshots.files import Snapshot, SnapshotError, latest_snapshot
+    from pipeline.snapshots.save_and_load import load_snapshot, save_snapshot
+    from pipeline.snapshots.tools import export_npz, import_npz, repartition
     from pipeline.timeline import Timeline
     from pipeline.updater import PipelineUpdater
 
@@ -36,25 +36,25 @@ _MODULES = {
     "Schedule": "schedule",
     "ScheduleError": "schedule",
     "SeededShuffle": "shuffle",
-    "Snapshot": "snapshot_files",
-    "SnapshotError": "snapshot_files",
+    "Snapshot": "snapshots.files",
+    "SnapshotError": "snapshots.files",
     "StallError": "communicator",
     "StopOnSignal": "signals",
     "Timeline": "timeline",
     "abort_on_error": "communicator",
-    "export_npz": "snapshot_tools",
-    "import_npz": "snapshot_tools",
-    "latest_snapshot": "snapshot_files",
-    "load_snapshot": "snapshots",
+    "export_npz": "snapshots.tools",
+    "import_npz": "snapshots.tools",
+    "latest_snapshot": "snapshots.files",
+    "load_snapshot": "snapshots.save_and_load",
     "predict": "evaluator",
     "recv_data": "point_to_point",
     "recv_grad": "point_to_point",
-    "repartition": "snapshot_tools",
-    "save_snapshot": "snapshots",
+    "repartition": "snapshots.tools",
+    "save_snapshot": "snapshots.save_and_load",
     "send_data": "point_to_point",
     "send_grad": "point_to_point",
     "simulate": "simulator",
-    "snapshot": "snapshot_extension",
+    "snapshot": "snapshots.extension",
 }
 
 __all__ = [

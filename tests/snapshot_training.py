@@ -9,7 +9,7 @@ import numpy as np
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline, Snapshot, load_snapshot, save_snapshot
-from pipeline.snapshot_files import position
+from pipeline.snapshots.files import position
 from tests.equivalence import make_batches
 
 N_LAYERS = 8

@@ -132,7 +132,7 @@ def _simulate(
     folder: Path, point: Point, samples: list[Sample], cpu: float
 ) -> tuple[float, float, float]:
     """Returns the seconds simulated from profiles, from stages, and the bound."""
-    from pipeline.prediction import interpolate, predict, run
+    from pipeline.planning.prediction import interpolate, predict, run
 
     hosts = point.on(cpu)
     cuts = samples[-1].cuts

@@ -5,7 +5,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from pipeline.command_line import main
+from pipeline.commands.main import main
 from tests.mpiexec import ROOT, mpiexec
 
 PROGRAMS = ROOT / "docs" / "programs"

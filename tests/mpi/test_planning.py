@@ -6,7 +6,7 @@ import numpy as np
 
 from divisible import Divisible, Network, Plan, partition, profile
 from pipeline import Pipeline
-from pipeline.prediction import predict
+from pipeline.planning.prediction import predict
 from tests.mpiexec import assert_on_ranks
 
 

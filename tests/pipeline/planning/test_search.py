@@ -9,8 +9,8 @@ from divisible import LayerCost, MemoryLimitError, Network, Plan, Profile, parti
 from divisible.plan import StagePlan
 from divisible.stage_costs import CHECKPOINTS, microbatches_held
 from pipeline import schedules, simulate
-from pipeline.planning import SCHEDULES, best_plan
-from pipeline.prediction import predict
+from pipeline.planning.prediction import predict
+from pipeline.planning.search import SCHEDULES, best_plan
 from pipeline.simulator import Costs
 
 

@@ -24,7 +24,7 @@ from divisible.plan import PLAN_COLUMNS, Plan, plan_rows
 from divisible.stage_costs import CHECKPOINTS, Network
 from divisible.units import format_bytes, format_seconds
 from pipeline import schedules
-from pipeline.command_options import (
+from pipeline.commands.options import (
     FILE,
     Parsed,
     batch,
@@ -37,9 +37,9 @@ from pipeline.command_options import (
     shape,
     speaking,
 )
-from pipeline.planning import SCHEDULES, best_plan
-from pipeline.prediction import predict
-from pipeline.snapshot_commands import export_command, repartition_command
+from pipeline.commands.snapshots import export_command, repartition_command
+from pipeline.planning.prediction import predict
+from pipeline.planning.search import SCHEDULES, best_plan
 from pipeline.timeline import Timeline
 
 
@@ -102,8 +102,8 @@ def profile_command(
     """
     import chainer
 
-    from pipeline.model_argument import make_model
-    from pipeline.profiling import profile
+    from pipeline.commands.model_argument import make_model
+    from pipeline.planning.profiling import profile
 
     made = make_model(model)
     made.to_device(device)

@@ -11,8 +11,8 @@ from typing import Any, Callable
 from chainer import training
 
 from pipeline.pipeline import Pipeline
-from pipeline.snapshot_files import SnapshotError, latest_snapshot
-from pipeline.snapshots import load_snapshot, save_snapshot
+from pipeline.snapshots.files import SnapshotError, latest_snapshot
+from pipeline.snapshots.save_and_load import load_snapshot, save_snapshot
 
 
 def snapshot(

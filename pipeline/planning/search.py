@@ -22,7 +22,7 @@ from divisible.plan import Alternative, Plan
 from divisible.stage_costs import CHECKPOINTS, Network, PerRank
 from divisible.units import format_seconds
 from pipeline import schedules as generators
-from pipeline.combinations import Candidate, Combination, Combinations
+from pipeline.planning.combinations import Candidate, Combination, Combinations
 
 #: What is tried by default.
 SCHEDULES = ("1f1b", "gpipe", "zb_h1", "interleaved", "zb_v")

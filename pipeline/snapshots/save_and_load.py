@@ -1,8 +1,8 @@
 """Saves a training run on all ranks together, and continues it on as many as there are.
 
 What is saved is sorted by layer, so a run that was saved on four stages goes on with
-two, with eight, or on one process; see :mod:`pipeline.snapshot_state`. On disk a
-snapshot is there completely or not at all; see :mod:`pipeline.snapshot_files`.
+two, with eight, or on one process; see :mod:`pipeline.snapshots.state`. On disk a
+snapshot is there completely or not at all; see :mod:`pipeline.snapshots.files`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import chainer
 import numpy as np
 
 from divisible import Divisible, __version__
-from pipeline import snapshot_files as files
-from pipeline import snapshot_state as states
 from pipeline.pipeline import Pipeline
-from pipeline.snapshot_files import Snapshot, SnapshotError, position
+from pipeline.snapshots import files
+from pipeline.snapshots import state as states
+from pipeline.snapshots.files import Snapshot, SnapshotError, position
 
 
 def save_snapshot(

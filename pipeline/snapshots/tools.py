@@ -11,9 +11,9 @@ import numpy as np
 from chainer.serializers import NpzDeserializer
 
 from divisible import Divisible, Plan
-from pipeline import snapshot_files as files
-from pipeline import snapshot_state as states
-from pipeline.snapshot_files import Snapshot
+from pipeline.snapshots import files
+from pipeline.snapshots import state as states
+from pipeline.snapshots.files import Snapshot
 
 
 def repartition(

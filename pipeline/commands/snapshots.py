@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from divisible import Plan
-from pipeline.command_options import speaking
-from pipeline.snapshot_files import Snapshot, stage_file
-from pipeline.snapshot_tools import export_npz, repartition
+from pipeline.commands.options import speaking
+from pipeline.snapshots.files import Snapshot, stage_file
+from pipeline.snapshots.tools import export_npz, repartition
 
 _SNAPSHOT = click.Path(exists=True, file_okay=False)
 _FILE = click.Path(exists=True, dir_okay=False)

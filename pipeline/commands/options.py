@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from divisible.units import parse_bytes, parse_rate, parse_seconds
-from pipeline.snapshot_files import SnapshotError
+from pipeline.snapshots.files import SnapshotError
 
 #: A file to read.
 FILE = click.Path(exists=True, dir_okay=False)

@@ -31,8 +31,8 @@ from divisible import Divisible
 from divisible.layer_costs import LayerCost, Profile
 from pipeline import backprop
 from pipeline.message import Tensor, Tensors
-from pipeline.meters import memory_tracer, stopwatch
-from pipeline.retained import Owners, retained_arrays
+from pipeline.planning.meters import memory_tracer, stopwatch
+from pipeline.planning.retained import Owners, retained_arrays
 from pipeline.weight_gradients import WeightGradients
 
 #: The phases of a microbatch that are measured.

@@ -5,8 +5,8 @@ import pytest
 from click.testing import CliRunner
 
 from divisible import LayerCost, Plan, Profile
-from pipeline.command_line import main
-from pipeline.model_argument import make_model
+from pipeline.commands.main import main
+from pipeline.commands.model_argument import make_model
 from pipeline.timeline import Timeline
 
 MODELS = """

@@ -1,6 +1,6 @@
 """One combination of stages, microbatches, schedule and recomputation, cut and costed.
 
-The search over combinations is in `pipeline.planning`.
+The search over combinations is in `pipeline.planning.search`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from divisible.stage_costs import Network, PerRank, spread
 from divisible.units import count, format_bytes
 from pipeline import schedules as generators
 from pipeline.actions import BACKWARD, FORWARD, INPUT
-from pipeline.prediction import (
+from pipeline.planning.prediction import (
     edges,
     fixed_memory,
     microbatch_sizes,
@@ -99,7 +99,7 @@ class Candidate:
 class Combinations:
     """Cuts a model for one combination after another.
 
-    The arguments are those of :func:`pipeline.planning.best_plan`.
+    The arguments are those of :func:`pipeline.planning.search.best_plan`.
     """
 
     def __init__(

@@ -157,7 +157,7 @@ def test_an_incomplete_one_is_passed_over_with_a_warning(tmp_path, save):
 
 
 def test_another_format_is_refused(tmp_path, save, monkeypatch):
-    monkeypatch.setattr("pipeline.snapshot_files._FORMAT", 2)
+    monkeypatch.setattr("pipeline.snapshots.files._FORMAT", 2)
     save(tmp_path / "1")
     monkeypatch.undo()
     with pytest.raises(SnapshotError, match="in format 2; .* reads .* format 1"):

@@ -21,7 +21,7 @@ import numpy as np
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from divisible import Divisible
-from pipeline.snapshot_files import position
+from pipeline.snapshots.files import position
 
 Arrays = Mapping[str, np.ndarray]
 

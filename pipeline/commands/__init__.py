@@ -1,0 +1,1 @@
+"""The command ``divisible``: its subcommands are in `main` and `snapshots`."""

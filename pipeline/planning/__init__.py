@@ -1,0 +1,9 @@
+"""From the layers of a model to the plan that runs fastest.
+
+::
+
+    profiling      what each layer costs        meters, retained: how that is measured
+    combinations   stages x microbatches x schedule x recomputation, each cut and costed
+    prediction     what a plan takes, by simulation
+    search         the fastest of them that fits
+"""
