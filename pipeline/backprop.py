@@ -28,11 +28,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import chainer
-import numpy
 from chainer import _backprop_utils, backend, variable
 from chainer.functions.array import concat
 from chainer.functions.connection import (
@@ -45,6 +44,7 @@ from chainer.functions.connection import (
 )
 from chainer.functions.math import basic_math, einsum, matmul, tensordot
 
+from pipeline.in_place import IN_PLACE
 from pipeline.weight_gradients import WeightGradients
 
 Array = Any
@@ -278,7 +278,7 @@ class _Backprop:
         if self._defer:
             apart = not activations or type(function) in SPLITTABLE
         else:
-            apart = type(function) in _IN_PLACE
+            apart = type(function) in IN_PLACE
         if not (weights and apart):
             self._step(function, targets, output_gradients)
             return
@@ -295,7 +295,7 @@ class _Backprop:
         output_gradients: tuple[chainer.Variable | None, ...],
     ) -> None:
         with _observed(function, output_gradients):
-            in_place = _IN_PLACE.get(type(function))
+            in_place = IN_PLACE.get(type(function))
             # Debug mode looks for NaN in the arrays that functions return.
             if in_place is not None and not chainer.is_debug():
                 done = in_place(
@@ -474,61 +474,3 @@ def _observed(
             raise
         for hook in hooks.values():
             hook.backward_postprocess(function, inputs, gradients)
-
-
-def _linear_in_place(
-    function: linear.LinearFunction,
-    parameters: dict[int, chainer.Parameter | None],
-    gy: Array,
-    weight_gradients: WeightGradients,
-) -> tuple[int, ...]:
-    """Accumulates the weight gradients of a linear layer by GEMM.
-
-    Args:
-        function: The function, of the inputs x (N, n_in), W (n_out, n_in) and b.
-        parameters: For each input asked for the parameter, if it is one itself.
-        gy: Output gradient of shape (N, n_out).
-        weight_gradients: Where to add.
-
-    Returns:
-        The inputs that have been seen to; the others are left to ``backward``.
-    """
-    done = []
-    multiplied = _for_gemm(gy)
-    for i, parameter in parameters.items():
-        if parameter is None or not _has_gemm(parameter.array, gy):
-            continue
-        if i == 1:
-            x = function.inputs[0].data
-            if not _has_gemm(x, gy):
-                continue
-            weight_gradients.add_product(parameter, multiplied.T, _for_gemm(x))
-        elif i == 2:
-            weight_gradients.add_sum(parameter, multiplied, axis=(0,))
-        else:
-            continue
-        done.append(i)
-    return tuple(done)
-
-
-def _has_gemm(array: Array, gy: Array) -> bool:
-    """Tells whether the two can be multiplied into an array that is there."""
-    if array.dtype != gy.dtype or type(array) not in _GEMM_ARRAYS:
-        return False
-    # CuPy cannot add a product of float16 to float32.
-    return gy.dtype.char in ("fde" if type(gy) is numpy.ndarray else "fd")
-
-
-def _for_gemm(array: Array) -> Array:
-    """Returns what BLAS multiplies; on a CPU it knows no float16."""
-    if array.dtype.char == "e" and type(array) is numpy.ndarray:
-        return array.astype(numpy.float32)
-    return array
-
-
-_GEMM_ARRAYS = (numpy.ndarray, chainer.backends.cuda.ndarray)
-
-#: Functions whose weight gradients are accumulated without forming them first.
-_IN_PLACE: dict[type, Callable[..., tuple[int, ...]]] = {
-    linear.LinearFunction: _linear_in_place,
-}

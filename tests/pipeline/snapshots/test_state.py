@@ -39,7 +39,8 @@ def make_run(optimizer, seed=1, dtype=np.float32):
     with chainer.using_config("dtype", dtype):
         stage = Divisible(L.Linear(6, 5), F.tanh, L.Linear(5, 4))
     optimizer.setup(stage)
-    return Pipeline(stage, MPI.COMM_SELF, 2), optimizer
+    # With a scale, because Pipeline warns of float16 without one.
+    return Pipeline(stage, MPI.COMM_SELF, 2, loss_scale=1), optimizer
 
 
 def step(pipe, optimizer, i):
