@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--cpu", type=float, default=1.6, help="of all hosts, in cores")
     parser.add_argument("--size", type=int, default=32, help="pixels per side")
-    parser.add_argument("--width", type=int, default=16, help="of the U-Net")
+    parser.add_argument("--width", type=int, default=32, help="of the U-Net")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
