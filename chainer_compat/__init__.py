@@ -6,7 +6,7 @@ hook edits a few lines of a few of its modules while they are loaded:
     import chainer.variable
       -> hook below: not Chainer? next finder
       -> chainer_compat._finder: finds the file, gives it a loader that edits
-      -> chainer_compat._shims:  which lines, why, and from which version on
+      -> chainer_compat._shims_*: which lines, why, and from which version on
 
 The hook is installed by ``import chainer_compat``, which the file
 ``chainer_compat.pth`` in site-packages does whenever the interpreter starts. So
@@ -90,7 +90,7 @@ def report() -> list:
     """Tells for each shim whether it was applied and, if not, why.
 
     Returns:
-        list: One :class:`chainer_compat._shims.Status` (name, module, state,
+        list: One :class:`chainer_compat._shim.Status` (name, module, state,
         detail, why) for each entry of the table, in its order.
     """
     from chainer_compat import _finder

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import os
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -18,6 +21,14 @@ from divisible.keyed_random import keyed_random
 Action = Callable[[Link], Any]
 
 
+# What to do to links once they are made, in the order in which it was asked for. Not
+# kept by a model: a link may be in several, one within another.
+_postponed: weakref.WeakKeyDictionary[Link, list[tuple[int, Action]]] = (
+    weakref.WeakKeyDictionary()
+)
+_numbers = itertools.count()
+
+
 class DeferredLayers:
     """What a model knows about those of its layers that are not made yet.
 
@@ -30,8 +41,6 @@ class DeferredLayers:
     def __init__(self) -> None:
         self.waiting = False
         self.first_calls: dict[int, str] = {}
-        # What to do to a layer once it is made.
-        self._postponed: dict[Link, list[Action]] = {}
 
     def notice(self, layer: Any) -> None:
         """Looks at a layer that the model gets."""
@@ -55,7 +64,7 @@ class DeferredLayers:
     def do(self, action: Action, link: Link) -> None:
         """Does something to a link, now or when the link is made."""
         if self.waiting and is_deferred(link):
-            self._postponed.setdefault(link, []).append(action)
+            _postpone(link, action)
         else:
             action(link)
 
@@ -66,17 +75,15 @@ class DeferredLayers:
             NotMadeError: If that cannot be.
         """
         if self.waiting and is_deferred(link):
-            self._postponed.setdefault(link, []).append(_load_later(serializer))
+            _postpone(link, _load_later(serializer))
         else:
             link.serialize(serializer)
 
-    def copied(self, copies: Mapping[int, Link]) -> DeferredLayers:
-        """Returns the same for copies of the links, which are given by ``id``."""
+    def copied(self) -> DeferredLayers:
+        """Returns the same for a copy of the model."""
         ret = DeferredLayers()
         ret.waiting = self.waiting
         ret.first_calls = dict(self.first_calls)
-        for link, actions in self._postponed.items():
-            ret._postponed[copies[id(link)]] = list(actions)
         return ret
 
     def assign_places(self, layers: Mapping[int, Any]) -> None:
@@ -102,11 +109,6 @@ class DeferredLayers:
                 if isinstance(initializer, KeyedInitializer):
                     initializer.place = initializer.place or place
 
-    def follow(self, layer: Any, other: Any) -> None:
-        """Sees to it that what was put off for a layer happens to another one too."""
-        if other is not layer and layer in self._postponed:
-            self._postponed[other] = list(self._postponed[layer])
-
     def make(
         self, stage: Mapping[int, tuple[int, Any]], borrowed: Iterable[Link] = ()
     ) -> DeferredLayers:
@@ -128,20 +130,15 @@ class DeferredLayers:
             return ret
         for position, (first, layer) in stage.items():
             _make_layer(first, layer)
-            self._act(layer)
+            _act(layer)
             key = _first_call_key(first, layer)
             if key is not None:
                 # The model may be called as well, after ``model.divide()``.
                 ret.first_calls[position] = self.first_calls[position] = key
         for link in borrowed:
             _make_layer(-1, link)
-            self._act(link)
+            _act(link)
         return ret
-
-    def _act(self, layer: Any) -> None:
-        if isinstance(layer, Link):
-            for action in self._postponed.pop(layer, ()):
-                action(layer)
 
     def first_call(self, position: int, layer: Any, inputs: tuple) -> Any:
         """Calls a layer that is sized, and may draw its weights, by this call.
@@ -159,6 +156,37 @@ class DeferredLayers:
             return layer(*inputs)
         with keyed_random(self.first_calls[position]):
             return layer(*inputs)
+
+
+# -- what is put off until a link is made ---------------------------------------
+
+
+def _postpone(link: Link, action: Action) -> None:
+    _postponed.setdefault(link, []).append((next(_numbers), action))
+
+
+def follow(original: Any, copy: Any) -> None:
+    """Sees to it that what was put off for a layer happens to a copy of it too."""
+    if not (_postponed and isinstance(original, Link)) or copy is original:
+        return
+    # By path: a copy may have less in it.
+    copies = dict(copy.namedlinks())
+    for path, link in original.namedlinks():
+        if link in _postponed and path in copies:
+            _postponed[copies[path]] = list(_postponed[link])
+
+
+def _act(layer: Any) -> None:
+    """Does what was put off for a layer, or for links within."""
+    if not isinstance(layer, Link):
+        return
+    actions = [
+        (number, link, action)
+        for link in layer.links()
+        for number, action in _postponed.pop(link, ())
+    ]
+    for _, link, action in sorted(actions, key=operator.itemgetter(0)):
+        action(link)
 
 
 # -- finding what is deferred in a layer ----------------------------------------

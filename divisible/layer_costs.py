@@ -45,7 +45,8 @@ class LayerCost:
             input counts with the layer before.
         parameter_bytes: Of the parameters; their gradients take as much again. Those
             that several layers share count with each, as every stage has a copy.
-        optimizer_bytes: Of the optimizer's state.
+        optimizer_bytes: Of the optimizer's state; of float16 parameters also the sums
+            of their gradients and the master weights, both in float32.
         loose_output_bytes: What is held on top if a stage ends here: outputs that are
             not among the `activation_bytes`.
         pending_bytes: What is held between I and W.
@@ -346,7 +347,8 @@ def sort_profiles(profiles: Sequence[Profile]) -> list[Profile]:
     """Returns profiles of one model by size.
 
     Raises:
-        ValueError: If they are of different models or there is none.
+        ValueError: If they are of different models, or two of one size, or there is
+            none.
     """
     profiles = sorted(profiles, key=lambda profile: profile.n_samples)
     if not profiles:
@@ -358,6 +360,12 @@ def sort_profiles(profiles: Sequence[Profile]) -> list[Profile]:
                 f"the profiles at {profiles[0].n_samples} and {profile.n_samples}"
                 f" samples are of different models, of {len(names[0])} and"
                 f" {len(theirs)} layers"
+            )
+    sizes = [profile.n_samples for profile in profiles]
+    for size, following in zip(sizes, sizes[1:]):
+        if size == following:
+            raise ValueError(
+                f"two of the profiles are at {size} samples: give one for each size"
             )
     return profiles
 

@@ -11,7 +11,7 @@ from typing import Any, Callable
 import chainer
 from chainer import Link
 
-from divisible.deferred_layers import DeferredLayers
+from divisible.deferred_layers import DeferredLayers, follow
 
 Layer = Callable[..., Any]
 
@@ -68,7 +68,14 @@ class LayerList(chainer.Sequential):
         self.insert(len(self), layer, recompute)
 
     def extend(self, sequential: Iterable[Layer]) -> None:
-        """Appends layers, those of a model with their marks."""
+        """Appends layers, those of a model with their marks.
+
+        Raises:
+            TypeError: If they are of a model with transposed ties, whose positions are
+                fixed.
+        """
+        if isinstance(sequential, LayerList):
+            sequential._check_positions_free()
         marks = getattr(sequential, "_recomputed", None)
         for i, layer in enumerate(list(sequential)):
             self.append(layer, recompute=marks is not None and marks[i])
@@ -122,12 +129,21 @@ class LayerList(chainer.Sequential):
                 copies[id(layer)] if isinstance(layer, Link) else copy.copy(layer)
                 for layer in self._layers
             ]
-            ret._deferred = self._deferred.copied(copies)
+            for link in self.children():
+                follow(link, copies[id(link)])
+            ret._deferred = self._deferred.copied()
             ret._name_links()
         return ret
 
+    def __iadd__(self, other: Iterable[Layer]) -> LayerList:
+        self.extend(other)
+        return self
+
     def _check_mutable(self) -> None:
         """Refuses changes where positions are fixed."""
+
+    def _check_positions_free(self) -> None:
+        """Refuses to give layers away that need their positions."""
 
     def _number_layers(self) -> None:
         first: dict[int, int] = {}
@@ -263,6 +279,10 @@ class LayerList(chainer.Sequential):
         ret = type(self).__new__(type(self))
         memo[id(self)] = ret
         ret.__dict__.update(copy.deepcopy(vars(self), memo))
+        for (_, link), (_, copied) in zip(
+            self._parameter_holders(), ret._parameter_holders()
+        ):
+            follow(link, copied)
         return ret
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ import chainer
 from chainer import Link
 
 from divisible import ties
+from divisible.deferred_layers import follow
 from divisible.layer_list import Layer, LayerList, describe
 from divisible.random_state import layer_streams
 from divisible.skips import Pop, Skip, Stash, find_skips
@@ -24,7 +25,7 @@ class Divisible(LayerList):
     """A list of layers that can be cut into pipeline stages.
 
     Subclass it and ``append`` the layers in ``__init__``, as in Fig. 3 of
-    Takizawa et al.; any link, function or lambda is a layer. The undivided model
+    Takisawa et al.; any link, function or lambda is a layer. The undivided model
     is an ordinary Chainer model. :meth:`divide` gives the layers of one stage.
 
     Unlike in :class:`chainer.Sequential`, a layer is known by its *position in
@@ -187,13 +188,17 @@ class Divisible(LayerList):
             raise ValueError(f"mode must be 'share' or 'copy', not {mode!r}")
         self._deferred.assign_places(dict(zip(self._positions, self._layers)))
         stage = self.view(start, end)
-        # An attribute such as ``self.head = L.Linear(...)`` beside the list must
-        # not keep another stage's layer alive.
-        kept = {id(layer) for layer in stage._layers}
-        for name, value in vars(self).items():
-            if isinstance(value, Link) and id(value) not in kept:
-                del stage.__dict__[name]
+        viewed = stage._layers
         stage._take_own_copies()
+        # An attribute such as ``self.head = L.Linear(...)`` beside the list is the
+        # stage's own layer, and must not keep another stage's alive.
+        kept = {id(old): new for old, new in zip(viewed, stage._layers)}
+        for name, value in vars(self).items():
+            if isinstance(value, Link):
+                if id(value) in kept:
+                    stage.__dict__[name] = kept[id(value)]
+                else:
+                    del stage.__dict__[name]
         own = {id(param) for param in stage.params()}
         others = {p: param for p, param in self.namedparams() if id(param) not in own}
         stage._elsewhere = weakref.WeakValueDictionary(others)
@@ -253,7 +258,7 @@ class Divisible(LayerList):
                 # In a stage another layer may have the parameter instead; but there
                 # is nothing that was put off in a stage.
                 if position in holders:
-                    self._deferred.follow(holders[position], holder)
+                    follow(holders[position], holder)
         return part
 
     def _ties_before(self) -> list[Tie]:
@@ -274,9 +279,9 @@ class Divisible(LayerList):
             path: ties.holder(path, copies[id(shared[path])]) for path in self._borrowed
         }
         for layer, copied in zip(self._layers, layers):
-            self._deferred.follow(layer, copied)
+            follow(layer, copied)
         for path, holder in borrowed.items():
-            self._deferred.follow(self._borrowed[path], holder)
+            follow(self._borrowed[path], holder)
         self._layers, self._borrowed = layers, borrowed
 
     def _parameter(self, path: str) -> chainer.Parameter:
@@ -482,14 +487,17 @@ class Divisible(LayerList):
     def flatten(self) -> Divisible:
         """Returns the layers with those of nested ``Sequential`` in their place.
 
-        Those of a nested model that is recomputed are all recomputed.
+        Those of a nested model that is recomputed are all recomputed; of another, those
+        that are marked in it.
         """
         self._check_positions_free()
         flat = Divisible()
         for layer, mark in zip(self._layers, self._recomputed):
             nested = isinstance(layer, chainer.Sequential)
-            for inner in layer.flatten() if nested else [layer]:
-                flat.append(inner, recompute=mark)
+            inner = layer.flatten() if nested else [layer]
+            marks = getattr(inner, "_recomputed", [False] * len(inner))
+            for each, its_mark in zip(inner, marks):
+                flat.append(each, recompute=mark or its_mark)
         return flat
 
     def __getstate__(self) -> dict[str, Any]:

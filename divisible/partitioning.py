@@ -27,6 +27,7 @@ from divisible.stage_costs import (
     PerRank,
     StageCosts,
     microbatches_held,
+    recomputed_shares,
     spread,
 )
 from divisible.units import count, format_bytes
@@ -55,6 +56,7 @@ def partition(
     checkpoint: str = "never",
     in_flight: Sequence[float] | None = None,
     pending: Sequence[float] | None = None,
+    recomputed: Sequence[float] | None = None,
 ) -> Plan:
     """Cuts a model so that the slowest stage is as fast as possible.
 
@@ -68,7 +70,7 @@ def partition(
         profile: What the layers cost, at the size of microbatch in use.
         n_stages (int): Number of stages.
         method (str): ``'optimal'``; or for comparison ``'uniform'`` for equally many
-            layers, as in section 7 of Takizawa et al., ``'parameters'`` for the least
+            layers, as in section 7 of Takisawa et al., ``'parameters'`` for the least
             most parameters, ``'time'`` for the least most time of the layers, whatever
             ranks and links are like.
         speeds: Of the ranks, relative to that of the profile: 2 halves the times. One
@@ -85,6 +87,8 @@ def partition(
         in_flight: For each stage the microbatches held between forward and backward,
             for another schedule.
         pending: For each stage those between I and W.
+        recomputed: For each stage the share of the microbatches whose forward runs
+            again, for another schedule.
 
     Returns:
         Plan: The cuts, and what each stage costs.
@@ -117,13 +121,17 @@ def partition(
     else:
         held = microbatches_held(schedule, n_stages, n_microbatches)
         in_flight, pending = held if pending is None else (held[0], pending)
+        if recomputed is None:
+            recomputed = recomputed_shares(
+                schedule, checkpoint, n_stages, n_microbatches
+            )
     pending = np.zeros(n_stages) if pending is None else pending
     in_flight, pending = (
         spread(name, values, n_stages, "stages")
         for name, values in (("in_flight", in_flight), ("pending", pending))
     )
     costs = StageCosts.of(
-        profile, in_flight, pending, checkpoint, n_microbatches, speeds, network
+        profile, in_flight, pending, checkpoint, recomputed, speeds, network
     )
     limits = spread("memory", np.inf if memory is None else memory, n_stages)
     if not np.all(limits > 0):
@@ -152,7 +160,7 @@ def _cut(
     elif method == "parameters":
         cuts = _balanced(profile.column("parameter_bytes"), costs)
     else:
-        cuts = _balanced(np.diff(costs.times), costs)
+        cuts = _balanced(np.diff(costs.times[0]), costs)
     shortage = _shortage(costs, cuts, limits)
     if shortage:
         raise MemoryLimitError(f"the cuts {cuts} do not fit: {shortage}")

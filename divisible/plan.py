@@ -9,6 +9,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from divisible.files import write_json
 from divisible.layer_costs import Profile, check_layers
 from divisible.units import count, format_bytes, format_seconds
@@ -115,6 +117,12 @@ class Plan:
                     f"cuts {cuts}: the stage from {a} to {b} has no layers; cuts must"
                     f" grow"
                 )
+        for name in ("n_microbatches", "replicas", "stages_per_rank"):
+            value = getattr(self, name)
+            if name == "n_microbatches" and value is None:
+                continue
+            if not isinstance(value, (int, np.integer)) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, not {value!r}")
         for name, n in (("layers", cuts[-1]), ("stages", len(cuts) - 1)):
             values = getattr(self, name)
             if values is not None:

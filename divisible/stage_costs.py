@@ -33,7 +33,7 @@ class Network:
     """The links between the ranks of neighbouring stages.
 
     A message of ``n`` bytes takes ``latency + n / bandwidth`` seconds, which is
-    equation (1) of Takizawa et al. (2022).
+    equation (1) of Takisawa et al. (2022).
 
     Attributes:
         bandwidth: Bytes per second in either direction; one number for all links or
@@ -144,7 +144,8 @@ class StageCosts:
     """The costs of every possible stage of a model.
 
     Attributes:
-        times: Shape (n_layers + 1,): seconds of the layers before each position.
+        times: Shape (n_stages, n_layers + 1): seconds of the layers before each
+            position, on a rank of speed 1.
         cut_bytes: Shape (n_layers + 1,): what crosses a cut there in one direction.
         grows: Shape (n_stages, n_layers + 1): bytes of the layers before.
         starts: Shape (n_stages, n_layers + 1): bytes on top for beginning there.
@@ -174,7 +175,7 @@ class StageCosts:
         in_flight: np.ndarray,
         pending: np.ndarray,
         checkpoint: str = "never",
-        n_microbatches: int | None = None,
+        recomputed: PerRank | None = None,
         speeds: PerRank | None = None,
         network: Network | None = None,
     ) -> StageCosts:
@@ -191,8 +192,8 @@ class StageCosts:
             in_flight: For each stage the microbatches between F and B or I.
             pending: For each stage those between I and W.
             checkpoint: One of `CHECKPOINTS`.
-            n_microbatches: Matters for ``'except_last'``: one of so many is not run
-                again.
+            recomputed: For each stage the share of the microbatches whose forward runs
+                again; all or none by default.
             speeds: Of the ranks, relative to where the profile was measured.
             network: The links; infinitely fast by default.
 
@@ -217,7 +218,10 @@ class StageCosts:
         forward = profile.column("forward")
         seconds = forward + profile.column("backward_input")
         seconds += profile.column("backward_weight")
-        seconds += recomputed_share(checkpoint, n_microbatches) * forward
+        if recomputed is None:
+            recomputed = float(checkpoint != "never")
+        again = spread("recomputed", recomputed, n_stages, "stages")
+        seconds = seconds + again[:, None] * forward
 
         n = len(profile)
         cut_bytes = np.zeros(n + 1)
@@ -275,7 +279,8 @@ class StageCosts:
 
     def seconds(self, stage: int, start: int, end: int) -> float:
         """Returns what a stage computes for one microbatch, in seconds."""
-        return float((self.times[end] - self.times[start]) / self.speeds[stage])
+        seconds = self.times[stage, end] - self.times[stage, start]
+        return float(seconds / self.speeds[stage])
 
     def bytes(self, stage: int, start: int, end: int) -> float:
         """Returns what a stage holds at its peak."""
@@ -288,16 +293,33 @@ class StageCosts:
         )
 
 
-def recomputed_share(checkpoint: str, n_microbatches: int | None) -> float:
-    """Returns the share of the microbatches whose forward runs twice.
+def recomputed_shares(
+    schedule: str, checkpoint: str, n_stages: int, n_microbatches: int | None
+) -> np.ndarray:
+    """Returns for each stage the share of the microbatches whose forward runs twice.
+
+    On the last stage of 1F1B and ZB-H1 each backward follows its forward at once, so
+    nothing is run again there (`pipeline.recomputation`).
+
+    Args:
+        schedule: One that :func:`microbatches_held` knows.
+        checkpoint: One of `CHECKPOINTS`.
+        n_stages: Number of stages.
+        n_microbatches: Matters for ``'except_last'``: one of so many is spared.
 
     Example:
-        >>> recomputed_share('always', 4), recomputed_share('except_last', 4)
-        (1.0, 0.75)
+        >>> recomputed_shares('gpipe', 'always', 2, 4)
+        array([1., 1.])
+        >>> recomputed_shares('1f1b', 'except_last', 2, 4)
+        array([0.75, 0.  ])
     """
+    share = float(checkpoint != "never")
     if checkpoint == "except_last" and n_microbatches is not None:
-        return 1 - 1 / n_microbatches
-    return float(checkpoint != "never")
+        share = 1 - 1 / n_microbatches
+    shares = np.full(n_stages, share)
+    if schedule in ("1f1b", "zb_h1"):
+        shares[-1] = 0.0
+    return shares
 
 
 def _most_graphs(checkpoint: str) -> float:

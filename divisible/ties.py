@@ -195,11 +195,14 @@ def replace_parameter(
 
 def remove_parameter(layer: Link, old: chainer.Parameter) -> list[str]:
     """Takes a parameter out of a layer; returns the paths that it had there."""
-    paths = [path for path, param in layer.namedparams() if param is old]
-    for path in paths:
-        holder, name = owner(layer, path)
-        vars(holder)[name] = None
-        holder._params.discard(name)
+    paths = []
+    # Link by link: namedparams() names a parameter once, however many have it.
+    for above, holder in layer.namedlinks():
+        for name in sorted(holder._params):
+            if vars(holder)[name] is old:
+                paths.append(f"{above.rstrip('/')}/{name}")
+                vars(holder)[name] = None
+                holder._params.discard(name)
     return paths
 
 

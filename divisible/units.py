@@ -86,6 +86,11 @@ def parse_rate(text: str) -> float:
     match = re.fullmatch(_NUMBER + r"([kmgt]?)bit(/s)?", text.lower())
     if match is not None:
         return float(match[1]) * _BYTES[match[2]] / 8
+    # Some write bits so, and would get eight times what they mean.
+    if re.search(r"[kmgtKMGT]b(/s)?$|bps$", text.strip()):
+        raise ValueError(
+            f"{text!r}: bits or bytes? Write 1Gbit/s, or 100MB/s with a large B"
+        )
     try:
         return parse_bytes(re.sub(r"/s$", "", text.strip()))
     except ValueError:

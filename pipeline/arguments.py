@@ -98,15 +98,26 @@ def parameter_dtypes(
     comm: Any, mine: Sequence[Divisible], timeout: float
 ) -> set[np.dtype]:
     """Returns the floating-point types of all ranks' parameters."""
-    dtypes = {
-        np.dtype(param.dtype).str
-        for part in mine
-        for param in part.params()
-        if np.dtype(param.dtype).kind == "f"
-    }
+    found = {_dtype(param) for part in mine for param in part.params()}
+    dtypes = {dtype.str for dtype in found if dtype.kind == "f"}
     return {
         np.dtype(text) for texts in all_gather(comm, dtypes, timeout) for text in texts
     }
+
+
+def _dtype(param: chainer.Parameter) -> np.dtype:
+    """Returns the dtype that a parameter has, or will have when it gets its shape."""
+    if param.is_initialized:
+        return np.dtype(param.dtype)
+    return np.dtype(chainer.get_dtype(getattr(param.initializer, "dtype", None)))
+
+
+def _n_cores() -> int:
+    """Returns how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    # Not on macOS.
+    return os.cpu_count() or 1
 
 
 def warn_of_many_threads(comm: Any, timeout: float) -> None:
@@ -117,7 +128,7 @@ def warn_of_many_threads(comm: Any, timeout: float) -> None:
     hosts = all_gather(comm, socket.gethostname(), timeout)
     mine = [rank for rank, host in enumerate(hosts) if host == hosts[comm.rank]]
     n_threads = blas_threads()
-    n_cores = len(os.sched_getaffinity(0))
+    n_cores = _n_cores()
     if n_threads > 1 and len(mine) * n_threads > n_cores and comm.rank == mine[0]:
         warnings.warn(
             f"{len(mine)} ranks on {hosts[comm.rank]} with {n_threads} BLAS threads"

@@ -92,7 +92,9 @@ class BatchStatistics(function_hook.FunctionHook):
         """Begins a minibatch."""
         self._averages: dict[tuple[int, int], _Average] = {}
         self._counts = [
-            (link, link.N) for link in self._links() if "N" in link._persistent
+            (link, link.N)
+            for link in self._links()
+            if {"N", "avg_mean"} <= link._persistent
         ]
         self._n_microbatches = 0
 

@@ -40,7 +40,6 @@ class Loss:
         self._classifies = function is chainer.functions.softmax_cross_entropy
         self._ignored = options.get("ignore_label", -1)
         self._normalizes = options.get("normalize", True)
-        self._n_classes: int | None = None
         self.scale = 1.0
         self.start(None, ())
 
@@ -51,10 +50,6 @@ class Loss:
             targets: For each microbatch its targets, a tuple of arrays; ``None`` if
                 no loss is wanted.
             sizes: For each microbatch its number of samples.
-
-        Raises:
-            ValueError: If a class label is out of range, as far as the number of
-                classes is known from an earlier minibatch.
         """
         self._targets = targets
         counts = dict.fromkeys(self.names, sizes)
@@ -67,8 +62,6 @@ class Loss:
             for name, n in counts.items()
         }
         self._values: dict[int, list[Any]] = {}
-        if self._n_classes is not None:
-            self._check_labels()
 
     @property
     def is_wanted(self) -> bool:
@@ -106,18 +99,25 @@ class Loss:
         self._values[microbatch] = [chainer.as_array(y) for y in values]
         return loss
 
+    @property
+    def links(self) -> dict[str, chainer.Link]:
+        """``lossfun`` and ``accfun`` by their names, as far as links."""
+        return {
+            name: function
+            for name, function in self._functions.items()
+            if isinstance(function, chainer.Link)
+        }
+
     def params(self) -> Iterator[chainer.Parameter]:
-        """Yields the parameters of ``lossfun`` and ``accfun``, as far as links."""
-        for function in self._functions.values():
-            if isinstance(function, chainer.Link):
-                yield from function.params()
+        """Yields their parameters."""
+        for link in self.links.values():
+            yield from link.params()
 
     def namedlinks(self) -> Iterator[tuple[str, chainer.Link]]:
-        """Yields ``lossfun`` and ``accfun`` under their names, as far as links."""
-        for name, function in self._functions.items():
-            if isinstance(function, chainer.Link):
-                for path, link in function.namedlinks():
-                    yield f"/{name}{path}".rstrip("/"), link
+        """Yields them, and the links within, with their paths."""
+        for name, function in self.links.items():
+            for path, link in function.namedlinks():
+                yield f"/{name}{path}".rstrip("/"), link
 
     def gradient(self, microbatch: int, loss: chainer.Variable) -> Any:
         """Returns the scaled gradient of the minibatch's loss by the microbatch's."""
@@ -133,24 +133,20 @@ class Loss:
                 f"microbatch {microbatch} has {n_outputs} samples but {n_targets}"
                 f" targets: x and t must be of the same minibatch"
             )
-        if self._n_classes is None:
-            self._n_classes = outputs[0].shape[1]
-            self._check_labels()
-
-    def _check_labels(self) -> None:
-        """Refuses labels that NumPy would take from the end, and CuPy from anywhere."""
-        for i, targets in enumerate(self._targets or ()):
-            labels = targets[0]
-            labels = labels[labels != self._ignored]
-            if labels.size == 0 or labels.dtype.kind not in "iu":
-                continue
-            low, high = int(labels.min()), int(labels.max())
-            if low < 0 or high >= self._n_classes:
-                raise ValueError(
-                    f"microbatch {i} has the label {low if low < 0 else high}, but the"
-                    f" model has {self._n_classes} outputs: labels go from 0 to"
-                    f" {self._n_classes - 1}, and {self._ignored} is ignored"
-                )
+        # NumPy would take labels from the end, and CuPy from anywhere.
+        labels = self._targets[microbatch][0]
+        labels = labels[labels != self._ignored]
+        if labels.size == 0 or labels.dtype.kind not in "iu":
+            return
+        # Of this microbatch: in some models the number of classes varies.
+        n_classes = outputs[0].shape[1]
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= n_classes:
+            raise ValueError(
+                f"microbatch {microbatch} has the label {low if low < 0 else high}, but"
+                f" the model has {n_classes} outputs: labels go from 0 to"
+                f" {n_classes - 1}, and {self._ignored} is ignored"
+            )
 
 
 def _widened(output: Any) -> Any:

@@ -11,7 +11,7 @@ T_pipe is linear in the three times t_comp, t_0 and bs * dsize / bw, so three me
 steps give them, as in Fig. 12, and more give them by least squares. The model knows no
 unequal stages and no messages that overlap with computation; `pipeline.simulate` does.
 
-Source: Takizawa, Yazaki and Ishihata, Evaluation of an Implementation Method for
+Source: Takisawa, Yazaki and Ishihata, Evaluation of an Implementation Method for
 Pipeline Parallelism Distributed Deep Learning (2022), section 6.
 """
 

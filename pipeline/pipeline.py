@@ -143,7 +143,7 @@ class Pipeline:
         >>> pipe.evaluate(x, t)['loss'] < first
         True
 
-    See section 3 of Takizawa et al. (2022); :func:`~pipeline.send_data` and the
+    See section 3 of Takisawa et al. (2022); :func:`~pipeline.send_data` and the
     others are its own means.
     """
 
@@ -273,6 +273,14 @@ class Pipeline:
         """Whether this rank holds the last stage, and reads ``t``."""
         return self._comm.rank == self._last_rank
 
+    @property
+    def loss_links(self) -> dict[str, chainer.Link]:
+        """``lossfun`` and ``accfun`` by ``'loss'`` and ``'accuracy'``, if links.
+
+        Those of the last stage's rank are the ones that are trained.
+        """
+        return self._loss.links
+
     def step(self, x: Any = None, t: Any = None) -> dict[str, float]:
         """Runs the forward and backward of one minibatch.
 
@@ -310,7 +318,7 @@ class Pipeline:
             self._run(self._training, inputs)
             for stage in self._stages.values():
                 stage.finish()
-                for param in stage.params():
+                for param in stage.trained():
                     # As Variable.backward does; update rules divide by it.
                     param._loss_scale = loss_scale
             if self._ties is not None:

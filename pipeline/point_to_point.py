@@ -1,6 +1,6 @@
 """The paper's own communication: one array at a time over ChainerMN (its Fig. 4).
 
-These four functions let the loop of Takizawa et al. run as printed. ChainerMN sends
+These four functions let the loop of Takisawa et al. run as printed. ChainerMN sends
 synchronously, describes every message anew, and widens float16 to float32 on the
 wire; :class:`~pipeline.Pipeline` does none of this. They are kept as the reference.
 """

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import chainer
+import numpy as np
 
 
 class _Reporter(chainer.Reporter):
@@ -70,8 +71,12 @@ class Reports:
         sums: dict[str, tuple[float, int]] = {}
         for n, observation in self._values:
             for name, value in observation.items():
+                value = chainer.as_array(value)
+                if np.ndim(value) or value is None:
+                    # As Chainer's own summaries do, which leave out all but numbers.
+                    continue
                 total, count = sums.get(name, (0.0, 0))
-                sums[name] = total + n * float(chainer.as_array(value)), count + n
+                sums[name] = total + n * float(value), count + n
         return sums
 
 

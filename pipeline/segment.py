@@ -166,12 +166,14 @@ class Segment:
 
     @property
     def is_sized(self) -> bool:
-        """Whether all parameters are there.
+        """Whether all parameters and running averages are there.
 
         The forward that makes them draws them from the stream of their layer, and so
         draws other numbers afterwards than when it is run again.
         """
-        return all(param.is_initialized for param in self.layers.params())
+        return all(param.is_initialized for param in self.layers.params()) and all(
+            getattr(link, "avg_mean", 0) is not None for link in self.layers.links()
+        )
 
     def links(self) -> Iterator[chainer.Link]:
         """Yields all links that the forward may call."""

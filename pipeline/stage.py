@@ -95,6 +95,11 @@ class Stage:
         if self.loss is not None:
             yield from self.loss.params()
 
+    def trained(self) -> Iterator[chainer.Parameter]:
+        """Yields what may have a gradient: :meth:`params`, and others layers use."""
+        yield from self.params()
+        yield from self._weight_gradients.others()
+
     def _observers(self) -> Iterator[tuple[str, chainer.Link]]:
         yield from self.layers.namedlinks()
         if self.loss is not None:

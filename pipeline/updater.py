@@ -46,7 +46,8 @@ class PipelineUpdater(StandardUpdater):
         iterator (chainer.dataset.Iterator or dict): The minibatches; a dictionary must
             have ``'main'``. Read on the first stage's rank, ignored elsewhere.
         optimizer (chainer.Optimizer, list or dict): Set up with this rank's stage; for
-            a pipeline with several stages on a rank, one optimizer for each. The first
+            a pipeline with several stages on a rank, one optimizer for each, or one
+            :class:`~mixed_precision.MixedPrecision` that is set up with all. The first
             is ``'main'``, the others are ``'main_1'`` and so on. When an extension
             changes a hyperparameter of ``'main'``, it changes in the others that had
             the same value.
@@ -216,12 +217,23 @@ def _check_targets(
             raise ValueError(
                 f"the optimizer {name!r} has no model: call optimizer.setup(stage)"
             )
-    targets = {id(optimizer.target) for optimizer in optimizers.values()}
+    targets = set()
+    for optimizer in optimizers.values():
+        # Several stages may be children of the target of one optimizer.
+        targets |= {id(optimizer.target), *map(id, optimizer.target.children())}
+    scaling = [name for name, o in optimizers.items() if hasattr(o, "loss_scale")]
+    if len(scaling) > 1:
+        raise ValueError(
+            f"the optimizers {', '.join(scaling)} of rank {pipeline.rank} are in mixed"
+            f" precision, and each would skip its own steps: make one for all stages,"
+            f" MixedPrecision(optimizer, comm=comm).setup([stage, stage])"
+        )
     for stage in pipeline.stages.values():
         if id(stage) not in targets:
             start, end = stage.layer_range
             raise ValueError(
                 f"no optimizer on rank {pipeline.rank} was set up with the stage"
                 f" of the layers {start} to {end - 1}, so it would not be trained:"
-                f" make one for each of the rank's stages"
+                f" make one for each of the rank's stages (in mixed precision, one for"
+                f" all of them)"
             )

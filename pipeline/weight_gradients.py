@@ -89,13 +89,17 @@ class WeightGradients:
         # Keyed by id because variables do not hash. Each keeps its parameter alive, so
         # no id is used twice.
         self._gradients: dict[int, _Gradient] = {}
+        # Of those known when the minibatch began.
+        self._cleared: frozenset[int] = frozenset()
         self._scratch: dict[numpy.dtype, numpy.ndarray] = {}
 
     def begin(self) -> None:
         """Empties all gradients; what an unfinished minibatch left is forgotten."""
         for gradient in self._gradients.values():
             gradient.filled = False
-        for parameter in self._known_parameters():
+        known = self._known_parameters()
+        self._cleared = frozenset(map(id, known))
+        for parameter in known:
             # It also spares uninitialized parameters the array of NaN that Chainer
             # would create beside their data.
             parameter.cleargrad()
@@ -195,6 +199,9 @@ class WeightGradients:
     def _gradient(self, parameter: chainer.Parameter) -> _Gradient:
         data = parameter.array
         gradient = self._gradients.get(id(parameter))
+        if gradient is None and id(parameter) not in self._cleared:
+            # Not known at the beginning: what it has is of before, or Chainer's NaN.
+            parameter.cleargrad()
         if gradient is None or not _fits(gradient.array, data):
             xp = backend.get_array_module(data)
             # C order whatever the data's: GEMM writes into flattened views.

@@ -1,4 +1,4 @@
-"""Figures 6 to 14 of Takizawa et al. (2022), measured again on emulated hosts.
+"""Figures 6 to 14 of Takisawa et al. (2022), measured again on emulated hosts.
 
 points.py    what is measured: the figures' points, scaled to the machine
 samples.py   what was measured so far, one line for each step

@@ -3,7 +3,7 @@
     mpiexec -n 4 python examples/loss_curves/train.py
     mpiexec -n 4 python examples/loss_curves/train.py --units 3072 --dataset cifar10
 
-This is the check of section 4 of Takizawa et al.: four fully connected layers, the
+This is the check of section 4 of Takisawa et al.: four fully connected layers, the
 first of 3,072 inputs, learn the same with and without a pipeline. The second line
 takes the paper's size and data. Both models see the same minibatches: the undivided
 one on rank 0, by plain Chainer, and the divided one on all ranks.

@@ -1,4 +1,4 @@
-"""The loop of Takizawa et al. (Fig. 4) as printed, checked against serial training.
+"""The loop of Takisawa et al. (Fig. 4) as printed, checked against serial training.
 
     mpiexec -n 2 python examples/paper_loop/train.py
 

@@ -105,8 +105,10 @@ def profile_command(
     from pipeline.commands.model_argument import make_model
     from pipeline.planning.profiling import profile
 
-    made = make_model(model)
-    made.to_device(device)
+    with _blaming(model):
+        made = make_model(model)
+    with _blaming(f"--device {device}"):
+        made.to_device(device)
     if optimizer is not None:
         known = getattr(chainer.optimizers, optimizer, None)
         if not (isinstance(known, type) and issubclass(known, chainer.GradientMethod)):
@@ -116,7 +118,8 @@ def profile_command(
     for size in batch:
         x = tuple(_sample(random, (size, *shape), dtype) for shape, dtype in inputs)
         t = np.zeros(size, np.int32) if loss else None
-        with _progress(f"measuring {size} samples") as progress:
+        hint = ". If it is the loss that does not fit: --no-loss" if loss else ""
+        with _blaming(model, hint), _progress(f"measuring {size} samples") as progress:
             measured = profile(
                 made, x, t, optimizer=optimizer, repeat=repeat, progress=progress
             )
@@ -129,6 +132,28 @@ def profile_command(
 
             plot_profile(measured, _numbered(plot, size, batch), title=model)
             _say(f"drawn to {_numbered(plot, size, batch)}")
+
+
+@contextlib.contextmanager
+def _blaming(whom: str, hint: str = "") -> Iterator[None]:
+    """Says without a traceback what went wrong in what the user has named.
+
+    Args:
+        whom: What that is.
+        hint: What it may be if it is none of the layers.
+    """
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        position = getattr(error, "layer_position", None)
+        where = ""
+        if position is not None:
+            where, hint = f", layer {position}", ""
+        raise ValueError(
+            f"{whom}{where}: {type(error).__name__}: {str(error).strip()}{hint}"
+        ) from error
 
 
 def _sample(random: np.random.RandomState, shape: tuple, dtype: str) -> np.ndarray:
@@ -198,10 +223,12 @@ def plan_command(profiles, ranks, stages, memory, output, plot, **options) -> No
         raise click.UsageError("give either --ranks or --stages")
     loaded = [Profile.load(path) for path in profiles]
     network = Network(options["bandwidth"], options["latency"], options["overlap"])
+    minibatch = options["batch"]
     if ranks is not None:
         plan = _choose(loaded, ranks, memory, network, options)
     else:
         plan = _cut(loaded, stages, memory, network, options)
+        minibatch = (plan.n_microbatches or 1) * loaded[0].n_samples
     _print_plan(plan)
     plan.save(output)
     _say(f"written to {output}")
@@ -209,7 +236,7 @@ def plan_command(profiles, ranks, stages, memory, output, plot, **options) -> No
         timeline = predict(
             plan,
             loaded,
-            batch=options["batch"],
+            batch=minibatch,
             network=network,
             speeds=options["speeds"],
         )
@@ -240,6 +267,11 @@ def _cut(loaded, stages, memory, network, options) -> Plan:
     for name in ("microbatches", "schedule", "checkpoint"):
         if options[name] is not None and len(options[name]) > 1:
             raise click.UsageError(f"with --stages there is one --{name}")
+    if options["batch"] is not None or options["replicas"] != 1:
+        raise click.UsageError(
+            "--batch and --replicas go with --ranks; with --stages the profile is at"
+            " the size of a microbatch"
+        )
     if len(loaded) > 1:
         raise click.UsageError("--stages takes one profile, at the size of microbatch")
     return partition(

@@ -50,7 +50,11 @@ def shape(text: str) -> tuple[tuple[int, ...], str]:
     match = re.fullmatch(r"(\d+(?:x\d+)*)(?::(\w+))?", text)
     if match is None:
         raise ValueError(f"{text!r} is not a shape, such as 3x224x224 or 35:int32")
-    return tuple(map(int, match[1].split("x"))), np.dtype(match[2] or "float32").name
+    try:
+        dtype = np.dtype(match[2] or "float32").name
+    except TypeError:
+        raise ValueError(f"{match[2]!r} is not a dtype, such as float32") from None
+    return tuple(map(int, match[1].split("x"))), dtype
 
 
 def positive(text: str) -> int:

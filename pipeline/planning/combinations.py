@@ -18,7 +18,7 @@ from divisible.plan import Plan
 from divisible.stage_costs import Network, PerRank, spread
 from divisible.units import count, format_bytes
 from pipeline import schedules as generators
-from pipeline.actions import BACKWARD, FORWARD, INPUT
+from pipeline.actions import BACKWARD, FORWARD, INPUT, RECOMPUTE
 from pipeline.planning.prediction import (
     edges,
     fixed_memory,
@@ -145,6 +145,8 @@ class Combinations:
         else:
             # How many are in flight does not depend on what is held of them.
             flow = _create(name, combination.n_stages, m, n_ranks, "never")
+            again = schedule.stage[schedule.kind == RECOMPUTE]
+            options["recomputed"] = np.bincount(again, minlength=schedule.n_stages) / m
             plan = self._cut_for_several(profile, flow, memory[at], options)
         plan = replace(
             plan,

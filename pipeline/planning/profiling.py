@@ -17,10 +17,11 @@ import contextlib
 import copy
 import dataclasses
 import gc
+import itertools
 import os
 import platform
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable
 
 import chainer
@@ -56,6 +57,9 @@ def profile(
     one by one, and parameters that are made at the first call are made in the copy, so
     a model whose layers are not there yet takes no more memory than its largest layer.
 
+    Of layers that were appended with ``recompute=True`` the second forward counts as a
+    part of I; what they hold then, all of neighbouring ones, as workspace.
+
     Args:
         model (Divisible): The undivided model.
         x (array or tuple of arrays): Input of the model, samples along the first axis.
@@ -64,7 +68,8 @@ def profile(
         lossfun: ``lossfun(*outputs, *targets)``, a scalar variable; softmax cross
             entropy by default.
         optimizer (chainer.GradientMethod): The optimizer in use, whose state counts
-            as memory; without it there is none.
+            as memory; without it there is none. A
+            :class:`~mixed_precision.MixedPrecision` counts with its master weights.
         repeat (int): How often each layer is measured; the medians count. It runs once
             before.
         progress: Called with the number of layers measured and that of all.
@@ -104,18 +109,23 @@ def profile(
     # Arrays that are counted already, on their way from layer to layer.
     counted = Owners(tensor.array for tensor in inputs)
     costs: list[LayerCost] = []
+    # For each layer what it holds while it is run again.
+    again: list[int] = []
     n = len(model)
     skips = _Skips(model)
     with _as_in_training(), chainer.using_device(device):
         for position in range(n):
             skipped = skips.take(position, counted)
             layer = _Layer(model, position, optimizer, skipped)
-            cost, inputs = layer.measure(inputs, counted, costs, repeat)
+            begins = position == 0 or not model.recomputed[position - 1]
+            cost, inputs = layer.measure(inputs, counted, costs, repeat, begins)
+            again.append(layer.held_again)
             skips.hand_over(position, inputs, counted)
             output_bytes = cost.output_bytes + skips.nbytes
             costs.append(dataclasses.replace(cost, output_bytes=output_bytes))
             if progress is not None:
                 progress(position + 1, n)
+        costs = _run_again(costs, again, model.recomputed)
         loss = None
         if targets is not None or lossfun is not None:
             lossfun = F.softmax_cross_entropy if lossfun is None else lossfun
@@ -181,6 +191,9 @@ class _Layer:
         self.part = model.divide(position, position + 1, mode="copy")
         self.optimizer = optimizer
         self.skipped = skipped
+        (self.is_recomputed,) = self.part.recomputed
+        #: Bytes that it holds when its forward is run again.
+        self.held_again = 0
 
     def _run(self, *values: Any) -> Any:
         """Runs the layer on its inputs and, behind them, what it takes from skips."""
@@ -194,7 +207,12 @@ class _Layer:
         return y
 
     def measure(
-        self, inputs: Tensors, counted: Owners, costs: list[LayerCost], repeat: int
+        self,
+        inputs: Tensors,
+        counted: Owners,
+        costs: list[LayerCost],
+        repeat: int,
+        begins: bool,
     ) -> tuple[LayerCost, Tensors]:
         """Returns what the layer costs, and its outputs.
 
@@ -205,6 +223,7 @@ class _Layer:
             costs: Those of the layers before; the last one is charged with inputs
                 that only this layer retains.
             repeat: How often to measure.
+            begins: Whether the layer before is not one to recompute.
         """
         device = self.part.device
         for tensors in self.skipped.values():
@@ -213,7 +232,7 @@ class _Layer:
         # Parameters may be made in this first run.
         runs.forward()
         outputs = tuple(map(Tensor.of, runs.outputs))
-        bytes_of = self._held(inputs, runs.outputs, counted, costs)
+        bytes_of = self._held(inputs, runs.outputs, counted, costs, begins)
         runs.backward_input()
         persistent = Owners(_persistents(self.part))
         bytes_of["pending_bytes"] = (Owners(runs.pending.arrays()) - persistent).nbytes
@@ -230,25 +249,35 @@ class _Layer:
         return cost, outputs
 
     def _held(
-        self, inputs: Tensors, results: tuple, counted: Owners, costs: list[LayerCost]
+        self,
+        inputs: Tensors,
+        results: tuple,
+        counted: Owners,
+        costs: list[LayerCost],
+        begins: bool,
     ) -> dict[str, int]:
         """Returns what the layer sends and holds."""
         before = Owners(tensor.array for tensor in inputs)
         held = Owners(retained_arrays(results)) - Owners(_persistents(self.part))
+        arrays = [chainer.as_array(y) for y in results]
+        returned = Owners(arrays)
+        if self.is_recomputed:
+            # Between forward and backward nothing but the first one's inputs.
+            self.held_again = ((held | returned) - before).nbytes
+            held = before if begins else Owners()
         if costs:
             # What the layer before returned and did not hold, but this one does.
             late = (held & before) - counted
             costs[-1] = _with_late(costs[-1], late.nbytes)
         counted |= held & before
         own = held - before
-        arrays = [chainer.as_array(y) for y in results]
-        returned = Owners(arrays)
+        loose = Owners() if self.is_recomputed else returned - own - before
         counted |= own
         counted &= returned
         return {
             "output_bytes": sum(array.nbytes for array in arrays),
             "activation_bytes": own.nbytes,
-            "loose_output_bytes": (returned - own - before).nbytes,
+            "loose_output_bytes": loose.nbytes,
         }
 
 
@@ -392,6 +421,31 @@ def _ones(y: chainer.Variable) -> Any:
     return chainer.backend.get_array_module(y.array).ones_like(y.array)
 
 
+def _run_again(
+    costs: Sequence[LayerCost], held: Sequence[int], marks: Sequence[bool]
+) -> list[LayerCost]:
+    """Charges layers that are recomputed with their second forward.
+
+    Args:
+        costs: Of the layers.
+        held: Bytes that each holds then. Neighbouring ones do so together, in
+            whichever of them the backward is.
+        marks: Whether each is recomputed.
+    """
+    result = list(costs)
+    for is_recomputed, run in itertools.groupby(range(len(costs)), marks.__getitem__):
+        if is_recomputed:
+            run = list(run)
+            together = sum(held[i] for i in run)
+            for i in run:
+                result[i] = dataclasses.replace(
+                    costs[i],
+                    backward_input=costs[i].backward_input + costs[i].forward,
+                    workspace_bytes=costs[i].workspace_bytes + together,
+                )
+    return result
+
+
 def _with_late(cost: LayerCost, nbytes: int) -> LayerCost:
     """Charges a layer with outputs that the next one holds."""
     return dataclasses.replace(
@@ -414,11 +468,22 @@ def _persistents(part: Divisible) -> Iterator[Any]:
 def _state_bytes(
     optimizer: chainer.GradientMethod | None, parameters: Iterable[chainer.Parameter]
 ) -> int:
-    """Returns the size of an optimizer's state, made for one parameter at a time."""
-    if optimizer is None:
-        return 0
+    """Returns what an update needs beside parameters and gradients like them.
+
+    The state of an optimizer is made for one parameter at a time.
+    """
     total = 0
     for param in parameters:
+        is_half = param.dtype == np.float16
+        if is_half:
+            # Gradients of microbatches are added up in float32.
+            total += 4 * param.size
+        if optimizer is None:
+            continue
+        if is_half and hasattr(optimizer, "actual_optimizer"):
+            # MixedPrecision updates a master, which has the state.
+            param = chainer.Parameter(param.array.astype(np.float32))
+            total += param.array.nbytes
         rule = optimizer.create_update_rule()
         rule._init_states(param)
         total += sum(

@@ -50,6 +50,9 @@ class Owners:
             {k: v for k, v in self._owners.items() if k not in other._owners}
         )
 
+    def __or__(self, other: Owners) -> Owners:
+        return self._with({**self._owners, **other._owners})
+
     def __iand__(self, other: Owners) -> Owners:
         self._owners = (self & other)._owners
         return self

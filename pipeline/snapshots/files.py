@@ -6,6 +6,7 @@
         manifest.json      which layers are in which file; sizes and checksums; written
         stage-0.npz          last, when all ranks have written their files
         stage-1.npz        of each stage: model/7/W, optimizer/7/W/v, optimizer/t
+        loss.npz           if the loss has parameters: model/loss/W, optimizer/W/v
         common.npz         what no stage owns: iterators, trainer, random states
 
 It is written into ``snapshot_iter_1000.partial`` and renamed when every file is on
@@ -33,6 +34,7 @@ import numpy as np
 
 MANIFEST = "manifest.json"
 COMMON = "common.npz"
+LOSS = "loss.npz"
 _FORMAT = 1
 _PARTIAL = ".partial"
 _REPLACED = ".replaced"
@@ -278,8 +280,18 @@ def partial_path(path: Path) -> Path:
 
 
 def begin(path: Path) -> None:
-    """Makes the directory to write a snapshot into."""
+    """Makes the directory to write a snapshot into.
+
+    Raises:
+        SnapshotError: If something else than a snapshot has the name.
+    """
     partial = partial_path(path)
+    is_empty = path.is_dir() and not any(path.iterdir())
+    if path.exists() and not is_empty and not (path / MANIFEST).is_file():
+        raise SnapshotError(
+            f"{path} is there and is no snapshot; it would be replaced: give another"
+            f" name, such as {path / 'snapshot'}"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     # What a run that was killed left.
     shutil.rmtree(partial, ignore_errors=True)

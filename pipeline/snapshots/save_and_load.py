@@ -40,7 +40,8 @@ def save_snapshot(
     rank that is killed, a full disk or a directory that cannot be written to leave the
     snapshots that were there as they were.
 
-    Saved are parameters and persistent values of the layers; of the optimizers all that
+    Saved are parameters and persistent values of the layers and of a loss that is a
+    link, from the rank with the last stage; of the optimizers all that
     Chainer saves, hyperparameters, float32 master weights, loss scale, and the state of
     hooks that have a method ``serialize``; the pipeline's state; the random states of
     NumPy and Python, of each rank; ``state`` and ``values``. Not saved are the
@@ -53,8 +54,9 @@ def save_snapshot(
         path: The snapshot's directory; one that is there is replaced. Several hosts
             need a file system that they share.
         pipeline (Pipeline): The pipeline.
-        optimizers (chainer.Optimizer or list): Those of this rank's stages, set up; a
-            stage without one is saved without the state of an optimizer.
+        optimizers (chainer.Optimizer or list): Those of this rank's stages, set up, and
+            one for a loss with parameters; a stage without one is saved without the
+            state of an optimizer.
         state: By name what else has a state: iterators, trainers and other objects with
             a method ``serialize``, ``numpy.random.RandomState`` and ``Generator``. The
             state on rank 0 is saved, and what only the rank with the first stage has;
@@ -92,6 +94,8 @@ def save_snapshot(
         states.check_objects(state)
         json.dumps(values)
         contents.update(_stage_contents(pipeline, optimizers))
+        if pipeline.is_last and _loss_links(pipeline):
+            contents[files.LOSS] = _loss_contents(pipeline, optimizers)
         objects = {}
         if pipeline.rank == 0 or pipeline.is_first:
             objects = states.object_arrays({**state, "pipeline": pipeline})
@@ -208,19 +212,34 @@ def load_snapshot(
             )
         positions = set().union(
             *map(_positions, pipeline.stages.values()),
-            *(_optimized_positions(optimizer, pipeline) for optimizer in optimizers),
+            *(
+                _optimized_positions(optimizer, pipeline)
+                for optimizer in _of_stages(optimizers, pipeline)
+            ),
         )
-        snapshot.verify([files.COMMON, *snapshot.files_of(positions)])
+        names = [files.COMMON, *snapshot.files_of(positions)]
+        if pipeline.is_last and _loss_links(pipeline):
+            if files.LOSS not in snapshot.files:
+                raise SnapshotError(
+                    "it was saved with a loss without parameters, but this one has some"
+                )
+            names.append(files.LOSS)
+        snapshot.verify(names)
         return snapshot
 
     def load_layers() -> None:
         for stage in pipeline.stages.values():
             with snapshot.of_layers(_positions(stage), "model/") as arrays:
                 states.load_model(stage, arrays)
-        for optimizer in optimizers:
+        for optimizer in _of_stages(optimizers, pipeline):
             positions = _optimized_positions(optimizer, pipeline)
             with snapshot.of_layers(positions, "optimizer/") as arrays:
                 states.load_optimizer(optimizer, arrays)
+        if pipeline.is_last and _loss_links(pipeline):
+            with snapshot.arrays([files.LOSS]) as arrays:
+                states.load_loss(_loss_links(pipeline), arrays.below("model/"))
+                for optimizer in _of_loss(optimizers, pipeline):
+                    states.load_optimizer(optimizer, arrays.below("optimizer/"))
 
     def load_objects() -> None:
         with snapshot.arrays([files.COMMON]) as arrays:
@@ -309,6 +328,7 @@ def _stage_contents(
     pipeline: Pipeline, optimizers: Sequence[Any]
 ) -> dict[str, dict[str, np.ndarray]]:
     """Returns the arrays of this rank's stages, by file."""
+    optimizers = _of_stages(optimizers, pipeline)
     optimizer_states = [states.optimizer_arrays(o) for o in optimizers]
     contents = {}
     for number, stage in pipeline.stages.items():
@@ -326,8 +346,62 @@ def _stage_contents(
     return contents
 
 
-def _covers(optimizer: Any, stage: Divisible) -> bool:
-    """Whether an optimizer is that of a stage, perhaps among others."""
+def _loss_links(pipeline: Pipeline) -> dict[str, chainer.Link]:
+    """Returns what follows the last layer and has something to save, by name."""
+    return {
+        name: link
+        for name, link in pipeline.loss_links.items()
+        if any(inner._params or inner._persistent for inner in link.links())
+    }
+
+
+def _loss_contents(
+    pipeline: Pipeline, optimizers: Sequence[Any]
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of a loss that is a link, and of its optimizer."""
+    links = _loss_links(pipeline)
+    arrays = {f"model/{k}": v for k, v in states.loss_arrays(links).items()}
+    covering = _of_loss(optimizers, pipeline)
+    if len(covering) > 1:
+        raise ValueError(f"{len(covering)} optimizers update the loss; it can have one")
+    for optimizer in covering:
+        state = states.optimizer_arrays(optimizer)
+        arrays.update((f"optimizer/{k}", v) for k, v in state.items())
+    return arrays
+
+
+def _of_stages(optimizers: Sequence[Any], pipeline: Pipeline) -> list[Any]:
+    """Returns the optimizers of this rank's stages.
+
+    Raises:
+        ValueError: If one is neither of them nor of the loss, and would be lost.
+    """
+    stages = pipeline.stages.values()
+    found = [o for o in optimizers if any(_covers(o, stage) for stage in stages)]
+    of_loss = _of_loss(optimizers, pipeline)
+    for optimizer in optimizers:
+        if not any(optimizer is other for other in (*found, *of_loss)):
+            raise ValueError(
+                f"the optimizer of a {type(optimizer.target).__name__} updates no stage"
+                f" of rank {pipeline.rank}, nor its loss: give it as"
+                f" state={{'name': optimizer}}"
+            )
+    return found
+
+
+def _of_loss(optimizers: Sequence[Any], pipeline: Pipeline) -> list[Any]:
+    """Returns the optimizers of the loss alone."""
+    links, stages = _loss_links(pipeline).values(), pipeline.stages.values()
+    return [
+        optimizer
+        for optimizer in optimizers
+        if any(_covers(optimizer, link) for link in links)
+        and not any(_covers(optimizer, stage) for stage in stages)
+    ]
+
+
+def _covers(optimizer: Any, stage: chainer.Link) -> bool:
+    """Whether an optimizer is that of a stage or a loss, perhaps among others."""
     target = optimizer.target
     if target is stage or any(child is stage for child in target.children()):
         return True
@@ -343,6 +417,8 @@ def _positions(stage: Divisible) -> set[int]:
 
 def _optimized_positions(optimizer: Any, pipeline: Pipeline) -> set[int]:
     found = {position(path) for path, _ in optimizer.target.namedparams()}
+    # Parameters of a loss beside the stage.
+    found.discard(None)
     if not found:
         for stage in pipeline.stages.values():
             if _covers(optimizer, stage):

@@ -33,6 +33,10 @@ _NONE = np.empty(0, "V1")
 # by layer instead.
 _BY_LAYER = ("optimizer:", "model:")
 
+# What is saved beside the objects that a user names: the global generators, and the
+# pipeline's own state.
+_TAKEN = ("numpy", "python", "pipeline")
+
 
 class Writer(DictionarySerializer):
     """Chainer's serializer into a dictionary, without objects to pickle."""
@@ -159,6 +163,20 @@ def model_arrays(stage: Divisible) -> dict[str, np.ndarray]:
 def load_model(stage: Divisible, arrays: Arrays) -> None:
     """Loads a stage; initializes parameters that are not yet."""
     stage.serialize(Reader(arrays))
+
+
+def loss_arrays(links: Mapping[str, chainer.Link]) -> dict[str, np.ndarray]:
+    """Returns parameters and persistent values of what follows the last layer."""
+    writer = Writer()
+    for name, link in links.items():
+        link.serialize(writer[name])
+    return writer.target
+
+
+def load_loss(links: Mapping[str, chainer.Link], arrays: Arrays) -> None:
+    """Loads what :func:`loss_arrays` returned."""
+    for name, link in links.items():
+        link.serialize(Reader(arrays)[name])
 
 
 # -- optimizers ----------------------------------------------------------------------
@@ -363,12 +381,18 @@ def load_objects(objects: Mapping[str, Any], arrays: Arrays) -> None:
 
 
 def check_objects(objects: Mapping[str, Any]) -> None:
-    """Refuses what has nothing to save.
+    """Refuses what has nothing to save, and names that something else has.
 
     Raises:
-        TypeError: With its name.
+        TypeError: With the name of what has no state.
+        ValueError: With the name that is taken.
     """
     for name, value in objects.items():
+        if name in _TAKEN:
+            raise ValueError(
+                f"state[{name!r}]: the names {', '.join(_TAKEN)} are taken by what"
+                f" every snapshot has; give it another one"
+            )
         generators = (np.random.RandomState, np.random.Generator)
         if not hasattr(value, "serialize") and not isinstance(value, generators):
             raise TypeError(

@@ -29,14 +29,15 @@ def repartition(
         snapshot: The directory of the snapshot to read; it stays as it is.
         plan (Plan or int): The new cut, or the number of stages for one into equally
             many layers.
-        output: The directory to write; one that is there is replaced.
+        output: The directory to write; a snapshot that is there is replaced.
 
     Returns:
         Path: ``output``.
 
     Raises:
-        SnapshotError: If the snapshot is incomplete, truncated or changed, or if stages
-            are to be put together whose optimizers differ.
+        SnapshotError: If the snapshot is incomplete, truncated or changed, if stages
+            are to be put together whose optimizers differ, or if something else than a
+            snapshot is at ``output``.
         ValueError: If the cut is not one of this model.
 
     Example:
@@ -62,8 +63,11 @@ def repartition(
             f"the cut {plan.cuts} is of {plan.n_layers} layers, but {source.path} is of"
             f" a model of {source.n_layers}"
         )
-    if output.resolve() == source.path.resolve():
-        raise ValueError(f"{output} is the snapshot to read: give another output")
+    there, here = output.resolve(), source.path.resolve()
+    if there == here or here in there.parents:
+        raise ValueError(
+            f"{output} is the snapshot to read, or in it: give another output"
+        )
     source.verify()
     files.begin(output)
     try:
@@ -80,8 +84,9 @@ def repartition(
                 }
                 name = files.stage_file(number)
                 written[name] = files.write_arrays(partial / name, kept)
-        with source.arrays([files.COMMON]) as arrays:
-            written[files.COMMON] = files.write_arrays(partial / files.COMMON, arrays)
+        for name in {files.COMMON, files.LOSS} & set(source.files):
+            with source.arrays([name]) as arrays:
+                written[name] = files.write_arrays(partial / name, arrays)
         replace(
             source, path=partial, layer_ranges=ranges, files=written, schedule={}
         ).write_manifest()

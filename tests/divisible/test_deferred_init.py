@@ -699,6 +699,50 @@ class Moves(chainer.device_resident.DeviceResidentsVisitor):
         return array
 
 
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda backbone, head: Divisible(backbone, head),
+        lambda backbone, head: Divisible(chainer.Sequential(backbone), head),
+        lambda backbone, head: backbone + Divisible(head),
+        lambda backbone, head: Divisible(*backbone, head),
+        lambda backbone, head: Divisible(backbone, head).flatten(),
+        lambda backbone, head: copy.deepcopy(Divisible(backbone, head)),
+        lambda backbone, head: Divisible(backbone, head).copy(),
+    ],
+)
+def test_a_part_that_was_loaded_before_it_became_one(tmp_path, combine):
+    trained = Divisible(L.Linear(4, 5), F.relu, L.Linear(5, 4))
+    chainer.serializers.save_npz(tmp_path / "backbone.npz", trained)
+    with deferred_init(0):
+        backbone = Divisible(L.Linear(4, 5), F.relu, L.Linear(5, 4))
+        chainer.serializers.load_npz(tmp_path / "backbone.npz", backbone)
+        model = combine(backbone, L.Linear(4, 3))
+    params = list(model.divide(0, len(model) - 1).params())
+    assert len(params) == 4
+    for param, expected in zip(params, trained.params()):
+        np.testing.assert_array_equal(param.array, expected.array)
+
+
+def test_a_tied_model_that_was_loaded_can_be_copied(tmp_path):
+    def build():
+        model = Divisible(L.Linear(4, 5), F.relu, L.Linear(5, 4))
+        model.tie("/0/W", "/2/W", transpose=True)
+        return model
+
+    trained = build()
+    chainer.serializers.save_npz(tmp_path / "model.npz", trained)
+    with deferred_init(0):
+        model = build()
+    chainer.serializers.load_npz(tmp_path / "model.npz", model)
+    for _ in range(2):
+        stage = model.divide(2, 3, mode="copy")
+        np.testing.assert_array_equal(
+            dict(stage.namedparams())["/0/W"].array, trained[0].W.array
+        )
+        model = model.copy()
+
+
 def test_devices_are_visited_when_a_layer_is_made():
     model = build(lambda: Divisible(L.BatchNormalization(4), L.Linear(4, 4)))
     moves = Moves()

@@ -291,3 +291,15 @@ def test_optimizer_on_a_stage():
     before = stage[0].W.array.copy()
     optimizer.update(lambda x: F.sum(stage(x)), np.ones((2, 5), np.float32))
     assert not np.array_equal(stage[0].W.array, before)
+
+
+def test_marks_to_recompute_survive_combining():
+    inner = Divisible(F.tanh)
+    inner.append(F.relu, recompute=True)
+    model = Divisible(F.sigmoid)
+    model += inner
+    assert model.recomputed == (False, False, True)
+    assert (inner + inner).recomputed == (False, True, False, True)
+    nested = Divisible(F.sigmoid, inner)
+    nested.append(Divisible(F.tanh, F.tanh), recompute=True)
+    assert nested.flatten().recomputed == (False, False, True, True, True)

@@ -83,6 +83,9 @@ def costs_of(profile, cuts, options):
     slowest, squares, fits = 0.0, 0.0, True
     for s, (i, j) in enumerate(zip(cuts, cuts[1:])):
         layers = list(profile.layers[i:j])
+        if j == n and options["schedule"] in ("1f1b", "zb_h1"):
+            # Each backward follows its forward at once.
+            again = 0
         loss = [profile.loss] if j == n and profile.loss is not None else []
         busy = sum((1 + again) * c.forward for c in layers + loss)
         busy += sum(c.backward_input + c.backward_weight for c in layers + loss)
@@ -289,3 +292,11 @@ def test_the_plan_knows_what_it_is_for():
     assert str(plan).splitlines()[0] == (
         "2 layers cut at [0, 1, 2], 1f1b schedule, 4 microbatches, recomputation always"
     )
+
+
+def test_the_last_stage_recomputes_nothing():
+    """Its backward follows its forward at once, so it gets more layers."""
+    profile = Profile([LayerCost(1, 1, 1)] * 14, n_samples=1)
+    options = {"n_microbatches": 8, "checkpoint": "always"}
+    assert partition(profile, 2, schedule="1f1b", **options).cuts == [0, 6, 14]
+    assert partition(profile, 2, schedule="gpipe", **options).cuts == [0, 7, 14]

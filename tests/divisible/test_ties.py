@@ -316,3 +316,44 @@ def test_a_file_is_read_into_copies_too(tmp_path):
     for i in reversed(range(6)):
         for path, param in later.divide(i, i + 1).namedparams():
             np.testing.assert_array_equal(param.array, expected[path])
+
+
+def test_an_attribute_of_a_stage_is_its_own_layer():
+    class Tied(Divisible):
+        def __init__(self):
+            self.embed = L.EmbedID(5, 4)
+            self.out = L.Linear(4, 5)
+            self.append(self.embed)
+            self.append(F.tanh)
+            self.append(self.out)
+            self.tie("/0/W", "/2/W")
+
+    model = Tied()
+    first, last = model.divide(0, 2), model.divide(2, 3)
+    assert first.embed is first[0] is model.embed and not hasattr(first, "out")
+    assert last.out is last[0] is not model.out and not hasattr(last, "embed")
+
+
+def test_layers_of_a_model_with_transposed_ties_are_not_given_away():
+    for combine in (
+        lambda model: Divisible(F.tanh) + model,
+        lambda model: Divisible(F.tanh).extend(model),
+        lambda model: Divisible(F.tanh).__iadd__(model),
+    ):
+        with pytest.raises(TypeError, match="whose positions are fixed"):
+            combine(autoencoder())
+
+
+def test_all_uses_within_a_nested_model_become_the_transpose():
+    inner = Divisible(L.Linear(4, 4), F.relu, L.Linear(4, 4))
+    inner.tie("/0/W", "/2/W")
+    model = Divisible(L.Linear(4, 4), inner)
+    model.tie("/0/W", "/1/0/W", transpose=True)
+    paths = [path for path, _ in model.namedparams()]
+    assert sorted(paths) == ["/0/W", "/0/b", "/1/0/b", "/1/2/b"]
+    W = model[0].W.array
+    x = np.ones((2, 4), np.float32)
+    h = F.relu(F.linear(model[0](x), W.T, inner[0].b))
+    np.testing.assert_allclose(
+        model(x).array, F.linear(h, W.T, inner[2].b).array, rtol=1e-6
+    )

@@ -10,7 +10,7 @@ from divisible import Divisible
 
 
 class MLP(Divisible):
-    """The fully connected network of Takizawa et al.
+    """The fully connected network of Takisawa et al.
 
     With the defaults the one of section 5: 31 layers of 5,000 inputs and outputs and
     one of 10 outputs (3 GB of parameters: give fewer units to try it).

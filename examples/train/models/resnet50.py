@@ -55,7 +55,7 @@ class Convolution(chainer.Chain):
 class Bottleneck(chainer.Chain):
     """The block of ResNet50: three convolutions and a shortcut around them.
 
-    One layer when the model is cut, as in section 7 of Takizawa et al.: a cut inside
+    One layer when the model is cut, as in section 7 of Takisawa et al.: a cut inside
     sends the shortcut as well. Or :meth:`layers` to be cut anywhere.
 
     Args:

@@ -18,7 +18,7 @@ class VGG16(Divisible):
     """VGG16: 13 convolutions and 3 fully connected layers.
 
     ReLU, max pooling and dropout are layers of their own and count when the model is
-    cut, as in section 7 of Takizawa et al. That makes 38 layers::
+    cut, as in section 7 of Takisawa et al. That makes 38 layers::
 
         0 conv  1 relu  2 conv  3 relu  4 pool | 5 conv ... 9 pool | ... 16 pool |
         ... 23 pool | ... 30 pool | 31 fc 32 relu 33 dropout | 34 ... 36 | 37 fc

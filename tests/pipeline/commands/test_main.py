@@ -190,6 +190,62 @@ def test_everything_has_help():
             1,
             "no optimizer 'Best'",
         ),
+        (
+            ["plan", "profile-1.json", "profile-1.json", "--ranks", "2"],
+            1,
+            "two of the profiles are at 1 samples",
+        ),
+        (
+            ["plan", "profile-1.json", "--stages", "2", "--batch", "8"],
+            2,
+            "--batch and --replicas go with --ranks",
+        ),
+        (
+            ["plan", "profile-1.json", "--ranks", "2", "--bandwidth", "1Gb/s"],
+            2,
+            "bits or bytes? Write 1Gbit/s",
+        ),
+        (
+            ["profile", "models_of_test:MLP", "--input", "3:floot32", "--batch", "1"],
+            2,
+            "'floot32' is not a dtype",
+        ),
+        (
+            ["profile", "models_of_test:MLP", "--input", "5", "--batch", "1"],
+            1,
+            "models_of_test:MLP, layer 0: InvalidType",
+        ),
+        (
+            [
+                "profile",
+                "models_of_test:MLP(1, 2, 3)",
+                "--input",
+                "5",
+                "--batch",
+                "1",
+            ],
+            1,
+            "models_of_test:MLP(1, 2, 3): TypeError",
+        ),
+        (
+            [
+                "profile",
+                "models_of_test:MLP",
+                "--input",
+                "6",
+                "--batch",
+                "1",
+                "--device",
+                "cuda:0",
+            ],
+            1,
+            "--device cuda:0: RuntimeError",
+        ),
+        (
+            ["profile", "models_of_test:words", "--input", "4:int32", "--batch", "2"],
+            0,
+            "written to",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(folder, arguments, code, message):
@@ -235,3 +291,17 @@ def test_a_missing_import_is_not_a_missing_module(folder):
     (folder / "broken_for_test.py").write_text("import no_such_library\n")
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
         make_model("broken_for_test:MLP")
+
+
+def test_a_cut_for_microbatches_of_the_profiles_size(folder):
+    """The picture is of as many samples as the cut is for."""
+    profiles(folder)
+    arguments = ["plan", "profile-1.json", "--stages", "2", "--microbatches", "32"]
+    assert "drawn to" in run(*arguments, "--plot", "p.svg")
+
+
+@pytest.mark.parametrize("name", ["n_microbatches", "stages_per_rank", "replicas"])
+@pytest.mark.parametrize("value", [0, "8", 1.5])
+def test_numbers_of_a_plan(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a positive integer"):
+        Plan([0, 2], **{name: value})

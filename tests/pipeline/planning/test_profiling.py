@@ -21,6 +21,7 @@ from divisible import (
     stash,
 )
 from divisible.layer_costs import SECONDS, interpolate
+from mixed_precision import MixedPrecision, to_float16
 
 FLOAT = 4
 
@@ -171,6 +172,47 @@ def test_skips():
     assert costs.column("activation_bytes")[:5].sum() == 3 * 6 * row
     # A cut avoids the skips where it can.
     assert partition(costs, 2, network=Network(1e3)).cuts[1] in (1, 5)
+
+
+def test_layers_that_are_recomputed():
+    layers = [L.Linear(6, 5), F.relu, L.Linear(5, 4), F.sigmoid, L.Linear(4, 2)]
+    x = ones(3, 6)
+    plain, marked = Divisible(*layers), Divisible()
+    for position, layer in enumerate(layers):
+        marked.append(layer, recompute=position in (1, 2, 3))
+    usual = profile(plain, x, repeat=1).layers
+    costs = profile(marked, x, repeat=1).layers
+    # The run's input is held, with the layer before; of the run nothing but what the
+    # layer behind it holds.
+    assert [c.activation_bytes for c in costs] == [
+        3 * 5 * FLOAT,
+        0,
+        0,
+        3 * 4 * FLOAT,
+        0,
+    ]
+    assert [c.loose_output_bytes for c in costs[:4]] == [0, 0, 0, 0]
+    # All of it, when it is run again: the outputs of relu, Linear and sigmoid.
+    together = (3 * 5 + 3 * 4 + 3 * 4) * FLOAT
+    for position in (1, 2, 3):
+        assert costs[position].workspace_bytes >= together
+        assert costs[position].backward_input > costs[position].forward
+    assert [c.output_bytes for c in costs] == [c.output_bytes for c in usual]
+
+
+def test_float16_parameters_need_more_than_their_size():
+    def bytes_of(optimizer):
+        model = to_float16(Divisible(L.Linear(6, 5, nobias=True)))
+        x = np.ones((3, 6), np.float16)
+        return profile(model, x, optimizer=optimizer, repeat=1).layers[0]
+
+    size = 6 * 5
+    assert bytes_of(None).parameter_bytes == 2 * size
+    assert bytes_of(None).optimizer_bytes == 4 * size  # sums of gradients
+    sgd = chainer.optimizers.MomentumSGD()
+    assert bytes_of(sgd).optimizer_bytes == (4 + 2) * size
+    # And master weights, to which the state belongs.
+    assert bytes_of(MixedPrecision(sgd)).optimizer_bytes == (4 + 4 + 4) * size
 
 
 def test_losses():

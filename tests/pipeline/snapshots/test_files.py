@@ -75,6 +75,16 @@ def test_one_of_the_same_name_is_replaced(tmp_path, save):
     assert names(tmp_path) == ["1"]
 
 
+def test_nothing_else_is_replaced(tmp_path, save):
+    (tmp_path / "results").mkdir()
+    save(tmp_path / "results")  # an empty directory may be one that was made for it
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "precious").write_text("data")
+    with pytest.raises(SnapshotError, match="data is there and is no snapshot"):
+        save(tmp_path / "data")
+    assert (tmp_path / "data" / "precious").read_text() == "data"
+
+
 def test_killed_while_replacing(tmp_path, save):
     """Between the two renames the old one has another name, and is found."""
     save(tmp_path / "1", values={"epoch": 1})

@@ -9,7 +9,13 @@ from chainer import optimizers
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline import Pipeline, SnapshotError, load_snapshot, save_snapshot
+from pipeline import (
+    Pipeline,
+    SnapshotError,
+    load_snapshot,
+    repartition,
+    save_snapshot,
+)
 from tests.equivalence import make_batches
 from tests.snapshot_training import state_of
 
@@ -226,3 +232,71 @@ def test_objects_are_not_pickled(tmp_path, thing):
     pipe, optimizer = make_run(optimizers.SGD())
     with pytest.raises(SnapshotError, match="link/thing is of "):
         save_snapshot(tmp_path / "1", pipe, optimizer, {"link": Careless()})
+
+
+# -- a loss with parameters ----------------------------------------------------------
+
+
+class Projected(chainer.Chain):
+    """A loss with a layer and a number of its own."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.project = L.Linear(4, 3)
+            self.add_persistent("calls", 0)
+
+    def forward(self, y, t):
+        self.calls += 1
+        return F.softmax_cross_entropy(self.project(y), t % 3)
+
+
+def run_with_loss(seed):
+    np.random.seed(seed)
+    stage, loss = Divisible(L.Linear(6, 5), F.tanh, L.Linear(5, 4)), Projected()
+    pipe = Pipeline(stage, MPI.COMM_SELF, 2, lossfun=loss, accfun=None)
+    return pipe, [chainer.optimizers.Adam().setup(link) for link in (stage, loss)]
+
+
+def step_all(pipe, optimizers, i):
+    loss = pipe.step(*BATCHES[i])["loss"]
+    for optimizer in optimizers:
+        optimizer.update()
+    return loss
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_loss_with_parameters_is_saved(tmp_path, again):
+    pipe, optimizers = run_with_loss(1)
+    for i in range(2):
+        step_all(pipe, optimizers, i)
+    save_snapshot(tmp_path / "1", pipe, optimizers)
+    if again:
+        repartition(tmp_path / "1", 2, tmp_path / "1_on_2")
+    expected = [step_all(pipe, optimizers, i) for i in (2, 3)]
+    resumed, its_optimizers = run_with_loss(2)
+    load_snapshot(tmp_path / ("1_on_2" if again else "1"), resumed, its_optimizers)
+    assert resumed.loss_links["loss"].calls == 4
+    assert [step_all(resumed, its_optimizers, i) for i in (2, 3)] == expected
+
+
+def test_a_loss_with_parameters_that_was_not_saved(tmp_path):
+    pipe, optimizer = make_run(chainer.optimizers.Adam())
+    step(pipe, optimizer, 0)
+    save_snapshot(tmp_path / "1", pipe, optimizer)
+    with pytest.raises(SnapshotError, match="saved with a loss without parameters"):
+        load_snapshot(tmp_path / "1", *run_with_loss(2))
+
+
+def test_an_optimizer_of_something_else_is_refused(tmp_path):
+    pipe, optimizers = run_with_loss(1)
+    optimizers.append(chainer.optimizers.Adam().setup(L.Linear(2, 2)))
+    with pytest.raises(SnapshotError, match="of a Linear updates no stage of rank 0"):
+        save_snapshot(tmp_path / "1", pipe, optimizers)
+
+
+@pytest.mark.parametrize("name", ["numpy", "python", "pipeline"])
+def test_names_that_are_taken(tmp_path, name):
+    pipe, optimizer = make_run(chainer.optimizers.Adam())
+    with pytest.raises(SnapshotError, match="are taken by what every snapshot has"):
+        save_snapshot(tmp_path / "1", pipe, optimizer, {name: np.random.RandomState(0)})

@@ -77,6 +77,12 @@ def test_repartition_is_refused(tmp_path, run):
         repartition(tmp_path / "1", Plan([0, 9]), tmp_path / "2")
     with pytest.raises(ValueError, match="is the snapshot to read"):
         repartition(tmp_path / "1", 2, tmp_path / "1")
+    with pytest.raises(ValueError, match="is the snapshot to read, or in it"):
+        repartition(tmp_path / "1", 2, tmp_path / "1" / "again")
+    # Nothing but a snapshot is replaced: here it would be the one that is read.
+    with pytest.raises(SnapshotError, match="is there and is no snapshot"):
+        repartition(tmp_path / "1", 2, tmp_path)
+    assert Snapshot.open(tmp_path / "1").n_layers == 8
     file = tmp_path / "1" / "stage-0.npz"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(SnapshotError, match="stage-0.npz has"):

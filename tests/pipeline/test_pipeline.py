@@ -1,0 +1,129 @@
+"""What a pipeline on one rank does that the undivided model does: no MPI messages."""
+
+import os
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from divisible import Divisible
+from mixed_precision import DynamicLossScale, MixedPrecision, to_float16
+from pipeline import Pipeline, PipelineUpdater, arguments
+
+X = np.random.RandomState(0).normal(size=(8, 4)).astype(np.float32)
+T = np.arange(8, dtype=np.int32) % 3
+
+
+def test_a_loss_whose_parameters_no_stage_has():
+    """The gradients of the first step, as Chainer computes them after cleargrads."""
+    head, expected = L.Linear(5, 3), L.Linear(5, 3)
+    expected.copyparams(head)
+    stage = Divisible(L.Linear(4, 5))
+    pipe = Pipeline(
+        stage,
+        MPI.COMM_SELF,
+        2,
+        lossfun=lambda y, t: F.softmax_cross_entropy(head(y), t),
+        accfun=None,
+        loss_scale=8,
+    )
+    serial = stage.copy("copy")
+    expected.cleargrads()
+    F.softmax_cross_entropy(expected(serial(X)), T).backward()
+    for _ in range(2):
+        pipe.step(X, T)
+        np.testing.assert_allclose(head.W.grad, 8 * expected.W.grad, rtol=1e-5)
+    # The scale goes with the gradients: the optimizer divides by it.
+    optimizer = chainer.optimizers.SGD(1.0).setup(head)
+    before = head.W.array.copy()
+    optimizer.update()
+    np.testing.assert_allclose(before - head.W.array, expected.W.grad, rtol=1e-4)
+
+
+def test_the_number_of_classes_may_vary():
+    model = Divisible(lambda x: x * 2)
+    pipe = Pipeline(model, MPI.COMM_SELF, 2)
+    for n_classes in (3, 5, 2):
+        x = np.ones((4, n_classes), np.float32)
+        t = np.full(4, n_classes - 1, np.int32)
+        expected = float(F.softmax_cross_entropy(x * 2, t).array)
+        assert pipe.step(x, t)["loss"] == pytest.approx(expected)
+    with pytest.raises(RuntimeError, match="label 2, but the model has 2 outputs"):
+        pipe.step(np.ones((4, 2), np.float32), np.full(4, 2, np.int32))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: L.Linear(None, 3, nobias=True),
+        lambda: L.Linear(None, 3, initialW=_fill),
+        lambda: L.Linear(None, 3),
+    ],
+)
+def test_inputs_of_layers_that_are_sized_later(layer):
+    pipe = Pipeline(Divisible(layer()), MPI.COMM_SELF, 2)
+    with pytest.raises(TypeError, match="x is float64 and the parameters are float32"):
+        pipe.step(X.astype(np.float64), T)
+    assert np.isfinite(
+        Pipeline(Divisible(layer()), MPI.COMM_SELF, 2).step(X, T)["loss"]
+    )
+
+
+def _fill(array):
+    array[...] = 0.1
+
+
+def test_a_layer_may_report_what_is_no_number():
+    def layer(x):
+        chainer.report({"size": len(x.array), "each": np.zeros(3), "none": None})
+        return x
+
+    result = Pipeline(Divisible(L.Linear(4, 3), layer), MPI.COMM_SELF, 2).step(X, T)
+    assert set(result) == {"loss", "accuracy", "size"}
+    assert result["size"] == 4
+
+
+def test_a_system_that_does_not_tell_which_cores_there_are(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert arguments._n_cores() == os.cpu_count()
+
+
+# -- one optimizer for several stages ------------------------------------------------
+
+
+def two_stages():
+    with chainer.using_config("dtype", np.float32):
+        model = Divisible(L.Linear(4, 5), F.relu, L.Linear(5, 3))
+    return [model.divide(0, 2), model.divide(2, 3)]
+
+
+def samples():
+    iterator = chainer.iterators.SerialIterator(list(zip(X, T)), 8)
+    return iterator
+
+
+def test_mixed_precision_of_several_stages_with_the_updater():
+    stages = [to_float16(stage) for stage in two_stages()]
+    optimizer = MixedPrecision(chainer.optimizers.SGD(0.1)).setup(stages)
+    pipe = Pipeline(
+        stages, MPI.COMM_SELF, 2, "interleaved", loss_scale=optimizer.loss_scale
+    )
+    updater = PipelineUpdater(samples(), optimizer, pipe)
+    before = [param.array.copy() for stage in stages for param in stage.params()]
+    updater.update()
+    after = [param.array for stage in stages for param in stage.params()]
+    assert all((a != b).any() for a, b in zip(before, after))
+
+
+def test_two_mixed_precisions_on_a_rank_are_refused():
+    stages, scale = two_stages(), DynamicLossScale()
+    optimizers = [
+        MixedPrecision(chainer.optimizers.SGD(0.1), loss_scale=scale).setup(stage)
+        for stage in stages
+    ]
+    pipe = Pipeline(stages, MPI.COMM_SELF, 2, "interleaved", loss_scale=scale)
+    with pytest.raises(ValueError, match="main, main_1 .* make one for all stages"):
+        PipelineUpdater(samples(), optimizers, pipe)
