@@ -89,6 +89,45 @@ def check_manifest(path):
         Snapshot.open(path)
 
 
+def step_all(pipe, optimizers, i):
+    rng = np.random.RandomState(i)
+    x, t = rng.rand(6, 6).astype("f"), rng.randint(0, 4, 6).astype("i")
+    loss = pipe.step(x, t)["loss"]
+    for optimizer in optimizers:
+        optimizer.update()
+    return loss
+
+
+def loss_with_parameters(comm, folder, ranks):
+    """Saves on the first of some numbers of ranks, and goes on with each of them."""
+    losses = {}
+    for n in ranks:
+        group = comm.Split(0 if comm.rank < n else MPI.UNDEFINED)
+        if group == MPI.COMM_NULL:
+            continue
+        np.random.seed(len(losses))
+        model = Divisible(*(L.Linear(6, 6) for _ in range(4)))
+        loss = L.Classifier(L.Linear(6, 4))
+        stage = model.divide(*Plan.uniform(4, n).range(comm.rank))
+        pipe = Pipeline(stage, group, 2, lossfun=loss, accfun=None, timeout=20)
+        # As a script does, on every rank; only the last one's loss is trained.
+        optimizers = [chainer.optimizers.Adam().setup(link) for link in (stage, loss)]
+
+        if not losses:
+            for i in range(2):
+                step_all(pipe, optimizers, i)
+            save_snapshot(f"{folder}/1", pipe, optimizers)
+        else:
+            load_snapshot(f"{folder}/1", pipe, optimizers)
+        losses[n] = [step_all(pipe, optimizers, i) for i in (2, 3)]
+    for found in losses.values():
+        assert_close(found, losses[ranks[0]])
+
+
+def test_a_loss_with_parameters(tmp_path):
+    assert_on_ranks(3, loss_with_parameters, str(tmp_path), [3, 2, 1])
+
+
 @pytest.mark.matrix
 def test_all_cuts_to_all_others(tmp_path):
     names = list(LAYOUTS)
