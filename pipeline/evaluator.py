@@ -25,9 +25,10 @@ class PipelineEvaluator(Evaluator):
     ranks are not used, and may be ``None``. The results are the same floats on every
     rank.
 
-    As many of the iterator's batches as the pipeline has microbatches are on their way
-    through the stages at once, each as one microbatch; so the iterator's batch size is
-    what a layer sees at a time, and may differ from that of training.
+    As many of the iterator's batches as the pipeline has microbatches are converted
+    together, cut anew into equal microbatches, and on their way through the stages at
+    once; so the iterator's batch size is about what a layer sees at a time, and may
+    differ from that of training.
 
     Args:
         iterator (chainer.dataset.Iterator or dict): The batches, without repetition.
@@ -39,11 +40,14 @@ class PipelineEvaluator(Evaluator):
         mean (str): ``'samples'`` for the means over all samples of the data set, or
             ``'batches'`` for what Chainer's own evaluator gives: the means of the
             batches' means, in which each sample of a smaller last batch counts more.
+        at_once (int or None): How many of the iterator's batches to take together;
+            by default as many as there are microbatches. Give 1 if samples of two
+            batches do not fit into one array, as in buckets of equal lengths.
         label_key (int, str or tuple): As for :class:`~pipeline.PipelineUpdater`.
         progress_bar (bool): Whether the rank of the first stage shows how far it is.
 
     Raises:
-        ValueError: If ``mean`` is neither of the two.
+        ValueError: If ``mean`` is neither of the two, or ``at_once`` not positive.
 
     Example:
         >>> import chainer
@@ -68,6 +72,7 @@ class PipelineEvaluator(Evaluator):
         eval_hook: Callable | None = None,
         *,
         mean: str = "samples",
+        at_once: int | None = None,
         label_key: Key | Sequence[Key] = -1,
         progress_bar: bool = False,
     ) -> None:
@@ -83,6 +88,8 @@ class PipelineEvaluator(Evaluator):
         )
         self.pipeline = pipeline
         self._mean = mean
+        # In one minibatch with others a batch would have no mean of its own.
+        self._at_once = 1 if mean == "batches" else _at_once(at_once, pipeline)
         self._reader = Reader(pipeline, converter, self.device, label_key, "evaluate")
 
     def evaluate(self) -> dict[str, float]:
@@ -97,12 +104,10 @@ class PipelineEvaluator(Evaluator):
         if self.eval_hook:
             self.eval_hook(self)
         iterator = self._iterators["main"]
-        # In one minibatch with others a batch would have no mean of its own.
         of_batches = self._mean == "batches"
-        at_once = 1 if of_batches else self.pipeline.schedule.n_microbatches
         means = _Means()
         with self._shown(iterator) as show:
-            for minibatch in _sweep(self._reader, iterator, at_once):
+            for minibatch in _sweep(self._reader, iterator, self._at_once):
                 result = self.pipeline.evaluate(minibatch.x, minibatch.t)
                 counted = {} if of_batches else self.pipeline.n_counted
                 rest = 1 if of_batches else minibatch.n_samples
@@ -129,6 +134,7 @@ def predict(
     converter: Callable = convert.concat_examples,
     device: Any = None,
     label_key: Key | Sequence[Key] | None = None,
+    at_once: int | None = None,
 ) -> Any:
     """Returns the model's outputs for a whole data set.
 
@@ -143,6 +149,7 @@ def predict(
         device: Where the converter is to put the arrays.
         label_key (int, str, tuple or None): Which of the converter's arrays are targets
             and not wanted here; ``None`` if all are inputs.
+        at_once (int or None): As for :class:`PipelineEvaluator`.
 
     Returns:
         array or tuple of arrays: What the last layer returns, samples along the first
@@ -167,7 +174,7 @@ def predict(
     iterator = iterators_of_rank(iterator, pipeline)["main"]
     outputs = [
         output if isinstance(output, tuple) else (output,)
-        for minibatch in _sweep(reader, iterator, pipeline.schedule.n_microbatches)
+        for minibatch in _sweep(reader, iterator, _at_once(at_once, pipeline))
         for output in [pipeline.predict(minibatch.x)]
     ]
     if not outputs:
@@ -175,6 +182,14 @@ def predict(
     xp = chainer.backend.get_array_module(*outputs[0])
     columns = tuple(xp.concatenate(column) for column in zip(*outputs))
     return columns[0] if len(columns) == 1 else columns
+
+
+def _at_once(chosen: int | None, pipeline: Pipeline) -> int:
+    if chosen is None:
+        return pipeline.schedule.n_microbatches
+    if chosen < 1:
+        raise ValueError(f"at_once must be positive, not {chosen}")
+    return chosen
 
 
 class _Means:

@@ -4,6 +4,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+import pytest
 from chainer.training import extensions
 from sklearn.datasets import load_digits
 
@@ -101,3 +102,36 @@ def ignored_labels(comm):
 
 def test_the_mean_leaves_out_ignored_labels():
     assert_on_ranks(2, ignored_labels)
+
+
+def buckets(comm):
+    """Batches whose samples have another length each."""
+    rng = np.random.RandomState(0)
+    data = [
+        (rng.rand(length, 4).astype("f"), np.int32(i % 3))
+        for length in (3, 5, 2)
+        for i in range(4)
+    ]
+    np.random.seed(1)
+    model = Divisible(lambda x: F.mean(x, axis=1), L.Linear(4, 3))
+    stage = model.divide(*Plan.uniform(2, comm.size).range(comm.rank))
+    pipe = Pipeline(stage, comm, n_microbatches=2, timeout=20)
+
+    def iterator():
+        if comm.rank == 0:
+            return chainer.iterators.SerialIterator(data, 4, False, False)
+        return None
+
+    result = PipelineEvaluator(iterator(), pipe, at_once=1)()
+    outputs = predict(pipe, iterator(), label_key=-1, at_once=1)
+    expected = np.concatenate([model(x[None]).array for x, _ in data])
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-6)
+    t = np.array([t for _, t in data])
+    loss = float(F.softmax_cross_entropy(expected, t).array)
+    np.testing.assert_allclose(result["main/loss"], loss, rtol=1e-5)
+    with pytest.raises(ValueError, match="at_once must be positive"):
+        PipelineEvaluator(iterator(), pipe, at_once=0)
+
+
+def test_batches_that_do_not_fit_together():
+    assert_on_ranks(2, buckets)
