@@ -20,6 +20,8 @@ SECONDS = ("forward", "backward_input", "backward_weight")
 #: Sizes that grow with the number of samples.
 SAMPLE_BYTES = (
     "output_bytes",
+    "passing_bytes",
+    "skip_bytes",
     "activation_bytes",
     "loose_output_bytes",
     "pending_bytes",
@@ -40,6 +42,9 @@ class LayerCost:
             of earlier microbatches.
         output_bytes: What is sent to later stages if the model is cut behind it: its
             output, and what skip connections carry past it.
+        passing_bytes: The latter part of it, which enters a later stage only if that is
+            where it is popped.
+        skip_bytes: What skip connections bring to it.
         activation_bytes: What is held from forward to backward because of it: what its
             own functions retain, and its output where it or the next layer does. The
             input counts with the layer before.
@@ -63,6 +68,8 @@ class LayerCost:
     backward_input: float
     backward_weight: float
     output_bytes: int = 0
+    passing_bytes: int = 0
+    skip_bytes: int = 0
     activation_bytes: int = 0
     parameter_bytes: int = 0
     optimizer_bytes: int = 0

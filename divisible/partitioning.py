@@ -269,13 +269,14 @@ def _solve(
     """Runs the dynamic program.
 
     Args:
-        costs: Gives the layers' workspace.
+        costs: Gives the layers' workspace and the skip connections.
         cost: Stage ``s`` of the layers ``i`` to ``j - 1`` costs the greater of
             ``cost[0][s, j] - cost[1][s, i]`` and ``cost[2][s, i]``.
         bounds: ``bounds[0][s, j] - bounds[1][s, i]`` is no more than that, and grows
             as ``i`` falls.
-        memory: The stage needs ``memory[0][s, j] - memory[1][s, i]`` and the workspace
-            of its layers; this must not exceed ``memory[2][s]``.
+        memory: The stage needs ``memory[0][s, j] - memory[1][s, i]``, what skip
+            connections bring, and the workspace of its layers; this must not exceed
+            ``memory[2][s]``.
         with_workspace: Whether the workspace is part of the cost.
         cap: Without it, the greatest cost of a stage is minimised. With it, no stage
             may cost more than this, and the sum of squares is minimised.
@@ -285,6 +286,9 @@ def _solve(
     """
     value, parents = _program()(
         *map(np.ascontiguousarray, (*cost, *bounds, *memory)),
+        costs.crossing,
+        costs.popped,
+        costs.inputs,
         costs.workspace,
         float(with_workspace),
         np.inf if cap is None else cap,
@@ -315,6 +319,9 @@ def _dynamic_program(
     memory_ends,
     memory_starts,
     limits,
+    crossing,
+    popped,
+    inputs,
     workspace,
     workspace_cost,
     cap,
@@ -342,7 +349,8 @@ def _dynamic_program(
                 peak = max(peak, workspace[i])
                 if before[i] == np.inf:
                     continue
-                if memory_ends[s, j] - memory_starts[s, i] + peak > limits[s]:
+                skips = inputs[s] * min(crossing[i], popped[j] - popped[i])
+                if memory_ends[s, j] - memory_starts[s, i] + skips + peak > limits[s]:
                     continue
                 cost = ends[s, j] - starts[s, i] + workspace_cost * peak
                 cost = max(cost, floor[s, i])

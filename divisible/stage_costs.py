@@ -5,9 +5,12 @@ which each is a difference of two numbers::
 
     seconds of layers i to j-1 = times[j] - times[i]
     bytes of layers i to j-1   = grows[j] - grows[i] + starts[i] + ends[j] + workspace
+                               + inputs * min(crossing[i], popped[j] - popped[i])
 
 `times` and `grows` are sums over the layers from the first one on; `starts` and `ends`
-depend on where the stage is cut off.
+depend on where the stage is cut off. A skip connection comes into a stage if it begins
+before and ends in it. Those are no more than all that are open where the stage begins,
+and no more than all that end in it; the lesser of the two is reckoned.
 """
 
 from __future__ import annotations
@@ -150,6 +153,10 @@ class StageCosts:
         grows: Shape (n_stages, n_layers + 1): bytes of the layers before.
         starts: Shape (n_stages, n_layers + 1): bytes on top for beginning there.
         ends: Shape (n_stages, n_layers + 1): bytes on top for ending there.
+        crossing: Shape (n_layers + 1,): bytes of skip connections over each position.
+        popped: Shape (n_layers + 1,): bytes of those that end before it.
+        inputs: Shape (n_stages,): for how many microbatches a stage holds what comes
+            in.
         workspace: Shape (n_layers,): what a layer needs while it runs.
         speeds: Shape (n_stages,).
         bandwidth: Shape (n_stages - 1,), bytes per second.
@@ -162,6 +169,9 @@ class StageCosts:
     grows: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
+    crossing: np.ndarray
+    popped: np.ndarray
+    inputs: np.ndarray
     workspace: np.ndarray
     speeds: np.ndarray
     bandwidth: np.ndarray
@@ -226,7 +236,10 @@ class StageCosts:
         n = len(profile)
         cut_bytes = np.zeros(n + 1)
         cut_bytes[1:n] = profile.column("output_bytes")[:-1]
-        input_bytes = cut_bytes.copy()
+        # Skips go straight to where they are popped, not through stages in between.
+        own_bytes = cut_bytes.copy()
+        own_bytes[1:n] -= profile.column("passing_bytes")[:-1]
+        input_bytes = own_bytes.copy()
         input_bytes[0] = profile.input_bytes
         loose = np.concatenate([[0.0], profile.column("loose_output_bytes")])
         fixed = 2 * profile.column("parameter_bytes") + profile.column(
@@ -244,7 +257,10 @@ class StageCosts:
             cut_bytes=cut_bytes,
             grows=_sums(fixed + graphs * held + pending * waiting),
             starts=(in_flight + 1) * input_bytes,
-            ends=cut_bytes + graphs * loose,
+            ends=own_bytes + graphs * loose,
+            crossing=cut_bytes - own_bytes,
+            popped=_sums(profile.column("skip_bytes")),
+            inputs=in_flight[:, 0] + 1,
             workspace=profile.column("workspace_bytes"),
             speeds=speeds,
             bandwidth=bandwidth,
@@ -289,6 +305,8 @@ class StageCosts:
             - self.grows[stage, start]
             + self.starts[stage, start]
             + self.ends[stage, end]
+            + self.inputs[stage]
+            * min(self.crossing[start], self.popped[end] - self.popped[start])
             + self.workspace[start:end].max()
         )
 

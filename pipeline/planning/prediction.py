@@ -128,8 +128,9 @@ def stage_sums(profile: Profile, cuts: Sequence[int]) -> dict[str, np.ndarray]:
     Returns:
         For each attribute of :class:`divisible.LayerCost` an array of shape
         (n_stages,): sums, for ``workspace_bytes`` the greatest; of ``output_bytes``
-        and ``loose_output_bytes`` those of the stage's last layer, and ``input_bytes``
-        those of its first one's input.
+        and ``loose_output_bytes`` those of the stage's last layer. Besides,
+        ``own_output_bytes``, without skips that pass by, and ``input_bytes``, of the
+        stage's first layer with the skips that come in.
     """
     starts, ends = np.array(cuts[:-1]), np.array(cuts[1:])
     sums = {
@@ -139,6 +140,7 @@ def stage_sums(profile: Profile, cuts: Sequence[int]) -> dict[str, np.ndarray]:
             "backward_input",
             "backward_weight",
             "activation_bytes",
+            "skip_bytes",
             "pending_bytes",
             "parameter_bytes",
             "optimizer_bytes",
@@ -149,8 +151,12 @@ def stage_sums(profile: Profile, cuts: Sequence[int]) -> dict[str, np.ndarray]:
     )
     for name in ("output_bytes", "loose_output_bytes"):
         sums[name] = profile.column(name)[ends - 1]
-    sums["input_bytes"] = np.concatenate(
-        [[profile.input_bytes], sums["output_bytes"][:-1]]
+    passing = profile.column("passing_bytes")[ends - 1]
+    sums["own_output_bytes"] = sums["output_bytes"] - passing
+    # As :class:`divisible.stage_costs.StageCosts` reckons them.
+    skips = np.minimum(np.concatenate([[0], passing[:-1]]), sums.pop("skip_bytes"))
+    sums["input_bytes"] = skips + np.concatenate(
+        [[profile.input_bytes], sums["own_output_bytes"][:-1]]
     )
     return sums
 
@@ -236,7 +242,7 @@ def fixed_memory(plan: Plan, schedule: Schedule, profile: Profile) -> np.ndarray
     """
     sums = stage_sums(profile, plan.cuts)
     ranks = np.array(schedule.stage_ranks)
-    passing = sums["workspace_bytes"] + sums["input_bytes"] + sums["output_bytes"]
+    passing = sums["workspace_bytes"] + sums["input_bytes"] + sums["own_output_bytes"]
     memory = np.zeros(schedule.n_ranks)
     np.maximum.at(memory, ranks, passing)
     np.add.at(memory, ranks, 2 * sums["parameter_bytes"] + sums["optimizer_bytes"])

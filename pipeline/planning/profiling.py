@@ -121,8 +121,14 @@ def profile(
             cost, inputs = layer.measure(inputs, counted, costs, repeat, begins)
             again.append(layer.held_again)
             skips.hand_over(position, inputs, counted)
-            output_bytes = cost.output_bytes + skips.nbytes
-            costs.append(dataclasses.replace(cost, output_bytes=output_bytes))
+            costs.append(
+                dataclasses.replace(
+                    cost,
+                    output_bytes=cost.output_bytes + skips.nbytes,
+                    passing_bytes=skips.nbytes,
+                    skip_bytes=_nbytes(skipped.values()),
+                )
+            )
             if progress is not None:
                 progress(position + 1, n)
         costs = _run_again(costs, again, model.recomputed)
@@ -170,11 +176,11 @@ class _Skips:
     @property
     def nbytes(self) -> int:
         """The bytes that cross a cut here besides the layer's output."""
-        return sum(
-            tensor.array.nbytes
-            for tensors, _ in self._carried.values()
-            for tensor in tensors
-        )
+        return _nbytes(tensors for tensors, _ in self._carried.values())
+
+
+def _nbytes(messages: Iterable[Tensors]) -> int:
+    return sum(tensor.array.nbytes for tensors in messages for tensor in tensors)
 
 
 class _Layer:

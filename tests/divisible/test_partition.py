@@ -1,6 +1,7 @@
 import itertools
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ def requests(draw):
         LayerCost(
             *draw(st.tuples(st.integers(1, 20), st.integers(0, 20), st.integers(0, 9))),
             output_bytes=draw(size),
+            skip_bytes=draw(size),
             activation_bytes=draw(size),
             parameter_bytes=draw(size),
             optimizer_bytes=draw(size),
@@ -42,6 +44,11 @@ def requests(draw):
             workspace_bytes=draw(size),
         )
         for _ in range(n)
+    ]
+    # Of what crosses a cut, a part may be of skip connections.
+    layers = [
+        replace(layer, passing_bytes=draw(st.integers(0, layer.output_bytes)))
+        for layer in layers
     ]
     loss = LayerCost(1, 1, 1, activation_bytes=7) if draw(st.booleans()) else None
     profile = Profile(layers, n_samples=1, input_bytes=draw(size), loss=loss)
@@ -106,6 +113,10 @@ def costs_of(profile, cuts, options):
         held = sum(c.activation_bytes for c in layers + loss)
         memory = sum(2 * c.parameter_bytes + c.optimizer_bytes for c in layers)
         memory += pending[s] * sum(c.pending_bytes for c in layers)
+        crossing = profile.layers[i - 1].passing_bytes if i else 0
+        skips = min(crossing, sum(c.skip_bytes for c in layers))
+        incoming += skips - crossing
+        outgoing -= layers[-1].passing_bytes if j < n else 0
         memory += max(c.workspace_bytes for c in layers) + incoming + outgoing
         # The one at work, and the last one, which is not recomputed.
         graphs = {"never": in_flight[s], "except_last": 2, "always": 1}[checkpoint]
@@ -300,3 +311,21 @@ def test_the_last_stage_recomputes_nothing():
     options = {"n_microbatches": 8, "checkpoint": "always"}
     assert partition(profile, 2, schedule="1f1b", **options).cuts == [0, 6, 14]
     assert partition(profile, 2, schedule="gpipe", **options).cuts == [0, 7, 14]
+
+
+def test_a_skip_takes_memory_where_it_ends_only():
+    """Not in the stages that it passes by, on its way straight to its end."""
+    skip = 10**6
+    layers = [
+        LayerCost(
+            1, 1, 1, output_bytes=10 + skip * (i < 3), passing_bytes=skip * (i < 3)
+        )
+        for i in range(4)
+    ]
+    layers[3] = replace(layers[3], skip_bytes=skip)
+    plan = partition(Profile(layers, n_samples=1, input_bytes=10), 4)
+    needed = [stage.memory for stage in plan.stages]
+    # For the one microbatch in flight there, and for the one that comes in.
+    assert needed[3] >= 2 * skip and max(needed[:3]) < skip
+    whole = partition(Profile(layers, n_samples=1, input_bytes=10), 1)
+    assert whole.stages[0].memory < skip

@@ -23,6 +23,8 @@ def uneven(n=8, n_samples=12):
             activation_bytes=int(random.randint(1000, 5000)),
             parameter_bytes=int(random.randint(1000, 5000)),
             pending_bytes=int(random.randint(1000, 5000)),
+            passing_bytes=500 * (2 <= i < 6),
+            skip_bytes=300 * (i == 4) + 500 * (i == 6),
             name=f"layer {i}",
         )
         for i in range(n)
