@@ -9,7 +9,9 @@ CuPy                 any other              page-locked arrays of the host, and 
 ===================  =====================  ===========================================
 
 The two for CuPy have not yet run on a GPU. NCCL is not used: it needs a device for
-each rank, and none with several has been at hand to build it on.
+each rank, and none with several has been at hand to build it on. It would need care:
+its kernels wait on the device for the other rank, without a deadline, and may keep
+those that this rank has to run first from starting.
 """
 
 from __future__ import annotations

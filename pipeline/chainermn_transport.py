@@ -43,6 +43,9 @@ class ChainerMNTransport:
 
     receiver = sender
 
+    def look(self) -> None:
+        """Does nothing: what is sent is waited for."""
+
     def flush(self) -> None:
         """Does nothing: what was sent has been received."""
 

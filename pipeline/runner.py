@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence, Set
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from pipeline.actions import Route
 from pipeline.message import Tensors
+from pipeline.progress import Progress
 from pipeline.schedule import Action, Message, Operation, Schedule, lower
 from pipeline.stage import Stage
 from pipeline.transport import Receiver, Sender, Transport
@@ -184,6 +186,8 @@ class Runner:
         for name, start, end in routes:
             self._found.setdefault((end, True), []).append((name, start))
             self._found.setdefault((start, False), []).append((name, end))
+        is_alone = not (self._senders or self._receivers)
+        self._progress = nullcontext() if is_alone else Progress(transport.look)
         self.record: Record | None = None
 
     def run(self, program: RankProgram, inputs: Sequence[Any]) -> list[Any]:
@@ -219,7 +223,10 @@ class Runner:
         for operation, action in zip(program.operations, program.next_actions):
             times.append(clock())
             if isinstance(operation, Action):
-                result, skips = self._compute(operation, results, program.recomputed)
+                with self._progress:
+                    result, skips = self._compute(
+                        operation, results, program.recomputed
+                    )
                 if operation.kind == "F" and operation.stage == last:
                     outputs[operation.microbatch] = result
                 elif operation.kind in "FBI":

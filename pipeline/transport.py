@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 import pickle
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
@@ -37,6 +38,10 @@ from pipeline.message import Signature, Tensor, signature
 # MPI counts are 32-bit in MPI 3, so a message has at most 2 GiB; larger arrays go
 # in pieces of this many bytes.
 PIECE_BYTES = 1 << 30
+# Looks at messages while a rank computes: not more often than this, so that they cost
+# nothing, with a tag of no message.
+LOOK_SECONDS = 1e-3
+NO_TAG = 32764
 
 
 class Transport:
@@ -69,6 +74,7 @@ class Transport:
         #: Called while waiting; may raise to end the wait.
         self.watch: Callable[[], None] = lambda: None
         self._sent: list[list[MPI.Request]] = []
+        self._next_look = 0.0
 
     def sender(self, channel: int, peer: int) -> Sender:
         """Returns this rank's end of a channel that leads to rank ``peer``."""
@@ -89,6 +95,14 @@ class Transport:
         self._sent.append(requests)
         # Not in the order of sending: what goes past other stages waits for longer.
         self._sent = [some for some in self._sent if not MPI.Request.Testall(some)]
+
+    def look(self) -> None:
+        """Lets MPI go on with the messages that are under way; to be called often."""
+        now = time.perf_counter()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            # Nobody sends with this tag; what counts is the call.
+            self.comm.Iprobe(MPI.ANY_SOURCE, NO_TAG)
 
     def flush(self) -> None:
         """Waits until everything sent has left.

@@ -1,5 +1,6 @@
 """The order of things on one rank, with a transport that only takes notes."""
 
+import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
@@ -39,6 +40,10 @@ class Notes(list):
 
     def __init__(self, answer):
         self._answer = answer
+        self.n_looks = 0
+
+    def look(self):
+        self.n_looks += 1
 
     def sender(self, channel, peer):
         return Channel(self, (channel, peer), self._answer)
@@ -96,6 +101,16 @@ def run_1f1b():
     runner, notes = first_rank()
     run(runner, one_f_one_b(2, N_MICROBATCHES))
     return runner, notes
+
+
+@pytest.mark.parametrize("make", [one_f_one_b, zero_bubble_h1])
+def test_looks_at_messages_between_the_layers(make):
+    layers = Divisible(L.Linear(4, 4), F.relu, L.Linear(4, 4), F.relu, L.Linear(4, 3))
+    runner, notes = first_rank(layers=layers)
+    run(runner, make(2, N_MICROBATCHES))
+    # After each function, forward and backward; nobody else's functions are seen.
+    assert notes.n_looks >= 2 * 5 * N_MICROBATCHES
+    assert not chainer.get_function_hooks()
 
 
 def test_record_has_two_times_for_each_operation():
