@@ -68,8 +68,8 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_cluster_argument(parser)
-    parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--microbatches", type=int, nargs="+", default=[2, 3, 5, 12])
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2])
+    parser.add_argument("--microbatches", type=int, nargs="+", default=[2, 3, 5])
     parser.add_argument("--cpu", type=float, default=1.6, help="of all hosts, in cores")
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=32)

@@ -38,8 +38,10 @@ from pipeline.message import Signature, Tensor, signature
 # MPI counts are 32-bit in MPI 3, so a message has at most 2 GiB; larger arrays go
 # in pieces of this many bytes.
 PIECE_BYTES = 1 << 30
-# Looks at messages while a rank computes: not more often than this, so that they cost
-# nothing, with a tag of no message.
+# Looks at messages while a rank computes: only if some are so large that they do not
+# fit into the buffers of MPI and of the network, and not more often than this; with a
+# tag of no message.
+LARGE_BYTES = 1 << 20
 LOOK_SECONDS = 1e-3
 NO_TAG = 32764
 
@@ -74,6 +76,7 @@ class Transport:
         #: Called while waiting; may raise to end the wait.
         self.watch: Callable[[], None] = lambda: None
         self._sent: list[list[MPI.Request]] = []
+        self._has_large = False
         self._next_look = 0.0
 
     def sender(self, channel: int, peer: int) -> Sender:
@@ -90,6 +93,11 @@ class Transport:
         narrows = wire is not None and dtype.kind == "f"
         return wire if narrows and wire.itemsize < dtype.itemsize else dtype
 
+    def notice(self, pieces: Sequence[np.ndarray]) -> None:
+        """Sees whether there are large messages."""
+        if not self._has_large:
+            self._has_large = max(piece.size for piece in pieces) >= LARGE_BYTES
+
     def keep(self, requests: list[MPI.Request]) -> None:
         """Keeps sends, and with them their buffers, until they are complete."""
         self._sent.append(requests)
@@ -97,7 +105,9 @@ class Transport:
         self._sent = [some for some in self._sent if not MPI.Request.Testall(some)]
 
     def look(self) -> None:
-        """Lets MPI go on with the messages that are under way; to be called often."""
+        """Lets MPI go on with large messages that are under way; to be called often."""
+        if not self._has_large:
+            return
         now = time.perf_counter()
         if now >= self._next_look:
             self._next_look = now + LOOK_SECONDS
@@ -153,6 +163,7 @@ class Sender(_Channel):
             if array is not None
         ]
         pieces = list(_pieces(buffers))
+        transport.notice(pieces)
         new = signature(message)
         agreed = self._agreed.get(microbatch)
         if new == agreed:
@@ -295,9 +306,10 @@ class _ReceiveBuffer:
             for spec in agreed
             if spec.shape is not None
         ]
+        pieces = list(_pieces(self.arrays))
+        transport.notice(pieces)
         self.requests = [
-            transport.comm.Recv_init([piece, MPI.BYTE], peer, tag)
-            for piece in _pieces(self.arrays)
+            transport.comm.Recv_init([piece, MPI.BYTE], peer, tag) for piece in pieces
         ]
         self._references_if_free = self._references()
 
