@@ -27,6 +27,10 @@ MICROBATCHES = {
 }
 #: Microbatches of 600, 240, 120, 60 and 30 samples in Fig. 9 to 11.
 SIZES_MICROBATCHES = (1, 2, 5, 10, 20, 40)
+#: How many of the first layers say how fast hosts are that are all busy, and into how
+#: many parts the minibatch is cut for it at least.
+PROBE_LAYERS = {"mlp": 2, "vgg16": 5, "resnet50": 3}
+PROBE_PARTS = 5
 #: Input sizes of Fig. 9 to 11.
 PAPER_SIZES = (1000, 2000, 3000, 5000, 10000)
 PAPER_WIDTH = 5000
@@ -81,6 +85,11 @@ class Point:
     def samples(self) -> int:
         """Samples of the largest microbatch."""
         return -(-self.batch // self.microbatches)
+
+    @property
+    def probe_samples(self) -> int:
+        """Samples in the probe of the hosts' speed: at most those of a part."""
+        return min(self.samples, -(-self.batch // PROBE_PARTS))
 
     def on(self, cpu: float) -> Hosts:
         """Returns the hosts.

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from divisible import Network, Plan, Profile
-from paper_tables.points import FIT, SERIAL, Point
+from divisible.layer_costs import interpolate
+from paper_tables.points import FIT, PROBE_LAYERS, SERIAL, Point
 from paper_tables.samples import Sample, median, read
 
 #: The sizes of microbatch at which layers are profiled, as parts of the minibatch.
@@ -35,9 +36,11 @@ class Row:
         cuts: Where the model was cut.
         equation: Seconds by equation (3), whose constants come from three points of
             the same series; ``None`` on one host.
-        predicted: Seconds simulated from profiles of the layers on a whole core.
+        predicted: Seconds simulated from profiles of the layers on a whole core and
+            the speed of the hosts, as a probe found it.
+        relative_speed: Of the hosts in the probe, for one that is their share of it.
         simulated: Seconds simulated from the times of the stages in these very steps.
-        bound: Seconds that no schedule on equal hosts can fall below: those of the
+        bound: Seconds that no schedule on such hosts can fall below: those of the
             slowest layer in all microbatches, or of all layers spread evenly.
     """
 
@@ -47,6 +50,7 @@ class Row:
     cuts: list[int]
     equation: float | None
     predicted: float
+    relative_speed: float
     simulated: float
     bound: float
 
@@ -84,7 +88,12 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
         if point.serial not in samples or point.schedule == SERIAL:
             continue
         equation = equations[point.series]
-        predicted, simulated, bound = _simulate(folder, point, samples[point], cpu)
+        files = profile_files(folder, point).values()
+        profiles = [Profile.load(file) for file in files]
+        speed = _speed(point, profiles, samples[point])
+        predicted, simulated, bound = _simulate(
+            point, profiles, speed, samples[point], point.on(cpu).bandwidth
+        )
         found[point] = Row(
             point,
             [sample.seconds for sample in samples[point]],
@@ -92,6 +101,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
             samples[point][-1].cuts,
             None if equation is None else float(equation(point.microbatches)),
             predicted,
+            speed / point.on(cpu).share,
             simulated,
             bound,
         )
@@ -128,28 +138,35 @@ def _equation(series: Point, seconds: dict[int, float]):
     return PerformanceModel.fit(series.hosts, chosen, [seconds[m] for m in chosen])
 
 
+def _speed(point: Point, profiles: list[Profile], samples: list[Sample]) -> float:
+    """Returns the hosts' speed in the probe, relative to that of the profiles."""
+    layers = interpolate(profiles, point.probe_samples).layers
+    alone = sum(layer.seconds for layer in layers[: PROBE_LAYERS[point.model]])
+    return alone / float(np.median([sample.probe for sample in samples]))
+
+
 def _simulate(
-    folder: Path, point: Point, samples: list[Sample], cpu: float
+    point: Point,
+    profiles: list[Profile],
+    speed: float,
+    samples: list[Sample],
+    bandwidth: float,
 ) -> tuple[float, float, float]:
     """Returns the seconds simulated from profiles, from stages, and the bound."""
-    from pipeline.planning.prediction import interpolate, predict, run
+    from pipeline.planning.prediction import predict, run
 
-    hosts = point.on(cpu)
     cuts = samples[-1].cuts
     latency = float(np.median([sample.latency for sample in samples]))
-    network = Network(hosts.bandwidth, latency)
-    profiles = [Profile.load(file) for file in profile_files(folder, point).values()]
+    network = Network(bandwidth, latency)
     plan = Plan(cuts, n_microbatches=point.microbatches, schedule=point.schedule)
-    timeline = predict(
-        plan, profiles, batch=point.batch, network=network, speeds=hosts.share
-    )
+    timeline = predict(plan, profiles, batch=point.batch, network=network, speeds=speed)
     largest = interpolate(profiles, point.samples)
     edges = [cut - 1 for cut in cuts[1:-1]]
-    transfer = largest.column("output_bytes")[edges] / hosts.bandwidth
+    transfer = largest.column("output_bytes")[edges] / bandwidth
     schedule, costs = _measured(point, samples, transfer, latency)
     layers = [cost.seconds for cost in largest.layers]
     most = max(max(layers), sum(layers) / point.hosts)
-    bound = point.microbatches * most / hosts.share
+    bound = point.microbatches * most / speed
     return timeline.makespan, run(schedule, costs, network).makespan, bound
 
 

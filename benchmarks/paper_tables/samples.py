@@ -24,6 +24,8 @@ class Sample:
         backward_input: Of I, or of B if it was not split.
         backward_weight: Of W.
         latency: Seconds of a message of 8 bytes.
+        probe: Mean seconds that the hosts took for the model's first layers, all at
+            once, before any step.
         machine: Where.
         load: Load average when the hosts came up.
         date: When.
@@ -37,6 +39,7 @@ class Sample:
     backward_input: list[float]
     backward_weight: list[float]
     latency: float
+    probe: float
     machine: str
     load: float
     date: str

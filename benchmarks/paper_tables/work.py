@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from divisible import Divisible, profile
 from paper_tables.models import build, minibatch
-from paper_tables.points import SERIAL, Point, from_json
+from paper_tables.points import PROBE_LAYERS, SERIAL, Point, from_json
 from paper_tables.samples import Sample, append
 from pipeline import Pipeline, abort_on_error
 
@@ -58,6 +58,8 @@ class Steps:
         self._latency = latency(comm)
         self._where, load = machine("numpy", "chainer", "mpich").rsplit(", ", 1)
         self._load = float(load.split()[-1])
+        # Seconds by the samples of the probe.
+        self._probes: dict[int, float] = {}
         # The stage of the last point, by what it depends on.
         self._stage: tuple[Any, Divisible | None] = (None, None)
 
@@ -69,6 +71,7 @@ class Steps:
         """
         for entry in todo:
             point = from_json(entry["point"])
+            probe = self._probe(point)
             step = self._undivided if point.schedule == SERIAL else self._pipelined
             seconds, costs = step(point, entry["cuts"])
             if self._comm.rank == 0:
@@ -79,12 +82,28 @@ class Steps:
                     entry["cuts"],
                     *costs,
                     latency=self._latency,
+                    probe=probe,
                     machine=self._where,
                     load=self._load,
                     date=time.strftime("%Y-%m-%d"),
                 )
                 append(self._file, sample)
                 print(f"{point}: {seconds:.3f} s", flush=True)
+
+    def _probe(self, point: Point) -> float:
+        """Returns what the first layers take while all hosts are busy with them.
+
+        A host with a tenth of a core finds its caches cold whenever its turn comes, and
+        takes more than ten times as long as one with a whole core.
+        """
+        n = point.probe_samples
+        if n not in self._probes:
+            x, _ = minibatch(point, n)
+            first = Divisible(*list(build(point))[: PROBE_LAYERS[point.model]])
+            quiet_barrier(self._comm, PAUSE)
+            seconds = sum(layer.seconds for layer in profile(first, x, repeat=3).layers)
+            self._probes[n] = self._comm.allreduce(seconds) / self._comm.size
+        return self._probes[n]
 
     def _pipelined(self, point: Point, cuts: list[int]) -> tuple[float, list]:
         x, t = minibatch(point, point.batch)
