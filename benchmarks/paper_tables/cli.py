@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import subprocess
 import sys
 import time
@@ -26,6 +27,9 @@ SCRIPT = Path(__file__).with_name("__main__.py")
 ROOT = SCRIPT.parents[2]
 #: Core seconds that an undivided step takes, about: for the estimate only.
 CORE_SECONDS = {"mlp": 2.0e-6, "vgg16": 4.3, "resnet50": 16.0}
+#: The C library then gives no memory back to the system, which would have to clear it
+#: at every step.
+MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 #: Seconds that the hosts of a group may take.
 DEADLINE = 4 * 3600
 
@@ -66,6 +70,9 @@ def main() -> None:
     failed: list[str] = []
     if todo:
         prepare()
+        # What a step frees is kept for the next one, so that the first step of a point
+        # is like any other.
+        os.environ.update(MALLOC)
         arguments.output.mkdir(parents=True, exist_ok=True)
         failed = measure(arguments, todo, file)
     command = [sys.executable, SCRIPT.parent, *sys.argv[1:], "--write"]

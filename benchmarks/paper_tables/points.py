@@ -27,9 +27,7 @@ MICROBATCHES = {
 }
 #: Microbatches of 600, 240, 120, 60 and 30 samples in Fig. 9 to 11.
 SIZES_MICROBATCHES = (1, 2, 5, 10, 20, 40)
-#: How many of the first layers say how fast hosts are that are all busy, and into how
-#: many parts the minibatch is cut for it at least.
-PROBE_LAYERS = {"mlp": 2, "vgg16": 5, "resnet50": 3}
+#: Into how many parts the minibatch is cut at least to find the speed of busy hosts.
 PROBE_PARTS = 5
 #: Input sizes of Fig. 9 to 11.
 PAPER_SIZES = (1000, 2000, 3000, 5000, 10000)
@@ -147,11 +145,17 @@ def figures(scale: Scale) -> dict[int, list[Point]]:
             for m in SIZES_MICROBATCHES
         ]
     for figure, model in ((13, "vgg16"), (14, "resnet50")):
+        # With one or two microbatches all wait for all, wherever the cuts are.
+        numbers = MICROBATCHES[model]
         found[figure] = [
             scale.of(model, hosts, m, cut=cut, schedule=schedule)
             for hosts in (2, 4, 8, 16)
-            for cut, schedule in ((EQUAL, "1f1b"), (OURS, "1f1b"), (OURS, "zb_h1"))
-            for m in MICROBATCHES[model]
+            for cut, schedule, first in (
+                (EQUAL, "1f1b", 0),
+                (OURS, "1f1b", 2),
+                (OURS, "zb_h1", 2),
+            )
+            for m in numbers[first:]
         ]
     return {
         figure: [point for point in points if point.microbatches <= point.batch]

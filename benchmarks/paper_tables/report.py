@@ -128,9 +128,9 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         "- **eq. (3)**: the paper's model, its three constants from three measured"
         " points of the same row of hosts, and its error against the measured step;",
         "- **simulated before**: from profiles of the layers on a whole core, the links"
-        " and the speed of the hosts, without any step. A probe of the first layers on"
-        " all hosts at once finds the speed, in brackets relative to their share of a"
-        " core: a host finds its caches cold whenever its turn comes;",
+        " and the speed of the hosts, without any step. The speed is what the hosts had"
+        " when each ran its layers alone, all at once, in brackets relative to their"
+        " share of a core: a host finds its caches cold whenever its turn comes;",
         "- **simulated after**: from the times of each stage in the measured steps;",
         "- **paper**: the speed-up printed there. It prints those of the text only.",
         "",

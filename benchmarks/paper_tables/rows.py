@@ -11,7 +11,7 @@ import numpy as np
 
 from divisible import Network, Plan, Profile
 from divisible.layer_costs import interpolate
-from paper_tables.points import FIT, PROBE_LAYERS, SERIAL, Point
+from paper_tables.points import FIT, SERIAL, Point
 from paper_tables.samples import Sample, median, read
 
 #: The sizes of microbatch at which layers are profiled, as parts of the minibatch.
@@ -141,7 +141,7 @@ def _equation(series: Point, seconds: dict[int, float]):
 def _speed(point: Point, profiles: list[Profile], samples: list[Sample]) -> float:
     """Returns the hosts' speed in the probe, relative to that of the profiles."""
     layers = interpolate(profiles, point.probe_samples).layers
-    alone = sum(layer.seconds for layer in layers[: PROBE_LAYERS[point.model]])
+    alone = sum(layer.seconds for layer in layers)
     return alone / float(np.median([sample.probe for sample in samples]))
 
 

@@ -24,8 +24,8 @@ class Sample:
         backward_input: Of I, or of B if it was not split.
         backward_weight: Of W.
         latency: Seconds of a message of 8 bytes.
-        probe: Mean seconds that the hosts took for the model's first layers, all at
-            once, before any step.
+        probe: Seconds of all layers, of which each host took its part while the
+            others took theirs, before any step.
         machine: Where.
         load: Load average when the hosts came up.
         date: When.

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
+import chainer
 import numpy as np
 from _common import machine, quiet_barrier
 from _hosts import PAUSE
@@ -18,8 +19,8 @@ from _mlp import measured_costs, step_seconds, undivided_step
 from mpi4py import MPI
 
 from divisible import Divisible, profile
-from paper_tables.models import build, minibatch
-from paper_tables.points import PROBE_LAYERS, SERIAL, Point, from_json
+from paper_tables.models import build, cuts, minibatch
+from paper_tables.points import SERIAL, Point, from_json
 from paper_tables.samples import Sample, append
 from pipeline import Pipeline, abort_on_error
 
@@ -91,18 +92,25 @@ class Steps:
                 print(f"{point}: {seconds:.3f} s", flush=True)
 
     def _probe(self, point: Point) -> float:
-        """Returns what the first layers take while all hosts are busy with them.
+        """Returns what the layers take while all hosts are busy with some of them.
 
         A host with a tenth of a core finds its caches cold whenever its turn comes, and
         takes more than ten times as long as one with a whole core.
         """
         n = point.probe_samples
         if n not in self._probes:
+            start, end = cuts(point.serial, [], 0.0)[self._comm.rank :][:2]
             x, _ = minibatch(point, n)
-            first = Divisible(*list(build(point))[: PROBE_LAYERS[point.model]])
+            if start > 0:
+                with chainer.no_backprop_mode():
+                    shape = build(point).divide(0, start)(x[:1]).shape[1:]
+                x = np.random.RandomState(0).randn(n, *shape).astype(x.dtype)
+            layers = list(build(point))[start:end]
             quiet_barrier(self._comm, PAUSE)
-            seconds = sum(layer.seconds for layer in profile(first, x, repeat=3).layers)
-            self._probes[n] = self._comm.allreduce(seconds) / self._comm.size
+            costs = profile(Divisible(*layers), x, repeat=3).layers
+            quiet_barrier(self._comm, PAUSE)
+            seconds = sum(layer.seconds for layer in costs)
+            self._probes[n] = self._comm.allreduce(seconds)
         return self._probes[n]
 
     def _pipelined(self, point: Point, cuts: list[int]) -> tuple[float, list]:
