@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
+
+
+@contextlib.contextmanager
+def written_aside(path: str | os.PathLike) -> Iterator[str]:
+    """Lets a block write a file that appears only when the block has ended well.
+
+    Args:
+        path: Of the file; what is there is replaced.
+
+    Yields:
+        Where to write instead, in the same directory.
+    """
+    aside = f"{os.fspath(path)}.tmp{os.getpid()}"
+    try:
+        yield aside
+        os.replace(aside, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside)
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:
@@ -14,8 +35,6 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
         path: Where to write.
         content: Dictionaries, lists, texts and finite numbers.
     """
-    aside = f"{os.fspath(path)}.tmp{os.getpid()}"
-    with open(aside, "w", encoding="utf-8") as file:
+    with written_aside(path) as aside, open(aside, "w", encoding="utf-8") as file:
         json.dump(content, file, indent=1, allow_nan=False)
         file.write("\n")
-    os.replace(aside, path)

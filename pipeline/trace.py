@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 
+from divisible.files import written_aside
 from pipeline.timeline import Event, Timeline
 
 
@@ -17,11 +18,10 @@ def save_trace(timeline: Timeline, path: str | os.PathLike) -> None:
         timeline: What to write.
         path: Where to write.
     """
-    aside = f"{os.fspath(path)}.tmp{os.getpid()}"
     about = {"name": timeline.name, "n_ranks": timeline.n_ranks}
     if timeline.peak_memory is not None:
         about["peak_memory"] = timeline.peak_memory.tolist()
-    with open(aside, "w", encoding="utf-8") as file:
+    with written_aside(path) as aside, open(aside, "w", encoding="utf-8") as file:
         file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)},\n')
         file.write('"traceEvents": [\n')
         rows = [
@@ -52,7 +52,6 @@ def save_trace(timeline: Timeline, path: str | os.PathLike) -> None:
             }
             file.write(f",\n{json.dumps(entry)}")
         file.write("\n]}\n")
-    os.replace(aside, path)
 
 
 def load_trace(path: str | os.PathLike) -> Timeline:

@@ -11,6 +11,7 @@ import numpy as np
 from chainer.serializers import NpzDeserializer
 
 from divisible import Divisible, Plan
+from divisible.files import written_aside
 from pipeline.snapshots import files
 from pipeline.snapshots import state as states
 from pipeline.snapshots.files import Snapshot
@@ -127,20 +128,16 @@ def export_npz(snapshot: str | os.PathLike, path: str | os.PathLike) -> None:
         >>> bool((serial[0].W.array == model[0].W.array).all())
         True
     """
-    source, path = Snapshot.open(snapshot), Path(path)
+    source = Snapshot.open(snapshot)
     source.verify()
-    aside = path.with_name(path.name + ".partial")
     with source.of_layers(range(source.n_layers), "model/") as arrays:
         model = {
             # As Chainer writes what has no value yet.
             key: np.asarray(None) if states.is_none(value) else value
             for key, value in arrays.items()
         }
-        try:
-            files.write_arrays(aside, model)
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
+        with written_aside(path) as aside:
+            files.write_arrays(Path(aside), model)
 
 
 def import_npz(
