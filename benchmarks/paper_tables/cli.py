@@ -14,6 +14,8 @@ from _hosts import HostsFailedError, add_cluster_argument, prepare, read_job, ru
 
 from paper_tables.points import (
     BATCH,
+    PROBES,
+    SAMPLES,
     Point,
     Scale,
     figures,
@@ -21,7 +23,7 @@ from paper_tables.points import (
     to_json,
     with_serial,
 )
-from paper_tables.samples import read
+from paper_tables.samples import read, read_probes
 
 SCRIPT = Path(__file__).with_name("__main__.py")
 ROOT = SCRIPT.parents[2]
@@ -46,7 +48,7 @@ def main() -> None:
     arguments = parse()
     scale = Scale(arguments.width, arguments.image, arguments.batch)
     wanted = {
-        figure: points
+        figure: [p for p in points if p.hosts in (arguments.hosts or [p.hosts])]
         for figure, points in figures(scale).items()
         if figure in arguments.figures
     }
@@ -60,21 +62,21 @@ def main() -> None:
         return
     rounds = 1 if arguments.quick else arguments.rounds
     points = with_serial(itertools.chain.from_iterable(wanted.values()))
-    file = arguments.output / "samples.jsonl"
-    todo = missing_rounds(file, points, rounds)
+    todo = missing_rounds(arguments.output / SAMPLES, points, rounds)
+    probes = missing_probes(arguments.output / PROBES, points)
     seconds = sum(estimate(point, arguments.cpu) for point, _ in todo)
     print(f"{len(todo)} of {len(points) * rounds} steps to measure, about", end=" ")
-    print(f"{seconds / 60:.0f} minutes, besides profiles", flush=True)
+    print(f"{seconds / 60:.0f} minutes, besides profiles and probes", flush=True)
     if arguments.list:
         return
     failed: list[str] = []
-    if todo:
+    if todo or probes:
         prepare()
         # What a step frees is kept for the next one, so that the first step of a point
         # is like any other.
         os.environ.update(MALLOC)
         arguments.output.mkdir(parents=True, exist_ok=True)
-        failed = measure(arguments, todo, file)
+        failed = measure(arguments, todo, probes)
     command = [sys.executable, SCRIPT.parent, *sys.argv[1:], "--write"]
     subprocess.run(command, check=True)
     if failed:
@@ -99,6 +101,7 @@ def parse() -> argparse.Namespace:
         metavar="N",
         help="of 6, 8, 9, 10, 11, 13, 14; Fig. 7 and 12 come with 6",
     )
+    add("--hosts", type=int, nargs="+", metavar="N", help="only on so many")
     add("--quick", action="store_true", help="some points, one step each")
     add("--list", action="store_true", help="only say how much there is to measure")
     add("--write", action="store_true", help="only write the tables")
@@ -127,6 +130,17 @@ def missing_rounds(
     ]
 
 
+def missing_probes(file: Path, points: list[Point]) -> dict[Point, list[int]]:
+    """Returns the samples of probes that were not made, by a point of their hosts."""
+    done = read_probes(file)
+    groups: dict[tuple, set[int]] = {}
+    for point in points:
+        if (point.group, point.probe_samples) not in done:
+            groups.setdefault(point.group, set()).add(point.probe_samples)
+    firsts = {point.group: point for point in reversed(points)}
+    return {firsts[group]: sorted(samples) for group, samples in groups.items()}
+
+
 def estimate(point: Point, cpu: float) -> float:
     """Estimates the seconds of a step: equation (2) on the hosts' shares of a core."""
     seconds = CORE_SECONDS[point.model] * point.batch / BATCH[point.model]
@@ -137,21 +151,27 @@ def estimate(point: Point, cpu: float) -> float:
 
 
 def measure(
-    arguments: argparse.Namespace, todo: list[tuple[Point, int]], file: Path
+    arguments: argparse.Namespace,
+    todo: list[tuple[Point, int]],
+    probes: dict[Point, list[int]],
 ) -> list[str]:
     """Brings the hosts of one group after the other up and measures on them.
+
+    Args:
+        arguments: Of the command line.
+        todo: Points and rounds.
+        probes: Samples of probes, by a point of their hosts.
 
     Returns:
         What failed, in words; the groups after it are measured nevertheless.
     """
     from paper_tables.models import cuts
 
-    groups: dict[tuple, list[tuple[Point, int]]] = {}
-    for point, number in todo:
-        groups.setdefault(point.group, []).append((point, number))
+    points = {point.group: point for point in (*probes, *(point for point, _ in todo))}
+    samples = {point.group: samples for point, samples in probes.items()}
     failed = []
-    for group, entries in groups.items():
-        point = entries[0][0]
+    for group, point in points.items():
+        entries = [entry for entry in todo if entry[0].group == group]
         hosts = point.on(arguments.cpu)
         try:
             profiles = profile(arguments, point)
@@ -159,12 +179,18 @@ def measure(
                 {
                     "point": to_json(each),
                     "round": number,
-                    "cuts": cuts(each, profiles, hosts.bandwidth),
+                    "cuts": cuts(each, profiles, hosts),
                 }
                 for each, number in entries
             ]
             print(f"{time.strftime('%H:%M')} {group}: {len(words)} steps", flush=True)
-            job = {"task": "steps", "todo": words, "file": str(file.resolve())}
+            job = {
+                "task": "steps",
+                "todo": words,
+                "point": to_json(point),
+                "probes": samples.get(group, []),
+                "folder": str(arguments.output.resolve()),
+            }
             run(arguments.cluster, hosts, SCRIPT, job, DEADLINE)
         except (HostsFailedError, subprocess.TimeoutExpired) as error:
             failed.append(f"{group}: {error}")

@@ -17,6 +17,7 @@ from paper_tables.points import (
     MLP_LAYERS,
     OURS,
     RATE,
+    SAMPLES,
     Point,
     Scale,
 )
@@ -109,7 +110,7 @@ def write(
 
 def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
     """Says what was done, and on what."""
-    samples = [s for group in read(folder / "samples.jsonl").values() for s in group]
+    samples = [s for group in read(folder / SAMPLES).values() for s in group]
     machines = sorted({sample.machine for sample in samples})
     loads = [sample.load for sample in samples]
     return [
@@ -129,8 +130,8 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         " points of the same row of hosts, and its error against the measured step;",
         "- **simulated before**: from profiles of the layers on a whole core, the links"
         " and the speed of the hosts, without any step. The speed is what the hosts had"
-        " when each ran its layers alone, all at once, in brackets relative to their"
-        " share of a core: a host finds its caches cold whenever its turn comes;",
+        " when all ran their layers with nothing to wait for, in brackets relative to"
+        " their share of a core: a host finds its caches cold whenever its turn comes;",
         "- **simulated after**: from the times of each stage in the measured steps;",
         "- **paper**: the speed-up printed there. It prints those of the text only.",
         "",

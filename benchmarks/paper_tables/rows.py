@@ -11,8 +11,8 @@ import numpy as np
 
 from divisible import Network, Plan, Profile
 from divisible.layer_costs import interpolate
-from paper_tables.points import FIT, SERIAL, Point
-from paper_tables.samples import Sample, median, read
+from paper_tables.points import FIT, PROBES, SAMPLES, SERIAL, Point
+from paper_tables.samples import Sample, median, read, read_probes
 
 #: The sizes of microbatch at which layers are profiled, as parts of the minibatch.
 PROFILED = (1, 5, 20, 80)
@@ -38,7 +38,7 @@ class Row:
             the same series; ``None`` on one host.
         predicted: Seconds simulated from profiles of the layers on a whole core and
             the speed of the hosts, as a probe found it.
-        relative_speed: Of the hosts in the probe, for one that is their share of it.
+        relative_speed: Of the hosts in the probe; 1 where it is their share of a core.
         simulated: Seconds simulated from the times of the stages in these very steps.
         bound: Seconds that no schedule on such hosts can fall below: those of the
             slowest layer in all microbatches, or of all layers spread evenly.
@@ -77,7 +77,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
         points: What to look for.
         cpu: Of all hosts together, in cores.
     """
-    samples = read(folder / "samples.jsonl")
+    samples, probes = read(folder / SAMPLES), read_probes(folder / PROBES)
     found = {}
     measured = [p for p in dict.fromkeys(points) if p in samples]
     equations = {
@@ -85,12 +85,13 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
         for series, group in _by_series(measured).items()
     }
     for point in measured:
-        if point.serial not in samples or point.schedule == SERIAL:
+        probe = probes.get((point.group, point.probe_samples))
+        if point.serial not in samples or probe is None or point.schedule == SERIAL:
             continue
         equation = equations[point.series]
         files = profile_files(folder, point).values()
         profiles = [Profile.load(file) for file in files]
-        speed = _speed(point, profiles, samples[point])
+        speed = interpolate(profiles, point.probe_samples).seconds / probe
         predicted, simulated, bound = _simulate(
             point, profiles, speed, samples[point], point.on(cpu).bandwidth
         )
@@ -138,13 +139,6 @@ def _equation(series: Point, seconds: dict[int, float]):
     return PerformanceModel.fit(series.hosts, chosen, [seconds[m] for m in chosen])
 
 
-def _speed(point: Point, profiles: list[Profile], samples: list[Sample]) -> float:
-    """Returns the hosts' speed in the probe, relative to that of the profiles."""
-    layers = interpolate(profiles, point.probe_samples).layers
-    alone = sum(layer.seconds for layer in layers)
-    return alone / float(np.median([sample.probe for sample in samples]))
-
-
 def _simulate(
     point: Point,
     profiles: list[Profile],
@@ -180,5 +174,5 @@ def _measured(
         np.mean([getattr(sample, name) for sample in samples], axis=0)
         for name in ("forward", "backward_input", "backward_weight")
     ]
-    schedule = schedules.create(point.schedule, point.hosts, point.microbatches)
+    schedule = schedules.create(point.schedule, len(stages[0]), point.microbatches)
     return schedule, Costs(*stages, transfer=transfer, latency=latency)

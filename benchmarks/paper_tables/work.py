@@ -13,19 +13,21 @@ from typing import Any, Callable
 
 import chainer
 import numpy as np
-from _common import machine, quiet_barrier
+from _common import machine, quiet_barrier, wall_seconds
 from _hosts import PAUSE
 from _mlp import measured_costs, step_seconds, undivided_step
 from mpi4py import MPI
 
 from divisible import Divisible, profile
-from paper_tables.models import build, cuts, minibatch
-from paper_tables.points import SERIAL, Point, from_json
-from paper_tables.samples import Sample, append
+from paper_tables.models import build, equal_cuts, minibatch
+from paper_tables.points import PROBES, SAMPLES, SERIAL, Point, from_json
+from paper_tables.samples import Probe, Sample, append, append_probe
 from pipeline import Pipeline, abort_on_error
 
 #: Seconds that a rank may wait for another: the smallest share of a core is slow.
 TIMEOUT = 3600.0
+#: Seconds that hosts are busy with a probe, and the fewest rounds of it.
+PROBE_SECONDS, PROBE_ROUNDS = 3.0, 2
 #: Times that a message goes to and fro.
 N_PINGS = 21
 
@@ -35,14 +37,57 @@ def work(job: dict[str, Any], report: Path) -> None:
     abort_on_error()
     if job["task"] == "profile":
         measure_layers(from_json(job["point"]), job["samples"], Path(job["file"]))
-    else:
-        Steps(MPI.COMM_WORLD, Path(job["file"])).measure(job["todo"])
+        return
+    folder = Path(job["folder"])
+    for samples in job["probes"]:
+        probe(MPI.COMM_WORLD, from_json(job["point"]), samples, folder / PROBES)
+    Steps(MPI.COMM_WORLD, folder / SAMPLES).measure(job["todo"])
 
 
 def measure_layers(point: Point, samples: int, file: Path) -> None:
     """Profiles a model at a size of microbatch."""
     x, t = minibatch(point, samples)
     profile(build(point), x, t, repeat=3).save(file)
+
+
+def probe(comm: MPI.Comm, point: Point, samples: int, file: Path) -> None:
+    """Measures how fast the hosts are while all of them are busy.
+
+    Each runs its layers of the paper's cut, forward and backward, again and again, with
+    nothing to wait for. A host with a tenth of a core finds its caches cold whenever
+    its turn comes, and takes more than ten times as long as one with a whole core.
+
+    Args:
+        comm: A rank on each host.
+        point: Of the model.
+        samples: Of a microbatch.
+        file: Of the probes.
+    """
+    start, end = equal_cuts(point, comm.size)[comm.rank : comm.rank + 2]
+    x, _ = minibatch(point, samples)
+    if start > 0:
+        with chainer.no_backprop_mode():
+            shape = build(point).divide(0, start)(x[:1]).shape[1:]
+        x = np.random.RandomState(0).randn(samples, *shape).astype(x.dtype)
+    stage = build(point).divide(start, end)
+
+    def run() -> None:
+        stage.cleargrads()
+        y = stage(chainer.Variable(x, requires_grad=start > 0))
+        y.grad = np.ones_like(y.array)
+        y.backward()
+
+    run()
+    quiet_barrier(comm, PAUSE)
+    times: list[float] = []
+    while len(times) < PROBE_ROUNDS or sum(times) < PROBE_SECONDS:
+        times.append(wall_seconds(run))
+    quiet_barrier(comm, PAUSE)
+    # Not the median: a quota stops a host in the middle of some rounds, not of all.
+    seconds = comm.allreduce(statistics.fmean(times))
+    if comm.rank == 0:
+        append_probe(file, Probe(point.group, samples, seconds))
+        print(f"{point.group}: {seconds:.3f} s for {samples} samples", flush=True)
 
 
 class Steps:
@@ -59,8 +104,6 @@ class Steps:
         self._latency = latency(comm)
         self._where, load = machine("numpy", "chainer", "mpich").rsplit(", ", 1)
         self._load = float(load.split()[-1])
-        # Seconds by the samples of the probe.
-        self._probes: dict[int, float] = {}
         # The stage of the last point, by what it depends on.
         self._stage: tuple[Any, Divisible | None] = (None, None)
 
@@ -72,7 +115,6 @@ class Steps:
         """
         for entry in todo:
             point = from_json(entry["point"])
-            probe = self._probe(point)
             step = self._undivided if point.schedule == SERIAL else self._pipelined
             seconds, costs = step(point, entry["cuts"])
             if self._comm.rank == 0:
@@ -83,7 +125,6 @@ class Steps:
                     entry["cuts"],
                     *costs,
                     latency=self._latency,
-                    probe=probe,
                     machine=self._where,
                     load=self._load,
                     date=time.strftime("%Y-%m-%d"),
@@ -91,41 +132,24 @@ class Steps:
                 append(self._file, sample)
                 print(f"{point}: {seconds:.3f} s", flush=True)
 
-    def _probe(self, point: Point) -> float:
-        """Returns what the layers take while all hosts are busy with some of them.
-
-        A host with a tenth of a core finds its caches cold whenever its turn comes, and
-        takes more than ten times as long as one with a whole core.
-        """
-        n = point.probe_samples
-        if n not in self._probes:
-            start, end = cuts(point.serial, [], 0.0)[self._comm.rank :][:2]
-            x, _ = minibatch(point, n)
-            if start > 0:
-                with chainer.no_backprop_mode():
-                    shape = build(point).divide(0, start)(x[:1]).shape[1:]
-                x = np.random.RandomState(0).randn(n, *shape).astype(x.dtype)
-            layers = list(build(point))[start:end]
-            quiet_barrier(self._comm, PAUSE)
-            costs = profile(Divisible(*layers), x, repeat=3).layers
-            quiet_barrier(self._comm, PAUSE)
-            seconds = sum(layer.seconds for layer in costs)
-            self._probes[n] = self._comm.allreduce(seconds)
-        return self._probes[n]
-
     def _pipelined(self, point: Point, cuts: list[int]) -> tuple[float, list]:
+        rank, n_stages = self._comm.rank, len(cuts) - 1
+        comm = self._comm.Split(rank < n_stages, rank)
+        if rank >= n_stages:
+            # More hosts than stages: nothing to do but to take part in the timing.
+            self._seconds(lambda: None)
+            return self._seconds(lambda: None), [[], [], []]
         x, t = minibatch(point, point.batch)
-        start, end = cuts[self._comm.rank : self._comm.rank + 2]
-        stage = self._divided(point, start, end)
+        stage = self._divided(point, *cuts[rank : rank + 2])
         pipe = Pipeline(
-            stage, self._comm, point.microbatches, point.schedule, timeout=TIMEOUT
+            stage, comm, point.microbatches, point.schedule, timeout=TIMEOUT
         )
         # Buffers, gradients and agreements are made in the first step; one sample for
         # each microbatch is enough for that.
         n = point.microbatches
         self._seconds(lambda: pipe.step(x[:n], t[:n]))
         seconds = self._seconds(lambda: pipe.step(x, t))
-        costs = measured_costs([pipe.timeline()], len(cuts) - 1)
+        costs = measured_costs([pipe.timeline()], n_stages)
         return seconds, [
             list(map(float, costs.forward)),
             list(map(float, costs.backward_input)),

@@ -33,7 +33,6 @@ def sample(point, **values):
         "backward_input": one,
         "backward_weight": one,
         "latency": 0.0,
-        "probe": 2.0,
         "machine": "a machine",
         "load": 0.5,
         "date": "today",
@@ -62,11 +61,46 @@ def test_the_papers_cut_has_equally_many_layers(n_hosts):
     from paper_tables.points import Point
 
     point = Point("mlp", 8, 10, n_hosts, 1)
-    found = cuts(point, [], 1e9)
+    hosts = point.on(1.6)
+    found = cuts(point, [], hosts)
     assert found[0] == 0 and found[-1] == len(build(point)) == 63
     linear = [(b - a + 1) // 2 for a, b in zip(found, found[1:])]
     assert sum(linear) == 32 and max(linear) - min(linear) <= 1
-    assert cuts(Point("vgg16", 32, 8, n_hosts, 1), [], 1e9)[-1] == 38
+    assert cuts(Point("vgg16", 32, 8, n_hosts, 1), [], hosts)[-1] == 38
+
+
+@pytest.mark.parametrize(
+    "seconds, stages", [([1, 1, 1, 1], 4), ([1, 1, 12, 1], 3), ([1, 1, 1, 30], 2)]
+)
+def test_our_cut_has_only_stages_that_make_it_faster(seconds, stages):
+    from paper_tables.models import cuts
+    from paper_tables.points import OURS, Point
+
+    from divisible import LayerCost, Profile
+
+    profiles = [
+        Profile([LayerCost(s * n, s * n, s * n, output_bytes=n) for s in seconds], n)
+        for n in (1, 10)
+    ]
+    point = Point("vgg16", 32, 40, 4, 10, cut=OURS)
+    found = cuts(point, profiles, point.on(1.6))
+    assert len(found) == stages + 1 and found[0] == 0 and found[-1] == 4
+
+
+def test_probes_are_made_once_for_each_size_of_microbatch(tmp_path):
+    from paper_tables.cli import missing_probes
+    from paper_tables.points import Point, with_serial
+    from paper_tables.samples import Probe, append_probe, read_probes
+
+    points = with_serial(Point("mlp", 64, 40, n, m) for n in (1, 2) for m in (1, 5, 8))
+    file = tmp_path / "probes.jsonl"
+    # As many as in a fifth of the minibatch at most.
+    expected = {("mlp", 64, 40, n, "1gbit"): [5, 8] for n in (1, 2)}
+    missing = missing_probes(file, points)
+    assert {point.group: sizes for point, sizes in missing.items()} == expected
+    append_probe(file, Probe(points[0].group, 5, 3.0))
+    assert read_probes(file) == {(points[0].group, 5): 3.0}
+    assert missing_probes(file, points)[points[0]] == [8]
 
 
 def test_a_run_goes_on_where_it_was_stopped(tmp_path):
@@ -120,7 +154,7 @@ def test_tables_and_figures_are_written(tmp_path):
     from paper_tables.points import OURS, Point, Scale, with_serial
     from paper_tables.report import write
     from paper_tables.rows import profile_files
-    from paper_tables.samples import append
+    from paper_tables.samples import Probe, append, append_probe
 
     from divisible import LayerCost, Profile
 
@@ -138,6 +172,8 @@ def test_tables_and_figures_are_written(tmp_path):
     every = with_serial(point for group in figures.values() for point in group)
     for point in every:
         append(tmp_path / "samples.jsonl", sample(point))
+        probe = Probe(point.group, point.probe_samples, 2.0)
+        append_probe(tmp_path / "probes.jsonl", probe)
         for n, file in profile_files(tmp_path, point).items():
             file.parent.mkdir(exist_ok=True)
             Profile([LayerCost(n / 40, n / 40, n / 40)] * 4, n).save(file)
