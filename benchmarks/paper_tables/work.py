@@ -111,11 +111,17 @@ class Steps:
         """Measures points and rounds in turn; writes each sample as it comes.
 
         Args:
-            todo: Dictionaries of ``point``, ``cuts`` and ``round``.
+            todo: Dictionaries of ``point``, ``cuts`` and ``round``; the points with
+                the largest microbatches first.
         """
+        is_first = True
         for entry in todo:
             point = from_json(entry["point"])
             step = self._undivided if point.schedule == SERIAL else self._pipelined
+            if is_first and point.schedule != SERIAL:
+                # Gets the memory for the largest microbatches from the system.
+                step(point, entry["cuts"])
+                is_first = False
             seconds, costs = step(point, entry["cuts"])
             if self._comm.rank == 0:
                 sample = Sample(
