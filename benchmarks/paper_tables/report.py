@@ -165,7 +165,8 @@ def summary(found: dict[Point, Row]) -> list[str]:
     text += [
         "",
         "At best possible: with the microbatches of the best in the row, if the slowest"
-        " layer, or all layers evenly on all hosts, kept the hosts busy all the time.",
+        " layer, or all layers evenly on all hosts, kept the hosts busy all the time;"
+        " by the profiles.",
         "",
         *targets(found),
     ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _hosts import Hosts
 
 from divisible import Network, Plan, Profile
 from divisible.layer_costs import interpolate
@@ -40,8 +41,9 @@ class Row:
             the speed of the hosts, as a probe found it.
         relative_speed: Of the hosts in the probe; 1 where it is their share of a core.
         simulated: Seconds simulated from the times of the stages in these very steps.
-        bound: Seconds that no schedule on such hosts can fall below: those of the
-            slowest layer in all microbatches, or of all layers spread evenly.
+        bound: Seconds that no schedule can fall below on hosts as fast as their shares
+            of a core, by the profiles: those of the slowest layer in all microbatches,
+            or of all layers spread evenly.
     """
 
     point: Point
@@ -93,7 +95,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
         profiles = [Profile.load(file) for file in files]
         speed = interpolate(profiles, point.probe_samples).seconds / probe
         predicted, simulated, bound = _simulate(
-            point, profiles, speed, samples[point], point.on(cpu).bandwidth
+            point, profiles, speed, samples[point], point.on(cpu)
         )
         found[point] = Row(
             point,
@@ -144,23 +146,23 @@ def _simulate(
     profiles: list[Profile],
     speed: float,
     samples: list[Sample],
-    bandwidth: float,
+    hosts: Hosts,
 ) -> tuple[float, float, float]:
     """Returns the seconds simulated from profiles, from stages, and the bound."""
     from pipeline.planning.prediction import predict, run
 
     cuts = samples[-1].cuts
     latency = float(np.median([sample.latency for sample in samples]))
-    network = Network(bandwidth, latency)
+    network = Network(hosts.bandwidth, latency)
     plan = Plan(cuts, n_microbatches=point.microbatches, schedule=point.schedule)
     timeline = predict(plan, profiles, batch=point.batch, network=network, speeds=speed)
     largest = interpolate(profiles, point.samples)
     edges = [cut - 1 for cut in cuts[1:-1]]
-    transfer = largest.column("output_bytes")[edges] / bandwidth
+    transfer = largest.column("output_bytes")[edges] / hosts.bandwidth
     schedule, costs = _measured(point, samples, transfer, latency)
     layers = [cost.seconds for cost in largest.layers]
     most = max(max(layers), sum(layers) / point.hosts)
-    bound = point.microbatches * most / speed
+    bound = point.microbatches * most / hosts.share
     return timeline.makespan, run(schedule, costs, network).makespan, bound
 
 
