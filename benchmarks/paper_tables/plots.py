@@ -113,6 +113,12 @@ def models(figure: Figure, rows: Sequence[Row]) -> None:
         _style(axes, "microbatches")
         axes.set_title(", ".join(kind))
         _lines(axes, mine, _hosts, _speedup, _predicted)
+        # One for all panels, where it covers nothing.
+        axes.get_legend().remove()
+    lines, names = panels[0].get_legend_handles_labels()
+    title = "dashed: simulated before"
+    place = "outside lower center"
+    figure.legend(lines, names, loc=place, ncols=len(lines), title=title)
     panels[0].set_ylabel("speed-up over the undivided step")
 
 
@@ -163,7 +169,7 @@ def _lines(
         values = [measured(row) for row in group]
         axes.plot(places, values, marker=marker, label=name, **style)
         if expected is not None:
-            axes.plot(places, [expected(row) for row in group], "--", **style)
+            axes.plot(places, [expected(row) for row in group], "--.", **style)
     axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
     axes.minorticks_off()
     title = None if expected is None else "dashed: simulated before"
