@@ -121,8 +121,8 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         f"Emulated hosts with equal shares of {cpu:g} cores (at most one each), links"
         f" of 1 Gbit/s unless the table says otherwise. The perceptron has {MLP_LAYERS}"
         f" layers of width {scale.width}, for the paper's 5,000, VGG16 and ResNet50 get"
-        f" images of {scale.image} x {scale.image}. The C library keeps the memory that a"
-        " step frees, for the undivided step as well.",
+        f" images of {scale.image} x {scale.image}. The C library keeps the memory that"
+        " a step frees, for the undivided step as well.",
         "",
         "- **cut**: the paper's, of equally many layers on every host, or ours: the"
         " optimal one, with as many stages as are fastest by simulation, at most one on"
