@@ -87,11 +87,12 @@ def prepare() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
 
 
-def add_cluster_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--cluster``."""
+def add_hosts_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--cluster`` and ``--cpu``."""
     parser.add_argument(
         "--cluster", type=Path, required=True, help="path of emulated_cluster"
     )
+    parser.add_argument("--cpu", type=float, default=1.6, help="of all hosts, in cores")
 
 
 def command_line(cluster: Path) -> str:

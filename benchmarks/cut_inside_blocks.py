@@ -28,7 +28,7 @@ from _common import Result, alternate, machine, ratios
 from _hosts import (
     PAUSE,
     Hosts,
-    add_cluster_argument,
+    add_hosts_arguments,
     command_line,
     prepare,
     read_job,
@@ -188,10 +188,9 @@ def main() -> None:
         work(*task)
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_cluster_argument(parser)
+    add_hosts_arguments(parser)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--hosts", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--cpu", type=float, default=1.6, help="of all hosts, in cores")
     parser.add_argument("--size", type=int, default=32, help="pixels per side")
     parser.add_argument("--width", type=int, default=32, help="of the U-Net")
     parser.add_argument("--batch", type=int, default=16)

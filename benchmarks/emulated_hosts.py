@@ -31,7 +31,7 @@ from _common import Result, alternate, machine, ratios
 from _hosts import (
     PAUSE,
     Hosts,
-    add_cluster_argument,
+    add_hosts_arguments,
     command_line,
     prepare,
     read_job,
@@ -120,10 +120,9 @@ def main() -> None:
         work(*task)
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_cluster_argument(parser)
+    add_hosts_arguments(parser)
     parser.add_argument("--hosts", type=int, nargs="+", default=[4, 8, 16, 32])
     parser.add_argument("--schedules", nargs="+", default=list(SCHEDULES))
-    parser.add_argument("--cpu", type=float, default=1.6, help="of all hosts, in cores")
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--batch", type=int, default=1000)

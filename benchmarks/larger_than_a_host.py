@@ -26,7 +26,7 @@ from _common import Result, machine
 from _hosts import (
     Hosts,
     HostsFailedError,
-    add_cluster_argument,
+    add_hosts_arguments,
     command_line,
     prepare,
     read_job,
@@ -142,7 +142,7 @@ def main() -> None:
         work(*task)
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_cluster_argument(parser)
+    add_hosts_arguments(parser)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--memory", type=int, default=1024, help="MiB of a host")
     parser.add_argument("--width", type=int, default=2048)
@@ -150,7 +150,6 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate")
-    parser.add_argument("--cpu", type=float, default=1.6, help="of all hosts, in cores")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     prepare()

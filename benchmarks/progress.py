@@ -21,7 +21,7 @@ from _common import Result, alternate, machine, ratios
 from _hosts import (
     PAUSE,
     Hosts,
-    add_cluster_argument,
+    add_hosts_arguments,
     command_line,
     prepare,
     read_job,
@@ -67,10 +67,9 @@ def main() -> None:
         work(*task)
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_cluster_argument(parser)
+    add_hosts_arguments(parser)
     parser.add_argument("--hosts", type=int, nargs="+", default=[2])
     parser.add_argument("--microbatches", type=int, nargs="+", default=[2, 3, 5])
-    parser.add_argument("--cpu", type=float, default=1.6, help="of all hosts, in cores")
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--batch", type=int, default=1200)

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from _hosts import HostsFailedError, add_cluster_argument, prepare, read_job, run
+from _hosts import HostsFailedError, add_hosts_arguments, prepare, read_job, run
 
 from paper_tables.points import (
     BATCH,
@@ -47,21 +47,18 @@ def main() -> None:
         return
     arguments = parse()
     scale = Scale(arguments.width, arguments.image, arguments.batch)
-    wanted = {
-        figure: [p for p in points if p.hosts in (arguments.hosts or [p.hosts])]
-        for figure, points in figures(scale).items()
-        if figure in arguments.figures
-    }
-    if arguments.quick:
-        wanted = {figure: quick(points) for figure, points in wanted.items()}
+    every = figures(scale)
     if arguments.write:
-        # Simulation is part of a package that starts MPI.
+        # Not before: the process that starts the hosts needs no matplotlib.
         from paper_tables.report import write
 
-        write(wanted, arguments.output, arguments.cpu, scale)
+        write(every, arguments.output, arguments.cpu, scale)
         return
     rounds = 1 if arguments.quick else arguments.rounds
-    points = with_serial(itertools.chain.from_iterable(wanted.values()))
+    points = itertools.chain.from_iterable(every[n] for n in arguments.figures)
+    points = with_serial(p for p in points if p.hosts in (arguments.hosts or [p.hosts]))
+    if arguments.quick:
+        points = with_serial(quick(points))
     todo = missing_rounds(arguments.output / SAMPLES, points, rounds)
     probes = missing_probes(arguments.output / PROBES, points)
     seconds = sum(estimate(point, arguments.cpu) for point, _ in todo)
@@ -91,7 +88,7 @@ def parse() -> argparse.Namespace:
         " measured is kept at once, so a run that was stopped goes on where it was.",
     )
     add = parser.add_argument
-    add_cluster_argument(parser)
+    add_hosts_arguments(parser)
     add(
         "--figures",
         type=int,
@@ -104,12 +101,11 @@ def parse() -> argparse.Namespace:
     add("--hosts", type=int, nargs="+", metavar="N", help="only on so many")
     add("--quick", action="store_true", help="some points, one step each")
     add("--list", action="store_true", help="only say how much there is to measure")
-    add("--write", action="store_true", help="only write the tables")
+    add("--write", action="store_true", help="only write what was measured so far")
     add("--width", type=int, default=2048, help="of the perceptron; paper: 5000")
     add("--image", type=int, default=32, help="pixels on a side; paper: 224")
     add("--batch", type=int, help="samples, to try it out; paper: 1200, 84, 90")
     add("--rounds", type=int, default=2, help="steps of each point; paper: 10")
-    add("--cpu", type=float, default=1.6, help="of all hosts together, in cores")
     add("--output", type=Path, default=ROOT / "docs" / "paper_tables")
     return parser.parse_args()
 

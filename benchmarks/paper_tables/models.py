@@ -12,10 +12,8 @@ import numpy as np
 from _hosts import Hosts
 from chainer.initializers import HeNormal
 
-from divisible import Divisible, Network, Plan, Profile, deferred_init, partition
-from divisible.layer_costs import interpolate
+from divisible import Divisible, Network, Plan, Profile, deferred_init
 from paper_tables.points import EQUAL, MLP_LAYERS, N_CLASSES, Point
-from pipeline.planning.prediction import predict
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,41 +53,32 @@ def cuts(point: Point, profiles: list[Profile], hosts: Hosts) -> list[int]:
     """Returns where the model is cut for a point.
 
     Args:
-        point: Its ``cut`` is the paper's, of equally many layers on all hosts, or ours.
+        point: Its ``cut`` is the paper's, of equally many layers on all hosts, or ours:
+            the optimal one, into as many stages as are fastest by simulation. That may
+            be fewer than there are hosts: where one layer is the slowest stage in any
+            case, more stages only take longer to fill.
         profiles: Of the layers, at several sizes; for our cut only.
         hosts: Where it will run.
     """
-    if point.cut != EQUAL:
-        return our_cuts(point, profiles, hosts)
-    return equal_cuts(point, hosts.n)
+    if point.cut == EQUAL:
+        return equal_cuts(point)
+    plan = Plan.best(
+        profiles,
+        hosts.n,
+        network=Network(bandwidth=hosts.bandwidth),
+        batch=point.batch,
+        microbatches=[point.microbatches],
+        schedules=[point.schedule],
+        checkpoints=["never"],
+        speeds=hosts.share,
+    )
+    return list(plan.cuts)
 
 
-def equal_cuts(point: Point, n_stages: int) -> list[int]:
-    """Cuts into stages of equally many layers."""
+def equal_cuts(point: Point) -> list[int]:
+    """Cuts into stages of equally many layers, one for every host."""
     if point.model == "mlp":
         # ReLU stays with the layer before it.
-        starts = [2 * (MLP_LAYERS * i // n_stages) for i in range(n_stages)]
+        starts = [2 * (MLP_LAYERS * i // point.hosts) for i in range(point.hosts)]
         return [*starts, 2 * MLP_LAYERS - 1]
-    return list(Plan.uniform(len(build(point)), n_stages).cuts)
-
-
-def our_cuts(point: Point, profiles: list[Profile], hosts: Hosts) -> list[int]:
-    """Cuts optimally, into as many stages as are fastest by simulation.
-
-    That may be fewer than there are hosts: where one layer is the slowest stage in any
-    case, more stages only take longer to fill.
-    """
-    costs = interpolate(profiles, point.samples)
-    network = Network(bandwidth=hosts.bandwidth)
-
-    def plan(n_stages: int) -> Plan:
-        cuts = partition(costs, n_stages, network=network, speeds=hosts.share).cuts
-        return Plan(cuts, n_microbatches=point.microbatches, schedule=point.schedule)
-
-    def seconds(plan: Plan) -> float:
-        batch, speeds = point.batch, hosts.share
-        return predict(
-            plan, profiles, batch=batch, network=network, speeds=speeds
-        ).makespan
-
-    return list(min(map(plan, range(1, hosts.n + 1)), key=seconds).cuts)
+    return list(Plan.uniform(len(build(point)), point.hosts).cuts)

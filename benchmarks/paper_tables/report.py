@@ -84,10 +84,11 @@ CSV_COLUMNS = (
 def write(
     figures: dict[int, list[Point]], folder: Path, cpu: float, scale: Scale
 ) -> None:
-    """Writes README.md, points.csv and the figures.
+    """Writes README.md, points.csv and the figures of which something was measured.
 
     Args:
-        figures: Points by figure.
+        figures: Points by figure; one appears if it has a measured point that is not
+            in those before it.
         folder: Where the samples are, and where to write.
         cpu: Of all hosts together, in cores.
         scale: Of the experiments.
@@ -96,9 +97,11 @@ def write(
     found = rows(folder, every, cpu)
     write_csv(folder / "points.csv", found.values())
     text = [*introduction(folder, cpu, scale), *summary(found)]
+    shown: set[Point] = set()
     for figure, points in figures.items():
         mine = [found[point] for point in dict.fromkeys(points) if point in found]
-        if mine:
+        if not shown.issuperset(row.point for row in mine):
+            shown.update(row.point for row in mine)
             names = plots.draw(figure, mine, folder)
             text += ["", f"## {TITLES[figure]}", "", PAPER[figure], ""]
             text += [f"![Fig. {name[3:5].lstrip('0')}]({name})" for name in names]
@@ -150,8 +153,8 @@ def summary(found: dict[Point, Row]) -> list[str]:
     text = ["## Summary", ""]
     text += ["| model | points | eq. (3) | simulated before | simulated after |"]
     text += ["|---|---|---|---|---|"]
-    for model in MODELS:
-        mine = [row for point, row in found.items() if point.model == model]
+    for model in (*MODELS, "all"):
+        mine = [row for point, row in found.items() if model in (point.model, "all")]
         if mine:
             cells = (
                 errors(row.error(row.equation) for row in mine if row.equation),

@@ -63,7 +63,7 @@ def probe(comm: MPI.Comm, point: Point, samples: int, file: Path) -> None:
         samples: Of a microbatch.
         file: Of the probes.
     """
-    start, end = equal_cuts(point, comm.size)[comm.rank : comm.rank + 2]
+    start, end = equal_cuts(point)[comm.rank : comm.rank + 2]
     x, _ = minibatch(point, samples)
     if start > 0:
         with chainer.no_backprop_mode():
@@ -141,21 +141,22 @@ class Steps:
     def _pipelined(self, point: Point, cuts: list[int]) -> tuple[float, list]:
         rank, n_stages = self._comm.rank, len(cuts) - 1
         comm = self._comm.Split(rank < n_stages, rank)
-        if rank >= n_stages:
-            # More hosts than stages: nothing to do but to take part in the timing.
-            self._seconds(lambda: None)
-            return self._seconds(lambda: None), [[], [], []]
-        x, t = minibatch(point, point.batch)
-        stage = self._divided(point, *cuts[rank : rank + 2])
-        pipe = Pipeline(
-            stage, comm, point.microbatches, point.schedule, timeout=TIMEOUT
-        )
-        # Buffers, gradients and agreements are made in the first step; one sample for
-        # each microbatch is enough for that.
-        n = point.microbatches
-        self._seconds(lambda: pipe.step(x[:n], t[:n]))
-        seconds = self._seconds(lambda: pipe.step(x, t))
-        costs = measured_costs([pipe.timeline()], n_stages)
+        try:
+            if rank >= n_stages:
+                # More hosts than stages: only the timing needs this one.
+                self._seconds(lambda: None)
+                return self._seconds(lambda: None), [[], [], []]
+            x, t = minibatch(point, point.batch)
+            stage = self._divided(point, *cuts[rank : rank + 2])
+            n = point.microbatches
+            with Pipeline(stage, comm, n, point.schedule, timeout=TIMEOUT) as pipe:
+                # Buffers, gradients and agreements are made in the first step; one
+                # sample for each microbatch is enough for that.
+                self._seconds(lambda: pipe.step(x[:n], t[:n]))
+                seconds = self._seconds(lambda: pipe.step(x, t))
+                costs = measured_costs([pipe.timeline()], n_stages)
+        finally:
+            comm.Free()
         return seconds, [
             list(map(float, costs.forward)),
             list(map(float, costs.backward_input)),

@@ -167,6 +167,7 @@ def test_tables_and_figures_are_written(tmp_path):
         6: points("mlp"),
         8: points("mlp", rate="100mbit"),
         9: points("mlp"),
+        10: [Point("mlp", 64, 40, 4, m) for m in (1, 3)],
         13: [*points("vgg16"), *points("vgg16", cut=OURS, schedule="zb_h1")],
     }
     every = with_serial(point for group in figures.values() for point in group)
@@ -180,7 +181,9 @@ def test_tables_and_figures_are_written(tmp_path):
     write(figures, tmp_path, 1.6, Scale())
     text = (tmp_path / "README.md").read_text()
     assert "## Fig. 13: VGG16" in text and "| 4 | ours, zb_h1 | 12 |" in text
-    for number in ("06", "07", "08", "09", "12", "13"):
+    # Fig. 9 has no point that Fig. 6 has not.
+    assert not (tmp_path / "fig09.png").exists()
+    for number in ("06", "07", "08", "10", "12", "13"):
         name = f"fig{number}.png"
         assert name in text
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
