@@ -165,7 +165,7 @@ def run(
                     process.wait(10)
             counted = [_peak_memory(host) for host in range(hosts.n)]
         if code:
-            raise HostsFailedError(f"the run on {hosts.n} hosts ended with code {code}")
+            raise HostsFailedError(hosts, code)
         if not report.exists():
             return None
         answer = json.loads(report.read_text())
@@ -181,7 +181,17 @@ def _peak_memory(host: int) -> int:
 
 
 class HostsFailedError(RuntimeError):
-    """A process on a host failed."""
+    """A process on a host failed.
+
+    Args:
+        hosts: All of them.
+        code: What the run ended with.
+    """
+
+    def __init__(self, hosts: Hosts, code: int) -> None:
+        super().__init__(f"the run on {hosts.n} hosts ended with code {code}")
+        #: Whether the system killed it, as it does at the memory limit.
+        self.killed = code % 128 == signal.SIGKILL
 
 
 def read_job() -> tuple[dict[str, Any], Path] | None:

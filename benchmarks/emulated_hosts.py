@@ -96,9 +96,12 @@ def work(job: dict, report: Path) -> None:
         timelines[name].append(pipes[name].timeline())
         return seconds
 
-    for pipe in pipes.values():
-        step_seconds(comm, lambda pipe=pipe: pipe.step(*data), PAUSE)
     names = ["undivided", *pipes]
+    # The first steps make weights and buffers, and get their memory from the system.
+    for name in names:
+        seconds_of(name)
+    for steps in timelines.values():
+        steps.clear()
     seconds = alternate(dict(zip(names, names)), job["rounds"], seconds_of)
 
     size = job["batch"] // job["microbatches"] * job["width"] * 4

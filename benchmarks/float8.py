@@ -56,14 +56,29 @@ def main() -> None:
             theirs = codes.view(ml_dtypes.float8_e5m2)
             scale, inverse = dtype(8), dtype(1 / 8)
             back = np.empty_like(x)
+
+            def encode(
+                x: np.ndarray = x,
+                scale: np.generic = scale,
+                scaled: np.ndarray = back,
+                out: np.ndarray = theirs,
+            ) -> None:
+                np.multiply(x, scale, out=scaled)
+                np.copyto(out, scaled, casting="unsafe")
+
+            def decode(
+                codes: np.ndarray = theirs,
+                inverse: np.generic = inverse,
+                out: np.ndarray = back,
+            ) -> None:
+                np.copyto(out, codes, casting="unsafe")
+                np.multiply(out, inverse, out=out)
+
             actions = {
-                "encode": (
-                    lambda x=x, out=codes: float8.encode(x, 8.0, out),
-                    lambda x=x, s=scale: (x * s).astype(ml_dtypes.float8_e5m2),
-                ),
+                "encode": (lambda x=x, out=codes: float8.encode(x, 8.0, out), encode),
                 "decode": (
                     lambda c=codes, out=back: float8.decode(c, 1 / 8, out),
-                    lambda c=theirs, s=inverse, d=dtype: c.astype(d) * s,
+                    decode,
                 ),
             }
             for name, (here, there) in actions.items():

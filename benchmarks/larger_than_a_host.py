@@ -209,7 +209,7 @@ def main() -> None:
         on(1, task="train", cuts=[None, None])
         word = "trains: the limit was not kept, MISSED"
     except HostsFailedError as error:
-        word = f"killed ({error})"
+        word = f"killed ({error})" if error.killed else f"failed, MISSED ({error})"
     result.write(f"the undivided model on one host: {word}")
     result.save()
 

@@ -55,7 +55,7 @@ def float32_with_hooks(name: str, width: int, n: int) -> Callable[[], None]:
 
 
 def chainer_mixed(name: str, width: int, n: int) -> Callable[[], None]:
-    """Chainer's own mixed precision, which divides the gradients in place."""
+    """Chainer's own mixed precision, whose gradients are copied to float32."""
     optimizer = getattr(chainer.optimizers, name)()
     optimizer.use_fp32_update()
     optimizer.setup(layers(width, n, True))

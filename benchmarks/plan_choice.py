@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ def main() -> None:
         checkpoints=["never"],
     )
     result.write(
-        f"mpiexec -n {comm.size} python benchmarks/plan_choice.py",
+        f"mpiexec -n {comm.size} python {' '.join(sys.argv)}",
         machine("numpy", "scipy", "chainer", "mpi4py", "mpich"),
         f"{len(model)} layers on {comm.size} ranks, batch {arguments.batch}; link"
         f" {network.bandwidth / 1e6:.0f} MB/s, {network.latency * 1e6:.0f} us",

@@ -68,7 +68,7 @@ def find_spec(name: str, path=None, target=None):
     spec = _find_original(name, path, target)
     if spec is None or not isinstance(spec.loader, SourceFileLoader):
         return spec
-    if any(shim.not_needed() is None for shim in _of_module(name)):
+    if any(shim.why_not_needed() is None for shim in _of_module(name)):
         spec.loader = EditingLoader(spec.loader.name, spec.loader.path)
     return spec
 
@@ -97,7 +97,7 @@ def edit(module: str, text: str, path: str):
     """
     statuses = []
     for shim in _of_module(module):
-        state, detail = _shim.NOT_NEEDED, shim.not_needed()
+        state, detail = _shim.NOT_NEEDED, shim.why_not_needed()
         if detail is None:
             try:
                 text = shim.apply(text)
@@ -119,8 +119,8 @@ def report() -> list:
 def _dry_run(module):
     """Says what would become of a module that is not loaded."""
     shims = _of_module(module)
-    if all(shim.not_needed() for shim in shims):
-        return [shim.status(_shim.NOT_NEEDED, shim.not_needed()) for shim in shims]
+    if all(shim.why_not_needed() for shim in shims):
+        return [shim.status(_shim.NOT_NEEDED, shim.why_not_needed()) for shim in shims]
     if module in sys.modules:
         detail = "Chainer was imported before chainer_compat"
         return [shim.status(_shim.FAILED, detail) for shim in shims]

@@ -64,8 +64,8 @@ class Shim(NamedTuple):
         why (str): What breaks without it.
         edits (tuple): Edits, applied in order.
         transform (callable): Instead of edits, a function from source to source.
-        needed (callable): Returns None if the shim is needed, else the reason why
-            not, such as ``'NumPy 1.22.4'``.
+        why_not_needed (callable): Returns None if the shim is needed, else the reason
+            why not, such as ``'numpy 1.22.4'``.
     """
 
     name: str
@@ -73,11 +73,7 @@ class Shim(NamedTuple):
     why: str
     edits: tuple[Edit, ...] = ()
     transform: Optional[Callable[[str], str]] = None
-    needed: Callable[[], Optional[str]] = lambda: None
-
-    def not_needed(self) -> Optional[str]:
-        """Returns None if the shim is needed here, else why it is not."""
-        return self.needed()
+    why_not_needed: Callable[[], Optional[str]] = lambda: None
 
     def apply(self, text: str) -> str:
         """Returns the edited source."""
@@ -90,20 +86,15 @@ class Shim(NamedTuple):
         return Status(self.name, self.module, state, detail, self.why)
 
 
-def always() -> Optional[str]:
-    """The condition of a shim that every installation needs."""
-    return None
-
-
 def since(package: str, version: str) -> Callable[[], Optional[str]]:
-    """The condition of a shim that is needed from a version of a package on.
+    """Says why a shim is not needed that is needed from a version of a package on.
 
     Args:
         package (str): Name to import, for instance ``'numpy'``.
         version (str): First version that breaks Chainer, for instance ``'2.0'``.
     """
 
-    def needed() -> Optional[str]:
+    def why_not_needed() -> Optional[str]:
         if importlib.util.find_spec(package.partition(".")[0]) is None:
             return f"{package} is not installed"
         installed = installed_version(package)
@@ -113,7 +104,7 @@ def since(package: str, version: str) -> Callable[[], Optional[str]]:
             return f"{package} {installed}"
         return None
 
-    return needed
+    return why_not_needed
 
 
 def installed_version(package: str) -> Optional[str]:

@@ -8,7 +8,7 @@ SHIMS = (
         module="chainermn.iterators.multi_node_iterator",
         why="int() of a one-element array is an error: ranks other than the master "
         "stop in create_multi_node_iterator, and the master waits for ever",
-        needed=since("numpy", "1.25"),
+        why_not_needed=since("numpy", "1.25"),
         edits=(Edit("int(_size)", "int(_size[0])"),),
     ),
     Shim(

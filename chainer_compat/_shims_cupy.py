@@ -18,7 +18,7 @@ SHIMS = (
         module="chainer.backends.cuda",
         why="should_use_cudnn_tensor_core uses the name cudnn, which is not defined "
         "without cuDNN",
-        needed=since("cupy", "13.0"),
+        why_not_needed=since("cupy", "13.0"),
         edits=(
             Edit(
                 "use_tensor_core = cudnn.is_tensor_core_available(dtype)",
@@ -31,7 +31,7 @@ SHIMS = (
         name="cudnn-reminder",
         module="chainer.backends.cuda",
         why="asks to install cuDNN, which no CuPy since 14 can use",
-        needed=since("cupy", "14.0"),
+        why_not_needed=since("cupy", "14.0"),
         edits=(
             Edit(
                 "    if (not cudnn_enabled and\n            not _cudnn_disabled",
@@ -45,7 +45,7 @@ SHIMS = (
         module="chainer.training.updaters.multiprocess_parallel_updater",
         why="looking for NCCL makes CuPy warn at each import of Chainer that it is "
         "not installed; ChainerMN says so when NCCL is needed",
-        needed=since("cupy", "13.0"),
+        why_not_needed=since("cupy", "13.0"),
         edits=(
             Edit(
                 "try:\n    from cupy.cuda import nccl\n    _available = True\n"
@@ -59,7 +59,7 @@ SHIMS = (
         name="float16-in-parallel-updater",
         module="chainer.training.updaters.multiprocess_parallel_updater",
         why="the kernels that gather gradients use float16 without including it",
-        needed=since("cupy", "14.0"),
+        why_not_needed=since("cupy", "14.0"),
         edits=(
             Edit(
                 "        loop_prep='''\n",
@@ -72,7 +72,7 @@ SHIMS = (
         name="float16-in-chainermn",
         module="chainermn.communicators._memory_utility",
         why="the kernels that pack gradients use half without including it",
-        needed=since("cupy", "14.0"),
+        why_not_needed=since("cupy", "14.0"),
         edits=(
             Edit(
                 _BATCHED,
@@ -88,7 +88,7 @@ SHIMS = (
         module="chainermn.communicators._memory_utility",
         why="array(copy=False, dtype=...) refuses to convert between dtypes, as "
         "unpacking gradients of mixed dtypes must",
-        needed=since("cupy", "14.0"),
+        why_not_needed=since("cupy", "14.0"),
         edits=(
             Edit(
                 "xp.array(v, copy=False, dtype=transfer_dtype)",

@@ -119,11 +119,39 @@ SHIMS = (
             Edit(
                 "        return layer_normalization.layer_normalization(\n"
                 "            x, self.gamma, self.beta, self.eps)",
-                "        from chainer.functions import cast; return cast("
-                "layer_normalization.layer_normalization(\n"
-                "            cast(x, self.gamma.dtype), self.gamma, self.beta,"
-                " self.eps), x.dtype)",
+                "        from chainer.functions import cast; half = x.dtype == 'e'; "
+                "y = layer_normalization.layer_normalization("
+                "cast(x, self.gamma.dtype) if half else x,"
+                " self.gamma, self.beta, self.eps)\n"
+                "        return cast(y, x.dtype) if half else y",
             ),
+        ),
+    ),
+    Shim(
+        name="float16-decorrelated-batch-normalization",
+        module="chainer.links.normalization.decorrelated_batch_normalization",
+        why="NumPy and CuPy find no eigenvectors in float16, and evaluation refuses"
+        " float16 inputs with float32 statistics; it is computed in float32 and"
+        " rounded",
+        edits=(
+            Edit(
+                "('finetune', False))\n",
+                "('finetune', False)); half = x.dtype == numpy.float16;"
+                " x = functions.cast(x, self.avg_mean.dtype) if half else x\n",
+            ),
+            Edit(
+                "        return ret\n",
+                "        return functions.cast(ret, numpy.float16) if half else ret\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="float16-multi-node-batch-normalization",
+        module="chainermn.functions.batch_normalization",
+        why="the squares for the variance are rounded to float16, in which those from"
+        " 256 on overflow",
+        edits=(
+            Edit("xp.square(x).mean(", "xp.square(x, dtype=interm_dtype).mean(", 2),
         ),
     ),
 )

@@ -7,7 +7,7 @@ SHIMS = (
         name="numpy-sctypes",
         module="chainer.functions.array.as_strided",
         why="numpy.sctypes is gone",
-        needed=since("numpy", "2.0"),
+        why_not_needed=since("numpy", "2.0"),
         edits=(
             Edit(
                 "for t in np.sctypes['int']}",
@@ -20,14 +20,14 @@ SHIMS = (
         name="numpy-float",
         module="chainer.functions.array.resize_images",
         why="numpy.float is gone",
-        needed=since("numpy", "1.20"),
+        why_not_needed=since("numpy", "1.20"),
         edits=(Edit("dtype=numpy.float)", "dtype=float)", count=6),),
     ),
     Shim(
         name="meshgrid-tuple",
         module="chainer.distributions.categorical",
         why="numpy.meshgrid returns a tuple, to which Categorical.log_prob adds a list",
-        needed=since("numpy", "2.0"),
+        why_not_needed=since("numpy", "2.0"),
         edits=(Edit("[mg + [", "[list(mg) + [", count=2),),
     ),
     Shim(
@@ -35,7 +35,7 @@ SHIMS = (
         module="chainer.variable",
         why="NumPy arrays have a device 'cpu', which Variable.debug_print shows "
         "instead of 'CPU'",
-        needed=since("numpy", "2.0"),
+        why_not_needed=since("numpy", "2.0"),
         edits=(
             Edit(
                 "device = getattr(array, 'device', 'CPU')",
@@ -47,7 +47,7 @@ SHIMS = (
         name="pad-sequence",
         module="chainer.functions.array.pad_sequence",
         why="a padding of -1 no longer wraps around in unsigned arrays (NEP 50)",
-        needed=since("numpy", "1.24"),
+        why_not_needed=since("numpy", "1.24"),
         edits=(
             Edit(
                 "y[i, l:] = self.padding",
@@ -64,7 +64,7 @@ SHIMS = (
         name="sparse-float16",
         module="chainer.functions.math.sparse_matmul",
         why="scipy.sparse refuses float16; it is multiplied in float32 and rounded",
-        needed=since("scipy", "1.11"),
+        why_not_needed=since("scipy", "1.11"),
         edits=(
             Edit(
                 "    _m, _k = A_shape\n    _n = B.shape[-1]\n    if B.ndim == 2:\n"
@@ -83,7 +83,7 @@ SHIMS = (
         name="numpy-fix",
         module="chainer.functions.math.fix",
         why="numpy.fix is deprecated; F.fix and the gradient of F.fmod call it",
-        needed=since("numpy", "2.1"),
+        why_not_needed=since("numpy", "2.1"),
         edits=(Edit("(xp.fix(x), x.dtype)", "(xp.trunc(x), x.dtype)"),),
     ),
     Shim(
@@ -91,7 +91,7 @@ SHIMS = (
         module="chainer.dataset.convert",
         why="numpy.maximum takes its output by keyword only; concat_examples with "
         "padding passes it by position",
-        needed=since("numpy", "2.0"),
+        why_not_needed=since("numpy", "2.0"),
         edits=(
             Edit(
                 "numpy.maximum(shape, array.shape, shape)",
@@ -104,7 +104,7 @@ SHIMS = (
         module="chainer.links.activation.maxout",
         why="an array's shape is no longer to be assigned; links.Maxout does with "
         "initializers that are functions",
-        needed=since("numpy", "2.0"),
+        why_not_needed=since("numpy", "2.0"),
         edits=(
             Edit(
                 "array.shape = (out_size, pool_size, in_size)",

@@ -60,7 +60,7 @@ SHIMS = (
         name="hdf5-strings",
         module="chainer.serializers.hdf5",
         why="h5py 3 reads strings as bytes, so load_hdf5 returned \"b'text'\"",
-        needed=since("h5py", "3.0"),
+        why_not_needed=since("h5py", "3.0"),
         edits=(
             Edit(
                 "value = type(value)(numpy.asarray(dataset))",

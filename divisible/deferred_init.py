@@ -16,8 +16,6 @@ import numpy as np
 from divisible.deferred_array import DeferredArray, NotMadeError
 from divisible.keyed_random import keyed_random
 
-__all__ = ["NotMadeError", "deferred_init"]
-
 
 class _Scopes(threading.local):
     """The seeds of the scopes that this thread is in, the innermost last.

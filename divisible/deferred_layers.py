@@ -7,7 +7,8 @@ import itertools
 import operator
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
 import chainer
@@ -110,14 +111,17 @@ class DeferredLayers:
                     initializer.place = initializer.place or place
 
     def make(
-        self, stage: Mapping[int, tuple[int, Any]], borrowed: Iterable[Link] = ()
+        self,
+        stage: Mapping[int, tuple[int, Any]],
+        borrowed: Mapping[str, Link] = MappingProxyType({}),
     ) -> DeferredLayers:
         """Makes the layers of a stage, whose places are assigned.
 
         Args:
             stage: For each position in the stage the first one of the layer there, and
                 the layer.
-            borrowed: Links with parameters of other layers that the stage needs.
+            borrowed: Links with parameters of other layers that the stage needs, by
+                the parameter's path.
 
         Returns:
             DeferredLayers: Of the stage.
@@ -135,8 +139,8 @@ class DeferredLayers:
             if key is not None:
                 # The model may be called as well, after ``model.divide()``.
                 ret.first_calls[position] = self.first_calls[position] = key
-        for link in borrowed:
-            _make_layer(-1, link)
+        for path, link in borrowed.items():
+            _make_layer(int(path.split("/")[1]), link)
             _act(link)
         return ret
 

@@ -81,6 +81,9 @@ class LayerCost:
     def __post_init__(self) -> None:
         for field in (*SECONDS, *SAMPLE_BYTES, *FIXED_BYTES):
             value = getattr(self, field)
+            if isinstance(value, np.generic):
+                # JSON knows no numbers of NumPy.
+                object.__setattr__(self, field, value.item())
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(
                     f"{field} of a layer {self.title!r} is {value}: it must be finite"
@@ -144,6 +147,8 @@ class Profile:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
+        for name in ("n_samples", "input_bytes"):
+            object.__setattr__(self, name, int(getattr(self, name)))
         if not self.layers:
             raise ValueError("a profile needs at least one layer")
         if self.n_samples < 1:

@@ -32,6 +32,9 @@ class LayerList(chainer.Sequential):
     _positions: list[int]
     # For each layer, whether a pipeline computes its forward again for its backward.
     _recomputed: list[bool]
+    # For each layer a text as of when it came into the list: a link that is sized at
+    # its first call reads otherwise afterwards, and is still the same.
+    _texts: list[str]
     # On a stage. Parameters of layers before it whose transpose it needs, by path; and
     # the paths in the model of those that its own layers share with layers before it.
     _borrowed: dict[str, Link]
@@ -42,7 +45,7 @@ class LayerList(chainer.Sequential):
         """Prepares the empty list, so that a subclass may append at once."""
         self = super().__new__(cls)
         chainer.Sequential.__init__(self)
-        self._positions, self._recomputed = [], []
+        self._positions, self._recomputed, self._texts = [], [], []
         self._borrowed, self._tied_paths = {}, {}
         self._deferred = DeferredLayers()
         return self
@@ -88,12 +91,14 @@ class LayerList(chainer.Sequential):
             raise IndexError(f"insert({i}): {type(self).__name__} has {n} layers")
         self._layers.insert(i, _check_layer(layer))
         self._recomputed.insert(i, bool(recompute))
+        self._texts.insert(i, describe(layer))
         self._deferred.notice(layer)
         self._number_layers()
 
     def __setitem__(self, i: int, layer: Layer) -> None:
         self._check_mutable()
         self._layers[operator.index(i)] = _check_layer(layer)
+        self._texts[operator.index(i)] = describe(layer)
         self._deferred.notice(layer)
         self._number_layers()
 
@@ -101,6 +106,7 @@ class LayerList(chainer.Sequential):
         self._check_mutable()
         del self._layers[i]
         del self._recomputed[i]
+        del self._texts[i]
         self._number_layers()
 
     def clear(self) -> None:
@@ -228,16 +234,21 @@ class LayerList(chainer.Sequential):
         Link.copyparams(self, link, copy_persistent)
         for mine, other in self._pairs(link):
             mine.copyparams(other, copy_persistent)
-        for mine, other in self._borrowed_pairs(link):
-            mine.copydata(other)
+        mine, theirs = dict(self.namedparams()), dict(link.namedparams())
+        for path in self._borrowed:
+            mine[path].copydata(theirs[path])
 
     def addgrads(self, link: LayerList) -> None:
         """Adds the gradients of a model with the same layers at these positions."""
-        Link.addgrads(self, link)
-        for mine, other in self._pairs(link):
-            mine.addgrads(other)
-        for mine, other in self._borrowed_pairs(link):
-            mine.addgrad(other)
+        theirs = dict(link.namedparams())
+        # Not layer by layer: a parameter that several have would count as often.
+        for path, param in self.namedparams():
+            if path not in theirs:
+                raise ValueError(
+                    f"{path} is not in the model to add from, which holds the layers"
+                    f" {link.layer_range}"
+                )
+            param.addgrad(theirs[path])
 
     def _pairs(self, other: LayerList) -> Iterator[tuple[Link, Link]]:
         theirs = dict(other._positioned_children())
@@ -248,13 +259,6 @@ class LayerList(chainer.Sequential):
                     f" copy from, which holds the layers {other.layer_range}"
                 )
             yield mine, theirs[position]
-
-    def _borrowed_pairs(
-        self, other: LayerList
-    ) -> Iterator[tuple[chainer.Parameter, chainer.Parameter]]:
-        mine, theirs = dict(self.namedparams()), dict(other.namedparams())
-        for path in self._borrowed:
-            yield mine[path], theirs[path]
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes every layer under its position."""
@@ -273,6 +277,7 @@ class LayerList(chainer.Sequential):
         ret._layers = list(self._layers)
         ret._positions = list(self._positions)
         ret._recomputed = list(self._recomputed)
+        ret._texts = list(self._texts)
         return ret
 
     def __deepcopy__(self, memo: dict) -> LayerList:

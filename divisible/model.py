@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
+import threading
 import weakref
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +17,7 @@ from chainer import Link
 
 from divisible import ties
 from divisible.deferred_layers import follow
-from divisible.layer_list import Layer, LayerList, describe
+from divisible.layer_list import Layer, LayerList
 from divisible.random_state import layer_streams
 from divisible.skips import Pop, Skip, Stash, find_skips
 from divisible.ties import SharedState, Tie, Transposed
@@ -98,7 +100,7 @@ class Divisible(LayerList):
         """A line of text for each layer of the undivided model."""
         if self._model_layers is not None:
             return self._model_layers
-        return tuple(describe(layer) for layer in self._layers)
+        return tuple(self._texts)
 
     @property
     def skips(self) -> tuple[Skip, ...]:
@@ -206,7 +208,7 @@ class Divisible(LayerList):
             stage = copy.deepcopy(stage)
         stage._deferred = stage._deferred.make(
             dict(enumerate(zip(stage._positions, stage._layers), start)),
-            stage._borrowed.values(),
+            stage._borrowed,
         )
         return stage
 
@@ -233,6 +235,7 @@ class Divisible(LayerList):
         part._layers = self._layers[chosen]
         part._positions = self._positions[chosen]
         part._recomputed = self._recomputed[chosen]
+        part._texts = self._texts[chosen]
         part._model_layers, part._skips = self.model_layers, skips
         part._ties, part._shared_states = self.ties, self.shared_states
         params = dict(self.namedparams())
@@ -322,7 +325,7 @@ class Divisible(LayerList):
             raise TypeError("tie the layers of the model, then divide it")
         params = dict(self.namedparams())
         ties.check_tie(params, first, second, transpose)
-        first, second = sorted((first, second), key=lambda p: int(p.split("/")[1]))
+        first, second = sorted((first, second), key=list(params).index)
         kept, dropped = params[first], params[second]
         if transpose:
             self._transpose(dropped, first)
@@ -434,7 +437,7 @@ class Divisible(LayerList):
             self._deferred.check(self._layers, type(self).__name__)
         skipped = dict(skipped)
         signed: set[chainer.FunctionNode] = set()
-        with layer_streams() as streams:
+        with layer_streams() as streams, _one_pass() as number:
             for position, layer in enumerate(self._layers, self._start):
                 streams.enter(position)
                 try:
@@ -444,7 +447,7 @@ class Divisible(LayerList):
                     # a nested model's is overwritten on the way out.
                     error.layer_position = position
                     raise
-                _sign(x, position, signed)
+                _sign(x, position, number, signed)
         return x, skipped
 
     def _call(
@@ -520,13 +523,47 @@ class Divisible(LayerList):
             )
 
 
-def _sign(outputs: Any, position: int, signed: set[chainer.FunctionNode]) -> None:
-    """Writes a layer's position on the functions that it added to the graph."""
+class _Passes(threading.local):
+    number: int | None = None
+
+
+_passes = _Passes()
+_pass_numbers = itertools.count()
+
+
+@contextmanager
+def _one_pass() -> Iterator[int]:
+    """Numbers the passes through models; that of a nested model is the outer one's."""
+    if _passes.number is not None:
+        yield _passes.number
+        return
+    _passes.number = next(_pass_numbers)
+    try:
+        yield _passes.number
+    finally:
+        _passes.number = None
+
+
+def _sign(
+    outputs: Any, position: int, number: int, signed: set[chainer.FunctionNode]
+) -> None:
+    """Writes a layer's position on the functions that it added to the graph.
+
+    Args:
+        outputs: Of the layer.
+        position: In the model; it replaces that in a nested one.
+        number: Of this pass. Functions of another one, on whose outputs this goes on,
+            are left as they are: state from step to step, or another model.
+        signed: The functions of the layers before.
+    """
     outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
     found = [y.creator_node for y in outputs if isinstance(y, chainer.Variable)]
     while found:
         function = found.pop()
-        if function is not None and function not in signed:
-            signed.add(function)
-            function.layer_position = position
-            found.extend(x.creator_node for x in function.inputs)
+        if function is None or function in signed:
+            continue
+        if getattr(function, "layer_pass", number) != number:
+            continue
+        signed.add(function)
+        function.layer_position, function.layer_pass = position, number
+        found.extend(x.creator_node for x in function.inputs)

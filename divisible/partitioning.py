@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -116,19 +117,20 @@ def partition(
             f"{len(profile)} layers cannot be cut into {n_stages} stages: each stage"
             f" needs at least one. Use between 1 and {len(profile)} stages."
         )
+    if n_microbatches is not None and n_microbatches < 1:
+        raise ValueError(f"n_microbatches must be positive, not {n_microbatches}")
     if in_flight is not None:
         schedule = None
     else:
-        held = microbatches_held(schedule, n_stages, n_microbatches)
+        held = microbatches_held(schedule, n_stages, n_microbatches, checkpoint)
         in_flight, pending = held if pending is None else (held[0], pending)
         if recomputed is None:
             recomputed = recomputed_shares(
                 schedule, checkpoint, n_stages, n_microbatches
             )
-    pending = np.zeros(n_stages) if pending is None else pending
-    in_flight, pending = (
-        spread(name, values, n_stages, "stages")
-        for name, values in (("in_flight", in_flight), ("pending", pending))
+    in_flight, pending = np.broadcast_arrays(
+        _microbatches("in_flight", in_flight, n_stages),
+        _microbatches("pending", 0.0 if pending is None else pending, n_stages),
     )
     costs = StageCosts.of(
         profile, in_flight, pending, checkpoint, recomputed, speeds, network
@@ -145,6 +147,16 @@ def partition(
         layers=tuple(layer.name for layer in profile.layers),
         stages=_describe(costs, cuts, limits),
     )
+
+
+def _microbatches(name: str, values: PerRank, n_stages: int) -> np.ndarray:
+    """Returns how many microbatches stages hold, of shape (n_moments, n_stages)."""
+    array = np.asarray(values, float)
+    if array.ndim < 2:
+        array = spread(name, array, n_stages, "stages")[None]
+    if not np.all(np.isfinite(array) & (array >= 0)):
+        raise ValueError(f"{name} must be finite and not negative, not {values}")
+    return array
 
 
 def _cut(
@@ -183,50 +195,56 @@ def _describe(
     )
 
 
+class _Cost(NamedTuple):
+    """What stages cost, for the dynamic program.
+
+    Stage ``s`` of the layers ``i`` to ``j - 1`` costs the greater of
+    ``ends[s, j] - starts[s, i]`` and ``floor[s, i]``, and no less than
+    ``bound[s, j] - bound[s, i]``, which grows as ``i`` falls.
+    """
+
+    ends: np.ndarray
+    starts: np.ndarray
+    floor: np.ndarray
+    bound: np.ndarray
+
+
 def _optimal(costs: StageCosts, limits: np.ndarray) -> list[int] | None:
-    """Minimises the slowest stage, then the sum of squares; None if nothing fits."""
+    """Minimises the slowest stage; None if nothing fits."""
     busy = costs.times / costs.speeds[:, None]
     links = costs.link_seconds()
     before, behind = links[:-1], links[1:]
-    none = np.zeros_like(busy)
     if costs.overlap:
-        ends, starts, floor = busy, busy, before
+        cost = _Cost(busy, busy, before, busy)
     else:
         # Each message keeps both of its ranks: one each way, on either side.
-        ends, starts, floor = busy + 2 * behind, busy - 2 * before, none
-    memory = costs.grows + costs.ends, costs.grows - costs.starts, limits
-    bounds = busy, busy
-    slowest, cuts = _solve(costs, (ends, starts, floor), bounds, memory, False)
-    if cuts is None:
-        return None
-    cap = slowest * (1 + _ROUNDING)
-    return _solve(costs, (ends, starts, floor), bounds, memory, False, cap)[1]
+        none = np.zeros_like(busy)
+        cost = _Cost(busy + 2 * behind, busy - 2 * before, none, busy)
+    return _evenest(costs, cost, limits)
 
 
 def _balanced(weights: np.ndarray, costs: StageCosts) -> list[int]:
     """Minimises the greatest sum of weights, whatever ranks and links are like."""
     sums = np.concatenate([[0.0], np.cumsum(weights)])
     sums = np.tile(sums, (costs.n_stages, 1))
-    none = np.zeros_like(sums)
-    memory = none, none, np.full(costs.n_stages, np.inf)
-    most, _ = _solve(costs, (sums, sums, none), (sums, sums), memory, False)
-    cap = most * (1 + _ROUNDING)
-    return _solve(costs, (sums, sums, none), (sums, sums), memory, False, cap)[1]
+    cost = _Cost(sums, sums, np.zeros_like(sums), sums)
+    return _evenest(costs, cost, np.full(costs.n_stages, np.inf))
+
+
+def _evenest(costs: StageCosts, cost: _Cost, limits: np.ndarray) -> list[int] | None:
+    """Minimises the greatest cost, then the sum of squares; None if nothing fits."""
+    most, cuts = _solve(costs, cost, limits)
+    if cuts is None:
+        return None
+    return _solve(costs, cost, limits, cap=most * (1 + _ROUNDING))[1]
 
 
 def _explain(costs: StageCosts, limits: np.ndarray) -> MemoryLimitError:
     """Says what lacks where in the plan that lacks least."""
-    alone = np.diff(costs.grows) + costs.starts[:, :-1] + costs.ends[:, 1:]
-    alone += costs.workspace
+    alone = costs.bytes_alone()
     needs = (alone - limits[:, None]).min(axis=0)
     largest = int(needs.argmax())
-    ends = costs.grows + costs.ends - limits[:, None]
-    starts = costs.grows - costs.starts
-    none = np.zeros_like(ends)
-    unlimited = none, none, np.full(costs.n_stages, np.inf)
-    floor = np.full_like(ends, -np.inf)
-    anything = np.full_like(ends, -np.inf), none
-    _, cuts = _solve(costs, (ends, starts, floor), anything, unlimited, True)
+    _, cuts = _solve(costs, None, limits)
     message = (
         f"no plan of {count(costs.n_stages, 'stage')} fits into the memory of the"
         f" ranks. In {cuts}, which lacks least, {_shortage(costs, cuts, limits)}."
@@ -259,38 +277,33 @@ def _shortage(costs: StageCosts, cuts: Sequence[int], limits: np.ndarray) -> str
 
 
 def _solve(
-    costs: StageCosts,
-    cost: tuple[np.ndarray, np.ndarray, np.ndarray],
-    bounds: tuple[np.ndarray, np.ndarray],
-    memory: tuple[np.ndarray, np.ndarray, np.ndarray],
-    with_workspace: bool,
-    cap: float | None = None,
+    costs: StageCosts, cost: _Cost | None, limits: np.ndarray, cap: float | None = None
 ) -> tuple[float, list[int] | None]:
     """Runs the dynamic program.
 
     Args:
-        costs: Gives the layers' workspace and the skip connections.
-        cost: Stage ``s`` of the layers ``i`` to ``j - 1`` costs the greater of
-            ``cost[0][s, j] - cost[1][s, i]`` and ``cost[2][s, i]``.
-        bounds: ``bounds[0][s, j] - bounds[1][s, i]`` is no more than that, and grows
-            as ``i`` falls.
-        memory: The stage needs ``memory[0][s, j] - memory[1][s, i]``, what skip
-            connections bring, and the workspace of its layers; this must not exceed
-            ``memory[2][s]``.
-        with_workspace: Whether the workspace is part of the cost.
+        costs: Of the stages; gives the memory that they need.
+        cost: What to minimise; ``None`` for the memory that lacks.
+        limits: The memory that there is, unless its lack is minimised.
         cap: Without it, the greatest cost of a stage is minimised. With it, no stage
             may cost more than this, and the sum of squares is minimised.
 
     Returns:
         The least cost, and the cuts; ``None`` if nothing fits.
     """
+    lacking = cost is None
+    if lacking:
+        cost = _Cost(*[np.zeros_like(costs.times)] * 4)
     value, parents = _program()(
-        *map(np.ascontiguousarray, (*cost, *bounds, *memory)),
+        *map(np.ascontiguousarray, cost),
+        costs.grows + costs.ends,
+        costs.grows - costs.starts,
+        costs.inputs,
         costs.crossing,
         costs.popped,
-        costs.inputs,
         costs.workspace,
-        float(with_workspace),
+        limits,
+        lacking,
         np.inf if cap is None else cap,
         cap is not None,
     )
@@ -314,16 +327,15 @@ def _dynamic_program(
     ends,
     starts,
     floor,
-    bound_ends,
-    bound_starts,
+    bound,
     memory_ends,
     memory_starts,
-    limits,
+    inputs,
     crossing,
     popped,
-    inputs,
     workspace,
-    workspace_cost,
+    limits,
+    lacking,
     cap,
     squares,
 ):
@@ -343,17 +355,26 @@ def _dynamic_program(
             best = np.inf
             peak = 0.0
             for i in range(j - 1, s - 1, -1):
-                bound = bound_ends[s, j] - bound_starts[s, i]
-                if bound > cap or least[i] >= best or (not squares and bound >= best):
+                at_least = -np.inf if lacking else bound[s, j] - bound[s, i]
+                if at_least > cap or least[i] >= best:
+                    break
+                if not squares and at_least >= best:
                     break
                 peak = max(peak, workspace[i])
                 if before[i] == np.inf:
                     continue
-                skips = inputs[s] * min(crossing[i], popped[j] - popped[i])
-                if memory_ends[s, j] - memory_starts[s, i] + skips + peak > limits[s]:
+                skips = min(crossing[i], popped[j] - popped[i])
+                held = -np.inf
+                for k in range(memory_ends.shape[0]):
+                    moment = memory_ends[k, s, j] - memory_starts[k, s, i]
+                    held = max(held, moment + inputs[k, s] * skips)
+                lack = held + peak - limits[s]
+                if lacking:
+                    cost = lack
+                elif lack > 0:
                     continue
-                cost = ends[s, j] - starts[s, i] + workspace_cost * peak
-                cost = max(cost, floor[s, i])
+                else:
+                    cost = max(ends[s, j] - starts[s, i], floor[s, i])
                 if cost > cap:
                     continue
                 value = before[i] + cost * cost if squares else max(before[i], cost)

@@ -13,6 +13,7 @@ import numpy as np
 
 from divisible.files import write_json
 from divisible.layer_costs import Profile, check_layers
+from divisible.stage_costs import CHECKPOINTS
 from divisible.units import count, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ class Plan:
         alternatives: What :meth:`best` did not choose, best first; not saved.
 
     Raises:
-        ValueError: If ``cuts`` is not of this form, or ``layers`` or ``stages`` are
-            not as many.
+        ValueError: If ``cuts`` is not of this form, ``layers`` or ``stages`` are not
+            as many, or another argument is out of range.
         TypeError: If a cut is not an integer.
 
     Example:
@@ -123,6 +124,18 @@ class Plan:
                 continue
             if not isinstance(value, (int, np.integer)) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, not {value!r}")
+            # JSON knows no integers of NumPy.
+            object.__setattr__(self, name, int(value))
+        if self.n_stages % self.stages_per_rank:
+            raise ValueError(
+                f"cuts {cuts} make {count(self.n_stages, 'stage')}, which do not lie"
+                f" {self.stages_per_rank} on each rank"
+            )
+        if self.checkpoint not in CHECKPOINTS:
+            raise ValueError(
+                f"checkpoint must be one of {', '.join(CHECKPOINTS)}, not"
+                f" {self.checkpoint!r}"
+            )
         for name, n in (("layers", cuts[-1]), ("stages", len(cuts) - 1)):
             values = getattr(self, name)
             if values is not None:

@@ -11,6 +11,9 @@ which each is a difference of two numbers::
 depend on where the stage is cut off. A skip connection comes into a stage if it begins
 before and ends in it. Those are no more than all that are open where the stage begins,
 and no more than all that end in it; the lesser of the two is reckoned.
+
+Memory is reckoned at several moments of a schedule, of which the worst counts: a stage
+may hold most activations at one time, and most pending weight gradients at another.
 """
 
 from __future__ import annotations
@@ -95,47 +98,56 @@ def spread(name: str, values: PerRank, n: int, what: str = "ranks") -> np.ndarra
 
 
 def microbatches_held(
-    schedule: str, n_stages: int, n_microbatches: int | None
+    schedule: str,
+    n_stages: int,
+    n_microbatches: int | None,
+    checkpoint: str = "never",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tells how many microbatches the stages of a schedule hold at their peak.
+    """Tells how many microbatches the stages of a schedule hold when it is most.
 
-    ==============  ==============  ==============
-    schedule        in flight       pending
-    ==============  ==============  ==============
-    ``'gpipe'``     m               0
-    ``'1f1b'``      min(m, d - i)   0
-    ``'zb_h1'``     min(m, d - i)   min(m, i + 1)
-    ==============  ==============  ==============
+    ==============  ==============  ==============  ==============
+    schedule        in flight       pending         together
+    ==============  ==============  ==============  ==============
+    ``'gpipe'``     m               0               m
+    ``'1f1b'``      min(m, d - i)   0               min(m, d - i)
+    ``'zb_h1'``     min(m, d - i)   min(m, i + 1)   min(m, d)
+    ==============  ==============  ==============  ==============
 
-    for stage ``i`` of ``d`` and ``m`` microbatches (`pipeline.schedules`).
+    at most, for stage ``i`` of ``d`` and ``m`` microbatches (`pipeline.schedules`).
+    ZB-H1 has most in flight after an F, and most pending after an I; in between as many
+    in flight as there are graphs at a time, if forwards are recomputed.
 
     Args:
         schedule: One of these, with one stage on each rank.
         n_stages: Number of stages.
         n_microbatches: Number of microbatches; ``None`` for any number, which
             ``'gpipe'`` has no bound for.
+        checkpoint: One of `CHECKPOINTS`.
 
     Returns:
-        For each stage the microbatches between F and B (or I), and between I and W.
+        The microbatches between F and B (or I), and those between I and W, each of
+        shape (n_moments, n_stages).
 
     Raises:
         ValueError: If the schedule is another one, or ``n_microbatches`` is missing.
     """
     m = np.inf if n_microbatches is None else n_microbatches
-    ahead = n_stages - np.arange(n_stages)
-    behind = np.arange(1, n_stages + 1)
-    none = np.zeros(n_stages)
+    in_flight = np.minimum(m, n_stages - np.arange(n_stages))[None]
     if schedule == "gpipe":
         if n_microbatches is None:
             raise ValueError(
                 "gpipe holds all microbatches: n_microbatches is needed to know how"
                 " much memory that is"
             )
-        return np.full(n_stages, float(m)), none
+        return np.full((1, n_stages), float(m)), np.zeros((1, n_stages))
     if schedule == "1f1b":
-        return np.minimum(m, ahead), none
+        return in_flight, np.zeros((1, n_stages))
     if schedule == "zb_h1":
-        return np.minimum(m, ahead), np.minimum(m, behind)
+        together = min(m, n_stages)
+        pending = np.minimum(m, np.arange(1, n_stages + 1))[None]
+        graphs = np.clip(_most_graphs(checkpoint), together - pending, in_flight)
+        moments = np.concatenate([in_flight, graphs, together - pending])
+        return moments, together - moments
     raise ValueError(
         f"it is not known how many microbatches the stages of {schedule!r} hold;"
         f" choose 'gpipe', '1f1b' or 'zb_h1', or pass in_flight"
@@ -150,13 +162,13 @@ class StageCosts:
         times: Shape (n_stages, n_layers + 1): seconds of the layers before each
             position, on a rank of speed 1.
         cut_bytes: Shape (n_layers + 1,): what crosses a cut there in one direction.
-        grows: Shape (n_stages, n_layers + 1): bytes of the layers before.
-        starts: Shape (n_stages, n_layers + 1): bytes on top for beginning there.
-        ends: Shape (n_stages, n_layers + 1): bytes on top for ending there.
+        grows: Shape (n_moments, n_stages, n_layers + 1): bytes of the layers before.
+        starts: The same shape: bytes on top for beginning there.
+        ends: The same shape: bytes on top for ending there.
         crossing: Shape (n_layers + 1,): bytes of skip connections over each position.
         popped: Shape (n_layers + 1,): bytes of those that end before it.
-        inputs: Shape (n_stages,): for how many microbatches a stage holds what comes
-            in.
+        inputs: Shape (n_moments, n_stages): for how many microbatches a stage holds
+            what comes in.
         workspace: Shape (n_layers,): what a layer needs while it runs.
         speeds: Shape (n_stages,).
         bandwidth: Shape (n_stages - 1,), bytes per second.
@@ -199,8 +211,9 @@ class StageCosts:
 
         Args:
             profile: At the size of microbatch in use.
-            in_flight: For each stage the microbatches between F and B or I.
-            pending: For each stage those between I and W.
+            in_flight: The microbatches between F and B or I, of shape (n_moments,
+                n_stages).
+            pending: Those between I and W, of that shape.
             checkpoint: One of `CHECKPOINTS`.
             recomputed: For each stage the share of the microbatches whose forward runs
                 again; all or none by default.
@@ -208,12 +221,12 @@ class StageCosts:
             network: The links; infinitely fast by default.
 
         Returns:
-            StageCosts: For ``len(in_flight)`` stages.
+            StageCosts: Of as many stages.
 
         Raises:
             ValueError: If an argument is out of range.
         """
-        n_stages = len(in_flight)
+        n_stages = in_flight.shape[1]
         if checkpoint not in CHECKPOINTS:
             raise ValueError(
                 f"checkpoint must be one of {', '.join(CHECKPOINTS)}, not"
@@ -250,7 +263,7 @@ class StageCosts:
             profile.column("pending_bytes"),
         )
         # Each stage has its own number of microbatches: columns against rows.
-        in_flight, pending = in_flight[:, None], pending[:, None]
+        in_flight, pending = in_flight[..., None], pending[..., None]
         graphs = np.minimum(in_flight, _most_graphs(checkpoint))
         return cls(
             times=_sums(seconds),
@@ -260,7 +273,7 @@ class StageCosts:
             ends=own_bytes + graphs * loose,
             crossing=cut_bytes - own_bytes,
             popped=_sums(profile.column("skip_bytes")),
-            inputs=in_flight[:, 0] + 1,
+            inputs=in_flight[..., 0] + 1,
             workspace=profile.column("workspace_bytes"),
             speeds=speeds,
             bandwidth=bandwidth,
@@ -300,15 +313,22 @@ class StageCosts:
 
     def bytes(self, stage: int, start: int, end: int) -> float:
         """Returns what a stage holds at its peak."""
-        return float(
-            self.grows[stage, end]
-            - self.grows[stage, start]
-            + self.starts[stage, start]
-            + self.ends[stage, end]
-            + self.inputs[stage]
-            * min(self.crossing[start], self.popped[end] - self.popped[start])
-            + self.workspace[start:end].max()
-        )
+        skips = min(self.crossing[start], self.popped[end] - self.popped[start])
+        held = self.grows[:, stage, end] - self.grows[:, stage, start]
+        held = held + self.starts[:, stage, start] + self.ends[:, stage, end]
+        held = held + self.inputs[:, stage] * skips
+        return float(held.max() + self.workspace[start:end].max())
+
+    def bytes_alone(self) -> np.ndarray:
+        """Returns what each layer would need as a stage of its own.
+
+        Returns:
+            Shape (n_stages, n_layers).
+        """
+        skips = np.minimum(self.crossing[:-1], np.diff(self.popped))
+        held = np.diff(self.grows) + self.starts[..., :-1] + self.ends[..., 1:]
+        held = held + self.inputs[..., None] * skips
+        return held.max(axis=0) + self.workspace
 
 
 def recomputed_shares(
@@ -316,8 +336,9 @@ def recomputed_shares(
 ) -> np.ndarray:
     """Returns for each stage the share of the microbatches whose forward runs twice.
 
-    On the last stage of 1F1B and ZB-H1 each backward follows its forward at once, so
-    nothing is run again there (`pipeline.recomputation`).
+    Where each backward follows its forward at once nothing is run again
+    (`pipeline.recomputation`): on the last stage of 1F1B and ZB-H1, and with a single
+    microbatch.
 
     Args:
         schedule: One that :func:`microbatches_held` knows.
@@ -331,7 +352,7 @@ def recomputed_shares(
         >>> recomputed_shares('1f1b', 'except_last', 2, 4)
         array([0.75, 0.  ])
     """
-    share = float(checkpoint != "never")
+    share = float(checkpoint != "never" and n_microbatches != 1)
     if checkpoint == "except_last" and n_microbatches is not None:
         share = 1 - 1 / n_microbatches
     shares = np.full(n_stages, share)

@@ -18,6 +18,12 @@ from typing import Any, NamedTuple
 import chainer
 from chainer import Link
 
+_KEEPS_MORE = "the link keeps more than parameters, such as running averages"
+_ARE_COPIES = (
+    "they are copies with one array, as of copy() or repeat(n, 'share'), that each has"
+    " an optimizer's state for; Divisible.tie makes parameters one"
+)
+
 
 class Tie(NamedTuple):
     """A parameter that layers at several positions use.
@@ -32,15 +38,17 @@ class Tie(NamedTuple):
 
 
 class SharedState(NamedTuple):
-    """A link in several layers that keeps more than parameters: running averages.
+    """What several layers have in common and stages could not.
 
     Attributes:
-        path: Its path, by the first of the positions.
+        path: Of the link or array, by the first of the positions.
         positions: Positions of the layers it is in.
+        reason: Why stages could not have it in common.
     """
 
     path: str
     positions: tuple[int, ...]
+    reason: str
 
 
 class Transposed(NamedTuple):
@@ -87,22 +95,44 @@ def find_ties(
 def find_shared_states(
     layers: Sequence[Any], positions: Sequence[int]
 ) -> tuple[SharedState, ...]:
-    """Finds the links of an undivided model that stages could not share.
+    """Finds what layers of an undivided model have in common and stages could not.
+
+    That are links with running averages; and arrays that several links or parameters
+    have, as Chainer's ``copy()`` and ``repeat(n, 'share')`` make them.
 
     Args:
         layers: All its layers.
         positions: For each layer the first position at which it stands.
     """
-    users: dict[int, tuple[str, list[int]]] = {}
+    links: dict[int, tuple[str, list[int]]] = {}
+    # By the array: its path, who has it, and where.
+    arrays: dict[int, tuple[str, set[int], list[int]]] = {}
     for position, (layer, name) in enumerate(zip(layers, positions)):
-        if isinstance(layer, Link):
-            for path, link in layer.namedlinks():
-                if link._persistent:
-                    place = f"/{name}{path}".rstrip("/")
-                    users.setdefault(id(link), (place, []))[1].append(position)
-    return tuple(
-        SharedState(path, tuple(found)) for path, found in users.values() if found[1:]
-    )
+        if not isinstance(layer, Link):
+            continue
+        found = [(path, p, p.array) for path, p in layer.namedparams()]
+        for path, link in layer.namedlinks():
+            path = path.rstrip("/")
+            if link._persistent:
+                place = f"/{name}{path}"
+                links.setdefault(id(link), (place, []))[1].append(position)
+            found += [(f"{path}/{n}", link, vars(link)[n]) for n in link._persistent]
+        for path, holder, array in found:
+            if isinstance(array, chainer.get_array_types()):
+                known = arrays.setdefault(id(array), (f"/{name}{path}", set(), []))
+                known[1].add(id(holder))
+                known[2].append(position)
+    states = [
+        SharedState(path, tuple(places), _KEEPS_MORE)
+        for path, places in links.values()
+        if places[1:]
+    ]
+    copies = [
+        SharedState(path, tuple(places), _ARE_COPIES)
+        for path, holders, places in arrays.values()
+        if len(holders) > 1
+    ]
+    return tuple(states + copies)
 
 
 def owner(link: Link, path: str) -> tuple[Link, str]:

@@ -7,7 +7,7 @@ import re
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_NUMBER = r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*"
+_NUMBER = r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*"
 
 
 def format_bytes(value: float) -> str:
@@ -30,15 +30,17 @@ def format_seconds(value: float) -> str:
     """Returns a time for people.
 
     Example:
-        >>> format_seconds(0), format_seconds(0.00125), format_seconds(12)
-        ('0', '1.25 ms', '12 s')
+        >>> format_seconds(0), format_seconds(0.00125), format_seconds(1234)
+        ('0', '1.25 ms', '1234 s')
     """
     if value == 0:
         return "0"
     for unit in ("s", "ms", "us"):
-        if abs(value) >= _SECONDS[unit]:
+        # What is rounded up to a whole unit is said in it.
+        if abs(value) >= 0.9995 * _SECONDS[unit]:
             break
-    return f"{value / _SECONDS[unit]:.3g} {unit}"
+    value /= _SECONDS[unit]
+    return f"{value:.0f} {unit}" if abs(value) >= 999.5 else f"{value:.3g} {unit}"
 
 
 def count(n: int, what: str) -> str:
@@ -87,7 +89,7 @@ def parse_rate(text: str) -> float:
     if match is not None:
         return float(match[1]) * _BYTES[match[2]] / 8
     # Some write bits so, and would get eight times what they mean.
-    if re.search(r"[kmgtKMGT]b(/s)?$|bps$", text.strip()):
+    if re.search(r"[kmgtKMGT]i?b(/s)?$|bits?(/s)?$|bps$", text.strip()):
         raise ValueError(
             f"{text!r}: bits or bytes? Write 1Gbit/s, or 100MB/s with a large B"
         )

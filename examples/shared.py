@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Callable, NamedTuple
+from typing import Callable, NamedTuple, NoReturn
 
 import chainer
 import chainer.functions as F
@@ -14,7 +16,15 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible import Divisible, Plan, partition, profile
-from pipeline import Pipeline, Schedule, Timeline, recomputation, schedules
+from pipeline import (
+    Pipeline,
+    Schedule,
+    SnapshotError,
+    Timeline,
+    recomputation,
+    schedules,
+)
+from pipeline.communicator import end_all_ranks, is_world_up, let_lower_ranks_speak
 
 #: Schedules for two stages on each rank; the others have one.
 TWO_STAGES = ("interleaved", "looped_bfs", "zb_v")
@@ -71,7 +81,7 @@ class Mean:
 
 
 class Parser(argparse.ArgumentParser):
-    """Every rank finds the same errors; one prints them."""
+    """Reads options; what is wrong with them ends all ranks and is said once."""
 
     def __init__(self, description: str) -> None:
         super().__init__(
@@ -80,8 +90,25 @@ class Parser(argparse.ArgumentParser):
         )
 
     def _print_message(self, message, file=None):
+        # The help, which every rank is asked for.
         if comm.rank == 0:
             super()._print_message(message, file)
+
+    def error(self, message: str) -> NoReturn:
+        """Says what is wrong, on whichever rank it is, and ends all ranks."""
+        if not is_world_up():
+            super().error(message)
+        text = f"{self.format_usage()}{self.prog}: error: {message}\n"
+        let_lower_ranks_speak()
+        end_all_ranks("exits with 2", lambda: sys.stderr.write(text), code=2)
+
+    @contextlib.contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Says without a traceback what cannot be done as it was asked for."""
+        try:
+            yield
+        except (OSError, SnapshotError, ValueError) as error:
+            self.error(str(error))
 
     def add_pipeline_arguments(
         self, epochs: int, batchsize: int, microbatches: int = 4
@@ -147,11 +174,36 @@ def cuts(text: str) -> list[int] | str:
     return text if text == "auto" else integers(text)
 
 
-def make_plan(
+def cut_model(
+    parser: Parser,
     args: argparse.Namespace,
     model: Divisible,
     train: Samples,
     lossfun: Callable = F.softmax_cross_entropy,
+) -> tuple[Plan, Schedule, list[Divisible]]:
+    """Cuts a model as asked for.
+
+    Args:
+        parser: Ends all ranks if the model cannot be cut like this.
+        args: The options. Those that a plan answers become the plan's.
+        model: The undivided model.
+        train: What to measure the layers with.
+        lossfun: Follows the last layer.
+
+    Returns:
+        The plan, its schedule, and the stages that the schedule gives to this rank.
+    """
+    with parser.refusing():
+        plan = make_plan(args, model, train, lossfun)
+        schedule = schedules.create(
+            args.schedule, plan.n_stages, args.microbatches, comm.size
+        )
+    mine = schedule.rank_stages(comm.rank)
+    return plan, schedule, [model.divide(*plan.range(number)) for number in mine]
+
+
+def make_plan(
+    args: argparse.Namespace, model: Divisible, train: Samples, lossfun: Callable
 ) -> Plan:
     """Says where to cut: as asked, or into stages of equally many layers.
 
@@ -161,6 +213,11 @@ def make_plan(
     """
     if args.plan is not None:
         plan = Plan.load(args.plan)
+        if plan.replicas > 1:
+            raise ValueError(
+                f"{args.plan} is a plan for {plan.replicas} replicas, which are planned"
+                f" only: make one without --replicas"
+            )
         plan.check(model, comm.size)
         args.microbatches = plan.n_microbatches or args.microbatches
         args.schedule = plan.schedule or args.schedule
@@ -182,17 +239,6 @@ def make_plan(
             f" ranks has {n_stages}; there must be one cut less than there are stages"
         )
     return plan
-
-
-def divide(
-    args: argparse.Namespace, model: Divisible, plan: Plan
-) -> tuple[Schedule, list[Divisible]]:
-    """Returns the schedule, and the stages that it gives to this rank."""
-    schedule = schedules.create(
-        args.schedule, plan.n_stages, args.microbatches, comm.size
-    )
-    mine = schedule.rank_stages(comm.rank)
-    return schedule, [model.divide(*plan.range(number)) for number in mine]
 
 
 def epochs(

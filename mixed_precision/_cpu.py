@@ -28,7 +28,7 @@ from mixed_precision._bits import (
 
 Array = Any
 
-LARGEST_HALF = F32(65504)
+LARGEST_HALF = F32(np.finfo(np.float16).max)
 
 _compiled = njit(cache=True, error_model="numpy")
 # The order of additions is free, so that they run in vector instructions. It depends
@@ -112,8 +112,8 @@ def _current(master: float, half: int) -> float:
 def sum_squares(gradients: Gradients, inverse: float, sums: Array) -> None:
     """Sums for each parameter the squares of its unscaled gradients, in float64.
 
-    A sum is not finite if and only if one of the gradients is not: squares of float32
-    numbers do not overflow float64.
+    A sum is not finite if one of the gradients is not. Else it is, unless there are
+    float64 gradients from 1e154 on: squares of float32 numbers do not overflow.
     """
     for p in range(gradients.starts.size):
         total = 0.0
@@ -310,6 +310,41 @@ def accumulated_sgd(
         for i in range(gradient.size):
             a[i] = momentum * a[i] + _unscaled(gradient[i], inverse)
             w[i] -= lr * a[i]
+
+
+_UPDATES = {
+    "sgd": sgd,
+    "momentum_sgd": momentum_sgd,
+    "adam": adam,
+    "momentum_sgd16": momentum_sgd16,
+    "accumulated_sgd": accumulated_sgd,
+}
+
+
+def update(
+    name: str,
+    gradients: Gradients,
+    span: tuple[int, int],
+    inverse: float,
+    weights: Array,
+    half: Array,
+    states: Sequence[Array],
+    numbers: Sequence[float],
+) -> None:
+    """Updates parameters of a group.
+
+    Args:
+        name: Of one of the loops above.
+        gradients: Of all parameters of the group.
+        span: The first and the last parameter to update.
+        inverse: What gradients are multiplied by.
+        weights: Flat buffer of masters; of no elements to update ``half`` itself.
+        half: Flat buffer of float16 weights' bits; of no elements if there are none.
+        states: Flat buffers, in the order of the loop's arguments.
+        numbers: In the order of the loop's arguments.
+    """
+    loop = _UPDATES[name]
+    loop(gradients, *span, inverse, weights, half, *states, *numbers)
 
 
 @_compiled

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from chainer.backends.cuda import cupy
 
-Array = Any
+from mixed_precision.flat import ALIGNMENT
 
-# Where flat buffers are aligned to, in elements; as in flat.py.
-_ALIGNMENT = 64
+Array = Any
 
 
 class Gradients(NamedTuple):
@@ -39,10 +38,10 @@ class Gradients(NamedTuple):
 
 def gathered(arrays: Sequence[Array], starts: Array, ends: Array) -> Gradients:
     """Returns the gradients of a group of parameters, copied together."""
-    zeros = cupy.zeros(_ALIGNMENT, arrays[0].dtype)
+    zeros = cupy.zeros(ALIGNMENT, arrays[0].dtype)
     parts = []
     for array, end in zip(arrays, ends):
-        parts += [array.ravel(), zeros[: -end % _ALIGNMENT]]
+        parts += [array.ravel(), zeros[: -end % ALIGNMENT]]
     return Gradients(cupy.concatenate(parts), starts, ends)
 
 
@@ -122,30 +121,62 @@ def unscale(gradients: Gradients, inverse: float, out: Array) -> None:
     )(gradients.flat, inverse, out)
 
 
-def _update(
+class _Update(NamedTuple):
+    """An update: CUDA code that makes a new ``weight`` of ``g``.
+
+    Attributes:
+        states: Their names in the code.
+        numbers: Their names in the code.
+        body: The code.
+    """
+
+    states: tuple[str, ...]
+    numbers: tuple[str, ...]
+    body: str
+
+
+# The loops of _cpu.py, where they are explained.
+_UPDATES = {
+    "sgd": _Update((), ("lr",), "weight -= lr * g;"),
+    "momentum_sgd": _Update(
+        ("v",), ("lr", "momentum"), "v = momentum * v - lr * g; weight += v;"
+    ),
+    "adam": _Update(
+        ("m", "v"),
+        ("alpha_t", "rate1", "rate2", "eps", "keep", "eta"),
+        """
+        m += rate1 * (g - m);
+        v += rate2 * (g * g - v);
+        weight = keep * weight - eta * (alpha_t / (sqrt(v) + eps) * m);
+        """,
+    ),
+    "momentum_sgd16": _Update(
+        ("a",),
+        ("lr", "momentum"),
+        """
+        float total = momentum * static_cast<float>(a) + g;
+        a = float16(min(max(total, -LARGEST), LARGEST));
+        weight -= lr * static_cast<float>(a);
+        """.replace("LARGEST", f"{np.finfo(np.float16).max:.1f}f"),
+    ),
+    "accumulated_sgd": _Update(
+        ("a",), ("lr", "momentum"), "a = momentum * a + g; weight -= lr * a;"
+    ),
+}
+
+
+def update(
     name: str,
-    body: str,
     gradients: Gradients,
     span: tuple[int, int],
     inverse: float,
     weights: Array,
     half: Array,
-    states: dict[str, Array],
-    numbers: dict[str, float],
+    states: Sequence[Array],
+    numbers: Sequence[float],
 ) -> None:
-    """Runs ``body``, which makes a new ``weight`` of ``g``, over some parameters.
-
-    Args:
-        name: Of the kernel.
-        body: CUDA code.
-        gradients: Of all parameters of a group.
-        span: The first and the last parameter.
-        inverse: What gradients are multiplied by.
-        weights: Masters; of no elements if ``half`` itself is updated.
-        half: Bits of float16 weights; of no elements if there are none.
-        states: Flat buffers by their names in ``body``.
-        numbers: By their names in ``body``.
-    """
+    """Updates parameters of a group; see ``_cpu.py``."""
+    chosen = _UPDATES[name]
     part = slice(int(gradients.starts[span[0]]), int(gradients.ends[span[1]]))
     has_weights, has_half = weights.size > 0, half.size > 0
     outputs, arrays, load, store = [], [], "", ""
@@ -165,160 +196,17 @@ def _update(
         else:
             load = "float weight = static_cast<float>(half_);"
         store += " half_ = float16(weight);"
-    for state, flat in states.items():
+    for state, flat in zip(chosen.states, states):
         is_half = flat.dtype == np.uint16
         outputs.append(f"{'float16' if is_half else 'W'} {state}")
         arrays.append(flat[part].view(np.float16) if is_half else flat[part])
     kernel = _kernel(
-        ", ".join(["G gradient, W inverse", *(f"W {number}" for number in numbers)]),
+        ", ".join(["G gradient, W inverse", *(f"W {n}" for n in chosen.numbers)]),
         ", ".join(outputs),
-        f"{load} W g = static_cast<W>(gradient) * inverse; {body} {store}",
+        f"{load} W g = static_cast<W>(gradient) * inverse; {chosen.body} {store}",
         f"mixed_precision_{name}",
     )
-    kernel(gradients.flat[part], inverse, *numbers.values(), *arrays)
-
-
-def sgd(
-    gradients: Gradients,
-    first: int,
-    last: int,
-    inverse: float,
-    weights: Array,
-    half: Array,
-    lr: float,
-) -> None:
-    """Updates as :class:`chainer.optimizers.SGD`; see ``_cpu.py``."""
-    _update(
-        "sgd",
-        "weight -= lr * g;",
-        gradients,
-        (first, last),
-        inverse,
-        weights,
-        half,
-        {},
-        {"lr": lr},
-    )
-
-
-def momentum_sgd(
-    gradients: Gradients,
-    first: int,
-    last: int,
-    inverse: float,
-    weights: Array,
-    half: Array,
-    velocity: Array,
-    lr: float,
-    momentum: float,
-) -> None:
-    """Updates as :class:`chainer.optimizers.MomentumSGD`; see ``_cpu.py``."""
-    _update(
-        "momentum_sgd",
-        "v = momentum * v - lr * g; weight += v;",
-        gradients,
-        (first, last),
-        inverse,
-        weights,
-        half,
-        {"v": velocity},
-        {"lr": lr, "momentum": momentum},
-    )
-
-
-def adam(
-    gradients: Gradients,
-    first: int,
-    last: int,
-    inverse: float,
-    weights: Array,
-    half: Array,
-    mean: Array,
-    variance: Array,
-    alpha_t: float,
-    rate1: float,
-    rate2: float,
-    eps: float,
-    keep: float,
-    eta: float,
-) -> None:
-    """Updates as :class:`chainer.optimizers.Adam`; see ``_cpu.py``."""
-    _update(
-        "adam",
-        """
-        m += rate1 * (g - m);
-        v += rate2 * (g * g - v);
-        weight = keep * weight - eta * (alpha_t / (sqrt(v) + eps) * m);
-        """,
-        gradients,
-        (first, last),
-        inverse,
-        weights,
-        half,
-        {"m": mean, "v": variance},
-        {
-            "alpha_t": alpha_t,
-            "rate1": rate1,
-            "rate2": rate2,
-            "eps": eps,
-            "keep": keep,
-            "eta": eta,
-        },
-    )
-
-
-def momentum_sgd16(
-    gradients: Gradients,
-    first: int,
-    last: int,
-    inverse: float,
-    weights: Array,
-    half: Array,
-    accumulated: Array,
-    lr: float,
-    momentum: float,
-) -> None:
-    """Updates as :class:`~mixed_precision.MomentumSGD16` with G in float16."""
-    _update(
-        "momentum_sgd16",
-        """
-        float total = momentum * static_cast<float>(a) + g;
-        a = float16(min(max(total, -65504.0f), 65504.0f));
-        weight -= lr * static_cast<float>(a);
-        """,
-        gradients,
-        (first, last),
-        inverse,
-        weights,
-        half,
-        {"a": accumulated},
-        {"lr": lr, "momentum": momentum},
-    )
-
-
-def accumulated_sgd(
-    gradients: Gradients,
-    first: int,
-    last: int,
-    inverse: float,
-    weights: Array,
-    half: Array,
-    accumulated: Array,
-    lr: float,
-    momentum: float,
-) -> None:
-    """As :func:`momentum_sgd16`, for weights of float32 or float64."""
-    _update(
-        "accumulated_sgd",
-        "a = momentum * a + g; weight -= lr * a;",
-        gradients,
-        (first, last),
-        inverse,
-        weights,
-        half,
-        {"a": accumulated},
-        {"lr": lr, "momentum": momentum},
-    )
+    kernel(gradients.flat[part], inverse, *numbers, *arrays)
 
 
 def refresh(master: Array, half: Array) -> None:

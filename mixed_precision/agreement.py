@@ -27,6 +27,10 @@ import numpy as np
 #: What MPI may still write to after a wait was given up.
 _abandoned: list[Any] = []
 
+# A sum of squares from here on counts as not finite, so that all of them can be added
+# up. Of float32 gradients none is as large; of float64 ones from 2**500 on.
+_TOO_LARGE = 2.0**1000
+
 
 class Agreement:
     """The ranks of a communicator, and the parameters they hold together.
@@ -34,32 +38,56 @@ class Agreement:
     Args:
         comm: A ChainerMN communicator or an mpi4py one; ``None`` for one process
             alone.
-        paths: Of the parameters that this rank holds.
         timeout (float): Seconds to wait for the other ranks.
+
+    Attributes:
+        paths (list): Of the parameters of all ranks; ``None`` before :meth:`gather`.
 
     Raises:
         TypeError: If ``comm`` is something else.
-        TimeoutError: If another rank does not come.
     """
 
-    def __init__(self, comm: Any, paths: Sequence[str], timeout: float) -> None:
+    def __init__(self, comm: Any, timeout: float) -> None:
         self._timeout = timeout
-        self._comm = None
-        everywhere = set(paths)
-        if comm is not None:
-            # Here, because without a communicator no MPI is needed.
-            from mpi4py import MPI
+        self._users_comm = None if comm is None else as_mpi(comm)
+        # Its duplicate, so that messages cannot mix with the user's.
+        self._comm: Any = None
+        self.paths: list[str] | None = None
 
-            self._maximum = MPI.MAX
-            self._comm = self._duplicate(as_mpi(comm))
+    def gather(self, paths: Sequence[str]) -> None:
+        """Learns which parameters there are; a call of all ranks.
+
+        Args:
+            paths: Of the parameters that this rank holds.
+
+        Raises:
+            TimeoutError: If another rank does not come.
+        """
+        everywhere = set(paths)
+        if self._users_comm is not None:
+            before, self._comm = self._comm, self._duplicate()
+            if before is not None:
+                # Now, because all ranks are here.
+                before.Free()
             everywhere = everywhere.union(*self._all_gather(sorted(everywhere)))
-        self._paths = sorted(everywhere)
-        self._positions = {path: i for i, path in enumerate(self._paths)}
-        n = 4 + len(self._paths)
+        self.paths = sorted(everywhere)
+        self._positions = {path: i for i, path in enumerate(self.paths)}
+        n = 4 + len(self.paths)
         self._mine, self._largest = np.zeros(n), np.zeros(n)
 
     def positions(self, paths: Sequence[str]) -> np.ndarray:
-        """Returns where :meth:`reduce` is to put the sums of these parameters."""
+        """Returns where :meth:`reduce` is to put the sums of these parameters.
+
+        Raises:
+            ValueError: If one was not there in :meth:`gather`.
+        """
+        new = [path for path in paths if path not in self._positions]
+        if new:
+            raise ValueError(
+                f"{', '.join(new)} came after the first update, in which the ranks"
+                f" agree on the model's parameters: add parameters before it, or call"
+                f" setup() again on every rank, which forgets masters and state"
+            )
         return 4 + np.array([self._positions[path] for path in paths], dtype=np.int64)
 
     def reduce(
@@ -83,19 +111,23 @@ class Agreement:
         """
         mine = self._mine
         mine[4:] = 0
-        mine[positions] = np.where(np.isfinite(sums), sums, math.inf)
+        # At the larger one, where this rank has two copies of a parameter.
+        np.maximum.at(mine, positions, np.where(sums < _TOO_LARGE, sums, math.inf))
         mine[:4] = t, -t, scale, -scale
         largest = mine
         if self._comm is not None:
+            # Here, because without a communicator no MPI is needed.
+            from mpi4py import MPI
+
             largest = self._largest
-            request = self._comm.Iallreduce(mine, largest, self._maximum)
+            request = self._comm.Iallreduce(mine, largest, MPI.MAX)
             self._wait(request, "to update", (mine, largest))
             self._compare(t, scale)
         squares = largest[4:]
         overflown = np.flatnonzero(np.isinf(squares))
         # Rounded once, so that the order of the parameters is of no account.
         total = math.inf if overflown.size else math.fsum(squares)
-        return total, [self._paths[i] for i in overflown]
+        return total, [self.paths[i] for i in overflown]
 
     def _compare(self, t: int, scale: float) -> None:
         most, least, largest, smallest = self._largest[:4]
@@ -112,10 +144,8 @@ class Agreement:
                 f" loss_scale, and load the same snapshot"
             )
 
-    def _duplicate(self, comm: Any) -> Any:
-        """Duplicates the communicator, so that messages cannot mix with the user's."""
-        new, request = comm.Idup()
-        self._comm = comm
+    def _duplicate(self) -> Any:
+        new, request = self._users_comm.Idup()
         self._wait(request, "to make their first update", new)
         return new
 
@@ -140,8 +170,8 @@ class Agreement:
                 request.Test,
                 self._timeout,
                 lambda: (
-                    f"all {self._comm.size} ranks {purpose} (rank {self._comm.rank} is"
-                    f" here)"
+                    f"all {self._users_comm.size} ranks {purpose} (rank"
+                    f" {self._users_comm.rank} is here)"
                 ),
             )
         except TimeoutError:

@@ -29,7 +29,8 @@ from mixed_precision.parameters import keeps_master
 
 Array = Any
 
-_ALIGNMENT = 64
+#: Of buffers, in elements.
+ALIGNMENT = 64
 
 
 class Gathered(NamedTuple):
@@ -61,7 +62,8 @@ class Group:
         half: Bits of float16 weights, or an array of no elements.
         master: Weights to update: float32 for float16, else the weights themselves;
             no elements without a master.
-        compute_dtype: Of ``master``, of states and of unscaled gradients.
+        compute_dtype: Of ``master`` and of unscaled gradients.
+        state_dtype: Of states of update rules: that of the weights to update.
         kernels: The module with the passes over these buffers.
     """
 
@@ -81,11 +83,12 @@ class Group:
         self.is_half = dtype == np.float16
         self._shapes = [p.shape for p in self.parameters]
         sizes = np.array([p.size for p in self.parameters], dtype=np.int64)
-        padded = -(-sizes // _ALIGNMENT) * _ALIGNMENT
+        padded = -(-sizes // ALIGNMENT) * ALIGNMENT
         self.ends = np.cumsum(padded) - padded + sizes
         self.starts = self.ends - sizes
         self._n = int(padded.sum())
         self.compute_dtype = np.dtype(np.float32) if self.is_half else dtype
+        self.state_dtype = self.compute_dtype if keeps_master else dtype
         with chainer.using_device(device):
             xp = device.xp
             self._weights = xp.zeros(self._n, dtype)
@@ -102,6 +105,9 @@ class Group:
         # Made for the first hook.
         self._float32: Array | None = self.master if self.master.size else None
         self._unscaled: Array | None = None
+        self._float32_views: list[tuple[chainer.Parameter, Array, Array]] = []
+        # What parameters have outside of hooks; nothing outside of hooks.
+        self._before: list[tuple[chainer.Parameter, Array, float | None]] = []
         for p, view in zip(self.parameters, self._weight_views):
             view[...] = p.array
             p.array = view
@@ -164,11 +170,11 @@ class Group:
             self.kernels.sum_squares(gathered.gradients, self.scalar(inverse), sums)
         return sums
 
-    def state(self, name: str, dtype: np.dtype) -> tuple[Array, list[Array]]:
+    def state(self, name: str) -> tuple[Array, list[Array]]:
         """Returns a flat buffer of optimizer state, zeros at first, and its views."""
         if name not in self._states:
             with chainer.using_device(self.device):
-                flat = self.device.xp.zeros(self._n, dtype)
+                flat = self.device.xp.zeros(self._n, self.state_dtype)
             self._states[name] = flat, self.views(flat)
         return self._states[name]
 
@@ -181,7 +187,7 @@ class Group:
             The unscaled gradients.
         """
         with chainer.using_device(self.device):
-            if self._unscaled is None:
+            if not self._float32_views:
                 self._make_float32_views()
             self.kernels.unscale(
                 gathered.gradients, self.scalar(inverse), self._unscaled
@@ -211,9 +217,13 @@ class Group:
         """Multiplies the unscaled gradients of parameters that are in float32."""
         self._unscaled *= self.scalar(rate)
 
-    def collect(self) -> None:
-        """Takes over arrays that a hook or a rule put in the place of the views."""
-        for p, weights, gradient in self._float32_views:
+    def collect(self, part: slice = slice(None)) -> None:
+        """Takes over arrays that a hook or a rule put in the place of the views.
+
+        Args:
+            part (slice): Of the parameters.
+        """
+        for p, weights, gradient in self._float32_views[part]:
             if p.array is not weights:
                 weights[...] = p.array
                 p.array = weights

@@ -1,9 +1,9 @@
 """Update rules of Chainer that have a kernel over flat buffers.
 
 Neighbouring parameters with the same rule, the same number of updates and the same
-hyperparameters are one call. Parameters with a rule of their own, with hooks of their
-own, or with hyperparameters of their own are updated as ever, or in a call of their
-own; nobody has to care.
+hyperparameters are one call. Parameters with hooks or hyperparameters of their own are
+updated in a call of their own, those with another rule by that rule; nobody has to
+care.
 """
 
 from __future__ import annotations
@@ -21,23 +21,48 @@ from mixed_precision.flat import Gathered, Group
 from mixed_precision.momentum_sgd16 import MomentumSGD16Rule
 
 
-class Kernel(NamedTuple):
-    """How to call the kernel of an update rule.
+class Call(NamedTuple):
+    """What is to be called.
 
     Attributes:
-        name: Of the function in the kernels' module.
-        states: The rule's states, in the order of the kernel's arguments.
-        numbers: Returns the numbers that follow.
+        name: Of the update in the kernels' module.
+        numbers: That it takes.
+        factor: What unscaled gradients are multiplied by.
     """
 
     name: str
+    numbers: tuple[float, ...]
+    factor: float = 1.0
+
+
+class Kernel(NamedTuple):
+    """How the parameters of an update rule are updated in one call.
+
+    Attributes:
+        states: The rule's states, in the order of the kernel's arguments.
+        prepare: Returns the call for the rules of some parameters, their group, and
+            the loss scale.
+    """
+
     states: tuple[str, ...]
-    numbers: Callable[[Any, Any], tuple[float, ...]]
+    prepare: Callable[[Sequence[Any], Group, float], Call]
 
 
-def _adam_numbers(rule: AdamRule, hp: Any) -> tuple[float, ...]:
+def _sgd(rules: Sequence[SGDRule], group: Group, loss_scale: float) -> Call:
+    return Call("sgd", (rules[0].hyperparam.lr,))
+
+
+def _momentum_sgd(
+    rules: Sequence[MomentumSGDRule], group: Group, loss_scale: float
+) -> Call:
+    hp = rules[0].hyperparam
+    return Call("momentum_sgd", (hp.lr, hp.momentum))
+
+
+def _adam(rules: Sequence[AdamRule], group: Group, loss_scale: float) -> Call:
+    rule, hp = rules[0], rules[0].hyperparam
     rule._check_eps(np.float32)
-    return (
+    numbers = (
         rule.alpha_t,
         1.0 - hp.beta1,
         1.0 - hp.beta2,
@@ -45,27 +70,42 @@ def _adam_numbers(rule: AdamRule, hp: Any) -> tuple[float, ...]:
         1.0 - hp.eta * hp.weight_decay_rate,
         hp.eta,
     )
+    return Call("adam", numbers)
+
+
+def _momentum_sgd16(
+    rules: Sequence[MomentumSGD16Rule], group: Group, loss_scale: float
+) -> Call:
+    rule, hp = rules[0], rules[0].hyperparam
+    if not group.is_half:
+        return Call("accumulated_sgd", (hp.lr, hp.momentum))
+    scale, before = rule.scale_for(loss_scale), rule.scale
+    # The call brings G to it.
+    for each in rules:
+        each.scale = scale
+    numbers = hp.lr / scale, hp.momentum * (scale / before)
+    return Call("momentum_sgd16", numbers, factor=scale)
 
 
 #: Exact types: a subclass may do anything.
 KERNELS = {
-    SGDRule: Kernel("sgd", (), lambda rule, hp: (hp.lr,)),
-    MomentumSGDRule: Kernel(
-        "momentum_sgd", ("v",), lambda rule, hp: (hp.lr, hp.momentum)
-    ),
-    AdamRule: Kernel("adam", ("m", "v"), _adam_numbers),
-    MomentumSGD16Rule: Kernel(
-        "accumulated_sgd", ("g",), lambda rule, hp: (hp.lr, hp.momentum)
-    ),
+    SGDRule: Kernel((), _sgd),
+    MomentumSGDRule: Kernel(("v",), _momentum_sgd),
+    AdamRule: Kernel(("m", "v"), _adam),
+    MomentumSGD16Rule: Kernel(("g",), _momentum_sgd16),
 }
 
 
 class Run(NamedTuple):
-    """Parameters ``first`` to ``last`` of a group, to be updated in one call."""
+    """Parameters ``first`` to ``last`` of a group, to be updated in one call.
+
+    With ``has_hooks`` it is a single one, whose rule has hooks.
+    """
 
     group: Group
     first: int
     last: int
+    has_hooks: bool
 
 
 def plan(groups: Sequence[Group]) -> tuple[list[Run], list[chainer.Parameter]]:
@@ -83,77 +123,81 @@ def plan(groups: Sequence[Group]) -> tuple[list[Run], list[chainer.Parameter]]:
             elif key == before:
                 runs[-1] = runs[-1]._replace(last=i)
             else:
-                runs.append(Run(group, i, i))
+                runs.append(Run(group, i, i, has_hooks=key[-1]))
             before = key
     return runs, others
 
 
 def _key(rule: chainer.UpdateRule) -> tuple | None:
-    """Returns what rules updated in one call have in common; None for no kernel."""
+    """Returns what rules updated in one call have in common; None for no kernel.
+
+    The last is whether there are hooks, with which a rule is updated alone.
+    """
     if not rule.enabled or type(rule) not in KERNELS:
-        return None
-    hookable = rule._hookable
-    if hookable._pre_update_hooks or hookable._post_update_hooks:
         return None
     hp = rule.hyperparam
     if type(rule) is AdamRule and (hp.amsgrad or hp.adabound):
         return None
-    own = id(rule) if len(vars(hp)) > 1 else None
-    return type(rule), rule.t, getattr(rule, "scale", None), id(hp.parent), own
+    hooks = rule._hookable
+    has_hooks = bool(hooks._pre_update_hooks or hooks._post_update_hooks)
+    own = id(rule) if has_hooks or len(vars(hp)) > 1 else None
+    scale = getattr(rule, "scale", None)
+    return type(rule), rule.t, scale, id(hp.parent), own, has_hooks
 
 
 def update(
     run: Run, gathered: Gathered, inverse: float, loss_scale: float, in_float32: bool
 ) -> None:
-    """Updates the parameters of a run.
+    """Updates the parameters of a run, and calls the hooks of their rules.
 
     Args:
         run (Run): From :func:`plan`.
         gathered (Gathered): The gradients of the run's group.
         inverse (float): What they are multiplied by.
         loss_scale (float): The loss scale of this step.
-        in_float32 (bool): Whether the parameters are in float32 now.
+        in_float32 (bool): Whether the parameters are in float32 now, as hooks need.
     """
-    group, first, last = run
+    group, first, last, has_hooks = run
     rules = [p.update_rule for p in group.parameters[first : last + 1]]
-    rule = rules[0]
-    kernel = KERNELS[type(rule)]
-    for each in rules:
-        each.t += 1
-    name, numbers = kernel.name, kernel.numbers(rule, rule.hyperparam)
-    dtype = group.compute_dtype
-    if type(rule) is MomentumSGD16Rule and group.is_half:
-        name, dtype = "momentum_sgd16", np.dtype(np.float16)
-        scale, before = rule.scale_for(loss_scale), rule.scale
-        inverse *= scale
-        lr, momentum = numbers
-        numbers = lr / scale, momentum * (scale / before)
-        for each in rules:
-            each.scale = scale
-    states = [_state(state, dtype, run) for state in kernel.states]
+    for rule in rules:
+        rule.t += 1
+    kernel = KERNELS[type(rules[0])]
+    states = [_state(name, run) for name in kernel.states]
     with chainer.using_device(group.device):
-        getattr(group.kernels, name)(
+        if has_hooks:
+            _call_hooks("pre", group, first)
+        call = kernel.prepare(rules, group, loss_scale)
+        group.kernels.update(
+            call.name,
             gathered.gradients,
-            first,
-            last,
-            group.scalar(inverse),
+            (first, last),
+            group.scalar(inverse * call.factor),
             *group.buffers(in_float32),
-            *states,
-            *map(group.scalar, numbers),
+            states,
+            [group.scalar(number) for number in call.numbers],
         )
+        if has_hooks:
+            _call_hooks("post", group, first)
 
 
-def _state(name: str, dtype: np.dtype, run: Run) -> Any:
+def _call_hooks(timing: str, group: Group, position: int) -> None:
+    param = group.parameters[position]
+    rule = param.update_rule
+    rule._hookable.call_hooks(timing, args=(rule, param))
+    group.collect(slice(position, position + 1))
+
+
+def _state(name: str, run: Run) -> Any:
     """Returns a flat buffer of state for a kernel."""
-    flat, views = run.group.state(name, dtype)
+    flat, views = run.group.state(name)
     _install(run, name, views)
-    return flat.view(np.uint16) if dtype == np.float16 else flat
+    return flat.view(np.uint16) if flat.dtype == np.float16 else flat
 
 
 def _install(run: Run, name: str, views: Sequence[Any]) -> None:
     """Makes the rules' states views of the flat buffer, with the values they have."""
-    group, first, last = run
-    for i in range(first, last + 1):
+    group = run.group
+    for i in range(run.first, run.last + 1):
         rule = group.parameters[i].update_rule
         if rule.state is None:
             rule._state = {}

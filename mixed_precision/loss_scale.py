@@ -24,6 +24,7 @@ class LossScale:
     def __init__(self, scale: float) -> None:
         self._scale = _power_of_two("scale", scale)
         self._n_skipped = 0
+        self._n_finite = 0
 
     def __float__(self) -> float:
         return self._scale
@@ -36,6 +37,7 @@ class LossScale:
     def stepped(self) -> None:
         """Counts a step whose gradients were finite."""
         self._n_skipped = 0
+        self._n_finite += 1
 
     def overflowed(self, parameters: Sequence[str]) -> None:
         """Counts a step that is skipped, because gradients were not finite.
@@ -47,17 +49,29 @@ class LossScale:
             FloatingPointError: If there is no hope that it gets better.
         """
         self._n_skipped += 1
+        self._n_finite = 0
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes the state."""
-        self._scale = float(serializer("scale", self._scale))
-        self._n_skipped = int(serializer("n_skipped", self._n_skipped))
+        """Reads or writes the state; what one class wrote, another one reads."""
+        scale = float(serializer("scale", self._scale))
+        n_skipped = int(serializer("n_skipped", self._n_skipped))
+        n_finite = int(serializer("n_finite", self._n_finite))
+        self._scale = self._resumed(scale)
+        # What happened at another scale does not count.
+        same = self._scale == scale
+        self._n_skipped = n_skipped if same else 0
+        self._n_finite = n_finite if same else 0
+
+    def _resumed(self, saved: float) -> float:
+        """Returns the scale to go on with: the user's own, unless it is dynamic."""
+        return self._scale
 
 
 class StaticLossScale(LossScale):
     """The same scale in every step.
 
-    A step that overflows is skipped.
+    A step that overflows is skipped. Training that is resumed goes on with the scale
+    given here, whichever was saved.
 
     Args:
         scale (float): A power of two.
@@ -97,7 +111,9 @@ class DynamicLossScale(LossScale):
     """A scale that is as large as it can be.
 
     A step that overflows is skipped, and the scale divided by ``factor``. After
-    ``growth_interval`` steps in a row without overflow it is multiplied by it.
+    ``growth_interval`` steps in a row without overflow it is multiplied by it. Training
+    that is resumed goes on with the scale that was saved, also with that of a
+    :class:`StaticLossScale`, between ``minimum`` and ``maximum``.
 
     Args:
         initial (float): The scale to begin with, a power of two.
@@ -146,12 +162,10 @@ class DynamicLossScale(LossScale):
                 f"the initial scale {initial} is not between the minimum {minimum} and"
                 f" the maximum {maximum}"
             )
-        self._n_finite = 0
 
     def stepped(self) -> None:
         """Counts a step; the scale may grow."""
         super().stepped()
-        self._n_finite += 1
         if self._n_finite >= self._interval:
             self._n_finite = 0
             self._scale = min(self._scale * self._factor, self._maximum)
@@ -163,7 +177,6 @@ class DynamicLossScale(LossScale):
             FloatingPointError: If it is at its minimum.
         """
         super().overflowed(parameters)
-        self._n_finite = 0
         if self._scale <= self._minimum:
             raise FloatingPointError(
                 f"gradients are not finite at the smallest loss scale,"
@@ -172,10 +185,8 @@ class DynamicLossScale(LossScale):
             )
         self._scale = max(self._scale / self._factor, self._minimum)
 
-    def serialize(self, serializer: Any) -> None:
-        """Reads or writes the state."""
-        super().serialize(serializer)
-        self._n_finite = int(serializer("n_finite", self._n_finite))
+    def _resumed(self, saved: float) -> float:
+        return min(max(saved, self._minimum), self._maximum)
 
     def __repr__(self) -> str:
         return (

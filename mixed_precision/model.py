@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
@@ -11,9 +12,9 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-#: Links whose parameters and statistics stay float32: sums over many values, and
-#: scales near one, of which float16 has but few.
-NORMALIZATIONS = (
+# Links whose parameters and statistics stay float32: sums over many values, and scales
+# near one, of which float16 has but few.
+_NORMALIZATIONS = (
     L.BatchNormalization,
     L.BatchRenormalization,
     L.DecorrelatedBatchNormalization,
@@ -23,7 +24,7 @@ NORMALIZATIONS = (
 
 
 def to_float16(
-    model: chainer.Link, keep: Sequence[type[chainer.Link]] = NORMALIZATIONS
+    model: chainer.Link, keep: Sequence[type[chainer.Link]] | None = None
 ) -> chainer.Link:
     """Makes the parameters of a model float16, except those of normalizations.
 
@@ -37,7 +38,8 @@ def to_float16(
 
     Args:
         model (chainer.Link): A model or a stage of one; changed in place.
-        keep: Links of these classes keep their parameters as they are.
+        keep: Links of these classes keep their parameters as they are; ``None`` for the
+            normalizations of Chainer and ChainerMN.
 
     Returns:
         chainer.Link: The model.
@@ -54,10 +56,11 @@ def to_float16(
 
     See "FP16 storage" in Naruse (2017), Volta Tensor Core training.
     """
+    classes = _normalizations() if keep is None else tuple(keep)
     kept = {
         id(param)
         for link in model.links()
-        if isinstance(link, tuple(keep))
+        if isinstance(link, classes)
         for param in link.params()
     }
     for path, param in model.namedparams():
@@ -83,6 +86,14 @@ def to_float16(
             )
         param.array = rounded
     return model
+
+
+def _normalizations() -> tuple[type[chainer.Link], ...]:
+    # Not imported: it would start MPI, and whoever has such a link has imported it.
+    chainermn_links = sys.modules.get("chainermn.links")
+    if chainermn_links is None:
+        return _NORMALIZATIONS
+    return (*_NORMALIZATIONS, chainermn_links.MultiNodeBatchNormalization)
 
 
 def _initialize_later(param: chainer.Parameter) -> None:

@@ -29,16 +29,27 @@ class MomentumSGD16Rule(optimizer.UpdateRule):
             self.state["g"] = param.device.xp.zeros_like(param.array)
 
     def update_core(self, param: chainer.Parameter) -> None:
-        """Updates one parameter; ``MixedPrecision`` calls the same kernel itself."""
+        """Updates one parameter.
+
+        ``MixedPrecision`` calls a kernel instead, with a scale that follows the loss
+        scale.
+        """
         if param.grad is None:
             return
         lr, momentum = self.hyperparam.lr, self.hyperparam.momentum
         # In float32 at least, each rounded once where it is stored.
         with chainer.using_device(param.device):
+            xp = param.device.xp
             compute = np.promote_types(param.dtype, np.float32)
             g, weights = self.state["g"], param.array
             scaled = param.grad * compute.type(self.scale)
-            g[...] = compute.type(momentum) * g.astype(compute) + scaled
+            total = compute.type(momentum) * g.astype(compute) + scaled
+            if g.dtype == np.float16:
+                # Of finite gradients G stays finite; others are not to be hidden.
+                largest = float(np.finfo(g.dtype).max)
+                saturated = xp.clip(total, -largest, largest)
+                total = xp.where(xp.isinf(total), total, saturated)
+            g[...] = total
             step = compute.type(lr / self.scale) * g.astype(compute)
             weights[...] = weights.astype(compute) - step
 

@@ -47,9 +47,9 @@ class MixedPrecision(optimizer.Optimizer):
     Parameters of float32 or float64 (normalizations) are updated alike, without a copy.
     ``SGD``, ``MomentumSGD``, ``Adam`` and :class:`MomentumSGD16` run as one loop over
     all parameters; their results equal Chainer's bit for bit. Every other optimizer,
-    and parameters with an update rule or hooks of their own, are updated by their own
-    rules: while those and the hooks run, ``param.array`` and ``param.grad`` *are* the
-    float32 master and the unscaled gradient.
+    and parameters with an update rule of their own, are updated by their own rules:
+    while those and hooks run, ``param.array`` and ``param.grad`` *are* the float32
+    master and the unscaled gradient.
 
     ``GradientClipping`` clips by the norm of all parameters on all ranks. A parameter
     shared by two links is updated once. A step that is skipped does not count in ``t``
@@ -70,13 +70,16 @@ class MixedPrecision(optimizer.Optimizer):
         loss_scale: A :class:`StaticLossScale`, a :class:`DynamicLossScale`, or a number
             for a static one; ``None`` for a dynamic one with its defaults.
         comm: A ChainerMN communicator or an mpi4py one of all ranks that must take the
-            same decision: those of all stages and all replicas. Gradients of replicas
-            must have been exchanged before. Parameters with the same path on several
-            ranks count as one.
+            same decision: those of all stages and all replicas. A pipeline of several
+            ranks needs it; without, each rank would skip steps of its own. Gradients of
+            replicas must have been exchanged before. Parameters with the same path on
+            several ranks count as one.
         timeout (float): Seconds to wait for another rank before giving up.
 
     Attributes:
         loss_scale (LossScale): Scales the loss; ``float(loss_scale)`` is its value.
+            May be assigned what the argument may be.
+        has_comm (bool): Whether ``comm`` was given.
         gradient_norm (float): The norm of the last update's gradients over all
             parameters on all ranks, unscaled, before hooks; not finite if it was
             skipped.
@@ -106,6 +109,11 @@ class MixedPrecision(optimizer.Optimizer):
     scaling"; Micikevicius et al. (2018), Mixed precision training.
     """
 
+    # Named here because __setattr__ sets other public names in the wrapped optimizer.
+    actual_optimizer: Any = None
+    n_skipped = 0
+    gradient_norm = math.nan
+
     def __init__(
         self,
         optimizer: Any,
@@ -113,27 +121,24 @@ class MixedPrecision(optimizer.Optimizer):
         comm: Any = None,
         timeout: float = 300.0,
     ) -> None:
-        vars(self)["actual_optimizer"] = _checked(optimizer)
-        vars(self)["loss_scale"] = as_loss_scale(loss_scale)
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, not {timeout}")
+        self.actual_optimizer = _checked(optimizer)
+        self.loss_scale = loss_scale
         self._comm = comm
-        self._timeout = timeout
-        self._agreement: Agreement | None = None
+        self._agreement = Agreement(comm, timeout)
         self._buffers: FlatBuffers | None = None
         self._loaded_masters: dict[str, Any] = {}
-        vars(self)["n_skipped"] = 0
-        vars(self)["gradient_norm"] = math.nan
 
     # -- the wrapped optimizer's interface ----------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or "actual_optimizer" not in vars(self):
+        if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.actual_optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        ours = name in vars(self) or hasattr(type(self), name) or name.startswith("_")
+        ours = name.startswith("_") or hasattr(type(self), name)
         theirs = self.actual_optimizer
         # Not hasattr(theirs, name), which computes properties.
         if not ours and (name in vars(theirs) or hasattr(type(theirs), name)):
@@ -157,6 +162,20 @@ class MixedPrecision(optimizer.Optimizer):
 
     # Hooks are the optimizer's, for which the inherited methods look here.
     _hookable = property(lambda self: self.actual_optimizer._hookable)
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """What the loss is scaled by."""
+        return self._scale
+
+    @loss_scale.setter
+    def loss_scale(self, value: LossScale | float | None) -> None:
+        self._scale = as_loss_scale(value)
+
+    @property
+    def has_comm(self) -> bool:
+        """Whether the ranks of a communicator decide together."""
+        return self._comm is not None
 
     @property
     def _loss_scale(self) -> float:
@@ -214,7 +233,7 @@ class MixedPrecision(optimizer.Optimizer):
         for path, param in link.namedparams(include_uninit=False):
             check_parameter(path, param)
         self.actual_optimizer.setup(link)
-        self._agreement = self._buffers = None
+        self._agreement.paths = self._buffers = None
         self._loaded_masters = {}
         return self
 
@@ -248,7 +267,8 @@ class MixedPrecision(optimizer.Optimizer):
         Raises:
             FloatingPointError: If gradients are not finite and no smaller scale is
                 left to try; on every rank.
-            ValueError: If the gradients are not scaled by :attr:`loss_scale`.
+            ValueError: If the gradients are not scaled by :attr:`loss_scale`, or there
+                are parameters that were not there in the first update.
             RuntimeError: If the ranks are at different updates; on every rank.
             TimeoutError: If another rank does not come.
         """
@@ -274,17 +294,15 @@ class MixedPrecision(optimizer.Optimizer):
         """Makes the buffers, at first and when parameters have changed."""
         parameters = unique_parameters(self.target)
         self._parameters = [param for _, param in parameters]
-        if self._agreement is None:
-            every = [path for path, _ in self.target.namedparams()]
-            self._agreement = Agreement(self._comm, every, self._timeout)
-            self._buffers = None
+        if self._agreement.paths is None:
+            self._agreement.gather([path for path, _ in self.target.namedparams()])
         if self._buffers is None or not self._buffers.holds(parameters):
             for path, param in parameters:
                 check_parameter(path, param)
             masters = {**self._masters(), **self._loaded_masters}
-            self._buffers = FlatBuffers(parameters, masters)
-            self._loaded_masters = {}
-            self._positions = self._agreement.positions(self._buffers.paths)
+            buffers = FlatBuffers(parameters, masters)
+            self._positions = self._agreement.positions(buffers.paths)
+            self._buffers, self._loaded_masters = buffers, {}
 
     def _masters(self) -> dict[str, Any]:
         return {} if self._buffers is None else self._buffers.masters()
@@ -328,7 +346,12 @@ class MixedPrecision(optimizer.Optimizer):
         before = list(hooks._pre_update_hooks.values())
         after = list(hooks._post_update_hooks.values())
         runs, others = fused.plan(self._buffers.groups)
-        if others or after or any(not _is_clipping(hook) for hook in before):
+        in_float32 = (
+            bool(others or after)
+            or any(run.has_hooks for run in runs)
+            or not all(map(_is_clipping, before))
+        )
+        if in_float32:
             with self._buffers.in_float32(gathered, inverse) as gathered:
                 self._call_pre_update_hooks(before, gathered, squared_norm)
                 self._update(runs, gathered, 1.0, in_float32=True)
@@ -365,12 +388,14 @@ class MixedPrecision(optimizer.Optimizer):
                 changed = True
                 continue
             if changed:
-                # Another all-reduce, which nobody has who clips first.
+                # Another all-reduce, which nobody has who clips first. Whether there is
+                # one depends on the hooks alone: they are the same on all ranks.
                 squared_norm, _ = self._reduce(gathered, 1.0)
+                changed = False
             rate = _clipping_rate(hook, squared_norm)
+            squared_norm *= rate**2
             if rate < 1:
                 self._buffers.clip(rate)
-                changed = True
 
     def _call_hook(self, hook: Any) -> None:
         if getattr(hook, "call_for_each_param", False):

@@ -58,9 +58,10 @@ class ExponentHistogram:
             loss_scale (float): What it is divided by first.
         """
         xp = chainer.backend.get_array_module(gradient)
-        magnitudes = xp.abs(gradient.astype(np.float32)).ravel()
+        # In float64, where what is divided does not become zero.
+        magnitudes = xp.abs(gradient.astype(np.float64)).ravel() / loss_scale
         finite = magnitudes[xp.isfinite(magnitudes)]
-        numbers = finite[finite > 0] / np.float32(loss_scale)
+        numbers = finite[finite > 0]
         exponents = xp.clip(xp.frexp(numbers)[1] - 1, _LOWEST, _HIGHEST)
         counts = xp.bincount(exponents - _LOWEST, minlength=self.counts.size)
         self.counts += chainer.get_device("@numpy").send(counts)
@@ -140,12 +141,23 @@ class GradientReport:
         self.parameters: dict[str, ExponentHistogram] = {}
         self.activations: dict[str, ExponentHistogram] = {}
 
-    def add_parameters(self, link: chainer.Link) -> None:
-        """Counts the gradients that the parameters of a link have now, unscaled."""
+    def add_parameters(
+        self, link: chainer.Link, updated_by_chainer: bool = False
+    ) -> None:
+        """Counts the gradients that the parameters of a link have now, unscaled.
+
+        Args:
+            link (chainer.Link): A model or a stage.
+            updated_by_chainer (bool): Whether an optimizer has updated them since
+                backward without :class:`MixedPrecision`, which leaves gradients scaled.
+        """
         for path, param in link.namedparams(include_uninit=False):
-            if param.grad is not None:
-                histogram = self.parameters.setdefault(path, ExponentHistogram())
-                histogram.add(param.grad, float(param._loss_scale or 1.0))
+            if param.grad is None:
+                continue
+            unscaled = updated_by_chainer and _is_unscaled_in_place(param)
+            loss_scale = None if unscaled else param._loss_scale
+            histogram = self.parameters.setdefault(path, ExponentHistogram())
+            histogram.add(param.grad, float(loss_scale or 1.0))
 
     def total(self, kind: str) -> ExponentHistogram:
         """Returns the sum of all ``'parameters'`` or all ``'activations'``."""
@@ -349,7 +361,10 @@ class GradientStatistics(extension.Extension):
         if self._hook is not None:
             report.activations = self._hook.report.activations
             self._hook.report = self._new_report(trainer)
-        report.add_parameters(self._optimizer(trainer).target)
+        optimizer = self._optimizer(trainer)
+        # By its attribute, which ChainerMN's optimizers around it have as well.
+        updated_by_chainer = not hasattr(optimizer, "loss_scale")
+        report.add_parameters(optimizer.target, updated_by_chainer)
         path = os.path.join(trainer.out, self._filename.format(trainer))
         report.save(f"{path}.json")
         if self._plot:
@@ -366,3 +381,12 @@ class GradientStatistics(extension.Extension):
 def _scale_of(optimizer: Any) -> float:
     """Returns the loss scale of an optimizer of Chainer or of MixedPrecision."""
     return float(getattr(optimizer, "_loss_scale", None) or 1.0)
+
+
+def _is_unscaled_in_place(param: chainer.Parameter) -> bool:
+    """Whether Chainer's update divides the gradient itself by the loss scale."""
+    rule = param.update_rule
+    if rule is None or not rule.enabled:
+        return False
+    # Else it divides a copy.
+    return not (rule._use_fp32_update and param.dtype == np.float16)

@@ -7,12 +7,13 @@ Arguments after the script's name are the script's own. On every rank it is run 
 
 * An exception that nobody catches ends all ranks; its traceback is printed once.
 * So does ``sys.exit`` with another code than 0, with that code.
-* After :class:`~pipeline.StopOnSignal` has stopped the training, the exit code is 75.
+* After :class:`~pipeline.StopOnSignal` has stopped the training, the exit code is 75,
+  also if the script ends with ``sys.exit()`` or ``sys.exit(0)``.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
 import runpy
 import signal
@@ -22,6 +23,7 @@ from types import TracebackType
 from mpi4py import MPI
 
 from pipeline.communicator import (
+    StallError,
     abort_on_error,
     end_all_ranks,
     is_world_up,
@@ -29,6 +31,9 @@ from pipeline.communicator import (
     wait,
 )
 from pipeline.signals import STOPPED, has_stopped
+
+# How long a rank that was stopped by a signal waits for the others before it ends.
+_SECONDS_FOR_OTHERS = 60.0
 
 
 def main(arguments: list[str]) -> None:
@@ -50,8 +55,9 @@ def main(arguments: list[str]) -> None:
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as exit:
-        _end_others(exit)
-        raise
+        if exit.code not in (None, 0):
+            _end_others(exit)
+            raise
     except BaseException as error:
         error.with_traceback(_within(script, error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)
@@ -64,16 +70,18 @@ def main(arguments: list[str]) -> None:
 def _wait_for_others() -> None:
     """Waits until the script has ended on all ranks.
 
-    Some launchers end the others when one exits with another code than 0.
+    Some launchers end the others when one exits with another code than 0. This is a
+    courtesy to those: a rank that never comes must not keep this one.
     """
     if is_world_up():
         request = MPI.COMM_WORLD.Ibarrier()
-        wait(request.Test, math.inf, lambda: "all ranks to end")
+        with contextlib.suppress(StallError):
+            wait(request.Test, _SECONDS_FOR_OTHERS, lambda: "all ranks to end")
 
 
 def _end_others(exit: SystemExit) -> None:
-    """Ends the other ranks, unless the script ended well."""
-    if exit.code in (None, 0) or not is_world_up():
+    """Ends the other ranks of a script that did not end well."""
+    if not is_world_up():
         return
     # As Python does: other than a number, it is the message.
     is_number = isinstance(exit.code, int)

@@ -20,16 +20,37 @@ from mpi4py import MPI
 from divisible import Divisible
 from divisible.ties import SharedState, Tie
 from pipeline.actions import Route
-from pipeline.communicator import DisagreementError, StallError, all_gather, wait
+from pipeline.communicator import (
+    FAREWELL_TAG,
+    DisagreementError,
+    StallError,
+    all_gather,
+    wait,
+)
 from pipeline.tie_exchange import SharedParameter
 
-CALLS = ("step", "evaluate", "predict", "agree", "save", "load")
-
-# Apart from those of the transport's channels, and from that of `broadcast`.
-_FAREWELL_TAG = 32766
+CALLS = ("step", "evaluate", "predict", "timeline", "agree", "save", "load")
 
 # How long a rank that has ended its script listens for the others to end theirs.
 _SECONDS_FOR_FAREWELLS = 10.0
+
+
+class _Words(NamedTuple):
+    """What a rank says of its call, as integers; of each the largest is found.
+
+    With the largest of the negative it is known whether all are equal.
+    """
+
+    number: int
+    minus_number: int
+    call: int
+    minus_call: int
+    loss_scale: int
+    minus_loss_scale: int
+    n_inputs: int
+    n_targets: int
+    reports: int
+    wish: int
 
 
 class CallAgreement:
@@ -75,6 +96,7 @@ class CallAgreement:
         n_targets: int = -1,
         reports: bool = False,
         wish: int = 0,
+        loss_scale: float | None = None,
     ) -> None:
         """Begins to compare the call.
 
@@ -83,10 +105,28 @@ class CallAgreement:
             n_targets (int): Samples of ``t``, where it is read.
             reports (bool): Whether this rank has something to report after it.
             wish (int): What this rank wants all to know the largest of.
+            loss_scale (float or None): What the call's loss is multiplied by.
+
+        Raises:
+            DisagreementError: If this rank alone sees that ``x`` and ``t`` differ.
         """
+        _check_samples(n_inputs, n_targets)
         number, call = self._n_calls, CALLS.index(self.call)
+        # The bits of floats that are not negative have the floats' order.
+        scale = int(np.float64(loss_scale or 0).view(np.int64))
         mine = np.array(
-            [number, -number, call, -call, n_inputs, n_targets, reports, wish]
+            _Words(
+                number=number,
+                minus_number=-number,
+                call=call,
+                minus_call=-call,
+                loss_scale=scale,
+                minus_loss_scale=-scale,
+                n_inputs=n_inputs,
+                n_targets=n_targets,
+                reports=reports,
+                wish=wish,
+            )
         )
         self._largest = np.empty_like(mine)
         self._request = self._comm.Iallreduce(mine, self._largest, MPI.MAX)
@@ -129,7 +169,7 @@ class CallAgreement:
             return
         word = np.array([self._n_calls])
         self._farewells = [
-            self._comm.Isend(word, rank, _FAREWELL_TAG)
+            self._comm.Isend(word, rank, FAREWELL_TAG)
             for rank in range(self._comm.size)
             if rank != self._comm.rank
         ]
@@ -150,10 +190,10 @@ class CallAgreement:
 
     def _hear_farewell(self) -> bool:
         status = MPI.Status()
-        if not self._comm.Iprobe(MPI.ANY_SOURCE, _FAREWELL_TAG, status):
+        if not self._comm.Iprobe(MPI.ANY_SOURCE, FAREWELL_TAG, status):
             return False
         word = np.empty(1, dtype=int)
-        self._comm.Recv(word, status.source, _FAREWELL_TAG)
+        self._comm.Recv(word, status.source, FAREWELL_TAG)
         self._left[status.source] = int(word[0])
         return True
 
@@ -169,28 +209,41 @@ class CallAgreement:
                 )
 
     def _compare(self) -> None:
-        most, least, last, first, n_inputs, n_targets, reports, self.wish = (
-            self._largest.tolist()
-        )
-        self.somebody_reports = bool(reports)
+        words = _Words(*self._largest.tolist())
+        self.somebody_reports = bool(words.reports)
+        self.wish = words.wish
         rank = self._comm.rank
-        if last != -first:
+        first, last = -words.minus_call, words.call
+        if first != last:
             raise DisagreementError(
-                f"some ranks call {CALLS[-first]} and others {CALLS[last]}; rank {rank}"
+                f"some ranks call {CALLS[first]} and others {CALLS[last]}; rank {rank}"
                 f" calls {self.call}. All ranks must make the same calls in the same"
                 f" order"
             )
-        if most != -least:
+        least, most = -words.minus_number, words.number
+        if least != most:
             raise DisagreementError(
                 f"for rank {rank} this is call {self._n_calls} of the pipeline, for"
-                f" others it is call {-least if most == self._n_calls else most}: a"
+                f" others it is call {least if most == self._n_calls else most}: a"
                 f" rank left a call out, or caught the error of one"
             )
-        if -1 not in (n_inputs, n_targets) and n_inputs != n_targets:
+        _check_samples(words.n_inputs, words.n_targets)
+        scales = np.array([-words.minus_loss_scale, words.loss_scale]).view(float)
+        if scales[0] != scales[1]:
             raise DisagreementError(
-                f"x has {n_inputs} samples, but t has {n_targets}: x and t must be of"
-                f" the same minibatch"
+                f"the ranks scale the loss by {scales[0]:g} up to {scales[1]:g}: their"
+                f" optimizers must decide together, as MixedPrecision(optimizer,"
+                f" comm=comm) does"
             )
+
+
+def _check_samples(n_inputs: int, n_targets: int) -> None:
+    """Compares the samples of ``x`` and ``t``, if both are known."""
+    if -1 not in (n_inputs, n_targets) and n_inputs != n_targets:
+        raise DisagreementError(
+            f"x has {n_inputs} samples, but t has {n_targets}: x and t must be of the"
+            f" same minibatch"
+        )
 
 
 # Of all pipelines of this process, also of those that it has dropped meanwhile, as a
@@ -343,15 +396,14 @@ def agree_on_loss(
 def _check_states(
     states: Sequence[SharedState], stage_of: Callable[[int], int]
 ) -> None:
-    for path, positions in states:
+    for path, positions, reason in states:
         stages = sorted({stage_of(position) for position in positions})
         if len(stages) > 1:
             first, *_, last = positions
             raise DisagreementError(
-                f"layer {last} is or has the same link as layer {first}, {path}, which"
-                f" keeps more than parameters, such as running averages. The stages"
-                f" {', '.join(map(str, stages))} cannot share that: cut so that both"
-                f" layers are in one stage"
+                f"the layers {first} and {last} have {path} in common, but are in the"
+                f" stages {', '.join(map(str, stages))}, which cannot share it:"
+                f" {reason}. Cut so that both layers are in one stage"
             )
 
 

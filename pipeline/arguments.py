@@ -152,6 +152,11 @@ def as_arrays(name: str, value: Any, rank: int, reader: str) -> tuple:
             f"{name} is None on rank {rank}, which has {reader} and reads it"
         )
     arrays = value if isinstance(value, (tuple, list)) else (value,)
+    if not arrays:
+        raise ValueError(
+            f"{name} is an empty {type(value).__name__} on rank {rank}, which has"
+            f" {reader} and reads it: it needs at least one array"
+        )
     for array in arrays:
         if not isinstance(array, chainer.get_array_types()):
             raise TypeError(

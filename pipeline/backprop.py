@@ -54,9 +54,7 @@ Array = Any
 SPLITTABLE = frozenset(
     {
         basic_math.Add,
-        basic_math.Div,
         basic_math.Mul,
-        basic_math.MultiAdd,
         basic_math.Sub,
         concat.Concat,
         convolution_2d.Convolution2DFunction,

@@ -24,7 +24,7 @@ class ChainerMNTransport:
     """Channels over a ChainerMN communicator.
 
     Args:
-        comm (mpi4py.MPI.Comm): Used by this transport only.
+        comm (mpi4py.MPI.Comm): May carry other messages as well, with other tags.
         timeout (float): Seconds a send or receive may block. ChainerMN cannot be
             interrupted, so a longer one ends all ranks.
     """

@@ -40,6 +40,37 @@ def as_mpi(comm: Any) -> MPI.Comm:
     return mpi_comm
 
 
+# What a pipeline's communicator carries, by tags: MPI has at least those up to 32767.
+BROADCAST_TAG = 32767
+CLOCK_TAG = 32766
+FAREWELL_TAG = 32765
+NOTICE_TAG = 32764
+#: Of no message.
+UNUSED_TAG = 32763
+# The channels of a transport have the tags from 0, each three of them.
+_TAGS_PER_CHANNEL = 3
+#: The last channel, for targets; those before it are for stages.
+TARGETS_CHANNEL = UNUSED_TAG // _TAGS_PER_CHANNEL - 1
+
+
+def channel_tags(channel: int) -> range:
+    """Returns the tags of a channel.
+
+    Args:
+        channel (int): Its number, from 0.
+
+    Raises:
+        ValueError: If there are no tags left for it.
+    """
+    if not 0 <= channel <= TARGETS_CHANNEL:
+        raise ValueError(
+            f"there are no tags for channel {channel}: the stages, skip connections and"
+            f" ties of a pipeline have {TARGETS_CHANNEL} channels at most"
+        )
+    start = _TAGS_PER_CHANNEL * channel
+    return range(start, start + _TAGS_PER_CHANNEL)
+
+
 # An MPI library spins while it waits, which starves the other ranks when they
 # share a core and wastes the quota of a host that has less than one. So this
 # module polls: at first at once, for the latency of messages up to a few megabytes,
@@ -96,15 +127,30 @@ def duplicate(comm: MPI.Comm, timeout: float) -> MPI.Comm:
     return new
 
 
-def all_gather(comm: MPI.Comm, value: Any, timeout: float) -> list:
-    """Returns the ``value`` of every rank, in rank order; any picklable object."""
+def all_gather(
+    comm: MPI.Comm,
+    value: Any,
+    timeout: float,
+    purpose: str = "to compare their settings",
+) -> list:
+    """Returns the ``value`` of every rank, in rank order; any picklable object.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Of the ranks.
+        value: This rank's.
+        timeout (float): Seconds to wait for the other ranks.
+        purpose (str): What the ranks are waited for to do, for the error message.
+
+    Raises:
+        StallError: If another rank does not come in time.
+    """
     mine = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
     sizes = np.empty(comm.size, dtype=np.int64)
     request = comm.Iallgather(np.array([mine.size], dtype=np.int64), sizes)
-    wait(request.Test, timeout, lambda: _everyone(comm, "to compare their settings"))
+    wait(request.Test, timeout, lambda: _everyone(comm, purpose))
     everything = np.empty(sizes.sum(), dtype=np.uint8)
     request = comm.Iallgatherv(mine, (everything, sizes))
-    wait(request.Test, timeout, lambda: _everyone(comm, "to compare their settings"))
+    wait(request.Test, timeout, lambda: _everyone(comm, purpose))
     ends = np.cumsum(sizes)
     return [
         pickle.loads(everything[end - size : end].tobytes())
@@ -112,20 +158,16 @@ def all_gather(comm: MPI.Comm, value: Any, timeout: float) -> list:
     ]
 
 
-# Apart from those of the transport's channels, which count from 0.
-_TAG = 32767
-
-
 def broadcast(comm: MPI.Comm, buffer: np.ndarray, root: int, timeout: float) -> None:
     """Fills ``buffer`` on every rank with ``root``'s."""
     # Not MPI's broadcast, which passes through ranks in between: when one of them is
     # stopped, nobody can tell which. What is broadcast here is small.
     if comm.rank != root:
-        request = comm.Irecv(buffer, root, _TAG)
+        request = comm.Irecv(buffer, root, BROADCAST_TAG)
         wait(request.Test, timeout, lambda: f"rank {root} to say the result")
         return
     requests = {
-        rank: comm.Isend(buffer, rank, _TAG)
+        rank: comm.Isend(buffer, rank, BROADCAST_TAG)
         for rank in range(comm.size)
         if rank != root
     }
@@ -159,12 +201,12 @@ def clock_offsets(comm: MPI.Comm, timeout: float) -> list[float]:
     clock = np.empty(1)
 
     def receive(source: int) -> float:
-        request = comm.Irecv(clock, source, _TAG)
+        request = comm.Irecv(clock, source, CLOCK_TAG)
         wait(request.Test, timeout, lambda: f"rank {source} to tell its clock")
         return clock[0]
 
     def send(destination: int) -> None:
-        request = comm.Isend(np.array([time.perf_counter()]), destination, _TAG)
+        request = comm.Isend(np.array([time.perf_counter()]), destination, CLOCK_TAG)
         wait(request.Test, timeout, lambda: f"rank {destination} to read its clock")
 
     offsets = np.zeros(comm.size)

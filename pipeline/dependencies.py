@@ -191,7 +191,6 @@ def other_rank_suppliers(schedule: Schedule) -> np.ndarray:
         For each action the number of the action on another rank that it needs, or
         `NONE`.
     """
-    needed = suppliers(schedule)
-    rank = np.repeat(np.arange(schedule.n_ranks), np.diff(schedule.offsets))
+    needed, rank = suppliers(schedule), schedule.rank
     needed[(needed != NONE) & (rank[needed] == rank)] = NONE
     return needed

@@ -8,9 +8,20 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT, Action, ScheduleError
+from pipeline.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    KINDS,
+    WEIGHT,
+    Action,
+    ScheduleError,
+)
 from pipeline.schedule import Schedule
 from pipeline.simulator import Costs, simulate
+
+# What happens, in this order if at the same time: a result arrives, an action ends.
+_ARRIVAL, _END = range(2)
 
 
 class _Rule(NamedTuple):
@@ -143,6 +154,107 @@ def _limits(memory_limit, stage_ranks, n_ranks, n_microbatches) -> list[int]:
     return limits
 
 
+class _Rank:
+    """One rank at one time: what it has done, holds, and could do next.
+
+    Args:
+        rule: What it prefers.
+        back: The kind of its backwards, `INPUT` or `BACKWARD`.
+        limit: How many stage-microbatches it may hold.
+        reserve: For each stage, how many later stages of the same rank must keep room
+            for one microbatch.
+        weight_seconds: The duration of each W, by stage and microbatch.
+
+    Attributes:
+        actions: What it has done, in order.
+        is_busy: Whether it runs the last of them.
+        coming: A heap of the times at which results arrive.
+    """
+
+    def __init__(
+        self,
+        rule: _Rule,
+        back: int,
+        limit: int,
+        reserve: list[int],
+        weight_seconds: list[list[float]],
+    ) -> None:
+        self._rule = rule
+        self._back = back
+        self._limit = limit
+        self._reserve = reserve
+        self._weight_seconds = weight_seconds
+        self.actions: list[Action] = []
+        self.is_busy = False
+        self.coming: list[float] = []
+        self._held = 0
+        # What is ready: by stage the microbatches, and heaps, first is best.
+        self._forwards: dict[int, deque[int]] = {}
+        self._backwards: list[tuple[int, int]] = []
+        self._weights: list[tuple[int, int]] = []
+
+    def deliver(self, kind: int, stage: int, microbatch: int) -> None:
+        """Makes an action ready."""
+        if kind == FORWARD:
+            self._forwards.setdefault(stage, deque()).append(microbatch)
+        elif kind == WEIGHT:
+            heapq.heappush(self._weights, (microbatch, stage))
+        else:
+            # Of one microbatch that of the latest stage, which others need first.
+            heapq.heappush(self._backwards, (microbatch, -stage))
+
+    def choose(self, now: float) -> tuple[int, int, int] | None:
+        """Starts the best action that is ready, and returns it."""
+        chosen = self._pop_best(now)
+        if chosen is not None:
+            kind, stage, microbatch = chosen
+            self.is_busy = True
+            self._held += kind == FORWARD
+            self.actions.append(Action(stage, KINDS[kind], microbatch))
+        return chosen
+
+    def finish(self, kind: int, stage: int, microbatch: int) -> None:
+        """Ends the action that it runs."""
+        self.is_busy = False
+        self._held -= kind in (BACKWARD, WEIGHT)
+        if kind == INPUT:
+            self.deliver(WEIGHT, stage, microbatch)
+
+    def _pop_best(self, now: float) -> tuple[int, int, int] | None:
+        ready = [stage for stage, queue in self._forwards.items() if queue]
+        room = [stage for stage in ready if self._has_room(stage)]
+        if room and (self._prefers_forward() or not self._backwards):
+            stage = min(room, key=self._forward_order)
+            return FORWARD, stage, self._forwards[stage].popleft()
+        is_cramped = self._rule.make_room and ready and not room and self._weights
+        if self._backwards and not is_cramped:
+            microbatch, minus_stage = heapq.heappop(self._backwards)
+            return self._back, -minus_stage, microbatch
+        if not self._weights or self._rather_waits(now):
+            return None
+        microbatch, stage = heapq.heappop(self._weights)
+        return WEIGHT, stage, microbatch
+
+    def _has_room(self, stage: int) -> bool:
+        return self._held + 1 + self._reserve[stage] <= self._limit
+
+    def _prefers_forward(self) -> bool:
+        if self._rule.prefer == "other":
+            return bool(self.actions) and self.actions[-1].kind != KINDS[FORWARD]
+        return self._rule.prefer == "forward"
+
+    def _forward_order(self, stage: int) -> tuple[int, int]:
+        microbatch = self._forwards[stage][0]
+        return (-stage, microbatch) if self._rule.deep else (microbatch, -stage)
+
+    def _rather_waits(self, now: float) -> bool:
+        """Whether something arrives before the next W would end."""
+        if not self._rule.patient or self._held >= self._limit or not self.coming:
+            return False
+        microbatch, stage = self._weights[0]
+        return self.coming[0] < now + self._weight_seconds[stage][microbatch]
+
+
 def _build(
     costs: Costs,
     n_microbatches: int,
@@ -152,114 +264,54 @@ def _build(
     rule: _Rule,
 ) -> list[list[Action]]:
     """Runs time forward and returns what each rank did."""
-    n_stages, n_ranks = len(stage_ranks), len(limits)
+    n_stages = len(stage_ranks)
     duration = costs.durations(n_stages, n_microbatches).tolist()
     transfer, latency = costs.edges(n_stages)
     delay = (transfer + latency).tolist()
     back = INPUT if split else BACKWARD
-    names = {FORWARD: "F", BACKWARD: "B", INPUT: "I", WEIGHT: "W"}
-    # How many later stages of the same rank must keep room for one microbatch.
     reserve = [stage_ranks[s + 1 :].count(stage_ranks[s]) for s in range(n_stages)]
-
-    rows: list[list[Action]] = [[] for _ in limits]
-    held = [0] * n_ranks
-    busy = [False] * n_ranks
-    # What is ready on each rank: a queue for each stage, and heaps, first is best.
-    forwards: list[dict[int, deque[int]]] = [{} for _ in limits]
-    backwards: list[list] = [[] for _ in limits]
-    weights: list[list] = [[] for _ in limits]
-    coming: list[list[float]] = [[] for _ in limits]
-    events: list[tuple] = []
-
-    def deliver(kind: int, stage: int, microbatch: int) -> None:
-        """Makes an action ready on the rank of its stage."""
-        rank = stage_ranks[stage]
-        if kind == FORWARD:
-            forwards[rank].setdefault(stage, deque()).append(microbatch)
-        else:
-            heapq.heappush(backwards[rank], ((microbatch, -stage), stage, microbatch))
-
-    def send(now: float, kind: int, stage: int, microbatch: int, edge: int) -> None:
-        """Hands a result to the stage that needs it next."""
-        source = stage - 1 if kind == FORWARD else stage + 1
-        if kind != FORWARD and stage == n_stages - 1:
-            source = stage
-        if stage_ranks[source] == stage_ranks[stage]:
-            deliver(kind, stage, microbatch)
-            return
-        arrival = now + delay[edge]
-        heapq.heappush(coming[stage_ranks[stage]], arrival)
-        heapq.heappush(events, (arrival, 0, kind, stage, microbatch))
-
-    def choose(rank: int, now: float) -> tuple[int, int, int] | None:
-        """Takes the best ready action of a rank."""
-        ready = [
-            ((-stage, queue[0]) if rule.deep else (queue[0], -stage), stage)
-            for stage, queue in forwards[rank].items()
-            if queue
-        ]
-        room = [
-            entry
-            for entry in ready
-            if held[rank] + 1 + reserve[entry[1]] <= limits[rank]
-        ]
-        turn = rule.prefer == "forward" or (
-            rule.prefer == "other" and rows[rank] and rows[rank][-1].kind != "F"
-        )
-        if room and (turn or not backwards[rank]):
-            stage = min(room)[1]
-            return FORWARD, stage, forwards[rank][stage].popleft()
-        cramped = rule.make_room and ready and not room and weights[rank]
-        if backwards[rank] and not cramped:
-            _, stage, microbatch = heapq.heappop(backwards[rank])
-            return back, stage, microbatch
-        if not weights[rank]:
-            return None
-        _, stage, microbatch = weights[rank][0]
-        ends = now + duration[WEIGHT][stage][microbatch]
-        full = held[rank] >= limits[rank]
-        if rule.patient and not full and coming[rank] and coming[rank][0] < ends:
-            return None
-        heapq.heappop(weights[rank])
-        return WEIGHT, stage, microbatch
-
+    ranks = [_Rank(rule, back, limit, reserve, duration[WEIGHT]) for limit in limits]
+    of_stage = [ranks[number] for number in stage_ranks]
     for microbatch in range(n_microbatches):
-        deliver(FORWARD, 0, microbatch)
-    heapq.heappush(events, (0.0, 2, 0, 0, 0))
-    touched = set(range(n_ranks))
-    while events:
+        of_stage[0].deliver(FORWARD, 0, microbatch)
+
+    now = 0.0
+    events: list[tuple[float, int, int, int, int]] = []
+    awake = set(ranks)
+    while True:
+        for rank in awake:
+            chosen = None if rank.is_busy else rank.choose(now)
+            if chosen is not None:
+                kind, stage, microbatch = chosen
+                end = now + duration[kind][stage][microbatch]
+                heapq.heappush(events, (end, _END, *chosen))
+        if not events:
+            return [rank.actions for rank in ranks]
         now = events[0][0]
+        awake.clear()
         while events and events[0][0] == now:
             _, what, kind, stage, microbatch = heapq.heappop(events)
-            touched.add(stage_ranks[stage])
-            if what == 0:
-                heapq.heappop(coming[stage_ranks[stage]])
-                deliver(kind, stage, microbatch)
-            elif what == 1:
-                rank = stage_ranks[stage]
-                busy[rank] = False
-                if kind == FORWARD:
-                    if stage + 1 < n_stages:
-                        send(now, FORWARD, stage + 1, microbatch, stage)
-                    else:
-                        send(now, back, stage, microbatch, 0)
-                    continue
-                held[rank] -= kind in (BACKWARD, WEIGHT)
-                if kind == INPUT:
-                    heapq.heappush(weights[rank], (microbatch, stage, microbatch))
-                if kind != WEIGHT and stage > 0:
-                    send(now, back, stage - 1, microbatch, stage - 1)
-        for rank in sorted(touched):
-            if busy[rank]:
+            rank = of_stage[stage]
+            awake.add(rank)
+            if what == _ARRIVAL:
+                heapq.heappop(rank.coming)
+                rank.deliver(kind, stage, microbatch)
                 continue
-            chosen = choose(rank, now)
-            if chosen is None:
+            rank.finish(kind, stage, microbatch)
+            user = _user(kind, stage, n_stages - 1, back)
+            if user is None:
                 continue
-            kind, stage, microbatch = chosen
-            busy[rank] = True
-            held[rank] += kind == FORWARD
-            rows[rank].append(Action(stage, names[kind], microbatch))
-            end = now + duration[kind][stage][microbatch]
-            heapq.heappush(events, (end, 1, kind, stage, microbatch))
-        touched.clear()
-    return rows
+            if of_stage[user[1]] is rank:
+                rank.deliver(*user, microbatch)
+                continue
+            # The edge has the number of the earlier stage.
+            arrival = now + delay[min(stage, user[1])]
+            heapq.heappush(of_stage[user[1]].coming, arrival)
+            heapq.heappush(events, (arrival, _ARRIVAL, *user, microbatch))
+
+
+def _user(kind: int, stage: int, last: int, back: int) -> tuple[int, int] | None:
+    """Returns the kind and the stage of what needs an action's result next."""
+    if kind == FORWARD:
+        return (back, stage) if stage == last else (FORWARD, stage + 1)
+    return None if kind == WEIGHT or stage == 0 else (back, stage - 1)

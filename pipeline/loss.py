@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 import chainer
 import numpy as np
+
+_HOST = chainer.get_device("@numpy")
 
 
 class Loss:
@@ -14,10 +16,10 @@ class Loss:
 
     The minibatch's loss is the mean of its microbatches' losses weighted by their
     numbers of samples, which is the loss of the undivided minibatch if ``lossfun``
-    is a mean over samples. ``F.softmax_cross_entropy``, also as a
-    ``functools.partial`` with other arguments, leaves out samples with the label to
-    ignore, and so do its weights. Another ``lossfun`` that leaves out samples gives
-    the mean of the microbatches' means.
+    is a mean over samples. So is the accuracy. ``F.softmax_cross_entropy`` and
+    ``F.accuracy``, also as a ``functools.partial`` with other arguments, leave out
+    samples with the label to ignore, and so do their weights. Another function that
+    leaves out samples gives the mean of the microbatches' means.
 
     Outputs of float16 are cast to float32 first.
 
@@ -35,26 +37,45 @@ class Loss:
         if accfun is not None:
             self._functions["accuracy"] = accfun
         self.names = tuple(self._functions)
-        options = getattr(lossfun, "keywords", {})
-        function = getattr(lossfun, "func", lossfun)
+        function, options = _unwrapped(lossfun)
         self._classifies = function is chainer.functions.softmax_cross_entropy
         self._ignored = options.get("ignore_label", -1)
-        self._normalizes = options.get("normalize", True)
+        # By name of the function, if it leaves one out.
+        self._labels_left_out = {
+            name: label
+            for name, f in self._functions.items()
+            if (label := _label_left_out(f)) is not None
+        }
         self.scale = 1.0
-        self.start(None, ())
+        self.start(None)
 
-    def start(self, targets: Sequence[tuple] | None, sizes: Sequence[int]) -> None:
+    def start(
+        self,
+        targets: Sequence[tuple] | None,
+        device: chainer.backend.Device = _HOST,
+    ) -> None:
         """Begins a minibatch.
 
         Args:
-            targets: For each microbatch its targets, a tuple of arrays; ``None`` if
-                no loss is wanted.
-            sizes: For each microbatch its number of samples.
+            targets: For each microbatch its targets, a tuple of arrays on any device;
+                ``None`` if no loss is wanted.
+            device (chainer.backend.Device): Where the outputs will be.
+
+        Raises:
+            ValueError: If a class label is negative.
         """
-        self._targets = targets
-        counts = dict.fromkeys(self.names, sizes)
-        if self._classifies and self._normalizes and targets is not None:
-            counts["loss"] = [int((t != self._ignored).sum()) for t, *_ in targets]
+        parts = targets or ()
+        counts = dict.fromkeys(self.names, [len(first) for first, *_ in parts])
+        if self._classifies or self._labels_left_out:
+            # Before they are on a GPU, which would have to be waited for.
+            hosted = [_HOST.send(labels) for labels, *_ in parts]
+            for name, label in self._labels_left_out.items():
+                counts[name] = [int((labels != label).sum()) for labels in hosted]
+            if self._classifies:
+                self._highest_labels = [self._highest_label(some) for some in hosted]
+        self._targets = None
+        if targets is not None:
+            self._targets = [tuple(map(device.send, part)) for part in parts]
         #: By name, over how many samples the mean is.
         self.n_counted = {name: int(np.sum(n)) for name, n in counts.items()}
         self._weights = {
@@ -133,20 +154,44 @@ class Loss:
                 f"microbatch {microbatch} has {n_outputs} samples but {n_targets}"
                 f" targets: x and t must be of the same minibatch"
             )
-        # NumPy would take labels from the end, and CuPy from anywhere.
-        labels = self._targets[microbatch][0]
+        # Of this microbatch: in some models the number of classes varies.
+        highest, n_classes = self._highest_labels[microbatch], outputs[0].shape[1]
+        if highest >= n_classes:
+            raise ValueError(
+                f"microbatch {microbatch} has the label {highest}, but the model has"
+                f" {n_classes} outputs: labels go from 0 to {n_classes - 1}, and"
+                f" {self._ignored} is ignored"
+            )
+
+    def _highest_label(self, labels: np.ndarray) -> int:
+        """Returns the highest label to learn; -1 if there is none."""
         labels = labels[labels != self._ignored]
         if labels.size == 0 or labels.dtype.kind not in "iu":
-            return
-        # Of this microbatch: in some models the number of classes varies.
-        n_classes = outputs[0].shape[1]
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= n_classes:
+            return -1
+        # NumPy would take them from the end, and CuPy from anywhere.
+        if labels.min() < 0:
             raise ValueError(
-                f"microbatch {microbatch} has the label {low if low < 0 else high}, but"
-                f" the model has {n_classes} outputs: labels go from 0 to"
-                f" {n_classes - 1}, and {self._ignored} is ignored"
+                f"t has the label {labels.min()}: labels start at 0, and only"
+                f" {self._ignored} is ignored"
             )
+        return int(labels.max())
+
+
+def _unwrapped(function: Callable) -> tuple[Callable, Mapping[str, Any]]:
+    """Returns a function and the keyword arguments that a partial gives it."""
+    return getattr(function, "func", function), getattr(function, "keywords", {})
+
+
+def _label_left_out(function: Callable) -> int | None:
+    """Returns the label whose samples a function leaves out of its mean, if any."""
+    function, options = _unwrapped(function)
+    if function is chainer.functions.accuracy:
+        return options.get("ignore_label")
+    # Otherwise it divides by the number of all samples.
+    normalizes = options.get("normalize", True)
+    if function is chainer.functions.softmax_cross_entropy and normalizes:
+        return options.get("ignore_label", -1)
+    return None
 
 
 def _widened(output: Any) -> Any:

@@ -122,6 +122,9 @@ class Reader:
             or which are; the others are the inputs, in their order. ``None`` if there
             are only inputs.
         purpose (str): One of `PURPOSES`.
+
+    Raises:
+        ValueError: If there are only inputs where targets are needed.
     """
 
     def __init__(
@@ -144,6 +147,11 @@ class Reader:
         self._label_keys = tuple(label_key) if several else (label_key,)
         if label_key is None:
             self._label_keys = ()
+        if not self._label_keys and purpose != "predict":
+            raise ValueError(
+                f"label_key is {label_key} on rank {pipeline.rank}: to {purpose}, it"
+                f" must name a target"
+            )
         self._purpose = PURPOSES.index(purpose)
 
     def next(self, iterator: Any, n_batches: int = 1) -> Minibatch:

@@ -10,6 +10,7 @@ from typing import Any, Callable
 import chainer
 import chainer.functions as F
 import numpy as np
+from mpi4py import MPI
 
 from divisible import Divisible
 from divisible.random_state import restored_random_state
@@ -91,7 +92,8 @@ class Pipeline:
             forward and backward, and are computed again for the backward: ``'never'``,
             ``'except_last'`` or ``'always'``; see :mod:`pipeline.recomputation`.
             Layers that were appended with ``recompute=True`` always are. What a
-            recomputed layer does besides returning its output, it does twice.
+            recomputed layer does besides returning its output, it does twice; three
+            times if both it and its microbatch are recomputed.
         seed (int): For the layers' random numbers, and for the weights of layers that
             are sized at their first call. Replicas of a pipeline need one each, or
             their masks are the same. Of the global generators, only NumPy's and CuPy's
@@ -163,15 +165,15 @@ class Pipeline:
         deferred_batch_norm: bool = True,
         loss_scale: Any = None,
     ) -> None:
+        # First of all: others may wait already for a rank that refuses its arguments.
+        abort_on_error()
         mine = check_stages(stage)
         check_transport(transport, wire_dtype)
         seed = check_seed(seed)
         check_loss_scale(loss_scale)
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, not {timeout}")
-        mpi_comm = as_mpi(comm)
-        abort_on_error()
-        self._comm = duplicate(mpi_comm, timeout)
+        self._comm = duplicate(as_mpi(comm), timeout)
         self._timeout = timeout
         self._failed = False
 
@@ -305,16 +307,18 @@ class Pipeline:
             the first minibatch, the first values are in the result of the next one.)
 
         Raises:
-            ValueError: If ``x`` or ``t`` is empty or their samples do not match, or
-                a class label is out of range.
+            ValueError: If ``x`` or ``t`` is empty, or a class label is negative.
             TypeError: If ``x`` or ``t`` is missing where it is read, or cannot be
                 trained on.
-            ActionError: If a layer fails.
+            DisagreementError: If the ranks make different calls, or ``x`` and ``t``
+                have different numbers of samples, or the loss scales differ.
+            ActionError: If a layer or ``lossfun`` fails, or a class label is too large
+                for the model's outputs.
             StallError: If another rank does not answer in time.
         """
         scaled, backprop = self._scaled_loss(), chainer.force_backprop_mode()
         with self._call("step"), scaled as loss_scale, backprop:
-            inputs = self._start(x, t)
+            inputs = self._start(x, t, loss_scale)
             self._run(self._training, inputs)
             for stage in self._stages.values():
                 stage.finish()
@@ -349,7 +353,7 @@ class Pipeline:
         """
         with self._call("predict"), _evaluating():
             inputs = self._split_inputs(x)
-            self._loss.start(None, ())
+            self._loss.start(None)
             self._calls.start()
             results = self._run(self._evaluation, inputs)
             outputs = None
@@ -393,15 +397,23 @@ class Pipeline:
 
         Raises:
             RuntimeError: If there was no minibatch yet.
+            DisagreementError: If another rank makes another call.
+            StallError: If another rank does not come in time.
         """
         record = self._runner.record
         if record is None:
             raise RuntimeError("no minibatch has been run yet")
-        offset = clock_offsets(self._comm, self._timeout)[self._comm.rank]
-        times = np.array(record.times) - offset
-        gathered = all_gather(
-            self._comm, (record.program.operations, times), self._timeout
-        )
+        with self._call("timeline"):
+            self._calls.start()
+            self._calls.finish()
+            offset = clock_offsets(self._comm, self._timeout)[self._comm.rank]
+            times = np.array(record.times) - offset
+            gathered = all_gather(
+                self._comm,
+                (record.program.operations, times),
+                self._timeout,
+                "to tell what they did",
+            )
         first = min(times[0] for _, times in gathered if len(times))
         return Timeline(
             (
@@ -430,14 +442,18 @@ class Pipeline:
         with self._call(call):
             self._calls.start()
             self._calls.finish()
-            return all_gather(self._comm, value, self._timeout)
+            return all_gather(self._comm, value, self._timeout, f"to {call}")
 
     def close(self) -> None:
         """Frees the pipeline's communicator; to be called on every rank.
 
         Needed only where many pipelines are made in one process. A pipeline is a
-        context manager that closes itself.
+        context manager that closes itself. After a call that failed, and if it is
+        closed already, it does nothing.
         """
+        # A failed call may have messages under way, which hold on to everything.
+        if self._failed or self._comm == MPI.COMM_NULL:
+            return
         self._runner.close()
         self.ranks.close()
         if self._ties is not None:
@@ -492,7 +508,7 @@ class Pipeline:
         with np.errstate(over="ignore", invalid="ignore"):
             yield self._loss.scale
 
-    def _start(self, x: Any, t: Any) -> list[Tensors]:
+    def _start(self, x: Any, t: Any, loss_scale: float | None = None) -> list[Tensors]:
         inputs = self._split_inputs(x)
         n_inputs = sum(map(_n_samples, inputs)) if self.is_first else -1
         n_targets = -1
@@ -500,11 +516,9 @@ class Pipeline:
             targets = as_arrays("t", t, self._comm.rank, "the last stage")
             n_targets = len(targets[0])
             parts = split(targets, self.schedule.n_microbatches)
-            sizes = [len(part[0]) for part in parts]
-            parts = [tuple(map(self._device.send, part)) for part in parts]
-            self._loss.start(parts, sizes)
+            self._loss.start(parts, self._device)
         reports = self._reports[self._calls.call].are_expected
-        self._calls.start(n_inputs, n_targets, reports)
+        self._calls.start(n_inputs, n_targets, reports, loss_scale=loss_scale)
         return inputs
 
     def _split_inputs(self, x: Any) -> list[Tensors]:
@@ -536,7 +550,9 @@ class Pipeline:
         pending.add(stage.reports.sums() for stage in self._stages.values())
         if not self._calls.somebody_reports:
             return {}
-        gathered = all_gather(self._comm, pending.take(), self._timeout)
+        gathered = all_gather(
+            self._comm, pending.take(), self._timeout, "to tell what layers reported"
+        )
         return means_of_reports([sums for rank in gathered for sums in rank])
 
 

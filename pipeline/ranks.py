@@ -9,13 +9,9 @@ import numpy as np
 from mpi4py import MPI
 
 from pipeline.agreement import CallAgreement
-from pipeline.communicator import broadcast_object
+from pipeline.communicator import NOTICE_TAG, TARGETS_CHANNEL, broadcast_object
 from pipeline.message import Tensor
 from pipeline.transport import Receiver, Sender, Transport
-
-# Apart from those of a pipeline's stages.
-_TARGETS_CHANNEL = 10_000
-_NOTICE_TAG = 32765
 
 
 class Gathering(NamedTuple):
@@ -29,7 +25,8 @@ class Ranks:
     """The ranks of a pipeline.
 
     Everything here is to be called on all of them, in the same order. A wait for a rank
-    whose script has ended is an error at once.
+    whose script has ended is an error at once, but in :meth:`share`, which waits until
+    the timeout.
 
     Args:
         comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
@@ -93,7 +90,7 @@ class Ranks:
         if self.rank == self.first:
             # So few bytes leave at once: this does not wait for the other ranks.
             requests = [
-                self._comm.Isend(values, rank, _NOTICE_TAG)
+                self._comm.Isend(values, rank, NOTICE_TAG)
                 for rank in range(self.size)
                 if rank != self.first
             ]
@@ -102,7 +99,7 @@ class Ranks:
                 lambda: f"the other ranks to ask for {about}",
             )
             return
-        request = self._comm.Irecv(values, self.first, _NOTICE_TAG)
+        request = self._comm.Irecv(values, self.first, NOTICE_TAG)
         self._calls.wait(request.Test, lambda: f"rank {self.first} to tell {about}")
 
     def share(self, value: Any) -> Any:
@@ -124,13 +121,13 @@ class Ranks:
     def send_targets(self, targets: Sequence[Any]) -> None:
         """Starts to send arrays from the first stage's rank to the last one's."""
         if self._sender is None:
-            self._sender = self._transport().sender(_TARGETS_CHANNEL, self.last)
+            self._sender = self._transport().sender(TARGETS_CHANNEL, self.last)
         self._sender.send(0, [Tensor(array) for array in targets])
 
     def receive_targets(self) -> tuple:
         """Returns what the first stage's rank sends, with its own dtypes."""
         if self._receiver is None:
-            self._receiver = self._transport().receiver(_TARGETS_CHANNEL, self.first)
+            self._receiver = self._transport().receiver(TARGETS_CHANNEL, self.first)
         self._receiver.post(0)
         message = self._receiver.receive(0, "the loss")
         return tuple(array for array, _ in message)

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from divisible.stage_costs import CHECKPOINTS
 from pipeline.actions import BACKWARD, INPUT, RECOMPUTE
 from pipeline.dependencies import NONE, locate
 from pipeline.schedule import Schedule
 
 #: Which microbatches are recomputed.
-MODES = ("never", "except_last", "always")
+MODES = CHECKPOINTS
 
 
 def recompute(schedule: Schedule, checkpoint: str = "always") -> Schedule:

@@ -18,6 +18,7 @@ in this drawing, whatever they cost in seconds; `pipeline.simulator` knows the c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from operator import index
 from typing import TYPE_CHECKING
 
@@ -118,9 +119,9 @@ class Schedule:
         n_stages (int): Number of stages.
         n_microbatches (int): Number of microbatches.
         stage_ranks (tuple of int): For each stage its rank.
-        stage, kind, microbatch (numpy.ndarray): The actions of all ranks, one rank
-            after the other, as read-only integer arrays; ``KINDS[kind[k]]`` is the
-            kind of action ``k``.
+        rank, stage, kind, microbatch (numpy.ndarray): The actions of all ranks, one
+            rank after the other, as read-only integer arrays; ``KINDS[kind[k]]`` is
+            the kind of action ``k``.
         offsets (numpy.ndarray): Rank ``r`` has the actions ``offsets[r]`` up to
             ``offsets[r + 1]``.
 
@@ -245,21 +246,27 @@ class Schedule:
                     f"{column[wrong[0]]} does not exist; there are {bound}"
                 )
 
-    def _infer_stage_ranks(self) -> np.ndarray:
+    @cached_property
+    def rank(self) -> np.ndarray:
+        """For each action of all ranks the rank that runs it."""
         rank = np.repeat(np.arange(self.n_ranks), np.diff(self.offsets))
+        rank.flags.writeable = False
+        return rank
+
+    def _infer_stage_ranks(self) -> np.ndarray:
         stages, first = np.unique(self.stage, return_index=True)
         if not np.array_equal(stages, np.arange(stages.size)):
             raise ScheduleError(
                 f"the actions name stages {stages.tolist()}, with gaps; pass "
                 "stage_ranks to say which rank holds which stage"
             )
-        ranks = rank[first]
-        strayed = np.flatnonzero(ranks[self.stage] != rank)
+        ranks = self.rank[first]
+        strayed = np.flatnonzero(ranks[self.stage] != self.rank)
         if strayed.size:
             stage = self.stage[strayed[0]]
             raise ScheduleError(
                 f"stage {stage} has actions on rank {ranks[stage]} and on rank "
-                f"{rank[strayed[0]]}; pass stage_ranks to say which one holds it"
+                f"{self.rank[strayed[0]]}; pass stage_ranks to say which one holds it"
             )
         return ranks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import chainer
 
@@ -67,18 +67,44 @@ def _copy(value: Any) -> Any:
     return value.copy() if is_array else value
 
 
-class Inputs(NamedTuple):
-    """What a forward needs to be run again.
+class Forgotten:
+    """Forwards that keep their inputs only, and are run again for the backward.
 
-    Attributes:
-        inputs: The tensors of the layer before.
-        skipped: By name what skip connections brought.
-        persistents: What the links kept besides their parameters.
+    Args:
+        run: ``run(microbatch, inputs, skipped)`` is the forward.
+        links: Returns all links that the forward may call.
     """
 
-    inputs: Tensors
-    skipped: Mapping[str, Tensors]
-    persistents: Persistents
+    def __init__(
+        self,
+        run: Callable[[int, Tensors, Mapping[str, Tensors]], Any],
+        links: Callable[[], Iterable[chainer.Link]],
+    ) -> None:
+        self._run = run
+        self._links = links
+        self._kept: dict[int, tuple[Tensors, Mapping[str, Tensors], Persistents]] = {}
+
+    def forward(
+        self, microbatch: int, inputs: Tensors, skipped: Mapping[str, Tensors]
+    ) -> Any:
+        """Runs the forward of one microbatch without a graph."""
+        self._kept[microbatch] = inputs, skipped, Persistents(self._links())
+        with chainer.no_backprop_mode():
+            return self._run(microbatch, inputs, skipped)
+
+    def again(self, microbatch: int) -> None:
+        """Runs it again, with a graph."""
+        inputs, skipped, persistents = self._kept.pop(microbatch)
+        with persistents.put_back():
+            self._run(microbatch, inputs, skipped)
+
+    def __contains__(self, microbatch: int) -> bool:
+        """Whether a microbatch waits to be run again."""
+        return microbatch in self._kept
+
+    def clear(self) -> None:
+        """Lets go of all inputs."""
+        self._kept.clear()
 
 
 def skips_across(layers: Divisible) -> tuple[list[str], list[str]]:
@@ -101,6 +127,10 @@ class Segment:
         weight_gradients (WeightGradients): Where gradients of parameters are added.
         loss (Loss or None): What follows the layers at the end of the model.
         is_recomputed (bool): Whether the layers are marked to be recomputed.
+
+    Attributes:
+        forgotten (Forgotten): Microbatches whose forward must run again before their
+            backward.
     """
 
     def __init__(
@@ -116,13 +146,13 @@ class Segment:
         self._weight_gradients = weight_gradients
         self.takes, self.hands_over = skips_across(layers)
         self._graphs: dict[int, _Graph] = {}
-        self._inputs: dict[int, Inputs] = {}
+        self.forgotten = Forgotten(self._run, self.links)
         self._pending: dict[int, PendingWeightGradients] = {}
 
     def begin(self) -> None:
         """Forgets what an unfinished minibatch left."""
         self._graphs.clear()
-        self._inputs.clear()
+        self.forgotten.clear()
         self._pending.clear()
 
     def forward(
@@ -143,26 +173,12 @@ class Segment:
             skip connections take.
         """
         if self.is_recomputed and chainer.config.enable_backprop and self.is_sized:
-            kept = Inputs(inputs, skipped, Persistents(self.links()))
-            self._inputs[microbatch] = kept
-            with chainer.no_backprop_mode():
-                return self._run(microbatch, inputs, skipped)
+            return self.forgotten.forward(microbatch, inputs, skipped)
         return self._run(microbatch, inputs, skipped)
 
     def holds(self, microbatch: int) -> bool:
         """Whether a microbatch is on its way, and waits for its backward."""
-        return microbatch in self._graphs or microbatch in self._inputs
-
-    def holds_inputs_only(self, microbatch: int) -> bool:
-        """Whether :meth:`recompute` has something to do."""
-        return microbatch in self._inputs
-
-    def recompute(self, microbatch: int) -> None:
-        """Runs the forward of one microbatch again, unless its graph is there."""
-        if microbatch in self._inputs:
-            inputs, skipped, persistents = self._inputs.pop(microbatch)
-            with persistents.put_back():
-                self._run(microbatch, inputs, skipped)
+        return microbatch in self._graphs or microbatch in self.forgotten
 
     @property
     def is_sized(self) -> bool:

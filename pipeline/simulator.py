@@ -215,9 +215,8 @@ def simulate(
         np.where(receiver == NONE, 0.0, per_edge[edge] if per_edge.size else 0.0)
         for per_edge in costs.edges(schedule.n_stages)
     )
-    rank = np.repeat(np.arange(schedule.n_ranks), np.diff(schedule.offsets))
     columns = {
-        "rank": rank,
+        "rank": schedule.rank,
         "category": schedule.kind,
         "stage": schedule.stage,
         "kind": schedule.kind,
@@ -251,7 +250,7 @@ def _run_events(
     shared: bool,
 ) -> np.ndarray:
     """Runs events in the order of time, because a link serves whoever comes first."""
-    rank = np.repeat(np.arange(schedule.n_ranks), np.diff(schedule.offsets))
+    rank = schedule.rank
     link = np.zeros_like(rank) if shared else rank * schedule.n_ranks + receiver
     needed, duration, receiver, transfer, latency, link = (
         column.tolist()

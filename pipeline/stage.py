@@ -22,7 +22,7 @@ from pipeline.batch_statistics import BatchStatistics
 from pipeline.loss import Loss
 from pipeline.message import Tensors
 from pipeline.reports import Reports
-from pipeline.segment import Inputs, Persistents, Segment, skips_across
+from pipeline.segment import Forgotten, Segment, skips_across
 from pipeline.weight_gradients import WeightGradients
 
 
@@ -61,7 +61,7 @@ class Stage:
         self.reports = Reports(self._observers())
         self._segments = self._cut()
         self._takes, self._hands_over = skips_across(layers)
-        self._inputs: dict[int, Inputs] = {}
+        self._forgotten = Forgotten(self._run, self._links)
 
     def _cut(self) -> list[Segment]:
         """Cuts the layers where the mark to recompute them changes."""
@@ -118,7 +118,7 @@ class Stage:
         self._weight_gradients.begin()
         if self._statistics is not None:
             self._statistics.begin()
-        self._inputs.clear()
+        self._forgotten.clear()
         for segment in self._segments:
             segment.begin()
 
@@ -162,9 +162,7 @@ class Stage:
             if self._statistics is not None and chainer.config.enable_backprop:
                 stack.enter_context(self._statistics)
             if is_recomputed and all(segment.is_sized for segment in self._segments):
-                persistents = Persistents(self._links())
-                self._inputs[microbatch] = Inputs(inputs, skipped, persistents)
-                stack.enter_context(chainer.no_backprop_mode())
+                return self._forgotten.forward(microbatch, inputs, skipped)
             return self._run(microbatch, inputs, skipped)
 
     def _run(
@@ -180,10 +178,9 @@ class Stage:
 
     def recompute(self, microbatch: int) -> None:
         """Runs the forward of one microbatch again, for its backward (R)."""
-        if microbatch in self._inputs:
-            inputs, skipped, persistents = self._inputs.pop(microbatch)
-            with self._again(microbatch), persistents.put_back():
-                self._run(microbatch, inputs, skipped)
+        if microbatch in self._forgotten:
+            with self._again(microbatch):
+                self._forgotten.again(microbatch)
 
     def backward(
         self,
@@ -210,9 +207,9 @@ class Stage:
             return (), dict.fromkeys(self._takes, ())
         skip_gradients = dict(skip_gradients)
         for segment in reversed(self._segments):
-            if segment.holds_inputs_only(microbatch):
+            if microbatch in segment.forgotten:
                 with self._again(microbatch):
-                    segment.recompute(microbatch)
+                    segment.forgotten.again(microbatch)
             gradients, taken = segment.backward(
                 microbatch,
                 gradients,

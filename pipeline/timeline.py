@@ -287,7 +287,8 @@ class Timeline:
 
     def _peak(self, change: list[int]) -> np.ndarray:
         changes = np.array([*change, 0, 0, 0, 0])[self.category]
-        if self.category.max(initial=FORWARD) == FORWARD:
+        computations = self.category[self.category < len(KINDS)]
+        if computations.max(initial=FORWARD) == FORWARD:
             changes[:] = 0  # evaluation holds nothing
         return np.array(
             [
@@ -303,8 +304,12 @@ class Timeline:
 
         From the event that ends last it goes back to what held each event up: the
         one before it on the same rank, or, where the rank had to wait, the one whose
-        result it needed. A rank waited where the timeline says so; in a timeline
-        without any waits, such as a predicted one, where the rank was idle.
+        result it needed. In a timeline without any waits, such as a predicted one, a
+        rank had to wait where it was idle. A measured one has a wait for every message,
+        also for one that was there already; what ended later held the rank up then::
+
+            rank 0  0F0 0F1
+            rank 1      1F0 . . . 1F1     1F0, not 0F1: the path is 0F0, 1F0, 1F1
         """
         if not len(self):
             return []
@@ -324,16 +329,17 @@ class Timeline:
         before = at - 1
         while before >= first and self.category[before] == _WAIT:
             before -= 1
+        if before < first:
+            return self._cause(at)
         if slack is None:
             waited = before < at - 1
         else:
-            waited = before >= first and self.end[before] < self.start[at] - slack
-        if before < first:
-            before = None
-        if waited or before is None:
-            cause = self._cause(at)
-            return before if cause is None else cause
-        return before
+            waited = self.end[before] < self.start[at] - slack
+        cause = self._cause(at) if waited else None
+        if cause is None:
+            return before
+        was_there = slack is None and self.end[cause] < self.end[before]
+        return before if was_there else cause
 
     def _cause(self, at: int) -> int | None:
         """Finds the event on another rank that an event needed or met."""

@@ -32,18 +32,16 @@ import numpy as np
 from mpi4py import MPI
 
 from pipeline.buffers import create_buffers
-from pipeline.communicator import wait
+from pipeline.communicator import UNUSED_TAG, channel_tags, wait
 from pipeline.message import Signature, Tensor, signature
 
 # MPI counts are 32-bit in MPI 3, so a message has at most 2 GiB; larger arrays go
 # in pieces of this many bytes.
 PIECE_BYTES = 1 << 30
 # Looks at messages while a rank computes: only if some are so large that they do not
-# fit into the buffers of MPI and of the network, and not more often than this; with a
-# tag of no message.
+# fit into the buffers of MPI and of the network, and not more often than this.
 LARGE_BYTES = 1 << 20
 LOOK_SECONDS = 1e-3
-NO_TAG = 32764
 
 
 class Transport:
@@ -53,7 +51,7 @@ class Transport:
     narrows them.
 
     Args:
-        comm (mpi4py.MPI.Comm): Used by this transport only.
+        comm (mpi4py.MPI.Comm): May carry other messages as well, with other tags.
         timeout (float): Seconds a wait may take.
         xp: The module of the arrays to hand out, ``numpy`` or ``cupy``.
         wire_dtype: Floating-point arrays wider than this are sent as this dtype, and
@@ -112,7 +110,7 @@ class Transport:
         if now >= self._next_look:
             self._next_look = now + LOOK_SECONDS
             # Nobody sends with this tag; what counts is the call.
-            self.comm.Iprobe(MPI.ANY_SOURCE, NO_TAG)
+            self.comm.Iprobe(MPI.ANY_SOURCE, UNUSED_TAG)
 
     def flush(self) -> None:
         """Waits until everything sent has left.
@@ -140,9 +138,7 @@ class _Channel:
         self._comm = transport.comm
         self._peer = peer
         # Pieces of agreed signatures, signatures, pieces of new ones.
-        self._data_tag, self._signature_tag, self._new_tag = range(
-            3 * channel, 3 * channel + 3
-        )
+        self._data_tag, self._signature_tag, self._new_tag = channel_tags(channel)
         self._agreed: dict[int, Signature] = {}
 
 

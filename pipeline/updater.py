@@ -67,7 +67,8 @@ class PipelineUpdater(StandardUpdater):
             :meth:`request_stop`; the same on every rank after an update.
 
     Raises:
-        ValueError: If the optimizers are not those of this rank's stages.
+        ValueError: If the optimizers are not those of this rank's stages, or would
+            skip steps that other ranks take; or if ``label_key`` names nothing.
 
     Example:
         >>> import chainer
@@ -228,6 +229,13 @@ def _check_targets(
             f" precision, and each would skip its own steps: make one for all stages,"
             f" MixedPrecision(optimizer, comm=comm).setup([stage, stage])"
         )
+    for name in scaling:
+        if pipeline.ranks.size > 1 and _decides_alone(optimizers[name]):
+            raise ValueError(
+                f"the optimizer {name!r} of rank {pipeline.rank} is in mixed precision,"
+                f" and would skip steps that the other ranks take: give it their"
+                f" communicator, MixedPrecision(optimizer, comm=comm)"
+            )
     for stage in pipeline.stages.values():
         if id(stage) not in targets:
             start, end = stage.layer_range
@@ -237,3 +245,8 @@ def _check_targets(
                 f" make one for each of the rank's stages (in mixed precision, one for"
                 f" all of them)"
             )
+
+
+def _decides_alone(optimizer: Any) -> bool:
+    """Whether a ``MixedPrecision`` was given no communicator."""
+    return not getattr(optimizer, "has_comm", True)

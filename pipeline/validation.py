@@ -172,7 +172,7 @@ def _changes(
 
 
 def _check_ranks(schedule: Schedule) -> None:
-    rank = _ranks(schedule)
+    rank = schedule.rank
     home = np.asarray(schedule.stage_ranks, np.int64)[schedule.stage]
     wrong = np.flatnonzero(rank != home)
     if wrong.size:
@@ -197,7 +197,7 @@ def _check_complete(schedule: Schedule, table: np.ndarray) -> None:
         raise _fault(
             schedule,
             found,
-            f"rank {_ranks(schedule)[found[0]]}: {_name(schedule, found[0])} is there "
+            f"rank {schedule.rank[found[0]]}: {_name(schedule, found[0])} is there "
             f"{found.size} times; each action runs once",
         )
     done = count.reshape(n_stages, len(KINDS), n_microbatches).astype(bool)
@@ -250,7 +250,7 @@ def _require(
 def _check_rank_order(
     schedule: Schedule, table: np.ndarray, needed: np.ndarray
 ) -> None:
-    rank = _ranks(schedule)
+    rank = schedule.rank
     backward = (schedule.kind == BACKWARD) | (schedule.kind == INPUT)
     own = np.full((2, needed.size), NONE, np.int64)
     own[:, backward] = table[(0, 3), :, :][
@@ -274,7 +274,7 @@ def _check_progress(schedule: Schedule, needed: np.ndarray) -> None:
     blocked = np.flatnonzero(stuck != NONE)
     if not blocked.size:
         return
-    rank_of = _ranks(schedule)
+    rank_of = schedule.rank
     # Every blocked rank waits for another blocked one: walking on must close a
     # circle. What comes before the circle is left out of the message.
     walk = [int(blocked[0])]
@@ -447,10 +447,6 @@ def _compute(
         results.add(_result(action))
 
 
-def _ranks(schedule: Schedule) -> np.ndarray:
-    return np.repeat(np.arange(schedule.n_ranks), np.diff(schedule.offsets))
-
-
 def _name(schedule: Schedule, number: int) -> Action:
     return Action(
         int(schedule.stage[number]),
@@ -463,7 +459,7 @@ def _fault(schedule: Schedule, marked: Iterable[int], reason: str) -> ScheduleEr
     marked = [int(number) for number in marked]
     ranks = steps = None
     if schedule.n_ranks > _SHOWN_RANKS or len(schedule) > _SHOWN_RANKS * _SHOWN_STEPS:
-        shown = {int(rank) for rank in _ranks(schedule)[marked]} or {0}
+        shown = {int(rank) for rank in schedule.rank[marked]} or {0}
         center = min(shown)
         low = max(0, min(center - _SHOWN_RANKS // 2, schedule.n_ranks - _SHOWN_RANKS))
         ranks = range(low, min(low + _SHOWN_RANKS, schedule.n_ranks))

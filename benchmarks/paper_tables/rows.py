@@ -41,9 +41,9 @@ class Row:
             the speed of the hosts, as a probe found it.
         relative_speed: Of the hosts in the probe; 1 where it is their share of a core.
         simulated: Seconds simulated from the times of the stages in these very steps.
-        bound: Seconds that no schedule can fall below on hosts as fast as their shares
-            of a core, by the profiles: those of the slowest layer in all microbatches,
-            or of all layers spread evenly.
+        bound: Seconds that no schedule can fall below on hosts of this speed, by the
+            profiles: those of the slowest layer in all microbatches, or of all layers
+            spread evenly.
     """
 
     point: Point
@@ -149,7 +149,7 @@ def _simulate(
     hosts: Hosts,
 ) -> tuple[float, float, float]:
     """Returns the seconds simulated from profiles, from stages, and the bound."""
-    from pipeline.planning.prediction import predict, run
+    from pipeline.planning.prediction import microbatch_sizes, predict, run
 
     cuts = samples[-1].cuts
     latency = float(np.median([sample.latency for sample in samples]))
@@ -160,9 +160,13 @@ def _simulate(
     edges = [cut - 1 for cut in cuts[1:-1]]
     transfer = largest.column("output_bytes")[edges] / hosts.bandwidth
     schedule, costs = _measured(point, samples, transfer, latency)
-    layers = [cost.seconds for cost in largest.layers]
-    most = max(max(layers), sum(layers) / point.hosts)
-    bound = point.microbatches * most / hosts.share
+    sizes = microbatch_sizes(point.batch, point.microbatches)
+    layers = [
+        [layer.seconds for layer in interpolate(profiles, size).layers]
+        for size in sizes
+    ]
+    busy = np.sum(layers, axis=0)
+    bound = max(busy.max(), busy.sum() / point.hosts) / speed
     return timeline.makespan, run(schedule, costs, network).makespan, bound
 
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from divisible import deferred_init
 from examples.autoencoder.model import Autoencoder
-from examples.shared import Parser, Samples, divide, epochs, make_plan, say
+from examples.shared import Parser, Samples, cut_model, epochs, say
 from examples.train.data import load
 from pipeline import Pipeline, abort_on_error
 
@@ -47,11 +47,7 @@ def main() -> None:
     train, test = (Samples(x, x) for x in flat)
     with deferred_init(args.seed):
         model = Autoencoder((64, args.units, args.code))
-    try:
-        plan = make_plan(args, model, train, F.mean_squared_error)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    schedule, stages = divide(args, model, plan)
+    plan, schedule, stages = cut_model(parser, args, model, train, F.mean_squared_error)
     del model
 
     optimizers = [chainer.optimizers.Adam(0.005).setup(stage) for stage in stages]

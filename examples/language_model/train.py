@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from divisible import deferred_init
 from examples.language_model import data
 from examples.language_model.model import LanguageModel
-from examples.shared import Parser, divide, epochs, make_plan, say
+from examples.shared import Parser, cut_model, epochs, say
 from pipeline import Pipeline, abort_on_error
 
 comm = MPI.COMM_WORLD
@@ -47,11 +47,7 @@ def main() -> None:
         model = LanguageModel(
             len(vocabulary), args.units, args.convolutions, dropout=args.dropout
         )
-    try:
-        plan = make_plan(args, model, train)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    schedule, stages = divide(args, model, plan)
+    plan, schedule, stages = cut_model(parser, args, model, train)
     del model
 
     optimizers = [chainer.optimizers.Adam(0.004).setup(stage) for stage in stages]

@@ -30,7 +30,7 @@ from mpi4py import MPI
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from divisible import Divisible, deferred_init
-from examples.shared import Parser, divide, epochs, integers, make_plan, say
+from examples.shared import Parser, cut_model, epochs, integers, say
 from examples.train import data
 from examples.train.models.cnn import CNN
 from examples.train.models.mlp import MLP
@@ -75,15 +75,12 @@ def main() -> None:
     # only the last one the classes. Every rank builds the same model, of which it will
     # make its own layers only.
     np.random.seed(args.seed)
-    try:
+    with parser.refusing():
         train, test = load(args)
         with deferred_init(args.seed):
             model = make_model(args, train.x.shape[1:])
-        plan = make_plan(args, model, train)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
     # The schedule says which stages a rank has; it keeps their layers only.
-    schedule, stages = divide(args, model, plan)
+    plan, schedule, stages = cut_model(parser, args, model, train)
     del model
 
     make_optimizer = OPTIMIZERS[args.optimizer]
@@ -112,14 +109,17 @@ def main() -> None:
     state = {"shuffle": shuffle}
     resume = latest_snapshot(args.out) if args.resume == "auto" else args.resume
     if resume is not None:
-        log = load_snapshot(resume, pipe, optimizers, state).values["log"]
+        with parser.refusing():
+            log = load_snapshot(resume, pipe, optimizers, state).values["log"]
+        if len(log) >= args.epoch:
+            parser.error(f"{resume} is of {len(log)} epochs: give a larger --epoch")
         say(f"resumed from {resume}, after {len(log)} epochs")
-    if len(log) >= args.epoch:
-        raise ValueError(f"{resume} is of {len(log)} epochs: give a larger --epoch")
+        # The time of the run that is continued counts as well.
+        started -= log[-1]["elapsed_time"]
     for epoch in epochs(pipe, optimizers, train, test, args, shuffle, len(log)):
         entry = {
             "epoch": epoch.number,
-            "iteration": optimizers[0].t,
+            "iteration": pipe.n_steps,
             "elapsed_time": time.perf_counter() - started,
             "samples_per_second": len(train.x) / epoch.seconds,
             **{f"main/{name}": value for name, value in epoch.train.items()},

@@ -24,7 +24,7 @@ from mpi4py import MPI
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from divisible import deferred_init
-from examples.shared import Parser, divide, epochs, make_plan, say
+from examples.shared import Parser, cut_model, epochs, say
 from examples.unet import data
 from examples.unet.model import UNet
 from pipeline import Pipeline, abort_on_error
@@ -42,11 +42,7 @@ def main() -> None:
     train, test = data.load(args.samples, max(1, args.samples // 4))
     with deferred_init(args.seed):
         model = UNet(width=args.width)
-    try:
-        plan = make_plan(args, model, train)
-    except (OSError, ValueError) as error:
-        parser.error(str(error))
-    schedule, stages = divide(args, model, plan)
+    plan, schedule, stages = cut_model(parser, args, model, train)
     del model
 
     optimizers = [chainer.optimizers.Adam(0.003).setup(stage) for stage in stages]

@@ -5,25 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-from rich.text import Text
 
 from divisible import __version__
 from divisible.layer_costs import PROFILE_COLUMNS, Profile, profile_rows
 from divisible.partitioning import METHODS, partition
 from divisible.plan import PLAN_COLUMNS, Plan, plan_rows
 from divisible.stage_costs import CHECKPOINTS, Network
-from divisible.units import format_bytes, format_seconds
+from divisible.units import count, format_bytes, format_seconds
 from pipeline import schedules
+from pipeline.commands.console import print_table, say, show_progress
 from pipeline.commands.options import (
     FILE,
     Parsed,
@@ -83,7 +79,13 @@ main.add_command(export_command)
     help="Whether softmax cross entropy follows the model.  [default: loss]",
 )
 @click.option("--optimizer", help="One of chainer.optimizers, such as MomentumSGD.")
-@click.option("--repeat", type=int, default=5, show_default=True, help="Runs of each.")
+@click.option(
+    "--repeat",
+    type=Parsed("number", positive),
+    default=5,
+    show_default=True,
+    help="Runs of each.",
+)
 @click.option("--device", default="@numpy", show_default=True, help="As in Chainer.")
 @output("profile.json")
 @plot
@@ -119,19 +121,20 @@ def profile_command(
         x = tuple(_sample(random, (size, *shape), dtype) for shape, dtype in inputs)
         t = np.zeros(size, np.int32) if loss else None
         hint = ". If it is the loss that does not fit: --no-loss" if loss else ""
-        with _blaming(model, hint), _progress(f"measuring {size} samples") as progress:
+        what = f"measuring {size} samples"
+        with _blaming(model, hint), show_progress(what) as progress:
             measured = profile(
                 made, x, t, optimizer=optimizer, repeat=repeat, progress=progress
             )
-        _say(f"{model}, {size} samples, {measured.machine}")
-        _print_table(PROFILE_COLUMNS, profile_rows(measured), left=(1,))
+        say(f"{model}, {size} samples, {measured.machine}")
+        print_table(PROFILE_COLUMNS, profile_rows(measured), left=(1,))
         measured.save(_numbered(output, size, batch))
-        _say(f"written to {_numbered(output, size, batch)}")
+        say(f"written to {_numbered(output, size, batch)}")
         if plot is not None:
             from pipeline.plot import plot_profile
 
             plot_profile(measured, _numbered(plot, size, batch), title=model)
-            _say(f"drawn to {_numbered(plot, size, batch)}")
+            say(f"drawn to {_numbered(plot, size, batch)}")
 
 
 @contextlib.contextmanager
@@ -144,10 +147,11 @@ def _blaming(whom: str, hint: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except ValueError:
-        raise
     except Exception as error:
         position = getattr(error, "layer_position", None)
+        if isinstance(error, ValueError) and position is None and not hint:
+            # Of our own, about a name or a number: it says enough.
+            raise
         where = ""
         if position is not None:
             where, hint = f", layer {position}", ""
@@ -231,23 +235,24 @@ def plan_command(profiles, ranks, stages, memory, output, plot, **options) -> No
         minibatch = (plan.n_microbatches or 1) * loaded[0].n_samples
     _print_plan(plan)
     plan.save(output)
-    _say(f"written to {output}")
+    say(f"written to {output}")
     if plot is not None:
-        timeline = predict(
-            plan,
-            loaded,
-            batch=minibatch,
-            network=network,
-            speeds=options["speeds"],
-        )
-        timeline.plot(plot)
-        _say(f"drawn to {plot}")
+        timeline = _simulate(plan, loaded, minibatch, network, options["speeds"])
+        _keep(timeline, None, plot)
+
+
+def _simulate(plan, profiles, batch, network, speeds) -> Timeline:
+    """Predicts a minibatch, and says of how many samples it is."""
+    if batch is None:
+        batch = max(profile.n_samples for profile in profiles)
+    say(f"simulated with a minibatch of {count(batch, 'sample')}")
+    return predict(plan, profiles, batch=batch, network=network, speeds=speeds)
 
 
 def _choose(loaded, ranks, memory, network, options) -> Plan:
     if options["method"] != "optimal":
         raise click.UsageError("--method goes with --stages")
-    with _progress("trying combinations") as progress:
+    with show_progress("trying combinations") as progress:
         return best_plan(
             loaded,
             ranks,
@@ -305,7 +310,10 @@ def _cut(loaded, stages, memory, network, options) -> Plan:
 def simulate_command(
     plan, profiles, batch, microbatches, schedule, checkpoint, output, plot, **options
 ) -> None:
-    """Predicts one minibatch of a plan: time, bubble and memory of each rank."""
+    """Predicts one minibatch of a plan: time, bubble and memory of each rank.
+
+    A plan does not say of how many samples a minibatch is; --batch does.
+    """
     chosen = Plan.load(plan)
     changes = {
         "n_microbatches": microbatches,
@@ -316,10 +324,8 @@ def simulate_command(
     chosen = replace(chosen, step_seconds=None, **changes)
     loaded = [Profile.load(path) for path in profiles]
     network = Network(options["bandwidth"], options["latency"], options["overlap"])
-    timeline = predict(
-        chosen, loaded, batch=batch, network=network, speeds=options["speeds"]
-    )
-    _say(chosen.headline)
+    say(chosen.headline)
+    timeline = _simulate(chosen, loaded, batch, network, options["speeds"])
     _print_timeline(timeline)
     _keep(timeline, output, plot)
 
@@ -342,35 +348,15 @@ def timeline_command(file, plot) -> None:
 def _keep(timeline: Timeline, output: str | None, plot: str | None) -> None:
     if output is not None:
         timeline.save(output)
-        _say(f"written to {output}")
+        say(f"written to {output}")
     if plot is not None:
         timeline.plot(plot)
-        _say(f"drawn to {plot}")
-
-
-def _console() -> Console:
-    # Wide tables are cut off where there is no terminal to tell its width.
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-
-
-def _say(text: str) -> None:
-    _console().print(text, markup=False, soft_wrap=True)
-
-
-def _print_table(columns, rows, left: Sequence[int] = (), wrap: int = -1) -> None:
-    """Prints a table; numbers stand at the right, and one column may be wrapped."""
-    table = Table(box=None)
-    for i, column in enumerate(columns):
-        justify = "left" if i in left else "right"
-        table.add_column(Text(column), justify=justify, no_wrap=i != wrap)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    _console().print(table)
+        say(f"drawn to {plot}")
 
 
 def _print_plan(plan: Plan) -> None:
-    _say(plan.headline)
-    _print_table(PLAN_COLUMNS, plan_rows(plan))
+    say(plan.headline)
+    print_table(PLAN_COLUMNS, plan_rows(plan))
     if plan.alternatives:
         rows = [
             (
@@ -380,11 +366,11 @@ def _print_plan(plan: Plan) -> None:
             )
             for other in plan.alternatives
         ]
-        _print_table(("not chosen", "step", "because"), rows, left=(0, 2), wrap=2)
+        print_table(("not chosen", "step", "because"), rows, left=(0, 2), wrap=2)
 
 
 def _print_timeline(timeline: Timeline) -> None:
-    _say(f"{timeline.name}: {format_seconds(timeline.makespan)}")
+    say(f"{timeline.name}: {format_seconds(timeline.makespan)}")
     memory = timeline.peak_memory
     columns = ["rank", "computes", "bubble", "in flight"]
     rows = [
@@ -397,15 +383,7 @@ def _print_timeline(timeline: Timeline) -> None:
         columns.append("memory")
         for row, size in zip(rows, memory):
             row.append(format_bytes(size))
-    _print_table(columns, rows)
-
-
-@contextlib.contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows a progress bar on the terminal, and nothing where there is none."""
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    print_table(columns, rows)
 
 
 if __name__ == "__main__":

@@ -5,21 +5,32 @@ from __future__ import annotations
 import click
 
 from divisible import Plan
-from pipeline.commands.options import speaking
+from pipeline.commands.console import say
+from pipeline.commands.options import (
+    FILE,
+    Parsed,
+    output,
+    positive,
+    positives,
+    speaking,
+)
 from pipeline.snapshots.files import Snapshot, stage_file
 from pipeline.snapshots.tools import export_npz, repartition
 
 _SNAPSHOT = click.Path(exists=True, file_okay=False)
-_FILE = click.Path(exists=True, dir_okay=False)
 
 
 @click.command("repartition")
 @click.argument("snapshot", type=_SNAPSHOT)
 @click.option(
-    "--stages", type=click.IntRange(min=1), help="Cut into equally many layers."
+    "--stages", type=Parsed("number", positive), help="Cut into equally many layers."
 )
-@click.option("--cuts", help="Positions to cut at, such as 7,15,26 for four stages.")
-@click.option("--plan", type=_FILE, help="A plan that was saved.")
+@click.option(
+    "--cuts",
+    type=Parsed("position,...", positives),
+    help="Positions to cut at, such as 7,15,26 for four stages.",
+)
+@click.option("--plan", type=FILE, help="A plan that was saved.")
 @click.option(
     "-o",
     "--output",
@@ -30,7 +41,7 @@ _FILE = click.Path(exists=True, dir_okay=False)
 def repartition_command(
     snapshot: str,
     stages: int | None,
-    cuts: str | None,
+    cuts: list[int] | None,
     plan: str | None,
     output: str | None,
 ) -> None:
@@ -45,7 +56,7 @@ def repartition_command(
     if stages is not None:
         new = Plan.uniform(n_layers, stages)
     elif cuts is not None:
-        new = Plan([0, *map(int, cuts.split(",")), n_layers])
+        new = Plan([0, *cuts, n_layers])
     else:
         new = Plan.load(plan)
     if output is None:
@@ -53,20 +64,13 @@ def repartition_command(
     written = Snapshot.open(repartition(snapshot, new, output))
     for number, (start, end) in enumerate(written.layer_ranges):
         size = written.files[stage_file(number)]["bytes"]
-        click.echo(f"stage {number}: layers {start} to {end - 1}, {size:,} bytes")
-    click.echo(f"written to {output}")
+        say(f"stage {number}: layers {start} to {end - 1}, {size:,} bytes")
+    say(f"written to {output}")
 
 
 @click.command("export")
 @click.argument("snapshot", type=_SNAPSHOT)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False),
-    default="model.npz",
-    show_default=True,
-    help="Where to write.",
-)
+@output("model.npz")
 @speaking
 def export_command(snapshot: str, output: str) -> None:
     """Writes the undivided model as chainer.serializers.save_npz would have.
@@ -74,4 +78,4 @@ def export_command(snapshot: str, output: str) -> None:
     SNAPSHOT is the directory that a training run has written.
     """
     export_npz(snapshot, output)
-    click.echo(f"written to {output}")
+    say(f"written to {output}")

@@ -16,11 +16,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import gc
 import itertools
 import os
 import platform
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable
 
@@ -30,14 +28,9 @@ import numpy as np
 
 from divisible import Divisible
 from divisible.layer_costs import LayerCost, Profile
-from pipeline import backprop
 from pipeline.message import Tensor, Tensors
-from pipeline.planning.meters import memory_tracer, stopwatch
+from pipeline.planning.phases import Phases
 from pipeline.planning.retained import Owners, retained_arrays
-from pipeline.weight_gradients import WeightGradients
-
-#: The phases of a microbatch that are measured.
-_PHASES = ("forward", "backward_input", "backward_weight")
 
 
 def profile(
@@ -120,10 +113,10 @@ def profile(
             begins = position == 0 or not model.recomputed[position - 1]
             cost, inputs = layer.measure(inputs, counted, costs, repeat, begins)
             again.append(layer.held_again)
-            skips.hand_over(position, inputs, counted)
+            handed_over = skips.hand_over(position, inputs, counted)
             costs.append(
                 dataclasses.replace(
-                    cost,
+                    _held_too(cost, handed_over),
                     output_bytes=cost.output_bytes + skips.nbytes,
                     passing_bytes=skips.nbytes,
                     skip_bytes=_nbytes(skipped.values()),
@@ -167,11 +160,25 @@ class _Skips:
                 counted |= counted_before
         return taken
 
-    def hand_over(self, position: int, outputs: Tensors, counted: Owners) -> None:
-        """Keeps what a layer hands over, which is what it passes on as well."""
+    def hand_over(self, position: int, outputs: Tensors, counted: Owners) -> int:
+        """Keeps what a layer hands over, which is what it passes on as well.
+
+        Args:
+            position: Of the layer.
+            outputs: Of the layer.
+            counted: Arrays among them that count already; changed to all of them.
+
+        Returns:
+            The bytes of those that did not count. A stage holds them from forward to
+            backward, whether a function of its own retains them or not.
+        """
+        uncounted = Owners()
         for skip in self._ends:
             if skip.stash == position:
+                uncounted |= Owners(tensor.array for tensor in outputs) - counted
+                counted |= uncounted
                 self._carried[skip.name] = outputs, counted & counted
+        return uncounted.nbytes
 
     @property
     def nbytes(self) -> int:
@@ -234,7 +241,7 @@ class _Layer:
         device = self.part.device
         for tensors in self.skipped.values():
             inputs = (*inputs, *tensors)
-        runs = _Runs(self._run, self.part.params, inputs)
+        runs = Phases(self._run, self.part.params, inputs)
         # Parameters may be made in this first run.
         runs.forward()
         outputs = tuple(map(Tensor.of, runs.outputs))
@@ -274,99 +281,18 @@ class _Layer:
         if costs:
             # What the layer before returned and did not hold, but this one does.
             late = (held & before) - counted
-            costs[-1] = _with_late(costs[-1], late.nbytes)
+            costs[-1] = _held_too(costs[-1], late.nbytes)
         counted |= held & before
         own = held - before
-        loose = Owners() if self.is_recomputed else returned - own - before
         counted |= own
+        # Inputs that are passed on, if they do not count already: a view of one, say.
+        loose = Owners() if self.is_recomputed else returned - counted
         counted &= returned
         return {
             "output_bytes": sum(array.nbytes for array in arrays),
             "activation_bytes": own.nbytes,
             "loose_output_bytes": loose.nbytes,
         }
-
-
-class _Runs:
-    """Forward, I and W of one microbatch, again and again.
-
-    Args:
-        function: What to run: a layer, or a loss.
-        parameters: Returns its parameters.
-        inputs: What to run it on.
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        parameters: Callable[[], Iterable[chainer.Parameter]],
-        inputs: Tensors,
-    ) -> None:
-        self._function = function
-        self._inputs = inputs
-        self._weights = WeightGradients(parameters)
-        self._begun = False
-        self.outputs: tuple = ()
-        self.pending: backprop.PendingWeightGradients | None = None
-
-    def forward(self) -> None:
-        """Runs the forward and keeps its outputs."""
-        self._values = [tensor.value() for tensor in self._inputs]
-        outputs = self._function(*self._values)
-        self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-
-    def backward_input(self) -> None:
-        """Runs I, and keeps what W needs and the gradients of the inputs."""
-        if not self._begun:
-            # After the first forward: by now there are all parameters.
-            self._weights.begin()
-            self._begun = True
-            self._gradients = [
-                _ones(y) for y in self.outputs if isinstance(y, chainer.Variable)
-            ]
-        variables = [x for x in self._values if isinstance(x, chainer.Variable)]
-        outputs = [y for y in self.outputs if isinstance(y, chainer.Variable)]
-        self._values, self.outputs = [], ()
-        self.input_gradients, self.pending = backprop.backward_input(
-            variables, outputs, self._gradients, self._weights
-        )
-
-    def backward_weight(self) -> None:
-        """Runs W, which adds to the gradients of the earlier runs."""
-        self.pending.run()
-        self.pending = None
-
-    def phases(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Yields what to run, in its order."""
-        for name in _PHASES:
-            yield name, getattr(self, name)
-
-    def seconds(self, device: Any, repeat: int) -> dict[str, float]:
-        """Returns the median seconds of each phase; it runs once before."""
-        seconds = stopwatch(device)
-        times: dict[str, list[float]] = {name: [] for name in _PHASES}
-        # Collecting garbage in the middle would be measured as well.
-        enabled = gc.isenabled()
-        gc.disable()
-        try:
-            for _ in range(repeat + 1):
-                for name, run in self.phases():
-                    times[name].append(seconds(run))
-        finally:
-            if enabled:
-                gc.enable()
-        return {name: statistics.median(values[1:]) for name, values in times.items()}
-
-    def workspace(self, device: Any) -> int:
-        """Returns the most bytes that a phase allocates and frees again."""
-        most = 0
-        with memory_tracer(device) as tracer:
-            for _, run in self.phases():
-                before = tracer.now()
-                run()
-                peak = tracer.peak()
-                most = max(most, peak - max(before, tracer.now()))
-        return most
 
 
 def _loss_cost(
@@ -388,7 +314,7 @@ def _loss_cost(
     def loss(*outputs: Any) -> chainer.Variable:
         return lossfun(*outputs, *targets)
 
-    runs = _Runs(loss, parameters, inputs)
+    runs = Phases(loss, parameters, inputs)
     runs.forward()
     if not (isinstance(runs.outputs[0], chainer.Variable) and len(runs.outputs) == 1):
         raise TypeError(f"lossfun must return one variable, not {runs.outputs}")
@@ -420,13 +346,6 @@ def _arrays(name: str, value: Any) -> tuple:
     return tuple(arrays)
 
 
-def _ones(y: chainer.Variable) -> Any:
-    """Returns a gradient for an output, or None if there can be none."""
-    if not y.requires_grad or y.dtype.kind != "f":
-        return None
-    return chainer.backend.get_array_module(y.array).ones_like(y.array)
-
-
 def _run_again(
     costs: Sequence[LayerCost], held: Sequence[int], marks: Sequence[bool]
 ) -> list[LayerCost]:
@@ -452,8 +371,8 @@ def _run_again(
     return result
 
 
-def _with_late(cost: LayerCost, nbytes: int) -> LayerCost:
-    """Charges a layer with outputs that the next one holds."""
+def _held_too(cost: LayerCost, nbytes: int) -> LayerCost:
+    """Charges a layer with outputs that somebody else holds."""
     return dataclasses.replace(
         cost,
         activation_bytes=cost.activation_bytes + nbytes,

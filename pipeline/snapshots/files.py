@@ -35,6 +35,7 @@ import numpy as np
 MANIFEST = "manifest.json"
 COMMON = "common.npz"
 LOSS = "loss.npz"
+_KIND = "snapshot"
 _FORMAT = 1
 _PARTIAL = ".partial"
 _REPLACED = ".replaced"
@@ -89,38 +90,50 @@ class Snapshot:
         path = Path(path)
         manifest = path / MANIFEST
         try:
-            content = json.loads(manifest.read_text(encoding="utf-8"))
-            checksum = content.pop("sha256")
+            content = _read_manifest(path)
         except FileNotFoundError:
             why = "is incomplete" if path.is_dir() else "does not exist here"
             raise SnapshotError(
                 f"{path} {why}: there is no {manifest}. All ranks must see the same"
                 f" files; several hosts need a file system that they share"
             ) from None
-        except (OSError, ValueError, AttributeError, KeyError) as error:
+        except (OSError, ValueError) as error:
             raise SnapshotError(f"cannot read {manifest}: {error}") from error
-        if checksum != _checksum(content):
+        if content.pop("sha256", None) != _checksum(content):
             raise SnapshotError(f"{manifest} was changed: its checksum does not fit")
-        kind, version = content.pop("divisible"), content.pop("format")
-        if (kind, version) != ("snapshot", _FORMAT):
+        del content["divisible"]
+        version = content.pop("format")
+        if version != _FORMAT:
             raise SnapshotError(
-                f"{manifest} describes a {kind} in format {version}; this version of"
+                f"{manifest} describes a snapshot in format {version}; this version of"
                 f" divisible reads snapshots in format {_FORMAT}"
             )
         content["layer_ranges"] = [tuple(pair) for pair in content["layer_ranges"]]
         return cls(path=path, **content)
 
+    @property
+    def checksum(self) -> str:
+        """The SHA-256 of what the manifest says, as hexadecimal digits.
+
+        Equal manifests have equal ones, also with a NaN among the values, which equals
+        nothing.
+        """
+        return _checksum(self._content())
+
     def write_manifest(self) -> None:
         """Writes the manifest into the directory, and waits until it is on disk."""
-        content = {"divisible": "snapshot", "format": _FORMAT, **asdict(self)}
-        del content["path"]
-        # As it will be read: tuples as lists, keys as texts.
-        content = json.loads(json.dumps(content))
+        content = self._content()
         content["sha256"] = _checksum(content)
         with open(self.path / MANIFEST, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)
             file.write("\n")
             _flush(file)
+
+    def _content(self) -> dict[str, Any]:
+        content = {"divisible": _KIND, "format": _FORMAT, **asdict(self)}
+        del content["path"]
+        # As it is read: tuples as lists, keys as texts.
+        return json.loads(json.dumps(content))
 
     def check_sizes(self) -> None:
         """Looks whether all files are there, without reading them.
@@ -283,11 +296,11 @@ def begin(path: Path) -> None:
     """Makes the directory to write a snapshot into.
 
     Raises:
-        SnapshotError: If something else than a snapshot has the name.
+        SnapshotError: If something else than a snapshot has the name; it stays.
     """
     partial = partial_path(path)
     is_empty = path.is_dir() and not any(path.iterdir())
-    if path.exists() and not is_empty and not (path / MANIFEST).is_file():
+    if path.exists() and not is_empty and not _is_snapshot(path):
         raise SnapshotError(
             f"{path} is there and is no snapshot; it would be replaced: give another"
             f" name, such as {path / 'snapshot'}"
@@ -307,7 +320,12 @@ def finish(partial: Path, path: Path) -> None:
     if path.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         path.rename(replaced)
-    partial.rename(path)
+    try:
+        partial.rename(path)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(path)
+        raise
     _flush_directory(path.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
@@ -324,29 +342,33 @@ def remove_old(path: Path, n_retains: int) -> None:
         path: The newest snapshot.
         n_retains: How many to keep, this one included.
     """
-    # What cannot be removed must not stop the training.
-    with contextlib.suppress(OSError):
-        # Without the newest itself, which a clock that was set back makes look older.
-        others = [
-            snapshot
-            for snapshot in _whole_snapshots(path.parent)
-            if _without_numbers(snapshot.path.name) == _without_numbers(path.name)
-            and snapshot.path.name != path.name
-        ]
-        others.sort(key=_age, reverse=True)
-        for snapshot in others[n_retains - 1 :]:
+    series = _series(path.name)
+    # What killed runs have left, first: an old snapshot gets such a name below.
+    for partial in list(path.parent.glob(f"*{_PARTIAL}")):
+        if _series(partial.name) == series:
+            shutil.rmtree(partial, ignore_errors=True)
+    # Without the newest itself, which a clock that was set back makes look older.
+    others = [
+        snapshot
+        for snapshot in _whole_snapshots(path.parent)
+        if _series(snapshot.path.name) == series and snapshot.path.name != path.name
+    ]
+    others.sort(key=_age, reverse=True)
+    for snapshot in others[n_retains - 1 :]:
+        partial = partial_path(snapshot.path)
+        # What cannot be removed must not stop the training.
+        with contextlib.suppress(OSError):
             # Half a snapshot must not look like a whole one, even if this is killed.
-            snapshot.path.rename(partial_path(snapshot.path))
-        for partial in path.parent.glob(f"*{_PARTIAL}"):
-            if _without_numbers(partial.name) == _without_numbers(path.name + _PARTIAL):
-                shutil.rmtree(partial, ignore_errors=True)
+            snapshot.path.rename(partial)
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def latest_snapshot(directory: str | os.PathLike, pattern: str = "*") -> Path | None:
     """Returns the newest whole snapshot in a directory.
 
     One that was not finished is passed over. One that has lost a file, or a part of
-    one, is passed over with a warning.
+    one, is passed over with a warning. One that was about to be replaced when the run
+    was killed is found as well, with ``.replaced`` behind its name.
 
     Args:
         directory: Where to look.
@@ -364,13 +386,14 @@ def latest_snapshot(directory: str | os.PathLike, pattern: str = "*") -> Path | 
 
 
 def _whole_snapshots(directory: Path, pattern: str = "*") -> Iterator[Snapshot]:
-    for path in directory.glob(pattern):
-        if path.name.endswith(_PARTIAL) or not (path / MANIFEST).is_file():
-            continue
+    found = {*directory.glob(pattern), *directory.glob(pattern + _REPLACED)}
+    for path in sorted(found):
         try:
+            if path.name.endswith(_PARTIAL) or not (path / MANIFEST).is_file():
+                continue
             snapshot = Snapshot.open(path)
             snapshot.check_sizes()
-        except SnapshotError as error:
+        except (OSError, SnapshotError) as error:
             warnings.warn(f"a snapshot is passed over: {error}", stacklevel=3)
             continue
         yield snapshot
@@ -380,8 +403,30 @@ def _age(snapshot: Snapshot) -> tuple[float, int]:
     return snapshot.time, snapshot.n_steps
 
 
-def _without_numbers(name: str) -> str:
-    return re.sub(r"\d+", "0", name)
+def _series(name: str) -> str:
+    """Returns what the names of a run's snapshots have in common."""
+    return re.sub(r"\d+", "0", name.removesuffix(_PARTIAL).removesuffix(_REPLACED))
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Returns what the manifest in a directory says, unchecked.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is none of a snapshot.
+    """
+    content = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or content.get("divisible") != _KIND:
+        raise ValueError("it is not the manifest of a snapshot")
+    return content
+
+
+def _is_snapshot(path: Path) -> bool:
+    try:
+        _read_manifest(path)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _checksum(content: Mapping[str, Any]) -> str:

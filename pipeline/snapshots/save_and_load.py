@@ -7,6 +7,7 @@ snapshot is there completely or not at all; see :mod:`pipeline.snapshots.files`.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -18,11 +19,11 @@ from typing import Any, Callable, NamedTuple
 import chainer
 import numpy as np
 
-from divisible import Divisible, __version__
+from divisible import __version__
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import files
+from pipeline.snapshots import files, owners
 from pipeline.snapshots import state as states
-from pipeline.snapshots.files import Snapshot, SnapshotError, position
+from pipeline.snapshots.files import Snapshot, SnapshotError
 
 
 def save_snapshot(
@@ -75,6 +76,7 @@ def save_snapshot(
         >>> import tempfile
         >>> import chainer.links as L
         >>> from mpi4py import MPI
+        >>> from divisible import Divisible
         >>> stage = Divisible(L.Linear(2, 3))
         >>> optimizer = chainer.optimizers.Adam().setup(stage)
         >>> pipe = Pipeline(stage, MPI.COMM_SELF, 1)
@@ -86,79 +88,22 @@ def save_snapshot(
     path = Path(path)
     state, values = dict(state or {}), dict(values or {})
     optimizers = as_list(optimizers)
-    partial = files.partial_path(path)
-    # What this rank is to write, by file.
-    contents: dict[str, dict[str, np.ndarray]] = {}
-
-    def collect() -> _Word:
-        states.check_objects(state)
-        json.dumps(values)
-        contents.update(_stage_contents(pipeline, optimizers))
-        if pipeline.is_last and _loss_links(pipeline):
-            contents[files.LOSS] = _loss_contents(pipeline, optimizers)
-        objects = {}
-        if pipeline.rank == 0 or pipeline.is_first:
-            objects = states.object_arrays({**state, "pipeline": pipeline})
-        if pipeline.rank == 0:
-            contents[files.COMMON] = objects
-            objects = {}
-            files.begin(path)
-        return _Word(
-            str(path),
-            {number: stage.layer_range for number, stage in pipeline.stages.items()},
-            pipeline.is_first,
-            objects,
-            states.random_states(state),
-        )
-
-    def write() -> dict[str, Any]:
-        if pipeline.rank == 0:
-            contents[files.COMMON] = _common(words, contents[files.COMMON])
-        return {
-            name: files.write_arrays(partial / name, arrays)
-            for name, arrays in contents.items()
-        }
-
-    def finish() -> None:
-        if pipeline.rank > 0:
-            return
-        ranges = {n: pair for word in words for n, pair in word.layer_ranges.items()}
-        snapshot = Snapshot(
-            path=partial,
-            layer_ranges=[ranges[number] for number in sorted(ranges)],
-            files={name: entry for rank in written for name, entry in rank.items()},
-            time=time.time(),
-            n_ranks=pipeline.schedule.n_ranks,
-            n_steps=pipeline.n_steps,
-            schedule={
-                "name": pipeline.schedule.name,
-                "n_microbatches": pipeline.schedule.n_microbatches,
-                "text": str(pipeline.schedule),
-            },
-            versions={
-                "chainer": chainer.__version__,
-                "divisible": __version__,
-                "numpy": np.__version__,
-                "python": platform.python_version(),
-            },
-            values=values,
-        )
-        snapshot.write_manifest()
-        files.finish(partial, path)
-        if n_retains > 0:
-            files.remove_old(path, n_retains)
-
     what = f"cannot save the snapshot {path}"
+    together = functools.partial(_on_all_ranks, pipeline, "save", what)
     try:
-        words = _on_all_ranks(pipeline, "save", what, collect)
-        for rank, word in enumerate(words):
-            if word.path != words[0].path:
+        contents, word = together(_collect, pipeline, optimizers, state, values, path)
+        words = pipeline.gather(word, "save")
+        for rank, theirs in enumerate(words):
+            if theirs.path != words[0].path:
                 raise SnapshotError(
-                    f"{what}: rank {rank} has another path, {word.path}, than rank 0,"
+                    f"{what}: rank {rank} has another path, {theirs.path}, than rank 0,"
                     f" {words[0].path}"
                 )
-        written = _on_all_ranks(pipeline, "save", what, write)
-        _on_all_ranks(pipeline, "save", what, finish)
+        if pipeline.rank == 0:
+            contents[files.COMMON] = _common(words, contents[files.COMMON])
+        entries = together(_write, contents, files.partial_path(path))
+        written = pipeline.gather(entries, "save")
+        together(_finish, pipeline, words, written, values, path, n_retains)
     except SnapshotError:
         if pipeline.rank == 0:
             files.discard(path)
@@ -200,65 +145,52 @@ def load_snapshot(
     state = dict(state or {})
     optimizers = as_list(optimizers)
     what = f"cannot load the snapshot {path}"
-
-    def check() -> Snapshot:
-        states.check_objects(state)
-        snapshot = Snapshot.open(path)
-        n_layers = len(next(iter(pipeline.stages.values())).model_layers)
-        if snapshot.n_layers != n_layers:
-            raise SnapshotError(
-                f"it is of a model of {snapshot.n_layers} layers, but this one has"
-                f" {n_layers}"
-            )
-        positions = set().union(
-            *map(_positions, pipeline.stages.values()),
-            *(
-                _optimized_positions(optimizer, pipeline)
-                for optimizer in _of_stages(optimizers, pipeline)
-            ),
-        )
-        names = [files.COMMON, *snapshot.files_of(positions)]
-        if pipeline.is_last and _loss_links(pipeline):
-            if files.LOSS not in snapshot.files:
-                raise SnapshotError(
-                    "it was saved with a loss without parameters, but this one has some"
-                )
-            names.append(files.LOSS)
-        snapshot.verify(names)
-        return snapshot
-
-    def load_layers() -> None:
-        for stage in pipeline.stages.values():
-            with snapshot.of_layers(_positions(stage), "model/") as arrays:
-                states.load_model(stage, arrays)
-        for optimizer in _of_stages(optimizers, pipeline):
-            positions = _optimized_positions(optimizer, pipeline)
-            with snapshot.of_layers(positions, "optimizer/") as arrays:
-                states.load_optimizer(optimizer, arrays)
-        if pipeline.is_last and _loss_links(pipeline):
-            with snapshot.arrays([files.LOSS]) as arrays:
-                states.load_loss(_loss_links(pipeline), arrays.below("model/"))
-                for optimizer in _of_loss(optimizers, pipeline):
-                    states.load_optimizer(optimizer, arrays.below("optimizer/"))
-
-    def load_objects() -> None:
-        with snapshot.arrays([files.COMMON]) as arrays:
-            objects = {**state, "pipeline": pipeline}
-            states.load_objects(objects, arrays.below("state/"))
-            whose = str(pipeline.rank)
-            if pipeline.is_first or pipeline.schedule.n_ranks != snapshot.n_ranks:
-                whose = "first"
-            random_states = arrays[f"random/{whose}"].item().decode()
-            states.load_random_states(random_states, state)
-
-    seen = _on_all_ranks(pipeline, "load", what, check)
-    snapshot = seen[pipeline.rank]
-    for rank, theirs in enumerate(seen):
-        if theirs != seen[0]:
+    together = functools.partial(_on_all_ranks, pipeline, "load", what)
+    snapshot = together(_open, path, pipeline, optimizers, state)
+    checksums = pipeline.gather(snapshot.checksum, "load")
+    for rank, checksum in enumerate(checksums):
+        if checksum != checksums[0]:
             raise SnapshotError(f"{what}: ranks 0 and {rank} see different ones there")
-    _on_all_ranks(pipeline, "load", what, load_layers)
-    _on_all_ranks(pipeline, "load", what, load_objects)
+    together(_load_layers, snapshot, pipeline, optimizers)
+    together(_load_objects, snapshot, pipeline, state)
     return snapshot
+
+
+def as_list(optimizers: Any) -> list:
+    """Returns a list of optimizers, of one or of several."""
+    return list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+
+
+def _on_all_ranks(
+    pipeline: Pipeline,
+    call: str,
+    what: str,
+    function: Callable[..., Any],
+    *arguments: Any,
+) -> Any:
+    """Calls a function on every rank; if it fails on one, all learn of it.
+
+    Returns:
+        What the function returned on this rank.
+
+    Raises:
+        SnapshotError: On every rank, with what happened on the first rank that failed.
+    """
+    result = failure = cause = None
+    try:
+        result = function(*arguments)
+    except Exception as error:
+        cause = error
+        failure = str(error.args[0] if isinstance(error, KeyError) else error)
+        if not isinstance(error, SnapshotError):
+            failure = f"{type(error).__name__}: {failure}"
+    for rank, theirs in enumerate(pipeline.gather(failure, call)):
+        if theirs is not None:
+            raise SnapshotError(f"{what}: rank {rank}: {theirs}") from cause
+    return result
+
+
+# -- saving --------------------------------------------------------------------------
 
 
 class _Word(NamedTuple):
@@ -279,6 +211,72 @@ class _Word(NamedTuple):
     random_states: str
 
 
+def _collect(
+    pipeline: Pipeline,
+    optimizers: Sequence[Any],
+    state: Mapping[str, Any],
+    values: Mapping[str, Any],
+    path: Path,
+) -> tuple[dict[str, dict[str, np.ndarray]], _Word]:
+    """Returns what this rank is to write, by file, and what the others must know."""
+    states.check_objects(state)
+    json.dumps(values)
+    contents = _stage_contents(pipeline, optimizers)
+    if pipeline.is_last and owners.loss_links(pipeline):
+        contents[files.LOSS] = _loss_contents(pipeline, optimizers)
+    objects = {}
+    if pipeline.rank == 0 or pipeline.is_first:
+        objects = states.object_arrays({**state, "pipeline": pipeline})
+    if pipeline.rank == 0:
+        contents[files.COMMON] = objects
+        objects = {}
+        files.begin(path)
+    ranges = {number: stage.layer_range for number, stage in pipeline.stages.items()}
+    random_states = states.random_states(state)
+    word = _Word(str(path), ranges, pipeline.is_first, objects, random_states)
+    return contents, word
+
+
+def _stage_contents(
+    pipeline: Pipeline, optimizers: Sequence[Any]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Returns the arrays of this rank's stages, by file."""
+    optimizers = owners.of_stages(optimizers, pipeline)
+    optimizer_states = [
+        states.optimizer_arrays(optimizer, owners.names(optimizer, pipeline))
+        for optimizer in optimizers
+    ]
+    contents = {}
+    for number, stage in pipeline.stages.items():
+        arrays = {f"model/{k}": v for k, v in states.model_arrays(stage).items()}
+        covering = [i for i, o in enumerate(optimizers) if owners.covers(o, stage)]
+        if len(covering) > 1:
+            raise ValueError(
+                f"{len(covering)} optimizers update parameters of stage {number}; a"
+                f" stage can have one"
+            )
+        for i in covering:
+            mine = states.of_range(optimizer_states[i], stage.layer_range)
+            arrays.update((f"optimizer/{k}", v) for k, v in mine.items())
+        contents[files.stage_file(number)] = arrays
+    return contents
+
+
+def _loss_contents(
+    pipeline: Pipeline, optimizers: Sequence[Any]
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of a loss that is a link, and of its optimizer."""
+    links = owners.loss_links(pipeline)
+    arrays = {f"model/{k}": v for k, v in states.loss_arrays(links).items()}
+    covering = owners.of_loss(optimizers, pipeline)
+    if len(covering) > 1:
+        raise ValueError(f"{len(covering)} optimizers update the loss; it can have one")
+    for optimizer in covering:
+        state = states.optimizer_arrays(optimizer)
+        arrays.update((f"optimizer/{k}", v) for k, v in state.items())
+    return arrays
+
+
 def _common(
     words: Sequence[_Word], objects: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
@@ -293,134 +291,134 @@ def _common(
     return merged
 
 
-def as_list(optimizers: Any) -> list:
-    """Returns a list of optimizers, of one or of several."""
-    return list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
-
-
-def _on_all_ranks(
-    pipeline: Pipeline, call: str, what: str, function: Callable[[], Any]
-) -> list:
-    """Calls a function on every rank; if it fails on one, all learn of it.
-
-    Returns:
-        What the function returned on each rank.
-
-    Raises:
-        SnapshotError: On every rank, with what happened on the first rank that failed.
-    """
-    result = failure = cause = None
-    try:
-        result = function()
-    except Exception as error:
-        cause = error
-        failure = str(error.args[0] if isinstance(error, KeyError) else error)
-        if not isinstance(error, SnapshotError):
-            failure = f"{type(error).__name__}: {failure}"
-    outcomes = pipeline.gather((result, failure), call)
-    for rank, (_, failure) in enumerate(outcomes):
-        if failure is not None:
-            raise SnapshotError(f"{what}: rank {rank}: {failure}") from cause
-    return [result for result, _ in outcomes]
-
-
-def _stage_contents(
-    pipeline: Pipeline, optimizers: Sequence[Any]
-) -> dict[str, dict[str, np.ndarray]]:
-    """Returns the arrays of this rank's stages, by file."""
-    optimizers = _of_stages(optimizers, pipeline)
-    optimizer_states = [states.optimizer_arrays(o) for o in optimizers]
-    contents = {}
-    for number, stage in pipeline.stages.items():
-        arrays = {f"model/{k}": v for k, v in states.model_arrays(stage).items()}
-        covering = [i for i, o in enumerate(optimizers) if _covers(o, stage)]
-        if len(covering) > 1:
-            raise ValueError(
-                f"{len(covering)} optimizers update parameters of stage {number}; a"
-                f" stage can have one"
-            )
-        for i in covering:
-            mine = states.of_range(optimizer_states[i], stage.layer_range)
-            arrays.update((f"optimizer/{k}", v) for k, v in mine.items())
-        contents[files.stage_file(number)] = arrays
-    return contents
-
-
-def _loss_links(pipeline: Pipeline) -> dict[str, chainer.Link]:
-    """Returns what follows the last layer and has something to save, by name."""
+def _write(
+    contents: Mapping[str, Mapping[str, np.ndarray]], folder: Path
+) -> dict[str, dict[str, Any]]:
+    """Writes this rank's files, and returns their entries in the manifest."""
     return {
-        name: link
-        for name, link in pipeline.loss_links.items()
-        if any(inner._params or inner._persistent for inner in link.links())
+        name: files.write_arrays(folder / name, arrays)
+        for name, arrays in contents.items()
     }
 
 
-def _loss_contents(
-    pipeline: Pipeline, optimizers: Sequence[Any]
-) -> dict[str, np.ndarray]:
-    """Returns the arrays of a loss that is a link, and of its optimizer."""
-    links = _loss_links(pipeline)
-    arrays = {f"model/{k}": v for k, v in states.loss_arrays(links).items()}
-    covering = _of_loss(optimizers, pipeline)
-    if len(covering) > 1:
-        raise ValueError(f"{len(covering)} optimizers update the loss; it can have one")
-    for optimizer in covering:
-        state = states.optimizer_arrays(optimizer)
-        arrays.update((f"optimizer/{k}", v) for k, v in state.items())
-    return arrays
+def _finish(
+    pipeline: Pipeline,
+    words: Sequence[_Word],
+    written: Sequence[Mapping[str, Any]],
+    values: Mapping[str, Any],
+    path: Path,
+    n_retains: int,
+) -> None:
+    """Writes the manifest, and gives the snapshot its name; rank 0 does."""
+    if pipeline.rank > 0:
+        return
+    partial = files.partial_path(path)
+    _manifest(pipeline, words, written, values, partial).write_manifest()
+    files.finish(partial, path)
+    if n_retains > 0:
+        files.remove_old(path, n_retains)
 
 
-def _of_stages(optimizers: Sequence[Any], pipeline: Pipeline) -> list[Any]:
-    """Returns the optimizers of this rank's stages.
+def _manifest(
+    pipeline: Pipeline,
+    words: Sequence[_Word],
+    written: Sequence[Mapping[str, Any]],
+    values: Mapping[str, Any],
+    folder: Path,
+) -> Snapshot:
+    """Returns what the manifest says.
 
-    Raises:
-        ValueError: If one is neither of them nor of the loss, and would be lost.
+    Args:
+        pipeline: The pipeline.
+        words: Of all ranks.
+        written: By rank, what :func:`_write` returned there.
+        values: The user's.
+        folder: Where the files are.
     """
-    stages = pipeline.stages.values()
-    found = [o for o in optimizers if any(_covers(o, stage) for stage in stages)]
-    of_loss = _of_loss(optimizers, pipeline)
-    for optimizer in optimizers:
-        if not any(optimizer is other for other in (*found, *of_loss)):
-            raise ValueError(
-                f"the optimizer of a {type(optimizer.target).__name__} updates no stage"
-                f" of rank {pipeline.rank}, nor its loss: give it as"
-                f" state={{'name': optimizer}}"
+    ranges = {n: pair for word in words for n, pair in word.layer_ranges.items()}
+    return Snapshot(
+        path=folder,
+        layer_ranges=[ranges[number] for number in sorted(ranges)],
+        files={name: entry for rank in written for name, entry in rank.items()},
+        time=time.time(),
+        n_ranks=pipeline.schedule.n_ranks,
+        n_steps=pipeline.n_steps,
+        schedule={
+            "name": pipeline.schedule.name,
+            "n_microbatches": pipeline.schedule.n_microbatches,
+            "text": str(pipeline.schedule),
+        },
+        versions={
+            "chainer": chainer.__version__,
+            "divisible": __version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        values=values,
+    )
+
+
+# -- loading -------------------------------------------------------------------------
+
+
+def _open(
+    path: str | os.PathLike,
+    pipeline: Pipeline,
+    optimizers: Sequence[Any],
+    state: Mapping[str, Any],
+) -> Snapshot:
+    """Returns the snapshot, having seen that it fits and its files are unchanged."""
+    states.check_objects(state)
+    snapshot = Snapshot.open(path)
+    n_layers = len(next(iter(pipeline.stages.values())).model_layers)
+    if snapshot.n_layers != n_layers:
+        raise SnapshotError(
+            f"it is of a model of {snapshot.n_layers} layers, but this one has"
+            f" {n_layers}"
+        )
+    positions = set().union(
+        *map(owners.positions, pipeline.stages.values()),
+        *(
+            owners.optimized_positions(optimizer, pipeline)
+            for optimizer in owners.of_stages(optimizers, pipeline)
+        ),
+    )
+    names = [files.COMMON, *snapshot.files_of(positions)]
+    if pipeline.is_last and owners.loss_links(pipeline):
+        if files.LOSS not in snapshot.files:
+            raise SnapshotError(
+                "it was saved with a loss without parameters, but this one has some"
             )
-    return found
+        names.append(files.LOSS)
+    snapshot.verify(names)
+    return snapshot
 
 
-def _of_loss(optimizers: Sequence[Any], pipeline: Pipeline) -> list[Any]:
-    """Returns the optimizers of the loss alone."""
-    links, stages = _loss_links(pipeline).values(), pipeline.stages.values()
-    return [
-        optimizer
-        for optimizer in optimizers
-        if any(_covers(optimizer, link) for link in links)
-        and not any(_covers(optimizer, stage) for stage in stages)
-    ]
+def _load_layers(
+    snapshot: Snapshot, pipeline: Pipeline, optimizers: Sequence[Any]
+) -> None:
+    for stage in pipeline.stages.values():
+        with snapshot.of_layers(owners.positions(stage), "model/") as arrays:
+            states.load_model(stage, arrays)
+    for optimizer in owners.of_stages(optimizers, pipeline):
+        positions = owners.optimized_positions(optimizer, pipeline)
+        with snapshot.of_layers(positions, "optimizer/") as arrays:
+            states.load_optimizer(optimizer, arrays, owners.names(optimizer, pipeline))
+    if pipeline.is_last and owners.loss_links(pipeline):
+        with snapshot.arrays([files.LOSS]) as arrays:
+            states.load_loss(owners.loss_links(pipeline), arrays.below("model/"))
+            for optimizer in owners.of_loss(optimizers, pipeline):
+                states.load_optimizer(optimizer, arrays.below("optimizer/"))
 
 
-def _covers(optimizer: Any, stage: chainer.Link) -> bool:
-    """Whether an optimizer is that of a stage or a loss, perhaps among others."""
-    target = optimizer.target
-    if target is stage or any(child is stage for child in target.children()):
-        return True
-    ids = {id(param) for param in target.params()}
-    return any(id(param) in ids for param in stage.params())
-
-
-def _positions(stage: Divisible) -> set[int]:
-    """Returns the layers whose state a stage needs: its own and some it shares."""
-    paths = (path for path, _ in stage.namedparams())
-    return {*range(*stage.layer_range), *map(position, paths)}
-
-
-def _optimized_positions(optimizer: Any, pipeline: Pipeline) -> set[int]:
-    found = {position(path) for path, _ in optimizer.target.namedparams()}
-    # Parameters of a loss beside the stage.
-    found.discard(None)
-    if not found:
-        for stage in pipeline.stages.values():
-            if _covers(optimizer, stage):
-                found.update(range(*stage.layer_range))
-    return found
+def _load_objects(
+    snapshot: Snapshot, pipeline: Pipeline, state: Mapping[str, Any]
+) -> None:
+    with snapshot.arrays([files.COMMON]) as arrays:
+        objects = {**state, "pipeline": pipeline}
+        states.load_objects(objects, arrays.below("state/"))
+        whose = str(pipeline.rank)
+        if pipeline.is_first or pipeline.schedule.n_ranks != snapshot.n_ranks:
+            whose = "first"
+        random_states = arrays[f"random/{whose}"].item().decode()
+        states.load_random_states(random_states, state)

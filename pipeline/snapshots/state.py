@@ -37,13 +37,31 @@ _BY_LAYER = ("optimizer:", "model:")
 # pipeline's own state.
 _TAKEN = ("numpy", "python", "pipeline")
 
+_NO_NAMES: Mapping[str, str] = {}
+
 
 class Writer(DictionarySerializer):
-    """Chainer's serializer into a dictionary, without objects to pickle."""
+    """Chainer's serializer into a dictionary, without objects to pickle.
+
+    Args:
+        target: The dictionary; a new one by default.
+        path: What all keys begin with.
+        names: By the name of a part another one to write it under.
+    """
+
+    def __init__(
+        self,
+        target: dict[str, Any] | None = None,
+        path: str = "",
+        names: Mapping[str, str] = _NO_NAMES,
+    ) -> None:
+        super().__init__(target, path)
+        self._names = names
 
     def __getitem__(self, key: str) -> Any:
         if key.startswith(_BY_LAYER):
             return _NotWritten()
+        key = self._names.get(key, key)
         return type(self)(self.target, f"{self.path}{key.strip('/')}/")
 
     def __call__(self, key: str, value: Any) -> Any:
@@ -66,11 +84,24 @@ class Writer(DictionarySerializer):
 
 
 class Reader(NpzDeserializer):
-    """Chainer's deserializer, but exact: of other shapes or dtypes it reads nothing."""
+    """Chainer's deserializer, but exact: of other shapes or dtypes it reads nothing.
+
+    Args:
+        npz: What to read.
+        path: What all keys begin with.
+        names: By the name of a part the one that it was written under.
+    """
+
+    def __init__(
+        self, npz: Arrays, path: str = "", names: Mapping[str, str] = _NO_NAMES
+    ) -> None:
+        super().__init__(npz, path)
+        self._names = names
 
     def __getitem__(self, key: str) -> Any:
         if key.startswith(_BY_LAYER):
             return _NotRead()
+        key = self._names.get(key, key)
         return type(self)(self.npz, f"{self.path}{key.strip('/')}/")
 
     def __call__(self, key: str, value: Any) -> Any:
@@ -182,14 +213,21 @@ def load_loss(links: Mapping[str, chainer.Link], arrays: Arrays) -> None:
 # -- optimizers ----------------------------------------------------------------------
 
 
-def optimizer_arrays(optimizer: Any) -> dict[str, np.ndarray]:
+def optimizer_arrays(
+    optimizer: Any, names: Mapping[str, str] = _NO_NAMES
+) -> dict[str, np.ndarray]:
     """Returns the state of an optimizer, of its update rules and of its hooks.
 
     Besides what Chainer saves, that is the hyperparameters, numbers that update rules
     keep as attributes, a dynamic loss scale, the float32 copies of ``use_fp32_update``,
     and what hooks with a method ``serialize`` write.
+
+    Args:
+        optimizer: The optimizer.
+        names: By the path of a parameter in the optimizer's target another one to
+            write its state under.
     """
-    writer = Writer()
+    writer = Writer(names=names)
     optimizer.serialize(writer)
     for serializer, hook in _hooks(optimizer, writer):
         hook.serialize(serializer)
@@ -204,17 +242,19 @@ def optimizer_arrays(optimizer: Any) -> dict[str, np.ndarray]:
     return writer.target
 
 
-def load_optimizer(optimizer: Any, arrays: Arrays) -> None:
+def load_optimizer(
+    optimizer: Any, arrays: Arrays, names: Mapping[str, str] = _NO_NAMES
+) -> None:
     """Loads what :func:`optimizer_arrays` returned, for the same layers or others."""
     for _, param in _updated(optimizer):
         # What is there must not remain where nothing was saved, nor lend its dtype.
         param.update_rule._state = None
-    optimizer.serialize(_StateReader(arrays))
-    for serializer, hook in _hooks(optimizer, Reader(arrays)):
+    optimizer.serialize(_StateReader(arrays, names=names))
+    for serializer, hook in _hooks(optimizer, Reader(arrays, names=names)):
         hook.serialize(serializer)
     _load_settings(optimizer, _json(arrays["settings"]))
     for path, param in _updated(optimizer):
-        rule, name = param.update_rule, path.strip("/")
+        rule, name = param.update_rule, names.get(path, path).strip("/")
         own = _json(arrays[f"{name}/settings"])
         _set_numbers(rule.hyperparam, own["hyperparam"])
         _set_numbers(rule, own["rule"])

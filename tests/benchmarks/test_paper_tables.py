@@ -195,4 +195,4 @@ def test_tables_and_figures_are_written(tmp_path):
     first = lines[0]
     assert float(first["relative_speed"]) == pytest.approx(2.4 / 2 / 0.8)
     assert float(first["simulated_before"]) == pytest.approx(4 * 3 / (2.4 / 2))
-    assert float(first["bound"]) == pytest.approx(2 * 3 / 0.8)
+    assert float(first["bound"]) == pytest.approx(2 * 3 / (2.4 / 2))

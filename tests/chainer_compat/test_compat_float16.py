@@ -93,3 +93,26 @@ def test_layer_normalization_with_float32_scales():
     y.grad = np.ones_like(y.array)
     y.backward()
     assert (x.grad.dtype, link.gamma.grad.dtype) == ("float16", "float32")
+
+
+def test_layer_normalization_of_float32_with_float16_scales():
+    """It is refused, as in Chainer, rather than computed in float16."""
+    with chainer.using_config("dtype", np.float16):
+        link = L.LayerNormalization(6)
+    with pytest.raises(chainer.utils.type_check.InvalidType):
+        link(normal(4, 6).astype(np.float32))
+    assert link(normal(4, 6)).dtype == np.float16
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_decorrelated_batch_normalization(train):
+    link = L.DecorrelatedBatchNormalization(6, groups=2)
+    x = chainer.Variable(normal(20, 6))
+    with chainer.using_config("train", train):
+        y = link(x)
+        expected = link(x.array.astype(np.float32)).array.astype(np.float16)
+    np.testing.assert_array_equal(y.array, expected)
+    y.grad = normal(20, 6)
+    y.backward()
+    assert x.grad.dtype == np.float16
+    assert link.avg_projection.dtype == np.float32

@@ -280,6 +280,36 @@ def test_an_error_names_the_layer():
     assert caught.value.layer_position == 2
 
 
+def positions_of(y):
+    found, positions = [y.creator_node], []
+    while found:
+        function = found.pop()
+        positions.append(function.layer_position)
+        found += [x.creator_node for x in function.inputs if x.creator_node]
+    return positions
+
+
+def test_functions_of_earlier_passes_keep_their_positions():
+    first, second = Divisible(F.relu, F.tanh, F.exp), Divisible(F.sigmoid, F.log)
+    x = chainer.Variable(np.ones((2, 3), np.float32))
+    assert positions_of(second(first(x))) == [1, 0, 2, 1, 0]
+    # A nested model is a layer of the outer one.
+    nested = Divisible(F.relu, first)
+    assert positions_of(nested(x)) == [1, 1, 1, 0]
+
+
+def test_a_layer_is_known_by_what_it_was_when_it_came():
+    model = Divisible(L.BatchNormalization(axis=0), L.Linear(None, 2))
+    before = model.model_layers
+    model(np.ones((4, 3), np.float32))
+    assert model.model_layers == before
+    model[0] = F.relu
+    assert model.model_layers == ("relu", before[1])
+    del model[0]
+    assert model.model_layers == before[1:]
+    assert model.copy().divide(0, 1).model_layers == before[1:]
+
+
 def test_a_model_without_layers():
     with pytest.raises(RuntimeError, match="no layers"):
         Divisible()(X)

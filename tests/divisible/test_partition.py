@@ -85,12 +85,12 @@ def costs_of(profile, cuts, options):
     m, checkpoint = options["n_microbatches"], options["checkpoint"]
     network = options["network"] or Network()
     bandwidth, latency = network.edges(n_stages)
-    in_flight, pending = microbatches_held(options["schedule"], n_stages, m)
+    in_flight, pending = microbatches_held(options["schedule"], n_stages, m, checkpoint)
     again = {"never": 0, "except_last": (m - 1) / m, "always": 1}[checkpoint]
     slowest, squares, fits = 0.0, 0.0, True
     for s, (i, j) in enumerate(zip(cuts, cuts[1:])):
         layers = list(profile.layers[i:j])
-        if j == n and options["schedule"] in ("1f1b", "zb_h1"):
+        if m == 1 or (j == n and options["schedule"] in ("1f1b", "zb_h1")):
             # Each backward follows its forward at once.
             again = 0
         loss = [profile.loss] if j == n and profile.loss is not None else []
@@ -112,15 +112,18 @@ def costs_of(profile, cuts, options):
 
         held = sum(c.activation_bytes for c in layers + loss)
         memory = sum(2 * c.parameter_bytes + c.optimizer_bytes for c in layers)
-        memory += pending[s] * sum(c.pending_bytes for c in layers)
         crossing = profile.layers[i - 1].passing_bytes if i else 0
         skips = min(crossing, sum(c.skip_bytes for c in layers))
         incoming += skips - crossing
         outgoing -= layers[-1].passing_bytes if j < n else 0
         memory += max(c.workspace_bytes for c in layers) + incoming + outgoing
+        waiting = sum(c.pending_bytes for c in layers)
         # The one at work, and the last one, which is not recomputed.
-        graphs = {"never": in_flight[s], "except_last": 2, "always": 1}[checkpoint]
-        memory += in_flight[s] * incoming + min(in_flight[s], graphs) * (held + loose)
+        graphs = {"never": math.inf, "except_last": 2, "always": 1}[checkpoint]
+        memory += max(
+            n * incoming + min(n, graphs) * (held + loose) + n_pending * waiting
+            for n, n_pending in zip(in_flight[:, s], pending[:, s])
+        )
         if options["memory"] is not None:
             fits = fits and memory <= options["memory"][s]
     return slowest, squares, fits
@@ -246,6 +249,14 @@ def test_memory_moves_the_cut():
     assert partition(profile, 2, memory=400, checkpoint="always").cuts == [0, 2, 4]
 
 
+def test_zero_bubble_has_its_peaks_at_different_times():
+    layers = [LayerCost(1, 1, 1, activation_bytes=100, pending_bytes=100)] * 3
+    profile = Profile(layers, n_samples=1)
+    options = {"schedule": "zb_h1", "n_microbatches": 4}
+    plan = partition(profile, 3, memory=300, **options)
+    assert [stage.memory for stage in plan.stages] == [300, 300, 300]
+
+
 def test_what_lacks_is_said():
     profile = Profile(
         layers_of([1.0] * 4, parameter_bytes=[1000, 1000, 5000, 1000]), n_samples=1
@@ -259,6 +270,16 @@ def test_what_lacks_is_said():
         partition(profile, 1, memory=9000)
     with pytest.raises(MemoryLimitError, match=r"cuts \[0, 2, 4\] do not fit: stage 1"):
         partition(profile, 2, method="uniform", memory=9000)
+
+
+def test_what_lacks_for_a_skip_is_said():
+    layers = [
+        LayerCost(1, 1, 1, output_bytes=10**6, passing_bytes=10**6 * (i < 3))
+        for i in range(4)
+    ]
+    layers[3] = replace(layers[3], skip_bytes=10**6)
+    with pytest.raises(MemoryLimitError, match="Layer 3 alone needs 1.9 MiB, more"):
+        partition(Profile(layers, n_samples=1), 4, memory=1.5e6)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +297,9 @@ def test_what_lacks_is_said():
         ({"schedule": "gpipe"}, "n_microbatches is needed"),
         ({"checkpoint": "often"}, "checkpoint must be one of never"),
         ({"in_flight": [1]}, "there are 2 stages"),
+        ({"in_flight": [float("nan"), 1]}, "in_flight must be finite"),
+        ({"pending": [0, -1]}, "pending must be finite and not negative"),
+        ({"n_microbatches": 0}, "n_microbatches must be positive"),
     ],
 )
 def test_bad_requests(options, message):
@@ -311,6 +335,12 @@ def test_the_last_stage_recomputes_nothing():
     options = {"n_microbatches": 8, "checkpoint": "always"}
     assert partition(profile, 2, schedule="1f1b", **options).cuts == [0, 6, 14]
     assert partition(profile, 2, schedule="gpipe", **options).cuts == [0, 7, 14]
+
+
+def test_a_single_microbatch_is_not_recomputed():
+    profile = Profile([LayerCost(1, 1, 1)] * 14, n_samples=1)
+    options = {"n_microbatches": 1, "checkpoint": "always"}
+    assert partition(profile, 2, schedule="1f1b", **options).cuts == [0, 7, 14]
 
 
 def test_a_skip_takes_memory_where_it_ends_only():

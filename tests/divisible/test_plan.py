@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from divisible import Plan
+from divisible import LayerCost, Plan, Profile
 
 
 @given(st.integers(1, 60), st.data())
@@ -46,6 +47,29 @@ def test_bad_cuts_are_refused(cuts):
 def test_more_stages_than_layers(n_stages):
     with pytest.raises(ValueError, match="at least one layer"):
         Plan.uniform(4, n_stages)
+
+
+def test_numbers_of_numpy_are_saved(tmp_path):
+    plan = Plan([0, 2, 5], n_microbatches=np.int64(8), replicas=np.int32(2))
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    cost = LayerCost(np.float32(0.5), 0, 0, output_bytes=np.prod([3, 4]) * 4)
+    profile = Profile([cost], n_samples=np.int64(3))
+    profile.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == profile
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"stages_per_rank": 2}, "3 stages, which do not lie 2 on each rank"),
+        ({"checkpoint": "sometimes"}, "checkpoint must be one of never"),
+        ({"n_microbatches": 0}, "n_microbatches must be a positive integer"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Plan([0, 1, 2, 3], **arguments)
 
 
 def test_range_of_no_stage():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from divisible import Divisible, deferred_init
-from divisible.ties import SharedState, Tie
+from divisible.ties import Tie
 
 X = np.random.RandomState(0).normal(size=(4, 5)).astype(np.float32)
 
@@ -86,7 +86,52 @@ def test_links_with_running_averages_in_several_layers_are_found():
     model = Divisible(
         norm, chainer.Sequential(F.relu, norm), L.Linear(5, 5), L.BatchNormalization(5)
     )
-    assert model.shared_states == (SharedState("/0", (0, 1)),)
+    (state,) = model.shared_states
+    assert state[:2] == ("/0", (0, 1)) and "running averages" in state.reason
+
+
+@pytest.mark.parametrize("name", ["W", "b"])
+def test_copies_with_one_array_are_found(name):
+    linear = L.Linear(5, 5, nobias=name == "W")
+    model = Divisible(linear, F.tanh, linear.copy(), linear.copy("copy"))
+    states = {state[:2] for state in model.shared_states}
+    assert (f"/0/{name}", (0, 2)) in states
+    assert all("Divisible.tie" in state.reason for state in model.shared_states)
+    # A layer that is there twice is no copy, nor are parameters that are tied.
+    tied = Divisible(linear, linear, L.Linear(5, 5))
+    tied.tie("/0/W", "/2/W")
+    assert tied.shared_states == ()
+
+
+def test_copies_of_running_averages_are_found():
+    norm = L.BatchNormalization(5, use_gamma=False, use_beta=False)
+    model = Divisible(norm, F.relu, norm.copy())
+    assert {state[:2] for state in model.shared_states} == {
+        ("/0/avg_mean", (0, 2)),
+        ("/0/avg_var", (0, 2)),
+    }
+
+
+def test_a_tie_within_a_layer_leaves_an_earlier_transpose_its_source():
+    layer = chainer.Chain(a=L.Linear(5, 4), b=L.Linear(5, 4))
+    layer.forward = lambda x: layer.a(x) + layer.b(x)
+    model = Divisible(layer, L.Linear(4, 5))
+    model.tie("/0/b/W", "/1/W", transpose=True)
+    model.tie("/0/b/W", "/0/a/W")
+    assert model.ties == (Tie("/0/a/W", (0, 1)),)
+    x = np.ones((2, 5), np.float32)
+    expected = layer(x).array @ layer.a.W.array + model[1].b.array
+    np.testing.assert_allclose(model(x).array, expected, rtol=1e-5)
+
+
+def test_gradients_of_tied_parameters_are_added_once():
+    models = [Divisible(L.Linear(5, 5), L.Linear(5, 5)) for _ in range(2)]
+    for model in models:
+        model.tie("/0/W", "/1/W")
+        for param in model.params():
+            param.grad = np.ones_like(param.array)
+    models[0].addgrads(models[1])
+    assert all((param.grad == 2).all() for param in models[0].params())
 
 
 def links():

@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import re
+import sys
 import time
 
 import numpy as np
@@ -60,6 +61,23 @@ def test_train_runs_a_plan(tmp_path):
     refused(3, argv, "for 2 ranks, but there are 3")
     refused(2, [*argv, "--model", "mlp"], "for a model of 13 layers, but MLP has 7")
 
+    Plan([0, 6, 13], 2, "1f1b", replicas=2).save(tmp_path / "plan.json")
+    refused(4, argv, "a plan for 2 replicas, which are planned only")
+
+
+def test_what_one_rank_alone_finds_wrong_ends_all(tmp_path):
+    root = {"CHAINER_DATASET_ROOT": str(tmp_path)}
+    nobody = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")
+    # Rank 0 downloads.
+    refused(2, ["--dataset", "mnist"], "Connection refused", env={**root, **nobody})
+
+    Plan([0, 6, 13], 2).save(tmp_path / "plan.json")
+    argv = [*QUICK, "--plan", tmp_path / "plan.json", "--out", tmp_path]
+    # On the host of rank 1 there is no such file.
+    other = [TRAIN, *QUICK, "--plan", tmp_path / "missing.json", "--out", tmp_path]
+    message = "No such file or directory: "
+    refused(1, [*argv, ":", "-n", "1", sys.executable, *other], message)
+
 
 def test_train_in_float16(tmp_path):
     """With two stages on each rank, which one optimizer updates together."""
@@ -67,6 +85,18 @@ def test_train_in_float16(tmp_path):
     assert "Warning" not in run(2, [TRAIN, *argv])
     (entry,) = json.loads((tmp_path / "log").read_text())
     assert 0 < entry["main/loss"] < 10
+
+
+def test_train_goes_on_after_steps_that_were_skipped(tmp_path):
+    """They count, and their loss, which is not a number, is part of the snapshots."""
+    argv = [*SYNTHETIC, "--float16", "--optimizer", "sgd", "--learning-rate", "1e6"]
+    argv += ["--snapshots", "1", "--resume", "auto", "--out", tmp_path]
+    run(2, [TRAIN, *argv, "--epoch", "2"])
+    output = run(2, [TRAIN, *argv, "--epoch", "3"])
+    assert "snapshot_epoch_2, after 2 epochs" in output
+    log = json.loads((tmp_path / "log").read_text())
+    assert np.isnan([entry["main/loss"] for entry in log]).any()
+    assert [entry["iteration"] for entry in log] == [1, 2, 3]
 
 
 def test_train_gives_the_same_on_any_number_of_ranks(tmp_path):
@@ -85,6 +115,9 @@ def test_train_resumes_on_other_ranks(tmp_path):
         argv = [*SYNTHETIC, "--model", "mlp", "--epoch", epochs, "--out", out, *more]
         output = run(n, [TRAIN, *argv])
         entries = json.loads((out / "log").read_text())
+        seconds = [entry["elapsed_time"] for entry in entries]
+        assert seconds == sorted(seconds)
+        assert f", after {seconds[-1]:.0f} s" in output
         return output, [entry["main/loss"] for entry in entries]
 
     _, expected = log(2, 3, tmp_path / "undisturbed")
@@ -93,6 +126,9 @@ def test_train_resumes_on_other_ranks(tmp_path):
     output, actual = log(1, 3, tmp_path / "disturbed", *resumable)
     assert "snapshot_epoch_2, after 2 epochs" in output
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
+    argv = [*SYNTHETIC, "--model", "mlp", "--epoch", "3", *resumable]
+    refused(1, [*argv, "--out", tmp_path / "disturbed"], "give a larger --epoch")
+    refused(2, [*SYNTHETIC, "--resume", tmp_path / "none"], "none does not exist here")
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,18 @@ def equations(w, gradients, lr, momentum):
 
 
 @pytest.mark.parametrize("scale", [None, 1, 4096])
-@pytest.mark.parametrize("hook", [False, True])
-def test_equations(scale, hook):
+@pytest.mark.parametrize("hook_of", [None, "optimizer", "rule"])
+def test_equations(scale, hook_of):
     model = to_float16(L.Linear(40, 30))
     before = model.W.array.copy()
     optimizer = MomentumSGD16(0.03, 0.8)
     if scale:
         optimizer = MixedPrecision(optimizer, loss_scale=scale)
     optimizer.setup(model)
-    if hook:
+    if hook_of == "optimizer":
         optimizer.add_hook(lambda opt: None, name="nothing", timing="post")
+    if hook_of == "rule":
+        model.W.update_rule.add_hook(lambda rule, param: None, name="nothing")
     rng = np.random.RandomState(0)
     gradients = rng.normal(size=(6, 30, 40)).astype("e")
     for gradient in gradients:
@@ -37,7 +39,9 @@ def test_equations(scale, hook):
         optimizer.update()
     expected = equations(before, gradients, 0.03, 0.8)
     np.testing.assert_array_equal(model.W.array, expected)
-    assert model.W.update_rule.state["g"].dtype == np.float16
+    rule = model.W.update_rule
+    assert rule.state["g"].dtype == np.float16
+    assert rule.scale == (rule.scale_for(scale) if scale else 1)
     if scale:
         assert not optimizer._buffers.masters()
 
@@ -88,3 +92,14 @@ def test_accumulated_gradients_stay_finite():
         model.W.grad = np.full((1, 1), 65504, "e")
         optimizer.update()
     assert np.isfinite(model.W.update_rule.state["g"].item())
+
+
+def test_accumulated_gradients_stay_finite_without_mixed_precision():
+    """Those of infinite gradients do not."""
+    model = to_float16(L.Linear(1, 1, nobias=True, initialW=1))
+    optimizer = MomentumSGD16(1e-4, 0.9).setup(model)
+    for gradient, n_steps, expected in ((8000, 40, 65504), (np.inf, 1, np.inf)):
+        for _ in range(n_steps):
+            model.W.grad = np.full((1, 1), gradient, "e")
+            optimizer.update()
+        assert model.W.update_rule.state["g"].item() == expected

@@ -263,6 +263,47 @@ def test_float64_parameters():
     assert model.W.array.dtype == np.float64
 
 
+@pytest.mark.parametrize("gradient", [1e200, 1.3e154])
+def test_float64_gradients_whose_squares_overflow(gradient):
+    """Those of each parameter, or their sum over all."""
+    with chainer.using_config("dtype", np.float64):
+        model = L.Linear(4, 3)
+    optimizer = MixedPrecision(optimizers.SGD(), loss_scale=1).setup(model)
+    for param in model.params():
+        param.grad = np.zeros(param.shape)
+        param.grad.flat[0] = gradient
+    optimizer.update()
+    assert (optimizer.t, optimizer.n_skipped) == (0, 1)
+
+
+def test_parameter_added_after_the_first_update():
+    optimizer, reference = pair(optimizers.SGD, loss_scale=1)
+    give_gradients(optimizer, reference, 0)
+    optimizer.update()
+    with optimizer.target.init_scope():
+        optimizer.target.new = chainer.Parameter(np.ones(3, np.float16))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="/new came after the first update"):
+            optimizer.update()
+    optimizer.setup(optimizer.target).update()
+    assert optimizer.t == 1
+
+
+def test_error_of_the_first_hook_is_not_hidden(monkeypatch):
+    optimizer, reference = pair(optimizers.SGD, HOOKS["decay"], loss_scale=1)
+    give_gradients(optimizer, reference, 0)
+
+    def fail(group):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mixed_precision.flat.Group._make_float32_views", fail)
+        with pytest.raises(MemoryError):
+            optimizer.update()
+    update_both(optimizer, reference, 0)
+    assert_equal(optimizer, reference)
+
+
 def test_overflow_skips_the_step():
     loss_scale = DynamicLossScale(1024)
     optimizer, reference = pair(optimizers.MomentumSGD, loss_scale=loss_scale)
@@ -342,6 +383,41 @@ def test_snapshot_continues_bit_for_bit(tmp_path, make_optimizer):
     )
 
 
+@pytest.mark.parametrize(
+    "saved, resumed, scale",
+    [
+        (StaticLossScale(65536), StaticLossScale(1024), 1024),
+        (StaticLossScale(65536), DynamicLossScale(4), 65536),
+        (DynamicLossScale(65536), StaticLossScale(1024), 1024),
+        (DynamicLossScale(2), DynamicLossScale(2**16, minimum=16), 16),
+        (DynamicLossScale(2**20), DynamicLossScale(4, maximum=2**16), 2**16),
+    ],
+)
+def test_resumes_with_another_loss_scale(tmp_path, saved, resumed, scale):
+    def make(loss_scale):
+        optimizer = MixedPrecision(optimizers.SGD(), loss_scale=loss_scale)
+        return optimizer.setup(make_model(np.float16))
+
+    chainer.serializers.save_npz(tmp_path / "optimizer.npz", make(saved))
+    optimizer = make(resumed)
+    chainer.serializers.load_npz(tmp_path / "optimizer.npz", optimizer)
+    assert float(optimizer.loss_scale) == scale
+
+
+def test_overflows_at_another_static_scale_do_not_count(tmp_path):
+    failing = StaticLossScale(65536)
+    for _ in range(StaticLossScale.patience - 1):
+        failing.overflowed(["/0/W"])
+    chainer.serializers.save_npz(tmp_path / "scale.npz", failing)
+    smaller, same = StaticLossScale(1024), StaticLossScale(65536)
+    for loss_scale in (smaller, same):
+        chainer.serializers.load_npz(tmp_path / "scale.npz", loss_scale)
+    smaller.overflowed(["/0/W"])
+    assert smaller.n_skipped == 1
+    with pytest.raises(FloatingPointError, match="choose a smaller scale"):
+        same.overflowed(["/0/W"])
+
+
 def test_snapshot_is_keyed_by_path(tmp_path):
     optimizer, reference = pair(optimizers.MomentumSGD, loss_scale=4)
     give_gradients(optimizer, reference, 0)
@@ -406,11 +482,17 @@ def test_stands_for_the_optimizer():
     assert float(optimizer.loss_scale) == 2
     optimizer.loss_scaling(interval=7)
     assert isinstance(optimizer.loss_scale, DynamicLossScale)
+    optimizer.loss_scale = 512
+    assert isinstance(optimizer.loss_scale, StaticLossScale)
+    with pytest.raises(ValueError, match="must be a power of two"):
+        optimizer.loss_scale = 500
+    assert float(optimizer.loss_scale) == 512
+    assert not optimizer.has_comm
     with pytest.raises(AttributeError):
         optimizer.no_such_thing  # noqa: B018
 
 
-def test_updater_and_extensions_of_chainer():
+def test_updater_and_extensions_of_chainer(tmp_path):
     rng = np.random.RandomState(0)
     data = [(x.astype("e"), np.int32(x.sum() > 0)) for x in rng.normal(size=(64, 5))]
     model = to_float16(
@@ -422,7 +504,7 @@ def test_updater_and_extensions_of_chainer():
         chainer.iterators.SerialIterator(data, 16), optimizer
     )
     shift = chainer.training.extensions.ExponentialShift("lr", 0.5)
-    trainer = chainer.training.Trainer(updater, (2, "epoch"), out="unused")
+    trainer = chainer.training.Trainer(updater, (2, "epoch"), out=str(tmp_path))
     trainer.extend(shift, trigger=(1, "epoch"))
     trainer.run()
     assert (optimizer.t, optimizer.epoch) == (8, 2)
@@ -520,6 +602,8 @@ def test_bad_arguments():
         MixedPrecision(scaled)
     with pytest.raises(ValueError, match="timeout"):
         MixedPrecision(optimizers.SGD(), timeout=0)
+    with pytest.raises(TypeError, match="comm must be"):
+        MixedPrecision(optimizers.SGD(), comm=2)
     with pytest.raises(TypeError, match="link must be"):
         MixedPrecision(optimizers.SGD()).setup(3)
     with pytest.raises(RuntimeError, match="set up"):
@@ -625,3 +709,6 @@ def test_copies_of_a_parameter_in_two_stages_of_a_rank():
     for stage in stages:
         np.testing.assert_array_equal(stage[0].W.array, np.full((3, 3), 0.5, "e"))
     assert optimizer.gradient_norm == pytest.approx(12**0.5)
+    stages[0][0].W.grad[0, 0] = np.inf
+    optimizer.update()
+    assert (optimizer.t, optimizer.n_skipped) == (1, 1)

@@ -54,6 +54,13 @@ def test_scaled_gradients_count_unscaled():
     assert (histogram.highest, histogram.n_zeros, histogram.n_not_finite) == (6, 1, 1)
 
 
+def test_numbers_that_would_vanish_in_the_division():
+    """They count with the smallest, not with those next to 1."""
+    histogram = ExponentHistogram()
+    histogram.add(np.array([1e-44], np.float32), 1024)
+    assert (histogram.highest, histogram.n_zeros) == (-126, 0)
+
+
 def make_trainer(tmp_path, extension, optimizer, model):
     rng = np.random.RandomState(0)
     dtype = next(model.params()).dtype
@@ -104,6 +111,24 @@ def test_extension_in_float32(tmp_path):
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["scale"] == 1024
     assert not (tmp_path / "report.png").exists()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_extension_with_the_loss_scale_of_chainer(tmp_path, dtype):
+    """Its update divides float32 gradients in place, and copies of float16 ones."""
+    safe_scales = set()
+    for loss_scale in (1, 1024):
+        model = Divisible(L.Linear(4, 3, initialW=0.1))
+        if dtype == np.float16:
+            to_float16(model)
+        optimizer = chainer.optimizers.SGD()
+        optimizer.use_fp32_update()
+        optimizer.setup(model).set_loss_scale(loss_scale)
+        extension = GradientStatistics(scale=1, filename="report", plot=False)
+        make_trainer(tmp_path, extension, optimizer, model).run()
+        report = json.loads((tmp_path / "report.json").read_text())
+        safe_scales.add(report["largest_safe_scale"])
+    assert len(safe_scales) == 1
 
 
 def test_largest_safe_scale():

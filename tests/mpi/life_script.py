@@ -74,3 +74,6 @@ trainer.run()
 if event == "wait":
     print(f"rank {comm.rank} stopped by signal {stop.signal}")
 print(f"rank {comm.rank} goes on after iteration {updater.iteration}", flush=True)
+if mine:
+    # As many scripts do, and as others do not.
+    sys.exit()

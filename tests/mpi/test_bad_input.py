@@ -8,7 +8,7 @@ import pytest
 
 from divisible import Divisible, Plan, pop, stash
 from pipeline import Pipeline, Schedule
-from tests.mpiexec import on_ranks
+from tests.mpiexec import mpiexec, on_ranks
 
 DEADLINE = 10
 
@@ -131,6 +131,15 @@ def different_calls(comm):
     pipe = Pipeline(stage_of(comm), comm, 2)
     pipe.step(X, T)
     (pipe.evaluate if comm.rank == 0 else pipe.step)(X, T)
+
+
+def timeline_of_one_rank(comm):
+    pipe = Pipeline(stage_of(comm), comm, 2)
+    pipe.step(X, T)
+    pipe.timeline()
+    if comm.rank == 0:
+        pipe.timeline()
+    pipe.step(X, T)
 
 
 def left_out_call(comm):
@@ -275,17 +284,18 @@ def wrong_width(comm):
         (2, untrainable_dtype, ["complex64, which Chainer cannot train on"]),
         (2, double_into_single, ["x is float64", "astype('float32')"]),
         (2, label_too_large, ["microbatch 0 has the label 3", "3 outputs"]),
-        (2, label_negative, ["microbatch 0 has the label -2"]),
+        (2, label_negative, ["ValueError: t has the label -2: labels start at 0"]),
         (2, fewer_targets, ["x and t must be of the same minibatch"]),
         (2, fewer_samples_than_microbatches, ["x has 2 samples, but t has 3"]),
         (2, different_calls, ["some ranks call step and others evaluate"]),
+        (2, timeline_of_one_rank, ["some ranks call step and others timeline"]),
         (3, left_out_call, ["a rank left a call out"]),
         (2, after_a_caught_error, ["an earlier call failed on rank 1"]),
         (2, integer_wire, ["wire_dtype must be a floating-point type"]),
         (
             2,
             repeated_averages,
-            ["layer 2 is or has the same link as layer 0", "averages"],
+            ["the layers 0 and 2 have /0 in common", "running averages", "Cut so that"],
         ),
         (2, wrong_checkpoint, ["checkpoint must be one of never", "not 'often'"]),
         (2, other_seed, ["seed differs between rank 0 and rank 1"]),
@@ -311,6 +321,20 @@ def test_bad_input(n_ranks, function, words):
     assert "rank done" not in result.stdout
     for word in words:
         assert word in result.stdout
+
+
+def test_a_bad_argument_of_one_rank_ends_all():
+    """Without what other tests have: tests.mpi_worker calls abort_on_error itself."""
+    program = (
+        "from mpi4py import MPI\n"
+        "from pipeline import Pipeline\n"
+        "from tests.mpi.test_bad_input import stage_of\n"
+        "comm = MPI.COMM_WORLD\n"
+        "Pipeline(stage_of(comm), comm, 2, seed=-comm.rank)\n"
+    )
+    result = mpiexec(2, ["-c", program], timeout=DEADLINE)
+    assert result.returncode != 0
+    assert "seed must be from 0" in result.stdout
 
 
 def test_an_error_of_all_ranks_is_printed_once():

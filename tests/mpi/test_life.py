@@ -78,6 +78,21 @@ def test_a_signal_stops_all_ranks_with_a_snapshot(number, whom, tmp_path):
     assert snapshots == [f"snapshot_{r}_{iteration}" for r in range(N_RANKS)]
 
 
+def test_who_was_stopped_does_not_wait_for_ever(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from mpi4py import MPI\n"
+        "from pipeline import signals\n"
+        "signals._has_stopped = MPI.COMM_WORLD.rank == 0\n"
+    )
+    text = (
+        "from pipeline import __main__ as launcher\n"
+        "launcher._SECONDS_FOR_OTHERS = 0.5\n"
+        f"launcher.main([{str(script)!r}])\n"
+    )
+    assert mpiexec(N_RANKS, ["-c", text], timeout=START_UP).returncode == 75
+
+
 def test_an_interrupt_ends_all(tmp_path):
     with training(tmp_path) as (program, pids):
         os.kill(pids[1], signal.SIGINT)

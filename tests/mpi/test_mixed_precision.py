@@ -17,7 +17,7 @@ from mixed_precision import (
     float32_loss,
     to_float16,
 )
-from pipeline import Pipeline
+from pipeline import Pipeline, PipelineUpdater
 from tests.equivalence import STAGES_PER_RANK, make_batches
 from tests.mpiexec import assert_on_ranks, on_ranks
 
@@ -133,6 +133,58 @@ def as_chainer(comm):
 
 def test_pipelined_is_chainer_bit_for_bit():
     assert_on_ranks(2, as_chainer)
+
+
+def two_clippings(comm):
+    """Ranks with and without rules of their own meet in the same all-reduces."""
+    weights = {}
+    for group, part in ((MPI.COMM_SELF, (0, 2)), (comm, (comm.rank, comm.rank + 1))):
+        np.random.seed(0)
+        model = to_float16(Divisible(L.Linear(6, 5), L.Linear(5, 4)))
+        stage = model.divide(*part)
+        sgd = chainer.optimizers.SGD(0.5)
+        optimizer = MixedPrecision(sgd, 4, group, timeout=5).setup(stage)
+        assert optimizer.has_comm
+        for path, param in stage.namedparams():
+            if path == "/0/W":
+                # No kernel updates it.
+                param.update_rule = chainer.optimizers.AdaGrad().create_update_rule()
+        for name, threshold in (("first", 1.0), ("second", 0.5)):
+            optimizer.add_hook(
+                chainer.optimizer_hooks.GradientClipping(threshold), name
+            )
+        for _ in range(3):
+            give_gradients(optimizer, 8)
+            optimizer.update()
+        for path, param in stage.namedparams():
+            expected = weights.setdefault(path, param.array)
+            np.testing.assert_allclose(param.array, expected, rtol=1e-3)
+
+
+def test_two_clippings_where_one_rank_has_a_rule_of_its_own():
+    assert_on_ranks(2, two_clippings)
+
+
+class CountingComm(MPI.Intracomm):
+    n_duplicates = 0
+
+    def Idup(self, info=MPI.INFO_NULL):
+        CountingComm.n_duplicates += 1
+        return super().Idup(info)
+
+    def Free(self):
+        CountingComm.n_duplicates -= 1
+        super().Free()
+
+
+def test_duplicates_of_the_communicator_do_not_pile_up():
+    comm = CountingComm(MPI.COMM_SELF)
+    optimizer = MixedPrecision(chainer.optimizers.SGD(), 4, comm)
+    for _ in range(3):
+        optimizer.setup(to_float16(L.Linear(3, 2)))
+        give_gradients(optimizer, 1)
+        optimizer.update()
+    assert comm.n_duplicates == 1
 
 
 N_OVERFLOW_STEPS = 1000
@@ -272,6 +324,26 @@ def different_scales_of_the_pipeline(comm):
     Pipeline(float16_stage(comm), comm, 2, loss_scale=2 + comm.rank, timeout=5)
 
 
+def different_scales_in_a_step(comm):
+    """As after an overflow that one rank has not told the others."""
+    scale = DynamicLossScale(2**15)
+    pipe = Pipeline(float16_stage(comm), comm, 2, loss_scale=scale, timeout=5)
+    x, t = np.ones((4, 4), np.float32), np.zeros(4, np.int32)
+    pipe.step(x, t)
+    if comm.rank == 0:
+        scale.overflowed(["/0/W"])
+    pipe.evaluate(x, t)
+    pipe.step(x, t)
+
+
+def no_communicator(comm):
+    stage = float16_stage(comm)
+    optimizer = MixedPrecision(chainer.optimizers.SGD(0.1)).setup(stage)
+    pipe = Pipeline(stage, comm, 2, loss_scale=optimizer.loss_scale, timeout=5)
+    samples = [(np.ones(4, np.float32), np.int32(0))] * 4
+    PipelineUpdater(chainer.iterators.SerialIterator(samples, 2), optimizer, pipe)
+
+
 @pytest.mark.parametrize(
     "function, words",
     [
@@ -283,6 +355,8 @@ def different_scales_of_the_pipeline(comm):
         (a_rank_has_loaded_nothing, "different updates, between number 0 and 7"),
         (different_scales, "different loss scales, from 4 to 8"),
         (different_scales_of_the_pipeline, "loss_scale differs between rank 0"),
+        (different_scales_in_a_step, "scale the loss by 16384 up to 32768"),
+        (no_communicator, "would skip steps that the other ranks take"),
     ],
 )
 def test_ends_soon_and_says_why(function, words):
@@ -355,3 +429,21 @@ def replicas_of_chainermn(comm):
 
 def test_around_it_the_optimizer_of_chainermn():
     assert_on_ranks(2, replicas_of_chainermn)
+
+
+def normalization_of_chainermn(comm):
+    """Its scales stay float32, and squares beyond float16 do no harm."""
+    import chainermn
+
+    communicator = chainermn.create_communicator("naive", comm)
+    link = chainermn.links.MultiNodeBatchNormalization(3, communicator)
+    assert to_float16(link).gamma.dtype == np.float32
+    rng = np.random.RandomState(comm.rank)
+    x = rng.normal(400, 100, size=(8, 3)).astype(np.float16)
+    y, expected = link(x), link(x.astype(np.float32))
+    assert y.dtype == np.float16
+    np.testing.assert_allclose(y.array, expected.array, rtol=2e-3, atol=1e-3)
+
+
+def test_normalization_of_chainermn():
+    assert_on_ranks(2, normalization_of_chainermn)

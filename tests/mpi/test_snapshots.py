@@ -26,7 +26,7 @@ from pipeline import (
 from pipeline.schedules import one_f_one_b
 from tests.equivalence import assert_close
 from tests.mpiexec import assert_on_ranks, on_ranks
-from tests.snapshot_training import LAYOUTS, Run, saved_arrays
+from tests.snapshot_training import LAYOUTS, Run, adam, saved_arrays
 
 
 def repartition_matrix(comm, folder, saved_on, loaded_on):
@@ -126,6 +126,48 @@ def loss_with_parameters(comm, folder, ranks):
 
 def test_a_loss_with_parameters(tmp_path):
     assert_on_ranks(3, loss_with_parameters, str(tmp_path), [3, 2, 1])
+
+
+def one_optimizer_for_several_stages(comm, folder):
+    """The paths of its target are not those of the undivided model."""
+
+    def make(comm, layout, seed):
+        run = Run(comm, layout, seed)
+        run.optimizers = [adam().setup(chainer.ChainList(*run.stages))]
+        return run
+
+    run = make(comm, "interleaved", 3)
+    for i in range(3):
+        run.step(i)
+    run.save(f"{folder}/1")
+    losses = [run.step(i) for i in (3, 4)]
+    alone = comm.Split(0 if comm.rank == 0 else MPI.UNDEFINED)
+    for group, layout in ((comm, "interleaved"), (comm, "2"), (alone, "1")):
+        if group == MPI.COMM_NULL:
+            continue
+        run = make(group, layout, 4)
+        run.step(0)
+        run.load(f"{folder}/1")
+        assert run.step(3) == losses[0]
+        assert_close(run.step(4), losses[1])
+
+
+def test_one_optimizer_for_several_stages(tmp_path):
+    assert_on_ranks(2, one_optimizer_for_several_stages, str(tmp_path))
+
+
+def not_a_number(comm, folder):
+    """A NaN differs from every other one, but the ranks see the same snapshot."""
+    run = Run(comm, "2")
+    for name in ("1", "2"):
+        run.save(f"{folder}/{name}", values={"loss": float("nan")})
+    assert np.isnan(run.load(f"{folder}/1").values["loss"])
+    with pytest.raises(SnapshotError, match="ranks 0 and 1 see different ones there"):
+        run.load(f"{folder}/{comm.rank + 1}")
+
+
+def test_values_that_are_not_a_number(tmp_path):
+    assert_on_ranks(2, not_a_number, str(tmp_path))
 
 
 @pytest.mark.matrix

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from chainer import functions as F
 from chainer import links as L
+from chainer.functions.math import basic_math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -328,6 +329,35 @@ def test_lazy_grad_sum():
     link = L.Linear(4, 4)
     with chainer.using_config("lazy_grad_sum", True):
         check(link, lambda x: link(x) + x * x + F.exp(x), [randn(3, 4)])
+
+
+@pytest.mark.parametrize(
+    "function, node",
+    [
+        (lambda x, weight: x / weight, basic_math.Div),
+        (lambda x, weight: F.add(x, x, weight), basic_math.MultiAdd),
+    ],
+)
+def test_functions_that_compute_all_gradients_are_asked_once(
+    function, node, monkeypatch
+):
+    asked = []
+    original = node.backward
+
+    def noted(self, indexes, gradients):
+        asked.append(indexes)
+        return original(self, indexes, gradients)
+
+    monkeypatch.setattr(node, "backward", noted)
+    link = L.Scale(W_shape=(3, 2))
+    gradients = WeightGradients(link.params)
+    gradients.begin()
+    x = chainer.Variable(randn(3, 2))
+    y = function(x, link.W)
+    run_backward("I", [x], [y], [np.ones_like(y.array)], gradients)
+    gradients.finish()
+    assert len(asked) == 1
+    assert link.W.grad is not None
 
 
 def test_function_that_writes_grad_itself():

@@ -31,9 +31,7 @@ def test_a_script_runs_as_the_main_one(tmp_path, capsys):
     assert capsys.readouterr().out == "__main__ 3 ['--epoch', '2']\n"
 
 
-@pytest.mark.parametrize(
-    "text, code", [("exit(3)", 3), ("exit()", None), ("exit('no')", "no")]
-)
+@pytest.mark.parametrize("text, code", [("exit(3)", 3), ("exit('no')", "no")])
 def test_the_exit_code_is_that_of_the_script(text, code, tmp_path):
     with pytest.raises(SystemExit) as error:
         run(tmp_path, f"import sys\nsys.{text}")
@@ -53,12 +51,16 @@ def test_a_traceback_begins_in_the_script(tmp_path, capsys):
     assert "KeyError: 1" in written
 
 
-def test_after_a_signal_the_code_says_so(tmp_path):
-    text = "from pipeline import signals\nsignals._has_stopped = True"
-    with pytest.raises(SystemExit) as error:
-        run(tmp_path, text)
-    assert error.value.code == 75
-    signals._has_stopped = False
+@pytest.mark.parametrize("end", ["", "sys.exit()", "sys.exit(0)"])
+@pytest.mark.parametrize("has_stopped", [False, True])
+def test_after_a_signal_the_code_says_so(has_stopped, end, tmp_path, monkeypatch):
+    monkeypatch.setattr(signals, "_has_stopped", has_stopped)
+    code = 0
+    try:
+        run(tmp_path, f"import sys\n{end}")
+    except SystemExit as exit:
+        code = exit.code
+    assert code == (75 if has_stopped else 0)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What a pipeline on one rank does that the undivided model does: no MPI messages."""
 
+import functools
 import os
 
 import chainer
@@ -11,7 +12,7 @@ from mpi4py import MPI
 
 from divisible import Divisible
 from mixed_precision import DynamicLossScale, MixedPrecision, to_float16
-from pipeline import Pipeline, PipelineUpdater, arguments
+from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, arguments
 
 X = np.random.RandomState(0).normal(size=(8, 4)).astype(np.float32)
 T = np.arange(8, dtype=np.int32) % 3
@@ -53,6 +54,57 @@ def test_the_number_of_classes_may_vary():
         assert pipe.step(x, t)["loss"] == pytest.approx(expected)
     with pytest.raises(RuntimeError, match="label 2, but the model has 2 outputs"):
         pipe.step(np.ones((4, 2), np.float32), np.full(4, 2, np.int32))
+
+
+def test_an_accuracy_that_ignores_a_label_is_that_of_the_minibatch():
+    model = Divisible(L.Linear(4, 3))
+    t = np.array([-1, -1, -1, 0, 1, 2, 0, -1], np.int32)
+    accfun = functools.partial(F.accuracy, ignore_label=-1)
+    expected = float(accfun(model(X), t).array)
+    pipe = Pipeline(model, MPI.COMM_SELF, 2, accfun=accfun)
+    assert pipe.step(X, t)["accuracy"] == pytest.approx(expected)
+    assert pipe.n_counted == {"loss": 4, "accuracy": 4}
+    iterator = chainer.iterators.SerialIterator(
+        list(zip(X, t)), 3, repeat=False, shuffle=False
+    )
+    result = PipelineEvaluator(iterator, pipe, at_once=1)()
+    assert result["main/accuracy"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "x, t, message",
+    [
+        ((), T, "x is an empty tuple on rank 0"),
+        (X, (), "t is an empty tuple on rank 0"),
+        (X, T[:4], "x has 8 samples, but t has 4"),
+        (X, T - 2, "t has the label -2: labels start at 0"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_computed(x, t, message):
+    pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, 2)
+    with pytest.raises(ValueError, match=message):
+        pipe.step(x, t)
+
+
+def test_an_updater_without_targets_is_refused():
+    stage = Divisible(L.Linear(4, 3))
+    optimizer = chainer.optimizers.SGD(0.1).setup(stage)
+    pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+    with pytest.raises(ValueError, match=r"label_key is \(\) on rank 0"):
+        PipelineUpdater(samples(), optimizer, pipe, label_key=())
+
+
+def test_close_is_safe_after_an_error_and_after_itself():
+    stage = Divisible(L.Linear(4, 3))
+    pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+    with pytest.raises(TypeError):
+        pipe.step(X, None)
+    pipe.close()
+    # Messages may be under way, which hold on to it.
+    assert pipe._comm != MPI.COMM_NULL
+    with Pipeline(stage, MPI.COMM_SELF, 2) as pipe:
+        pipe.close()
+    assert pipe._comm == MPI.COMM_NULL
 
 
 @pytest.mark.parametrize(

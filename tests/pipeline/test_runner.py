@@ -126,10 +126,10 @@ def test_one_rank_needs_no_messages():
     first, last = Divisible(L.Linear(4, 5)), Divisible(L.Linear(5, 3))
     runner = Runner({0: Stage(first), 1: Stage(last, loss)}, [0, 0], 0, notes)
     targets = [(np.zeros(2, np.int32),)] * N_MICROBATCHES
-    loss.start(targets, [2] * N_MICROBATCHES)
+    loss.start(targets)
     assert run(runner, interleaved(1, 2, N_MICROBATCHES)) == [()] * N_MICROBATCHES
     # Outputs are handed out for predictions, when no loss uses them.
-    loss.start(None, ())
+    loss.start(None)
     outputs = run(runner, interleaved(1, 2, N_MICROBATCHES).forward_only())
     assert [y.array.shape for (y,) in outputs] == [(2, 3)] * N_MICROBATCHES
     assert notes == [("flush",), ("flush",)]

@@ -267,7 +267,7 @@ def test_loss_and_gradients_weigh_unequal_microbatches_by_their_samples():
     loss = Loss(F.softmax_cross_entropy, F.accuracy)
     stage = Stage(layers(), loss)
     stage.begin()
-    loss.start([(t,) for t in ts], [len(t) for t in ts])
+    loss.start([(t,) for t in ts])
     assert loss.is_wanted
     for i, x in enumerate(xs):
         stage.forward(i, variable(x))
@@ -288,7 +288,7 @@ def test_loss_and_gradients_weigh_unequal_microbatches_by_their_samples():
 def test_without_targets_the_last_stage_returns_its_outputs():
     (x,) = make_inputs(sizes=[2])
     loss = Loss(F.softmax_cross_entropy, None)
-    loss.start(None, ())
+    loss.start(None)
     with chainer.no_backprop_mode():
         (y,) = Stage(layers(), loss).forward(0, variable(x))
     assert not loss.is_wanted
@@ -426,7 +426,7 @@ def test_a_recomputed_loss_counts_once():
     loss = Loss(F.softmax_cross_entropy, F.accuracy)
     stage = Stage(model, loss)
     x, t = make_inputs(sizes=[6])[0], np.zeros(6, np.int32)
-    loss.start([(t,)], [6])
+    loss.start([(t,)])
     stage.begin()
     super(Stage, stage).forward(0, variable(x), {}, True)
     expected = loss.means.copy()

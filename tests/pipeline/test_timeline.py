@@ -81,6 +81,29 @@ def test_critical_path_of_a_measured_run():
     assert path == ["0F0", "1F0", "1B0", "1B0<1", "0B0", "all-reduce"]
 
 
+def test_a_message_that_was_there_is_not_on_the_critical_path():
+    timeline = Timeline(
+        [
+            (0, "0F0", 0, 1),
+            (0, "0F1", 1, 2),
+            (1, "0F0<0", 0, 1, "wait"),
+            (1, "1F0", 1, 4),
+            (1, "0F1<0", 4, 4.000001, "wait"),
+            (1, "1F1", 4.000001, 7),
+        ]
+    )
+    path = [str(event.what) for event in timeline.critical_path]
+    assert path == ["0F0", "1F0", "1F1"]
+
+
+def test_evaluation_holds_nothing_whatever_else_is_recorded():
+    timeline = Timeline(
+        [(0, "0F0", 0, 1), (0, "0F0>1", 1, 2), (1, "0F0<0", 0, 2, "wait")]
+    )
+    assert timeline.peak_in_flight.tolist() == [0, 0]
+    assert timeline.peak_held.tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_save_and_load(tmp_path, overlap):
     path = tmp_path / "t.json"

@@ -27,6 +27,10 @@ def words(n=7):
     return Divisible(L.EmbedID(n, 4), L.Linear(None, 3))
 
 
+def unshapely():
+    return Divisible(F.relu, lambda x: F.relu(x.array.reshape(7, 7)))
+
+
 ready = Divisible(F.relu)
 number = 3
 
@@ -137,6 +141,17 @@ def test_a_simulation_of_something_else(folder):
     assert timeline.makespan > 5 * 3 * (0.09 + 0.08 + 0.08)
 
 
+def test_how_many_samples_are_simulated(folder):
+    """A plan does not say it."""
+    _, file = profiles(folder)
+    arguments = ["plan", file, "--stages", 2, "--microbatches", 4, "--plot", "p.svg"]
+    assert "with a minibatch of 32 samples\ndrawn to p.svg" in run(*arguments)
+    simulated = run("simulate", "plan.json", file)
+    assert "with a minibatch of 8 samples" in simulated
+    simulated = run("simulate", "plan.json", file, "--batch", 32)
+    assert "with a minibatch of 32 samples" in simulated
+
+
 def test_everything_has_help():
     for command in ((), ("profile",), ("plan",), ("simulate",), ("timeline",)):
         output = run(*command, "--help")
@@ -228,6 +243,19 @@ def test_everything_has_help():
             "models_of_test:MLP(1, 2, 3): TypeError",
         ),
         (
+            ["profile", "models_of_test:unshapely", "--input", "5", "--batch", "1"],
+            1,
+            "models_of_test:unshapely, layer 1: ValueError: cannot reshape",
+        ),
+        (
+            [
+                *("profile", "models_of_test:MLP", "--input", "6", "--batch", "1"),
+                *("--repeat", "0"),
+            ],
+            2,
+            "0 is not positive",
+        ),
+        (
             [
                 "profile",
                 "models_of_test:MLP",
@@ -251,6 +279,17 @@ def test_everything_has_help():
 def test_what_is_wrong_is_said(folder, arguments, code, message):
     profiles(folder)
     assert message in " ".join(run(*arguments, code=code).split())
+
+
+def test_the_loss_may_be_to_blame(folder, monkeypatch):
+    def failing(*_, **__):
+        raise ValueError("no such shape")
+
+    monkeypatch.setattr("pipeline.planning.profiling.profile", failing)
+    arguments = ["profile", "models_of_test:MLP", "--input", "6", "--batch", "1"]
+    output = " ".join(run(*arguments, code=1).split())
+    assert "MLP: ValueError: no such shape. If it is the loss" in output
+    assert "Error: no such shape" in run(*arguments, "--no-loss", code=1)
 
 
 def test_models_by_name(folder):

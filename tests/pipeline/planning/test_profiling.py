@@ -319,6 +319,20 @@ def test_reckoned_memory_is_that_of_a_stage():
         assert held == pytest.approx(measured, rel=0.01, abs=20_000)
 
 
+def test_outputs_that_pass_through_are_reckoned():
+    """Nobody retains what the convolution returns, but a stage that ends does."""
+    convolution = L.Convolution2D(2, 8, 3, pad=1)
+    flat = partial(F.reshape, shape=(5, -1))
+    costs = profile(Divisible(convolution, flat, F.relu), ones(5, 2, 4, 4), repeat=1)
+    size = 5 * 8 * 4 * 4 * FLOAT
+    assert [c.loose_output_bytes for c in costs.layers] == [size, size, 0]
+    # What is handed over is held until the backward, wherever it goes.
+    model = Divisible(convolution, stash("a"), F.relu, pop("a", lambda x, y: x + y))
+    costs = profile(model, ones(5, 2, 4, 4), repeat=1)
+    assert [c.activation_bytes for c in costs.layers[:3]] == [0, size, size]
+    assert [c.loose_output_bytes for c in costs.layers[:2]] == [size, 0]
+
+
 def measure_held(layers, x, microbatches):
     """Returns what a microbatch holds, as a stage does: its input and its outputs."""
     held = [layers(chainer.Variable(x))]

@@ -38,18 +38,25 @@ def uneven(n=8, n_samples=12):
 def test_what_schedules_hold(schedule, n_stages, m):
     in_flight, pending = microbatches_held(schedule, n_stages, m)
     report = schedules.create(schedule, n_stages, m).validate()
-    assert in_flight.tolist() == list(report.stage_in_flight)
-    assert pending.tolist() == list(report.pending)
+    assert in_flight.max(axis=0).tolist() == list(report.stage_in_flight)
+    assert pending.max(axis=0).tolist() == list(report.pending)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
-def test_predicted_memory_is_what_the_cut_reckons_with(schedule, checkpoint):
+@pytest.mark.parametrize("m", [1, 2, 4])
+def test_predicted_memory_is_what_the_cut_reckons_with(schedule, checkpoint, m):
     profile = uneven()
-    options = {"n_microbatches": 4, "schedule": schedule, "checkpoint": checkpoint}
+    options = {"n_microbatches": m, "schedule": schedule, "checkpoint": checkpoint}
     plan = partition(profile, 3, **options)
-    timeline = predict(plan, profile, batch=4 * profile.n_samples)
-    assert timeline.peak_memory.tolist() == [s.memory for s in plan.stages]
+    timeline = predict(plan, profile, batch=m * profile.n_samples)
+    predicted = timeline.peak_memory.tolist()
+    reckoned = [stage.memory for stage in plan.stages]
+    if schedule == "zb_h1" and checkpoint != "never":
+        # Not all that are reckoned to be there at the same moment are.
+        assert all(p <= r for p, r in zip(predicted, reckoned))
+    else:
+        assert predicted == reckoned
 
 
 def test_a_prediction_is_a_simulation_of_the_stages_sums():

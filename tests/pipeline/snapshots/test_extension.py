@@ -152,6 +152,17 @@ def test_loaded_before_the_run_as_chainers_scripts_do(tmp_path):
     assert state(trainer) == expected
 
 
+def test_killed_while_replacing_the_only_one(tmp_path):
+    """A name without numbers is that of one snapshot."""
+    trainer, _ = make_trainer(tmp_path, 1, filename="snapshot")
+    trainer.run()
+    (tmp_path / "snapshot").rename(tmp_path / "snapshot.replaced")
+    trainer, extension = make_trainer(tmp_path, 2, filename="snapshot", resume="auto")
+    extension.initialize(trainer)
+    assert extension.resumed_from == tmp_path / "snapshot.replaced"
+    assert trainer.updater.iteration == 4
+
+
 def test_a_failure_stops_or_warns(tmp_path):
     (tmp_path / "snapshot_iter_2.partial").touch()
     trainer, _ = make_trainer(tmp_path, 1)

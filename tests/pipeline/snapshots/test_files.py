@@ -61,6 +61,32 @@ def test_the_last_ones_are_kept(tmp_path, save):
     assert names(tmp_path) == ["best", "best.partial", "iter_13", "iter_14", "iter_3"]
 
 
+def test_what_killed_runs_left_keeps_no_old_ones(tmp_path, save):
+    """A run begun anew was killed while it saved what an earlier one had saved."""
+    save(tmp_path / "iter_1")
+    (tmp_path / "iter_1").rename(tmp_path / "iter_1.replaced")
+    save(tmp_path / "iter_10")
+    (tmp_path / "iter_10.partial").mkdir()
+    (tmp_path / "iter_10.partial" / "stage-0.npz").touch()
+    save(tmp_path / "iter_20", n_retains=1)
+    assert names(tmp_path) == ["iter_20"]
+
+
+def test_one_that_cannot_be_removed_keeps_no_others(tmp_path, save, monkeypatch):
+    rename = Path.rename
+
+    def failing(path, target):
+        if path.name == "iter_2":
+            raise PermissionError
+        return rename(path, target)
+
+    for i in range(1, 4):
+        save(tmp_path / f"iter_{i}")
+    monkeypatch.setattr(Path, "rename", failing)
+    save(tmp_path / "iter_4", n_retains=1)
+    assert names(tmp_path) == ["iter_2", "iter_4"]
+
+
 def test_a_clock_that_was_set_back(tmp_path, save, monkeypatch):
     save(tmp_path / "1")
     monkeypatch.setattr(time, "time", lambda: 1000.0)
@@ -85,14 +111,49 @@ def test_nothing_else_is_replaced(tmp_path, save):
     assert (tmp_path / "data" / "precious").read_text() == "data"
 
 
-def test_killed_while_replacing(tmp_path, save):
+@pytest.mark.parametrize("manifest", ['{"name": "a web site"}', "[1]", "no JSON"])
+def test_another_manifest_does_not_make_it_a_snapshot(tmp_path, save, manifest):
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "manifest.json").write_text(manifest)
+    (site / "index.html").touch()
+    with pytest.raises(SnapshotError, match="site is there and is no snapshot"):
+        save(site)
+    assert names(tmp_path) == ["site"]
+    assert names(site) == ["index.html", "manifest.json"]
+    with pytest.raises(SnapshotError, match="cannot read .*manifest.json"):
+        Snapshot.open(site)
+    with pytest.warns(UserWarning, match="passed over: cannot read"):
+        assert latest_snapshot(tmp_path) is None
+
+
+@pytest.mark.parametrize("pattern", ["*", "1"])
+def test_killed_while_replacing(tmp_path, save, pattern):
     """Between the two renames the old one has another name, and is found."""
     save(tmp_path / "1", values={"epoch": 1})
     os.rename(tmp_path / "1", tmp_path / "1.replaced")
-    found = latest_snapshot(tmp_path)
+    found = latest_snapshot(tmp_path, pattern)
     assert load_snapshot(found, save.pipe, save.optimizer).values == {"epoch": 1}
     save(tmp_path / "1", values={"epoch": 2})
-    assert Snapshot.open(latest_snapshot(tmp_path)).values == {"epoch": 2}
+    assert Snapshot.open(latest_snapshot(tmp_path, pattern)).values == {"epoch": 2}
+    assert names(tmp_path) == ["1"]
+
+
+def test_failing_while_replacing(tmp_path, save, monkeypatch):
+    """The old one gets its name back."""
+    rename = Path.rename
+
+    def failing(path, target):
+        if path.name == "1.partial":
+            raise OSError("no rename")
+        return rename(path, target)
+
+    save(tmp_path / "1", values={"epoch": 1})
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(SnapshotError, match="no rename"):
+        save(tmp_path / "1", values={"epoch": 2})
+    assert names(tmp_path) == ["1"]
+    assert Snapshot.open(tmp_path / "1").values == {"epoch": 1}
 
 
 class Killed(BaseException):

@@ -280,6 +280,36 @@ def test_a_loss_with_parameters_is_saved(tmp_path, again):
     assert [step_all(resumed, its_optimizers, i) for i in (2, 3)] == expected
 
 
+@pytest.mark.parametrize(
+    "make_target",
+    [
+        lambda stage, loss: chainer.ChainList(stage, loss),
+        lambda stage, loss: chainer.Sequential(loss, stage),
+        lambda stage, loss: chainer.Chain(net=stage, criterion=loss),
+    ],
+    ids=["ChainList", "Sequential", "Chain"],
+)
+def test_a_target_with_names_of_its_own(tmp_path, make_target):
+    """Layers have their positions, whatever their optimizer calls them."""
+
+    def run(seed, make_target):
+        pipe, _ = run_with_loss(seed)
+        target = make_target(pipe.stages[0], pipe.loss_links["loss"])
+        return pipe, [chainer.optimizers.Adam().setup(target)]
+
+    pipe, optimizers = run(1, make_target)
+    for i in range(2):
+        step_all(pipe, optimizers, i)
+    save_snapshot(tmp_path / "1", pipe, optimizers)
+    with np.load(tmp_path / "1" / "stage-0.npz") as arrays:
+        keys = {f"optimizer/{path}/W/m" for path in ("0", "2", "loss/project")}
+        assert {key for key in arrays if key.endswith("W/m")} == keys
+    expected = [step_all(pipe, optimizers, i) for i in (2, 3)]
+    resumed, its_optimizers = run(2, lambda stage, loss: chainer.ChainList(loss, stage))
+    load_snapshot(tmp_path / "1", resumed, its_optimizers)
+    assert [step_all(resumed, its_optimizers, i) for i in (2, 3)] == expected
+
+
 def test_a_loss_with_parameters_that_was_not_saved(tmp_path):
     pipe, optimizer = make_run(chainer.optimizers.Adam())
     step(pipe, optimizer, 0)

@@ -1,0 +1,47 @@
+"""What the commands of ``divisible`` print."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Callable
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+
+def say(text: str) -> None:
+    """Prints a line."""
+    _console().print(text, markup=False, soft_wrap=True)
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    left: Sequence[int] = (),
+    wrap: int = -1,
+) -> None:
+    """Prints a table; numbers stand at the right, and one column may be wrapped."""
+    table = Table(box=None)
+    for i, column in enumerate(columns):
+        justify = "left" if i in left else "right"
+        table.add_column(Text(column), justify=justify, no_wrap=i != wrap)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    _console().print(table)
+
+
+@contextlib.contextmanager
+def show_progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Shows a progress bar on the terminal, and nothing where there is none."""
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _console() -> Console:
+    # Wide tables are cut off where there is no terminal to tell its width.
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)

@@ -1,0 +1,106 @@
+"""Runs the phases of a microbatch by themselves, with a stopwatch or a memory meter."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable
+
+import chainer
+
+from pipeline import backprop
+from pipeline.message import Tensors
+from pipeline.planning.meters import memory_tracer, stopwatch
+from pipeline.weight_gradients import WeightGradients
+
+_NAMES = ("forward", "backward_input", "backward_weight")
+
+
+class Phases:
+    """Forward, I and W of one microbatch, again and again.
+
+    Args:
+        function: What to run: a layer, or a loss.
+        parameters: Returns its parameters.
+        inputs: What to run it on.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        parameters: Callable[[], Iterable[chainer.Parameter]],
+        inputs: Tensors,
+    ) -> None:
+        self._function = function
+        self._inputs = inputs
+        self._weights = WeightGradients(parameters)
+        self._begun = False
+        self.outputs: tuple = ()
+        self.pending: backprop.PendingWeightGradients | None = None
+
+    def forward(self) -> None:
+        """Runs the forward and keeps its outputs."""
+        self._values = [tensor.value() for tensor in self._inputs]
+        outputs = self._function(*self._values)
+        self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+
+    def backward_input(self) -> None:
+        """Runs I, and keeps what W needs and the gradients of the inputs."""
+        if not self._begun:
+            # After the first forward: by now there are all parameters.
+            self._weights.begin()
+            self._begun = True
+            self._gradients = [
+                _ones(y) for y in self.outputs if isinstance(y, chainer.Variable)
+            ]
+        variables = [x for x in self._values if isinstance(x, chainer.Variable)]
+        outputs = [y for y in self.outputs if isinstance(y, chainer.Variable)]
+        self._values, self.outputs = [], ()
+        self.input_gradients, self.pending = backprop.backward_input(
+            variables, outputs, self._gradients, self._weights
+        )
+
+    def backward_weight(self) -> None:
+        """Runs W, which adds to the gradients of the earlier runs."""
+        self.pending.run()
+        self.pending = None
+
+    def phases(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        """Yields what to run, in its order."""
+        for name in _NAMES:
+            yield name, getattr(self, name)
+
+    def seconds(self, device: Any, repeat: int) -> dict[str, float]:
+        """Returns the median seconds of each phase; it runs once before."""
+        seconds = stopwatch(device)
+        times: dict[str, list[float]] = {name: [] for name in _NAMES}
+        # Collecting garbage in the middle would be measured as well.
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            for _ in range(repeat + 1):
+                for name, run in self.phases():
+                    times[name].append(seconds(run))
+        finally:
+            if enabled:
+                gc.enable()
+        return {name: statistics.median(values[1:]) for name, values in times.items()}
+
+    def workspace(self, device: Any) -> int:
+        """Returns the most bytes that a phase allocates and frees again."""
+        most = 0
+        with memory_tracer(device) as tracer:
+            for _, run in self.phases():
+                before = tracer.now()
+                run()
+                peak = tracer.peak()
+                most = max(most, peak - max(before, tracer.now()))
+        return most
+
+
+def _ones(y: chainer.Variable) -> Any:
+    """Returns a gradient for an output, or None if there can be none."""
+    if not y.requires_grad or y.dtype.kind != "f":
+        return None
+    return chainer.backend.get_array_module(y.array).ones_like(y.array)
