@@ -27,8 +27,8 @@ from _mlp import cut, measured_costs, minibatch, mlp, step_seconds
 from memory import MIB, held_bytes, peaks
 from mpi4py import MPI
 
+from divisible.stage_costs import CHECKPOINTS
 from pipeline import Costs, Pipeline, abort_on_error, simulate
-from pipeline.recomputation import MODES
 
 #: Seconds between two looks of a rank that waits for the next step.
 PAUSE = 0.002
@@ -74,7 +74,7 @@ def main() -> None:
     for schedule in arguments.schedules:
         make = {
             mode: functools.partial(Pipeline, stage, comm, n, schedule, checkpoint=mode)
-            for mode in MODES
+            for mode in CHECKPOINTS
         }
         seconds, timelines = time_modes(comm, make, data, arguments.rounds)
         costs = measured_costs(timelines, comm.size)
@@ -85,7 +85,7 @@ def main() -> None:
             "memory measured | predicted",
         )
         plain = simulate(make["never"]().schedule, costs).makespan
-        for mode in MODES:
+        for mode in CHECKPOINTS:
             live, _ = peaks(comm, make[mode], data)
             live = comm.gather(live - gradients)
             program = make[mode]().schedule

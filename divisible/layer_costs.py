@@ -193,7 +193,8 @@ class Profile:
             ValueError: If it is one of another model; the message names the first
                 layer that differs.
         """
-        check_layers("the profile", [layer.name for layer in self.layers], model)
+        names = [layer.name for layer in self.layers]
+        check_layers("the profile", names, type(model).__name__, model.model_layers)
 
     def at(self, n_samples: int) -> Profile:
         """Scales to another size of microbatch, in proportion.
@@ -382,26 +383,28 @@ def sort_profiles(profiles: Sequence[Profile]) -> list[Profile]:
     return profiles
 
 
-def check_layers(what: str, names: Sequence[str], model: Divisible) -> None:
-    """Makes sure that layers described earlier are those of a model.
+def check_layers(
+    what: str, names: Sequence[str], other: str, layers: Sequence[str]
+) -> None:
+    """Makes sure that layers described in two places are the same.
 
     Args:
-        what: What the description belongs to, for the message.
+        what: What one description belongs to, for the message.
         names: A text for each layer.
-        model: The model, or a stage of it.
+        other: What the other one belongs to.
+        layers: Its texts.
 
     Raises:
         ValueError: If they are not; the message names the first layer that differs.
     """
-    layers = model.model_layers
     if len(names) != len(layers):
         raise ValueError(
-            f"{what} is of a model of {len(names)} layers, but {type(model).__name__}"
-            f" has {len(layers)}: it belongs to another model"
+            f"{what} is of a model of {len(names)} layers, but {other} has"
+            f" {len(layers)}: it belongs to another model"
         )
     for position, (a, b) in enumerate(zip(names, layers)):
         if a != b:
             raise ValueError(
                 f"{what} is of another model: layer {position} is {a} there and {b} in"
-                f" {type(model).__name__}"
+                f" {other}"
             )

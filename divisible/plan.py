@@ -205,7 +205,8 @@ class Plan:
         """
         n = len(model.model_layers)
         if self.layers is not None:
-            check_layers("the plan", self.layers, model)
+            name, layers = type(model).__name__, model.model_layers
+            check_layers("the plan", self.layers, name, layers)
         elif n != self.n_layers:
             raise ValueError(
                 f"the plan {self.cuts} is for a model of {self.n_layers} layers, but"

@@ -16,18 +16,15 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible import Divisible, Plan, partition, profile
+from divisible.stage_costs import CHECKPOINTS
 from pipeline import (
     Pipeline,
     Schedule,
     SnapshotError,
     Timeline,
-    recomputation,
     schedules,
 )
 from pipeline.communicator import end_all_ranks, is_world_up, let_lower_ranks_speak
-
-#: Schedules for two stages on each rank; the others have one.
-TWO_STAGES = ("interleaved", "looped_bfs", "zb_v")
 
 comm = MPI.COMM_WORLD
 
@@ -127,7 +124,7 @@ class Parser(argparse.ArgumentParser):
         add("--schedule", choices=schedules.NAMES, default="1f1b")
         add(
             "--checkpoint",
-            choices=recomputation.MODES,
+            choices=CHECKPOINTS,
             default="never",
             help="which microbatches' activations to compute again for the backward",
         )
@@ -223,7 +220,7 @@ def make_plan(
         args.schedule = plan.schedule or args.schedule
         args.checkpoint = plan.checkpoint
         return plan
-    n_stages = (2 if args.schedule in TWO_STAGES else 1) * comm.size
+    n_stages = schedules.STAGES_PER_RANK[args.schedule] * comm.size
     if args.cuts is None or args.cuts == "auto":
         plan = Plan.uniform(len(model), n_stages)
         if args.cuts == "auto" and comm.rank == 0:

@@ -22,9 +22,6 @@ from pipeline.actions import BACKWARD, INPUT, RECOMPUTE
 from pipeline.dependencies import NONE, locate
 from pipeline.schedule import Schedule
 
-#: Which microbatches are recomputed.
-MODES = CHECKPOINTS
-
 
 def recompute(schedule: Schedule, checkpoint: str = "always") -> Schedule:
     """Puts an R before the backward of each microbatch that is to be recomputed.
@@ -52,9 +49,9 @@ def recompute(schedule: Schedule, checkpoint: str = "always") -> Schedule:
         rank 0  0F0 0F1 0R0 0B0 0F2 0R1 0B1 0R2 0B2
         rank 1    . 1F0 1B0 1F1 1B1 1F2 1B2   .   .
     """
-    if checkpoint not in MODES:
+    if checkpoint not in CHECKPOINTS:
         raise ValueError(
-            f"checkpoint must be one of {', '.join(MODES)}, not {checkpoint!r}"
+            f"checkpoint must be one of {', '.join(CHECKPOINTS)}, not {checkpoint!r}"
         )
     if checkpoint == "never":
         return schedule

@@ -32,6 +32,7 @@ from pipeline.schedule import Schedule
 
 __all__ = [
     "NAMES",
+    "STAGES_PER_RANK",
     "create",
     "gpipe",
     "interleaved",
@@ -370,8 +371,17 @@ def zero_bubble_v(n_ranks: int, n_microbatches: int) -> Schedule:
     return _collect(rows, [*range(p), *range(p - 1, -1, -1)], n_microbatches, "zb_v")
 
 
+#: How many stages a rank usually has, by the names that `create` knows.
+STAGES_PER_RANK = {
+    "gpipe": 1,
+    "1f1b": 1,
+    "interleaved": 2,
+    "looped_bfs": 2,
+    "zb_h1": 1,
+    "zb_v": 2,
+}
 #: The names that `create` knows.
-NAMES = ("gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_v")
+NAMES = tuple(STAGES_PER_RANK)
 
 
 def create(
@@ -415,7 +425,7 @@ def create(
         chunks = n_stages // n_ranks
         make = interleaved if name == "interleaved" else looped_bfs
         return make(n_ranks, chunks, n_microbatches)
-    per_rank = 2 if name == "zb_v" else 1
+    per_rank = STAGES_PER_RANK[name]
     if n_stages != per_rank * n_ranks:
         raise ScheduleError(
             f"{name} needs {per_rank} stage{'s' * (per_rank > 1)} on each rank, that "

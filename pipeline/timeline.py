@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 CATEGORIES = (*KINDS, "send", "receive", "wait", "other")
 _SEND, _RECEIVE, _WAIT, _OTHER = range(len(KINDS), len(CATEGORIES))
 _NONE = -1
+# What a wait is for, too.
+_DIRECTIONS = ("send", "receive")
 _COLUMNS = {
     "rank": np.int32,
     "category": np.int8,
@@ -37,6 +39,7 @@ _COLUMNS = {
     "kind": np.int8,
     "microbatch": np.int32,
     "peer": np.int32,
+    "direction": np.int8,
     "label": np.int32,
     "start": np.float64,
     "end": np.float64,
@@ -75,9 +78,11 @@ class Timeline:
     Attributes:
         name (str): The label.
         n_ranks (int): Number of ranks.
-        rank, category, stage, kind, microbatch, peer, start, end (numpy.ndarray):
-            The columns, sorted by rank and start; ``CATEGORIES[category[k]]`` is the
-            category of event ``k``, and -1 stands for "none".
+        rank, category, stage, kind, microbatch, peer, direction, start, end
+            (numpy.ndarray): The columns, sorted by rank and start;
+            ``CATEGORIES[category[k]]`` is the category of event ``k``, the direction of
+            a message is 0 where it is sent and 1 where it is received, and -1 stands
+            for "none".
         offsets (numpy.ndarray): Rank ``r`` has the events ``offsets[r]`` up to
             ``offsets[r + 1]``.
         peak_memory (numpy.ndarray or None): Bytes held at the peak on each rank, where
@@ -102,11 +107,13 @@ class Timeline:
         columns: dict[str, list] = {column: [] for column in _COLUMNS}
         labels: dict[str, int] = {}
         for rank, what, start, end, *rest in events:
-            action, peer, label, category = None, _NONE, _NONE, "other"
+            action, label, category = None, _NONE, "other"
+            peer = direction = _NONE
             if isinstance(what, str):
                 what = _parse(what)
             if isinstance(what, Message):
                 action, peer, category = what.action, what.peer, what.direction
+                direction = _DIRECTIONS.index(what.direction)
                 if what.skip:
                     label = labels.setdefault(what.skip, len(labels))
             elif isinstance(what, Action):
@@ -127,10 +134,8 @@ class Timeline:
                 _NONE if action is None else KINDS.index(action.kind)
             )
             columns["microbatch"].append(_NONE if action is None else action.microbatch)
-            # A wait names a send or a receive; the sign of the peer tells which.
-            if isinstance(what, Message) and what.direction == "receive":
-                peer = -2 - peer
             columns["peer"].append(peer)
+            columns["direction"].append(direction)
             columns["label"].append(label)
             columns["start"].append(start)
             columns["end"].append(end)
@@ -172,8 +177,8 @@ class Timeline:
             else np.full(len(rank), _NONE, dtype)
             for column, dtype in _COLUMNS.items()
         }
-        receives = joined["category"] == _RECEIVE
-        joined["peer"][receives] = -2 - joined["peer"][receives]
+        for direction, category in enumerate((_SEND, _RECEIVE)):
+            joined["direction"][joined["category"] == category] = direction
         timeline = cls.__new__(cls)
         timeline._fill(joined, n_ranks, name, ())
         return timeline
@@ -196,17 +201,12 @@ class Timeline:
             order = np.lexsort((start, rank))
             arrays = {column: array[order] for column, array in arrays.items()}
         for column, array in arrays.items():
-            setattr(self, "_peer" if column == "peer" else column, array)
+            setattr(self, column, array)
         self._labels = labels
         self.offsets = np.searchsorted(arrays["rank"], np.arange(n_ranks + 1))
         self.n_ranks = n_ranks
         self.name = name
         self.peak_memory: np.ndarray | None = None
-
-    @property
-    def peer(self) -> np.ndarray:
-        """For each event the rank at the other end of its message, or -1."""
-        return np.where(self._peer < _NONE, -2 - self._peer, self._peer)
 
     def __len__(self) -> int:
         """Returns the number of events."""
@@ -223,11 +223,9 @@ class Timeline:
                 KINDS[self.kind[index]],
                 int(self.microbatch[index]),
             )
-            peer = int(self._peer[index])
-            if peer < _NONE:
-                what = Message(what, -2 - peer, "receive", label)
-            elif peer > _NONE:
-                what = Message(what, peer, "send", label)
+            if self.direction[index] != _NONE:
+                direction = _DIRECTIONS[self.direction[index]]
+                what = Message(what, int(self.peer[index]), direction, label)
         return Event(
             int(self.rank[index]),
             what,

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from divisible.layer_costs import Profile, interpolate, sort_profiles
+from divisible.layer_costs import (
+    Profile,
+    check_layers,
+    interpolate,
+    sort_profiles,
+)
 from divisible.plan import Plan
 from divisible.stage_costs import Network, PerRank, spread
 from pipeline import schedules
@@ -96,12 +101,7 @@ def check_plan(plan: Plan, profile: Profile) -> None:
             f"the plan {plan.cuts} is for a model of {plan.n_layers} layers, but the"
             f" profile is of one of {len(profile)}"
         )
-    for position, (a, b) in enumerate(zip(plan.layers or names, names)):
-        if a != b:
-            raise ValueError(
-                f"the plan and the profile are of different models: layer {position}"
-                f" is {a} in the plan and {b} in the profile"
-            )
+    check_layers("the plan", plan.layers or names, "the profile", names)
 
 
 def microbatch_sizes(n_samples: int, n_microbatches: int) -> list[int]:

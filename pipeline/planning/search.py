@@ -26,8 +26,6 @@ from pipeline.planning.combinations import Candidate, Combination, Combinations
 
 #: What is tried by default.
 SCHEDULES = ("1f1b", "gpipe", "zb_h1", "interleaved", "zb_v")
-# The number of stages on a rank, where it is not one.
-_CHUNKED = {"interleaved": 2, "looped_bfs": 2, "zb_v": 2}
 
 # Predictions of equal time differ by rounding.
 _SAME = 1 + 1e-6
@@ -172,7 +170,7 @@ def _combinations(
         for n_ranks, m, name, checkpoint in itertools.product(
             range(1, ranks // replicas + 1), numbers, schedules, checkpoints
         ):
-            per_rank = _CHUNKED.get(name, 1)
+            per_rank = generators.STAGES_PER_RANK[name]
             if n_ranks == 1 and name != serial:
                 continue
             if n_ranks * per_rank <= n_layers and not (

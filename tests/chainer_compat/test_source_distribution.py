@@ -18,7 +18,7 @@ def test_start_up_files_are_in_it(tmp_path):
         ROOT,
         source,
         ignore=shutil.ignore_patterns(
-            ".*", "*.egg-info", "docs", "tests", "benchmarks"
+            ".*", "*.egg-info", "build", "docs", "tests", "benchmarks"
         ),
     )
     code = "from setuptools import build_meta; print(build_meta.build_sdist('.'))"

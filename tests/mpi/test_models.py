@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from divisible import Plan
+from divisible.stage_costs import CHECKPOINTS
 from examples.autoencoder.model import Autoencoder
 from examples.language_model.model import LanguageModel
 from examples.train.models import resnet50, vgg16
 from examples.train.models.mlp import MLP
 from examples.unet.model import UNet
-from pipeline.recomputation import MODES
 from tests.equivalence import (
     CLASSIFICATION,
     N_STEPS,
@@ -205,7 +205,7 @@ def test_real_networks(name):
 
 def all_combinations(comm, name, schedule):
     n_stages = STAGES_PER_RANK[schedule] * comm.size
-    for checkpoint in MODES:
+    for checkpoint in CHECKPOINTS:
         # More would leave batch normalization single samples.
         for n_microbatches in (1, 2) if "resnet50" in name else (1, 4):
             check(

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from divisible.stage_costs import CHECKPOINTS
 from pipeline import simulate
-from pipeline.recomputation import MODES, recompute
+from pipeline.recomputation import recompute
 from pipeline.schedule import Schedule, ScheduleError
 from pipeline.schedules import NAMES, create, gpipe, one_f_one_b, zero_bubble_h1
 from pipeline.simulator import Costs
@@ -20,7 +21,7 @@ def schedules(draw):
     return create(name, several * n_ranks, draw(st.integers(1, 8)), n_ranks)
 
 
-@given(schedules(), st.sampled_from(MODES))
+@given(schedules(), st.sampled_from(CHECKPOINTS))
 def test_every_schedule_stays_valid(schedule, mode):
     again = recompute(schedule, mode)
     report = again.validate()

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from divisible.stage_costs import CHECKPOINTS
 from pipeline.actions import Message, Route
-from pipeline.recomputation import MODES, recompute
+from pipeline.program_validation import check_programs
+from pipeline.recomputation import recompute
 from pipeline.schedule import Action, ScheduleError, lower
 from pipeline.schedules import NAMES, create, interleaved, one_f_one_b
-from pipeline.validation import check_programs
 
 
 @st.composite
@@ -18,7 +19,7 @@ def lowered(draw):
     n_stages = {"zb_v": 2, "interleaved": 3, "looped_bfs": 2}.get(name, 1) * n_ranks
     schedule = create(name, n_stages, draw(st.integers(1, 6)), n_ranks)
     if draw(st.booleans()):
-        schedule = recompute(schedule, draw(st.sampled_from(MODES)))
+        schedule = recompute(schedule, draw(st.sampled_from(CHECKPOINTS)))
     elif draw(st.booleans()):
         schedule = schedule.forward_only()
     stages = st.integers(0, n_stages - 1)

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from pipeline import schedules
 from pipeline.actions import Action, Message, parse_operation
+from pipeline.program_validation import check_programs
 from pipeline.schedule import Schedule, ScheduleError, lower
-from pipeline.validation import check_programs
 
 NAMES_AND_CHUNKS = [
     ("gpipe", 1),

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.program_validation import check_programs
 from pipeline.schedule import Schedule, ScheduleError, lower
 from pipeline.schedules import (
     NAMES,
@@ -17,7 +18,6 @@ from pipeline.schedules import (
     zero_bubble_v,
 )
 from pipeline.simulator import Costs, simulate
-from pipeline.validation import check_programs
 
 GOLDEN = Path(__file__).parent / "golden"
 UNIT = Costs(1, 1, 1)

@@ -306,7 +306,9 @@ def test_bad_requests(options, message):
 def test_a_plan_for_another_model():
     profile = uneven()
     plan = Plan([0, 3, 8], 4, "1f1b", layers=[f"layer {i + 1}" for i in range(8)])
-    with pytest.raises(ValueError, match="layer 0 is layer 1 in the plan and layer 0"):
+    with pytest.raises(
+        ValueError, match="the plan is of another model: layer 0 is layer 1 there"
+    ):
         predict(plan, profile)
     with pytest.raises(ValueError, match="a model of 7 layers, but the profile"):
         predict(Plan([0, 7], 4, "1f1b"), profile)
