@@ -191,6 +191,6 @@ def other_rank_suppliers(schedule: Schedule) -> np.ndarray:
         For each action the number of the action on another rank that it needs, or
         `NONE`.
     """
-    needed, rank = suppliers(schedule), schedule.rank
+    needed, rank = suppliers(schedule), schedule.action_ranks
     needed[(needed != NONE) & (rank[needed] == rank)] = NONE
     return needed

@@ -225,7 +225,7 @@ def rendezvous_order(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
 
 def _find_messages(schedule: Schedule, routes: Sequence[Route]) -> _Messages:
     table = locate(schedule)
-    needed, rank = suppliers(schedule, table), schedule.rank
+    needed, rank = suppliers(schedule, table), schedule.action_ranks
     user = np.flatnonzero(needed != NONE)
     user = user[rank[user] != rank[needed[user]]]
     parts = [(needed[user], user, np.full(user.size, NONE))]

@@ -247,7 +247,7 @@ class Schedule:
                 )
 
     @cached_property
-    def rank(self) -> np.ndarray:
+    def action_ranks(self) -> np.ndarray:
         """For each action of all ranks the rank that runs it."""
         rank = np.repeat(np.arange(self.n_ranks), np.diff(self.offsets))
         rank.flags.writeable = False
@@ -260,13 +260,14 @@ class Schedule:
                 f"the actions name stages {stages.tolist()}, with gaps; pass "
                 "stage_ranks to say which rank holds which stage"
             )
-        ranks = self.rank[first]
-        strayed = np.flatnonzero(ranks[self.stage] != self.rank)
+        ranks = self.action_ranks[first]
+        strayed = np.flatnonzero(ranks[self.stage] != self.action_ranks)
         if strayed.size:
             stage = self.stage[strayed[0]]
             raise ScheduleError(
                 f"stage {stage} has actions on rank {ranks[stage]} and on rank "
-                f"{self.rank[strayed[0]]}; pass stage_ranks to say which one holds it"
+                f"{self.action_ranks[strayed[0]]}; pass stage_ranks to say which one "
+                f"holds it"
             )
         return ranks
 

@@ -216,7 +216,7 @@ def simulate(
         for per_edge in costs.edges(schedule.n_stages)
     )
     columns = {
-        "rank": schedule.rank,
+        "rank": schedule.action_ranks,
         "category": schedule.kind,
         "stage": schedule.stage,
         "kind": schedule.kind,
@@ -250,7 +250,7 @@ def _run_events(
     shared: bool,
 ) -> np.ndarray:
     """Runs events in the order of time, because a link serves whoever comes first."""
-    rank = schedule.rank
+    rank = schedule.action_ranks
     link = np.zeros_like(rank) if shared else rank * schedule.n_ranks + receiver
     needed, duration, receiver, transfer, latency, link = (
         column.tolist()

@@ -78,11 +78,11 @@ class Timeline:
     Attributes:
         name (str): The label.
         n_ranks (int): Number of ranks.
-        rank, category, stage, kind, microbatch, peer, direction, start, end
-            (numpy.ndarray): The columns, sorted by rank and start;
-            ``CATEGORIES[category[k]]`` is the category of event ``k``, the direction of
-            a message is 0 where it is sent and 1 where it is received, and -1 stands
-            for "none".
+        rank, category, stage, kind, microbatch, peer, start, end (numpy.ndarray):
+            The columns, sorted by rank and start; ``CATEGORIES[category[k]]`` is the
+            category of event ``k``, and -1 stands for "none".
+        direction (numpy.ndarray): Another column: 0 for messages that are sent, and
+            for waiting to send, 1 for those that are received.
         offsets (numpy.ndarray): Rank ``r`` has the events ``offsets[r]`` up to
             ``offsets[r + 1]``.
         peak_memory (numpy.ndarray or None): Bytes held at the peak on each rank, where

@@ -169,7 +169,7 @@ def _changes(
 
 
 def _check_ranks(schedule: Schedule) -> None:
-    rank = schedule.rank
+    rank = schedule.action_ranks
     home = np.asarray(schedule.stage_ranks, np.int64)[schedule.stage]
     wrong = np.flatnonzero(rank != home)
     if wrong.size:
@@ -194,8 +194,8 @@ def _check_complete(schedule: Schedule, table: np.ndarray) -> None:
         raise _fault(
             schedule,
             found,
-            f"rank {schedule.rank[found[0]]}: {_name(schedule, found[0])} is there "
-            f"{found.size} times; each action runs once",
+            f"rank {schedule.action_ranks[found[0]]}: {_name(schedule, found[0])} is "
+            f"there {found.size} times; each action runs once",
         )
     done = count.reshape(n_stages, len(KINDS), n_microbatches).astype(bool)
     whole, first, second = done[:, BACKWARD], done[:, INPUT], done[:, WEIGHT]
@@ -247,7 +247,7 @@ def _require(
 def _check_rank_order(
     schedule: Schedule, table: np.ndarray, needed: np.ndarray
 ) -> None:
-    rank = schedule.rank
+    rank = schedule.action_ranks
     backward = (schedule.kind == BACKWARD) | (schedule.kind == INPUT)
     own = np.full((2, needed.size), NONE, np.int64)
     own[:, backward] = table[(0, 3), :, :][
@@ -271,7 +271,7 @@ def _check_progress(schedule: Schedule, needed: np.ndarray) -> None:
     blocked = np.flatnonzero(stuck != NONE)
     if not blocked.size:
         return
-    rank_of = schedule.rank
+    rank_of = schedule.action_ranks
     # Every blocked rank waits for another blocked one: walking on must close a
     # circle. What comes before the circle is left out of the message.
     walk = [int(blocked[0])]
@@ -305,7 +305,7 @@ def _fault(schedule: Schedule, marked: Iterable[int], reason: str) -> ScheduleEr
     marked = [int(number) for number in marked]
     ranks = steps = None
     if schedule.n_ranks > _SHOWN_RANKS or len(schedule) > _SHOWN_RANKS * _SHOWN_STEPS:
-        shown = {int(rank) for rank in schedule.rank[marked]} or {0}
+        shown = {int(rank) for rank in schedule.action_ranks[marked]} or {0}
         center = min(shown)
         low = max(0, min(center - _SHOWN_RANKS // 2, schedule.n_ranks - _SHOWN_RANKS))
         ranks = range(low, min(low + _SHOWN_RANKS, schedule.n_ranks))
