@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import operator
-import threading
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +16,7 @@ from chainer import Link
 from divisible import ties
 from divisible.deferred_layers import follow
 from divisible.layer_list import Layer, LayerList
+from divisible.layer_positions import one_pass, sign
 from divisible.random_state import layer_streams
 from divisible.skips import Pop, Skip, Stash, find_skips
 from divisible.ties import SharedState, Tie, Transposed
@@ -437,7 +436,7 @@ class Divisible(LayerList):
             self._deferred.check(self._layers, type(self).__name__)
         skipped = dict(skipped)
         signed: set[chainer.FunctionNode] = set()
-        with layer_streams() as streams, _one_pass() as number:
+        with layer_streams() as streams, one_pass() as number:
             for position, layer in enumerate(self._layers, self._start):
                 streams.enter(position)
                 try:
@@ -447,7 +446,7 @@ class Divisible(LayerList):
                     # a nested model's is overwritten on the way out.
                     error.layer_position = position
                     raise
-                _sign(x, position, number, signed)
+                sign(x, position, number, signed)
         return x, skipped
 
     def _call(
@@ -521,49 +520,3 @@ class Divisible(LayerList):
                 f"{type(self).__name__} has tied layers, whose positions are fixed:"
                 f" change the list first, then tie"
             )
-
-
-class _Passes(threading.local):
-    number: int | None = None
-
-
-_passes = _Passes()
-_pass_numbers = itertools.count()
-
-
-@contextmanager
-def _one_pass() -> Iterator[int]:
-    """Numbers the passes through models; that of a nested model is the outer one's."""
-    if _passes.number is not None:
-        yield _passes.number
-        return
-    _passes.number = next(_pass_numbers)
-    try:
-        yield _passes.number
-    finally:
-        _passes.number = None
-
-
-def _sign(
-    outputs: Any, position: int, number: int, signed: set[chainer.FunctionNode]
-) -> None:
-    """Writes a layer's position on the functions that it added to the graph.
-
-    Args:
-        outputs: Of the layer.
-        position: In the model; it replaces that in a nested one.
-        number: Of this pass. Functions of another one, on whose outputs this goes on,
-            are left as they are: state from step to step, or another model.
-        signed: The functions of the layers before.
-    """
-    outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-    found = [y.creator_node for y in outputs if isinstance(y, chainer.Variable)]
-    while found:
-        function = found.pop()
-        if function is None or function in signed:
-            continue
-        if getattr(function, "layer_pass", number) != number:
-            continue
-        signed.add(function)
-        function.layer_position, function.layer_pass = position, number
-        found.extend(x.creator_node for x in function.inputs)
