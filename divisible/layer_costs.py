@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import operator
 import os
 import re
 from collections.abc import Sequence
@@ -129,6 +130,7 @@ class Profile:
 
     Raises:
         ValueError: If there is no layer or no sample.
+        TypeError: If ``n_samples`` or ``input_bytes`` is no integer.
 
     Example:
         >>> layers = [LayerCost(0.1, 0.1, 0.1, output_bytes=400), LayerCost(0.2, 0, 0)]
@@ -148,7 +150,7 @@ class Profile:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
         for name in ("n_samples", "input_bytes"):
-            object.__setattr__(self, name, int(getattr(self, name)))
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
         if not self.layers:
             raise ValueError("a profile needs at least one layer")
         if self.n_samples < 1:

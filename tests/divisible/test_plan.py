@@ -59,6 +59,11 @@ def test_numbers_of_numpy_are_saved(tmp_path):
     assert Profile.load(tmp_path / "profile.json") == profile
 
 
+def test_samples_are_whole():
+    with pytest.raises(TypeError, match="integer"):
+        Profile([LayerCost(1, 1, 1)], n_samples=2.5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
