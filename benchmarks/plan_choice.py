@@ -1,27 +1,27 @@
 """The plan that is chosen against all others, measured.
 
-    mpiexec -n 3 python benchmarks/plan_choice.py
+    python benchmarks/plan_choice.py --cluster PATH_OF_emulated_cluster
 
-A perceptron of 12 unequal layers on 3 ranks, with 1 to 16 microbatches: every cut with
-every number of microbatches makes steps (55 x 16 plans). `Plan.best` chooses one from
-the layers' profile and the measured link, without having seen a step. Then the chosen
-plan, the best found and the equal-layers cut take turns. The chosen one should be at
-most 5 % slower than the best.
+A perceptron of 12 unequal layers on 3 emulated hosts, with 1 to 16 microbatches: every
+cut with every number of microbatches makes a step (55 x 16 plans). `Plan.best` chooses
+one without having seen a step: from profiles of the layers, the speed of the hosts when
+all of them are busy, and the measured link. Then the chosen plan, the best found and
+the equal-layers cut take turns. The chosen one should be at most 5 % slower than the
+best.
 
-Each rank needs a core of its own. With fewer, emulate hosts:
-
-    emulated_cluster up --cpus 0.6 --count 3 --rate 1gbit
-    emulated_cluster run -n 3 -- .venv/bin/python benchmarks/plan_choice.py
-    emulated_cluster down
+The profiles come from a whole core. A host's quota of one is given out in pieces that
+are longer than a small layer takes: the median of its times is that of a whole core,
+which the median of a large one's is not, so small microbatches would look too good.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
+import json
 import statistics
-import sys
-import time
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +29,24 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
-from _common import Result, alternate, machine, quiet_barrier, ratios
-from _mlp import step_seconds
+from _common import Result, alternate, machine, ratios
+from _hosts import Hosts, add_hosts_arguments, command_line, prepare, read_job, run
 from chainer.initializers import HeNormal
-from mpi4py import MPI
 
-from divisible import Divisible, Network, Plan, Profile, profile
-from pipeline import Pipeline, abort_on_error
-from pipeline.planning.prediction import predict
+from divisible import Divisible, Network, Plan, Profile
+from divisible.layer_costs import SECONDS, LayerCost
 
+N_HOSTS = 3
+LINK = "1gbit"
 #: Inputs and outputs of the layers: some are 16 times as much work as others.
 WIDTHS = (256, 512, 768, 1024, 512, 256, 256, 768, 1024, 1024, 512, 256, 10)
+#: The sizes of microbatch at which layers are profiled, as parts of the minibatch.
+PROFILED = (16, 8, 4, 1)
 TARGET = 1.05
 #: Seconds between two looks of a rank that waits for the next step.
 PAUSE = 0.002
+#: Times that a message goes to and fro.
+N_PINGS = 12
 
 
 class Layer(chainer.Chain):
@@ -64,57 +68,157 @@ def make_model() -> Divisible:
     return Divisible(*[Layer(*pair) for pair in zip(WIDTHS, WIDTHS[1:])])
 
 
-def measure_network(comm: MPI.Comm) -> Network:
-    """Measures the link between ranks 0 and 1: latency and bandwidth."""
-    seconds = []
-    for n_bytes in (8, 2**22):
-        buffer = np.zeros(n_bytes, np.uint8)
-        times = []
-        for _ in range(12):
-            quiet_barrier(comm, PAUSE)
-            start = time.perf_counter()
-            if comm.rank == 0:
-                comm.Send(buffer, 1)
-                comm.Recv(buffer, 1)
-            elif comm.rank == 1:
-                comm.Recv(buffer, 0)
-                comm.Send(buffer, 0)
-            times.append((time.perf_counter() - start) / 2)
-        seconds.append(comm.bcast(min(times)))
-    latency, large = seconds
-    return Network(2**22 / max(large - latency, 1e-9), latency)
+def minibatch(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Makes random samples and labels."""
+    random = np.random.RandomState(0)
+    x = random.standard_normal((size, WIDTHS[0])).astype(np.float32)
+    return x, random.randint(0, WIDTHS[-1], size).astype(np.int32)
 
 
-def measure_profiles(
-    comm: MPI.Comm, model: Divisible, x: Any, t: Any, sizes: list[int]
-) -> list[Profile]:
-    """Profiles on rank 0, while the others sleep."""
-    found = None
-    if comm.rank == 0:
-        found = [profile(model, x[:n], t[:n], repeat=9) for n in sizes]
-    quiet_barrier(comm, 0.05)
-    return comm.bcast(found)
+def work(job: dict[str, Any], report: Path) -> None:
+    """What each host does; the first one writes the report."""
+    # Here, because the process that only starts the hosts should not start MPI.
+    from mpi4py import MPI
+
+    from divisible import profile
+    from pipeline import abort_on_error
+
+    abort_on_error()
+    x, t = minibatch(job["batch"])
+    if job["task"] == "profile":
+        for file, n in zip(job["files"], job["sizes"]):
+            profile(make_model(), x[:n], t[:n], repeat=9).save(file)
+        return
+    answer = Search(MPI.COMM_WORLD, x, t, job).answer()
+    if MPI.COMM_WORLD.rank == 0:
+        report.write_text(json.dumps(answer))
 
 
-class Runner:
-    """Makes steps of one plan after another."""
+class Search:
+    """Chooses a plan, then measures it and all others.
 
-    def __init__(self, comm: MPI.Comm, model: Divisible, x: Any, t: Any) -> None:
-        self.comm = comm
-        self.model = model
-        self.data = x, t
+    Args:
+        comm: A rank on each host.
+        x: Samples of a minibatch.
+        t: Their labels.
+        job: The options, and the files of the profiles.
+    """
 
-    def seconds(self, plan: Plan, steps: int) -> float:
-        """Returns the least seconds of some steps; one comes before."""
-        stage = self.model.divide(*plan.range(self.comm.rank))
-        with Pipeline(
-            stage, self.comm, plan.n_microbatches, plan.schedule, accfun=None
-        ) as pipe:
-            pipe.step(*self.data)
-            return min(
-                step_seconds(self.comm, lambda: pipe.step(*self.data), PAUSE)
-                for _ in range(steps)
-            )
+    def __init__(self, comm: Any, x: np.ndarray, t: np.ndarray, job: dict) -> None:
+        self._comm = comm
+        self._data = x, t
+        self._job = job
+        self._model = make_model()
+        self._network = self._link()
+        self._profiles = [self._on_hosts(Profile.load(file)) for file in job["files"]]
+
+    def _link(self) -> Network:
+        """Measures the link between ranks 0 and 1: latency and bandwidth."""
+        from _common import quiet_barrier, wall_seconds
+
+        comm, seconds = self._comm, []
+        other, order = 1 - comm.rank, ("Send", "Recv")
+        for n_bytes in (8, 2**22):
+            buffer = np.zeros(n_bytes, np.uint8)
+
+            def ping(buffer: np.ndarray = buffer) -> None:
+                if comm.rank < 2:
+                    for name in order if comm.rank == 0 else order[::-1]:
+                        getattr(comm, name)(buffer, other)
+
+            times = []
+            for _ in range(N_PINGS):
+                quiet_barrier(comm, PAUSE)
+                times.append(wall_seconds(ping) / 2)
+            seconds.append(comm.bcast(min(times)))
+        latency, large = seconds
+        return Network(2**22 / max(large - latency, 1e-9), latency)
+
+    def _on_hosts(self, profile: Profile) -> Profile:
+        """Returns a profile with the speed that busy hosts have."""
+        from _probe import busy_seconds
+
+        x = self._data[0][: profile.n_samples]
+        cuts = Plan.uniform(len(self._model), self._comm.size).cuts
+        seconds = busy_seconds(self._comm, lambda: self._model, cuts, x, PAUSE)
+        slower = seconds / profile.seconds
+
+        def slow(layer: LayerCost) -> LayerCost:
+            times = {name: slower * getattr(layer, name) for name in SECONDS}
+            return dataclasses.replace(layer, **times)
+
+        layers = [slow(layer) for layer in profile.layers]
+        return dataclasses.replace(profile, layers=layers, loss=slow(profile.loss))
+
+    def answer(self) -> dict[str, Any]:
+        """Returns the plans with what was predicted and measured."""
+        numbers = list(range(1, self._job["most"] + 1))
+        chosen = Plan.best(
+            self._profiles,
+            self._comm.size,
+            network=self._network,
+            pipeline_ranks=[self._comm.size],
+            microbatches=numbers,
+            schedules=["1f1b"],
+            checkpoints=["never"],
+        )
+        plans = all_plans(len(self._model), self._comm.size, numbers)
+        if self._job["sample"]:
+            order = np.random.RandomState(0).permutation(len(plans))
+            plans = [plans[i] for i in order[: self._job["sample"]]]
+        measured = []
+        for n, plan in enumerate(plans, 1):
+            measured.append(self._seconds(plan))
+            if self._comm.rank == 0 and n % 100 == 0:
+                print(f"{n} of {len(plans)} plans", flush=True)
+
+        # The best of many measurements is partly luck, so the best few run again.
+        order = np.argsort(measured)
+        finalists = {"chosen": chosen}
+        for n, i in enumerate(order[: self._job["finalists"]], 1):
+            finalists[f"found {n}"] = plans[i]
+        equal = Plan.uniform(len(self._model), self._comm.size).cuts
+        uniform = next((plans[i] for i in order if plans[i].cuts == equal), None)
+        if uniform is not None:
+            finalists["equal layers"] = uniform
+        final = alternate(finalists, self._job["rounds"], self._seconds)
+        return {
+            "bandwidth": self._network.bandwidth,
+            "latency": self._network.latency,
+            "headline": chosen.headline,
+            "measured": measured,
+            "predicted": [self._predicted(plan) for plan in plans],
+            "final": {
+                name: {
+                    "cuts": list(plan.cuts),
+                    "microbatches": plan.n_microbatches,
+                    "predicted": self._predicted(plan),
+                    "seconds": final[name],
+                }
+                for name, plan in finalists.items()
+            },
+        }
+
+    def _seconds(self, plan: Plan) -> float:
+        """Measures one step of a plan."""
+        from _mlp import step_seconds
+
+        from pipeline import Pipeline
+
+        x, t = self._data
+        stage = self._model.divide(*plan.range(self._comm.rank))
+        n = plan.n_microbatches
+        with Pipeline(stage, self._comm, n, plan.schedule, accfun=None) as pipe:
+            # Buffers and gradients are made in the first step; one sample for each
+            # microbatch is enough for that.
+            pipe.step(x[:n], t[:n])
+            return step_seconds(self._comm, lambda: pipe.step(x, t), PAUSE)
+
+    def _predicted(self, plan: Plan) -> float:
+        from pipeline.planning.prediction import predict
+
+        batch, network = self._job["batch"], self._network
+        return predict(plan, self._profiles, batch=batch, network=network).makespan
 
 
 def all_plans(n_layers: int, n_stages: int, numbers: list[int]) -> list[Plan]:
@@ -126,100 +230,73 @@ def all_plans(n_layers: int, n_stages: int, numbers: list[int]) -> list[Plan]:
     ]
 
 
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Profiles on a whole core, then chooses and measures on the hosts."""
+    script, timeout = Path(__file__), arguments.timeout
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = [-(-arguments.batch // parts) for parts in PROFILED]
+        files = [str(Path(folder, f"{n}.json")) for n in sizes]
+        job = {"batch": arguments.batch, "files": files, "sizes": sizes}
+        one, hosts = Hosts(1, 1.0), Hosts(N_HOSTS, arguments.cpu / N_HOSTS, LINK)
+        run(arguments.cluster, one, script, {**job, "task": "profile"}, timeout)
+        for name in ("most", "rounds", "finalists", "sample"):
+            job[name] = getattr(arguments, name)
+        return run(arguments.cluster, hosts, script, {**job, "task": "search"}, timeout)
+
+
 def main() -> None:
     """Runs the search and writes its result."""
+    task = read_job()
+    if task:
+        work(*task)
+        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--most", type=int, default=16, help="microbatches")
-    parser.add_argument("--steps", type=int, default=3, help="of each plan")
-    parser.add_argument(
-        "--rounds", type=int, default=15, help="of the final comparison"
-    )
-    parser.add_argument("--finalists", type=int, default=5)
-    parser.add_argument("--sample", type=int, help="try so many plans only, at random")
-    parser.add_argument("--output", type=Path)
+    add_hosts_arguments(parser)
+    add = parser.add_argument
+    add("--batch", type=int, default=768)
+    add("--most", type=int, default=16, help="microbatches")
+    add("--rounds", type=int, default=15, help="of the final comparison")
+    add("--finalists", type=int, default=8)
+    add("--sample", type=int, help="try so many plans only, at random")
+    add("--timeout", type=float, default=3600, help="seconds")
+    add("--output", type=Path)
     arguments = parser.parse_args()
-    abort_on_error()
-    comm = MPI.COMM_WORLD
-    result = Result("plan_choice", arguments.output, silent=comm.rank > 0)
-
-    model = make_model()
-    random = np.random.RandomState(0)
-    x = random.standard_normal((arguments.batch, WIDTHS[0])).astype(np.float32)
-    t = random.randint(0, WIDTHS[-1], arguments.batch).astype(np.int32)
-    numbers = list(range(1, arguments.most + 1))
-    sizes = [arguments.batch // n for n in (arguments.most, 4, 1)]
-    network = measure_network(comm)
-    profiles = measure_profiles(comm, model, x, t, sizes)
-    chosen = Plan.best(
-        profiles,
-        comm.size,
-        network=network,
-        pipeline_ranks=[comm.size],
-        microbatches=numbers,
-        schedules=["1f1b"],
-        checkpoints=["never"],
-    )
+    prepare()
+    result = Result("plan_choice", arguments.output)
     result.write(
-        f"mpiexec -n {comm.size} python {' '.join(sys.argv)}",
+        command_line(arguments.cluster),
         machine("numpy", "scipy", "chainer", "mpi4py", "mpich"),
-        f"{len(model)} layers on {comm.size} ranks, batch {arguments.batch}; link"
-        f" {network.bandwidth / 1e6:.0f} MB/s, {network.latency * 1e6:.0f} us",
-        f"chosen: {chosen.headline}",
-        "",
     )
-
-    runner = Runner(comm, model, x, t)
-    plans = all_plans(len(model), comm.size, numbers)
-    if arguments.sample:
-        plans = [plans[i] for i in random.permutation(len(plans))[: arguments.sample]]
-    measured = [runner.seconds(plan, arguments.steps) for plan in plans]
-    predicted = [
-        predict(plan, profiles, batch=arguments.batch, network=network).makespan
-        for plan in plans
-    ]
-    errors = np.abs(np.array(predicted) / measured - 1)
-    order = np.argsort(measured)
+    answer = measure(arguments)
+    measured, predicted = answer["measured"], answer["predicted"]
+    errors = np.abs(np.divide(predicted, measured) - 1)
     result.write(
-        f"{len(plans)} plans measured, from {min(measured):.4f} to"
+        f"{len(WIDTHS) - 1} layers on {N_HOSTS} hosts with equal shares of"
+        f" {arguments.cpu:g} cores, batch {arguments.batch}; link"
+        f" {answer['bandwidth'] / 1e6:.0f} MB/s, {answer['latency'] * 1e6:.0f} us",
+        f"chosen: {answer['headline']}",
+        "",
+        f"{len(measured)} plans measured, from {min(measured):.4f} to"
         f" {max(measured):.4f} s a step",
         f"error of the prediction: median {np.median(errors):.1%},"
         f" 90 % below {np.quantile(errors, 0.9):.1%}, worst {errors.max():.1%}",
         "",
+        f"again, in turn, {arguments.rounds} rounds:",
+        f"{'':12} {'step s':>7} {'predicted':>9}  slower than the best",
     )
-
-    # The best of many measurements is partly luck, so the best few run again.
-    uniform = min(
-        (i for i in range(len(plans)) if plans[i].cuts == _uniform(model, comm.size)),
-        key=measured.__getitem__,
-        default=None,
-    )
-    finalists = {"chosen": chosen}
-    for n, i in enumerate(order[: arguments.finalists], 1):
-        finalists[f"found {n}"] = plans[i]
-    if uniform is not None:
-        finalists["equal layers"] = plans[uniform]
-    seconds = alternate(
-        finalists, arguments.rounds, lambda plan: runner.seconds(plan, 1)
-    )
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    final = answer["final"]
+    medians = {name: statistics.median(one["seconds"]) for name, one in final.items()}
     best = min(medians, key=medians.__getitem__)
-    result.write(f"{'':12} {'step s':>7} {'predicted':>9}  slower than the best found")
-    for name, plan in finalists.items():
-        timeline = predict(plan, profiles, batch=arguments.batch, network=network)
+    for name, one in final.items():
         result.write(
-            f"{name:12} {medians[name]:7.4f} {timeline.makespan:9.4f} "
-            f" {ratios(seconds[name], seconds[best])}  {plan.cuts},"
-            f" {plan.n_microbatches} microbatches"
+            f"{name:12} {medians[name]:7.4f} {one['predicted']:9.4f} "
+            f" {ratios(one['seconds'], final[best]['seconds'])}  {one['cuts']},"
+            f" {one['microbatches']} microbatches"
         )
     slower = medians["chosen"] / medians[best]
     word = "met" if slower <= TARGET else "MISSED"
     result.write("", f"chosen / best {slower:.3f}, target {TARGET:g}: {word}")
     result.save()
-
-
-def _uniform(model: Divisible, n_stages: int) -> list[int]:
-    return Plan.uniform(len(model), n_stages).cuts
 
 
 if __name__ == "__main__":

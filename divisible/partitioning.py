@@ -58,6 +58,7 @@ def partition(
     in_flight: Sequence[float] | None = None,
     pending: Sequence[float] | None = None,
     recomputed: Sequence[float] | None = None,
+    cuts: Sequence[int] | None = None,
 ) -> Plan:
     """Cuts a model so that the slowest stage is as fast as possible.
 
@@ -90,6 +91,8 @@ def partition(
         pending: For each stage those between I and W.
         recomputed: For each stage the share of the microbatches whose forward runs
             again, for another schedule.
+        cuts: Where to cut, by no method: to learn what the stages cost, and whether
+            they fit.
 
     Returns:
         Plan: The cuts, and what each stage costs.
@@ -98,8 +101,8 @@ def partition(
         MemoryLimitError: If the plan needs more memory than there is; with the
             optimal method, if every plan does. The message says which stage lacks how
             much.
-        ValueError: If an argument is out of range, or there are fewer layers than
-            stages.
+        ValueError: If an argument is out of range, there are fewer layers than
+            stages, or ``cuts`` are not of so many stages of this model.
 
     Example:
         >>> from divisible.layer_costs import LayerCost
@@ -138,7 +141,10 @@ def partition(
     limits = spread("memory", np.inf if memory is None else memory, n_stages)
     if not np.all(limits > 0):
         raise ValueError(f"memory must be positive, not {limits}")
-    cuts = _cut(profile, costs, limits, method)
+    if cuts is None:
+        cuts = _cut(profile, costs, limits, method)
+    else:
+        _check_cuts(costs, cuts, limits)
     return Plan(
         cuts,
         n_microbatches=n_microbatches,
@@ -173,10 +179,22 @@ def _cut(
         cuts = _balanced(profile.column("parameter_bytes"), costs)
     else:
         cuts = _balanced(np.diff(costs.times[0]), costs)
+    _check_cuts(costs, cuts, limits)
+    return cuts
+
+
+def _check_cuts(costs: StageCosts, cuts: Sequence[int], limits: np.ndarray) -> None:
+    """Refuses cuts that do not fit the model or the memory."""
+    plan = Plan(cuts)
+    if (plan.n_stages, plan.n_layers) != (costs.n_stages, costs.n_layers):
+        raise ValueError(
+            f"the cuts {plan.cuts} make {count(plan.n_stages, 'stage')} of"
+            f" {count(plan.n_layers, 'layer')}, not {costs.n_stages} of"
+            f" {costs.n_layers}"
+        )
     shortage = _shortage(costs, cuts, limits)
     if shortage:
-        raise MemoryLimitError(f"the cuts {cuts} do not fit: {shortage}")
-    return cuts
+        raise MemoryLimitError(f"the cuts {plan.cuts} do not fit: {shortage}")
 
 
 def _describe(

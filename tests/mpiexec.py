@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -60,6 +61,19 @@ def mpiexec(
             f"not ended after {timeout} s: {command}\n{output}"
         ) from None
     return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+def left_behind() -> set[pathlib.Path]:
+    """Returns the memory that MPICH's ranks share and that no process uses any more."""
+    files = set(pathlib.Path("/dev/shm").glob("mpich_shm_*"))
+    if files:
+        used = set()
+        for maps in pathlib.Path("/proc").glob("[0-9]*/maps"):
+            # Some belong to other users, others have just ended.
+            with contextlib.suppress(OSError):
+                used.update(re.findall(r"/dev/shm/mpich_shm_\w+", maps.read_text()))
+        files = {file for file in files if str(file) not in used}
+    return files
 
 
 def worker(function: Callable, *args: Any) -> list[str]:

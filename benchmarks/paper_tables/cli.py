@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Container
 from pathlib import Path
 
 from _hosts import HostsFailedError, add_hosts_arguments, prepare, read_job, run
@@ -60,7 +61,8 @@ def main() -> None:
     if arguments.quick:
         points = with_serial(quick(points))
     todo = missing_rounds(arguments.output / SAMPLES, points, rounds)
-    probes = missing_probes(arguments.output / PROBES, points)
+    done = {} if arguments.renew else read_probes(arguments.output / PROBES)
+    probes = missing_probes(done, points)
     seconds = sum(estimate(point, arguments.cpu) for point, _ in todo)
     print(f"{len(todo)} of {len(points) * rounds} steps to measure, about", end=" ")
     print(f"{seconds / 60:.0f} minutes, besides profiles and probes", flush=True)
@@ -101,6 +103,7 @@ def parse() -> argparse.Namespace:
     add("--hosts", type=int, nargs="+", metavar="N", help="only on so many")
     add("--quick", action="store_true", help="some points, one step each")
     add("--list", action="store_true", help="only say how much there is to measure")
+    add("--renew", action="store_true", help="measure the hosts' speed again as well")
     add("--write", action="store_true", help="only write what was measured so far")
     add("--width", type=int, default=2048, help="of the perceptron; paper: 5000")
     add("--image", type=int, default=32, help="pixels on a side; paper: 224")
@@ -126,9 +129,10 @@ def missing_rounds(
     ]
 
 
-def missing_probes(file: Path, points: list[Point]) -> dict[Point, list[int]]:
+def missing_probes(
+    done: Container[tuple[tuple, int]], points: list[Point]
+) -> dict[Point, list[int]]:
     """Returns the samples of probes that were not made, by a point of their hosts."""
-    done = read_probes(file)
     groups: dict[tuple, set[int]] = {}
     for point in points:
         if (point.group, point.probe_samples) not in done:

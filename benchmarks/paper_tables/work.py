@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
-import chainer
 import numpy as np
-from _common import machine, quiet_barrier, wall_seconds
+from _common import machine, quiet_barrier
 from _hosts import PAUSE
 from _mlp import measured_costs, step_seconds, undivided_step
+from _probe import busy_seconds
 from mpi4py import MPI
 
 from divisible import Divisible, profile
@@ -26,8 +26,6 @@ from pipeline import Pipeline, abort_on_error
 
 #: Seconds that a rank may wait for another: the smallest share of a core is slow.
 TIMEOUT = 3600.0
-#: Seconds that hosts are busy with a probe, and the fewest rounds of it.
-PROBE_SECONDS, PROBE_ROUNDS = 3.0, 2
 #: Times that a message goes to and fro.
 N_PINGS = 21
 
@@ -51,11 +49,7 @@ def measure_layers(point: Point, samples: int, file: Path) -> None:
 
 
 def probe(comm: MPI.Comm, point: Point, samples: int, file: Path) -> None:
-    """Measures how fast the hosts are while all of them are busy.
-
-    Each runs its layers of the paper's cut, forward and backward, again and again, with
-    nothing to wait for. A host with a tenth of a core finds its caches cold whenever
-    its turn comes, and takes more than ten times as long as one with a whole core.
+    """Measures how fast the hosts are while each runs its layers of the paper's cut.
 
     Args:
         comm: A rank on each host.
@@ -63,28 +57,8 @@ def probe(comm: MPI.Comm, point: Point, samples: int, file: Path) -> None:
         samples: Of a microbatch.
         file: Of the probes.
     """
-    start, end = equal_cuts(point)[comm.rank : comm.rank + 2]
     x, _ = minibatch(point, samples)
-    if start > 0:
-        with chainer.no_backprop_mode():
-            shape = build(point).divide(0, start)(x[:1]).shape[1:]
-        x = np.random.RandomState(0).randn(samples, *shape).astype(x.dtype)
-    stage = build(point).divide(start, end)
-
-    def run() -> None:
-        stage.cleargrads()
-        y = stage(chainer.Variable(x, requires_grad=start > 0))
-        y.grad = np.ones_like(y.array)
-        y.backward()
-
-    run()
-    quiet_barrier(comm, PAUSE)
-    times: list[float] = []
-    while len(times) < PROBE_ROUNDS or sum(times) < PROBE_SECONDS:
-        times.append(wall_seconds(run))
-    quiet_barrier(comm, PAUSE)
-    # Not the median: a quota stops a host in the middle of some rounds, not of all.
-    seconds = comm.allreduce(statistics.fmean(times))
+    seconds = busy_seconds(comm, lambda: build(point), equal_cuts(point), x, PAUSE)
     if comm.rank == 0:
         append_probe(file, Probe(point.group, samples, seconds))
         print(f"{point.group}: {seconds:.3f} s for {samples} samples", flush=True)

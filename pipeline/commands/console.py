@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Callable
 
@@ -40,6 +41,17 @@ def show_progress(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Shows warnings as what they say, without the line of code."""
+    with warnings.catch_warnings(record=True) as caught:
+        yield
+    for warning in caught:
+        Console(stderr=True).print(
+            f"warning: {warning.message}", markup=False, highlight=False
+        )
 
 
 def _console() -> Console:

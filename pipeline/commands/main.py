@@ -19,7 +19,12 @@ from divisible.plan import PLAN_COLUMNS, Plan, plan_rows
 from divisible.stage_costs import CHECKPOINTS, Network
 from divisible.units import count, format_bytes, format_seconds
 from pipeline import schedules
-from pipeline.commands.console import print_table, say, show_progress
+from pipeline.commands.console import (
+    plain_warnings,
+    print_table,
+    say,
+    show_progress,
+)
 from pipeline.commands.options import (
     FILE,
     Parsed,
@@ -122,7 +127,7 @@ def profile_command(
         t = np.zeros(size, np.int32) if loss else None
         hint = ". If it is the loss that does not fit: --no-loss" if loss else ""
         what = f"measuring {size} samples"
-        with _blaming(model, hint), show_progress(what) as progress:
+        with _blaming(model, hint), plain_warnings(), show_progress(what) as progress:
             measured = profile(
                 made, x, t, optimizer=optimizer, repeat=repeat, progress=progress
             )

@@ -6,6 +6,7 @@ The search over combinations is in `pipeline.planning.search`.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -30,6 +31,11 @@ from pipeline.recomputation import recompute
 from pipeline.schedule import Schedule
 from pipeline.simulator import Costs
 from pipeline.validation import peaks
+
+#: Predictions of equal time differ by rounding.
+SAME = 1 + 1e-6
+#: How far a cut is moved to see whether that is faster.
+MOVES = (-1, 1, -2, 2, -3, 3, -4, 4)
 
 
 class Combination(NamedTuple):
@@ -119,8 +125,14 @@ class Combinations:
         self.bandwidth, self.latency = self.network.edges(ranks)
         self.sized: dict[int, Profile] = {}
 
-    def candidate(self, combination: Combination) -> Candidate:
+    def candidate(
+        self, combination: Combination, cuts: Sequence[int] | None = None
+    ) -> Candidate:
         """Cuts the model for a combination.
+
+        Args:
+            combination: What it is cut for.
+            cuts: Where; so that the slowest stage is as fast as possible by default.
 
         Raises:
             MemoryLimitError: If it does not fit.
@@ -132,7 +144,12 @@ class Combinations:
         memory, speeds, network = self._slowest_replica(replicas, n_ranks)
         at = np.array(schedule.stage_ranks)
         links = edges(network, schedule)
-        options = {"speeds": speeds[at], "network": links, "checkpoint": checkpoint}
+        options = {
+            "speeds": speeds[at],
+            "network": links,
+            "checkpoint": checkpoint,
+            "cuts": cuts,
+        }
         if per_rank == 1:
             plan = partition(
                 profile,
@@ -182,6 +199,48 @@ class Combinations:
             held=int(timeline.peak_memory.max()),
             in_flight=int(timeline.peak_in_flight.max()),
         )
+
+    def improve(self, candidate: Candidate, effort: int) -> tuple[Candidate, int]:
+        """Moves the cuts of a simulated candidate as long as that makes it faster.
+
+        The slowest stage is not all that counts: until the pipeline is full, and when
+        it empties, and wherever a rank waits for an answer, messages count as well.
+
+        Args:
+            candidate: With its outcome.
+            effort: How much may be tried: layers times stages, and actions.
+
+        Returns:
+            Candidate: The best found, with its outcome.
+            int: What is left of the effort.
+        """
+        combination = candidate.combination
+        n_stages, n_layers = combination.n_stages, candidate.plan.n_layers
+        each = n_stages * (n_layers + 3 * combination.n_microbatches)
+        before = None
+        while candidate is not before:
+            before = candidate
+            for k, distance in itertools.product(range(1, n_stages), MOVES):
+                if effort < each:
+                    return candidate, effort
+                cuts = list(candidate.plan.cuts)
+                cuts[k] += distance
+                if cuts[k - 1] < cuts[k] < cuts[k + 1]:
+                    effort -= each
+                    candidate = self._faster(candidate, cuts)
+        return candidate, effort
+
+    def _faster(self, candidate: Candidate, cuts: Sequence[int]) -> Candidate:
+        """Returns the candidate, or one with these cuts if that is faster and fits."""
+        seconds = candidate.outcome.seconds / SAME
+        try:
+            other = self.candidate(candidate.combination, cuts)
+        except MemoryLimitError:
+            return candidate
+        if other.bound >= seconds:
+            return candidate
+        other.outcome = self.simulate(other)
+        return other if other.outcome.seconds < seconds else candidate
 
     def _at(self, size: int) -> Profile:
         if size not in self.sized:

@@ -24,6 +24,9 @@ class Phases:
         function: What to run: a layer, or a loss.
         parameters: Returns its parameters.
         inputs: What to run it on.
+
+    Attributes:
+        mean_seconds (float): Of all phases together, on average; see :meth:`seconds`.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Phases:
         self._inputs = inputs
         self._weights = WeightGradients(parameters)
         self._begun = False
+        self.mean_seconds = 0.0
         self.outputs: tuple = ()
         self.pending: backprop.PendingWeightGradients | None = None
 
@@ -85,7 +89,9 @@ class Phases:
         finally:
             if enabled:
                 gc.enable()
-        return {name: statistics.median(values[1:]) for name, values in times.items()}
+        timed = {name: values[1:] for name, values in times.items()}
+        self.mean_seconds = sum(map(statistics.fmean, timed.values()))
+        return {name: statistics.median(values) for name, values in timed.items()}
 
     def workspace(self, device: Any) -> int:
         """Returns the most bytes that a phase allocates and frees again."""

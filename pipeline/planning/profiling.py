@@ -19,6 +19,7 @@ import dataclasses
 import itertools
 import os
 import platform
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable
 
@@ -31,6 +32,9 @@ from divisible.layer_costs import LayerCost, Profile
 from pipeline.message import Tensor, Tensors
 from pipeline.planning.phases import Phases
 from pipeline.planning.retained import Owners, retained_arrays
+
+#: How many times their medians the layers may take on average without a warning.
+_DISTURBED = 1.3
 
 
 def profile(
@@ -49,6 +53,10 @@ def profile(
     gradients, running averages and the random state of NumPy. Its layers are copied
     one by one, and parameters that are made at the first call are made in the copy, so
     a model whose layers are not there yet takes no more memory than its largest layer.
+
+    A :class:`RuntimeWarning` says so if the machine was disturbed, or stopped the
+    process now and then because its CPU time has a quota: medians then tell how fast
+    it is in between.
 
     Of layers that were appended with ``recompute=True`` the second forward counts as a
     part of I; what they hold then, all of neighbouring ones, as workspace.
@@ -102,8 +110,9 @@ def profile(
     # Arrays that are counted already, on their way from layer to layer.
     counted = Owners(tensor.array for tensor in inputs)
     costs: list[LayerCost] = []
-    # For each layer what it holds while it is run again.
+    # For each layer what it holds while it is run again, and how long it took.
     again: list[int] = []
+    mean_seconds = []
     n = len(model)
     skips = _Skips(model)
     with _as_in_training(), chainer.using_device(device):
@@ -113,6 +122,7 @@ def profile(
             begins = position == 0 or not model.recomputed[position - 1]
             cost, inputs = layer.measure(inputs, counted, costs, repeat, begins)
             again.append(layer.held_again)
+            mean_seconds.append(layer.mean_seconds)
             handed_over = skips.hand_over(position, inputs, counted)
             costs.append(
                 dataclasses.replace(
@@ -124,6 +134,7 @@ def profile(
             )
             if progress is not None:
                 progress(position + 1, n)
+        _warn_if_disturbed(sum(mean_seconds) / sum(cost.seconds for cost in costs))
         costs = _run_again(costs, again, model.recomputed)
         loss = None
         if targets is not None or lossfun is not None:
@@ -186,6 +197,25 @@ class _Skips:
         return _nbytes(tensors for tensors, _ in self._carried.values())
 
 
+def _warn_if_disturbed(mean: float) -> None:
+    """Warns if the layers' medians promise more than the machine keeps.
+
+    Args:
+        mean: How long the layers took on average, relative to their medians.
+    """
+    if mean > _DISTURBED:
+        warnings.warn(
+            f"the layers took {mean:.2f} times their medians on average: something else"
+            f" uses the machine, or a quota limits this process's CPU time, and stops"
+            f" it in some of the runs. The profile has the medians, so plans made from"
+            f" it promise too much, and choose microbatches that are too small. Measure"
+            f" where nothing disturbs, and give the speeds of the slower ranks to the"
+            f" plan",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
 def _nbytes(messages: Iterable[Tensors]) -> int:
     return sum(tensor.array.nbytes for tensors in messages for tensor in tensors)
 
@@ -207,6 +237,8 @@ class _Layer:
         (self.is_recomputed,) = self.part.recomputed
         #: Bytes that it holds when its forward is run again.
         self.held_again = 0
+        #: Of the runs whose medians are its costs.
+        self.mean_seconds = 0.0
 
     def _run(self, *values: Any) -> Any:
         """Runs the layer on its inputs and, behind them, what it takes from skips."""
@@ -251,8 +283,10 @@ class _Layer:
         bytes_of["pending_bytes"] = (Owners(runs.pending.arrays()) - persistent).nbytes
         runs.backward_weight()
         parameters = list(self.part.params())
+        seconds = runs.seconds(device, repeat)
+        self.mean_seconds = runs.mean_seconds
         cost = LayerCost(
-            **runs.seconds(device, repeat),
+            **seconds,
             **bytes_of,
             parameter_bytes=sum(param.array.nbytes for param in parameters),
             optimizer_bytes=_state_bytes(self.optimizer, parameters),

@@ -22,13 +22,20 @@ from divisible.plan import Alternative, Plan
 from divisible.stage_costs import CHECKPOINTS, Network, PerRank
 from divisible.units import format_seconds
 from pipeline import schedules as generators
-from pipeline.planning.combinations import Candidate, Combination, Combinations
+from pipeline.planning.combinations import (
+    SAME,
+    Candidate,
+    Combination,
+    Combinations,
+)
 
 #: What is tried by default.
 SCHEDULES = ("1f1b", "gpipe", "zb_h1", "interleaved", "zb_v")
 
-# Predictions of equal time differ by rounding.
-_SAME = 1 + 1e-6
+# Candidates that are cut still better: so many at most, and so much slower at most.
+_IMPROVED, _NEAR = 5, 1.1
+# How much may be tried for that; some seconds' worth.
+_EFFORT = 5 * 10**6
 # How many of the alternatives are kept, besides the best one of every kind.
 _KEPT = 10
 
@@ -53,8 +60,9 @@ def best_plan(
     Searches the number of stages, of microbatches and of replicas, the schedule and
     the recomputation. Each combination is cut optimally (:func:`divisible.partition`)
     and simulated (:func:`pipeline.simulate`) unless it does not fit or cannot win. The
-    step is forward and backward of a minibatch and the sum of the replicas' gradients,
-    by rings, after them.
+    cuts of the fastest are then moved as long as that makes the simulated step shorter.
+    The step is forward and backward of a minibatch and the sum of the replicas'
+    gradients, by rings, after them.
 
     Fewer ranks than there are may be faster; the first ones are used. With replicas,
     neighbouring ranks make a pipeline.
@@ -130,7 +138,9 @@ def best_plan(
             f"none of {len(out)} combinations fits into the memory of the ranks. With"
             f" {combination}: {reason}"
         )
-    best = _simulate(fitting, search)
+    _simulate(fitting, search)
+    _improve(fitting, search)
+    best = _fastest(fitting)
     return replace(
         best.plan,
         step_seconds=best.outcome.seconds,
@@ -185,15 +195,32 @@ def _numbers(n_samples: int) -> list[int]:
     return sorted(least.values())
 
 
-def _simulate(candidates: list[Candidate], search: Combinations) -> Candidate:
-    """Simulates what could win and returns the winner."""
+def _simulate(candidates: list[Candidate], search: Combinations) -> None:
+    """Simulates what could win."""
     best = np.inf
     for candidate in sorted(candidates, key=lambda c: c.bound):
-        if candidate.bound > best * _SAME:
+        if candidate.bound > best * SAME:
             break
         candidate.outcome = search.simulate(candidate)
         best = min(best, candidate.outcome.seconds)
-    same = [c for c in candidates if c.outcome and c.outcome.seconds <= best * _SAME]
+
+
+def _improve(candidates: list[Candidate], search: Combinations) -> None:
+    """Replaces the fastest of those that are simulated by better cuts."""
+    simulated = [i for i, c in enumerate(candidates) if c.outcome is not None]
+    simulated.sort(key=lambda i: candidates[i].outcome.seconds)
+    limit = _NEAR * candidates[simulated[0]].outcome.seconds
+    effort = _EFFORT
+    for i in simulated[:_IMPROVED]:
+        if candidates[i].outcome.seconds <= limit:
+            candidates[i], effort = search.improve(candidates[i], effort)
+
+
+def _fastest(candidates: list[Candidate]) -> Candidate:
+    """Returns the winner of those that are simulated."""
+    simulated = [c for c in candidates if c.outcome is not None]
+    best = min(c.outcome.seconds for c in simulated)
+    same = [c for c in simulated if c.outcome.seconds <= best * SAME]
     return min(same, key=_frugality)
 
 
@@ -243,7 +270,7 @@ def _alternative(other: Candidate, best: Candidate) -> Alternative:
             f" links have to do"
         )
         return Alternative(name, other.bound, reason, other.plan)
-    if its.seconds <= mine.seconds * _SAME:
+    if its.seconds <= mine.seconds * SAME:
         reason = "as fast, but needs more ranks or memory"
     else:
         reason = (

@@ -96,11 +96,11 @@ def test_probes_are_made_once_for_each_size_of_microbatch(tmp_path):
     file = tmp_path / "probes.jsonl"
     # As many as in a fifth of the minibatch at most.
     expected = {("mlp", 64, 40, n, "1gbit"): [5, 8] for n in (1, 2)}
-    missing = missing_probes(file, points)
+    missing = missing_probes(read_probes(file), points)
     assert {point.group: sizes for point, sizes in missing.items()} == expected
     append_probe(file, Probe(points[0].group, 5, 3.0))
     assert read_probes(file) == {(points[0].group, 5): 3.0}
-    assert missing_probes(file, points)[points[0]] == [8]
+    assert missing_probes(read_probes(file), points)[points[0]] == [8]
 
 
 def test_a_run_goes_on_where_it_was_stopped(tmp_path):

@@ -249,6 +249,17 @@ def test_memory_moves_the_cut():
     assert partition(profile, 2, memory=400, checkpoint="always").cuts == [0, 2, 4]
 
 
+def test_cuts_that_are_given():
+    times = [1.0, 5.0, 1.0, 1.0]
+    profile = Profile(layers_of(times, parameter_bytes=[10] * 4), n_samples=1)
+    best, given = partition(profile, 2), partition(profile, 2, cuts=[0, 3, 4])
+    assert (best.cuts, given.cuts) == ([0, 2, 4], [0, 3, 4])
+    assert [stage.seconds for stage in given.stages] == [3.5 * 7, 3.5]
+    assert partition(profile, 2, cuts=best.cuts).stages == best.stages
+    with pytest.raises(MemoryLimitError, match=r"cuts \[0, 3, 4\] do not fit: stage 0"):
+        partition(profile, 2, memory=50, cuts=[0, 3, 4])
+
+
 def test_zero_bubble_has_its_peaks_at_different_times():
     layers = [LayerCost(1, 1, 1, activation_bytes=100, pending_bytes=100)] * 3
     profile = Profile(layers, n_samples=1)
@@ -300,6 +311,9 @@ def test_what_lacks_for_a_skip_is_said():
         ({"in_flight": [float("nan"), 1]}, "in_flight must be finite"),
         ({"pending": [0, -1]}, "pending must be finite and not negative"),
         ({"n_microbatches": 0}, "n_microbatches must be positive"),
+        ({"cuts": [0, 4]}, "make 1 stage of 4 layers, not 2 of 4"),
+        ({"cuts": [0, 2, 5]}, "make 2 stages of 5 layers, not 2 of 4"),
+        ({"cuts": [0, 4, 4]}, "has no layers; cuts must grow"),
     ],
 )
 def test_bad_requests(options, message):

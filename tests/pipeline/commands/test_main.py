@@ -1,3 +1,4 @@
+import itertools
 import json
 import sys
 
@@ -109,6 +110,17 @@ def test_from_profile_to_timeline(folder):
     assert "<svg" in (folder / "step.svg").read_text()
     assert run("timeline", "step.json", "--plot", "again.png").count("rank") >= 1
     assert (folder / "again.png").exists()
+
+
+def test_warnings_come_without_the_line_of_code(folder, monkeypatch):
+    shown = itertools.cycle([1.0, 1.0, 1.0, 9.0])
+    monkeypatch.setattr(
+        "pipeline.planning.phases.stopwatch",
+        lambda device: lambda run: (run(), next(shown))[1],
+    )
+    output = run("profile", "models_of_test.py:ready", "--input", "8", "--batch", "2")
+    assert "warning: the layers took" in output
+    assert "profiling.py" not in output
 
 
 def test_a_cut_by_its_method(folder):

@@ -1,5 +1,7 @@
 import gc
+import itertools
 import tracemalloc
+import warnings
 from functools import partial
 
 import chainer
@@ -389,6 +391,33 @@ def test_progress_is_told():
     model = Divisible(F.relu, F.tanh, F.sigmoid)
     profile(model, ones(1, 2), repeat=1, progress=lambda *step: seen.append(step))
     assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def stopwatch_of(*seconds):
+    """A stopwatch that shows these in turn, instead of the time."""
+    shown = itertools.cycle(seconds)
+
+    def measure(run):
+        run()
+        return next(shown)
+
+    return lambda device: measure
+
+
+def test_a_disturbed_machine_is_told(monkeypatch):
+    watch = stopwatch_of(1.0, 1.0, 1.0, 9.0)
+    monkeypatch.setattr("pipeline.planning.phases.stopwatch", watch)
+    with pytest.warns(RuntimeWarning, match=r"took \d\.\d\d times their medians"):
+        costs = profile(Divisible(F.relu), ones(1, 2), repeat=7)
+    assert costs.layers[0].forward == 1.0
+
+
+def test_a_quiet_machine_is_not(monkeypatch):
+    watch = stopwatch_of(1.0, 1.1, 1.2, 1.1, 1.0)
+    monkeypatch.setattr("pipeline.planning.phases.stopwatch", watch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        profile(Divisible(F.relu), ones(1, 2), repeat=7)
 
 
 def test_saved_loaded_and_printed(tmp_path):
