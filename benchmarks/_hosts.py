@@ -105,9 +105,18 @@ def command_line(cluster: Path) -> str:
 @contextmanager
 def _up(cluster: Path, hosts: Hosts) -> Iterator[None]:
     def call(*arguments: str) -> None:
-        subprocess.run(
-            [sys.executable, cluster, *arguments], check=True, stdout=subprocess.DEVNULL
+        command = [sys.executable, cluster, *arguments]
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, start_new_session=True
         )
+        try:
+            process.wait()
+        finally:
+            # Even if this one is told to stop: of hosts that are half up, or half down,
+            # nobody knows.
+            code = process.wait()
+        if code:
+            raise subprocess.CalledProcessError(code, command)
 
     words = ["--cpus", f"{hosts.share:g}", "--count", str(hosts.n)]
     if hosts.rate is not None:
