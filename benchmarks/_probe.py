@@ -16,7 +16,7 @@ from pipeline.message import Tensor
 from pipeline.planning.phases import Phases
 
 #: Seconds that hosts are busy at least, and the fewest rounds.
-SECONDS, ROUNDS = 3.0, 2
+SECONDS, ROUNDS = 8.0, 2
 
 
 def busy_seconds(
