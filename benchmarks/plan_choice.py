@@ -141,7 +141,7 @@ class Search:
         x = self._data[0][: profile.n_samples]
         cuts = Plan.uniform(len(self._model), self._comm.size).cuts
         seconds = busy_seconds(self._comm, lambda: self._model, cuts, x, PAUSE)
-        slower = seconds / profile.seconds
+        slower = seconds / sum(layer.seconds for layer in profile.layers)
 
         def slow(layer: LayerCost) -> LayerCost:
             times = {name: slower * getattr(layer, name) for name in SECONDS}
@@ -175,8 +175,10 @@ class Search:
         # The best of many measurements is partly luck, so the best few run again.
         order = np.argsort(measured)
         finalists = {"chosen": chosen}
-        for n, i in enumerate(order[: self._job["finalists"]], 1):
-            finalists[f"found {n}"] = plans[i]
+        found = [plans[i] for i in order[: self._job["finalists"]]]
+        for n, plan in enumerate(found, 1):
+            if (plan.cuts, plan.n_microbatches) != (chosen.cuts, chosen.n_microbatches):
+                finalists[f"found {n}"] = plan
         equal = Plan.uniform(len(self._model), self._comm.size).cuts
         uniform = next((plans[i] for i in order if plans[i].cuts == equal), None)
         if uniform is not None:
@@ -207,11 +209,10 @@ class Search:
 
         x, t = self._data
         stage = self._model.divide(*plan.range(self._comm.rank))
-        n = plan.n_microbatches
-        with Pipeline(stage, self._comm, n, plan.schedule, accfun=None) as pipe:
-            # Buffers and gradients are made in the first step; one sample for each
-            # microbatch is enough for that.
-            pipe.step(x[:n], t[:n])
+        n, schedule = plan.n_microbatches, plan.schedule
+        with Pipeline(stage, self._comm, n, schedule, accfun=None) as pipe:
+            # Makes buffers and gradients, and learns how large the messages are.
+            pipe.step(x, t)
             return step_seconds(self._comm, lambda: pipe.step(x, t), PAUSE)
 
     def _predicted(self, plan: Plan) -> float:

@@ -91,8 +91,8 @@ def partition(
         pending: For each stage those between I and W.
         recomputed: For each stage the share of the microbatches whose forward runs
             again, for another schedule.
-        cuts: Where to cut, by no method: to learn what the stages cost, and whether
-            they fit.
+        cuts: Where to cut, in place of a method: to learn what the stages cost, and
+            whether they fit.
 
     Returns:
         Plan: The cuts, and what each stage costs.
@@ -115,6 +115,8 @@ def partition(
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
+    if cuts is not None and method != "optimal":
+        raise ValueError(f"cuts are given, so there is nothing for {method!r} to cut")
     if not 1 <= n_stages <= len(profile):
         raise ValueError(
             f"{len(profile)} layers cannot be cut into {n_stages} stages: each stage"

@@ -71,7 +71,11 @@ def left_behind() -> set[pathlib.Path]:
         for maps in pathlib.Path("/proc").glob("[0-9]*/maps"):
             # Some belong to other users, others have just ended.
             with contextlib.suppress(OSError):
-                used.update(re.findall(r"/dev/shm/mpich_shm_\w+", maps.read_text()))
+                used.update(
+                    re.findall(
+                        r"/dev/shm/mpich_shm_\w+", maps.read_text(errors="replace")
+                    )
+                )
         files = {file for file in files if str(file) not in used}
     return files
 

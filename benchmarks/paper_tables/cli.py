@@ -167,6 +167,9 @@ def measure(
     """
     from paper_tables.models import cuts
 
+    # All rounds of a point are cut alike, whatever is chosen now.
+    samples_before = read(arguments.output / SAMPLES).items()
+    kept = {point: each[-1].cuts for point, each in samples_before}
     points = {point.group: point for point in (*probes, *(point for point, _ in todo))}
     samples = {point.group: samples for point, samples in probes.items()}
     failed = []
@@ -179,7 +182,7 @@ def measure(
                 {
                     "point": to_json(each),
                     "round": number,
-                    "cuts": cuts(each, profiles, hosts),
+                    "cuts": kept.get(each) or cuts(each, profiles, hosts),
                 }
                 for each, number in entries
             ]

@@ -54,9 +54,9 @@ def cuts(point: Point, profiles: list[Profile], hosts: Hosts) -> list[int]:
 
     Args:
         point: Its ``cut`` is the paper's, of equally many layers on all hosts, or ours:
-            the optimal one, into as many stages as are fastest by simulation. That may
-            be fewer than there are hosts: where one layer is the slowest stage in any
-            case, more stages only take longer to fill.
+            the one that is fastest by simulation. That may have fewer stages than
+            there are hosts: where one layer is the slowest stage in any case, more
+            stages only take longer to fill.
         profiles: Of the layers, at several sizes; for our cut only.
         hosts: Where it will run.
     """

@@ -127,8 +127,8 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         f" images of {scale.image} x {scale.image}. The C library keeps the memory that"
         " a step frees, for the undivided step as well.",
         "",
-        "- **cut**: the paper's, of equally many layers on every host, or ours: the"
-        " optimal one, with as many stages as are fastest by simulation, at most one on"
+        "- **cut**: the paper's, of equally many layers on every host, or ours: what"
+        " `Plan.best` chose for the microbatches and the schedule, at most one stage on"
         " every host;",
         "- **step**: median of the measured steps, forward and backward;",
         "- **speed-up**: over the undivided model in plain Chainer on one such host,"

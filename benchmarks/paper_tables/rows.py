@@ -93,7 +93,9 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
         equation = equations[point.series]
         files = profile_files(folder, point).values()
         profiles = [Profile.load(file) for file in files]
-        speed = interpolate(profiles, point.probe_samples).seconds / probe
+        # Without the loss, which a probe does not run.
+        layers = interpolate(profiles, point.probe_samples).layers
+        speed = sum(layer.seconds for layer in layers) / probe
         predicted, simulated, bound = _simulate(
             point, profiles, speed, samples[point], point.on(cpu)
         )

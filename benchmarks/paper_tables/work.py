@@ -124,8 +124,9 @@ class Steps:
             stage = self._divided(point, *cuts[rank : rank + 2])
             n = point.microbatches
             with Pipeline(stage, comm, n, point.schedule, timeout=TIMEOUT) as pipe:
-                # Buffers, gradients and agreements are made in the first step; one
-                # sample for each microbatch is enough for that.
+                # Gradients are made in the first step; one sample for each microbatch
+                # is enough for that. How large the messages are is new to the second,
+                # which costs little beside steps of seconds.
                 self._seconds(lambda: pipe.step(x[:n], t[:n]))
                 seconds = self._seconds(lambda: pipe.step(x, t))
                 costs = measured_costs([pipe.timeline()], n_stages)

@@ -47,11 +47,12 @@ def show_progress(what: str) -> Iterator[Callable[[int, int], None]]:
 def plain_warnings() -> Iterator[None]:
     """Shows warnings as what they say, without the line of code."""
     with warnings.catch_warnings(record=True) as caught:
-        yield
-    for warning in caught:
-        Console(stderr=True).print(
-            f"warning: {warning.message}", markup=False, highlight=False
-        )
+        try:
+            yield
+        finally:
+            for warning in caught:
+                text = f"warning: {warning.message}"
+                Console(stderr=True).print(text, markup=False, highlight=False)
 
 
 def _console() -> Console:

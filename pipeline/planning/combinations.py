@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -34,8 +35,11 @@ from pipeline.validation import peaks
 
 #: Predictions of equal time differ by rounding.
 SAME = 1 + 1e-6
-#: How far a cut is moved to see whether that is faster.
-MOVES = (-1, 1, -2, 2, -3, 3, -4, 4)
+#: How far a cut, or it and the next one, is moved to see whether that is faster.
+MOVES = (
+    *((sign * distance,) for distance in (1, 2, 3, 4) for sign in (-1, 1)),
+    *itertools.product((-1, 1), repeat=2),
+)
 
 
 class Combination(NamedTuple):
@@ -200,7 +204,7 @@ class Combinations:
             in_flight=int(timeline.peak_in_flight.max()),
         )
 
-    def improve(self, candidate: Candidate, effort: int) -> tuple[Candidate, int]:
+    def improve(self, candidate: Candidate, effort: int) -> Candidate:
         """Moves the cuts of a simulated candidate as long as that makes it faster.
 
         The slowest stage is not all that counts: until the pipeline is full, and when
@@ -212,7 +216,6 @@ class Combinations:
 
         Returns:
             Candidate: The best found, with its outcome.
-            int: What is left of the effort.
         """
         combination = candidate.combination
         n_stages, n_layers = combination.n_stages, candidate.plan.n_layers
@@ -220,15 +223,17 @@ class Combinations:
         before = None
         while candidate is not before:
             before = candidate
-            for k, distance in itertools.product(range(1, n_stages), MOVES):
+            for k, move in itertools.product(range(1, n_stages), MOVES):
                 if effort < each:
-                    return candidate, effort
+                    return candidate
                 cuts = list(candidate.plan.cuts)
-                cuts[k] += distance
-                if cuts[k - 1] < cuts[k] < cuts[k + 1]:
+                for i, distance in enumerate(move, k):
+                    cuts[i] += distance
+                is_cut = cuts[-1] == n_layers and all(map(operator.lt, cuts, cuts[1:]))
+                if is_cut:
                     effort -= each
                     candidate = self._faster(candidate, cuts)
-        return candidate, effort
+        return candidate
 
     def _faster(self, candidate: Candidate, cuts: Sequence[int]) -> Candidate:
         """Returns the candidate, or one with these cuts if that is faster and fits."""

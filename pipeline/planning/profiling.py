@@ -33,8 +33,9 @@ from pipeline.message import Tensor, Tensors
 from pipeline.planning.phases import Phases
 from pipeline.planning.retained import Owners, retained_arrays
 
-#: How many times their medians the layers may take on average without a warning.
-_DISTURBED = 1.3
+# How many times their medians the layers may take on average without a warning, and
+# how many seconds more: those of an interrupt or two.
+_DISTURBED, _NOISE = 1.3, 3e-3
 
 
 def profile(
@@ -56,7 +57,7 @@ def profile(
 
     A :class:`RuntimeWarning` says so if the machine was disturbed, or stopped the
     process now and then because its CPU time has a quota: medians then tell how fast
-    it is in between.
+    it is in between. (It takes three repeats to see that.)
 
     Of layers that were appended with ``recompute=True`` the second forward counts as a
     part of I; what they hold then, all of neighbouring ones, as workspace.
@@ -134,7 +135,7 @@ def profile(
             )
             if progress is not None:
                 progress(position + 1, n)
-        _warn_if_disturbed(sum(mean_seconds) / sum(cost.seconds for cost in costs))
+        _warn_if_disturbed(sum(mean_seconds), sum(cost.seconds for cost in costs))
         costs = _run_again(costs, again, model.recomputed)
         loss = None
         if targets is not None or lossfun is not None:
@@ -197,20 +198,21 @@ class _Skips:
         return _nbytes(tensors for tensors, _ in self._carried.values())
 
 
-def _warn_if_disturbed(mean: float) -> None:
+def _warn_if_disturbed(mean: float, median: float) -> None:
     """Warns if the layers' medians promise more than the machine keeps.
 
     Args:
-        mean: How long the layers took on average, relative to their medians.
+        mean: Seconds that the layers took on average, all together.
+        median: The same of their medians.
     """
-    if mean > _DISTURBED:
+    if mean > max(_DISTURBED * median, median + _NOISE):
         warnings.warn(
-            f"the layers took {mean:.2f} times their medians on average: something else"
-            f" uses the machine, or a quota limits this process's CPU time, and stops"
-            f" it in some of the runs. The profile has the medians, so plans made from"
-            f" it promise too much, and choose microbatches that are too small. Measure"
-            f" where nothing disturbs, and give the speeds of the slower ranks to the"
-            f" plan",
+            f"the layers took {mean / median:.2f} times their medians on average:"
+            f" something else uses the machine, or a quota limits this process's CPU"
+            f" time, and stops it in some of the runs. The profile has the medians, so"
+            f" plans made from it promise too much, and choose microbatches that are"
+            f" too small. Measure where nothing disturbs, and give the speeds of the"
+            f" slower ranks to the plan",
             RuntimeWarning,
             stacklevel=3,
         )

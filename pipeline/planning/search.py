@@ -1,11 +1,13 @@
 """Chooses stages, microbatches, schedule and recomputation together.
 
-Every combination is cut optimally. What its busiest rank has to compute is a bound on
-its step, so that only those are simulated that could still win::
+Every combination is cut so that its slowest stage is as fast as possible. What its
+busiest rank has to compute is a bound on its step, so that only those are simulated
+that could still win with these cuts::
 
     combination -> partition -> does not fit: out
                              -> bound        -> simulate in the order of the bounds,
                                                 until the bound exceeds the best
+                                             -> move the cuts of the fastest
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ SCHEDULES = ("1f1b", "gpipe", "zb_h1", "interleaved", "zb_v")
 
 # Candidates that are cut still better: so many at most, and so much slower at most.
 _IMPROVED, _NEAR = 5, 1.1
-# How much may be tried for that; some seconds' worth.
-_EFFORT = 5 * 10**6
+# How much may be tried for each of them; some seconds' worth.
+_EFFORT = 2 * 10**6
 # How many of the alternatives are kept, besides the best one of every kind.
 _KEPT = 10
 
@@ -59,10 +61,11 @@ def best_plan(
 
     Searches the number of stages, of microbatches and of replicas, the schedule and
     the recomputation. Each combination is cut optimally (:func:`divisible.partition`)
-    and simulated (:func:`pipeline.simulate`) unless it does not fit or cannot win. The
-    cuts of the fastest are then moved as long as that makes the simulated step shorter.
-    The step is forward and backward of a minibatch and the sum of the replicas'
-    gradients, by rings, after them.
+    and simulated (:func:`pipeline.simulate`) unless it does not fit or cannot win with
+    these cuts. Those of the fastest are then moved as long as that makes the simulated
+    step shorter, of very large models as far as some seconds allow. The step is forward
+    and backward of a minibatch and the sum of the replicas' gradients, by rings, after
+    them.
 
     Fewer ranks than there are may be faster; the first ones are used. With replicas,
     neighbouring ranks make a pipeline.
@@ -206,14 +209,19 @@ def _simulate(candidates: list[Candidate], search: Combinations) -> None:
 
 
 def _improve(candidates: list[Candidate], search: Combinations) -> None:
-    """Replaces the fastest of those that are simulated by better cuts."""
+    """Cuts the fastest of those that are simulated still better."""
+
+    def order(i: int) -> tuple:
+        seconds = candidates[i].outcome.seconds
+        # Those that take the same time but for rounding go by what they need.
+        return float(f"{seconds:.5g}"), *_frugality(candidates[i])
+
     simulated = [i for i, c in enumerate(candidates) if c.outcome is not None]
-    simulated.sort(key=lambda i: candidates[i].outcome.seconds)
+    simulated.sort(key=order)
     limit = _NEAR * candidates[simulated[0]].outcome.seconds
-    effort = _EFFORT
     for i in simulated[:_IMPROVED]:
         if candidates[i].outcome.seconds <= limit:
-            candidates[i], effort = search.improve(candidates[i], effort)
+            candidates[i] = search.improve(candidates[i], _EFFORT)
 
 
 def _fastest(candidates: list[Candidate]) -> Candidate:
@@ -267,7 +275,7 @@ def _alternative(other: Candidate, best: Candidate) -> Alternative:
     if its is None:
         reason = (
             f"takes {format_seconds(other.bound)} at least, by what its ranks and"
-            f" links have to do"
+            f" links have to do where it is cut most evenly"
         )
         return Alternative(name, other.bound, reason, other.plan)
     if its.seconds <= mine.seconds * SAME:

@@ -311,6 +311,7 @@ def test_what_lacks_for_a_skip_is_said():
         ({"in_flight": [float("nan"), 1]}, "in_flight must be finite"),
         ({"pending": [0, -1]}, "pending must be finite and not negative"),
         ({"n_microbatches": 0}, "n_microbatches must be positive"),
+        ({"cuts": [0, 2, 4], "method": "time"}, "nothing for 'time' to cut"),
         ({"cuts": [0, 4]}, "make 1 stage of 4 layers, not 2 of 4"),
         ({"cuts": [0, 2, 5]}, "make 2 stages of 5 layers, not 2 of 4"),
         ({"cuts": [0, 4, 4]}, "has no layers; cuts must grow"),
