@@ -173,7 +173,8 @@ def summary(found: dict[Point, Row]) -> list[str]:
         "",
         "At best possible: with the microbatches of the best in the row, if the slowest"
         " layer, or all layers evenly on all hosts, kept hosts of this speed busy all"
-        " the time; by the profiles.",
+        " the time; by the profiles. The hosts' speed differs by some percent from one"
+        " minute to another, so a step may seem to beat it.",
         "",
         *targets(found),
     ]
