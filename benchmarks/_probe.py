@@ -1,10 +1,11 @@
-"""How fast hosts are while all of them are busy."""
+"""How fast hosts are while all of them are busy, and the link between two."""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Callable
 
 import chainer
 import numpy as np
@@ -54,7 +55,7 @@ def busy_seconds(
     inputs = Tensor(x, True) if rank > 0 else Tensor(x)
     runs = Phases(stage, stage.params, (inputs,))
 
-    def run() -> Any:
+    def run() -> None:
         for _, phase in runs.phases():
             phase()
 
@@ -66,3 +67,27 @@ def busy_seconds(
     quiet_barrier(comm, pause)
     # Not the median: a quota stops a host in the middle of some rounds, not of all.
     return comm.allreduce(statistics.fmean(times))
+
+
+def message_seconds(comm: MPI.Comm, n_bytes: int, rounds: int) -> list[float]:
+    """Times messages between the first two ranks.
+
+    Args:
+        comm: Two ranks at least.
+        n_bytes: Of a message.
+        rounds: Times that one goes to and fro.
+
+    Returns:
+        For each round half of its seconds, the same on every rank.
+    """
+    buffer, times = np.zeros(n_bytes, np.uint8), []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        if comm.rank == 0:
+            comm.Send(buffer, 1)
+            comm.Recv(buffer, 1)
+        elif comm.rank == 1:
+            comm.Recv(buffer, 0)
+            comm.Send(buffer, 0)
+        times.append((time.perf_counter() - start) / 2)
+    return comm.bcast(times)

@@ -98,7 +98,9 @@ def work(job: dict, report: Path) -> None:
         if name == "undivided":
             step = serial if comm.rank == 0 else (lambda: None)
             return step_seconds(comm, step, PAUSE)
-        # Hosts that had nothing to do for minutes find their programs' pages gone.
+        # Hosts that had nothing to do for minutes find their programs' pages gone. How
+        # large the messages are is new to the step after it, which costs little beside
+        # steps of seconds.
         step_seconds(comm, lambda: pipes[name].step(*small), PAUSE)
         seconds = step_seconds(comm, lambda: pipes[name].step(x, t), PAUSE)
         timelines[name].append(pipes[name].timeline())

@@ -45,8 +45,8 @@ PROFILED = (16, 8, 4, 1)
 TARGET = 1.05
 #: Seconds between two looks of a rank that waits for the next step.
 PAUSE = 0.002
-#: Times that a message goes to and fro.
-N_PINGS = 12
+#: Times that a message goes to and fro, and bytes of one that tells the bandwidth.
+N_PINGS, LARGE_MESSAGE = 12, 2**22
 
 
 class Layer(chainer.Chain):
@@ -68,23 +68,17 @@ def make_model() -> Divisible:
     return Divisible(*[Layer(*pair) for pair in zip(WIDTHS, WIDTHS[1:])])
 
 
-def minibatch(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Makes random samples and labels."""
-    random = np.random.RandomState(0)
-    x = random.standard_normal((size, WIDTHS[0])).astype(np.float32)
-    return x, random.randint(0, WIDTHS[-1], size).astype(np.int32)
-
-
 def work(job: dict[str, Any], report: Path) -> None:
     """What each host does; the first one writes the report."""
     # Here, because the process that only starts the hosts should not start MPI.
+    from _mlp import minibatch
     from mpi4py import MPI
 
     from divisible import profile
     from pipeline import abort_on_error
 
     abort_on_error()
-    x, t = minibatch(job["batch"])
+    x, t = minibatch(WIDTHS[0], job["batch"])
     if job["task"] == "profile":
         for file, n in zip(job["files"], job["sizes"]):
             profile(make_model(), x[:n], t[:n], repeat=9).save(file)
@@ -114,25 +108,13 @@ class Search:
 
     def _link(self) -> Network:
         """Measures the link between ranks 0 and 1: latency and bandwidth."""
-        from _common import quiet_barrier, wall_seconds
+        from _probe import message_seconds
 
-        comm, seconds = self._comm, []
-        other, order = 1 - comm.rank, ("Send", "Recv")
-        for n_bytes in (8, 2**22):
-            buffer = np.zeros(n_bytes, np.uint8)
-
-            def ping(buffer: np.ndarray = buffer) -> None:
-                if comm.rank < 2:
-                    for name in order if comm.rank == 0 else order[::-1]:
-                        getattr(comm, name)(buffer, other)
-
-            times = []
-            for _ in range(N_PINGS):
-                quiet_barrier(comm, PAUSE)
-                times.append(wall_seconds(ping) / 2)
-            seconds.append(comm.bcast(min(times)))
-        latency, large = seconds
-        return Network(2**22 / max(large - latency, 1e-9), latency)
+        latency, large = (
+            min(message_seconds(self._comm, n_bytes, N_PINGS))
+            for n_bytes in (8, LARGE_MESSAGE)
+        )
+        return Network(LARGE_MESSAGE / max(large - latency, 1e-9), latency)
 
     def _on_hosts(self, profile: Profile) -> Profile:
         """Returns a profile with the speed that busy hosts have."""

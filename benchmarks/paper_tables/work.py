@@ -11,11 +11,10 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
-import numpy as np
 from _common import machine, quiet_barrier
 from _hosts import PAUSE
 from _mlp import measured_costs, step_seconds, undivided_step
-from _probe import busy_seconds
+from _probe import busy_seconds, message_seconds
 from mpi4py import MPI
 
 from divisible import Divisible, profile
@@ -77,7 +76,9 @@ class Steps:
     def __init__(self, comm: MPI.Comm, file: Path) -> None:
         self._comm = comm
         self._file = file
-        self._latency = latency(comm)
+        self._latency = 0.0
+        if comm.size > 1:
+            self._latency = statistics.median(message_seconds(comm, 8, N_PINGS))
         self._where, load = machine("numpy", "chainer", "mpich").rsplit(", ", 1)
         self._load = float(load.split()[-1])
         # The stage of the last point, by what it depends on.
@@ -163,21 +164,3 @@ class Steps:
 
     def _seconds(self, step: Callable[[], Any]) -> float:
         return step_seconds(self._comm, step, PAUSE)
-
-
-def latency(comm: MPI.Comm) -> float:
-    """Returns the seconds of a small message between the first two ranks."""
-    if comm.size == 1:
-        return 0.0
-    times = []
-    data = np.zeros(1)
-    for _ in range(N_PINGS):
-        start = time.perf_counter()
-        if comm.rank == 0:
-            comm.Send(data, 1)
-            comm.Recv(data, 1)
-        elif comm.rank == 1:
-            comm.Recv(data, 0)
-            comm.Send(data, 0)
-        times.append(time.perf_counter() - start)
-    return comm.bcast(statistics.median(times) / 2)
