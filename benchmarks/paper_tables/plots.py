@@ -49,18 +49,21 @@ def times(figure: Figure, rows: Sequence[Row]) -> None:
     axes = _axes(figure, "microbatches", "seconds of a step")
     axes.set_yscale("log")
     _lines(axes, rows, _hosts, lambda r: r.step)
+    _legend_beside(axes)
 
 
 def speedups(figure: Figure, rows: Sequence[Row]) -> None:
     """Fig. 7: the same as speed-ups; dashed what was simulated before."""
     axes = _axes(figure, "microbatches", "speed-up over the undivided step")
     _lines(axes, rows, _hosts, _speedup, _predicted)
+    _legend_beside(axes, "dashed:\nsimulated before")
 
 
 def rates(figure: Figure, rows: Sequence[Row]) -> None:
     """Fig. 8: the step by number of microbatches, for every rate of the links."""
     axes = _axes(figure, "microbatches", "seconds of a step")
     _lines(axes, rows, lambda r: r.point.rate, lambda r: r.step, lambda r: r.predicted)
+    _legend_beside(axes, "dashed:\nsimulated before")
 
 
 def sizes(figure: Figure, rows: Sequence[Row]) -> None:
@@ -71,10 +74,11 @@ def sizes(figure: Figure, rows: Sequence[Row]) -> None:
     _lines(
         axes,
         rows,
-        lambda r: f"microbatches of {r.point.samples} samples",
+        lambda r: f"{r.point.samples} samples",
         lambda r: base[r.point.series] / r.step,
         x=lambda r: r.point.size,
     )
+    _legend_beside(axes, "microbatches of")
 
 
 def equation(figure: Figure, rows: Sequence[Row]) -> None:
@@ -113,8 +117,7 @@ def models(figure: Figure, rows: Sequence[Row]) -> None:
         _style(axes, "microbatches")
         axes.set_title(", ".join(kind))
         _lines(axes, mine, _hosts, _speedup, _predicted)
-        # One for all panels, where it covers nothing.
-        axes.get_legend().remove()
+    # One for all panels, where it covers nothing.
     lines, names = panels[0].get_legend_handles_labels()
     title = "dashed: simulated before"
     place = "outside lower center"
@@ -172,5 +175,9 @@ def _lines(
             axes.plot(places, [expected(row) for row in group], "--.", **style)
     axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
     axes.minorticks_off()
-    title = None if expected is None else "dashed: simulated before"
-    axes.legend(fontsize="small", title=title, title_fontsize="small")
+
+
+def _legend_beside(axes: Any, title: str | None = None) -> None:
+    """Says what the lines are where it covers none of them."""
+    style = {"fontsize": "small", "title_fontsize": "small"}
+    axes.figure.legend(loc="outside right upper", title=title, **style)

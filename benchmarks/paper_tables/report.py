@@ -176,6 +176,12 @@ def summary(found: dict[Point, Row]) -> list[str]:
         " the time; by the profiles. The hosts' speed differs by some percent from one"
         " minute to another, so a step may seem to beat it.",
         "",
+        "Both simulations take a stage's mean times, and the latency of links between"
+        " hosts at rest. A host that has used its quota stops until the next period of"
+        " 10 ms or more: where phases are not much longer than that (narrow layers and"
+        " many microbatches, in Fig. 9 to 11), they differ much from one another, hosts"
+        " wait for each other's messages, and steps are longer than simulated.",
+        "",
         *targets(found),
     ]
     return text
