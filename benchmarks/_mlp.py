@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import statistics
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable
@@ -12,7 +14,7 @@ from typing import Any, Callable
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
-from _common import quiet_barrier, wall_seconds
+from _common import wall_seconds
 from chainer.initializers import HeNormal
 from mpi4py import MPI
 
@@ -90,10 +92,21 @@ def step_seconds(comm: MPI.Comm, step: Callable[[], Any], pause: float) -> float
         Seconds of the rank that took longest, the same on every rank.
 
     """
-    quiet_barrier(comm, pause)
-    seconds = wall_seconds(step)
-    quiet_barrier(comm, pause)
-    return comm.allreduce(seconds, MPI.MAX)
+    # All begin at once, on one machine with one clock: a rank that sees late that the
+    # others are there would have them wait for it, and that would count.
+    lead = pause * (2 + math.log2(comm.size))
+    start = _quiet_max(comm, time.perf_counter() + lead, pause)
+    time.sleep(min(max(0.0, start - time.perf_counter()), 2 * lead))
+    return _quiet_max(comm, wall_seconds(step), pause)
+
+
+def _quiet_max(comm: MPI.Comm, value: float, pause: float) -> float:
+    """Returns the greatest value of any rank; see `quiet_barrier`."""
+    greatest = np.empty(1)
+    request = comm.Iallreduce(np.array([value]), greatest, MPI.MAX)
+    while not request.Test():
+        time.sleep(pause)
+    return float(greatest[0])
 
 
 def measured_costs(
@@ -125,3 +138,57 @@ def measured_costs(
         ]
 
     return Costs(mean(FORWARD), mean(INPUT, BACKWARD), mean(WEIGHT), transfer)
+
+
+def phase_costs(timeline: Timeline, transfer: Sequence[float]) -> Costs:
+    """Returns what every single phase cost in a measured timeline.
+
+    Where hosts have a quota, the phases of a stage differ much: one that uses the quota
+    up takes until the next period, and so may a message.
+
+    Args:
+        timeline: Of one step with one stage on each rank.
+        transfer: Bytes over bandwidth of a message between each two stages.
+
+    Returns:
+        Seconds of shape (n_stages, n_microbatches): those of the phase, with those
+        since the phase before if its message had been there by then. ``latency`` is for
+        how long idle ranks waited for a message that had been sent, on average, without
+        its transfer. A backward that was not split counts as input gradients.
+    """
+    events = [
+        (stage, INPUT if kind == BACKWARD else kind, microbatch, start, end)
+        for stage, kind, category, microbatch, start, end in zip(
+            timeline.stage.tolist(),
+            timeline.kind.tolist(),
+            timeline.category.tolist(),
+            timeline.microbatch.tolist(),
+            timeline.start.tolist(),
+            timeline.end.tolist(),
+        )
+        # Messages have the kind of what they carry, but a category of their own.
+        if kind == category
+    ]
+    ends = {event[:3]: event[-1] for event in events}
+    # When the rank was free, and when its message left and arrives at the earliest.
+    known: list[tuple[float, float, float]] = []
+    before: dict[int, float] = {}
+    for stage, kind, microbatch, start, end in events:
+        supplier = {FORWARD: stage - 1, INPUT: stage + 1}.get(kind)
+        sent = ends.get((supplier, kind, microbatch), -math.inf)
+        arrival = sent + transfer[min(stage, supplier)] if sent > -math.inf else sent
+        known.append((before.get(stage, start), sent, arrival))
+        before[stage] = end
+    delays = [
+        start - arrival
+        for (*_, start, _), (free, sent, arrival) in zip(events, known)
+        if sent > free
+    ]
+    latency = max(0.0, statistics.fmean(delays)) if delays else 0.0
+    shape = len(transfer) + 1, int(timeline.microbatch.max()) + 1
+    seconds = {kind: np.zeros(shape) for kind in (FORWARD, INPUT, WEIGHT)}
+    for event, (free, sent, arrival) in zip(events, known):
+        stage, kind, microbatch, start, end = event
+        begin = start if sent > free else min(start, max(free, arrival + latency))
+        seconds[kind][stage, microbatch] = end - begin
+    return Costs(*seconds.values(), transfer=transfer, latency=latency)

@@ -1,11 +1,11 @@
-"""How fast hosts are while all of them are busy, and the link between two."""
+"""How fast hosts are while all of them are busy, and the links between them."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Sequence
-from typing import Callable
+from dataclasses import dataclass
 
 import chainer
 import numpy as np
@@ -13,60 +13,161 @@ from _common import quiet_barrier, wall_seconds
 from mpi4py import MPI
 
 from divisible import Divisible
+from pipeline.communicator import wait
 from pipeline.message import Tensor
 from pipeline.planning.phases import Phases
 
 #: Seconds that hosts are busy at least, and the fewest rounds.
-SECONDS, ROUNDS = 8.0, 2
+SECONDS, ROUNDS = 4.0, 2
+#: Seconds that two hosts take turns, about, the fewest turns, and the most.
+TURNS_SECONDS, TURNS, MOST_TURNS = 2.0, 2, 1000
+#: Seconds that a host may wait for another.
+TIMEOUT = 3600.0
 
 
-def busy_seconds(
-    comm: MPI.Comm,
-    make_model: Callable[[], Divisible],
-    cuts: Sequence[int],
-    x: np.ndarray,
-    pause: float,
-) -> float:
-    """Times the layers while each rank runs its part of them, again and again.
+@dataclass(frozen=True)
+class Speed:
+    """What a microbatch takes on hosts that are all busy.
 
-    The ranks have nothing to wait for, and run what a profile measures. A host with a
-    tenth of a core finds its caches cold whenever its turn comes, and takes more than
-    ten times as long as one with a whole core.
+    Attributes:
+        seconds: Forward and backward on each rank, on average.
+        spread: Standard deviation of a forward's or a backward's seconds on each rank,
+            as a part of their mean: the mean of both.
+    """
+
+    seconds: list[float]
+    spread: list[float]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What a microbatch takes while the other hosts have nothing to do.
+
+    Attributes:
+        seconds: Forward and backward on the first two ranks, on average.
+        delay: Seconds from the end of a phase until the rank that waits for it has its
+            result, without what the bandwidth explains; 0 without other ranks.
+    """
+
+    seconds: list[float]
+    delay: float
+
+
+class Load:
+    """Each rank's part of a model, which it runs again and again with one microbatch.
+
+    The ranks run what a profile measures. A host with a tenth of a core finds its
+    caches cold whenever its turn comes, and takes more than ten times as long as one
+    with a whole core; and one that has used its quota stops in the middle of a phase,
+    or of a message.
 
     Args:
         comm: A rank on each host.
-        make_model: Makes the undivided model, in `deferred_init` if it is large.
-        cuts: Which layers each rank runs.
-        x: A microbatch for the first layer; the others get random numbers.
+        stage: What this rank runs. The stages follow each other.
+        x: A microbatch for the first of them; the others get random numbers.
         pause: Seconds between two looks of a rank that waits for the others.
-
-    Returns:
-        Seconds of a microbatch forward and backward through all layers: the sum over
-        the ranks, the same on every rank.
     """
-    rank = comm.rank
-    stage = make_model().divide(*cuts[rank : rank + 2])
-    if rank > 0:
-        shape = comm.recv(source=rank - 1)
-        x = np.random.RandomState(0).randn(len(x), *shape).astype(x.dtype)
-    if rank + 1 < comm.size:
-        with chainer.no_backprop_mode():
-            comm.send(stage(x[:1]).shape[1:], rank + 1)
-    inputs = Tensor(x, True) if rank > 0 else Tensor(x)
-    runs = Phases(stage, stage.params, (inputs,))
 
-    def run() -> None:
-        for _, phase in runs.phases():
+    def __init__(
+        self, comm: MPI.Comm, stage: Divisible, x: np.ndarray, pause: float
+    ) -> None:
+        self._comm = comm
+        self._pause = pause
+        rank = comm.rank
+        if rank > 0:
+            shape = comm.recv(source=rank - 1)
+            x = np.random.RandomState(0).randn(len(x), *shape).astype(x.dtype)
+        n_elements = x.size
+        if rank + 1 < comm.size:
+            with chainer.no_backprop_mode():
+                shape = stage(x[:1]).shape[1:]
+            comm.send(shape, rank + 1)
+            n_elements = len(x) * math.prod(shape)
+        # Of a message between the first two ranks.
+        self._n_bytes = (x.size if rank == 1 else n_elements) * x.itemsize
+        inputs = Tensor(x, True) if rank > 0 else Tensor(x)
+        self._phases = Phases(stage, stage.params, (inputs,))
+        for phase in self._halves():
             phase()
 
-    run()
-    quiet_barrier(comm, pause)
-    times: list[float] = []
-    while len(times) < ROUNDS or sum(times) < SECONDS:
-        times.append(wall_seconds(run))
-    quiet_barrier(comm, pause)
-    # Not the median: a quota stops a host in the middle of some rounds, not of all.
-    return comm.allreduce(statistics.fmean(times))
+    def _halves(self) -> tuple:
+        def backward() -> None:
+            self._phases.backward_input()
+            self._phases.backward_weight()
+
+        return self._phases.forward, backward
+
+    def speed(self) -> Speed:
+        """Times the phases while every rank runs its own, with nothing to wait for.
+
+        Returns:
+            The same on every rank.
+        """
+        times: tuple[list[float], ...] = ([], [])
+        quiet_barrier(self._comm, self._pause)
+        while len(times[0]) < ROUNDS or sum(map(sum, times)) < SECONDS:
+            for some, phase in zip(times, self._halves()):
+                some.append(wall_seconds(phase))
+        quiet_barrier(self._comm, self._pause)
+        # Not medians: a quota stops a host in the middle of some rounds, not of all.
+        means = [statistics.fmean(some) for some in times]
+        spread = statistics.fmean(
+            statistics.pstdev(some) / mean for some, mean in zip(times, means)
+        )
+        found = self._comm.allgather((sum(means), spread))
+        return Speed(*map(list, zip(*found)))
+
+    def turns(self, seconds: float, bandwidth: float) -> Turns:
+        """Times the phases of the first two ranks, which take turns.
+
+        Either waits for a message, runs a phase and sends one back, while the other
+        ranks sleep. All hosts are on one machine, and so have one clock.
+
+        Args:
+            seconds: About how long a phase takes.
+            bandwidth: Of the links, in bytes per second.
+
+        Returns:
+            The same on every rank.
+        """
+        n = max(TURNS, round(TURNS_SECONDS / (4 * max(seconds, 1e-6))))
+        halves = self._halves() * min(n, MOST_TURNS)
+        quiet_barrier(self._comm, self._pause)
+        times, ages = [], []
+        if self._comm.size > 1:
+            if self._comm.rank < 2:
+                times, ages = self._take_turns(halves)
+        else:
+            times = [wall_seconds(phase) for phase in halves]
+        quiet_barrier(self._comm, self._pause)
+        mine = statistics.fmean(times) * 2 if times else None, sum(ages), len(ages)
+        means, ages, counts = zip(*self._comm.allgather(mine))
+        delay = sum(ages) / max(1, sum(counts)) - self._n_bytes / bandwidth
+        return Turns([mean for mean in means if mean is not None], max(0.0, delay))
+
+    def _take_turns(self, halves: tuple) -> tuple[list[float], list[float]]:
+        """Returns the seconds of this rank's phases, and how old its messages were."""
+        partner = 1 - self._comm.rank
+        is_first = partner == 1
+        sent, received = (np.zeros(max(self._n_bytes, 8), np.uint8) for _ in range(2))
+        stamp = sent[:8].view(np.float64)
+        times, ages = [], []
+        for phase in halves:
+            if not is_first:
+                ages.append(self._receive(received, partner))
+            times.append(wall_seconds(phase))
+            stamp[0] = time.perf_counter()
+            sending = self._comm.Isend(sent, partner)
+            if is_first:
+                ages.append(self._receive(received, partner))
+            wait(sending.Test, TIMEOUT, lambda: f"rank {partner} to take a message")
+        return times, ages
+
+    def _receive(self, message: np.ndarray, partner: int) -> float:
+        """Waits for a message as a pipeline does; returns how old it is."""
+        receiving = self._comm.Irecv(message, partner)
+        wait(receiving.Test, TIMEOUT, lambda: f"a message from rank {partner}")
+        return time.perf_counter() - message[:8].view(np.float64)[0]
 
 
 def message_seconds(comm: MPI.Comm, n_bytes: int, rounds: int) -> list[float]:

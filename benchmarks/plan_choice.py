@@ -118,11 +118,12 @@ class Search:
 
     def _on_hosts(self, profile: Profile) -> Profile:
         """Returns a profile with the speed that busy hosts have."""
-        from _probe import busy_seconds
+        from _probe import Load
 
         x = self._data[0][: profile.n_samples]
-        cuts = Plan.uniform(len(self._model), self._comm.size).cuts
-        seconds = busy_seconds(self._comm, lambda: self._model, cuts, x, PAUSE)
+        cuts = Plan.uniform(len(self._model), self._comm.size)
+        stage = self._model.divide(*cuts.range(self._comm.rank))
+        seconds = sum(Load(self._comm, stage, x, PAUSE).speed().seconds)
         slower = seconds / sum(layer.seconds for layer in profile.layers)
 
         def slow(layer: LayerCost) -> LayerCost:

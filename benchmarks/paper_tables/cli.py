@@ -8,14 +8,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Container
 from pathlib import Path
 
 from _hosts import HostsFailedError, add_hosts_arguments, prepare, read_job, run
 
 from paper_tables.points import (
     BATCH,
-    PROBES,
     SAMPLES,
     Point,
     Scale,
@@ -24,7 +22,7 @@ from paper_tables.points import (
     to_json,
     with_serial,
 )
-from paper_tables.samples import read, read_probes
+from paper_tables.samples import read
 
 SCRIPT = Path(__file__).with_name("__main__.py")
 ROOT = SCRIPT.parents[2]
@@ -61,21 +59,19 @@ def main() -> None:
     if arguments.quick:
         points = with_serial(quick(points))
     todo = missing_rounds(arguments.output / SAMPLES, points, rounds)
-    done = {} if arguments.renew else read_probes(arguments.output / PROBES)
-    probes = missing_probes(done, points)
     seconds = sum(estimate(point, arguments.cpu) for point, _ in todo)
     print(f"{len(todo)} of {len(points) * rounds} steps to measure, about", end=" ")
-    print(f"{seconds / 60:.0f} minutes, besides profiles and probes", flush=True)
+    print(f"{seconds / 60:.0f} minutes, besides profiles", flush=True)
     if arguments.list:
         return
     failed: list[str] = []
-    if todo or probes:
+    if todo:
         prepare()
         # What a step frees is kept for the next one, so that the first step of a point
         # is like any other.
         os.environ.update(MALLOC)
         arguments.output.mkdir(parents=True, exist_ok=True)
-        failed = measure(arguments, todo, probes)
+        failed = measure(arguments, todo)
     command = [sys.executable, SCRIPT.parent, *sys.argv[1:], "--write"]
     subprocess.run(command, check=True)
     if failed:
@@ -103,7 +99,6 @@ def parse() -> argparse.Namespace:
     add("--hosts", type=int, nargs="+", metavar="N", help="only on so many")
     add("--quick", action="store_true", help="some points, one step each")
     add("--list", action="store_true", help="only say how much there is to measure")
-    add("--renew", action="store_true", help="measure the hosts' speed again as well")
     add("--write", action="store_true", help="only write what was measured so far")
     add("--width", type=int, default=2048, help="of the perceptron; paper: 5000")
     add("--image", type=int, default=32, help="pixels on a side; paper: 224")
@@ -129,18 +124,6 @@ def missing_rounds(
     ]
 
 
-def missing_probes(
-    done: Container[tuple[tuple, int]], points: list[Point]
-) -> dict[Point, list[int]]:
-    """Returns the samples of probes that were not made, by a point of their hosts."""
-    groups: dict[tuple, set[int]] = {}
-    for point in points:
-        if (point.group, point.probe_samples) not in done:
-            groups.setdefault(point.group, set()).add(point.probe_samples)
-    firsts = {point.group: point for point in reversed(points)}
-    return {firsts[group]: sorted(samples) for group, samples in groups.items()}
-
-
 def estimate(point: Point, cpu: float) -> float:
     """Estimates the seconds of a step: equation (2) on the hosts' shares of a core."""
     seconds = CORE_SECONDS[point.model] * point.batch / BATCH[point.model]
@@ -150,49 +133,45 @@ def estimate(point: Point, cpu: float) -> float:
     return seconds / (point.on(cpu).share * d) * turns
 
 
-def measure(
-    arguments: argparse.Namespace,
-    todo: list[tuple[Point, int]],
-    probes: dict[Point, list[int]],
-) -> list[str]:
+def measure(arguments: argparse.Namespace, todo: list[tuple[Point, int]]) -> list[str]:
     """Brings the hosts of one group after the other up and measures on them.
 
     Args:
         arguments: Of the command line.
         todo: Points and rounds.
-        probes: Samples of probes, by a point of their hosts.
 
     Returns:
         What failed, in words; the groups after it are measured nevertheless.
     """
-    from paper_tables.models import cuts
+    from paper_tables.models import cuts, transfers
 
     # All rounds of a point are cut alike, whatever is chosen now.
     samples_before = read(arguments.output / SAMPLES).items()
     kept = {point: each[-1].cuts for point, each in samples_before}
-    points = {point.group: point for point in (*probes, *(point for point, _ in todo))}
-    samples = {point.group: samples for point, samples in probes.items()}
+    points = {point.group: point for point, _ in todo}
     failed = []
     for group, point in points.items():
         entries = [entry for entry in todo if entry[0].group == group]
         hosts = point.on(arguments.cpu)
         try:
             profiles = profile(arguments, point)
-            words = [
-                {
+            words = []
+            for each, number in entries:
+                chosen = kept.get(each) or cuts(each, profiles, hosts)
+                kept[each] = chosen
+                entry = {
                     "point": to_json(each),
                     "round": number,
-                    "cuts": kept.get(each) or cuts(each, profiles, hosts),
+                    "cuts": chosen,
+                    "bandwidth": hosts.bandwidth,
+                    "transfer": transfers(each, chosen, profiles, hosts),
                 }
-                for each, number in entries
-            ]
+                words.append(entry)
             print(f"{time.strftime('%H:%M')} {group}: {len(words)} steps", flush=True)
             job = {
                 "task": "steps",
                 "todo": words,
-                "point": to_json(point),
-                "probes": samples.get(group, []),
-                "folder": str(arguments.output.resolve()),
+                "file": str((arguments.output / SAMPLES).resolve()),
             }
             run(arguments.cluster, hosts, SCRIPT, job, DEADLINE)
         except (HostsFailedError, subprocess.TimeoutExpired) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from _hosts import Hosts
 from chainer.initializers import HeNormal
 
 from divisible import Divisible, Network, Plan, Profile, deferred_init
+from divisible.layer_costs import interpolate
 from paper_tables.points import EQUAL, MLP_LAYERS, N_CLASSES, Point
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +75,15 @@ def cuts(point: Point, profiles: list[Profile], hosts: Hosts) -> list[int]:
         speeds=hosts.share,
     )
     return list(plan.cuts)
+
+
+def transfers(
+    point: Point, cuts: Sequence[int], profiles: list[Profile], hosts: Hosts
+) -> list[float]:
+    """Returns bytes over bandwidth of the largest messages between the stages."""
+    edges = [cut - 1 for cut in cuts[1:-1]]
+    n_bytes = interpolate(profiles, point.samples).column("output_bytes")[edges]
+    return (n_bytes / hosts.bandwidth).tolist()
 
 
 def equal_cuts(point: Point) -> list[int]:

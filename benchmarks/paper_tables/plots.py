@@ -62,7 +62,7 @@ def speedups(figure: Figure, rows: Sequence[Row]) -> None:
 def rates(figure: Figure, rows: Sequence[Row]) -> None:
     """Fig. 8: the step by number of microbatches, for every rate of the links."""
     axes = _axes(figure, "microbatches", "seconds of a step")
-    _lines(axes, rows, lambda r: r.point.rate, lambda r: r.step, lambda r: r.predicted)
+    _lines(axes, rows, lambda r: r.point.rate, lambda r: r.step, _before)
     _legend_beside(axes, "dashed:\nsimulated before")
 
 
@@ -101,7 +101,7 @@ def equation(figure: Figure, rows: Sequence[Row]) -> None:
         fillstyle="none",
         label="fitted to",
     )
-    values = [r.predicted for r in rows]
+    values = [_before(r) for r in rows]
     axes.plot(m, values, ":", color=COLORS[1], label="simulated before")
     axes.set_xticks(m, [f"{tick:g}" for tick in m])
     axes.minorticks_off()
@@ -133,8 +133,12 @@ def _speedup(row: Row) -> float:
     return row.speedup
 
 
+def _before(row: Row) -> float:
+    return float(np.median(row.predicted))
+
+
 def _predicted(row: Row) -> float:
-    return float(np.median(row.serial)) / row.predicted
+    return float(np.median(row.serial)) / _before(row)
 
 
 def _axes(figure: Figure, x: str, y: str) -> Any:

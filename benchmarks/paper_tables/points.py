@@ -29,8 +29,8 @@ MICROBATCHES = {
 SIZES_MICROBATCHES = (1, 2, 5, 10, 20, 40)
 #: Into how many parts the minibatch is cut at least to find the speed of busy hosts.
 PROBE_PARTS = 5
-#: The files of what was measured.
-SAMPLES, PROBES = "samples.jsonl", "probes.jsonl"
+#: The file of what was measured.
+SAMPLES = "samples.jsonl"
 #: Input sizes of Fig. 9 to 11.
 PAPER_SIZES = (1000, 2000, 3000, 5000, 10000)
 PAPER_WIDTH = 5000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -75,8 +76,10 @@ CSV_COLUMNS = (
     "speedup",
     "equation_3",
     "simulated_before",
+    "error_before",
     "relative_speed",
     "simulated_after",
+    "error_after",
     "bound",
 )
 
@@ -137,9 +140,12 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         " points of the same row of hosts, and its error against the measured step;",
         "- **simulated before**: from profiles of the layers on a whole core, the links"
         " and the speed of the hosts, without any step. The speed is what the hosts had"
-        " when all ran their layers with nothing to wait for, in brackets relative to"
-        " their share of a core: a host finds its caches cold whenever its turn comes;",
-        "- **simulated after**: from the times of each stage in the measured steps;",
+        " right before, when all ran their layers with nothing to wait for, in brackets"
+        " relative to their share of a core: a host finds its caches cold whenever its"
+        " turn comes. How much it varies, what a host saves while others wait, and how"
+        " long messages take was measured then as well;",
+        "- **simulated after**: from the times of each phase in the measured step, and"
+        " how long its messages took on average;",
         "- **paper**: the speed-up printed there. It prints those of the text only.",
         "",
         *[f"Measured on {machine}." for machine in machines],
@@ -176,15 +182,31 @@ def summary(found: dict[Point, Row]) -> list[str]:
         " the time; by the profiles. The hosts' speed differs by some percent from one"
         " minute to another, so a step may seem to beat it.",
         "",
-        "Both simulations take a stage's mean times, and the latency of links between"
-        " hosts at rest. A host that has used its quota stops until the next period of"
-        " 10 ms or more: where phases are not much longer than that (narrow layers and"
-        " many microbatches, in Fig. 9 to 11), they differ much from one another, hosts"
-        " wait for each other's messages, and steps are longer than simulated.",
+        "A host that has used its quota stops until a later period of 10 ms or more;"
+        " that shows only at the next tick of the system's clock, after up to 4 ms,"
+        " which a host with a tenth of a core makes up for in 40. Where phases are not"
+        " much longer than that (narrow layers and many microbatches, in Fig. 9 to 11),"
+        " they differ much from one another and from one step to the next.",
+        *older(found),
         "",
         *targets(found),
     ]
     return text
+
+
+def older(found: dict[Point, Row]) -> list[str]:
+    """Says which points were measured before everything was that is now."""
+    rows = [row for row in found.values() if not row.is_whole]
+    if not rows:
+        return []
+    groups = Counter((row.point.model, row.point.size) for row in rows)
+    names = [f"{n} of {model} {size}" for (model, size), n in groups.items()]
+    return [
+        "",
+        f"Samples of {len(rows)} points ({', '.join(names)}) are older: the hosts'"
+        " speed was measured once for all steps of a row of hosts, not right before"
+        " each, and of the phases only the means of each stage were kept.",
+    ]
 
 
 def best_speedups(model: str, hosts: int, mine: Sequence[Row]) -> str:
@@ -305,9 +327,11 @@ def spread(above: Sequence[float], below: Sequence[float]) -> str:
     return f"{ratio:.2f} ({least:.2f}..{most:.2f})"
 
 
-def with_error(row: Row, seconds: float | None) -> str:
+def with_error(row: Row, seconds: float | list[float] | None) -> str:
     """Formats a prediction."""
-    return "" if seconds is None else f"{seconds:.3g} ({row.error(seconds):+.0%})"
+    if seconds is None:
+        return ""
+    return f"{np.median(seconds):.3g} ({row.error(seconds):+.0%})"
 
 
 def printed(figure: int, point: Point) -> str:
@@ -333,9 +357,11 @@ def write_csv(path: Path, found: Iterable[Row]) -> None:
                     float(np.median(row.serial)),
                     row.speedup,
                     "" if row.equation is None else row.equation,
-                    row.predicted,
+                    float(np.median(row.predicted)),
+                    row.error(row.predicted),
                     row.relative_speed,
-                    row.simulated,
+                    float(np.median(row.simulated)),
+                    row.error(row.simulated),
                     row.bound,
                 ]
             )

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from _hosts import Hosts
 
 from divisible import Network, Plan, Profile
 from divisible.layer_costs import interpolate
-from paper_tables.points import FIT, PROBES, SAMPLES, SERIAL, Point
-from paper_tables.samples import Sample, median, read, read_probes
+from paper_tables.models import transfers
+from paper_tables.points import FIT, SAMPLES, SERIAL, Point
+from paper_tables.samples import Sample, median, read
+
+if TYPE_CHECKING:
+    from pipeline import Schedule, Timeline
 
 #: The sizes of microbatch at which layers are profiled, as parts of the minibatch.
 PROFILED = (1, 5, 20, 80)
+#: What a stage does with a microbatch, in the order of `pipeline.Costs`.
+PHASES = ("forward", "backward_input", "backward_weight")
+#: How often phases are drawn that vary, and how often it is asked how much hosts wait.
+DRAWS, WAITING_ROUNDS = 10, 3
 
 
 def profile_files(folder: Path, point: Point) -> dict[int, Path]:
@@ -37,13 +47,16 @@ class Row:
         cuts: Where the model was cut.
         equation: Seconds by equation (3), whose constants come from three points of
             the same series; ``None`` on one host.
-        predicted: Seconds simulated from profiles of the layers on a whole core and
-            the speed of the hosts, as a probe found it.
-        relative_speed: Of the hosts in the probe; 1 where it is their share of a core.
-        simulated: Seconds simulated from the times of the stages in these very steps.
+        predicted: For each step the seconds simulated from profiles of the layers on a
+            whole core, and from what was measured right before it: the speed of busy
+            hosts, how much it varies, and the delay of messages.
+        relative_speed: Of the hosts before the steps; 1 where it is their share of a
+            core.
+        simulated: For each step the seconds simulated from the times of its phases.
         bound: Seconds that no schedule can fall below on hosts of this speed, by the
             profiles: those of the slowest layer in all microbatches, or of all layers
             spread evenly.
+        is_whole: Whether the samples have all that is measured now.
     """
 
     point: Point
@@ -51,10 +64,11 @@ class Row:
     serial: list[float]
     cuts: list[int]
     equation: float | None
-    predicted: float
+    predicted: list[float]
     relative_speed: float
-    simulated: float
+    simulated: list[float]
     bound: float
+    is_whole: bool
 
     @property
     def step(self) -> float:
@@ -66,8 +80,15 @@ class Row:
         """Over the undivided step."""
         return float(np.median(self.serial)) / self.step
 
-    def error(self, seconds: float) -> float:
-        """Returns the relative error of a prediction."""
+    def error(self, seconds: float | list[float]) -> float:
+        """Returns the relative error of a prediction.
+
+        Args:
+            seconds: One for all steps, which is compared with their median, or one for
+                each; the median error then.
+        """
+        if isinstance(seconds, list):
+            return float(np.median(np.divide(seconds, self.seconds))) - 1
         return seconds / self.step - 1
 
 
@@ -79,7 +100,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
         points: What to look for.
         cpu: Of all hosts together, in cores.
     """
-    samples, probes = read(folder / SAMPLES), read_probes(folder / PROBES)
+    samples = read(folder / SAMPLES)
     found = {}
     measured = [p for p in dict.fromkeys(points) if p in samples]
     equations = {
@@ -87,28 +108,27 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
         for series, group in _by_series(measured).items()
     }
     for point in measured:
-        probe = probes.get((point.group, point.probe_samples))
-        if point.serial not in samples or probe is None or point.schedule == SERIAL:
+        if point.serial not in samples or point.schedule == SERIAL:
             continue
         equation = equations[point.series]
         files = profile_files(folder, point).values()
         profiles = [Profile.load(file) for file in files]
-        # Without the loss, which a probe does not run.
+        hosts = point.on(cpu)
+        # Without the loss, which busy hosts did not run.
         layers = interpolate(profiles, point.probe_samples).layers
-        speed = sum(layer.seconds for layer in layers) / probe
-        predicted, simulated, bound = _simulate(
-            point, profiles, speed, samples[point], point.on(cpu)
-        )
+        alone = sum(layer.seconds for layer in layers)
+        speed = float(np.median([alone / sum(s.busy) for s in samples[point]]))
         found[point] = Row(
             point,
             [sample.seconds for sample in samples[point]],
             [sample.seconds for sample in samples[point.serial]],
             samples[point][-1].cuts,
             None if equation is None else float(equation(point.microbatches)),
-            predicted,
-            speed / point.on(cpu).share,
-            simulated,
-            bound,
+            [predict(sample, profiles, hosts) for sample in samples[point]],
+            speed / hosts.share,
+            [simulate(sample, profiles, hosts) for sample in samples[point]],
+            _bound(point, profiles) / speed,
+            all(sample.turns for sample in samples[point]),
         )
     return found
 
@@ -143,44 +163,81 @@ def _equation(series: Point, seconds: dict[int, float]):
     return PerformanceModel.fit(series.hosts, chosen, [seconds[m] for m in chosen])
 
 
-def _simulate(
-    point: Point,
-    profiles: list[Profile],
-    speed: float,
-    samples: list[Sample],
-    hosts: Hosts,
-) -> tuple[float, float, float]:
-    """Returns the seconds simulated from profiles, from stages, and the bound."""
-    from pipeline.planning.prediction import microbatch_sizes, predict, run
+def predict(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
+    """Simulates a step before it runs.
 
-    cuts = samples[-1].cuts
-    latency = float(np.median([sample.latency for sample in samples]))
-    network = Network(hosts.bandwidth, latency)
-    plan = Plan(cuts, n_microbatches=point.microbatches, schedule=point.schedule)
-    timeline = predict(plan, profiles, batch=point.batch, network=network, speeds=speed)
-    largest = interpolate(profiles, point.samples)
-    edges = [cut - 1 for cut in cuts[1:-1]]
-    transfer = largest.column("output_bytes")[edges] / hosts.bandwidth
-    schedule, costs = _measured(point, samples, transfer, latency)
+    What the profiles say is divided by the speed of hosts that are all busy. A host
+    that waits at times may be faster: it has quota left when its turn comes, and the
+    others use the caches less. What that saves was measured as well, with all hosts but
+    one waiting; it is as much for a long phase as for a short one. How much the hosts
+    wait says the simulation itself. And phases vary, because a host that has used its
+    quota stops: each takes its time times a random number whose mean is 1.
+
+    Returns:
+        Seconds, on average over `DRAWS` simulations.
+    """
+    from pipeline.planning import prediction
+
+    point, n_stages = sample.point, len(sample.cuts) - 1
+    layers = interpolate(profiles, point.probe_samples).layers
+    speed = sum(layer.seconds for layer in layers) / sum(sample.busy)
+    plan = Plan(sample.cuts, n_microbatches=point.microbatches, schedule=point.schedule)
+    schedule = _schedule(sample)
+    sizes = prediction.microbatch_sizes(point.batch, point.microbatches)
+    network = Network(hosts.bandwidth, sample.delay)
+    costs = prediction.stage_costs(plan, schedule, profiles, sizes, network, speed)
+
+    def run(factors: Iterable[float | np.ndarray]) -> Timeline:
+        times = {
+            name: factor * getattr(costs, name) for name, factor in zip(PHASES, factors)
+        }
+        changed = dataclasses.replace(costs, **times)
+        return prediction.run(schedule, changed, network)
+
+    factor = 1.0
+    if sample.turns and n_stages > 1:
+        alone = sum(sample.turns) / sum(sample.busy[: len(sample.turns)])
+        saved = (1 - alone) * point.probe_samples / point.samples
+        for _ in range(WAITING_ROUNDS):
+            # At most all but one of the stages wait.
+            waiting = run([factor] * 3).bubble.mean() / (1 - 1 / n_stages)
+            factor = 1 - saved * min(1.0, waiting)
+    variance = max(np.mean(sample.spread) ** 2, 1e-12)
+    random = np.random.RandomState(0)
+    shape = n_stages, point.microbatches
+    return statistics.fmean(
+        run(factor * random.gamma(1 / variance, variance, (3, *shape))).makespan
+        for _ in range(DRAWS)
+    )
+
+
+def simulate(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
+    """Simulates a step from the seconds of its phases and of its messages."""
+    from pipeline import Costs
+    from pipeline.planning import prediction
+
+    transfer = transfers(sample.point, sample.cuts, profiles, hosts)
+    network = Network(hosts.bandwidth, sample.latency)
+    times = (getattr(sample, name) for name in PHASES)
+    costs = Costs(*times, transfer=transfer, latency=sample.latency)
+    return prediction.run(_schedule(sample), costs, network).makespan
+
+
+def _schedule(sample: Sample) -> Schedule:
+    from pipeline import schedules
+
+    point, n_stages = sample.point, len(sample.cuts) - 1
+    return schedules.create(point.schedule, n_stages, point.microbatches)
+
+
+def _bound(point: Point, profiles: list[Profile]) -> float:
+    """Returns seconds that no schedule can fall below, on hosts with a whole core."""
+    from pipeline.planning.prediction import microbatch_sizes
+
     sizes = microbatch_sizes(point.batch, point.microbatches)
     layers = [
         [layer.seconds for layer in interpolate(profiles, size).layers]
         for size in sizes
     ]
     busy = np.sum(layers, axis=0)
-    bound = max(busy.max(), busy.sum() / point.hosts) / speed
-    return timeline.makespan, run(schedule, costs, network).makespan, bound
-
-
-def _measured(
-    point: Point, samples: list[Sample], transfer: np.ndarray, latency: float
-) -> tuple[Any, Any]:
-    """Returns a point's schedule, and its costs from the times of the stages."""
-    from pipeline import Costs, schedules
-
-    stages = [
-        np.mean([getattr(sample, name) for sample in samples], axis=0)
-        for name in ("forward", "backward_input", "backward_weight")
-    ]
-    schedule = schedules.create(point.schedule, len(stages[0]), point.microbatches)
-    return schedule, Costs(*stages, transfer=transfer, latency=latency)
+    return float(max(busy.max(), busy.sum() / point.hosts))

@@ -6,29 +6,28 @@ another.
 
 from __future__ import annotations
 
-import statistics
 import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
+import numpy as np
 from _common import machine, quiet_barrier
 from _hosts import PAUSE
-from _mlp import measured_costs, step_seconds, undivided_step
-from _probe import busy_seconds, message_seconds
+from _mlp import phase_costs, step_seconds, undivided_step
+from _probe import Load
 from mpi4py import MPI
 
 from divisible import Divisible, profile
-from paper_tables.models import build, equal_cuts, minibatch
-from paper_tables.points import PROBES, SAMPLES, SERIAL, Point, from_json
-from paper_tables.samples import Probe, Sample, append, append_probe
+from paper_tables.models import build, minibatch
+from paper_tables.points import SERIAL, Point, from_json
+from paper_tables.samples import Sample, append
 from pipeline import Pipeline, abort_on_error
+from pipeline.timeline import Timeline
 
 #: Seconds that a rank may wait for another: the smallest share of a core is slow.
 TIMEOUT = 3600.0
-#: Seconds of a step that is measured again, because it was the first of its size.
+#: Seconds that the steps of a sample take together at least.
 SHORT = 5.0
-#: Times that a message goes to and fro.
-N_PINGS = 21
 
 
 def work(job: dict[str, Any], report: Path) -> None:
@@ -37,10 +36,7 @@ def work(job: dict[str, Any], report: Path) -> None:
     if job["task"] == "profile":
         measure_layers(from_json(job["point"]), job["samples"], Path(job["file"]))
         return
-    folder = Path(job["folder"])
-    for samples in job["probes"]:
-        probe(MPI.COMM_WORLD, from_json(job["point"]), samples, folder / PROBES)
-    Steps(MPI.COMM_WORLD, folder / SAMPLES).measure(job["todo"])
+    Steps(MPI.COMM_WORLD, Path(job["file"])).measure(job["todo"])
 
 
 def measure_layers(point: Point, samples: int, file: Path) -> None:
@@ -49,20 +45,16 @@ def measure_layers(point: Point, samples: int, file: Path) -> None:
     profile(build(point), x, t, repeat=3).save(file)
 
 
-def probe(comm: MPI.Comm, point: Point, samples: int, file: Path) -> None:
-    """Measures how fast the hosts are while each runs its layers of the paper's cut.
+def rounded(seconds: np.ndarray) -> list[list[float]]:
+    """Returns seconds to the microsecond, for a file of many."""
+    return np.round(seconds, 6).tolist()
 
-    Args:
-        comm: A rank on each host.
-        point: Of the model.
-        samples: Of a microbatch.
-        file: Of the probes.
-    """
-    x, _ = minibatch(point, samples)
-    seconds = busy_seconds(comm, lambda: build(point), equal_cuts(point), x, PAUSE)
-    if comm.rank == 0:
-        append_probe(file, Probe(point.group, samples, seconds))
-        print(f"{point.group}: {seconds:.3f} s for {samples} samples", flush=True)
+
+class Timed(NamedTuple):
+    """A step, and what ran in it; ``None`` if that is not known."""
+
+    seconds: float
+    timeline: Timeline | None
 
 
 class Steps:
@@ -76,9 +68,6 @@ class Steps:
     def __init__(self, comm: MPI.Comm, file: Path) -> None:
         self._comm = comm
         self._file = file
-        self._latency = 0.0
-        if comm.size > 1:
-            self._latency = statistics.median(message_seconds(comm, 8, N_PINGS))
         self._where, load = machine("numpy", "chainer", "mpich").rsplit(", ", 1)
         self._load = float(load.split()[-1])
         # The stage of the last point, by what it depends on.
@@ -88,8 +77,9 @@ class Steps:
         """Measures points and rounds in turn; writes each sample as it comes.
 
         Args:
-            todo: Dictionaries of ``point``, ``cuts`` and ``round``; the points with
-                the largest microbatches first.
+            todo: Dictionaries of ``point``, ``cuts``, ``round``, and ``bandwidth`` and
+                ``transfer`` of the links between the stages; the points with the
+                largest microbatches first.
         """
         is_first = True
         for entry in todo:
@@ -97,53 +87,62 @@ class Steps:
             step = self._undivided if point.schedule == SERIAL else self._pipelined
             if is_first and point.schedule != SERIAL:
                 # Gets the memory for the largest microbatches from the system.
-                step(point, entry["cuts"])
+                step(point, entry)
                 is_first = False
-            seconds, costs = step(point, entry["cuts"])
+            measured = step(point, entry)
             if self._comm.rank == 0:
                 sample = Sample(
                     point,
                     entry["round"],
-                    seconds,
-                    entry["cuts"],
-                    *costs,
-                    latency=self._latency,
+                    cuts=entry["cuts"],
+                    **measured,
                     machine=self._where,
                     load=self._load,
                     date=time.strftime("%Y-%m-%d"),
                 )
                 append(self._file, sample)
-                print(f"{point}: {seconds:.3f} s", flush=True)
+                print(f"{point}: {sample.seconds:.3f} s", flush=True)
 
-    def _pipelined(self, point: Point, cuts: list[int]) -> tuple[float, list]:
-        rank, n_stages = self._comm.rank, len(cuts) - 1
+    def _pipelined(self, point: Point, entry: dict) -> dict[str, Any]:
+        """Measures a step, and before it how fast the hosts are just now."""
+        rank, cuts = self._comm.rank, entry["cuts"]
+        n_stages = len(cuts) - 1
         comm = self._comm.Split(rank < n_stages, rank)
         try:
             if rank >= n_stages:
                 # More hosts than stages: only the timing needs this one.
                 self._seconds(lambda: None)
-                return self._seconds(lambda: None), [[], [], []]
+                self._typical(lambda: None, lambda: None)
+                return {}
             x, t = minibatch(point, point.batch)
             stage = self._divided(point, *cuts[rank : rank + 2])
+            load = Load(comm, stage, x[: point.probe_samples], PAUSE)
+            speed = load.speed()
+            phase = sum(speed.seconds) / len(speed.seconds) / 2
+            turns = load.turns(phase, entry["bandwidth"])
+            del load
             n = point.microbatches
             with Pipeline(stage, comm, n, point.schedule, timeout=TIMEOUT) as pipe:
                 # Gradients are made in the first step; one sample for each microbatch
-                # is enough for that. How large the messages are is new to the second:
-                # where it is so short that this could show, the third one counts.
+                # is enough for that.
                 self._seconds(lambda: pipe.step(x[:n], t[:n]))
-                seconds = self._seconds(lambda: pipe.step(x, t))
-                if seconds < SHORT:
-                    seconds = self._seconds(lambda: pipe.step(x, t))
-                costs = measured_costs([pipe.timeline()], n_stages)
+                step = self._typical(lambda: pipe.step(x, t), pipe.timeline)
+                costs = phase_costs(step.timeline, entry["transfer"])
         finally:
             comm.Free()
-        return seconds, [
-            list(map(float, costs.forward)),
-            list(map(float, costs.backward_input)),
-            list(map(float, costs.backward_weight)),
-        ]
+        return {
+            "seconds": step.seconds,
+            "forward": rounded(costs.forward),
+            "backward_input": rounded(costs.backward_input),
+            "backward_weight": rounded(costs.backward_weight),
+            "latency": costs.latency,
+            "busy": speed.seconds,
+            "spread": speed.spread,
+            "turns": turns.seconds,
+            "delay": turns.delay,
+        }
 
-    def _undivided(self, point: Point, cuts: list[int]) -> tuple[float, list]:
+    def _undivided(self, point: Point, entry: dict) -> dict[str, Any]:
         """Times the undivided model on the first host, while the others sleep."""
         step: Callable[[], Any] = lambda: None  # noqa: E731
         if self._comm.rank == 0:
@@ -152,7 +151,7 @@ class Steps:
             undivided_step(model, x[:1], t[:1])()
             step = undivided_step(model, x, t)
         quiet_barrier(self._comm, PAUSE)
-        return self._seconds(step), [[], [], []]
+        return {"seconds": self._typical(step, lambda: None).seconds}
 
     def _divided(self, point: Point, start: int | None, end: int | None) -> Divisible:
         key = (point.model, point.size, start, end)
@@ -161,6 +160,15 @@ class Steps:
             self._stage = (None, None)
             self._stage = (key, build(point).divide(start, end))
         return self._stage[1]
+
+    def _typical(self, step: Callable[[], Any], timeline: Callable[[], Any]) -> Timed:
+        """Times a step; one that is short again and again, and then the middle one."""
+        steps: list[Timed] = []
+        while not steps or sum(timed.seconds for timed in steps) < SHORT:
+            steps.append(Timed(self._seconds(step), timeline()))
+        # How large the messages are was new to the first.
+        steps = sorted(steps[1:] or steps, key=lambda timed: timed.seconds)
+        return steps[(len(steps) - 1) // 2]
 
     def _seconds(self, step: Callable[[], Any]) -> float:
         return step_seconds(self._comm, step, PAUSE)

@@ -24,7 +24,7 @@ def benchmarks_on_path(monkeypatch):
 def sample(point, **values):
     from paper_tables.samples import Sample
 
-    one = [1.0] * point.hosts
+    one = [[1.0] * point.microbatches] * point.hosts
     fields = {
         "round": 0,
         "seconds": 3.0,
@@ -32,7 +32,8 @@ def sample(point, **values):
         "forward": one,
         "backward_input": one,
         "backward_weight": one,
-        "latency": 0.0,
+        "busy": [2.0 / point.hosts] * point.hosts,
+        "spread": [0.0] * point.hosts,
         "machine": "a machine",
         "load": 0.5,
         "date": "today",
@@ -87,22 +88,6 @@ def test_our_cut_has_only_stages_that_make_it_faster(seconds, stages):
     assert len(found) == stages + 1 and found[0] == 0 and found[-1] == 4
 
 
-def test_probes_are_made_once_for_each_size_of_microbatch(tmp_path):
-    from paper_tables.cli import missing_probes
-    from paper_tables.points import Point, with_serial
-    from paper_tables.samples import Probe, append_probe, read_probes
-
-    points = with_serial(Point("mlp", 64, 40, n, m) for n in (1, 2) for m in (1, 5, 8))
-    file = tmp_path / "probes.jsonl"
-    # As many as in a fifth of the minibatch at most.
-    expected = {("mlp", 64, 40, n, "1gbit"): [5, 8] for n in (1, 2)}
-    missing = missing_probes(read_probes(file), points)
-    assert {point.group: sizes for point, sizes in missing.items()} == expected
-    append_probe(file, Probe(points[0].group, 5, 3.0))
-    assert read_probes(file) == {(points[0].group, 5): 3.0}
-    assert missing_probes(read_probes(file), points)[points[0]] == [8]
-
-
 def test_a_run_goes_on_where_it_was_stopped(tmp_path):
     from paper_tables.cli import missing_rounds
     from paper_tables.points import Point, with_serial
@@ -127,6 +112,24 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path):
     assert json.loads(file.read_text().splitlines()[0])["seconds"] == 3.0
 
 
+def test_hosts_that_wait_for_each_other_are_predicted_to_be_faster():
+    from paper_tables.points import Point
+    from paper_tables.rows import predict
+
+    from divisible import LayerCost, Profile
+
+    point = Point("mlp", 64, 40, 2, 1)
+    profiles = [Profile([LayerCost(n, n, n)] * 4, n) for n in (8, 40)]
+    found = [
+        predict(sample(point, turns=turns), profiles, point.on(1.6))
+        for turns in ([], [1.0, 1.0], [0.5, 0.5])
+    ]
+    # 12 layers' seconds for each of 40 samples, where 8 of them took 2 and not 96. One
+    # host waits at any time, which saves 0.5 of the 1 that 8 samples take on each, and
+    # as much of the 5 for 40.
+    assert found == pytest.approx([10, 10, 9])
+
+
 @pytest.mark.parametrize(
     "measured, chosen",
     [
@@ -139,6 +142,28 @@ def test_equation_3_is_fitted_as_in_figure_12(measured, chosen):
     from paper_tables.rows import fit_points
 
     assert fit_points(measured) == chosen
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb_h1"])
+def test_phases_and_messages_of_a_timeline_make_up_its_step(name):
+    import numpy as np
+    from _mlp import phase_costs
+
+    from pipeline import Costs, schedules, simulate
+
+    random = np.random.RandomState(0)
+    schedule = schedules.create(name, 4, 6)
+    durations = random.gamma(1.0, 1.0, (3, 4, 6))
+    transfer, latency = [0.1, 0.2, 0.0], 0.3
+    costs = Costs(*durations, transfer=transfer, latency=latency)
+    timeline = simulate(schedule, costs)
+    found = phase_costs(timeline, transfer)
+    assert found.latency == pytest.approx(latency)
+    assert np.array(found.forward) == pytest.approx(durations[0])
+    whole = durations[1] if name == "zb_h1" else durations[1] + durations[2]
+    assert np.array(found.backward_input) == pytest.approx(whole)
+    again = simulate(schedule, found).makespan
+    assert again == pytest.approx(timeline.makespan)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +179,7 @@ def test_tables_and_figures_are_written(tmp_path):
     from paper_tables.points import OURS, Point, Scale, with_serial
     from paper_tables.report import write
     from paper_tables.rows import profile_files
-    from paper_tables.samples import Probe, append, append_probe
+    from paper_tables.samples import append
 
     from divisible import LayerCost, Profile
 
@@ -173,8 +198,6 @@ def test_tables_and_figures_are_written(tmp_path):
     every = with_serial(point for group in figures.values() for point in group)
     for point in every:
         append(tmp_path / "samples.jsonl", sample(point))
-        probe = Probe(point.group, point.probe_samples, 2.0)
-        append_probe(tmp_path / "probes.jsonl", probe)
         for n, file in profile_files(tmp_path, point).items():
             file.parent.mkdir(exist_ok=True)
             Profile([LayerCost(n / 40, n / 40, n / 40)] * 4, n).save(file)
