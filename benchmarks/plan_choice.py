@@ -121,8 +121,8 @@ class Search:
         from _probe import Load
 
         x = self._data[0][: profile.n_samples]
-        cuts = Plan.uniform(len(self._model), self._comm.size)
-        stage = self._model.divide(*cuts.range(self._comm.rank))
+        equal = Plan.uniform(len(self._model), self._comm.size)
+        stage = self._model.divide(*equal.range(self._comm.rank))
         seconds = sum(Load(self._comm, stage, x, PAUSE).speed().seconds)
         slower = seconds / sum(layer.seconds for layer in profile.layers)
 
