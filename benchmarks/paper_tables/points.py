@@ -27,8 +27,6 @@ MICROBATCHES = {
 }
 #: Microbatches of 600, 240, 120, 60 and 30 samples in Fig. 9 to 11.
 SIZES_MICROBATCHES = (1, 2, 5, 10, 20, 40)
-#: Into how many parts the minibatch is cut at least to find the speed of busy hosts.
-PROBE_PARTS = 5
 #: The file of what was measured.
 SAMPLES = "samples.jsonl"
 #: Input sizes of Fig. 9 to 11.
@@ -85,11 +83,6 @@ class Point:
     def samples(self) -> int:
         """Samples of the largest microbatch."""
         return -(-self.batch // self.microbatches)
-
-    @property
-    def probe_samples(self) -> int:
-        """Samples in the probe of the hosts' speed: at most those of a part."""
-        return min(self.samples, -(-self.batch // PROBE_PARTS))
 
     def on(self, cpu: float) -> Hosts:
         """Returns the hosts.

@@ -195,17 +195,19 @@ def summary(found: dict[Point, Row]) -> list[str]:
 
 
 def older(found: dict[Point, Row]) -> list[str]:
-    """Says which points were measured before everything was that is now."""
-    rows = [row for row in found.values() if not row.is_whole]
+    """Says which points were measured otherwise than they are now."""
+    rows = [row for row in found.values() if not row.is_warm]
     if not rows:
         return []
     groups = Counter((row.point.model, row.point.size) for row in rows)
     names = [f"{n} of {model} {size}" for (model, size), n in groups.items()]
     return [
         "",
-        f"Samples of {len(rows)} points ({', '.join(names)}) are older: the hosts'"
-        " speed was measured once for all steps of a row of hosts, not right before"
-        " each, and of the phases only the means of each stage were kept.",
+        f"Samples of {len(rows)} points ({', '.join(names)}) are older: the step may"
+        " have got memory from the system while it was timed, as a first step does, and"
+        " the hosts' speed was measured with smaller microbatches than the step has, or"
+        " once for a whole row of hosts. The others are steps that found their memory"
+        " in the process.",
     ]
 
 

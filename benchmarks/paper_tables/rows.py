@@ -56,7 +56,7 @@ class Row:
         bound: Seconds that no schedule can fall below on hosts of this speed, by the
             profiles: those of the slowest layer in all microbatches, or of all layers
             spread evenly.
-        is_whole: Whether the samples have all that is measured now.
+        is_warm: Whether it is known that the steps found their memory in the process.
     """
 
     point: Point
@@ -68,7 +68,7 @@ class Row:
     relative_speed: float
     simulated: list[float]
     bound: float
-    is_whole: bool
+    is_warm: bool
 
     @property
     def step(self) -> float:
@@ -114,10 +114,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
         files = profile_files(folder, point).values()
         profiles = [Profile.load(file) for file in files]
         hosts = point.on(cpu)
-        # Without the loss, which busy hosts did not run.
-        layers = interpolate(profiles, point.probe_samples).layers
-        alone = sum(layer.seconds for layer in layers)
-        speed = float(np.median([alone / sum(s.busy) for s in samples[point]]))
+        speed = float(np.median([busy_speed(s, profiles) for s in samples[point]]))
         found[point] = Row(
             point,
             [sample.seconds for sample in samples[point]],
@@ -128,7 +125,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
             speed / hosts.share,
             [simulate(sample, profiles, hosts) for sample in samples[point]],
             _bound(point, profiles) / speed,
-            all(sample.turns for sample in samples[point]),
+            all(sample.pages is not None for sample in samples[point]),
         )
     return found
 
@@ -163,6 +160,13 @@ def _equation(series: Point, seconds: dict[int, float]):
     return PerformanceModel.fit(series.hosts, chosen, [seconds[m] for m in chosen])
 
 
+def busy_speed(sample: Sample, profiles: list[Profile]) -> float:
+    """Returns how fast busy hosts were before a step, where a whole core has 1."""
+    # Without the loss, which busy hosts did not run.
+    layers = interpolate(profiles, sample.probed).layers
+    return sum(layer.seconds for layer in layers) / sum(sample.busy)
+
+
 def predict(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
     """Simulates a step before it runs.
 
@@ -179,8 +183,7 @@ def predict(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
     from pipeline.planning import prediction
 
     point, n_stages = sample.point, len(sample.cuts) - 1
-    layers = interpolate(profiles, point.probe_samples).layers
-    speed = sum(layer.seconds for layer in layers) / sum(sample.busy)
+    speed = busy_speed(sample, profiles)
     plan = Plan(sample.cuts, n_microbatches=point.microbatches, schedule=point.schedule)
     schedule = _schedule(sample)
     sizes = prediction.microbatch_sizes(point.batch, point.microbatches)
@@ -197,7 +200,7 @@ def predict(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
     factor = 1.0
     if sample.turns and n_stages > 1:
         alone = sum(sample.turns) / sum(sample.busy[: len(sample.turns)])
-        saved = (1 - alone) * point.probe_samples / point.samples
+        saved = (1 - alone) * sample.probed / point.samples
         for _ in range(WAITING_ROUNDS):
             # At most all but one of the stages wait.
             waiting = run([factor] * 3).bubble.mean() / (1 - 1 / n_stages)

@@ -29,13 +29,14 @@ class Sample:
         backward_input: Of I, or of B if it was not split.
         backward_weight: Of W.
         latency: Of messages in the step, besides their transfer.
-        busy: Seconds forward and backward of a microbatch of `Point.probe_samples` on
-            each stage, right before the step, while all hosts ran their stages with
-            nothing to wait for.
+        busy: Seconds forward and backward of a microbatch on each stage, right before
+            the step, while all hosts ran their stages with nothing to wait for.
         spread: Standard deviation of those phases, as a part of their mean.
         turns: Seconds as in ``busy``, but of the first two stages alone, which took
             turns while the other hosts slept.
         delay: Of the messages between those two, besides their transfer.
+        pages: Of memory that a rank got from the system in the step, at most. Unknown
+            in older samples, most of which are first steps.
     """
 
     point: Point
@@ -53,6 +54,16 @@ class Sample:
     spread: list[float] = field(default_factory=list)
     turns: list[float] = field(default_factory=list)
     delay: float = 0.0
+    pages: int | None = None
+
+    @property
+    def probed(self) -> int:
+        """Samples of the microbatch that ``busy`` and ``turns`` are about."""
+        samples = self.point.samples
+        if self.pages is not None:
+            return samples
+        # Older ones have at most a fifth of the minibatch.
+        return min(samples, -(-self.point.batch // 5))
 
 
 def append(path: Path, sample: Sample) -> None:

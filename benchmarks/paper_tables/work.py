@@ -6,6 +6,7 @@ another.
 
 from __future__ import annotations
 
+import resource
 import time
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
@@ -26,8 +27,11 @@ from pipeline.timeline import Timeline
 
 #: Seconds that a rank may wait for another: the smallest share of a core is slow.
 TIMEOUT = 3600.0
-#: Seconds that the steps of a sample take together at least.
+#: Seconds that the timed steps of a sample take together at least.
 SHORT = 5.0
+#: Pages of memory from the system that a step may take, on any rank, to be timed; and
+#: how many steps may take more before one is timed nevertheless.
+PAGES, COLD_STEPS = 10, 4
 
 
 def work(job: dict[str, Any], report: Path) -> None:
@@ -54,6 +58,7 @@ class Timed(NamedTuple):
     """A step, and what ran in it; ``None`` if that is not known."""
 
     seconds: float
+    pages: int
     timeline: Timeline | None
 
 
@@ -78,17 +83,11 @@ class Steps:
 
         Args:
             todo: Dictionaries of ``point``, ``cuts``, ``round``, and ``bandwidth`` and
-                ``transfer`` of the links between the stages; the points with the
-                largest microbatches first.
+                ``transfer`` of the links between the stages.
         """
-        is_first = True
         for entry in todo:
             point = from_json(entry["point"])
             step = self._undivided if point.schedule == SERIAL else self._pipelined
-            if is_first and point.schedule != SERIAL:
-                # Gets the memory for the largest microbatches from the system.
-                step(point, entry)
-                is_first = False
             measured = step(point, entry)
             if self._comm.rank == 0:
                 sample = Sample(
@@ -111,27 +110,24 @@ class Steps:
         try:
             if rank >= n_stages:
                 # More hosts than stages: only the timing needs this one.
-                self._seconds(lambda: None)
-                self._typical(lambda: None, lambda: None)
+                self._typical(lambda: None)
                 return {}
             x, t = minibatch(point, point.batch)
             stage = self._divided(point, *cuts[rank : rank + 2])
-            load = Load(comm, stage, x[: point.probe_samples], PAUSE)
+            load = Load(comm, stage, x[: point.samples], PAUSE)
             speed = load.speed()
             phase = sum(speed.seconds) / len(speed.seconds) / 2
             turns = load.turns(phase, entry["bandwidth"])
             del load
             n = point.microbatches
             with Pipeline(stage, comm, n, point.schedule, timeout=TIMEOUT) as pipe:
-                # Gradients are made in the first step; one sample for each microbatch
-                # is enough for that.
-                self._seconds(lambda: pipe.step(x[:n], t[:n]))
                 step = self._typical(lambda: pipe.step(x, t), pipe.timeline)
                 costs = phase_costs(step.timeline, entry["transfer"])
         finally:
             comm.Free()
         return {
             "seconds": step.seconds,
+            "pages": step.pages,
             "forward": rounded(costs.forward),
             "backward_input": rounded(costs.backward_input),
             "backward_weight": rounded(costs.backward_weight),
@@ -148,10 +144,10 @@ class Steps:
         if self._comm.rank == 0:
             x, t = minibatch(point, point.batch)
             model = self._divided(point, None, None)
-            undivided_step(model, x[:1], t[:1])()
             step = undivided_step(model, x, t)
         quiet_barrier(self._comm, PAUSE)
-        return {"seconds": self._typical(step, lambda: None).seconds}
+        timed = self._typical(step)
+        return {"seconds": timed.seconds, "pages": timed.pages}
 
     def _divided(self, point: Point, start: int | None, end: int | None) -> Divisible:
         key = (point.model, point.size, start, end)
@@ -161,14 +157,29 @@ class Steps:
             self._stage = (key, build(point).divide(start, end))
         return self._stage[1]
 
-    def _typical(self, step: Callable[[], Any], timeline: Callable[[], Any]) -> Timed:
-        """Times a step; one that is short again and again, and then the middle one."""
+    def _typical(
+        self, step: Callable[[], Any], timeline: Callable[[], Any] = lambda: None
+    ) -> Timed:
+        """Times a step; one that is short again and again, and then the middle one.
+
+        First it runs until it finds all its memory in the process. Memory from the
+        system is cleared page by page, which takes a host with a part of a core up to
+        as long as all that it computes.
+        """
         steps: list[Timed] = []
-        while not steps or sum(timed.seconds for timed in steps) < SHORT:
-            steps.append(Timed(self._seconds(step), timeline()))
-        # How large the messages are was new to the first.
-        steps = sorted(steps[1:] or steps, key=lambda timed: timed.seconds)
+        cold = 0
+        while sum(timed.seconds for timed in steps) < SHORT:
+            before = _pages()
+            seconds = step_seconds(self._comm, step, PAUSE)
+            pages = self._comm.allreduce(_pages() - before, MPI.MAX)
+            if pages > PAGES and cold < COLD_STEPS:
+                cold += 1
+            else:
+                steps.append(Timed(seconds, pages, timeline()))
+        steps.sort(key=lambda timed: timed.seconds)
         return steps[(len(steps) - 1) // 2]
 
-    def _seconds(self, step: Callable[[], Any]) -> float:
-        return step_seconds(self._comm, step, PAUSE)
+
+def _pages() -> int:
+    """Counts the pages of memory that this process has got from the system."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
