@@ -60,15 +60,15 @@ def main() -> None:
         points = with_serial(quick(points))
     todo = missing_rounds(arguments.output / SAMPLES, points, rounds)
     seconds = sum(estimate(point, arguments.cpu) for point, _ in todo)
-    print(f"{len(todo)} of {len(points) * rounds} steps to measure, about", end=" ")
-    print(f"{seconds / 60:.0f} minutes, besides profiles", flush=True)
+    print(f"{len(todo)} of {len(points) * rounds} steps to measure,", end=" ")
+    print(f"{seconds / 60:.0f} minutes at least, besides what comes first:", end=" ")
+    print("profiles, probes, and steps that get memory", flush=True)
     if arguments.list:
         return
     failed: list[str] = []
     if todo:
         prepare()
-        # What a step frees is kept for the next one, so that the first step of a point
-        # is like any other.
+        # What a step frees is kept, so that later ones find their memory there.
         os.environ.update(MALLOC)
         arguments.output.mkdir(parents=True, exist_ok=True)
         failed = measure(arguments, todo)
