@@ -17,10 +17,10 @@ from pipeline.communicator import wait
 from pipeline.message import Tensor
 from pipeline.planning.phases import Phases
 
-#: Seconds that hosts are busy at least, and the fewest rounds.
-SECONDS, ROUNDS = 4.0, 2
-#: Seconds that two hosts take turns, about, the fewest turns, and the most.
-TURNS_SECONDS, TURNS, MOST_TURNS = 2.0, 2, 1000
+#: Seconds that hosts are busy at least.
+SECONDS = 4.0
+#: Seconds that two hosts wait for each other's messages, about, and how often at most.
+DELAY_SECONDS, MOST_ROUNDS = 2.0, 1000
 #: Seconds that a host may wait for another.
 TIMEOUT = 3600.0
 
@@ -37,20 +37,6 @@ class Speed:
 
     seconds: list[float]
     spread: list[float]
-
-
-@dataclass(frozen=True)
-class Turns:
-    """What a microbatch takes while the other hosts have nothing to do.
-
-    Attributes:
-        seconds: Forward and backward on the first two ranks, on average.
-        delay: Seconds from the end of a phase until the rank that waits for it has its
-            result, without what the bandwidth explains; 0 without other ranks.
-    """
-
-    seconds: list[float]
-    delay: float
 
 
 class Load:
@@ -105,7 +91,7 @@ class Load:
         """
         times: tuple[list[float], ...] = ([], [])
         quiet_barrier(self._comm, self._pause)
-        while len(times[0]) < ROUNDS or sum(map(sum, times)) < SECONDS:
+        while sum(map(sum, times)) < SECONDS:
             for some, phase in zip(times, self._halves()):
                 some.append(wall_seconds(phase))
         quiet_barrier(self._comm, self._pause)
@@ -117,8 +103,8 @@ class Load:
         found = self._comm.allgather((sum(means), spread))
         return Speed(*map(list, zip(*found)))
 
-    def turns(self, seconds: float, bandwidth: float) -> Turns:
-        """Times the phases of the first two ranks, which take turns.
+    def delay(self, seconds: float, bandwidth: float) -> float:
+        """Times messages between the first two ranks.
 
         Either waits for a message, runs a phase and sends one back, while the other
         ranks sleep. All hosts are on one machine, and so have one clock.
@@ -128,40 +114,38 @@ class Load:
             bandwidth: Of the links, in bytes per second.
 
         Returns:
-            The same on every rank.
+            Seconds from the end of a phase until the rank that waits for it has its
+            result, without what the bandwidth explains: the same on every rank, and 0
+            without others.
         """
-        n = max(TURNS, round(TURNS_SECONDS / (4 * max(seconds, 1e-6))))
-        halves = self._halves() * min(n, MOST_TURNS)
+        n = round(DELAY_SECONDS / (4 * max(seconds, 1e-6)))
+        halves = self._halves() * min(max(1, n), MOST_ROUNDS)
         quiet_barrier(self._comm, self._pause)
-        times, ages = [], []
-        if self._comm.size > 1:
-            if self._comm.rank < 2:
-                times, ages = self._take_turns(halves)
-        else:
-            times = [wall_seconds(phase) for phase in halves]
+        ages = []
+        if self._comm.rank < 2 <= self._comm.size:
+            ages = self._exchange(halves)
         quiet_barrier(self._comm, self._pause)
-        mine = statistics.fmean(times) * 2 if times else None, sum(ages), len(ages)
-        means, ages, counts = zip(*self._comm.allgather(mine))
-        delay = sum(ages) / max(1, sum(counts)) - self._n_bytes / bandwidth
-        return Turns([mean for mean in means if mean is not None], max(0.0, delay))
+        sums, counts = zip(*self._comm.allgather((sum(ages), len(ages))))
+        age = sum(sums) / max(1, sum(counts))
+        return max(0.0, age - self._n_bytes / bandwidth)
 
-    def _take_turns(self, halves: tuple) -> tuple[list[float], list[float]]:
-        """Returns the seconds of this rank's phases, and how old its messages were."""
+    def _exchange(self, phases: tuple) -> list[float]:
+        """Returns how old the messages to this rank were, in seconds."""
         partner = 1 - self._comm.rank
         is_first = partner == 1
         sent, received = (np.zeros(max(self._n_bytes, 8), np.uint8) for _ in range(2))
         stamp = sent[:8].view(np.float64)
-        times, ages = [], []
-        for phase in halves:
+        ages = []
+        for phase in phases:
             if not is_first:
                 ages.append(self._receive(received, partner))
-            times.append(wall_seconds(phase))
+            phase()
             stamp[0] = time.perf_counter()
             sending = self._comm.Isend(sent, partner)
             if is_first:
                 ages.append(self._receive(received, partner))
             wait(sending.Test, TIMEOUT, lambda: f"rank {partner} to take a message")
-        return times, ages
+        return ages
 
     def _receive(self, message: np.ndarray, partner: int) -> float:
         """Waits for a message as a pipeline does; returns how old it is."""

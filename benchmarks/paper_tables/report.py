@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from _common import STOLEN
 
 from paper_tables import plots
 from paper_tables.points import (
@@ -81,6 +82,7 @@ CSV_COLUMNS = (
     "simulated_after",
     "error_after",
     "bound",
+    "stolen",
 )
 
 
@@ -142,8 +144,9 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         " and the speed of the hosts, without any step. The speed is what the hosts had"
         " right before, when all ran their layers with nothing to wait for, in brackets"
         " relative to their share of a core: a host finds its caches cold whenever its"
-        " turn comes. How much it varies, what a host saves while others wait, and how"
-        " long messages take was measured then as well;",
+        " turn comes. How much it varies and how long messages take was measured then"
+        " as well. When a host stops that has used its share of a core is simulated as"
+        " the system does it: it stops less if it waits at times;",
         "- **simulated after**: from the times of each phase in the measured step, and"
         " how long its messages took on average;",
         "- **paper**: the speed-up printed there. It prints those of the text only.",
@@ -187,6 +190,12 @@ def summary(found: dict[Point, Row]) -> list[str]:
         " which a host with a tenth of a core makes up for in 40. Where phases are not"
         " much longer than that (narrow layers and many microbatches, in Fig. 9 to 11),"
         " they differ much from one another and from one step to the next.",
+        "",
+        "Profiles are of layers by themselves, which find in the caches what in a stage"
+        " of many comes from memory. The gradients of batch normalization take up to"
+        " twice as long there. So ZB-H1 with ResNet50, which waits for the gradients of"
+        " inputs and not for those of weights, is expected to be faster than it is.",
+        *disturbed(found),
         *older(found),
         "",
         *targets(found),
@@ -194,20 +203,37 @@ def summary(found: dict[Point, Row]) -> list[str]:
     return text
 
 
+def disturbed(found: dict[Point, Row]) -> list[str]:
+    """Says how much of the machine was needed elsewhere."""
+    stolen = [row.stolen for row in found.values() if row.stolen is not None]
+    if not stolen:
+        return []
+    most = sum(part > STOLEN for part in stolen)
+    return [
+        "",
+        "The hypervisor of a virtual machine may give its cores to others. A step, or"
+        f" what is measured before it, during which that was more than {STOLEN:.0%} of"
+        " the time is measured again, a few times at most. It was more nevertheless at"
+        f" {most} of {len(stolen)} points, and {max(stolen):.1%} at most.",
+    ]
+
+
 def older(found: dict[Point, Row]) -> list[str]:
     """Says which points were measured otherwise than they are now."""
-    rows = [row for row in found.values() if not row.is_warm]
+    rows = [row for row in found.values() if row.stolen is None]
     if not rows:
         return []
     groups = Counter((row.point.model, row.point.size) for row in rows)
     names = [f"{n} of {model} {size}" for (model, size), n in groups.items()]
     return [
         "",
-        f"Samples of {len(rows)} points ({', '.join(names)}) are older: the step may"
-        " have got memory from the system while it was timed, as a first step does, and"
-        " the hosts' speed was measured with smaller microbatches than the step has, or"
-        " once for a whole row of hosts. The others are steps that found their memory"
-        " in the process.",
+        f"Samples of {len(rows)} points ({', '.join(names)}) are older: the machine may"
+        " have been needed elsewhere, and at most of them the step may have got memory"
+        " from the system while it was timed, as a first step does, and the hosts'"
+        " speed was measured with smaller microbatches than the step has, or once for a"
+        " whole row of hosts. Where that is so of the undivided step, the speed-up is"
+        " too high. The other points are of steps that found their memory in the"
+        " process.",
     ]
 
 
@@ -365,5 +391,6 @@ def write_csv(path: Path, found: Iterable[Row]) -> None:
                     float(np.median(row.simulated)),
                     row.error(row.simulated),
                     row.bound,
+                    "" if row.stolen is None else row.stolen,
                 ]
             )

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-from _hosts import Hosts
 
-from divisible import Network, Plan, Profile
+from divisible import Profile
 from divisible.layer_costs import interpolate
-from paper_tables.models import transfers
 from paper_tables.points import FIT, SAMPLES, SERIAL, Point
-from paper_tables.samples import Sample, median, read
-
-if TYPE_CHECKING:
-    from pipeline import Schedule, Timeline
+from paper_tables.samples import median, read
+from paper_tables.simulations import busy_speed, predict, simulate
 
 #: The sizes of microbatch at which layers are profiled, as parts of the minibatch.
 PROFILED = (1, 5, 20, 80)
-#: What a stage does with a microbatch, in the order of `pipeline.Costs`.
-PHASES = ("forward", "backward_input", "backward_weight")
-#: How often phases are drawn that vary, and how often it is asked how much hosts wait.
-DRAWS, WAITING_ROUNDS = 10, 3
 
 
 def profile_files(folder: Path, point: Point) -> dict[int, Path]:
@@ -49,14 +38,15 @@ class Row:
             the same series; ``None`` on one host.
         predicted: For each step the seconds simulated from profiles of the layers on a
             whole core, and from what was measured right before it: the speed of busy
-            hosts, how much it varies, and the delay of messages.
+            hosts, how much their phases vary, and the delay of messages.
         relative_speed: Of the hosts before the steps; 1 where it is their share of a
             core.
         simulated: For each step the seconds simulated from the times of its phases.
         bound: Seconds that no schedule can fall below on hosts of this speed, by the
             profiles: those of the slowest layer in all microbatches, or of all layers
             spread evenly.
-        is_warm: Whether it is known that the steps found their memory in the process.
+        stolen: Part of the machine's time that its hypervisor gave to others meanwhile,
+            at most; ``None`` if that is not known of every sample.
     """
 
     point: Point
@@ -68,7 +58,7 @@ class Row:
     relative_speed: float
     simulated: list[float]
     bound: float
-    is_warm: bool
+    stolen: float | None
 
     @property
     def step(self) -> float:
@@ -115,6 +105,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
         profiles = [Profile.load(file) for file in files]
         hosts = point.on(cpu)
         speed = float(np.median([busy_speed(s, profiles) for s in samples[point]]))
+        stolen = [sample.stolen for sample in samples[point]]
         found[point] = Row(
             point,
             [sample.seconds for sample in samples[point]],
@@ -125,7 +116,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
             speed / hosts.share,
             [simulate(sample, profiles, hosts) for sample in samples[point]],
             _bound(point, profiles) / speed,
-            all(sample.pages is not None for sample in samples[point]),
+            None if None in stolen else max(stolen),
         )
     return found
 
@@ -158,79 +149,6 @@ def _equation(series: Point, seconds: dict[int, float]):
     if series.hosts < 2 or len(chosen) < 3:
         return None
     return PerformanceModel.fit(series.hosts, chosen, [seconds[m] for m in chosen])
-
-
-def busy_speed(sample: Sample, profiles: list[Profile]) -> float:
-    """Returns how fast busy hosts were before a step, where a whole core has 1."""
-    # Without the loss, which busy hosts did not run.
-    layers = interpolate(profiles, sample.probed).layers
-    return sum(layer.seconds for layer in layers) / sum(sample.busy)
-
-
-def predict(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
-    """Simulates a step before it runs.
-
-    What the profiles say is divided by the speed of hosts that are all busy. A host
-    that waits at times may be faster: it has quota left when its turn comes, and the
-    others use the caches less. What that saves was measured as well, with all hosts but
-    one waiting; it is as much for a long phase as for a short one. How much the hosts
-    wait says the simulation itself. And phases vary, because a host that has used its
-    quota stops: each takes its time times a random number whose mean is 1.
-
-    Returns:
-        Seconds, on average over `DRAWS` simulations.
-    """
-    from pipeline.planning import prediction
-
-    point, n_stages = sample.point, len(sample.cuts) - 1
-    speed = busy_speed(sample, profiles)
-    plan = Plan(sample.cuts, n_microbatches=point.microbatches, schedule=point.schedule)
-    schedule = _schedule(sample)
-    sizes = prediction.microbatch_sizes(point.batch, point.microbatches)
-    network = Network(hosts.bandwidth, sample.delay)
-    costs = prediction.stage_costs(plan, schedule, profiles, sizes, network, speed)
-
-    def run(factors: Iterable[float | np.ndarray]) -> Timeline:
-        times = {
-            name: factor * getattr(costs, name) for name, factor in zip(PHASES, factors)
-        }
-        changed = dataclasses.replace(costs, **times)
-        return prediction.run(schedule, changed, network)
-
-    factor = 1.0
-    if sample.turns and n_stages > 1:
-        alone = sum(sample.turns) / sum(sample.busy[: len(sample.turns)])
-        saved = (1 - alone) * sample.probed / point.samples
-        for _ in range(WAITING_ROUNDS):
-            # At most all but one of the stages wait.
-            waiting = run([factor] * 3).bubble.mean() / (1 - 1 / n_stages)
-            factor = 1 - saved * min(1.0, waiting)
-    variance = max(np.mean(sample.spread) ** 2, 1e-12)
-    random = np.random.RandomState(0)
-    shape = n_stages, point.microbatches
-    return statistics.fmean(
-        run(factor * random.gamma(1 / variance, variance, (3, *shape))).makespan
-        for _ in range(DRAWS)
-    )
-
-
-def simulate(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
-    """Simulates a step from the seconds of its phases and of its messages."""
-    from pipeline import Costs
-    from pipeline.planning import prediction
-
-    transfer = transfers(sample.point, sample.cuts, profiles, hosts)
-    network = Network(hosts.bandwidth, sample.latency)
-    times = (getattr(sample, name) for name in PHASES)
-    costs = Costs(*times, transfer=transfer, latency=sample.latency)
-    return prediction.run(_schedule(sample), costs, network).makespan
-
-
-def _schedule(sample: Sample) -> Schedule:
-    from pipeline import schedules
-
-    point, n_stages = sample.point, len(sample.cuts) - 1
-    return schedules.create(point.schedule, n_stages, point.microbatches)
 
 
 def _bound(point: Point, profiles: list[Profile]) -> float:

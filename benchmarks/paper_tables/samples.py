@@ -32,11 +32,13 @@ class Sample:
         busy: Seconds forward and backward of a microbatch on each stage, right before
             the step, while all hosts ran their stages with nothing to wait for.
         spread: Standard deviation of those phases, as a part of their mean.
-        turns: Seconds as in ``busy``, but of the first two stages alone, which took
-            turns while the other hosts slept.
-        delay: Of the messages between those two, besides their transfer.
+        delay: Of messages between the first two stages, besides their transfer, while
+            the other hosts slept.
         pages: Of memory that a rank got from the system in the step, at most. Unknown
             in older samples, most of which are first steps.
+        stolen: Part of the machine's time that its hypervisor gave to others, in the
+            step or in what was measured before, whichever had more of it. Unknown in
+            older samples.
     """
 
     point: Point
@@ -52,13 +54,13 @@ class Sample:
     latency: float = 0.0
     busy: list[float] = field(default_factory=list)
     spread: list[float] = field(default_factory=list)
-    turns: list[float] = field(default_factory=list)
     delay: float = 0.0
     pages: int | None = None
+    stolen: float | None = None
 
     @property
     def probed(self) -> int:
-        """Samples of the microbatch that ``busy`` and ``turns`` are about."""
+        """Samples of the microbatch that ``busy`` is about."""
         samples = self.point.samples
         if self.pages is not None:
             return samples

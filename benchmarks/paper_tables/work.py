@@ -9,10 +9,10 @@ from __future__ import annotations
 import resource
 import time
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, TypeVar
 
 import numpy as np
-from _common import machine, quiet_barrier
+from _common import machine, quiet_barrier, undisturbed
 from _hosts import PAUSE
 from _mlp import phase_costs, step_seconds, undivided_step
 from _probe import Load
@@ -29,9 +29,12 @@ from pipeline.timeline import Timeline
 TIMEOUT = 3600.0
 #: Seconds that the timed steps of a sample take together at least.
 SHORT = 5.0
-#: Pages of memory from the system that a step may take, on any rank, to be timed; and
-#: how many steps may take more before one is timed nevertheless.
-PAGES, COLD_STEPS = 10, 4
+#: Pages of memory from the system that a step may take per second, on any rank, or in
+#: all if it is shorter, to be timed; and how many steps may take more before one is
+#: timed nevertheless.
+PAGES, COLD_STEPS = 5, 4
+
+T = TypeVar("T")
 
 
 def work(job: dict[str, Any], report: Path) -> None:
@@ -77,6 +80,8 @@ class Steps:
         self._load = float(load.split()[-1])
         # The stage of the last point, by what it depends on.
         self._stage: tuple[Any, Divisible | None] = (None, None)
+        # Of the present point, at most.
+        self._stolen = 0.0
 
     def measure(self, todo: list[dict]) -> None:
         """Measures points and rounds in turn; writes each sample as it comes.
@@ -88,6 +93,7 @@ class Steps:
         for entry in todo:
             point = from_json(entry["point"])
             step = self._undivided if point.schedule == SERIAL else self._pipelined
+            self._stolen = 0.0
             measured = step(point, entry)
             if self._comm.rank == 0:
                 sample = Sample(
@@ -95,6 +101,7 @@ class Steps:
                     entry["round"],
                     cuts=entry["cuts"],
                     **measured,
+                    stolen=round(self._stolen, 4),
                     machine=self._where,
                     load=self._load,
                     date=time.strftime("%Y-%m-%d"),
@@ -114,11 +121,7 @@ class Steps:
                 return {}
             x, t = minibatch(point, point.batch)
             stage = self._divided(point, *cuts[rank : rank + 2])
-            load = Load(comm, stage, x[: point.samples], PAUSE)
-            speed = load.speed()
-            phase = sum(speed.seconds) / len(speed.seconds) / 2
-            turns = load.turns(phase, entry["bandwidth"])
-            del load
+            probed = self._probe(comm, stage, x[: point.samples], entry["bandwidth"])
             n = point.microbatches
             with Pipeline(stage, comm, n, point.schedule, timeout=TIMEOUT) as pipe:
                 step = self._typical(lambda: pipe.step(x, t), pipe.timeline)
@@ -132,11 +135,17 @@ class Steps:
             "backward_input": rounded(costs.backward_input),
             "backward_weight": rounded(costs.backward_weight),
             "latency": costs.latency,
-            "busy": speed.seconds,
-            "spread": speed.spread,
-            "turns": turns.seconds,
-            "delay": turns.delay,
+            **probed,
         }
+
+    def _probe(
+        self, comm: MPI.Comm, stage: Divisible, x: np.ndarray, bandwidth: float
+    ) -> dict[str, Any]:
+        load = Load(comm, stage, x, PAUSE)
+        speed = self._undisturbed(comm, load.speed)
+        phase = sum(speed.seconds) / len(speed.seconds) / 2
+        delay = self._undisturbed(comm, lambda: load.delay(phase, bandwidth))
+        return {"busy": speed.seconds, "spread": speed.spread, "delay": delay}
 
     def _undivided(self, point: Point, entry: dict) -> dict[str, Any]:
         """Times the undivided model on the first host, while the others sleep."""
@@ -166,18 +175,28 @@ class Steps:
         system is cleared page by page, which takes a host with a part of a core up to
         as long as all that it computes.
         """
+
+        def once() -> tuple[float, int]:
+            before = _pages()
+            seconds = step_seconds(self._comm, step, PAUSE)
+            return seconds, _pages() - before
+
         steps: list[Timed] = []
         cold = 0
         while sum(timed.seconds for timed in steps) < SHORT:
-            before = _pages()
-            seconds = step_seconds(self._comm, step, PAUSE)
-            pages = self._comm.allreduce(_pages() - before, MPI.MAX)
-            if pages > PAGES and cold < COLD_STEPS:
+            seconds, pages = self._undisturbed(self._comm, once)
+            pages = self._comm.allreduce(pages, MPI.MAX)
+            if pages > PAGES * max(1.0, seconds) and cold < COLD_STEPS:
                 cold += 1
             else:
                 steps.append(Timed(seconds, pages, timeline()))
         steps.sort(key=lambda timed: timed.seconds)
         return steps[(len(steps) - 1) // 2]
+
+    def _undisturbed(self, comm: MPI.Comm, measure: Callable[[], T]) -> T:
+        found, stolen = undisturbed(comm, measure)
+        self._stolen = max(self._stolen, stolen)
+        return found
 
 
 def _pages() -> int:

@@ -1,0 +1,139 @@
+"""What the simulator makes of a step, before it runs and after."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import TYPE_CHECKING
+
+import numpy as np
+from _hosts import Hosts
+
+from divisible import Network, Plan, Profile
+from divisible.layer_costs import interpolate
+from paper_tables.models import transfers
+from paper_tables.quota import Quota, repeated
+from paper_tables.samples import Sample
+
+if TYPE_CHECKING:
+    from pipeline import Costs, Schedule, Timeline
+
+#: What a stage does with a microbatch, in the order of `pipeline.Costs`, and what of it
+#: is in the phases of a timeline: F, I and W, or B if that is not split.
+PHASES = ("forward", "backward_input", "backward_weight")
+PARTS = {"F": PHASES[:1], "B": PHASES[1:], "I": PHASES[1:2], "W": PHASES[2:]}
+#: How often stops are drawn, and how often it is asked for them how long hosts wait.
+DRAWS, WAITING_ROUNDS = 5, 3
+
+
+def busy_speed(sample: Sample, profiles: list[Profile]) -> float:
+    """Returns how fast busy hosts were before a step, where a whole core has 1."""
+    # Without the loss, which busy hosts did not run.
+    layers = interpolate(profiles, sample.probed).layers
+    return sum(layer.seconds for layer in layers) / sum(sample.busy)
+
+
+def predict(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
+    """Simulates a step before it runs.
+
+    What the profiles say is divided by the speed of hosts that are all busy. A host
+    that waits at times is faster, because it has quota left when its turn comes, as
+    `Quota` says: how long it waits says the simulation itself. Besides, phases vary as
+    much as those of busy hosts did.
+
+    Returns:
+        Seconds, on average over `DRAWS` simulations.
+    """
+    from pipeline.planning import prediction
+
+    point, n_stages = sample.point, len(sample.cuts) - 1
+    speed = busy_speed(sample, profiles)
+    plan = Plan(sample.cuts, n_microbatches=point.microbatches, schedule=point.schedule)
+    schedule = _schedule(sample)
+    sizes = prediction.microbatch_sizes(point.batch, point.microbatches)
+    network = Network(hosts.bandwidth, sample.delay)
+    busy = prediction.stage_costs(plan, schedule, profiles, sizes, network, speed)
+    shape = n_stages, point.microbatches
+    times = {name: np.broadcast_to(getattr(busy, name), shape) for name in PHASES}
+    variance = _unexplained_variance(sample, hosts.share)
+    random = np.random.RandomState(0)
+    makespans = []
+    for _ in range(DRAWS):
+        timeline = prediction.run(schedule, busy, network)
+        varied = {
+            name: random.gamma(1 / variance, variance, shape) * seconds
+            for name, seconds in times.items()
+        }
+        for _ in range(WAITING_ROUNDS):
+            costs = _with_stops(busy, varied, timeline, hosts.share, random)
+            timeline = prediction.run(schedule, costs, network)
+        makespans.append(timeline.makespan)
+    return statistics.fmean(makespans)
+
+
+def _unexplained_variance(sample: Sample, share: float) -> float:
+    """Returns the variance of busy phases that no quota explains.
+
+    Args:
+        sample: Of the step.
+        share: Of a core that each host has.
+
+    Returns:
+        As a part of their mean squared.
+    """
+    # Backward takes about twice as long as forward.
+    forward = share * statistics.fmean(sample.busy) / 3
+    _, spread = repeated(share, [forward, 2 * forward])
+    return max(statistics.fmean(sample.spread) ** 2 - spread**2, 1e-12)
+
+
+def _with_stops(
+    costs: Costs,
+    times: dict[str, np.ndarray],
+    timeline: Timeline,
+    share: float,
+    random: np.random.RandomState,
+) -> Costs:
+    """Returns what phases take that begin when they do in a timeline.
+
+    Args:
+        costs: Of which the messages are kept.
+        times: Seconds of the phases with as many stops as the share of a core says.
+        timeline: Of the same schedule.
+        share: Of a core that each host has.
+        random: Where ticks fall.
+    """
+    found = {name: np.zeros_like(seconds) for name, seconds in times.items()}
+    for rank in range(timeline.n_ranks):
+        quota, end = Quota(share, random), 0.0
+        for event in timeline.rank_events(rank):
+            parts = PARTS.get(event.category)
+            if parts is None:
+                continue
+            quota.rest(event.start - end)
+            end = event.end
+            at = rank, event.what.microbatch
+            seconds = sum(times[name][at] for name in parts)
+            factor = quota.run(seconds * share) / seconds if seconds else 1.0
+            for name in parts:
+                found[name][at] = factor * times[name][at]
+    return dataclasses.replace(costs, **found)
+
+
+def simulate(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
+    """Simulates a step from the seconds of its phases and of its messages."""
+    from pipeline import Costs
+    from pipeline.planning import prediction
+
+    transfer = transfers(sample.point, sample.cuts, profiles, hosts)
+    network = Network(hosts.bandwidth, sample.latency)
+    times = (getattr(sample, name) for name in PHASES)
+    costs = Costs(*times, transfer=transfer, latency=sample.latency)
+    return prediction.run(_schedule(sample), costs, network).makespan
+
+
+def _schedule(sample: Sample) -> Schedule:
+    from pipeline import schedules
+
+    point, n_stages = sample.point, len(sample.cuts) - 1
+    return schedules.create(point.schedule, n_stages, point.microbatches)
