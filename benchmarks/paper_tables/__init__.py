@@ -1,12 +1,14 @@
 """Figures 6 to 14 of Takisawa et al. (2022), measured again on emulated hosts.
 
-points.py    what is measured: the figures' points, scaled to the machine
-samples.py   what was measured so far, one line for each step
-work.py      what the hosts do
-rows.py      a row for each point: measured, by equation (3), simulated
-report.py    the tables and the CSV file
-plots.py     the figures
-cli.py       the command
+points.py       what is measured: the figures' points, scaled to the machine
+samples.py      what was measured so far, one line for each step
+work.py         what the hosts do
+quota.py        when a host stops that has a part of a core
+simulations.py  steps, simulated before they run and after
+rows.py         a row for each point: measured, by equation (3), simulated
+report.py       the tables and the CSV file
+plots.py        the figures
+cli.py          the command
 
 python benchmarks/paper_tables --cluster PATH_OF_emulated_cluster --quick
 """
