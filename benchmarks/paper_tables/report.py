@@ -192,9 +192,9 @@ def summary(found: dict[Point, Row]) -> list[str]:
         " they differ much from one another and from one step to the next.",
         "",
         "Profiles are of layers by themselves, which find in the caches what in a stage"
-        " of many comes from memory. The gradients of batch normalization take up to"
-        " twice as long there. So ZB-H1 with ResNet50, which waits for the gradients of"
-        " inputs and not for those of weights, is expected to be faster than it is.",
+        " of many comes from memory. The gradients of batch normalization take longer"
+        " there. So ZB-H1 with ResNet50, which waits for the gradients of inputs and"
+        " not for those of weights, is expected to be faster than it is.",
         *disturbed(found),
         *older(found),
         "",

@@ -9,10 +9,10 @@ from __future__ import annotations
 import resource
 import time
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, TypeVar
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
-from _common import machine, quiet_barrier, undisturbed
+from _common import T, machine, quiet_barrier, undisturbed
 from _hosts import PAUSE
 from _mlp import phase_costs, step_seconds, undivided_step
 from _probe import Load
@@ -33,8 +33,6 @@ SHORT = 5.0
 #: all if it is shorter, to be timed; and how many steps may take more before one is
 #: timed nevertheless.
 PAGES, COLD_STEPS = 5, 4
-
-T = TypeVar("T")
 
 
 def work(job: dict[str, Any], report: Path) -> None:

@@ -61,7 +61,7 @@ def profile(
 
     A layer by itself finds in the caches what in a stage of many layers comes from
     memory. The gradients of inputs of batch normalizations, which compute little, take
-    longer there than the profile says: up to twice as long in ResNet50.
+    longer there than the profile says.
 
     Of layers that were appended with ``recompute=True`` the second forward counts as a
     part of I; what they hold then, all of neighbouring ones, as workspace.
