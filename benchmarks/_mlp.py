@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import math
 import statistics
@@ -19,6 +20,7 @@ from chainer.initializers import HeNormal
 from mpi4py import MPI
 
 from divisible import Divisible
+from pipeline import automatic
 from pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from pipeline.simulator import Costs
 from pipeline.timeline import Timeline
@@ -122,22 +124,9 @@ def measured_costs(
     Returns:
         The mean times of each stage. Of a backward that was not split only the whole
         is known, which counts as input gradients.
-
     """
-    times: dict[tuple[int, int], list[float]] = {}
-    for timeline in timelines:
-        for stage, kind, seconds in zip(
-            timeline.stage, timeline.category, timeline.end - timeline.start
-        ):
-            times.setdefault((stage, kind), []).append(seconds)
-
-    def mean(*kinds: int) -> list[float]:
-        return [
-            sum(statistics.fmean(times.get((stage, kind), [0.0])) for kind in kinds)
-            for stage in range(n_stages)
-        ]
-
-    return Costs(mean(FORWARD), mean(INPUT, BACKWARD), mean(WEIGHT), transfer)
+    costs = automatic.measured_costs(timelines, n_stages)
+    return dataclasses.replace(costs, transfer=transfer)
 
 
 def phase_costs(timeline: Timeline, transfer: Sequence[float]) -> Costs:

@@ -15,6 +15,7 @@ import numpy as np
 
 from divisible import Divisible
 from pipeline import schedules
+from pipeline.automatic import AUTO, first_schedule
 from pipeline.communicator import DisagreementError, all_gather
 from pipeline.schedule import Schedule
 from pipeline.weight_gradients import blas_threads
@@ -81,6 +82,8 @@ def make_schedule(
         raise ValueError("n_microbatches is missing")
     n_ranks = len(set(stage_ranks))
     n_microbatches = operator.index(n_microbatches)
+    if schedule == AUTO:
+        return first_schedule(stage_ranks, n_microbatches)
     return schedules.create(schedule, len(stage_ranks), n_microbatches, n_ranks)
 
 

@@ -35,6 +35,7 @@ from pipeline.arguments import (
     warn_of_float16,
     warn_of_many_threads,
 )
+from pipeline.automatic import AUTO, Trial
 from pipeline.communicator import (
     abort_on_error,
     all_gather,
@@ -82,7 +83,9 @@ class Pipeline:
         schedule (str or Schedule): With one stage on each rank ``'gpipe'``, ``'1f1b'``
             or ``'zb_h1'``; with several ``'interleaved'`` or ``'looped_bfs'``; with
             two, placed in the shape of a V, ``'zb_v'``. See
-            :mod:`pipeline.schedules`.
+            :mod:`pipeline.schedules`. ``'auto'``, for any placement, times four
+            minibatches and goes on with what is fastest by simulation; no rank holds
+            more microbatches than the first one does with ``'1f1b'``.
         lossfun: ``lossfun(*outputs, *targets)``, a mean over the samples; used on
             the last stage.
         accfun: The same for the accuracy; ``None`` for none.
@@ -116,7 +119,8 @@ class Pipeline:
     in float32 and rounded once.
 
     Attributes:
-        schedule (Schedule): What :meth:`step` runs.
+        schedule (Schedule): What :meth:`step` runs; with ``'auto'`` another one from
+            the fifth minibatch on.
         n_steps (int): How many minibatches :meth:`step` has run. A pipeline can be
             saved and loaded with Chainer's serializers; this is its state.
         ranks (Ranks): What the ranks tell each other besides arrays.
@@ -182,13 +186,17 @@ class Pipeline:
         self.schedule = recompute(
             make_schedule(schedule, stage_ranks, n_microbatches), checkpoint
         )
+        self._trial = None
+        if schedule == AUTO:
+            n_microbatches = self.schedule.n_microbatches
+            self._trial = Trial(stage_ranks, n_microbatches, checkpoint)
         self._loss = Loss(lossfun, accfun)
         agree_on_settings(
             self._comm,
             {
                 "n_microbatches": str(self.schedule.n_microbatches),
                 "checkpoint": checkpoint,
-                "schedule": str(self.schedule),
+                "schedule": f"{schedule if self._trial else ''}{self.schedule}",
                 "transport": transport,
                 "wire_dtype": str(wire_dtype and np.dtype(wire_dtype)),
                 "seed": str(seed),
@@ -242,10 +250,26 @@ class Pipeline:
         rank = self._comm.rank
         routes = layout.routes
         self._runner = Runner(self._stages, stage_ranks, rank, channels, routes)
-        self._training, self._evaluation = (
-            RankProgram.of(schedule, rank, channels.rendezvous, routes)
-            for schedule in (self.schedule, self.schedule.forward_only())
-        )
+        self._runner.waits_for_device = self._trial is not None
+
+        def program(schedule: Schedule) -> RankProgram:
+            return RankProgram.of(schedule, rank, channels.rendezvous, routes)
+
+        self._program = program
+        self._training = program(self.schedule)
+        self._evaluation = program(self.schedule.forward_only())
+
+    def _end_trial(self) -> None:
+        """Goes on with the schedule that is the fastest by what was measured."""
+        with self._call("agree"):
+            self._calls.start()
+            self._calls.finish()
+            # Rank 0 says what it is, so that no rounding elsewhere makes it another.
+            chosen = self._trial.choose() if self._comm.rank == 0 else None
+            chosen = broadcast_object(self._comm, chosen, 0, self._timeout)
+        self._trial = None
+        self._runner.waits_for_device = False
+        self.schedule, self._training = chosen, self._program(chosen)
 
     def _make_transport(self, name: str, wire_dtype: Any) -> Any:
         if name == "mpi":
@@ -328,7 +352,10 @@ class Pipeline:
             if self._ties is not None:
                 self._ties.add_up()
             self.n_steps += 1
-            return self._report()
+            means = self._report()
+        if self._trial is not None and self._trial.note(self.timeline):
+            self._end_trial()
+        return means
 
     def evaluate(self, x: Any = None, t: Any = None) -> dict[str, float]:
         """Returns the loss and accuracy of one minibatch, without training.

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+import chainer
+import numpy as np
+
 from pipeline.actions import Route
 from pipeline.message import Tensors
 from pipeline.progress import Progress
@@ -156,6 +159,8 @@ class Runner:
 
     Attributes:
         record (Record or None): The times of the last run.
+        waits_for_device (bool): Whether each action waits until a GPU has done it, so
+            that its times are not those of launches.
     """
 
     def __init__(
@@ -189,6 +194,7 @@ class Runner:
         is_alone = not (self._senders or self._receivers)
         self._progress = nullcontext() if is_alone else Progress(transport.look)
         self.record: Record | None = None
+        self.waits_for_device = False
 
     def run(self, program: RankProgram, inputs: Sequence[Any]) -> list[Any]:
         """Runs this rank's part of a schedule.
@@ -227,6 +233,8 @@ class Runner:
                     result, skips = self._compute(
                         operation, results, program.recomputed
                     )
+                if self.waits_for_device:
+                    _synchronize(self._stages[operation.stage].layers.device)
                 if operation.kind == "F" and operation.stage == last:
                     outputs[operation.microbatch] = result
                 elif operation.kind in "FBI":
@@ -300,3 +308,8 @@ class Runner:
             f" {action.microbatch}, stage {action.stage} with the layers {start} to"
             f" {end - 1}){layer}: {type(error).__name__}: {error}"
         )
+
+
+def _synchronize(device: chainer.backend.Device) -> None:
+    if device.xp is not np:
+        device.device.synchronize()

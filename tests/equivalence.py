@@ -19,6 +19,7 @@ STAGES_PER_RANK = {
     "interleaved": 2,
     "looped_bfs": 2,
     "zb_v": 2,
+    "auto": 1,
 }
 
 

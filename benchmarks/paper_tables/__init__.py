@@ -1,6 +1,8 @@
 """Figures 6 to 14 of Takisawa et al. (2022), measured again on emulated hosts.
 
 points.py       what is measured: the figures' points, scaled to the machine
+models.py       the models, where they are cut, and what they send
+profiles.py     the profiles of the models: where they are, and one of several
 samples.py      what was measured so far, one line for each step
 work.py         what the hosts do
 quota.py        when a host stops that has a part of a core

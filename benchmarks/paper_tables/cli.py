@@ -186,7 +186,7 @@ def profile(arguments: argparse.Namespace, point: Point) -> list:
     A host has a whole core then: what it takes on a share of one is a prediction.
     """
     from divisible import Profile
-    from paper_tables.rows import profile_files
+    from paper_tables.profiles import profile_files
 
     files = profile_files(arguments.output, point)
     for samples, file in files.items():

@@ -190,11 +190,6 @@ def summary(found: dict[Point, Row]) -> list[str]:
         " which a host with a tenth of a core makes up for in 40. Where phases are not"
         " much longer than that (narrow layers and many microbatches, in Fig. 9 to 11),"
         " they differ much from one another and from one step to the next.",
-        "",
-        "Profiles are of layers by themselves, which find in the caches what in a stage"
-        " of many comes from memory. The gradients of batch normalization take longer"
-        " there. So ZB-H1 with ResNet50, which waits for the gradients of inputs and"
-        " not for those of weights, is expected to be faster than it is.",
         *disturbed(found),
         *older(found),
         "",

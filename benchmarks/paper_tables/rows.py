@@ -11,18 +11,9 @@ import numpy as np
 from divisible import Profile
 from divisible.layer_costs import interpolate
 from paper_tables.points import FIT, SAMPLES, SERIAL, Point
+from paper_tables.profiles import profile_files
 from paper_tables.samples import median, read
 from paper_tables.simulations import busy_speed, predict, simulate
-
-#: The sizes of microbatch at which layers are profiled, as parts of the minibatch.
-PROFILED = (1, 5, 20, 80)
-
-
-def profile_files(folder: Path, point: Point) -> dict[int, Path]:
-    """Returns where the profiles of a point's model are, by their samples."""
-    sizes = sorted({-(-point.batch // parts) for parts in PROFILED})
-    name = f"{point.model}-{point.size}"
-    return {n: folder / "profiles" / f"{name}-{n}.json" for n in sizes}
 
 
 @dataclass(frozen=True)

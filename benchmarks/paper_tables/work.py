@@ -18,15 +18,18 @@ from _mlp import phase_costs, step_seconds, undivided_step
 from _probe import Load
 from mpi4py import MPI
 
-from divisible import Divisible, profile
+from divisible import Divisible, Profile, profile
 from paper_tables.models import build, minibatch
 from paper_tables.points import SERIAL, Point, from_json
+from paper_tables.profiles import medians
 from paper_tables.samples import Sample, append
 from pipeline import Pipeline, abort_on_error
 from pipeline.timeline import Timeline
 
 #: Seconds that a rank may wait for another: the smallest share of a core is slow.
 TIMEOUT = 3600.0
+#: Profiles that are made of a model at least, and seconds that they take together.
+PROFILES, PROFILE_SECONDS = 3, 30.0
 #: Seconds that the timed steps of a sample take together at least.
 SHORT = 5.0
 #: Pages of memory from the system that a step may take per second, on any rank, or in
@@ -45,9 +48,18 @@ def work(job: dict[str, Any], report: Path) -> None:
 
 
 def measure_layers(point: Point, samples: int, file: Path) -> None:
-    """Profiles a model at a size of microbatch."""
-    x, t = minibatch(point, samples)
-    profile(build(point), x, t, repeat=3).save(file)
+    """Profiles a model at a size of microbatch.
+
+    The machine is faster in some seconds than in others, and the runs of a layer follow
+    each other. So the whole is measured several times.
+    """
+    model, (x, t) = build(point), minibatch(point, samples)
+    profiles: list[Profile] = []
+    begin = time.perf_counter()
+    while len(profiles) < PROFILES or time.perf_counter() - begin < PROFILE_SECONDS:
+        found, _ = undisturbed(MPI.COMM_WORLD, lambda: profile(model, x, t, repeat=3))
+        profiles.append(found)
+    medians(profiles).save(file)
 
 
 def rounded(seconds: np.ndarray) -> list[list[float]]:

@@ -56,7 +56,7 @@ class Phases:
             self._weights.begin()
             self._begun = True
             self._gradients = [
-                _ones(y) for y in self.outputs if isinstance(y, chainer.Variable)
+                _gradient(y) for y in self.outputs if isinstance(y, chainer.Variable)
             ]
         variables = [x for x in self._values if isinstance(x, chainer.Variable)]
         outputs = [y for y in self.outputs if isinstance(y, chainer.Variable)]
@@ -105,8 +105,14 @@ class Phases:
         return most
 
 
-def _ones(y: chainer.Variable) -> Any:
-    """Returns a gradient for an output, or None if there can be none."""
+def _gradient(y: chainer.Variable) -> Any:
+    """Returns a gradient for an output, or None if there can be none.
+
+    It is in C order, as those are that come from another stage or that a convolution,
+    pooling or linear layer behind this one returns. The output need not be: channels
+    are the last axis in memory of what a convolution returns on a CPU, and a batch
+    normalization is faster than in training if those of its gradient are as well.
+    """
     if not y.requires_grad or y.dtype.kind != "f":
         return None
-    return chainer.backend.get_array_module(y.array).ones_like(y.array)
+    return chainer.backend.get_array_module(y.array).ones(y.shape, y.dtype)

@@ -59,10 +59,6 @@ def profile(
     process now and then because its CPU time has a quota: medians then tell how fast
     it is in between. (It takes three repeats to see that.)
 
-    A layer by itself finds in the caches what in a stage of many layers comes from
-    memory. The gradients of inputs of batch normalizations, which compute little, take
-    longer there than the profile says.
-
     Of layers that were appended with ``recompute=True`` the second forward counts as a
     part of I; what they hold then, all of neighbouring ones, as workspace.
 

@@ -76,6 +76,19 @@ def test_our_cut_has_only_stages_that_make_it_faster(seconds, stages):
     assert len(found) == stages + 1 and found[0] == 0 and found[-1] == 4
 
 
+def test_a_burst_of_noise_is_not_in_a_profile():
+    from paper_tables.profiles import medians
+
+    from divisible import LayerCost, Profile
+
+    def measured(*seconds):
+        costs = [LayerCost(s, 2 * s, 3 * s, output_bytes=8) for s in seconds]
+        return Profile(costs[:-1], 10, loss=costs[-1])
+
+    quiet = measured(1.0, 2.0, 0.5)
+    assert medians([quiet, measured(9.0, 2.0, 0.5), measured(1.0, 7.0, 4.0)]) == quiet
+
+
 def test_a_run_goes_on_where_it_was_stopped(tmp_path):
     from paper_tables.cli import missing_rounds
     from paper_tables.points import Point, with_serial
@@ -169,8 +182,8 @@ def test_rates_are_in_bits(rate, bandwidth):
 
 def test_tables_and_figures_are_written(tmp_path):
     from paper_tables.points import OURS, Point, Scale, with_serial
+    from paper_tables.profiles import profile_files
     from paper_tables.report import write
-    from paper_tables.rows import profile_files
     from paper_tables.samples import append
 
     from divisible import LayerCost, Profile

@@ -358,6 +358,39 @@ def test_the_workspace_of_a_convolution():
     assert costs.layers[0].workspace_bytes >= 9 * x.nbytes
 
 
+class Layouts(chainer.FunctionNode):
+    """Returns its input, and notes how outputs and their gradients lie in memory."""
+
+    def __init__(self, found):
+        self.found = found
+
+    def forward(self, inputs):
+        self.output_strides = inputs[0].strides
+        return inputs
+
+    def backward(self, _, gradients):
+        self.found.add((self.output_strides, gradients[0].array.strides))
+        return gradients
+
+
+def test_gradients_lie_in_memory_as_in_training():
+    """A convolution's output has its channels last, the gradient has not."""
+    found = set()
+    model = Divisible(
+        L.Convolution2D(2, 3, 3),
+        lambda x: Layouts(found).apply((x,))[0],
+        L.Convolution2D(3, 4, 3),
+    )
+    x = ones(5, 2, 8, 8)
+    loss = F.sum(model(x))
+    loss.backward()
+    in_training = set(found)
+    assert all(output != gradient for output, gradient in in_training)
+    found.clear()
+    profile(model, x, repeat=1)
+    assert found == in_training
+
+
 def test_errors_name_the_layer():
     model = Divisible(L.Linear(3, 3), lambda x: x.reshape(5, 5))
     with pytest.raises(Exception, match="Reshape") as error:

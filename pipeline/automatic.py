@@ -1,0 +1,189 @@
+"""Chooses the schedule of a pipeline by what its stages take: ``schedule='auto'``.
+
+::
+
+    minibatch 1           agrees on shapes, and takes memory from the system
+    minibatches 2 to 4    are timed: each stage's F, I and W, and the messages
+    from then on          what is fastest by simulation of these times
+
+Until then, stages are taken to be equal. Gradients of microbatches are added up in the
+same order under any schedule, so the choice does not change what is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Callable
+
+import numpy as np
+
+from pipeline import schedules
+from pipeline.actions import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, ScheduleError
+from pipeline.recomputation import recompute
+from pipeline.schedule import Schedule
+from pipeline.simulator import Costs, simulate
+from pipeline.timeline import CATEGORIES, Timeline
+
+#: What a user gives as the name of the schedule.
+AUTO = "auto"
+#: Minibatches that are not timed, and those that are.
+N_WARM, N_TIMED = 1, 3
+
+
+def first_schedule(stage_ranks: Sequence[int], n_microbatches: int) -> Schedule:
+    """Returns what runs until stages have been timed: a schedule for equal ones.
+
+    Its backwards are split, so that the times of I and W are known.
+
+    Args:
+        stage_ranks: For each stage the rank that holds it.
+        n_microbatches: Number of microbatches.
+    """
+    equal = Costs(forward=1.0, backward_input=1.0, backward_weight=1.0)
+    return _list_schedule(equal, stage_ranks, n_microbatches)
+
+
+class Trial:
+    """The minibatches by which a schedule is chosen.
+
+    Args:
+        stage_ranks: For each stage the rank that holds it.
+        n_microbatches: Number of microbatches.
+        checkpoint: Which of them are recomputed, see `pipeline.recomputation`.
+    """
+
+    def __init__(
+        self, stage_ranks: Sequence[int], n_microbatches: int, checkpoint: str
+    ) -> None:
+        self._stage_ranks = tuple(stage_ranks)
+        self._n_microbatches = n_microbatches
+        self._checkpoint = checkpoint
+        self._n_seen = 0
+        self._timelines: list[Timeline] = []
+
+    def note(self, timeline: Callable[[], Timeline]) -> bool:
+        """Takes note of a minibatch.
+
+        Args:
+            timeline: Returns when it ran; called if it is one to be timed.
+
+        Returns:
+            Whether there are enough of them to choose.
+        """
+        self._n_seen += 1
+        if self._n_seen > N_WARM:
+            self._timelines.append(timeline())
+        return len(self._timelines) == N_TIMED
+
+    def choose(self) -> Schedule:
+        """Returns what is fastest by simulation.
+
+        Candidates are a schedule made for the measured times and those that have a
+        name, if they suit the placement of the stages; a rank may hold as many
+        microbatches as the first one does in 1F1B, in each of its stages.
+        """
+        costs = measured_costs(self._timelines, len(self._stage_ranks))
+        n = self._n_microbatches
+        candidates = [*self._named(), _list_schedule(costs, self._stage_ranks, n)]
+        limits = _limits(self._stage_ranks, n)
+        best, least = None, np.inf
+        for plain in candidates:
+            schedule = recompute(plain, self._checkpoint)
+            timeline = simulate(schedule, costs)
+            fits = np.all(timeline.peak_held <= limits)
+            # Of two that are as fast, the one that is known by a name.
+            if fits and timeline.makespan < least * (1 - 1e-9):
+                best, least = schedule, timeline.makespan
+        return best
+
+    def _named(self) -> Iterable[Schedule]:
+        n_ranks = len(set(self._stage_ranks))
+        n_stages = len(self._stage_ranks)
+        for name in schedules.NAMES:
+            try:
+                schedule = schedules.create(
+                    name, n_stages, self._n_microbatches, n_ranks
+                )
+            except ScheduleError:
+                continue
+            if schedule.stage_ranks == self._stage_ranks:
+                yield schedule
+
+
+def measured_costs(timelines: Iterable[Timeline], n_stages: int) -> Costs:
+    """Returns what stages and messages cost in measured timelines of one schedule.
+
+    Args:
+        timelines: Of several minibatches.
+        n_stages: Number of stages.
+
+    Returns:
+        Mean seconds of each stage; of a backward that was not split only the whole is
+        known, which counts as I. A message takes as long as idle ranks waited for one
+        that had been sent, in the median of each edge; nothing is known of an edge
+        behind which ranks were busy, which is taken to be as fast as the others.
+
+    Example:
+        >>> first = [(0, "0F0", 0, 2), (0, "0I0", 7, 9), (0, "0W0", 9, 10)]
+        >>> second = [(1, "0F0<0", 0, 3, "wait"), (1, "1F0", 3, 4), (1, "1B0", 4, 6)]
+        >>> costs = measured_costs([Timeline(first + second)], n_stages=2)
+        >>> costs.backward_input, costs.backward_weight, costs.transfer
+        ([2.0, 2.0], [1.0, 0.0], [1.0])
+    """
+    seconds = np.zeros((len(CATEGORIES), n_stages))
+    counts = np.zeros_like(seconds)
+    delays: list[list[float]] = [[] for _ in range(n_stages - 1)]
+    for timeline in timelines:
+        computes = timeline.category < len(KINDS)
+        where = timeline.category[computes], timeline.stage[computes]
+        np.add.at(seconds, where, (timeline.end - timeline.start)[computes])
+        np.add.at(counts, where, 1)
+        _add_delays(timeline, delays)
+    means = seconds / np.maximum(counts, 1)
+    known = [seconds for edge in delays for seconds in edge]
+    usual = float(np.median(known)) if known else 0.0
+    return Costs(
+        means[FORWARD].tolist(),
+        (means[INPUT] + means[BACKWARD]).tolist(),
+        means[WEIGHT].tolist(),
+        transfer=[float(np.median(edge)) if edge else usual for edge in delays],
+    )
+
+
+def _add_delays(timeline: Timeline, delays: Sequence[list[float]]) -> None:
+    """Adds, for each edge, how long sent messages kept idle ranks waiting."""
+    events = zip(
+        timeline.category.tolist(),
+        timeline.stage.tolist(),
+        timeline.kind.tolist(),
+        timeline.microbatch.tolist(),
+        timeline.label.tolist(),
+        timeline.start.tolist(),
+        timeline.end.tolist(),
+    )
+    ends, waits = {}, []
+    for category, *what, label, start, end in events:
+        if category < len(KINDS):
+            ends[tuple(what)] = end
+        # What is named came over a skip connection.
+        elif category == CATEGORIES.index("wait") and label < 0:
+            waits.append((what, start, end))
+    for (stage, kind, microbatch), start, end in waits:
+        sent = ends.get((stage, kind, microbatch), start)
+        if sent > start:
+            edge = stage if kind == FORWARD else stage - 1
+            delays[edge].append(max(0.0, end - sent))
+
+
+def _list_schedule(
+    costs: Costs, stage_ranks: Sequence[int], n_microbatches: int
+) -> Schedule:
+    limits = _limits(stage_ranks, n_microbatches)
+    return schedules.list_schedule(costs, n_microbatches, limits, stage_ranks)
+
+
+def _limits(stage_ranks: Sequence[int], n_microbatches: int) -> list[int]:
+    """Returns how many stage-microbatches each rank may hold."""
+    n_ranks = len(set(stage_ranks))
+    held = min(n_microbatches, n_ranks)
+    return [list(stage_ranks).count(rank) * held for rank in range(n_ranks)]

@@ -1,0 +1,86 @@
+"""A pipeline that chooses its schedule computes the same, before and after."""
+
+import time
+
+import chainer.links as L
+import pytest
+
+from divisible import Divisible, Plan
+from pipeline import Pipeline
+from pipeline.actions import Action
+from pipeline.automatic import N_TIMED, N_WARM
+from pipeline.communicator import DisagreementError
+from tests.equivalence import check_equal, make_batches
+from tests.mpiexec import assert_on_ranks
+
+N_TRIAL = N_WARM + N_TIMED
+
+
+def deep_mlp():
+    return Divisible(*[L.Linear(6, 6) for _ in range(7)], L.Linear(6, 4))
+
+
+def trains_as_ever(comm, transport):
+    # Smaller minibatches while it is tried out and later.
+    batches = make_batches([8, 8, 5, 8, 2, 8, 5, 2])
+    assert len(batches) > N_TRIAL
+    for per_rank, checkpoint in ((1, "never"), (2, "never"), (2, "always")):
+        check_equal(
+            comm,
+            deep_mlp,
+            Plan.uniform(8, per_rank * comm.size).cuts,
+            batches,
+            n_microbatches=4,
+            schedule="auto",
+            transport=transport,
+            checkpoint=checkpoint,
+        )
+
+
+@pytest.mark.parametrize("transport", ["mpi", "chainermn"])
+@pytest.mark.parametrize("n_ranks", [1, 2, 4])
+def test_it_trains_as_the_undivided_model(n_ranks, transport):
+    assert_on_ranks(n_ranks, trains_as_ever, transport)
+
+
+def slowly(x):
+    time.sleep(0.02)
+    return x
+
+
+def changes_once(comm):
+    model = deep_mlp()
+    model.append(slowly)
+    n = len(model)
+    stage = model.divide(*Plan.uniform(n, comm.size).range(comm.rank))
+    (x, t), *_ = make_batches([8])
+    with Pipeline(stage, comm, 4, schedule="auto", timeout=20) as pipe:
+        first, seen = pipe.schedule, []
+        for _ in range(N_TRIAL + 2):
+            seen.append(str(pipe.schedule))
+            pipe.evaluate(x, t)
+            pipe.step(x, t)
+        assert seen[:N_TRIAL] == [str(first)] * N_TRIAL
+        assert seen[N_TRIAL:] == [str(pipe.schedule)] * 2
+        for words in comm.allgather(seen):
+            assert words == seen
+        # What is recorded is what was chosen.
+        ran = [event.what for event in pipe.timeline().rank_events(comm.rank)]
+        mine = [what for what in ran if isinstance(what, Action)]
+        assert mine == list(pipe.schedule.actions[comm.rank])
+
+
+def test_it_changes_once_and_on_all_ranks():
+    assert_on_ranks(3, changes_once)
+
+
+def some_choose(comm):
+    model = deep_mlp()
+    stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
+    first = Pipeline(stage, comm, 4, schedule="auto", timeout=20).schedule
+    with pytest.raises(DisagreementError, match="schedule"):
+        Pipeline(stage, comm, 4, "auto" if comm.rank else first, timeout=20)
+
+
+def test_all_ranks_choose_or_none():
+    assert_on_ranks(2, some_choose)

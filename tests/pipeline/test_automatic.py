@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import Costs, schedules, simulate
+from pipeline.actions import Message, ScheduleError
+from pipeline.automatic import (
+    N_TIMED,
+    N_WARM,
+    Trial,
+    first_schedule,
+    measured_costs,
+)
+from pipeline.recomputation import recompute
+from pipeline.timeline import Timeline
+
+
+def placements(n_ranks):
+    line = list(range(n_ranks))
+    return st.sampled_from([line, line * 2, line + line[::-1], line * 3])
+
+
+@st.composite
+def cases(draw):
+    """Where stages are, how many microbatches there are, and what they cost."""
+    stage_ranks = draw(st.integers(1, 4).flatmap(placements))
+    n = len(stage_ranks)
+    seconds = st.lists(st.sampled_from([0.5, 1.0, 1.5, 4.0]), min_size=n, max_size=n)
+    costs = Costs(
+        *(draw(seconds) for _ in range(3)), latency=draw(st.sampled_from([0, 0.5]))
+    )
+    return stage_ranks, draw(st.integers(1, 7)), costs
+
+
+def measured(schedule, costs):
+    """Returns a simulated timeline with the waits that a pipeline records."""
+    timeline = simulate(schedule, costs)
+    rank_of, last = schedule.stage_ranks, schedule.n_stages - 1
+    ends = {str(event.what): event.end for event in timeline}
+    events = []
+    for rank in range(timeline.n_ranks):
+        free = 0.0
+        for event in timeline.rank_events(rank):
+            what = event.what
+            source = what.stage + {"F": -1, "I": 1, "B": 1}.get(what.kind, 0)
+            if 0 <= source <= last and rank_of[source] != rank:
+                supplier = what._replace(stage=source)
+                arrival = max(free, ends[str(supplier)] + costs.latency)
+                message = Message(supplier, rank_of[source], "receive")
+                events.append((rank, message, free, arrival, "wait"))
+            events.append(event)
+            free = event.end
+    return Timeline(events, timeline.n_ranks)
+
+
+@given(cases())
+def test_measured_costs(case):
+    stage_ranks, n_microbatches, costs = case
+    first = first_schedule(stage_ranks, n_microbatches)
+    timeline = measured(first, costs)
+    found = measured_costs([timeline, timeline], len(stage_ranks))
+    for name in ("forward", "backward_input", "backward_weight"):
+        assert getattr(found, name) == pytest.approx(getattr(costs, name))
+    # The first microbatch is waited for at every edge between ranks.
+    between = [a != b for a, b in zip(stage_ranks, stage_ranks[1:])]
+    assert np.array(found.transfer)[between] == pytest.approx(costs.latency)
+
+
+def test_a_backward_that_is_not_split_counts_as_input_gradients():
+    costs = Costs([1.0, 2.0], [2.0, 3.0], [4.0, 5.0])
+    timeline = simulate(schedules.one_f_one_b(2, 3), costs)
+    found = measured_costs([timeline], 2)
+    assert found.backward_input == [6.0, 8.0] and found.backward_weight == [0.0, 0.0]
+
+
+@settings(max_examples=60)
+@given(cases(), st.sampled_from(["never", "except_last", "always"]))
+def test_the_choice_is_the_fastest_that_fits(case, checkpoint):
+    stage_ranks, n_microbatches, costs = case
+    n_ranks = max(stage_ranks) + 1
+    first = first_schedule(stage_ranks, n_microbatches)
+    timeline = measured(recompute(first, checkpoint), costs)
+    trial = Trial(stage_ranks, n_microbatches, checkpoint)
+    asked = []
+    while not trial.note(lambda: asked.append(1) or timeline):
+        assert len(asked) < N_TIMED
+    assert len(asked) == N_TIMED
+    chosen = trial.choose()
+    chosen.validate()
+    assert chosen.stage_ranks == tuple(stage_ranks)
+    assert chosen.n_microbatches == n_microbatches
+    found = simulate(chosen, costs)
+    limits = np.bincount(stage_ranks) * min(n_microbatches, n_ranks)
+    assert (found.peak_held <= limits).all()
+    others = [first]
+    for name in schedules.NAMES:
+        try:
+            others.append(
+                schedules.create(name, len(stage_ranks), n_microbatches, n_ranks)
+            )
+        except ScheduleError:
+            continue
+    for other in others:
+        if other.stage_ranks != tuple(stage_ranks):
+            continue
+        other = simulate(recompute(other, checkpoint), costs)
+        if (other.peak_held <= limits).all():
+            assert found.makespan <= other.makespan * (1 + 1e-6)
+
+
+def test_warm_minibatches_are_not_timed():
+    trial = Trial([0, 1], 2, "never")
+    for _ in range(N_WARM):
+        assert not trial.note(lambda: pytest.fail("timed"))
+
+
+@pytest.mark.parametrize(
+    "stage_ranks, name", [((0, 1, 2), "zb_h1"), ((0, 1, 2) * 2, "list")]
+)
+def test_a_name_if_there_is_one_that_splits_the_backward(stage_ranks, name):
+    costs = Costs(*(([1.0] * len(stage_ranks),) * 3))
+    trial = Trial(stage_ranks, 6, "never")
+    timeline = measured(first_schedule(stage_ranks, 6), costs)
+    while not trial.note(lambda: timeline):
+        pass
+    assert trial.choose().name == name
