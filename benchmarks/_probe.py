@@ -13,14 +13,15 @@ from _common import quiet_barrier, wall_seconds
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline.communicator import wait
 from pipeline.message import Tensor
 from pipeline.planning.phases import Phases
+from pipeline.progress import Progress
+from pipeline.transport import Transport
 
 #: Seconds that hosts are busy at least.
 SECONDS = 4.0
-#: Seconds that two hosts wait for each other's messages, about, and how often at most.
-DELAY_SECONDS, MOST_ROUNDS = 2.0, 1000
+#: Seconds that two hosts exchange messages, about, and how often at least and at most.
+DELAY_SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 2.0, 3, 500
 #: Seconds that a host may wait for another.
 TIMEOUT = 3600.0
 
@@ -63,14 +64,14 @@ class Load:
         if rank > 0:
             shape = comm.recv(source=rank - 1)
             x = np.random.RandomState(0).randn(len(x), *shape).astype(x.dtype)
-        n_elements = x.size
+        n_bytes = 0
         if rank + 1 < comm.size:
             with chainer.no_backprop_mode():
                 shape = stage(x[:1]).shape[1:]
             comm.send(shape, rank + 1)
-            n_elements = len(x) * math.prod(shape)
-        # Of a message between the first two ranks.
-        self._n_bytes = (x.size if rank == 1 else n_elements) * x.itemsize
+            n_bytes = len(x) * math.prod(shape) * x.itemsize
+        # Of a message between each two neighbours.
+        self._n_bytes = comm.allgather(n_bytes)[:-1]
         inputs = Tensor(x, True) if rank > 0 else Tensor(x)
         self._phases = Phases(stage, stage.params, (inputs,))
         for phase in self._halves():
@@ -103,55 +104,90 @@ class Load:
         found = self._comm.allgather((sum(means), spread))
         return Speed(*map(list, zip(*found)))
 
-    def delay(self, seconds: float, bandwidth: float) -> float:
-        """Times messages between the first two ranks.
+    def delays(self, seconds: float, bandwidth: float, computes: bool) -> list[float]:
+        """Times messages between neighbours.
 
-        Either waits for a message, runs a phase and sends one back, while the other
-        ranks sleep. All hosts are on one machine, and so have one clock.
+        They go to and fro between every second pair of ranks, then between the others.
+        All hosts are on one machine, and so have one clock.
 
         Args:
             seconds: About how long a phase takes.
             bandwidth: Of the links, in bytes per second.
+            computes: Whether a rank computes when it has begun to send, as with several
+                microbatches: a large message then moves only when the rank looks.
 
         Returns:
-            Seconds from the end of a phase until the rank that waits for it has its
-            result, without what the bandwidth explains: the same on every rank, and 0
-            without others.
+            For each pair of neighbours the seconds from when one begins to send until
+            the other, which waits, has received, without what the bandwidth explains:
+            the same on every rank.
         """
-        n = round(DELAY_SECONDS / (4 * max(seconds, 1e-6)))
-        halves = self._halves() * min(max(1, n), MOST_ROUNDS)
+        rounds = LEAST_ROUNDS
+        if computes:
+            n = round(DELAY_SECONDS / (4 * max(seconds, 1e-6)))
+            rounds = min(max(LEAST_ROUNDS, n), MOST_ROUNDS)
+        rank, ages = self._comm.rank, {}
+        for parity in (0, 1):
+            quiet_barrier(self._comm, self._pause)
+            is_first = rank % 2 == parity
+            link = rank if is_first else rank - 1
+            if 0 <= link < len(self._n_bytes):
+                ages[link] = self._exchange(link, is_first, rounds, computes)
         quiet_barrier(self._comm, self._pause)
-        ages = []
-        if self._comm.rank < 2 <= self._comm.size:
-            ages = self._exchange(halves)
-        quiet_barrier(self._comm, self._pause)
-        sums, counts = zip(*self._comm.allgather((sum(ages), len(ages))))
-        age = sum(sums) / max(1, sum(counts))
-        return max(0.0, age - self._n_bytes / bandwidth)
+        everywhere = self._comm.allgather(ages)
+        delays = []
+        for link, n_bytes in enumerate(self._n_bytes):
+            found = [age for ages in everywhere for age in ages.get(link, ())]
+            age = statistics.fmean(found) if found else 0.0
+            delays.append(max(0.0, age - n_bytes / bandwidth))
+        return delays
 
-    def _exchange(self, phases: tuple) -> list[float]:
-        """Returns how old the messages to this rank were, in seconds."""
-        partner = 1 - self._comm.rank
-        is_first = partner == 1
-        sent, received = (np.zeros(max(self._n_bytes, 8), np.uint8) for _ in range(2))
-        stamp = sent[:8].view(np.float64)
+    def _exchange(
+        self, link: int, is_first: bool, rounds: int, computes: bool
+    ) -> list[float]:
+        """Returns how old messages were that this rank waited for, in seconds.
+
+        They go as those of a pipeline do::
+
+            first    B send F   wait   B send F   wait
+            second       wait   B send F   wait   B send F
+        """
+        partner = link + 1 if is_first else link
+        transport = Transport(self._comm, TIMEOUT)
+        sender = transport.sender(is_first, partner)
+        receiver = transport.receiver(not is_first, partner)
+        message = np.zeros(max(self._n_bytes[link], 8), np.uint8)
+        stamp = message[:8].view(np.float64)
+        forward, backward = self._halves()
         ages = []
-        for phase in phases:
-            if not is_first:
-                ages.append(self._receive(received, partner))
-            phase()
-            stamp[0] = time.perf_counter()
-            sending = self._comm.Isend(sent, partner)
-            if is_first:
-                ages.append(self._receive(received, partner))
-            wait(sending.Test, TIMEOUT, lambda: f"rank {partner} to take a message")
+
+        def receive() -> None:
+            idle_since = time.perf_counter()
+            ((received, _),) = receiver.receive(0, "the delay of messages")
+            sent = received[:8].view(np.float64)[0]
+            if sent > idle_since:
+                ages.append(time.perf_counter() - sent)
+
+        with Progress(transport.look):
+            forward()
+            for number in range(rounds):
+                receiver.post(0)
+                if not is_first:
+                    receive()
+                if computes:
+                    backward()
+                stamp[0] = time.perf_counter()
+                sender.send(0, (Tensor(message),))
+                if computes:
+                    forward()
+                if is_first:
+                    receive()
+                if number == 0:
+                    # The first message brings its shape with it.
+                    ages.clear()
+            backward()
+        transport.flush()
+        receiver.close()
         return ages
-
-    def _receive(self, message: np.ndarray, partner: int) -> float:
-        """Waits for a message as a pipeline does; returns how old it is."""
-        receiving = self._comm.Irecv(message, partner)
-        wait(receiving.Test, TIMEOUT, lambda: f"a message from rank {partner}")
-        return time.perf_counter() - message[:8].view(np.float64)[0]
 
 
 def message_seconds(comm: MPI.Comm, n_bytes: int, rounds: int) -> list[float]:

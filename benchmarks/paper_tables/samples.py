@@ -32,8 +32,9 @@ class Sample:
         busy: Seconds forward and backward of a microbatch on each stage, right before
             the step, while all hosts ran their stages with nothing to wait for.
         spread: Standard deviation of those phases, as a part of their mean.
-        delay: Of messages between the first two stages, besides their transfer, while
-            the other hosts slept.
+        delay: Of messages between each two stages, besides their transfer, if the
+            sender goes on to compute. In older samples one number: between the first
+            two stages, if the sender waits.
         pages: Of memory that a rank got from the system in the step, at most. Unknown
             in older samples, most of which are first steps.
         stolen: Part of the machine's time that its hypervisor gave to others, in the
@@ -54,7 +55,7 @@ class Sample:
     latency: float = 0.0
     busy: list[float] = field(default_factory=list)
     spread: list[float] = field(default_factory=list)
-    delay: float = 0.0
+    delay: float | list[float] = 0.0
     pages: int | None = None
     stolen: float | None = None
 

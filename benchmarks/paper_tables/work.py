@@ -131,7 +131,7 @@ class Steps:
                 return {}
             x, t = minibatch(point, point.batch)
             stage = self._divided(point, *cuts[rank : rank + 2])
-            probed = self._probe(comm, stage, x[: point.samples], entry["bandwidth"])
+            probed = self._probe(comm, stage, point, entry["bandwidth"])
             n = point.microbatches
             with Pipeline(stage, comm, n, point.schedule, timeout=TIMEOUT) as pipe:
                 step = self._typical(lambda: pipe.step(x, t), pipe.timeline)
@@ -149,13 +149,15 @@ class Steps:
         }
 
     def _probe(
-        self, comm: MPI.Comm, stage: Divisible, x: np.ndarray, bandwidth: float
+        self, comm: MPI.Comm, stage: Divisible, point: Point, bandwidth: float
     ) -> dict[str, Any]:
+        x, _ = minibatch(point, point.samples)
         load = Load(comm, stage, x, PAUSE)
         speed = self._undisturbed(comm, load.speed)
         phase = sum(speed.seconds) / len(speed.seconds) / 2
-        delay = self._undisturbed(comm, lambda: load.delay(phase, bandwidth))
-        return {"busy": speed.seconds, "spread": speed.spread, "delay": delay}
+        several = point.microbatches > 1
+        delays = self._undisturbed(comm, lambda: load.delays(phase, bandwidth, several))
+        return {"busy": speed.seconds, "spread": speed.spread, "delay": delays}
 
     def _undivided(self, point: Point, entry: dict) -> dict[str, Any]:
         """Times the undivided model on the first host, while the others sleep."""
