@@ -140,7 +140,7 @@ def measured_costs(timelines: Iterable[Timeline], n_stages: int) -> Costs:
         np.add.at(counts, where, 1)
         _add_delays(timeline, delays)
     means = seconds / np.maximum(counts, 1)
-    known = [seconds for edge in delays for seconds in edge]
+    known = [delay for edge in delays for delay in edge]
     usual = float(np.median(known)) if known else 0.0
     return Costs(
         means[FORWARD].tolist(),

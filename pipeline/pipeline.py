@@ -259,18 +259,6 @@ class Pipeline:
         self._training = program(self.schedule)
         self._evaluation = program(self.schedule.forward_only())
 
-    def _end_trial(self) -> None:
-        """Goes on with the schedule that is the fastest by what was measured."""
-        with self._call("agree"):
-            self._calls.start()
-            self._calls.finish()
-            # Rank 0 says what it is, so that no rounding elsewhere makes it another.
-            chosen = self._trial.choose() if self._comm.rank == 0 else None
-            chosen = broadcast_object(self._comm, chosen, 0, self._timeout)
-        self._trial = None
-        self._runner.waits_for_device = False
-        self.schedule, self._training = chosen, self._program(chosen)
-
     def _make_transport(self, name: str, wire_dtype: Any) -> Any:
         if name == "mpi":
             return Transport(self._comm, self._timeout, self._device.xp, wire_dtype)
@@ -534,6 +522,18 @@ class Pipeline:
         # Whoever chose the scale looks for infinities.
         with np.errstate(over="ignore", invalid="ignore"):
             yield self._loss.scale
+
+    def _end_trial(self) -> None:
+        """Goes on with the schedule that is the fastest by what was measured."""
+        with self._call("agree"):
+            self._calls.start()
+            self._calls.finish()
+            # Rank 0 says what it is, so that no rounding elsewhere makes it another.
+            chosen = self._trial.choose() if self._comm.rank == 0 else None
+            chosen = broadcast_object(self._comm, chosen, 0, self._timeout)
+        self._trial = None
+        self._runner.waits_for_device = False
+        self.schedule, self._training = chosen, self._program(chosen)
 
     def _start(self, x: Any, t: Any, loss_scale: float | None = None) -> list[Tensors]:
         inputs = self._split_inputs(x)
