@@ -9,9 +9,12 @@
 #              library, for a system MPI
 # make test-chainer CHAINER_SRC=DIR
 #              run Chainer's own tests, from a source tree of Chainer 7.8.1
-PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= mpich,examples,test,lint,docs
+# What the environment was made with, if there is one, or else these.
+MADE_WITH := $(shell cat $(VENV)/installed 2>/dev/null || \
+               echo python3 mpich,examples,test,lint,docs)
+PYTHON ?= $(word 1,$(MADE_WITH))
+EXTRAS ?= $(word 2,$(MADE_WITH))
 BIN := $(VENV)/bin
 # The environment's own mpiexec, or that of a system MPI.
 MPIEXEC ?= $(or $(wildcard $(BIN)/mpiexec),mpiexec)
@@ -29,7 +32,7 @@ export OMP_NUM_THREADS ?= 1
 
 # An interpreter or extras asked for by name replace an environment with others.
 ifneq ($(origin PYTHON)$(origin EXTRAS),filefile)
-ifneq ($(shell cat $(VENV)/installed 2>/dev/null),$(PYTHON) $(EXTRAS))
+ifneq ($(MADE_WITH),$(PYTHON) $(EXTRAS))
 .PHONY: $(VENV)/installed
 endif
 endif

@@ -67,10 +67,11 @@ def install() -> None:
 
 
 def enable_numpy_aliases() -> list:
-    """Gives ``numpy`` back the names that NumPy 1.24 and 2.0 removed.
+    """Gives ``numpy`` back names that NumPy 1.24 and 2.0 removed.
 
-    For users' own scripts that still say ``np.float``, ``np.int``, ``np.bool`` or
-    ``np.sctypes``. Nothing in Chainer needs it, so it happens only when called.
+    For users' own scripts that still say ``np.float``, ``np.int``, ``np.NINF`` or
+    ``np.asfarray``: types, constants, and functions whose work NumPy still does under
+    another name. Nothing in Chainer needs it, so it happens only when called.
 
     Returns:
         list: The names that were added.

@@ -1,4 +1,4 @@
-"""The names that NumPy removed in 1.24 and 2.0, for scripts that still use them."""
+"""Names that NumPy removed in 1.24 and 2.0, for scripts that still use them."""
 
 import numpy
 
@@ -18,11 +18,17 @@ _PYTHON_TYPES = {
 _RENAMED = {
     "float_": "float64",
     "complex_": "complex128",
+    "cfloat": "complex128",
+    "singlecomplex": "complex64",
+    "longcomplex": "clongdouble",
+    "clongfloat": "clongdouble",
+    "longfloat": "longdouble",
     "string_": "bytes_",
     "unicode_": "str_",
     "Inf": "inf",
     "Infinity": "inf",
     "infty": "inf",
+    "PINF": "inf",
     "NaN": "nan",
     "product": "prod",
     "cumproduct": "cumprod",
@@ -32,6 +38,7 @@ _RENAMED = {
     "row_stack": "vstack",
     "in1d": "isin",
     "trapz": "trapezoid",
+    "mat": "asmatrix",
 }
 
 
@@ -40,7 +47,15 @@ def enable() -> list:
 
     NumPy 2 has ``bool`` and ``long`` again, as its own scalar types. Those stay.
     """
-    candidates = dict(_PYTHON_TYPES, sctypes=_sctypes())
+    candidates = {
+        **_PYTHON_TYPES,
+        "sctypes": _sctypes(),
+        "NINF": -numpy.inf,
+        "PZERO": 0.0,
+        "NZERO": -0.0,
+        "asfarray": _asfarray,
+        "msort": _msort,
+    }
     candidates.update((old, getattr(numpy, new, None)) for old, new in _RENAMED.items())
     added = []
     for name, value in candidates.items():
@@ -53,6 +68,17 @@ def enable() -> list:
 def _has(name):
     """Looks past numpy.__getattr__, which warns of, or refuses, removed names."""
     return name in vars(numpy) or name in getattr(numpy, "__deprecated_attrs__", ())
+
+
+def _asfarray(a, dtype=numpy.float64):
+    """Returns an array of floating-point numbers, of float64 for other types."""
+    is_inexact = numpy.issubdtype(dtype, numpy.inexact)
+    return numpy.asarray(a, dtype if is_inexact else numpy.float64)
+
+
+def _msort(a):
+    """Returns an array sorted along its first axis."""
+    return numpy.sort(a, axis=0)
 
 
 def _sctypes():

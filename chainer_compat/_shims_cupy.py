@@ -41,6 +41,20 @@ SHIMS = (
         ),
     ),
     Shim(
+        name="dropout-without-cudnn",
+        module="chainer.functions.noise.dropout",
+        why="cuDNN draws masks from a stream of its own, which nobody can seed, so a "
+        "forward that is run again gets other ones; with use_cudnn='always' it may",
+        why_not_needed=since("cupy", "13.0"),
+        edits=(
+            Edit(
+                "chainer.should_use_cudnn('>=auto', 5000)",
+                "chainer.should_use_cudnn('==always', 5000)",
+                count=2,
+            ),
+        ),
+    ),
+    Shim(
         name="nccl-warning",
         module="chainer.training.updaters.multiprocess_parallel_updater",
         why="looking for NCCL makes CuPy warn at each import of Chainer that it is "

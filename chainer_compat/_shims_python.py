@@ -1,4 +1,4 @@
-"""Repairs of what Chainer expects of Python's packaging tools, and of its noise."""
+"""Repairs of what Chainer expects of Python, its packaging tools, and the Web."""
 
 from chainer_compat._shim import Edit, Shim, since
 
@@ -47,6 +47,19 @@ SHIMS = (
                 "    if not chainer.disable_experimental_feature_warning:\n",
                 "    if not (chainer.disable_experimental_feature_warning"
                 " or api_name.startswith('chainermn.')):\n",
+            ),
+        ),
+    ),
+    Shim(
+        name="mnist",
+        module="chainer.datasets.mnist",
+        why="the server that get_mnist downloads from refuses to send the files; "
+        "another has the same ones",
+        edits=(
+            Edit(
+                "'http://yann.lecun.com/exdb/mnist/",
+                "'https://ossci-datasets.s3.amazonaws.com/mnist/",
+                count=4,
             ),
         ),
     ),

@@ -228,6 +228,11 @@ def make_plan(
             n = -(-args.batchsize // args.microbatches)
             costs = profile(model, train.x[:n], train.t[:n], lossfun)
             plan = partition(costs, n_stages)
+        # A rank that waits in a broadcast spins, and takes time from the layers that
+        # rank 0 measures, if they share a core.
+        measured = comm.Ibarrier()
+        while not measured.Test():
+            time.sleep(0.02)
         return comm.bcast(plan)
     plan = Plan([0, *args.cuts, len(model)])
     if plan.n_stages != n_stages:

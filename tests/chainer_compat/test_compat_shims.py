@@ -195,16 +195,39 @@ def test_snapshot_round_trip():
     np.testing.assert_array_equal(model.W.array, other.W.array)
 
 
+def test_mnist_comes_from_a_server_that_has_it(monkeypatch, tmp_path):
+    urls = []
+
+    def download(url):
+        urls.append(url)
+        raise OSError("no network")
+
+    monkeypatch.setattr(chainer.dataset.download, "_dataset_root", str(tmp_path))
+    monkeypatch.setattr(chainer.dataset.download, "cached_download", download)
+    with pytest.raises(OSError, match="no network"):
+        chainer.datasets.get_mnist()
+    assert urls == [
+        "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz"
+    ]
+
+
 def test_numpy_keeps_its_names_until_asked():
     code = (
         "import chainer, chainer_compat, numpy as np\n"
         "before = 'float' in vars(np)\n"
         "added = chainer_compat.enable_numpy_aliases()\n"
         "print(before, 'float' in added)\n"
-        "print(np.float is float, np.zeros(2, np.int).dtype, np.float_ is np.float64)"
+        "print(np.float is float, np.zeros(2, np.int).dtype, np.float_ is np.float64)\n"
+        "print(np.NINF, np.asfarray([1, 2]), np.asfarray([1], 'f').dtype)\n"
+        "print(np.msort([[3, 1], [1, 2]]).tolist(), np.mat([1, 2]).shape)"
     )
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     modern = np.lib.NumpyVersion(np.__version__) >= "1.24.0"
-    assert output == [f"False {modern}", "True int64 True"]
+    assert output == [
+        f"False {modern}",
+        "True int64 True",
+        "-inf [1. 2.] float32",
+        "[[1, 1], [3, 2]] (1, 2)",
+    ]
