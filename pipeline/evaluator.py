@@ -63,6 +63,9 @@ class PipelineEvaluator(Evaluator):
         ['main/accuracy', 'main/loss']
     """
 
+    #: To be called on all ranks at the same minibatch, whatever its trigger.
+    is_collective = True
+
     def __init__(
         self,
         iterator: Any,
@@ -179,8 +182,9 @@ def predict(
     ]
     if not outputs:
         raise ValueError("there are no samples to predict anything for")
-    xp = chainer.backend.get_array_module(*outputs[0])
-    columns = tuple(xp.concatenate(column) for column in zip(*outputs))
+    device = chainer.backend.get_device_from_array(*outputs[0])
+    with chainer.using_device(device):
+        columns = tuple(device.xp.concatenate(column) for column in zip(*outputs))
     return columns[0] if len(columns) == 1 else columns
 
 

@@ -223,8 +223,14 @@ class Reader:
         return inputs, targets
 
 
+def _is_empty(iterator: Any) -> bool:
+    """Says whether there is nothing to read, and Chainer's iterators divide by zero."""
+    dataset = getattr(iterator, "dataset", None)
+    return hasattr(dataset, "__len__") and len(dataset) == 0
+
+
 def _batches(iterator: Any):
-    while True:
+    while not _is_empty(iterator):
         try:
             yield iterator.next()
         except StopIteration:
@@ -232,6 +238,8 @@ def _batches(iterator: Any):
 
 
 def _progress(iterator: Any) -> list[float]:
+    if _is_empty(iterator):
+        return [0, False, 0, -1]
     # Chainer asks no more of an iterator than the first two.
     previous = getattr(iterator, "previous_epoch_detail", None)
     return [

@@ -294,14 +294,15 @@ class Runner:
             raise ActionError(self._where(action, error)) from error
 
     def _where(self, action: Action, error: Exception) -> str:
-        layers = self._stages[action.stage].layers
+        stage = self._stages[action.stage]
+        layers, loss = stage.layers, stage.loss
         start, end = layers.layer_range
         position = getattr(error, "layer_position", None)
         layer = ""
         if position is not None:
             text = layers.model_layers[position].splitlines()[0]
             layer = f", in layer {position}, {text}"
-        elif self._stages[action.stage].loss is not None:
+        elif loss is not None and loss.is_wanted:
             layer = ", after the last layer, in lossfun or accfun"
         return (
             f"{action} failed on rank {self._rank} ({_WORDS[action.kind]} of microbatch"

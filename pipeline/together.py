@@ -8,7 +8,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from chainer.training import Extension, Trainer, extensions
+from chainer.training import Extension, Trainer, extensions, triggers
+from chainer.training.extensions._snapshot import _Snapshot
 
 if TYPE_CHECKING:
     from pipeline.updater import PipelineUpdater
@@ -22,6 +23,10 @@ class Together(Extension):
 
     Args:
         updater (PipelineUpdater): Of the trainer it is added to.
+
+    Raises:
+        ValueError: When the trainer starts, on all ranks, if an extension would write
+            files that are of no use.
     """
 
     name = "together"
@@ -37,11 +42,17 @@ class Together(Extension):
 
     def initialize(self, trainer: Trainer) -> None:
         """Is called by the trainer when it starts."""
+        ranks = self._updater.pipeline.ranks
+        if ranks.size > 1:
+            _refuse_snapshots_of_one_rank(trainer)
         self._updater.synchronize()
         if not isinstance(trainer.stop_trigger, StopTogether):
             trainer.stop_trigger = StopTogether(trainer.stop_trigger, self._updater)
-        is_silent = self._updater.pipeline.rank > 0
+        is_silent = ranks.rank > 0
         for name, entry in trainer._extensions.items():
+            is_collective = getattr(entry.extension, "is_collective", False)
+            if is_collective and not isinstance(entry.trigger, _ALIKE):
+                entry.trigger = TriggerOfRankZero(entry.trigger, self._updater)
             if isinstance(entry.extension, extensions.DumpGraph):
                 # As if it had been called; it does that once.
                 entry.extension._flag_called = True
@@ -55,32 +66,70 @@ class Together(Extension):
                 _silence(entry)
 
 
-class StopTogether:
-    """A stop trigger that fires on all ranks if it does on one.
+def _refuse_snapshots_of_one_rank(trainer: Trainer) -> None:
+    for name, entry in trainer._extensions.items():
+        extension = entry.extension
+        if isinstance(extension, _Snapshot) and extension._target is None:
+            raise ValueError(
+                f"the extension {name!r} is Chainer's snapshot(): all ranks would write"
+                f" the same file, each with its own stage. Use pipeline.snapshot(), or"
+                f" snapshot_object(trainer, filename) with a name for each rank"
+            )
 
-    Triggers that look at epochs or losses fire alike anyway, those that look at a clock
-    do not.
+
+class _Trigger:
+    """A rank's own trigger, about which the ranks agree.
 
     Args:
-        trigger: The rank's own stop trigger.
-        updater (PipelineUpdater): May have been requested to stop.
+        trigger: The rank's own.
+        updater (PipelineUpdater): Of the trainer.
     """
 
     def __init__(self, trigger: Any, updater: PipelineUpdater) -> None:
         self._trigger = trigger
         self._updater = updater
 
-    def __call__(self, trainer: Trainer) -> bool:
-        """Returns whether some rank wants to stop."""
-        # Triggers and extensions look at the epoch; it may have been loaded.
-        self._updater.synchronize()
-        fires = bool(self._trigger(trainer)) or self._updater.stop_code > 0
-        return bool(self._updater.pipeline.ranks.agree(fires))
-
     def __getattr__(self, name: str) -> Any:
         # Such as the length of the training, which progress bars ask for, and the
         # state, which is there only with some triggers.
         return getattr(self._trigger, name)
+
+
+class TriggerOfRankZero(_Trigger):
+    """A trigger that fires on all ranks when it does on rank 0.
+
+    For extensions that the ranks must call together. Triggers that look at a clock do
+    not fire alike.
+    """
+
+    def __call__(self, trainer: Trainer) -> bool:
+        """Returns whether that of rank 0 fires."""
+        # The others' have a state too.
+        fires = bool(self._trigger(trainer))
+        ranks = self._updater.pipeline.ranks
+        return bool(ranks.agree(fires and ranks.rank == 0))
+
+
+#: Triggers that look at epochs, and at values that are equal on all ranks.
+_ALIKE = (
+    TriggerOfRankZero,
+    triggers.BestValueTrigger,
+    triggers.EarlyStoppingTrigger,
+    triggers.IntervalTrigger,
+    triggers.ManualScheduleTrigger,
+    triggers.OnceTrigger,
+)
+
+
+class StopTogether(_Trigger):
+    """A stop trigger that fires on all ranks if it does on one."""
+
+    def __call__(self, trainer: Trainer) -> bool:
+        """Returns whether some rank wants to stop, or was requested to."""
+        # Triggers and extensions look at the epoch; it may have been loaded.
+        self._updater.synchronize()
+        fires = bool(self._trigger(trainer)) or self._updater.stop_code > 0
+        return bool(self._updater.pipeline.ranks.agree(fires))
 
 
 # What writes a file of a fixed name, all ranks the same one.

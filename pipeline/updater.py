@@ -176,6 +176,19 @@ class PipelineUpdater(StandardUpdater):
             for optimizer in self._optimizers.values():
                 optimizer.new_epoch(auto=True)
 
+    def get_optimizer(self, name: str) -> chainer.Optimizer:
+        """Returns an optimizer, which has followed ``'main'``."""
+        self._share_hyperparameters()
+        return super().get_optimizer(name)
+
+    def get_all_optimizers(self) -> dict[str, chainer.Optimizer]:
+        """Returns the optimizers by name; they have followed ``'main'``.
+
+        So a snapshot after a change has it in all of them.
+        """
+        self._share_hyperparameters()
+        return super().get_all_optimizers()
+
     def _share_hyperparameters(self) -> None:
         """Lets the other optimizers follow ``'main'``, which extensions change."""
         main, *others = self._optimizers.values()
@@ -198,6 +211,9 @@ class PipelineUpdater(StandardUpdater):
         self.pipeline.serialize(serializer["pipeline"])
         if isinstance(serializer, chainer.Deserializer):
             self._is_behind = True
+            # Whatever was loaded: it is no change that others are to follow.
+            main = self._optimizers["main"]
+            self._hyperparameters = main.hyperparam.get_dict()
 
 
 def _by_name(optimizer: Any) -> dict[str, chainer.Optimizer]:

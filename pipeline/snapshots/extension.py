@@ -74,6 +74,8 @@ def snapshot(
 class SnapshotExtension(training.Extension):
     """The extension that :func:`snapshot` returns."""
 
+    #: To be called on all ranks at the same minibatch, whatever its trigger.
+    is_collective = True
     trigger = 1, "epoch"
     # After all others: their state is part of the snapshot.
     priority = -100

@@ -104,6 +104,20 @@ def test_the_mean_leaves_out_ignored_labels():
     assert_on_ranks(2, ignored_labels)
 
 
+def nothing(comm):
+    """All ranks learn that there are no samples."""
+    stage = Divisible(F.relu, F.relu).divide(comm.rank, comm.rank + 1)
+    pipe = Pipeline(stage, comm, n_microbatches=2, timeout=10)
+    iterator = chainer.iterators.SerialIterator([], 4, False, False)
+    assert PipelineEvaluator(iterator, pipe)() == {}
+    with pytest.raises(ValueError, match="there are no samples"):
+        predict(pipe, iterator)
+
+
+def test_an_empty_data_set():
+    assert_on_ranks(2, nothing)
+
+
 def buckets(comm):
     """Batches whose samples have another length each."""
     rng = np.random.RandomState(0)

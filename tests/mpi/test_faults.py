@@ -166,6 +166,19 @@ def test_an_exception_in_lossfun():
     assert output.count("ArithmeticError: no loss") == 2  # cause and message
 
 
+def returning_a_list(comm):
+    layers = [F.relu] * (comm.size - 1) + [lambda x: [x]]
+    stage = Divisible(*layers).divide(comm.rank, comm.rank + 1)
+    Pipeline(stage, comm, n_microbatches=2, timeout=10).predict(X)
+
+
+def test_a_prediction_that_fails_has_no_loss_to_blame():
+    output = fails(2, returning_a_list)
+    assert "1F0 failed on rank 1" in output
+    assert "returned list" in output
+    assert "lossfun" not in output
+
+
 def failing_loss_backward(comm):
     def lossfun(y, t):
         return F.softmax_cross_entropy(SpillingFunction().apply((y,))[0], t)

@@ -1,15 +1,19 @@
 """How samples get to the ranks of a pipeline, and what follows optimizers."""
 
+import os
+import time
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+import pytest
 from chainer import training
 from chainer.dataset import concat_examples
 from chainer.training import extensions
 
 from divisible import Divisible, Plan
-from pipeline import Pipeline, PipelineUpdater
+from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, snapshot
 from tests.mpiexec import assert_on_ranks, on_ranks
 
 
@@ -102,8 +106,8 @@ def several(comm, out):
     trainer, stages, optimizers, _ = make_trainer(comm, out, 3)
     assert sorted(trainer.updater.get_all_optimizers()) == ["main", "main_1"]
     trainer.run()
-    # What the extension did to 'main'; the update after it takes it over.
-    trainer.updater.update()
+    # What the extension did to 'main' after the last minibatch, they all follow.
+    assert list(trainer.updater.get_all_optimizers().values()) == optimizers
     for optimizer in optimizers:
         np.testing.assert_allclose(optimizer.lr, 1e-4)
         assert optimizer.epoch == 3
@@ -145,6 +149,86 @@ def resume(comm, out):
 
 def test_a_trainer_goes_on_from_where_it_was_saved(tmp_path):
     assert_on_ranks(2, resume, str(tmp_path))
+
+
+def resume_several(comm, out):
+    """The rate changes before the snapshot is taken, and after it was loaded."""
+    expected, stages, *_ = make_trainer(comm, f"{out}/whole", 3)
+    expected.run()
+    arrays = [param.array for part in stages for param in part.params()]
+
+    first, *_ = make_trainer(comm, out, 2)
+    first.extend(snapshot())
+    first.run()
+    second, stages, optimizers, sampler = make_trainer(comm, out, 3)
+    second.extend(snapshot(resume="auto"))
+    # The sampler is the user's, with a state of its own.
+    for _ in range(2):
+        sampler(np.arange(30), 0)
+    second.run()
+    assert second.get_extension("snapshot").resumed_from is not None
+    second.updater.get_all_optimizers()
+    np.testing.assert_allclose([o.lr for o in optimizers], 1e-4)
+    for array, param in zip(arrays, [p for s in stages for p in s.params()]):
+        np.testing.assert_array_equal(array, param.array)
+
+    # One stage on each rank, and one optimizer: both must have had the same settings.
+    whole, *_ = make_trainer(comm, out, 3, several=False)
+    whole.extend(snapshot(resume="auto"))
+    whole.run()
+    assert whole.updater.epoch == 3
+
+
+def test_several_optimizers_go_on_with_the_same_hyperparameters(tmp_path):
+    assert_on_ranks(2, resume_several, str(tmp_path))
+
+
+def by_the_clock(comm, out):
+    """Snapshots and evaluations are on all ranks, though clocks differ."""
+    trainer, stages, *_ = make_trainer(comm, out, 6, several=False)
+    every = training.triggers.TimeTrigger(0.05)
+    trainer.extend(snapshot(), trigger=every)
+    evaluator = CountingEvaluator(
+        chainer.iterators.SerialIterator(
+            trainer.updater.get_iterator("main").dataset, 8, repeat=False, shuffle=False
+        )
+        if comm.rank == 0
+        else None,
+        trainer.updater.pipeline,
+    )
+    trainer.extend(evaluator, trigger=training.triggers.TimeTrigger(0.05))
+    # So that their clocks do not start together.
+    time.sleep(0.03 * comm.rank)
+    trainer.extend(lambda trainer: time.sleep(0.02), trigger=(1, "iteration"))
+    trainer.run()
+    counts = comm.allgather(evaluator.n_calls)
+    assert len(set(counts)) == 1 and counts[0] >= 3
+    saved = os.listdir(out)
+    assert sum(name.startswith("snapshot_iter_") for name in saved) >= 3
+
+
+class CountingEvaluator(PipelineEvaluator):
+    n_calls = 0
+
+    def evaluate(self):
+        self.n_calls += 1
+        return super().evaluate()
+
+
+def test_triggers_that_look_at_a_clock(tmp_path):
+    assert_on_ranks(2, by_the_clock, str(tmp_path))
+
+
+def snapshot_of_one_stage(comm, out):
+    trainer, *_ = make_trainer(comm, out, 1, several=False)
+    trainer.extend(extensions.snapshot())
+    with pytest.raises(ValueError, match=r"Use pipeline.snapshot\(\)"):
+        trainer.run()
+    assert not os.path.exists(out) or not os.listdir(out)
+
+
+def test_chainers_snapshot_is_refused_on_several_ranks(tmp_path):
+    assert_on_ranks(2, snapshot_of_one_stage, str(tmp_path / "out"))
 
 
 def missing_optimizer(comm):
