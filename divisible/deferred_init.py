@@ -252,8 +252,13 @@ class KeyedInitializer:
             self.initializer(array)
             return
         self._called = True
+        # On the host, where all other weights are drawn.
+        is_there = isinstance(array, np.ndarray)
+        weights = array if is_there else np.empty(array.shape, array.dtype)
         with keyed_random(f"{self.seed}:{self.place}#0", self.initializer):
-            self.initializer(array)
+            self.initializer(weights)
+        if not is_there:
+            chainer.backend.copyto(array, weights)
 
     def __getattr__(self, name: str) -> Any:
         # Copying and pickling look for these before there is an initializer.

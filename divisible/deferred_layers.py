@@ -106,9 +106,9 @@ class DeferredLayers:
                 for array, kind in ((value.raw_array, ""), (value._grad, ".grad")):
                     if isinstance(array, DeferredArray):
                         array.recipe.assign_keys(place + kind)
-                initializer = getattr(value, "initializer", None)
-                if isinstance(initializer, KeyedInitializer):
-                    initializer.place = initializer.place or place
+                keyed = _keyed_initializer(value)
+                if keyed is not None:
+                    keyed.place = keyed.place or place
 
     def make(
         self,
@@ -267,8 +267,20 @@ def _is_deferred_array(found: _Found) -> bool:
 
 
 def _awaits_place(found: _Found) -> bool:
-    initializer = getattr(found.value, "initializer", None)
-    return isinstance(initializer, KeyedInitializer) and initializer.place is None
+    keyed = _keyed_initializer(found.value)
+    return keyed is not None and keyed.place is None
+
+
+def _keyed_initializer(value: Any) -> KeyedInitializer | None:
+    """Returns what draws for a parameter, if by a key.
+
+    Another initializer, which rounds what is drawn, say, may have it as its
+    ``initializer``.
+    """
+    initializer = getattr(value, "initializer", None)
+    while not (initializer is None or isinstance(initializer, KeyedInitializer)):
+        initializer = getattr(initializer, "initializer", None)
+    return initializer
 
 
 # -- making layers --------------------------------------------------------------
@@ -321,9 +333,9 @@ def _first_call_key(position: int, layer: Any) -> str | None:
         str or None: Only if there are parameters to be sized.
     """
     for _, value, _ in _find(layer):
-        initializer = getattr(value, "initializer", None)
-        if isinstance(initializer, KeyedInitializer) and not value.is_initialized:
-            return f"{initializer.seed}:{position}:first call"
+        keyed = _keyed_initializer(value)
+        if keyed is not None and not value.is_initialized:
+            return f"{keyed.seed}:{position}:first call"
     return None
 
 

@@ -46,7 +46,8 @@ def keyed_random(key: str, *users: Any) -> Iterator[None]:
         random.seed(key)
         restored.callback(np.random.set_state, np.random.get_state())
         np.random.seed(_words(key))
-        if cuda.available:
+        # CuPy may be installed where there is no GPU.
+        if cuda.available and cuda.cupy.is_available():
             _replace_cupys(_words(key), restored)
         for number, found in enumerate(_generators(users)):
             _rekey(found, f"{key}:{number}", restored)
@@ -64,7 +65,7 @@ def _replace_cupys(words: np.ndarray, restored: ExitStack) -> None:
     restored.callback(own.set_random_state, own.get_random_state())
     # Seeding a Philox counter costs nothing; CuPy's usual generator prepares streams.
     method = cuda.cupy.cuda.curand.CURAND_RNG_PSEUDO_PHILOX4_32_10
-    own.set_random_state(own.RandomState(int(words[0]), method=method))
+    own.set_random_state(own.RandomState(np.uint64(words[0]), method=method))
 
 
 def _rekey(generator: Any, key: str, restored: ExitStack) -> None:
@@ -89,7 +90,7 @@ def _rekey(generator: Any, key: str, restored: ExitStack) -> None:
         bits.state = type(bits)(np.random.SeedSequence(words.tolist())).state
     else:
         # CuPy's generators do not tell their state, so it cannot be put back.
-        generator.seed(int(_words(key)[0]))
+        generator.seed(np.uint64(_words(key)[0]))
 
 
 def _leaves(state: Any) -> Iterator[Any]:

@@ -165,7 +165,8 @@ class Plan:
         if not 1 <= n_stages <= n_layers:
             raise ValueError(
                 f"{n_layers} layers cannot be cut into {n_stages} stages: each stage"
-                f" needs at least one layer. Start between 1 and {n_layers} ranks."
+                f" needs at least one layer. Use between 1 and {n_layers} stages; there"
+                f" is one on each rank, or as many as the schedule says."
             )
         each, extra = divmod(n_layers, n_stages)
         return cls([i * each + min(i, extra) for i in range(n_stages + 1)])
@@ -290,6 +291,8 @@ class Plan:
     def headline(self) -> str:
         """What the plan is, in a line."""
         words = [f"{self.n_layers} layers cut at {self.cuts}"]
+        if self.n_ranks != self.n_stages:
+            words.append(count(self.n_ranks, "rank"))
         if self.schedule is not None:
             words.append(f"{self.schedule} schedule")
         if self.n_microbatches is not None:

@@ -120,13 +120,13 @@ def _philox() -> Iterator[None]:
     # CuPy's usual generator prepares thousands of streams whenever it is seeded, a
     # Philox counter nothing.
     random = _active.gpu_random = cuda.cupy.random
-    own = random.generator.get_random_state()
+    own = random.get_random_state()
     method = cuda.cupy.cuda.curand.CURAND_RNG_PSEUDO_PHILOX4_32_10
-    random.generator.set_random_state(random.RandomState(0, method=method))
+    random.set_random_state(random.RandomState(np.uint64(0), method=method))
     try:
         yield
     finally:
-        random.generator.set_random_state(own)
+        random.set_random_state(own)
         _active.gpu_random = None
 
 
@@ -167,5 +167,6 @@ def _words(key: RandomKey) -> list[int]:
 def _seed(words: list[int]) -> None:
     np.random.seed(words)
     if _active.gpu_random is not None:
+        # CuPy converts to uint64, which NumPy 2 thinks is not safe from Python's int.
         seed = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]
-        _active.gpu_random.seed(int(seed))
+        _active.gpu_random.seed(seed)

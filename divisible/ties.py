@@ -110,7 +110,11 @@ def find_shared_states(
     for position, (layer, name) in enumerate(zip(layers, positions)):
         if not isinstance(layer, Link):
             continue
-        found = [(path, p, p.array) for path, p in layer.namedparams()]
+        # Copies that get their size later have the cell in common that holds the array.
+        found = [
+            (path, p, p._data if p.array is None else p.array)
+            for path, p in layer.namedparams()
+        ]
         for path, link in layer.namedlinks():
             path = path.rstrip("/")
             if link._persistent:
@@ -118,7 +122,8 @@ def find_shared_states(
                 links.setdefault(id(link), (place, []))[1].append(position)
             found += [(f"{path}/{n}", link, vars(link)[n]) for n in link._persistent]
         for path, holder, array in found:
-            if isinstance(array, chainer.get_array_types()):
+            is_param = isinstance(holder, chainer.Parameter)
+            if is_param or isinstance(array, chainer.get_array_types()):
                 known = arrays.setdefault(id(array), (f"/{name}{path}", set(), []))
                 known[1].add(id(holder))
                 known[2].append(position)

@@ -55,12 +55,17 @@ _LANES = 32
 _CHUNK = 64 * _LANES
 
 
+# CuPy tells a type from arrays only. Where W is that of numbers alone there is an array
+# of it, of no elements, among the inputs.
+_OF_TYPE_W = "raw W of_type_w"
+
+
 @functools.cache
 def _kernel(inputs: str, outputs: str, body: str, name: str) -> Any:
     return cupy.ElementwiseKernel(inputs, outputs, body, name)
 
 
-def sum_squares(gradients: Gradients, inverse: float, sums: np.ndarray) -> None:
+def sum_squares(gradients: Gradients, inverse: np.floating, sums: np.ndarray) -> None:
     """Sums for each parameter the squares of its unscaled gradients, in float64."""
     starts, ends, first_chunks, occupied = _chunks(
         gradients.starts.tobytes(), gradients.ends.tobytes(), cupy.cuda.Device().id
@@ -69,7 +74,7 @@ def sum_squares(gradients: Gradients, inverse: float, sums: np.ndarray) -> None:
     if not len(first_chunks):
         return
     kernel = _kernel(
-        "raw G gradients, W inverse, raw int64 starts, raw int64 ends",
+        f"raw G gradients, W inverse, raw int64 starts, raw int64 ends, {_OF_TYPE_W}",
         "float64 partial",
         """
         long long chunk = i / LANES;
@@ -83,7 +88,8 @@ def sum_squares(gradients: Gradients, inverse: float, sums: np.ndarray) -> None:
         "mixed_precision_sum_squares",
     )
     partial = cupy.empty((len(starts), _LANES), np.float64)
-    kernel(gradients.flat, inverse, starts, ends, partial)
+    of_type_w = cupy.empty(0, inverse.dtype)
+    kernel(gradients.flat, inverse, starts, ends, of_type_w, partial)
     sums[occupied] = np.add.reduceat(partial.sum(axis=1).get(), first_chunks)
 
 
@@ -169,7 +175,7 @@ def update(
     name: str,
     gradients: Gradients,
     span: tuple[int, int],
-    inverse: float,
+    inverse: np.floating,
     weights: Array,
     half: Array,
     states: Sequence[Array],
@@ -200,13 +206,15 @@ def update(
         is_half = flat.dtype == np.uint16
         outputs.append(f"{'float16' if is_half else 'W'} {state}")
         arrays.append(flat[part].view(np.float16) if is_half else flat[part])
+    inputs = ["G gradient, W inverse", *(f"W {n}" for n in chosen.numbers), _OF_TYPE_W]
     kernel = _kernel(
-        ", ".join(["G gradient, W inverse", *(f"W {n}" for n in chosen.numbers)]),
+        ", ".join(inputs),
         ", ".join(outputs),
         f"{load} W g = static_cast<W>(gradient) * inverse; {chosen.body} {store}",
         f"mixed_precision_{name}",
     )
-    kernel(gradients.flat[part], inverse, *numbers, *arrays)
+    of_type_w = cupy.empty(0, inverse.dtype)
+    kernel(gradients.flat[part], inverse, *numbers, of_type_w, *arrays)
 
 
 def refresh(master: Array, half: Array) -> None:

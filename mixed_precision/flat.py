@@ -99,20 +99,20 @@ class Group:
                 self.half = self._weights.view(np.uint16)
                 self.master = xp.zeros(self._n if keeps_master else 0, np.float32)
             zeros = xp.zeros(int(sizes.max(initial=0)), dtype)
+            self._weight_views = self.views(self._weights)
+            for p, view in zip(self.parameters, self._weight_views):
+                view[...] = p.array
+                p.array = view
+            if self.has_master:
+                self.kernels.widen(self.half, self.master)
         self._zeros = [zeros[:size] for size in sizes]
         self._states: dict[str, tuple[Array, list[Array]]] = {}
-        self._weight_views = self.views(self._weights)
         # Made for the first hook.
         self._float32: Array | None = self.master if self.master.size else None
         self._unscaled: Array | None = None
         self._float32_views: list[tuple[chainer.Parameter, Array, Array]] = []
         # What parameters have outside of hooks; nothing outside of hooks.
         self._before: list[tuple[chainer.Parameter, Array, float | None]] = []
-        for p, view in zip(self.parameters, self._weight_views):
-            view[...] = p.array
-            p.array = view
-        if self.has_master:
-            self.kernels.widen(self.half, self.master)
 
     @property
     def has_master(self) -> bool:
@@ -148,7 +148,8 @@ class Group:
                 or p.device != self.device
             ):
                 return False
-            view[...] = array
+            with chainer.using_device(self.device):
+                view[...] = array
             p.array = view
         return True
 
@@ -215,7 +216,8 @@ class Group:
 
     def clip(self, rate: float) -> None:
         """Multiplies the unscaled gradients of parameters that are in float32."""
-        self._unscaled *= self.scalar(rate)
+        with chainer.using_device(self.device):
+            self._unscaled *= self.scalar(rate)
 
     def collect(self, part: slice = slice(None)) -> None:
         """Takes over arrays that a hook or a rule put in the place of the views.
@@ -223,13 +225,14 @@ class Group:
         Args:
             part (slice): Of the parameters.
         """
-        for p, weights, gradient in self._float32_views[part]:
-            if p.array is not weights:
-                weights[...] = p.array
-                p.array = weights
-            if p.grad is not gradient:
-                gradient[...] = 0 if p.grad is None else p.grad
-                p.grad = gradient
+        with chainer.using_device(self.device):
+            for p, weights, gradient in self._float32_views[part]:
+                if p.array is not weights:
+                    weights[...] = p.array
+                    p.array = weights
+                if p.grad is not gradient:
+                    gradient[...] = 0 if p.grad is None else p.grad
+                    p.grad = gradient
 
     def leave_float32(self) -> None:
         """Gives the parameters their weights and scaled gradients back."""
@@ -242,7 +245,8 @@ class Group:
     def round(self) -> None:
         """Rounds what :meth:`enter_float32` gave into the weights."""
         if self.is_half:
-            self.kernels.round_to_half(self._float32, self.half)
+            with chainer.using_device(self.device):
+                self.kernels.round_to_half(self._float32, self.half)
 
     def buffers(self, in_float32: bool) -> tuple[Array, Array]:
         """Returns the weights to update and the bits to round into, as kernels do."""
@@ -280,7 +284,8 @@ class FlatBuffers:
                 continue
             for path, view in zip(group.paths, group.views(group.master)):
                 if path in masters and masters[path].shape == view.shape:
-                    view[...] = group.device.send(masters[path])
+                    with chainer.using_device(group.device):
+                        view[...] = group.device.send(masters[path])
 
     def holds(self, parameters: Sequence[tuple[str, chainer.Parameter]]) -> bool:
         """Whether these are the parameters still; takes over new arrays."""

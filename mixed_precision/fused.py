@@ -128,6 +128,11 @@ def plan(groups: Sequence[Group]) -> tuple[list[Run], list[chainer.Parameter]]:
     return runs, others
 
 
+def has_kernel(rule: chainer.UpdateRule) -> bool:
+    """Says whether there is a kernel for an update rule that has no hooks."""
+    return _key(rule) is not None
+
+
 def _key(rule: chainer.UpdateRule) -> tuple | None:
     """Returns what rules updated in one call have in common; None for no kernel.
 
@@ -162,8 +167,8 @@ def update(
     for rule in rules:
         rule.t += 1
     kernel = KERNELS[type(rules[0])]
-    states = [_state(name, run) for name in kernel.states]
     with chainer.using_device(group.device):
+        states = [_state(name, run) for name in kernel.states]
         if has_hooks:
             _call_hooks("pre", group, first)
         call = kernel.prepare(rules, group, loss_scale)

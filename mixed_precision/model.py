@@ -79,7 +79,8 @@ def to_float16(
             )
         with np.errstate(over="ignore"), chainer.using_device(param.device):
             rounded = array.astype(np.float16)
-        if not bool(param.device.xp.isfinite(rounded).all()):
+            fits = bool(param.device.xp.isfinite(rounded).all())
+        if not fits:
             raise OverflowError(
                 f"parameter {path} has weights that are not finite in float16, whose"
                 f" largest number is 65504"
@@ -102,16 +103,25 @@ def _initialize_later(param: chainer.Parameter) -> None:
 
 
 class _Rounded(chainer.Initializer):
-    """Draws in float32, so that the weights are those of a float32 model, rounded."""
+    """Draws in float32, so that the weights are those of a float32 model, rounded.
+
+    Args:
+        initializer: As ``chainer.Parameter`` takes it.
+
+    Attributes:
+        initializer: The one that draws.
+    """
 
     def __init__(self, initializer: Any) -> None:
         super().__init__(np.float16)
-        self._initializer = chainer.initializers._get_initializer(initializer)
+        self.initializer = chainer.initializers._get_initializer(initializer)
 
     def __call__(self, array: Any) -> None:
         xp = chainer.backend.get_array_module(array)
-        weights = xp.empty(array.shape, np.float32)
-        self._initializer(weights)
+        # Chainer's initializers refuse arrays of another dtype than they were given.
+        dtype = getattr(self.initializer, "dtype", None) or np.float32
+        weights = xp.empty(array.shape, dtype)
+        self.initializer(weights)
         array[...] = weights
 
 

@@ -342,14 +342,12 @@ class MixedPrecision(optimizer.Optimizer):
     def _step(
         self, gathered: Sequence[Gathered], inverse: float, squared_norm: float
     ) -> None:
-        hooks = self._hookable
-        before = list(hooks._pre_update_hooks.values())
-        after = list(hooks._post_update_hooks.values())
+        before, after = self._hooks()
         runs, others = fused.plan(self._buffers.groups)
         in_float32 = (
-            bool(others or after)
+            bool(others)
             or any(run.has_hooks for run in runs)
-            or not all(map(_is_clipping, before))
+            or _need_float32(before, after)
         )
         if in_float32:
             with self._buffers.in_float32(gathered, inverse) as gathered:
@@ -364,6 +362,15 @@ class MixedPrecision(optimizer.Optimizer):
                 rate = _clipping_rate(hook, squared_norm)
                 inverse, squared_norm = inverse * rate, squared_norm * rate**2
             self._update(runs, gathered, inverse, in_float32=False)
+
+    def _hooks(self) -> tuple[list[Any], list[Any]]:
+        """Returns the hooks before an update, and those after it."""
+        hooks = self._hookable
+        if hooks is None:
+            # There can be none before there is a target.
+            return [], []
+        before, after = hooks._pre_update_hooks, hooks._post_update_hooks
+        return list(before.values()), list(after.values())
 
     def _update(
         self,
@@ -405,6 +412,50 @@ class MixedPrecision(optimizer.Optimizer):
             hook(self.actual_optimizer)
         self._buffers.collect()
 
+    # -- planning ------------------------------------------------------------------
+
+    def update_bytes(self, param: chainer.Parameter) -> int:
+        """Returns what the updates of a parameter hold besides it and its gradient.
+
+        That is the master, the state of the update rule, and the unscaled gradient if
+        there are hooks, other than ``GradientClipping``, or an update rule that looks
+        at it.
+
+        Args:
+            param (chainer.Parameter): Initialized, of any model; it stays as it is.
+
+        Returns:
+            int: Bytes.
+
+        Example:
+            >>> param = chainer.Parameter(np.zeros(10, np.float16))
+            >>> momentum = chainer.optimizers.MomentumSGD()
+            >>> MixedPrecision(momentum).update_bytes(param) / param.size
+            8.0
+            >>> from mixed_precision import MomentumSGD16
+            >>> MixedPrecision(MomentumSGD16()).update_bytes(param) / param.size
+            2.0
+        """
+        rule = self.actual_optimizer.create_update_rule()
+        is_half = param.dtype == np.float16
+        in_float32 = param.size * 4 if is_half else param.array.nbytes
+        total = 0
+        state_of = param
+        if is_half and getattr(rule, "keeps_master", True):
+            total += in_float32
+            with chainer.using_device(param.device):
+                state_of = chainer.Parameter(param.array.astype(np.float32))
+        rule._init_states(state_of)
+        arrays = chainer.get_array_types()
+        states = [v for v in rule.state.values() if isinstance(v, arrays)]
+        total += sum(state.nbytes for state in states)
+        if not fused.has_kernel(rule) or _need_float32(*self._hooks()):
+            total += in_float32
+            if is_half and state_of is param:
+                # There is no master to show.
+                total += in_float32
+        return total
+
     # -- snapshots -----------------------------------------------------------------
 
     def serialize(self, serializer: Any) -> None:
@@ -421,7 +472,8 @@ class MixedPrecision(optimizer.Optimizer):
             if has_master(param):
                 master = masters.get(path)
                 if master is None and param.array is not None:
-                    master = param.array.astype(np.float32)
+                    with chainer.using_device(param.device):
+                        master = param.array.astype(np.float32)
                 master = serializer[path]("master", master)
                 if master is not None:
                     loaded[path] = master
@@ -443,6 +495,11 @@ def _checked(actual_optimizer: Any) -> Any:
             " loss_scaling: give it to MixedPrecision instead"
         )
     return actual_optimizer
+
+
+def _need_float32(before: Sequence[Any], after: Sequence[Any]) -> bool:
+    """Says whether hooks look at parameters, for which these are to be in float32."""
+    return bool(after) or not all(map(_is_clipping, before))
 
 
 def _is_clipping(hook: Any) -> bool:

@@ -57,14 +57,18 @@ class ExponentHistogram:
             gradient (array): NumPy or CuPy array of floating-point numbers.
             loss_scale (float): What it is divided by first.
         """
-        xp = chainer.backend.get_array_module(gradient)
-        # In float64, where what is divided does not become zero.
-        magnitudes = xp.abs(gradient.astype(np.float64)).ravel() / loss_scale
-        finite = magnitudes[xp.isfinite(magnitudes)]
-        numbers = finite[finite > 0]
-        exponents = xp.clip(xp.frexp(numbers)[1] - 1, _LOWEST, _HIGHEST)
-        counts = xp.bincount(exponents - _LOWEST, minlength=self.counts.size)
-        self.counts += chainer.get_device("@numpy").send(counts)
+        device = chainer.backend.get_device_from_array(gradient)
+        xp = device.xp
+        with chainer.using_device(device):
+            # In float64, where what is divided does not become zero.
+            magnitudes = xp.abs(gradient.astype(np.float64)).ravel() / loss_scale
+            finite = magnitudes[xp.isfinite(magnitudes)]
+            numbers = finite[finite > 0]
+            # CuPy cannot count nothing.
+            if numbers.size:
+                exponents = xp.clip(xp.frexp(numbers)[1] - 1, _LOWEST, _HIGHEST)
+                counts = xp.bincount(exponents - _LOWEST, minlength=self.counts.size)
+                self.counts += chainer.get_device("@numpy").send(counts)
         self.n_zeros += int(finite.size - numbers.size)
         self.n_not_finite += int(magnitudes.size - finite.size)
 
@@ -93,9 +97,9 @@ class ExponentHistogram:
 
         Returns:
             dict: Shares of all numbers: ``'zero'``; ``'below_subnormal'``, less than
-            2**-24 but not zero, of which nothing is left; ``'below_normal'``, less than
-            2**-14, of which bits are lost, those included; ``'overflow'``, 2**16 or
-            more, or not finite.
+            2**-25 but not zero, which are rounded to zero; ``'below_normal'``, less
+            than 2**-14, of which bits are lost, those included; ``'overflow'``, 2**16
+            or more, or not finite.
         """
         shift = math.frexp(scale)[1] - 1
         exponents = np.arange(_LOWEST, _HIGHEST + 1) + shift
@@ -106,7 +110,8 @@ class ExponentHistogram:
 
         return {
             "zero": self.n_zeros / n,
-            "below_subnormal": share(exponents < _SMALLEST_SUBNORMAL),
+            # From half the smallest on, numbers are rounded up to it.
+            "below_subnormal": share(exponents < _SMALLEST_SUBNORMAL - 1),
             "below_normal": share(exponents < _SMALLEST_NORMAL),
             "overflow": share(exponents > _LARGEST, self.n_not_finite),
         }

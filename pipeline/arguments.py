@@ -17,6 +17,7 @@ from divisible import Divisible
 from pipeline import schedules
 from pipeline.automatic import AUTO, first_schedule
 from pipeline.communicator import DisagreementError, all_gather
+from pipeline.dtypes import floating_dtypes
 from pipeline.schedule import Schedule
 from pipeline.weight_gradients import blas_threads
 
@@ -35,13 +36,40 @@ def check_stages(stage: Divisible | Sequence[Divisible]) -> list[Divisible]:
         raise ValueError("stage is an empty list: each rank needs a stage")
     for part in mine:
         part.check_cuttable()
+        _refuse_states(part)
     return sorted(mine, key=lambda part: part.layer_range)
 
 
-def check_transport(transport: str, wire_dtype: Any) -> None:
+def _refuse_states(part: Divisible) -> None:
+    """Refuses layers that keep a state from one call to the next, as L.LSTM does."""
+    for position, layer in enumerate(part, start=part.layer_range[0]):
+        if _keeps_state(layer):
+            raise TypeError(
+                f"layer {position}, {type(layer).__name__}, has a method reset_state,"
+                f" so it keeps a state from one call to the next. Here every microbatch"
+                f" is a call, with other samples. Put it into a layer that takes whole"
+                f" sequences and resets it first, without a method of that name; or use"
+                f" L.NStepLSTM and the like"
+            )
+
+
+def _keeps_state(layer: Any) -> bool:
+    if isinstance(layer, (chainer.Sequential, Divisible)):
+        return any(map(_keeps_state, layer))
+    return hasattr(layer, "reset_state")
+
+
+def check_transport(
+    transport: str, wire_dtype: Any, device: chainer.backend.Device
+) -> None:
     """Refuses transports and wire dtypes that do not exist or do not go together."""
     if transport not in ("mpi", "chainermn"):
         raise ValueError(f"transport must be 'mpi' or 'chainermn', not {transport!r}")
+    if transport == "chainermn" and device.xp is not np:
+        raise ValueError(
+            f"the stage is on {device}, but the transport 'chainermn' is for host"
+            f" memory only: use 'mpi'"
+        )
     if wire_dtype is None:
         return
     if transport != "mpi":
@@ -101,18 +129,10 @@ def parameter_dtypes(
     comm: Any, mine: Sequence[Divisible], timeout: float
 ) -> set[np.dtype]:
     """Returns the floating-point types of all ranks' parameters."""
-    found = {_dtype(param) for part in mine for param in part.params()}
-    dtypes = {dtype.str for dtype in found if dtype.kind == "f"}
+    dtypes = {dtype.str for part in mine for dtype in floating_dtypes(part)}
     return {
         np.dtype(text) for texts in all_gather(comm, dtypes, timeout) for text in texts
     }
-
-
-def _dtype(param: chainer.Parameter) -> np.dtype:
-    """Returns the dtype that a parameter has, or will have when it gets its shape."""
-    if param.is_initialized:
-        return np.dtype(param.dtype)
-    return np.dtype(chainer.get_dtype(getattr(param.initializer, "dtype", None)))
 
 
 def _n_cores() -> int:
@@ -200,27 +220,6 @@ def warn_of_float16(dtypes: set[np.dtype], loss_scale: Any, rank: int) -> None:
             " loss_scale=optimizer.loss_scale). With loss_scale=1 this is silent",
             stacklevel=3,
         )
-
-
-def as_trainable(x: Any, dtypes: set[np.dtype]) -> Any:
-    """Returns an input in the dtype of the layers; refuses what they cannot train on.
-
-    Args:
-        x (array): An input of the model.
-        dtypes: The floating-point types of all ranks' parameters. With float16 among
-            them, activations are float16; others belong to normalizations.
-    """
-    if x.dtype.kind == "f" and np.dtype(np.float16) in dtypes:
-        return x.astype(np.float16, copy=False)
-    if x.dtype.kind not in "fiub":
-        raise TypeError(f"x is of dtype {x.dtype}, which Chainer cannot train on")
-    if x.dtype.kind == "f" and len(dtypes) == 1 and x.dtype not in dtypes:
-        (dtype,) = dtypes
-        raise TypeError(
-            f"x is {x.dtype} and the parameters are {dtype}: convert it with"
-            f" x.astype('{dtype}')"
-        )
-    return x
 
 
 def split(arrays: Sequence[Any], n_microbatches: int) -> list[tuple]:

@@ -8,6 +8,8 @@ from typing import Any, Callable
 import chainer
 import numpy as np
 
+from pipeline.dtypes import in_loss_dtype
+
 _HOST = chainer.get_device("@numpy")
 
 
@@ -103,7 +105,7 @@ class Loss:
         if self._classifies:
             self._check_outputs(microbatch, outputs)
         targets = self._targets[microbatch]
-        outputs = [_widened(y) for y in outputs]
+        outputs = [in_loss_dtype(y) for y in outputs]
         try:
             values = [f(*outputs, *targets) for f in self._functions.values()]
         except Exception as error:
@@ -192,9 +194,3 @@ def _label_left_out(function: Callable) -> int | None:
     if function is chainer.functions.softmax_cross_entropy and normalizes:
         return options.get("ignore_label", -1)
     return None
-
-
-def _widened(output: Any) -> Any:
-    if output.dtype == np.float16:
-        return chainer.functions.cast(output, np.float32)
-    return output

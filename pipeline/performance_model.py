@@ -192,15 +192,15 @@ class PerformanceModel:
                 is always better, and ``at_most`` is not given.
         """
         c = (self.d - 1) / self.d * self.t_comp + max(0, self.d - 2) * self.transfer
-        if self.t_0 > 0:
-            best = math.sqrt(c / self.t_0)
+        if self.t_0 > 0 or c == 0:
+            best = math.sqrt(c / self.t_0) if c > 0 else 1
         elif at_most is None:
             raise ValueError(
                 "t_0 is 0: the more microbatches the better. Say how many there may be"
                 " with at_most"
             )
         else:
-            best = at_most if c > 0 else 1
+            best = at_most
         beside = {max(1, math.floor(best)), max(1, math.ceil(best))}
         if at_most is not None:
             beside = {min(number, at_most) for number in beside}

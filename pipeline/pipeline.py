@@ -23,7 +23,6 @@ from pipeline.agreement import (
 )
 from pipeline.arguments import (
     as_arrays,
-    as_trainable,
     check_loss_scale,
     check_placement,
     check_seed,
@@ -45,6 +44,7 @@ from pipeline.communicator import (
     clock_offsets,
     duplicate,
 )
+from pipeline.dtypes import as_trainable
 from pipeline.loss import Loss
 from pipeline.message import Tensor, Tensors
 from pipeline.ranks import Ranks
@@ -172,7 +172,7 @@ class Pipeline:
         # First of all: others may wait already for a rank that refuses its arguments.
         abort_on_error()
         mine = check_stages(stage)
-        check_transport(transport, wire_dtype)
+        check_transport(transport, wire_dtype, mine[0].device)
         seed = check_seed(seed)
         check_loss_scale(loss_scale)
         if not timeout > 0:
@@ -231,13 +231,14 @@ class Pipeline:
         }
         self._ties = None
         if layout.shared:
-            self._ties = TieExchange(
-                layout.shared,
-                dict(zip(numbers, mine)),
-                stage_ranks,
-                self._comm,
-                timeout,
-            )
+            with chainer.using_device(self._device):
+                self._ties = TieExchange(
+                    layout.shared,
+                    dict(zip(numbers, mine)),
+                    stage_ranks,
+                    self._comm,
+                    timeout,
+                )
             self._ties.transport.watch = self._calls.check
         self.n_steps = 0
         self._reports = {call: PendingReports() for call in CALLS}
@@ -489,7 +490,11 @@ class Pipeline:
 
     @contextmanager
     def _call(self, name: str) -> Iterator[None]:
-        """Counts a call, and sees to it that none follows one that failed."""
+        """Counts a call, and sees to it that none follows one that failed.
+
+        Within, the device of the stages is the current one: where a host has several
+        GPUs, it need not be that of the script.
+        """
         if self._failed:
             raise RuntimeError(
                 f"an earlier call failed on rank {self._comm.rank}, so the ranks'"
@@ -498,7 +503,8 @@ class Pipeline:
         self._calls.count(name)
         self._failed = True
         try:
-            yield
+            with chainer.using_device(self._device):
+                yield
         except BaseException:
             # MPI may still write into the arrays of receives that were posted, up to
             # its end, which comes after Python has freed everything. So nothing is.

@@ -43,6 +43,9 @@ from pipeline.planning.prediction import predict
 from pipeline.planning.search import SCHEDULES, best_plan
 from pipeline.timeline import Timeline
 
+# Schedules with one stage on each rank.
+_CUT_FOR = ("gpipe", "1f1b", "zb_h1")
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="divisible")
@@ -236,7 +239,7 @@ def plan_command(profiles, ranks, stages, memory, output, plot, **options) -> No
     if ranks is not None:
         plan = _choose(loaded, ranks, memory, network, options)
     else:
-        plan = _cut(loaded, stages, memory, network, options)
+        plan = _cut(loaded, stages, memory, network, plot, options)
         minibatch = (plan.n_microbatches or 1) * loaded[0].n_samples
     _print_plan(plan)
     plan.save(output)
@@ -273,7 +276,7 @@ def _choose(loaded, ranks, memory, network, options) -> Plan:
         )
 
 
-def _cut(loaded, stages, memory, network, options) -> Plan:
+def _cut(loaded, stages, memory, network, plot, options) -> Plan:
     for name in ("microbatches", "schedule", "checkpoint"):
         if options[name] is not None and len(options[name]) > 1:
             raise click.UsageError(f"with --stages there is one --{name}")
@@ -284,6 +287,15 @@ def _cut(loaded, stages, memory, network, options) -> Plan:
         )
     if len(loaded) > 1:
         raise click.UsageError("--stages takes one profile, at the size of microbatch")
+    if not set(options["schedule"]) <= set(_CUT_FOR):
+        raise click.UsageError(
+            f"--stages cuts for one stage on each rank, so for {', '.join(_CUT_FOR)};"
+            f" --ranks chooses among the other schedules as well"
+        )
+    if plot is not None and options["microbatches"] is None:
+        raise click.UsageError(
+            "--plot with --stages needs --microbatches: how many a minibatch has"
+        )
     return partition(
         loaded[0],
         stages,

@@ -29,6 +29,7 @@ import numpy as np
 
 from divisible import Divisible
 from divisible.layer_costs import LayerCost, Profile
+from pipeline.dtypes import as_trainable, floating_dtypes, in_loss_dtype
 from pipeline.message import Tensor, Tensors
 from pipeline.planning.phases import Phases
 from pipeline.planning.retained import Owners, retained_arrays
@@ -64,14 +65,16 @@ def profile(
 
     Args:
         model (Divisible): The undivided model.
-        x (array or tuple of arrays): Input of the model, samples along the first axis.
+        x (array or tuple of arrays): Input of the model, samples along the first axis,
+            as a :class:`~pipeline.Pipeline` takes it.
         t (array or tuple of arrays): Targets; without them, and without ``lossfun``,
             there is no loss.
         lossfun: ``lossfun(*outputs, *targets)``, a scalar variable; softmax cross
             entropy by default.
         optimizer (chainer.GradientMethod): The optimizer in use, whose state counts
             as memory; without it there is none. A
-            :class:`~mixed_precision.MixedPrecision` counts with its master weights.
+            :class:`~mixed_precision.MixedPrecision` counts with its master weights, and
+            with unscaled gradients if its update rule or the hooks it has need them.
         repeat (int): How often each layer is measured; the medians count. It runs once
             before.
         progress: Called with the number of layers measured and that of all.
@@ -80,7 +83,8 @@ def profile(
         Profile: Printed, it is a table.
 
     Raises:
-        TypeError: If ``model`` is not a ``Divisible``, or ``x`` or ``t`` not arrays.
+        TypeError: If ``model`` is not a ``Divisible``, ``x`` or ``t`` are not arrays,
+            or ``x`` has another floating-point type than the parameters.
         ValueError: If ``repeat`` is less than 1, or ``model`` is a stage that does not
             begin with the first layer.
         Exception: What a layer raises, with its position as ``layer_position``.
@@ -104,7 +108,9 @@ def profile(
             f"the layers {model.layer_range} are a part of a model: profile the whole,"
             f" it is measured layer by layer"
         )
-    arrays = _arrays("x", x)
+    # As a pipeline does, which casts inputs to float16 if the layers are.
+    dtypes = floating_dtypes(model)
+    arrays = tuple(as_trainable(array, dtypes) for array in _arrays("x", x))
     targets = None if t is None else _arrays("t", t)
     device = model.device
     inputs: Tensors = tuple(Tensor(device.send(array)) for array in arrays)
@@ -348,7 +354,7 @@ def _loss_cost(
         parameters = lossfun.params
 
     def loss(*outputs: Any) -> chainer.Variable:
-        return lossfun(*outputs, *targets)
+        return lossfun(*map(in_loss_dtype, outputs), *targets)
 
     runs = Phases(loss, parameters, inputs)
     runs.forward()
@@ -435,16 +441,15 @@ def _state_bytes(
     """
     total = 0
     for param in parameters:
-        is_half = param.dtype == np.float16
-        if is_half:
+        if param.dtype == np.float16:
             # Gradients of microbatches are added up in float32.
             total += 4 * param.size
         if optimizer is None:
             continue
-        if is_half and hasattr(optimizer, "actual_optimizer"):
-            # MixedPrecision updates a master, which has the state.
-            param = chainer.Parameter(param.array.astype(np.float32))
-            total += param.array.nbytes
+        if hasattr(optimizer, "update_bytes"):
+            # MixedPrecision, which has more than its rules' state.
+            total += optimizer.update_bytes(param)
+            continue
         rule = optimizer.create_update_rule()
         rule._init_states(param)
         total += sum(

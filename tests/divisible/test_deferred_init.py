@@ -24,6 +24,7 @@ from examples.train.models.cnn import CNN
 from examples.train.models.mlp import MLP
 from examples.train.models.resnet50 import ResNet50
 from examples.train.models.vgg16 import VGG16
+from mixed_precision import to_float16
 
 X = np.random.RandomState(0).rand(6, 4).astype(np.float32)
 
@@ -374,6 +375,20 @@ def test_lazily_sized_layers_on_any_cut(inner, unrelated_draws):
     with chainer.using_config("train", False):
         model(X)
     assert_equal(values(model), values(whole))
+
+
+def test_first_calls_in_float16():
+    """An LSTM draws its weights in its first call, those of float32, rounded."""
+    made = []
+    for convert in (lambda model: model, to_float16):
+        np.random.seed(len(made))
+        model = convert(build(lambda: Divisible(L.LSTM(None, 5))).divide())
+        model(X.astype(next(model.params()).dtype))
+        made.append(dict(model.namedparams()))
+    assert {param.dtype for param in made[1].values()} == {np.dtype(np.float16)}
+    for path, param in made[0].items():
+        rounded = param.array.astype(np.float16)
+        np.testing.assert_array_equal(rounded, made[1][path].array)
 
 
 def test_only_the_first_call_is_keyed():

@@ -1,6 +1,5 @@
 import functools
 import random
-import types
 
 import numpy as np
 import pytest
@@ -85,26 +84,18 @@ def test_generators_that_a_function_carries(kind, carry):
         assert other() != drawn["a"]
 
 
-class NumPyForCuPy(np.random.RandomState):
-    def __init__(self, seed, method=100):
-        super().__init__(seed)
-
-
-def test_cupys_global_generator(monkeypatch):
+def test_cupys_global_generator(fake_cupy, monkeypatch):
     """With NumPy's generators in the place of CuPy's, where there is no GPU."""
-    current = [NumPyForCuPy(9)]
-    fake = types.SimpleNamespace(
-        RandomState=NumPyForCuPy,
-        get_random_state=lambda: current[0],
-        set_random_state=lambda state: current.__setitem__(0, state),
-    )
     monkeypatch.setattr(cuda, "available", True)
-    curand = types.SimpleNamespace(CURAND_RNG_PSEUDO_PHILOX4_32_10=161)
-    fake = types.SimpleNamespace(random=fake, cuda=types.SimpleNamespace(curand=curand))
-    monkeypatch.setattr(cuda, "cupy", fake)
-    before = current[0]
+    random = fake_cupy.random
+    before = random.get_random_state()
     with keyed_random("a"):
-        first = current[0].rand()
+        first = random.get_random_state().rand()
     with keyed_random("a"):
-        assert current[0].rand() == first
-    assert current[0] is before
+        assert random.get_random_state().rand() == first
+    assert random.get_random_state() is before
+    # Where CuPy is installed without a GPU, it raises whatever it is asked for.
+    monkeypatch.setattr(fake_cupy, "is_available", lambda: False)
+    monkeypatch.setattr(random, "get_random_state", None)
+    with keyed_random("a"):
+        pass

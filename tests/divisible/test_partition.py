@@ -342,6 +342,8 @@ def test_the_plan_knows_what_it_is_for():
     assert str(plan).splitlines()[0] == (
         "2 layers cut at [0, 1, 2], 1f1b schedule, 4 microbatches, recomputation always"
     )
+    folded = Plan([0, 1, 2], 4, "zb_v", stages_per_rank=2)
+    assert "cut at [0, 1, 2], 1 rank, zb_v schedule" in folded.headline
 
 
 def test_the_last_stage_recomputes_nothing():

@@ -2,9 +2,11 @@
 
 import threading
 
+import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from chainer.backends import cuda
 
 from divisible import Divisible, RandomKey, keyed_random_state
 
@@ -95,6 +97,27 @@ def test_other_threads_are_left_alone():
         thread.join()
         model(X)
     assert found[0] == found[2] != found[1]
+
+
+def test_layers_on_a_gpu(fake_cupy, monkeypatch):
+    """With NumPy's generators in the place of CuPy's, where there is no GPU."""
+    device = chainer.get_device("@numpy")
+    monkeypatch.setattr(cuda, "GpuDevice", type(device))
+    random = fake_cupy.random
+    before = random.get_random_state()
+    drawn = []
+
+    def layer(x):
+        drawn.append(random.get_random_state().rand())
+        return x
+
+    model = Divisible(layer, layer)
+    for step in (0, 0, 1):
+        with keyed_random_state(RandomKey(1, step), device):
+            model(X)
+    assert drawn[:2] == drawn[2:4]
+    assert len(set(drawn)) == 4
+    assert random.get_random_state() is before
 
 
 def test_negative_numbers_are_refused():

@@ -103,6 +103,14 @@ def test_copies_with_one_array_are_found(name):
     assert tied.shared_states == ()
 
 
+def test_copies_that_get_their_size_later():
+    layers = L.Linear(None, 5, nobias=True).repeat(2, "share")
+    (state,) = Divisible(*layers, L.Linear(5, 3)).shared_states
+    assert state[:2] == ("/0/W", (0, 1))
+    lonely = L.Linear(None, 5).repeat(2, "copy")
+    assert Divisible(*lonely).shared_states == ()
+
+
 def test_copies_of_running_averages_are_found():
     norm = L.BatchNormalization(5, use_gamma=False, use_beta=False)
     model = Divisible(norm, F.relu, norm.copy())

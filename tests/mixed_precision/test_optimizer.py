@@ -698,6 +698,45 @@ def test_snapshot_of_stages_continues_undivided_and_on_another_cut(make_optimize
             assert a.update_rule.t == b.update_rule.t == 7
 
 
+@pytest.mark.parametrize("name", ["none", "decay", "clipping"])
+@pytest.mark.parametrize("make_optimizer", [*OPTIMIZERS, MomentumSGD16])
+def test_bytes_of_updates(make_optimizer, name):
+    """What is planned for is what there is."""
+    # Nothing that has to be padded.
+    layers = L.Linear(8, 16, nobias=True), L.BatchNormalization(64)
+    model = to_float16(Divisible(*layers))
+    optimizer = MixedPrecision(make_optimizer()).setup(model)
+    for hook in [hooks.GradientClipping(1.0)] if name == "clipping" else HOOKS[name]:
+        optimizer.add_hook(hook)
+    planned = sum(map(optimizer.update_bytes, model.params()))
+    for param in model.params():
+        param.grad = np.ones_like(param.array)
+        param._loss_scale = float(optimizer.loss_scale)
+    optimizer.update()
+    held = 0
+    for group in optimizer._buffers.groups:
+        # Weights of float32 are their own master.
+        copies = [group._unscaled, group._float32 if group.is_half else None]
+        held += sum(array.nbytes for array in copies if array is not None)
+    for param in model.params():
+        states = (param.update_rule.state or {}).values()
+        held += sum(s.nbytes for s in states if isinstance(s, np.ndarray))
+    assert planned == held
+
+
+@pytest.mark.parametrize("dtype", [None, np.float16, np.float64])
+def test_weights_that_are_made_later_in_float16(dtype):
+    initializer = chainer.initializers.HeNormal(dtype=dtype)
+    weights = []
+    for n_in in (4, None):
+        np.random.seed(0)
+        model = to_float16(Divisible(L.Linear(n_in, 3, initialW=initializer)))
+        model(np.ones((2, 4), np.float16))
+        weights.append(model[0].W.array)
+        assert weights[-1].dtype == np.float16
+    np.testing.assert_array_equal(*weights)
+
+
 def test_copies_of_a_parameter_in_two_stages_of_a_rank():
     """Both are updated; the norm counts them once."""
     stages = [to_float16(Divisible(L.Linear(3, 3, initialW=1))) for _ in range(2)]

@@ -60,6 +60,10 @@ def test_free_messages_want_as_many_microbatches_as_there_may_be():
         model.best_m()
 
 
+def test_more_microbatches_are_no_use_to_one_rank():
+    assert PerformanceModel(1, 1.0, 0.0, 0.1).best_m() == 1
+
+
 @pytest.mark.parametrize("m", [1, 2, 5, 20])
 def test_equals_the_simulator_on_two_stages(m):
     t_comp, t_0, transfer = 3.0, 0.02, 0.3

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import types
 
 import chainer
 import chainer.functions as F
@@ -92,6 +93,49 @@ def test_an_updater_without_targets_is_refused():
     pipe = Pipeline(stage, MPI.COMM_SELF, 2)
     with pytest.raises(ValueError, match=r"label_key is \(\) on rank 0"):
         PipelineUpdater(samples(), optimizer, pipe, label_key=())
+
+
+class Steps(chainer.Chain):
+    """Takes whole sequences, each from the beginning."""
+
+    def __init__(self):
+        super().__init__(lstm=L.LSTM(4, 3))
+
+    def forward(self, x):
+        self.lstm.reset_state()
+        for now in F.separate(x, axis=1):
+            y = self.lstm(now)
+        return y
+
+
+class StatefulSteps(Steps):
+    def reset_state(self):
+        self.lstm.reset_state()
+
+
+@pytest.mark.parametrize(
+    "layer", [L.LSTM(4, 3), StatefulSteps(), chainer.Sequential(F.relu, L.LSTM(4, 3))]
+)
+def test_layers_that_keep_a_state_between_calls_are_refused(layer):
+    with pytest.raises(TypeError, match="layer 1, .* has a method reset_state"):
+        Pipeline(Divisible(F.relu, layer).divide(), MPI.COMM_SELF, 2)
+
+
+def test_sequences_in_microbatches():
+    x = np.random.RandomState(0).rand(6, 5, 4).astype(np.float32)
+    t = np.array([0, 1, 2, 0, 1, 2], np.int32)
+    model = Divisible(Steps())
+    loss = float(F.softmax_cross_entropy(model(x), t).array)
+    for checkpoint in ("never", "always"):
+        pipe = Pipeline(model.divide(), MPI.COMM_SELF, 3, checkpoint=checkpoint)
+        assert pipe.step(x, t)["loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_chainermns_transport_is_for_host_memory():
+    gpu = types.SimpleNamespace(xp="cupy")
+    arguments.check_transport("mpi", None, gpu)
+    with pytest.raises(ValueError, match="host memory only: use 'mpi'"):
+        arguments.check_transport("chainermn", None, gpu)
 
 
 def test_close_is_safe_after_an_error_and_after_itself():

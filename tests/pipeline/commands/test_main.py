@@ -228,6 +228,16 @@ def test_everything_has_help():
             "--batch and --replicas go with --ranks",
         ),
         (
+            ["plan", "profile-1.json", "--stages", "2", "--plot", "step.png"],
+            2,
+            "--plot with --stages needs --microbatches",
+        ),
+        (
+            ["plan", "profile-1.json", "--stages", "2", "--schedule", "zb_v"],
+            2,
+            "for gpipe, 1f1b, zb_h1; --ranks chooses among the other schedules",
+        ),
+        (
             ["plan", "profile-1.json", "--ranks", "2", "--bandwidth", "1Gb/s"],
             2,
             "bits or bytes? Write 1Gbit/s",

@@ -217,6 +217,29 @@ def test_float16_parameters_need_more_than_their_size():
     assert bytes_of(MixedPrecision(sgd)).optimizer_bytes == (4 + 4 + 4) * size
 
 
+def test_float16_models_are_run_as_a_pipeline_does():
+    """Inputs are cast to float16, outputs back to float32 before the loss."""
+    dtypes = []
+
+    def note(*arrays):
+        dtypes.extend(array.dtype for array in arrays)
+        return arrays[0]
+
+    def loss(y, t):
+        note(y)
+        return F.mean_squared_error(y, t)
+
+    layers = L.Linear(3, 4), L.BatchNormalization(4), L.Linear(4, 2)
+    model = to_float16(Divisible(note, *layers, note))
+    measured = profile(model, ones(5, 3), ones(5, 2), loss, repeat=1)
+    assert set(map(str, dtypes)) == {"float16", "float32"}
+    assert str(dtypes[-1]) == "float32"
+    assert measured.input_bytes == 5 * 3 * 2
+    assert [cost.output_bytes for cost in measured.layers[1:4]] == [40, 40, 20]
+    with pytest.raises(TypeError, match="x is float64 and the parameters are float32"):
+        profile(Divisible(L.Linear(3, 4)), np.ones((5, 3)))
+
+
 def test_losses():
     model = Divisible(L.Linear(3, 3))
     x, t = ones(2, 3), ones(2, 3)

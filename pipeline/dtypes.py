@@ -1,0 +1,49 @@
+"""The floating-point types that layers and losses get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import numpy as np
+
+
+def floating_dtypes(model: chainer.Link) -> set[np.dtype]:
+    """Returns the floating-point types of a model's parameters."""
+    found = {_dtype(param) for param in model.params()}
+    return {dtype for dtype in found if dtype.kind == "f"}
+
+
+def _dtype(param: chainer.Parameter) -> np.dtype:
+    """Returns the dtype that a parameter has, or will have when it gets its shape."""
+    if param.is_initialized:
+        return np.dtype(param.dtype)
+    return np.dtype(chainer.get_dtype(getattr(param.initializer, "dtype", None)))
+
+
+def as_trainable(x: Any, dtypes: set[np.dtype]) -> Any:
+    """Returns an input in the dtype of the layers; refuses what they cannot train on.
+
+    Args:
+        x (array): An input of the model.
+        dtypes: The floating-point types of all parameters. With float16 among them,
+            activations are float16; others belong to normalizations.
+    """
+    if x.dtype.kind == "f" and np.dtype(np.float16) in dtypes:
+        return x.astype(np.float16, copy=False)
+    if x.dtype.kind not in "fiub":
+        raise TypeError(f"x is of dtype {x.dtype}, which Chainer cannot train on")
+    if x.dtype.kind == "f" and len(dtypes) == 1 and x.dtype not in dtypes:
+        (dtype,) = dtypes
+        raise TypeError(
+            f"x is {x.dtype} and the parameters are {dtype}: convert it with"
+            f" x.astype('{dtype}')"
+        )
+    return x
+
+
+def in_loss_dtype(output: Any) -> Any:
+    """Returns an output of the last layer as the loss gets it: not in float16."""
+    if output.dtype == np.float16:
+        return chainer.functions.cast(output, np.float32)
+    return output
