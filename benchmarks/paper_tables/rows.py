@@ -38,8 +38,8 @@ class Row:
             spread evenly.
         stolen: Part of the machine's time that its hypervisor gave to others meanwhile,
             at most; ``None`` if that is not known of every sample.
-        is_probed_everywhere: Whether messages were timed on every link before each
-            step, not only between the first two hosts, whose senders waited.
+        is_delay_of_step: Whether messages were timed before each step as they go in
+            it: on every link, while senders compute, and in memory that is there.
     """
 
     point: Point
@@ -52,7 +52,7 @@ class Row:
     simulated: list[float]
     bound: float
     stolen: float | None
-    is_probed_everywhere: bool
+    is_delay_of_step: bool
 
     @property
     def step(self) -> float:
@@ -111,7 +111,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
             [simulate(sample, profiles, hosts) for sample in samples[point]],
             _bound(point, profiles) / speed,
             None if None in stolen else max(stolen),
-            all(isinstance(sample.delay, list) for sample in samples[point]),
+            all(sample.is_delay_warm for sample in samples[point]),
         )
     return found
 

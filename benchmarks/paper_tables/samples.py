@@ -35,6 +35,7 @@ class Sample:
         delay: Of messages between each two stages, besides their transfer, if the
             sender goes on to compute. In older samples one number: between the first
             two stages, if the sender waits.
+        is_delay_warm: Whether ranks had memory for the messages by then.
         pages: Of memory that a rank got from the system in the step, at most. Unknown
             in older samples, most of which are first steps.
         stolen: Part of the machine's time that its hypervisor gave to others, in the
@@ -56,6 +57,7 @@ class Sample:
     busy: list[float] = field(default_factory=list)
     spread: list[float] = field(default_factory=list)
     delay: float | list[float] = 0.0
+    is_delay_warm: bool = False
     pages: int | None = None
     stolen: float | None = None
 

@@ -157,7 +157,12 @@ class Steps:
         phase = sum(speed.seconds) / len(speed.seconds) / 2
         several = point.microbatches > 1
         delays = self._undisturbed(comm, lambda: load.delays(phase, bandwidth, several))
-        return {"busy": speed.seconds, "spread": speed.spread, "delay": delays}
+        return {
+            "busy": speed.seconds,
+            "spread": speed.spread,
+            "delay": delays,
+            "is_delay_warm": True,
+        }
 
     def _undivided(self, point: Point, entry: dict) -> dict[str, Any]:
         """Times the undivided model on the first host, while the others sleep."""
