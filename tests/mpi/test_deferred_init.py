@@ -1,5 +1,6 @@
 """Weights of models that are built in deferred_init, on real ranks."""
 
+import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
@@ -14,6 +15,17 @@ X = np.random.RandomState(0).rand(12, 5).astype(np.float32)
 T = np.arange(12, dtype=np.int32) % 3
 
 
+class Step(chainer.Chain):
+    """A recurrent link without what it remembers."""
+
+    def __init__(self):
+        super().__init__(gru=L.StatefulGRU(6, 6, init=Orthogonal()))
+
+    def forward(self, x):
+        self.gru.reset_state()
+        return self.gru(x)
+
+
 def build():
     with deferred_init(seed=7):
         return Divisible(
@@ -21,7 +33,7 @@ def build():
             F.relu,
             L.Linear(None, 6),
             F.dropout,
-            L.StatefulGRU(6, 6, init=Orthogonal()),
+            Step(),
             L.Linear(None, 6, nobias=True),
             L.BatchNormalization(6),
             L.Linear(None, 3),
