@@ -83,14 +83,15 @@ class Pipeline:
         schedule (str or Schedule): With one stage on each rank ``'gpipe'``, ``'1f1b'``
             or ``'zb_h1'``; with several ``'interleaved'`` or ``'looped_bfs'``; with
             two, placed in the shape of a V, ``'zb_v'``. See
-            :mod:`pipeline.schedules`. ``'auto'``, for any placement, times four
-            minibatches and goes on with what is fastest by simulation; no rank holds
-            more microbatches than the first one does with ``'1f1b'``.
+            :mod:`pipeline.schedules`. ``'auto'``, for any placement, runs four
+            minibatches and goes on with what is fastest by simulation of their times;
+            no rank holds more microbatches than the first one does with ``'1f1b'``.
         lossfun: ``lossfun(*outputs, *targets)``, a mean over the samples; used on
             the last stage.
         accfun: The same for the accuracy; ``None`` for none.
         transport (str): ``'mpi'``, or ``'chainermn'`` for the blocking sends and
-            receives of ChainerMN, the reference to measure against.
+            receives of ChainerMN, the reference to measure against, for stages in
+            host memory.
         checkpoint (str): Which microbatches hold only their stage's input between
             forward and backward, and are computed again for the backward: ``'never'``,
             ``'except_last'`` or ``'always'``; see :mod:`pipeline.recomputation`.
@@ -130,7 +131,8 @@ class Pipeline:
             model, or their arguments differ, or a layer with running averages is in
             two stages.
         ValueError: If an argument is out of range.
-        TypeError: If an argument is of the wrong type.
+        TypeError: If an argument is of the wrong type, or a layer goes on from where
+            its last call ended (``L.LSTM``).
 
     Example:
         >>> import chainer

@@ -233,9 +233,8 @@ def older(found: dict[Point, Row]) -> list[str]:
         " the step. At the older ones among them that was between the first two hosts"
         " only, whose senders waited, though a large message takes longer if its sender"
         " goes on to compute, most of all in ZB-H1 with few microbatches. At the others"
-        " those counted for which buffers got memory from the system: on 32 hosts with"
-        " one to three microbatches messages took more than ten times as long as in the"
-        " step.",
+        " those counted too for which buffers got memory from the system, which takes a"
+        " host with a small part of a core long.",
     ]
 
 
