@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,8 @@ def written_aside(path: str | os.PathLike) -> Iterator[str]:
     Yields:
         Where to write instead, in the same directory.
     """
-    aside = f"{os.fspath(path)}.tmp{os.getpid()}"
+    # Processes in containers, and on several hosts, may have the same number.
+    aside = f"{os.fspath(path)}.tmp{secrets.token_hex(8)}"
     try:
         yield aside
         os.replace(aside, path)

@@ -299,8 +299,9 @@ def interpolate(profiles: Sequence[Profile], n_samples: int) -> Profile:
     """Estimates the profile at a size of microbatch from those at other sizes.
 
     Times and sizes of activations are taken to be linear between two sizes, and on to
-    either side of the range; but no microbatch costs less than its share of a larger
-    one, nor less than a smaller one. From a single profile they are in proportion.
+    either side of the range. But below it no microbatch costs less than its share of
+    the smallest one measured, nor more than that; and above it none costs less than the
+    largest. From a single profile they are in proportion.
 
     Args:
         profiles: Of the same model, at different sizes.
@@ -339,7 +340,7 @@ def interpolate(profiles: Sequence[Profile], n_samples: int) -> Profile:
                 y0, y1 = y[above - 1 : above + 1]
                 value = y0 + (y1 - y0) * (n_samples - x0) / (x1 - x0)
                 if n_samples < sizes[0]:
-                    value = max(value, share)
+                    value = max(min(value, y[0]), share)
                 elif n_samples > sizes[-1]:
                     value = max(value, y[-1])
             values[name] = value if name in SECONDS else round(value)

@@ -262,22 +262,32 @@ def _evenest(costs: StageCosts, cost: _Cost, limits: np.ndarray) -> list[int] | 
 def _explain(costs: StageCosts, limits: np.ndarray) -> MemoryLimitError:
     """Says what lacks where in the plan that lacks least."""
     alone = costs.bytes_alone()
-    needs = (alone - limits[:, None]).min(axis=0)
-    largest = int(needs.argmax())
+    lacks = np.where(_may_hold(*alone.shape), alone - limits[:, None], np.inf)
+    largest = int(lacks.min(axis=0).argmax())
+    s = int(lacks[:, largest].argmin())
     _, cuts = _solve(costs, None, limits)
     message = (
         f"no plan of {count(costs.n_stages, 'stage')} fits into the memory of the"
         f" ranks. In {cuts}, which lacks least, {_shortage(costs, cuts, limits)}."
     )
-    if needs[largest] > 0:
-        s = int((alone[:, largest] - limits).argmin())
+    if lacks[s, largest] > 0:
         message += (
-            f" Layer {largest} alone needs {format_bytes(alone[s, largest])}, more than"
-            f" any rank has: use smaller microbatches."
+            f" Layer {largest} alone fits nowhere: where it lacks least, as stage {s},"
+            f" it needs {format_bytes(alone[s, largest])}. Use smaller microbatches."
         )
     else:
         message += " Use more ranks, smaller microbatches, or recomputation."
     return MemoryLimitError(message)
+
+
+def _may_hold(n_stages: int, n_layers: int) -> np.ndarray:
+    """Tells which stages can have which layers, if each stage has one at least.
+
+    Returns:
+        Booleans of shape (n_stages, n_layers).
+    """
+    before = np.arange(n_layers) - np.arange(n_stages)[:, None]
+    return (before >= 0) & (before <= n_layers - n_stages)
 
 
 def _shortage(costs: StageCosts, cuts: Sequence[int], limits: np.ndarray) -> str:

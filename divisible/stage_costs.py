@@ -97,6 +97,30 @@ def spread(name: str, values: PerRank, n: int, what: str = "ranks") -> np.ndarra
     return array[:n]
 
 
+def spread_speeds(speeds: PerRank | None, n: int) -> np.ndarray:
+    """Returns the speed of each of ``n`` ranks, 1 if nothing is said.
+
+    Raises:
+        ValueError: If there are fewer, or one is not finite and positive.
+    """
+    speeds = spread("speeds", 1.0 if speeds is None else speeds, n)
+    if not np.all(np.isfinite(speeds) & (speeds > 0)):
+        raise ValueError(f"speeds must be finite and positive, not {speeds}")
+    return speeds
+
+
+def check_checkpoint(checkpoint: str) -> None:
+    """Refuses what is none of `CHECKPOINTS`.
+
+    Raises:
+        ValueError: With those there are.
+    """
+    if checkpoint not in CHECKPOINTS:
+        raise ValueError(
+            f"checkpoint must be one of {', '.join(CHECKPOINTS)}, not {checkpoint!r}"
+        )
+
+
 def microbatches_held(
     schedule: str,
     n_stages: int,
@@ -129,8 +153,10 @@ def microbatches_held(
         shape (n_moments, n_stages).
 
     Raises:
-        ValueError: If the schedule is another one, or ``n_microbatches`` is missing.
+        ValueError: If the schedule or the checkpoint is another one, or
+            ``n_microbatches`` is missing.
     """
+    check_checkpoint(checkpoint)
     m = np.inf if n_microbatches is None else n_microbatches
     in_flight = np.minimum(m, n_stages - np.arange(n_stages))[None]
     if schedule == "gpipe":
@@ -227,14 +253,8 @@ class StageCosts:
             ValueError: If an argument is out of range.
         """
         n_stages = in_flight.shape[1]
-        if checkpoint not in CHECKPOINTS:
-            raise ValueError(
-                f"checkpoint must be one of {', '.join(CHECKPOINTS)}, not"
-                f" {checkpoint!r}"
-            )
-        speeds = spread("speeds", 1.0 if speeds is None else speeds, n_stages)
-        if not np.all(np.isfinite(speeds) & (speeds > 0)):
-            raise ValueError(f"speeds must be finite and positive, not {speeds}")
+        check_checkpoint(checkpoint)
+        speeds = spread_speeds(speeds, n_stages)
         network = Network() if network is None else network
         bandwidth, latency = network.edges(n_stages)
 
@@ -244,6 +264,8 @@ class StageCosts:
         if recomputed is None:
             recomputed = float(checkpoint != "never")
         again = spread("recomputed", recomputed, n_stages, "stages")
+        if not np.all((again >= 0) & (again <= 1)):
+            raise ValueError(f"recomputed must be between 0 and 1, not {recomputed}")
         seconds = seconds + again[:, None] * forward
 
         n = len(profile)

@@ -75,6 +75,12 @@ class Agreement:
         n = 4 + len(self.paths)
         self._mine, self._largest = np.zeros(n), np.zeros(n)
 
+    def close(self) -> None:
+        """Frees the communicator, and forgets the parameters; a call of all ranks."""
+        if self._comm is not None:
+            self._comm.Free()
+        self._comm = self.paths = None
+
     def positions(self, paths: Sequence[str]) -> np.ndarray:
         """Returns where :meth:`reduce` is to put the sums of these parameters.
 

@@ -90,7 +90,8 @@ def decode(
         dtype: Of the result without ``out``: float32 or float16.
 
     Returns:
-        array: Of the shape of ``codes``; the product is rounded once.
+        array: Of the shape of ``codes``; the product is rounded to float32, and from
+        there to float16.
 
     Raises:
         TypeError: If a dtype is another one.

@@ -61,7 +61,7 @@ def _momentum_sgd(
 
 def _adam(rules: Sequence[AdamRule], group: Group, loss_scale: float) -> Call:
     rule, hp = rules[0], rules[0].hyperparam
-    rule._check_eps(np.float32)
+    rule._check_eps(group.compute_dtype.type)
     numbers = (
         rule.alpha_t,
         1.0 - hp.beta1,
@@ -77,12 +77,13 @@ def _momentum_sgd16(
     rules: Sequence[MomentumSGD16Rule], group: Group, loss_scale: float
 ) -> Call:
     rule, hp = rules[0], rules[0].hyperparam
-    if not group.is_half:
-        return Call("accumulated_sgd", (hp.lr, hp.momentum))
-    scale, before = rule.scale_for(loss_scale), rule.scale
+    scale = rule.scale_for(loss_scale) if group.is_half else 1.0
+    before = rule.scale
     # The call brings G to it.
     for each in rules:
         each.scale = scale
+    if not group.is_half:
+        return Call("accumulated_sgd", (hp.lr, hp.momentum / before))
     numbers = hp.lr / scale, hp.momentum * (scale / before)
     return Call("momentum_sgd16", numbers, factor=scale)
 

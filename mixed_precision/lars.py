@@ -9,13 +9,16 @@ from chainer import optimizer
 from chainer.optimizers.momentum_sgd import MomentumSGDRule
 
 
-def layer_rate(param: chainer.Parameter, eta: float, weight_decay: float) -> Any:
+def layer_rate(
+    param: chainer.Parameter, eta: float, weight_decay: float, loss_scale: float = 1.0
+) -> Any:
     """Returns ``eta * |w| / (|g| + weight_decay * |w|)``; 1 if a norm is zero.
 
     Args:
-        param (chainer.Parameter): With its gradient, unscaled.
+        param (chainer.Parameter): With its gradient.
         eta (float): Trust coefficient.
         weight_decay (float): Coefficient of the weight decay that is to follow.
+        loss_scale (float): What the gradient is multiplied by.
 
     Returns:
         A scalar array on the parameter's device, float32 at least.
@@ -27,6 +30,7 @@ def layer_rate(param: chainer.Parameter, eta: float, weight_decay: float) -> Any
         xp.sqrt(xp.square(a.ravel().astype(dtype, copy=False)).sum())
         for a in (param.array, param.grad)
     )
+    gradient /= gradient.dtype.type(loss_scale)
     divisor = gradient + weight_decay * weights
     is_zero = (weights == 0) | (gradient == 0)
     rate = eta * weights / xp.where(is_zero, xp.ones_like(divisor), divisor)
@@ -69,14 +73,27 @@ class LARSHook:
         self.weight_decay = weight_decay
 
     def __call__(self, rule: Any, param: chainer.Parameter) -> None:
-        """Multiplies the gradient."""
+        """Multiplies the gradient, as an optimizer's hook or an update rule's."""
+        hooks = [] if rule is None else rule._hookable._pre_update_hooks.values()
+        # An optimizer calls its hooks before, and a rule its own after the gradient is
+        # divided by the loss scale.
+        is_unscaled = any(hook is self for hook in hooks)
+        self.adapt(param, 1.0 if is_unscaled else float(param._loss_scale or 1.0))
+
+    def adapt(self, param: chainer.Parameter, loss_scale: float = 1.0) -> None:
+        """Multiplies the gradient.
+
+        Args:
+            param (chainer.Parameter): Nothing happens if it has no gradient.
+            loss_scale (float): What the gradient is multiplied by, and stays.
+        """
         if param.array is None or param.grad is None:
             return
         with chainer.using_device(param.device):
-            rate = layer_rate(param, self.eta, self.weight_decay)
+            rate = layer_rate(param, self.eta, self.weight_decay, loss_scale)
             gradient = param.grad
             if self.weight_decay:
-                gradient += self.weight_decay * param.array
+                gradient += self.weight_decay * loss_scale * param.array
             gradient *= rate.astype(gradient.dtype)
 
 
@@ -87,7 +104,7 @@ class LARSRule(MomentumSGDRule):
 
     def update_core(self, param: chainer.Parameter) -> None:
         """Updates one parameter; its gradient is multiplied by the rate in place."""
-        LARSHook(self.hyperparam.eta, self.hyperparam.weight_decay)(self, param)
+        LARSHook(self.hyperparam.eta, self.hyperparam.weight_decay).adapt(param)
         super().update_core(param)
 
 

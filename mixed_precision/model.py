@@ -142,7 +142,8 @@ def float32_loss(lossfun: Callable) -> Callable:
 
     @functools.wraps(lossfun)
     def in_float32(*args: Any, **kwargs: Any) -> Any:
-        return lossfun(*map(_widened, args), **kwargs)
+        widened = {name: _widened(value) for name, value in kwargs.items()}
+        return lossfun(*map(_widened, args), **widened)
 
     return in_float32
 

@@ -22,6 +22,7 @@ from mixed_precision.loss_scale import (
 )
 from mixed_precision.model import LinkGroup
 from mixed_precision.parameters import (
+    check_copies,
     check_parameter,
     has_master,
     unique_parameters,
@@ -222,6 +223,7 @@ class MixedPrecision(optimizer.Optimizer):
 
         Raises:
             TypeError: If a parameter is no floating-point array.
+            ValueError: If two parameters are copies with one array.
         """
         if isinstance(link, (list, tuple)):
             link = LinkGroup(link)
@@ -232,6 +234,7 @@ class MixedPrecision(optimizer.Optimizer):
             )
         for path, param in link.namedparams(include_uninit=False):
             check_parameter(path, param)
+        check_copies(link)
         self.actual_optimizer.setup(link)
         self._agreement.paths = self._buffers = None
         self._loaded_masters = {}
@@ -412,6 +415,14 @@ class MixedPrecision(optimizer.Optimizer):
             hook(self.actual_optimizer)
         self._buffers.collect()
 
+    def close(self) -> None:
+        """Frees the communicator that it made; to be called on every rank.
+
+        Needed only where many are made in one process. It may be used further: the next
+        update makes another one.
+        """
+        self._agreement.close()
+
     # -- planning ------------------------------------------------------------------
 
     def update_bytes(self, param: chainer.Parameter) -> int:
@@ -466,7 +477,8 @@ class MixedPrecision(optimizer.Optimizer):
         parameters themselves are the model's to serialize.
         """
         self.actual_optimizer.serialize(serializer)
-        masters = self._masters()
+        # Those that were loaded are in the buffers from the first update on.
+        masters = {**self._masters(), **self._loaded_masters}
         loaded = {}
         for path, param in unique_parameters(self.target, include_uninit=True):
             if has_master(param):

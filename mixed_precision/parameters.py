@@ -35,6 +35,25 @@ def unique_parameters(
     return list(by_id.values())
 
 
+def check_copies(target: chainer.Link) -> None:
+    """Refuses parameters that are copies with one array.
+
+    Chainer updates the array once for each of them. Here each would have a place of its
+    own in the buffers, and the updates of all but one would be lost.
+    """
+    known: dict[int, tuple[str, chainer.Parameter]] = {}
+    for path, param in unique_parameters(target, include_uninit=True):
+        # Copies that get their size later have the cell in common that holds the array.
+        cell = param._data if param.array is None else param.array
+        first, other = known.setdefault(id(cell), (path, param))
+        if other is not param:
+            raise ValueError(
+                f"the parameters {first} and {path} are copies with one array, as of"
+                f" copy() or repeat(n, 'share'): use the same link in both places, or"
+                f" Divisible.tie, which makes them one parameter"
+            )
+
+
 def keeps_master(param: chainer.Parameter) -> bool:
     """Whether the parameter, if it is float16, is updated in float32."""
     return getattr(param.update_rule, "keeps_master", True)
@@ -42,9 +61,9 @@ def keeps_master(param: chainer.Parameter) -> bool:
 
 def has_master(param: chainer.Parameter) -> bool:
     """Whether the parameter is float16 and updated in float32."""
-    try:
-        is_half = param.dtype == np.float16
-    except RuntimeError:
-        # Neither initialized nor told its dtype.
-        return False
-    return is_half and keeps_master(param)
+    if param.array is None:
+        # What it will be made with: the initializer's, or that of the configuration.
+        dtype = chainer.get_dtype(getattr(param.initializer, "dtype", None))
+    else:
+        dtype = param.dtype
+    return dtype == np.float16 and keeps_master(param)

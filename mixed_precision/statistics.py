@@ -367,8 +367,11 @@ class GradientStatistics(extension.Extension):
             report.activations = self._hook.report.activations
             self._hook.report = self._new_report(trainer)
         optimizer = self._optimizer(trainer)
-        # By its attribute, which ChainerMN's optimizers around it have as well.
-        updated_by_chainer = not hasattr(optimizer, "loss_scale")
+        # By its attribute, which ChainerMN's optimizers around it have as well. With a
+        # dynamic scale of its own Chainer updates nothing if a gradient is not finite.
+        updated_by_chainer = not hasattr(optimizer, "loss_scale") and not getattr(
+            optimizer, "_loss_scaling_isnan", False
+        )
         report.add_parameters(optimizer.target, updated_by_chainer)
         path = os.path.join(trainer.out, self._filename.format(trainer))
         report.save(f"{path}.json")

@@ -189,8 +189,10 @@ class PerformanceModel:
 
         Raises:
             ValueError: If messages cost nothing to start (``t_0`` = 0), so that more
-                is always better, and ``at_most`` is not given.
+                is always better, and ``at_most`` is not given; or it is less than 1.
         """
+        if at_most is not None and at_most < 1:
+            raise ValueError(f"at_most must be at least 1, not {at_most}")
         c = (self.d - 1) / self.d * self.t_comp + max(0, self.d - 2) * self.transfer
         if self.t_0 > 0 or c == 0:
             best = math.sqrt(c / self.t_0) if c > 0 else 1

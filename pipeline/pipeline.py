@@ -213,6 +213,10 @@ class Pipeline:
         agree_on_loss(
             self._comm, mine[-1] if is_last else None, self._loss.params(), timeout
         )
+        if not is_last:
+            # Chainer's gradients begin as NaN, and here nothing else clears these.
+            for param in self._loss.params():
+                param.cleargrad()
         self._calls = CallAgreement(self._comm, timeout)
         self._dtypes = parameter_dtypes(self._comm, mine, timeout)
         self._loss_scale = loss_scale

@@ -5,10 +5,11 @@ The search over combinations is in `pipeline.planning.search`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 from divisible.layer_costs import Profile, interpolate
 from divisible.partitioning import MemoryLimitError, partition
 from divisible.plan import Plan
-from divisible.stage_costs import Network, PerRank, spread
+from divisible.stage_costs import Network, PerRank, spread, spread_speeds
 from divisible.units import count, format_bytes
 from pipeline import schedules as generators
 from pipeline.actions import BACKWARD, FORWARD, INPUT, RECOMPUTE
@@ -26,6 +27,7 @@ from pipeline.planning.prediction import (
     fixed_memory,
     microbatch_sizes,
     run,
+    slowest_replica,
     stage_costs,
 )
 from pipeline.recomputation import recompute
@@ -35,6 +37,9 @@ from pipeline.validation import peaks
 
 #: Predictions of equal time differ by rounding.
 SAME = 1 + 1e-6
+#: Which part of its memory the first stage of a rank gets that has several, if the cut
+#: that is best without a limit does not fit.
+SHARES = (0.5, 0.375, 0.625, 0.25, 0.75, 0.125, 0.875)
 #: How far a cut, or it and the next one, is moved to see whether that is faster.
 MOVES = (
     *((sign * distance,) for distance in (1, 2, 3, 4) for sign in (-1, 1)),
@@ -125,7 +130,7 @@ class Combinations:
         self.network = Network() if network is None else network
         self.batch = batch
         self.memory = spread("memory", np.inf if memory is None else memory, ranks)
-        self.speeds = spread("speeds", 1.0 if speeds is None else speeds, ranks)
+        self.speeds = spread_speeds(speeds, ranks)
         self.bandwidth, self.latency = self.network.edges(ranks)
         self.sized: dict[int, Profile] = {}
 
@@ -139,13 +144,15 @@ class Combinations:
             cuts: Where; so that the slowest stage is as fast as possible by default.
 
         Raises:
-            MemoryLimitError: If it does not fit.
+            MemoryLimitError: If it does not fit. Where ranks have several stages, it
+                is cut for several ways to share their memory, which are not all.
         """
         replicas, n_ranks, per_rank, name, m, checkpoint = combination
         sizes = microbatch_sizes(-(-self.batch // replicas), m)
         profile = self._at(max(sizes))
         schedule = _create(name, combination.n_stages, m, n_ranks, checkpoint)
-        memory, speeds, network = self._slowest_replica(replicas, n_ranks)
+        network, speeds = self._slowest_replica(combination)
+        memory = self.memory[: replicas * n_ranks].reshape(replicas, -1).min(axis=0)
         at = np.array(schedule.stage_ranks)
         links = edges(network, schedule)
         options = {
@@ -154,42 +161,54 @@ class Combinations:
             "checkpoint": checkpoint,
             "cuts": cuts,
         }
-        if per_rank == 1:
-            plan = partition(
-                profile,
-                n_ranks,
-                memory=memory,
-                schedule=name,
+
+        def costed(plan: Plan) -> Candidate:
+            plan = replace(
+                plan,
                 n_microbatches=m,
-                **options,
+                schedule=name,
+                replicas=replicas,
+                stages_per_rank=per_rank,
             )
-        else:
-            # How many are in flight does not depend on what is held of them.
-            flow = _create(name, combination.n_stages, m, n_ranks, "never")
-            again = schedule.stage[schedule.kind == RECOMPUTE]
-            options["recomputed"] = np.bincount(again, minlength=schedule.n_stages) / m
-            plan = self._cut_for_several(profile, flow, memory[at], options)
-        plan = replace(
-            plan,
+            costs = stage_costs(plan, schedule, self.profiles, sizes, network, speeds)
+            if per_rank > 1:
+                plan = _check_memory(plan, schedule, costs, profile, memory)
+            gradients = self._gradient_seconds(plan, schedule, replicas)
+            bound = lower_bound(schedule, costs) + gradients.min()
+            # Costs and schedules of thousands of combinations would take gigabytes.
+            return Candidate(combination, plan, bound, gradients)
+
+        if per_rank == 1:
+            options.update(memory=memory, schedule=name, n_microbatches=m)
+            return costed(partition(profile, n_ranks, **options))
+        # How many are in flight does not depend on what is held of them.
+        held = _create(name, combination.n_stages, m, n_ranks, "never").validate()
+        again = schedule.stage[schedule.kind == RECOMPUTE]
+        options.update(
+            in_flight=held.stage_in_flight,
+            pending=np.array(held.pending)[at],
+            recomputed=np.bincount(again, minlength=schedule.n_stages) / m,
             n_microbatches=m,
-            schedule=name,
-            replicas=replicas,
-            stages_per_rank=per_rank,
         )
-        costs = stage_costs(plan, schedule, self.profiles, sizes, network, speeds)
-        if per_rank > 1:
-            plan = _check_memory(plan, schedule, costs, profile, memory)
-        gradients = self._gradient_seconds(plan, schedule, replicas)
-        bound = lower_bound(schedule, costs) + gradients.min()
-        # Costs and schedules of thousands of combinations would take gigabytes.
-        return Candidate(combination, plan, bound, gradients)
+
+        def cut(limits: np.ndarray | None) -> Candidate:
+            return costed(
+                partition(profile, schedule.n_stages, memory=limits, **options)
+            )
+
+        try:
+            return cut(None)
+        except MemoryLimitError as error:
+            if cuts is not None:
+                raise
+            return _fastest_that_fits(cut, memory, at, error)
 
     def simulate(self, candidate: Candidate) -> Outcome:
         """Simulates a step."""
         replicas, n_ranks, _, name, m, checkpoint = candidate.combination
         sizes = microbatch_sizes(-(-self.batch // replicas), m)
         schedule = _create(name, candidate.plan.n_stages, m, n_ranks, checkpoint)
-        _, speeds, network = self._slowest_replica(replicas, n_ranks)
+        network, speeds = self._slowest_replica(candidate.combination)
         costs = stage_costs(
             candidate.plan, schedule, self.profiles, sizes, network, speeds
         )
@@ -252,50 +271,9 @@ class Combinations:
             self.sized[size] = interpolate(self.profiles, size)
         return self.sized[size]
 
-    def _slowest_replica(
-        self, replicas: int, n_ranks: int
-    ) -> tuple[np.ndarray, np.ndarray, Network]:
-        """Returns for each rank of a pipeline the least that a replica has there."""
-
-        def rows(values: np.ndarray, width: int) -> np.ndarray:
-            starts = np.arange(replicas)[:, None] * n_ranks
-            return values[starts + np.arange(width)]
-
-        return (
-            rows(self.memory, n_ranks).min(axis=0),
-            rows(self.speeds, n_ranks).min(axis=0),
-            Network(
-                rows(self.bandwidth, n_ranks - 1).min(axis=0),
-                rows(self.latency, n_ranks - 1).max(axis=0),
-                self.network.overlap,
-            ),
-        )
-
-    def _cut_for_several(
-        self, profile: Profile, schedule: Schedule, memory: np.ndarray, options: dict
-    ) -> Plan:
-        """Cuts for several stages on a rank, which share its memory equally.
-
-        If nothing fits so, they may share it otherwise: it is cut without a limit, and
-        looked at again when it has been.
-        """
-        held = schedule.validate()
-        pending = np.array(held.pending)[list(schedule.stage_ranks)]
-        limits = memory / (schedule.n_stages / schedule.n_ranks)
-        for limit in (limits, None):
-            try:
-                return partition(
-                    profile,
-                    schedule.n_stages,
-                    memory=limit,
-                    in_flight=held.stage_in_flight,
-                    pending=pending,
-                    n_microbatches=schedule.n_microbatches,
-                    **options,
-                )
-            except MemoryLimitError:
-                continue
-        raise AssertionError("a cut without a limit always fits")
+    def _slowest_replica(self, combination: Combination) -> tuple[Network, np.ndarray]:
+        used = combination.replicas * combination.n_ranks
+        return slowest_replica(self.network, self.speeds[:used], combination.replicas)
 
     def _gradient_seconds(
         self, plan: Plan, schedule: Schedule, replicas: int
@@ -341,6 +319,46 @@ def lower_bound(schedule: Schedule, costs: Costs) -> float:
     return float(max((busy + ways).max(), m * transfer.max(initial=0.0)))
 
 
+def _fastest_that_fits(
+    cut: Callable[[np.ndarray], Candidate],
+    memory: np.ndarray,
+    at: np.ndarray,
+    otherwise: MemoryLimitError,
+) -> Candidate:
+    """Cuts for several ways in which the stages of a rank may share its memory.
+
+    Args:
+        cut: Cuts for limits of all stages.
+        memory: Of the ranks.
+        at: The rank of each stage.
+        otherwise: Is raised if nothing fits.
+    """
+    fitting = []
+    for share in SHARES:
+        with contextlib.suppress(MemoryLimitError):
+            fitting.append(cut(_shared(memory, at, share)))
+    if not fitting:
+        raise otherwise
+    return min(fitting, key=lambda candidate: candidate.bound)
+
+
+def _shared(memory: np.ndarray, at: np.ndarray, share: float) -> np.ndarray:
+    """Shares the memory of ranks that have several stages each.
+
+    Args:
+        memory: Of the ranks.
+        at: The rank of each stage.
+        share: The part of the first stage of each rank; the others have equal ones.
+
+    Returns:
+        Bytes of shape (n_stages,).
+    """
+    per_rank = len(at) // len(memory)
+    parts = np.full(len(at), (1 - share) / (per_rank - 1))
+    parts[np.unique(at, return_index=True)[1]] = share
+    return memory[at] * parts
+
+
 def _check_memory(
     plan: Plan,
     schedule: Schedule,
@@ -359,9 +377,9 @@ def _check_memory(
     rank = int(lacks.argmax())
     if lacks[rank] > 0:
         raise MemoryLimitError(
-            f"rank {rank} with the stages {schedule.rank_stages(rank)} needs"
-            f" {format_bytes(needed[rank])}, {format_bytes(lacks[rank])} more than its"
-            f" {format_bytes(memory[rank])}"
+            f"cut at {plan.cuts}, rank {rank} with the stages"
+            f" {schedule.rank_stages(rank)} needs {format_bytes(needed[rank])},"
+            f" {format_bytes(lacks[rank])} more than its {format_bytes(memory[rank])}"
         )
     stages = [replace(stage, memory_limit=None) for stage in plan.stages]
     return replace(plan, stages=stages)

@@ -13,7 +13,7 @@ from divisible.layer_costs import (
     sort_profiles,
 )
 from divisible.plan import Plan
-from divisible.stage_costs import Network, PerRank, spread
+from divisible.stage_costs import Network, PerRank, spread_speeds
 from pipeline import schedules
 from pipeline.recomputation import recompute
 from pipeline.schedule import Schedule
@@ -37,12 +37,15 @@ def predict(
             of microbatch are interpolated.
         batch: Samples of the minibatch, of which each replica takes its share; those
             of the largest profile by default.
-        network: The links between the ranks; infinitely fast by default.
-        speeds: Of the ranks, relative to that of the profile.
+        network: The links between the ranks, those of all replicas; infinitely fast by
+            default.
+        speeds: Of the ranks, those of all replicas, relative to that of the profile.
 
     Returns:
-        Timeline: Of one replica. ``peak_memory`` is all that a rank holds: parameters,
-        gradients, optimizer state, activations, workspace.
+        Timeline: Of one replica. For each place in the pipeline it is reckoned with the
+        slowest rank and link that a replica has there, because in the end all wait for
+        each other. ``peak_memory`` is all that a rank holds: parameters, gradients,
+        optimizer state, activations, workspace.
 
     Raises:
         ValueError: If an argument is out of range, or the plan is for another model.
@@ -67,7 +70,11 @@ def predict(
     )
     batch = profiles[-1].n_samples if batch is None else batch
     sizes = microbatch_sizes(-(-batch // plan.replicas), plan.n_microbatches)
-    network = Network() if network is None else network
+    network, speeds = slowest_replica(
+        Network() if network is None else network,
+        spread_speeds(speeds, plan.replicas * schedule.n_ranks),
+        plan.replicas,
+    )
     costs = stage_costs(plan, schedule, profiles, sizes, network, speeds)
     timeline = run(schedule, costs, network)
     largest = interpolate(profiles, max(sizes))
@@ -81,6 +88,29 @@ def run(schedule: Schedule, costs: Costs, network: Network) -> Timeline:
         return simulate(schedule, costs, overlap=False)
     links = "serial" if np.any(costs.transfer) else "parallel"
     return simulate(schedule, costs, links=links)
+
+
+def slowest_replica(
+    network: Network, speeds: np.ndarray, replicas: int
+) -> tuple[Network, np.ndarray]:
+    """Returns for each place in a pipeline the slowest that a replica has there.
+
+    Args:
+        network: The links between all ranks.
+        speeds: Of all ranks; neighbouring ones make a pipeline.
+        replicas: How many pipelines there are.
+
+    Returns:
+        The links and the speeds of one pipeline.
+    """
+    n_ranks = len(speeds) // replicas
+    bandwidth, latency = network.edges(len(speeds))
+    # The link between two replicas carries gradients only.
+    links = np.arange(replicas)[:, None] * n_ranks + np.arange(n_ranks - 1)
+    slowest = Network(
+        bandwidth[links].min(axis=0), latency[links].max(axis=0), network.overlap
+    )
+    return slowest, speeds.reshape(replicas, n_ranks).min(axis=0)
 
 
 def check_plan(plan: Plan, profile: Profile) -> None:
@@ -187,7 +217,7 @@ def stage_costs(
         size: stage_sums(interpolate(profiles, size), plan.cuts) for size in set(sizes)
     }
     ranks = np.array(schedule.stage_ranks)
-    speed = spread("speeds", 1.0 if speeds is None else speeds, schedule.n_ranks)
+    speed = spread_speeds(speeds, schedule.n_ranks)
 
     def per_microbatch(name: str) -> np.ndarray:
         table = np.stack([by_size[size][name] for size in sizes], axis=1)

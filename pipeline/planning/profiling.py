@@ -290,7 +290,8 @@ class _Layer:
         persistent = Owners(_persistents(self.part))
         bytes_of["pending_bytes"] = (Owners(runs.pending.arrays()) - persistent).nbytes
         runs.backward_weight()
-        parameters = list(self.part.params())
+        # A layer may have some that its forward does not use, and never makes.
+        parameters = list(self.part.params(include_uninit=False))
         seconds = runs.seconds(device, repeat)
         self.mean_seconds = runs.mean_seconds
         cost = LayerCost(
@@ -362,14 +363,15 @@ def _loss_cost(
         raise TypeError(f"lossfun must return one variable, not {runs.outputs}")
     # The last layer's outputs are among it, if the loss holds them and that does not.
     held = Owners(retained_arrays(runs.outputs)) - Owners(targets) - counted
-    held -= Owners(param.array for param in parameters())
+    made = [param for param in parameters() if param.is_initialized]
+    held -= Owners(param.array for param in made)
     runs.backward_input()
     runs.backward_weight()
     return LayerCost(
         **runs.seconds(device, repeat),
         activation_bytes=held.nbytes,
-        parameter_bytes=sum(param.array.nbytes for param in parameters()),
-        optimizer_bytes=_state_bytes(optimizer, parameters()),
+        parameter_bytes=sum(param.array.nbytes for param in made),
+        optimizer_bytes=_state_bytes(optimizer, made),
         workspace_bytes=runs.workspace(device),
         name=getattr(lossfun, "__qualname__", type(lossfun).__name__),
     )

@@ -92,7 +92,8 @@ def best_plan(
         Plan: With ``step_seconds``, and with the ``alternatives`` and why they lost.
 
     Raises:
-        MemoryLimitError: If nothing fits.
+        MemoryLimitError: If nothing fits. Where several stages on a rank share its
+            memory, some ways to do so are tried, not all.
         ValueError: If an argument is out of range.
 
     Example:
@@ -275,7 +276,7 @@ def _alternative(other: Candidate, best: Candidate) -> Alternative:
     if its is None:
         reason = (
             f"takes {format_seconds(other.bound)} at least, by what its ranks and"
-            f" links have to do where it is cut most evenly"
+            f" links have to do, cut at {other.plan.cuts}"
         )
         return Alternative(name, other.bound, reason, other.plan)
     if its.seconds <= mine.seconds * SAME:

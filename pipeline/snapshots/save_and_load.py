@@ -24,6 +24,7 @@ from pipeline.pipeline import Pipeline
 from pipeline.snapshots import files, owners
 from pipeline.snapshots import state as states
 from pipeline.snapshots.files import Snapshot, SnapshotError
+from pipeline.snapshots.trainers import loaded_as_if_running
 
 
 def save_snapshot(
@@ -43,9 +44,10 @@ def save_snapshot(
 
     Saved are parameters and persistent values of the layers and of a loss that is a
     link, from the rank with the last stage; of the optimizers all that
-    Chainer saves, hyperparameters, float32 master weights, loss scale, and the state of
-    hooks that have a method ``serialize``; the pipeline's state; the random states of
-    NumPy and Python, of each rank; ``state`` and ``values``. Not saved are the
+    Chainer saves, hyperparameters, which parameters are frozen, float32 master weights,
+    loss scale, and the state of hooks that have a method ``serialize``; the pipeline's
+    state; the random states of NumPy and Python, of each rank; ``state`` and
+    ``values``. Not saved are the
     generators of CuPy and cuDNN; layers in a pipeline do not depend on CuPy's.
     Iterators that prefetch go on in the same order if they shuffle by
     :class:`~pipeline.SeededShuffle`. Of several replicas of a pipeline let one save,
@@ -122,6 +124,9 @@ def load_snapshot(
     the same hooks, and the same ``state``. Before anything is changed, the files that
     a rank reads are compared with their checksums.
 
+    Frozen are the parameters that were when it was saved: to fine-tune other ones, call
+    ``disable_update`` and ``enable_update`` after loading.
+
     With as many ranks as there were, each gets its own random states; with another
     number all get those of the rank that had the first stage.
 
@@ -151,8 +156,9 @@ def load_snapshot(
     for rank, checksum in enumerate(checksums):
         if checksum != checksums[0]:
             raise SnapshotError(f"{what}: ranks 0 and {rank} see different ones there")
-    together(_load_layers, snapshot, pipeline, optimizers)
-    together(_load_objects, snapshot, pipeline, state)
+    with loaded_as_if_running(state, optimizers):
+        together(_load_layers, snapshot, pipeline, optimizers)
+        together(_load_objects, snapshot, pipeline, state)
     return snapshot
 
 

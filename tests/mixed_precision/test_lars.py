@@ -67,6 +67,22 @@ def test_hook_is_the_optimizer():
     np.testing.assert_array_equal(*weights)
 
 
+@pytest.mark.parametrize("of_rule", [False, True])
+def test_hook_knows_the_loss_scale_of_chainer(of_rule):
+    weights = []
+    for scale in (None, 1024.0):
+        model = L.Linear(3, 2, nobias=True, initialW=8)
+        optimizer = chainer.optimizers.SGD(0.5).setup(model)
+        (model.W.update_rule if of_rule else optimizer).add_hook(LARSHook(0.25, 0.1))
+        model.W.grad = np.full((2, 3), 100 * (scale or 1), np.float32)
+        model.W._loss_scale = scale
+        optimizer.update()
+        weights.append(model.W.array)
+    np.testing.assert_allclose(*weights, rtol=1e-6)
+    # 8 - 0.5 * 0.25 * |w|, as the gradient is in the direction of the weights.
+    np.testing.assert_allclose(weights[0], 7, rtol=1e-6)
+
+
 def test_large_float16_norms_do_not_overflow():
     model = to_float16(L.Linear(100, 100, nobias=True, initialW=100))
     model.W.grad = np.full((100, 100), 1000, np.float16)

@@ -84,6 +84,33 @@ def test_gradients_below_float16_are_not_lost(scale):
     assert weight < 0.999
 
 
+def test_accumulated_gradients_of_float16_go_on_in_float32(tmp_path):
+    """In float16 they are kept scaled, in float32 they are not."""
+
+    def make(dtype):
+        model = L.Linear(2, 2, nobias=True, initialW=1)
+        if dtype == np.float16:
+            to_float16(model)
+        optimizer = MixedPrecision(MomentumSGD16(0.5, 0.5), loss_scale=1024)
+        return model, optimizer.setup(model)
+
+    def update(model, optimizer):
+        model.W.grad = np.full((2, 2), 1024 / 8, model.W.dtype)
+        model.W._loss_scale = 1024
+        optimizer.update()
+        return model.W.array.copy()
+
+    model, optimizer = make(np.float16)
+    update(model, optimizer)
+    chainer.serializers.save_npz(tmp_path / "optimizer.npz", optimizer)
+    expected = update(model, optimizer)
+    model, optimizer = make(np.float32)
+    model.W.array[...] = 1 - 0.5 / 8
+    chainer.serializers.load_npz(tmp_path / "optimizer.npz", optimizer)
+    np.testing.assert_array_equal(update(model, optimizer), expected)
+    assert model.W.update_rule.scale == 1
+
+
 def test_accumulated_gradients_stay_finite():
     model = to_float16(L.Linear(1, 1, nobias=True, initialW=1))
     optimizer = MixedPrecision(MomentumSGD16(1e-9, 0.999), loss_scale=1).setup(model)

@@ -431,10 +431,17 @@ def test_snapshot_is_keyed_by_path(tmp_path):
 
 
 # Chainer cannot load a snapshot from before the first update of a rule with state.
-def test_uninitialized_parameters(tmp_path):
+@pytest.mark.parametrize("dtype", [None, np.float16, chainer.mixed16])
+def test_uninitialized_parameters(tmp_path, dtype):
+    with chainer.using_config("dtype", dtype or np.float32):
+        check_uninitialized_parameters(tmp_path, convert=dtype is None)
+
+
+def check_uninitialized_parameters(tmp_path, convert):
     def make():
         np.random.seed(2)
-        model = to_float16(chainer.Sequential(L.Linear(None, 4), L.Linear(4, 3)))
+        model = chainer.Sequential(L.Linear(None, 4), L.Linear(4, 3))
+        model = to_float16(model) if convert else model
         return model, MixedPrecision(optimizers.SGD(), loss_scale=8).setup(model)
 
     model, optimizer = make()
@@ -454,7 +461,51 @@ def test_uninitialized_parameters(tmp_path):
         np.testing.assert_array_equal(a.array, b.array)
 
 
-def test_to_float16_after_setup_and_other_devices():
+def test_saved_again_before_an_update(tmp_path):
+    model = make_model(np.float16)
+    optimizer = MixedPrecision(optimizers.SGD(0.01), loss_scale=1).setup(model)
+    for param in model.params():
+        param.grad = np.full_like(param.array, 0.01)
+    optimizer.update()
+    other = MixedPrecision(optimizers.SGD(0.01), loss_scale=1)
+    other.setup(make_model(np.float16))
+    for name in ("first", "second"):
+        chainer.serializers.save_npz(tmp_path / f"{name}.npz", optimizer)
+        optimizer = other
+        chainer.serializers.load_npz(tmp_path / f"{name}.npz", optimizer)
+    first, second = (np.load(tmp_path / f"{name}.npz") for name in ("first", "second"))
+    masters = [key for key in first.files if key.endswith("master")]
+    assert any((first[key] != first[key].astype("e")).any() for key in masters)
+    for key in masters:
+        np.testing.assert_array_equal(first[key], second[key])
+
+
+@pytest.mark.parametrize("size", [None, 4])
+def test_copies_with_one_array_are_refused(size):
+    layer = L.Linear(size, 4)
+    model = chainer.ChainList(layer, layer.copy())
+    optimizer = MixedPrecision(optimizers.SGD())
+    with pytest.raises(ValueError, match="/0/[Wb] and /1/[Wb] are copies with one"):
+        optimizer.setup(model)
+    optimizer.setup(chainer.ChainList(layer, layer.copy(mode="init")))
+
+
+def test_loss_in_float32_of_arguments_by_name():
+    y, t = np.zeros((2, 3), np.float16), np.array([0, 2], np.int32)
+    lossfun = float32_loss(F.softmax_cross_entropy)
+    assert lossfun(x=y, t=t).dtype == np.float32
+
+
+def test_eps_of_adam_below_float32():
+    model = Divisible(L.Linear(2, 2, nobias=True))
+    model[0].W.array = np.ones((2, 2))
+    optimizer = MixedPrecision(optimizers.Adam(eps=1e-50), loss_scale=1).setup(model)
+    model[0].W.grad = np.ones((2, 2))
+    optimizer.update()
+    assert (model[0].W.array < 1).all()
+
+
+def test_to_float16_after_setup():
     model = make_model()
     optimizer = MixedPrecision(optimizers.MomentumSGD(), loss_scale=1).setup(model)
     for dtype in (np.float32, np.float16):

@@ -1,6 +1,7 @@
 """What float16 would lose, counted."""
 
 import json
+from types import SimpleNamespace
 
 import chainer
 import chainer.functions as F
@@ -126,6 +127,28 @@ def test_extension_with_the_loss_scale_of_chainer(tmp_path, dtype):
         optimizer.setup(model).set_loss_scale(loss_scale)
         extension = GradientStatistics(scale=1, filename="report", plot=False)
         make_trainer(tmp_path, extension, optimizer, model).run()
+        report = json.loads((tmp_path / "report.json").read_text())
+        safe_scales.add(report["largest_safe_scale"])
+    assert len(safe_scales) == 1
+
+
+def test_extension_after_a_step_that_chainer_skipped(tmp_path):
+    """Then the gradients are as they were."""
+    safe_scales = set()
+    for loss_scale in (1.0, 1024.0):
+        model = L.Linear(4, 3)
+        optimizer = chainer.optimizers.SGD().setup(model)
+        optimizer.loss_scaling()
+        optimizer._loss_scale = loss_scale
+        model.W.grad = np.full((3, 4), 0.25 * loss_scale, np.float32)
+        model.b.grad = np.full(3, np.inf, np.float32)
+        for param in model.params():
+            param._loss_scale = loss_scale
+        optimizer.update()
+        assert not optimizer.is_safe_to_update()
+        updater = SimpleNamespace(get_optimizer={"main": optimizer}.get)
+        extension = GradientStatistics(scale=1, filename="report", plot=False)
+        extension(SimpleNamespace(updater=updater, out=str(tmp_path)))
         report = json.loads((tmp_path / "report.json").read_text())
         safe_scales.add(report["largest_safe_scale"])
     assert len(safe_scales) == 1

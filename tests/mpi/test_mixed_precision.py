@@ -185,6 +185,12 @@ def test_duplicates_of_the_communicator_do_not_pile_up():
         give_gradients(optimizer, 1)
         optimizer.update()
     assert comm.n_duplicates == 1
+    optimizer.close()
+    optimizer.close()
+    assert comm.n_duplicates == 0
+    give_gradients(optimizer, 1)
+    optimizer.update()
+    assert optimizer.t == 2
 
 
 N_OVERFLOW_STEPS = 1000

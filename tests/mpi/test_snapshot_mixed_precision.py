@@ -5,10 +5,13 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.iterators import SerialIterator
+from chainer.training import Trainer
+from chainer.training.updaters import StandardUpdater
 from mpi4py import MPI
 
 from divisible import Divisible, Plan
-from pipeline import Pipeline, load_snapshot, save_snapshot
+from pipeline import Pipeline, load_snapshot, save_snapshot, snapshot
 from tests.equivalence import make_batches
 from tests.mpiexec import assert_on_ranks
 from tests.snapshot_training import state_of
@@ -88,6 +91,41 @@ def resume(comm, folder):
                 assert [other.step(i) for i in (3, 4, 5)] == losses
                 for key, value in other.state().items():
                     np.testing.assert_array_equal(value, expected[key], key)
+
+
+class Updater(StandardUpdater):
+    """Steps of a run, as minibatches of a trainer."""
+
+    def __init__(self, run):
+        super().__init__(SerialIterator(range(16), 4, shuffle=False), run.optimizer)
+        self.run, self.pipeline = run, run.pipe
+
+    def update_core(self):
+        self.run.step(self.iteration)
+
+
+def trained(comm, out, n_iterations, **options):
+    run = Run(comm, comm.size, chainer.optimizers.MomentumSGD)
+    trainer = Trainer(Updater(run), (n_iterations, "iteration"), out=out)
+    trainer.extend(snapshot(**options), trigger=(3, "iteration"))
+    trainer.run()
+    return run.state()
+
+
+def trainers(comm, folder):
+    expected = trained(comm, folder, 5)
+    assert any(
+        (value != value.astype(np.float16)).any()
+        for key, value in expected.items()
+        if key.endswith("/master")
+    )
+    found = trained(comm, folder, 5, resume=f"{folder}/snapshot_iter_3")
+    for key, value in found.items():
+        np.testing.assert_array_equal(value, expected[key], key)
+
+
+def test_masters_of_a_trainer_that_goes_on(tmp_path):
+    assert_on_ranks(2, trainers, str(tmp_path))
 
 
 def test_masters_and_loss_scale(tmp_path):

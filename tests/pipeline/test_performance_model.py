@@ -56,6 +56,8 @@ def test_best_m_is_the_least_of_all(model, at_most):
 def test_free_messages_want_as_many_microbatches_as_there_may_be():
     model = PerformanceModel(4, 1.0, 0.0, 0.0)
     assert model.best_m(at_most=1200) == 1200
+    with pytest.raises(ValueError, match="at_most must be at least 1, not 0"):
+        model.best_m(at_most=0)
     with pytest.raises(ValueError, match="at_most"):
         model.best_m()
 

@@ -76,6 +76,29 @@ def test_sizes_by_hand():
     assert relu.seconds > 0 and sigmoid.seconds > 0
 
 
+class WithSpare(chainer.Chain):
+    """Has a link that its forward does not use."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.used = L.Linear(6, 6)
+            self.spare = L.Linear(None, 2)
+
+    def forward(self, x, t=None):
+        y = self.used(x)
+        return y if t is None else F.softmax_cross_entropy(y, t)
+
+
+@pytest.mark.parametrize("optimizer", [None, chainer.optimizers.Adam()])
+def test_parameters_that_are_never_made(optimizer):
+    model, t = Divisible(WithSpare()), np.zeros(3, np.int32)
+    costs = profile(model, ones(3, 6), t, WithSpare(), optimizer=optimizer, repeat=1)
+    # The bias of the other one is there.
+    assert costs.layers[0].parameter_bytes == (36 + 6 + 2) * FLOAT
+    assert costs.loss.parameter_bytes == (36 + 6 + 2) * FLOAT
+
+
 class Bottleneck(chainer.Chain):
     def __init__(self, n):
         super().__init__()
@@ -559,5 +582,5 @@ def test_interpolation():
     # Noise may make a large microbatch cheaper; no line goes below zero.
     odd = [at(10, 3.0, 100), at(20, 2.0, 200)]
     assert interpolate(odd, 100).layers[0].forward == pytest.approx(2.0)
-    assert interpolate(odd, 1).layers[0].forward > 0
+    assert interpolate(odd, 1).layers[0].forward == pytest.approx(3.0)
     assert at(10, 2.0, 100).at(5).layers[0].forward == pytest.approx(1.0)

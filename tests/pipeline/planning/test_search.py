@@ -10,8 +10,10 @@ from divisible import LayerCost, MemoryLimitError, Network, Plan, Profile, parti
 from divisible.plan import StagePlan
 from divisible.stage_costs import CHECKPOINTS, microbatches_held
 from pipeline import schedules, simulate
+from pipeline.actions import RECOMPUTE
 from pipeline.planning.prediction import predict
 from pipeline.planning.search import SCHEDULES, best_plan
+from pipeline.recomputation import recompute
 from pipeline.simulator import Costs
 
 
@@ -128,7 +130,7 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
         options = {"checkpoint": checkpoint, "network": network, "n_microbatches": m}
         sized = profile.at(-(-4 // m))
         if per_rank > 1:
-            if memory is not None or n_ranks > 2:
+            if n_ranks > 2:
                 continue
             schedule = schedules.create(name, 2 * n_ranks, m, n_ranks)
             held = schedule.validate()
@@ -136,12 +138,21 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
                 continue  # the two middle stages lie on one rank
             if network is not None and n_ranks > 1:
                 continue
+            again = recompute(schedule, checkpoint)
+            again = again.stage[again.kind == RECOMPUTE]
             plan = partition(
-                sized, 2 * n_ranks, in_flight=held.stage_in_flight, **options
+                sized,
+                2 * n_ranks,
+                in_flight=held.stage_in_flight,
+                recomputed=np.bincount(again, minlength=2 * n_ranks) / m,
+                **options,
             )
             plan = Plan(
                 plan.cuts, m, name, checkpoint=checkpoint, stages_per_rank=per_rank
             )
+            peak = predict(plan, profile, network=network).peak_memory.max()
+            if memory is not None and peak > memory:
+                continue
         else:
             try:
                 plan = partition(
@@ -161,6 +172,60 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
     assert timeline.makespan == pytest.approx(best.step_seconds)
     if memory is not None:
         assert timeline.peak_memory.max() <= memory
+
+
+@pytest.mark.parametrize(
+    ("parameter_bytes", "cuts", "seconds"),
+    [
+        # The cut that is best without a limit needs 1100 bytes on rank 0.
+        ([300, 200, 50, 50, 50], [0, 1, 3, 4, 5], 15.125),
+        # It fits, though not if the two stages of rank 0 had half of it each.
+        ([200, 200, 50, 50, 50], [0, 2, 3, 4, 5], 12.25),
+    ],
+)
+def test_stages_of_a_rank_share_its_memory(parameter_bytes, cuts, seconds):
+    layers = [
+        LayerCost(t, t, t, parameter_bytes=n)
+        for t, n in zip((1, 1, 2, 2, 2), parameter_bytes)
+    ]
+    profile = Profile(layers, n_samples=8)
+    options = {"microbatches": [8], "checkpoints": ["never"], "pipeline_ranks": [2]}
+    plan = best_plan(profile, 2, 1000, schedules=["zb_v"], **options)
+    assert (plan.cuts, plan.step_seconds) == (cuts, pytest.approx(seconds))
+    # Others to choose from do not make it worse.
+    among = best_plan(profile, 2, 1000, schedules=["1f1b", "zb_v"], **options)
+    assert among.step_seconds <= plan.step_seconds
+
+
+def test_the_slowest_replica_is_predicted():
+    profile = Profile([LayerCost(1, 1, 1)] * 2, n_samples=8)
+    speeds = [1, 1, 0.9, 0.8]
+    plan = best_plan(
+        profile,
+        4,
+        speeds=speeds,
+        max_replicas=2,
+        pipeline_ranks=[2],
+        microbatches=[4],
+        schedules=["1f1b"],
+    )
+    assert plan.replicas == 2
+    seconds = predict(plan, profile, speeds=speeds).makespan
+    assert seconds == pytest.approx(plan.step_seconds)
+    options = {"network": Network(latency=[0.0, 9.0, 0.5]), "speeds": speeds}
+    one = replace(plan, replicas=1)
+    slowest = {"network": Network(latency=0.5), "speeds": [0.9, 0.8]}
+    expected = predict(one, profile, batch=4, **slowest).makespan
+    assert predict(plan, profile, **options).makespan == expected
+    with pytest.raises(ValueError, match="there are 4 ranks"):
+        predict(plan, profile, speeds=[1, 1])
+
+
+@pytest.mark.parametrize("speed", [0, -1, np.nan, np.inf])
+def test_impossible_speeds_are_refused(speed):
+    plan = Plan([0, 3, 8], n_microbatches=4, schedule="1f1b")
+    with pytest.raises(ValueError, match="speeds must be finite and positive"):
+        predict(plan, uneven(), speeds=[1, speed])
 
 
 def test_one_rank_needs_no_other_schedule():

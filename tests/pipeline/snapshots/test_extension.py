@@ -139,17 +139,22 @@ def test_one_that_is_named(tmp_path):
 
 
 def test_loaded_before_the_run_as_chainers_scripts_do(tmp_path):
-    trainer, _ = make_trainer(tmp_path, 2)
+    """The learning rate was lowered before the snapshot, and is again after it."""
+    trainer, _ = make_trainer(tmp_path, 3)
     trainer.run()
-    expected = state(trainer)
-    trainer, _ = make_trainer(tmp_path, 2)
+    expected = state(trainer), trainer.updater.get_optimizer("main").lr
+    trainer, _ = make_trainer(tmp_path, 3)
     updater = trainer.updater
     optimizers = list(updater.get_all_optimizers().values())
-    path = tmp_path / "snapshot_iter_6"
-    load_snapshot(path, updater.pipeline, optimizers, {"trainer": trainer})
-    assert updater.iteration == 6
+    # The last one counts.
+    for iteration in (2, 8, 4):
+        path = tmp_path / f"snapshot_iter_{iteration}"
+        load_snapshot(path, updater.pipeline, optimizers, {"trainer": trainer})
+        assert updater.iteration == iteration
+    assert optimizers[0].lr == pytest.approx(0.1 * 0.9)
     trainer.run()
-    assert state(trainer) == expected
+    assert (state(trainer), updater.get_optimizer("main").lr) == expected
+    assert expected[1] == pytest.approx(0.1 * 0.9**3)
 
 
 def test_killed_while_replacing_the_only_one(tmp_path):
