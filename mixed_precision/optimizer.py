@@ -297,7 +297,8 @@ class MixedPrecision(optimizer.Optimizer):
         """Makes the buffers, at first and when parameters have changed."""
         parameters = unique_parameters(self.target)
         self._parameters = [param for _, param in parameters]
-        if self._agreement.paths is None:
+        is_new = self._agreement.paths is None
+        if is_new:
             self._agreement.gather([path for path, _ in self.target.namedparams()])
         if self._buffers is None or not self._buffers.holds(parameters):
             for path, param in parameters:
@@ -306,6 +307,8 @@ class MixedPrecision(optimizer.Optimizer):
             buffers = FlatBuffers(parameters, masters)
             self._positions = self._agreement.positions(buffers.paths)
             self._buffers, self._loaded_masters = buffers, {}
+        elif is_new:
+            self._positions = self._agreement.positions(self._buffers.paths)
 
     def _masters(self) -> dict[str, Any]:
         return {} if self._buffers is None else self._buffers.masters()
@@ -418,8 +421,9 @@ class MixedPrecision(optimizer.Optimizer):
     def close(self) -> None:
         """Frees the communicator that it made; to be called on every rank.
 
-        Needed only where many are made in one process. It may be used further: the next
-        update makes another one.
+        Needed only where many are made in one process, and not after an update that
+        failed: it waits for the other ranks. It may be used further; the next update
+        makes another communicator.
         """
         self._agreement.close()
 

@@ -30,7 +30,7 @@ class Together(Extension):
     """
 
     name = "together"
-    # Before everything else.
+    # Before all that a script adds.
     priority = 1_000_000
 
     def __init__(self, updater: PipelineUpdater) -> None:

@@ -127,6 +127,10 @@ def load_snapshot(
     Frozen are the parameters that were when it was saved: to fine-tune other ones, call
     ``disable_update`` and ``enable_update`` after loading.
 
+    Where a trainer in ``state`` does not run yet, its extensions begin with the
+    hyperparameters of the script when it starts, as they did without a snapshot; after
+    that the loaded ones hold, or what the script has set since.
+
     With as many ranks as there were, each gets its own random states; with another
     number all get those of the rank that had the first stage.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from chainer import training
 
-_FIRST, _LAST = "hyperparameters of the script", "hyperparameters that were loaded"
+_SCRIPT, _LOADED = "hyperparameters of the script", "hyperparameters that were loaded"
 
 
 @contextmanager
@@ -20,12 +20,12 @@ def loaded_as_if_running(
 
     When a trainer starts, extensions such as ``ExponentialShift`` note the value that
     they begin with, and some set it. If the lowered learning rate of a snapshot were
-    there by then, it would be lowered twice::
+    there by then, it would be lowered twice. So it is put aside meanwhile::
 
-        load        learning rate of the snapshot
-        run         that of the script          first of all
+        load        learning rate of the snapshot; a script may set another one
+        run         that of the script before it loaded
                     extensions initialize themselves
-                    that of the snapshot        last of all
+                    that of the snapshot, or the other one
 
     Args:
         objects: Among others the trainers.
@@ -36,30 +36,58 @@ def loaded_as_if_running(
         for trainer in objects.values()
         if isinstance(trainer, training.Trainer) and trainer._start_at is None
     ]
-    script = _Hyperparameters(optimizers, math.inf)
+    script = [(each.hyperparam, each.hyperparam.get_dict()) for each in optimizers]
     yield
-    loaded = _Hyperparameters(optimizers, -math.inf)
     for trainer in waiting:
-        if _FIRST not in trainer._extensions:
-            trainer.extend(script, name=_FIRST)
-        # Loaded twice, it is what was loaded last.
-        trainer._extensions.pop(_LAST, None)
-        trainer.extend(loaded, name=_LAST)
+        if _SCRIPT not in trainer._extensions:
+            begin = _SetToScripts()
+            trainer.extend(begin, name=_SCRIPT)
+            trainer.extend(_SetBack(begin), name=_LOADED)
+        trainer.get_extension(_SCRIPT).add(script)
 
 
-class _Hyperparameters(training.Extension):
-    """Sets hyperparameters to what they are now when a trainer starts."""
-
-    def __init__(self, optimizers: Sequence[Any], priority: float) -> None:
-        self.priority = priority
-        self._values = [(o.hyperparam, o.hyperparam.get_dict()) for o in optimizers]
+class _AtStart(training.Extension):
+    """Does something when a trainer starts, and nothing later."""
 
     def trigger(self, trainer: Any) -> bool:
-        """Says that it has nothing to do later."""
         return False
 
+
+class _SetToScripts(_AtStart):
+    """Sets hyperparameters to what they were before they were loaded."""
+
+    priority = math.inf
+
+    def __init__(self) -> None:
+        self._script: dict[int, tuple[Any, dict[str, Any]]] = {}
+        #: What they were when the trainer started.
+        self.put_aside: list[tuple[Any, dict[str, Any]]] = []
+
+    def add(self, script: Sequence[tuple[Any, dict[str, Any]]]) -> None:
+        """Adds hyperparameters; of those that are loaded again the first values count."""
+        for hyperparam, values in script:
+            self._script.setdefault(id(hyperparam), (hyperparam, values))
+
     def initialize(self, trainer: Any) -> None:
-        """Sets them."""
-        for hyperparam, values in self._values:
-            for name, value in values.items():
-                setattr(hyperparam, name, value)
+        both = list(self._script.values())
+        self.put_aside = [(hyperparam, hyperparam.get_dict()) for hyperparam, _ in both]
+        _set(both)
+
+
+class _SetBack(_AtStart):
+    """Sets hyperparameters to what was put aside."""
+
+    # After extensions that change some, and before pipeline.snapshot, which may load.
+    priority = -99
+
+    def __init__(self, begin: _SetToScripts) -> None:
+        self._begin = begin
+
+    def initialize(self, trainer: Any) -> None:
+        _set(self._begin.put_aside)
+
+
+def _set(values: Sequence[tuple[Any, dict[str, Any]]]) -> None:
+    for hyperparam, numbers in values:
+        for name, number in numbers.items():
+            setattr(hyperparam, name, number)

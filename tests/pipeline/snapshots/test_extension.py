@@ -157,6 +157,35 @@ def test_loaded_before_the_run_as_chainers_scripts_do(tmp_path):
     assert expected[1] == pytest.approx(0.1 * 0.9**3)
 
 
+def test_hyperparameters_between_loading_and_running(tmp_path):
+    trainer, _ = make_trainer(tmp_path, 3)
+    trainer.run()
+
+    def loaded(**options):
+        trainer, _ = make_trainer(tmp_path, 3, **options)
+        updater = trainer.updater
+        optimizers = list(updater.get_all_optimizers().values())
+        path = tmp_path / "snapshot_iter_4"
+        load_snapshot(path, updater.pipeline, optimizers, {"trainer": trainer})
+        return trainer, optimizers[0]
+
+    # What the script sets counts, until an extension changes it.
+    trainer, optimizer = loaded()
+    optimizer.lr = 0.5
+    seen = []
+    trainer.stop_trigger = lambda trainer: trainer.updater.iteration == 5
+    trainer.extend(
+        lambda trainer: seen.append(optimizer.lr), "seen", trigger=(1, "iteration")
+    )
+    trainer.run()
+    assert seen == [0.5]
+    # A snapshot that is loaded when the trainer starts is the newer one.
+    trainer, optimizer = loaded(resume=tmp_path / "snapshot_iter_8")
+    trainer.stop_trigger = lambda trainer: trainer.updater.iteration == 8
+    trainer.run()
+    assert optimizer.lr == pytest.approx(0.1 * 0.9**2)
+
+
 def test_killed_while_replacing_the_only_one(tmp_path):
     """A name without numbers is that of one snapshot."""
     trainer, _ = make_trainer(tmp_path, 1, filename="snapshot")
