@@ -146,7 +146,11 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         " relative to their share of a core: a host finds its caches cold whenever its"
         " turn comes. How much it varies and how long messages take was measured then"
         " as well. When a host stops that has used its share of a core is simulated as"
-        " the system does it: it stops less if it waits at times;",
+        " the system does it: it stops less if it waits at times. Messages are timed"
+        " while their senders go on to compute, as they do when the pipeline is full."
+        " With fewer microbatches than hosts a sender soon waits for its next input,"
+        " and then they go faster: steps of two or three microbatches on 32 hosts are"
+        " predicted to be much too slow for that reason;",
         "- **simulated after**: from the times of each phase in the measured step, and"
         " how long its messages took on average;",
         "- **paper**: the speed-up printed there. It prints those of the text only.",
@@ -184,6 +188,12 @@ def summary(found: dict[Point, Row]) -> list[str]:
         " layer, or all layers evenly on all hosts, kept hosts of this speed busy all"
         " the time; by the profiles. The hosts' speed differs by some percent from one"
         " minute to another, so a step may seem to beat it.",
+        "",
+        "All hosts together have the same cores: each of 16 is half as fast as each of"
+        " 8, and makes less of its share. With largest layers that nothing can cut, as"
+        " VGG16 has, that may outweigh what more hosts gain. Of equal hosts 8 are"
+        " compared with 16 by `benchmarks/twice_the_hosts.py`"
+        " ([result](../../benchmarks/results/twice_the_hosts.txt)).",
         "",
         "A host that has used its quota stops until a later period of 10 ms or more;"
         " that shows only at the next tick of the system's clock, after up to 4 ms,"

@@ -64,7 +64,7 @@ class _SetToScripts(_AtStart):
         self.put_aside: list[tuple[Any, dict[str, Any]]] = []
 
     def add(self, script: Sequence[tuple[Any, dict[str, Any]]]) -> None:
-        """Adds hyperparameters; of those that are loaded again the first values count."""
+        """Adds hyperparameters; of some that are loaded again the first count."""
         for hyperparam, values in script:
             self._script.setdefault(id(hyperparam), (hyperparam, values))
 
