@@ -149,8 +149,8 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         " the system does it: it stops less if it waits at times. Messages are timed"
         " while their senders go on to compute, as they do when the pipeline is full."
         " With fewer microbatches than hosts a sender soon waits for its next input,"
-        " and then they go faster: steps of two or three microbatches on 32 hosts are"
-        " predicted to be much too slow for that reason;",
+        " and its messages go faster than that: steps of two or three microbatches on"
+        " 32 hosts are predicted to take much longer than they do;",
         "- **simulated after**: from the times of each phase in the measured step, and"
         " how long its messages took on average;",
         "- **paper**: the speed-up printed there. It prints those of the text only.",

@@ -144,7 +144,8 @@ def test_extension_after_a_step_that_chainer_skipped(tmp_path):
         model.b.grad = np.full(3, np.inf, np.float32)
         for param in model.params():
             param._loss_scale = loss_scale
-        optimizer.update()
+        with pytest.warns(UserWarning, match="Non finite number found"):
+            optimizer.update()
         assert not optimizer.is_safe_to_update()
         updater = SimpleNamespace(get_optimizer={"main": optimizer}.get)
         extension = GradientStatistics(scale=1, filename="report", plot=False)
