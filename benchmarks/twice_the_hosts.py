@@ -3,11 +3,10 @@
     python benchmarks/twice_the_hosts.py --cluster PATH_OF_emulated_cluster
 
 In `paper_tables` all hosts together have the same cores, so each of 16 is half as fast
-as each of 8, and works less well with its share: its caches are cold whenever its turn
-comes. Here there are 16 equal hosts from the beginning. `Plan.best` cuts the model for
-8 of them and for all, and the undivided step in plain Chainer and both plans take turns
-on these hosts. With 16 the slowest layer limits the step: more of them can help only
-until it is alone on its host.
+as each of 8, and was measured to make less of its share. Here there are 16 equal hosts
+from the beginning. `Plan.best` cuts the model for 8 of them and for all, and the
+undivided step in plain Chainer and both plans take turns on these hosts. With 16 the
+slowest layer limits the step: more of them can help only until it is alone on its host.
 
 The layers' profiles are those of `paper_tables`, which are measured if they are not
 there.
