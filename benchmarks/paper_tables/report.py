@@ -142,15 +142,13 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         " points of the same row of hosts, and its error against the measured step;",
         "- **simulated before**: from profiles of the layers on a whole core, the links"
         " and the speed of the hosts, without any step. The speed is what the hosts had"
-        " right before, when all ran their layers with nothing to wait for, in brackets"
-        " relative to their share of a core: a host finds its caches cold whenever its"
-        " turn comes. How much it varies and how long messages take was measured then"
-        " as well. When a host stops that has used its share of a core is simulated as"
-        " the system does it: it stops less if it waits at times. Messages are timed"
-        " while their senders go on to compute, as they do when the pipeline is full."
-        " With fewer microbatches than hosts a sender soon waits for its next input,"
-        " and its messages go faster than that: steps of two or three microbatches on"
-        " 32 hosts are predicted to take much longer than they do;",
+        " right before, when all ran their layers and exchanged messages with nothing"
+        " to wait for, in brackets relative to their share of a core: a host finds its"
+        " caches cold whenever its turn comes. When a host stops that has used its"
+        " share of a core is simulated as the system does it: it stops less if it waits"
+        " at times. A large message takes longer if its sender goes on to compute"
+        " before it has left: either delay was measured, and the simulation says how"
+        " often it is which;",
         "- **simulated after**: from the times of each phase in the measured step, and"
         " how long its messages took on average;",
         "- **paper**: the speed-up printed there. It prints those of the text only.",
@@ -230,7 +228,7 @@ def older(found: dict[Point, Row]) -> list[str]:
         return []
     groups = Counter((row.point.model, row.point.size) for row in rows)
     names = [f"{n} of {model} {size}" for (model, size), n in groups.items()]
-    n_other = sum(not row.is_delay_of_step for row in found.values())
+    n_other = sum(not row.is_probe_whole for row in found.values())
     return [
         "",
         f"Samples of {len(rows)} points ({', '.join(names)}) are older: the machine may"
@@ -239,12 +237,12 @@ def older(found: dict[Point, Row]) -> list[str]:
         " speed was measured with smaller microbatches than the step has, or once for a"
         " whole row of hosts. Where that is so of the undivided step, the speed-up is"
         " too high. The other points are of steps that found their memory in the"
-        f" process. At {n_other} points messages were timed otherwise than they go in"
-        " the step. At the older ones among them that was between the first two hosts"
-        " only, whose senders waited, though a large message takes longer if its sender"
-        " goes on to compute, most of all in ZB-H1 with few microbatches. At the others"
-        " those counted too for which buffers got memory from the system, which takes a"
-        " host with a small part of a core long.",
+        f" process. At {n_other} points less was measured before the step: the speed"
+        " for 4 s and not for 15, without messages; and messages between the first two"
+        " hosts only, whose senders waited, or on all links, but while senders"
+        " computed. With few microbatches on many hosts those are later than in the"
+        " step. Some counted for which buffers got memory from the system, which takes"
+        " a host with a small part of a core long.",
     ]
 
 

@@ -38,8 +38,7 @@ class Row:
             spread evenly.
         stolen: Part of the machine's time that its hypervisor gave to others meanwhile,
             at most; ``None`` if that is not known of every sample.
-        is_delay_of_step: Whether messages were timed before each step as they go in
-            it: on every link, while senders compute, and in memory that is there.
+        is_probe_whole: Whether all was measured before each step that is measured now.
     """
 
     point: Point
@@ -52,7 +51,7 @@ class Row:
     simulated: list[float]
     bound: float
     stolen: float | None
-    is_delay_of_step: bool
+    is_probe_whole: bool
 
     @property
     def step(self) -> float:
@@ -111,7 +110,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
             [simulate(sample, profiles, hosts) for sample in samples[point]],
             _bound(point, profiles) / speed,
             None if None in stolen else max(stolen),
-            all(sample.is_delay_warm for sample in samples[point]),
+            all(sample.idle_delay for sample in samples[point]),
         )
     return found
 

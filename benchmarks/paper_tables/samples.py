@@ -18,8 +18,8 @@ class Sample:
     Attributes:
         point: Of what.
         round: Its number; a rerun measures only rounds that are missing.
-        seconds: Of the rank that took longest; of a short step, which ran several
-            times, those of the middle one.
+        seconds: Of the rank that took longest; of a step that ran several times, those
+            of the middle one.
         cuts: Where the model was cut.
         machine: Where.
         load: Load average when the hosts came up.
@@ -35,7 +35,7 @@ class Sample:
         delay: Of messages between each two stages, besides their transfer, if the
             sender goes on to compute. In older samples one number: between the first
             two stages, if the sender waits.
-        is_delay_warm: Whether ranks had memory for the messages by then.
+        idle_delay: The same if the sender waits. Unknown in older samples.
         pages: Of memory that a rank got from the system in the step, at most. Unknown
             in older samples, most of which are first steps.
         stolen: Part of the machine's time that its hypervisor gave to others, in the
@@ -57,7 +57,7 @@ class Sample:
     busy: list[float] = field(default_factory=list)
     spread: list[float] = field(default_factory=list)
     delay: float | list[float] = 0.0
-    is_delay_warm: bool = False
+    idle_delay: list[float] = field(default_factory=list)
     pages: int | None = None
     stolen: float | None = None
 

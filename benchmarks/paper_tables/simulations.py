@@ -38,8 +38,9 @@ def predict(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
 
     What the profiles say is divided by the speed of hosts that are all busy. A host
     that waits at times is faster, because it has quota left when its turn comes, as
-    `Quota` says: how long it waits says the simulation itself. Besides, phases vary as
-    much as those of busy hosts did.
+    `Quota` says: how long it waits says the simulation itself, and so it does whether
+    a host goes on to compute before its message has left. Besides, phases vary as much
+    as those of busy hosts did.
 
     Returns:
         Seconds, on average over `DRAWS` simulations.
@@ -66,6 +67,7 @@ def predict(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
         }
         for _ in range(WAITING_ROUNDS):
             costs = _with_stops(busy, varied, timeline, hosts.share, random)
+            costs = _with_delays(costs, timeline, sample)
             timeline = prediction.run(schedule, costs, network)
         makespans.append(timeline.makespan)
     return statistics.fmean(makespans)
@@ -118,6 +120,34 @@ def _with_stops(
             for name in parts:
                 found[name][at] = factor * times[name][at]
     return dataclasses.replace(costs, **found)
+
+
+def _with_delays(costs: Costs, timeline: Timeline, sample: Sample) -> Costs:
+    """Returns costs with the delays of messages whose senders do as in a timeline.
+
+    A large message moves only when its sender looks. It has left if the sender waits
+    for as long as it takes then; otherwise it is late. Of a link counts the mean.
+
+    Args:
+        costs: Of which all else is kept.
+        timeline: Of the same schedule.
+        sample: With either delay of each link.
+    """
+    if not sample.idle_delay:
+        return costs
+    idle, late = np.array(sample.idle_delay), np.array(sample.delay)
+    needed = (costs.transfer + idle) * (1 - 1e-6)
+    n_sent, n_late = np.zeros_like(idle), np.zeros_like(idle)
+    for rank in range(timeline.n_ranks):
+        events = [e for e in timeline.rank_events(rank) if e.category in PARTS]
+        starts = [event.start for event in events[1:]] + [np.inf]
+        for event, following in zip(events, starts):
+            link = rank if event.category == "F" else rank - 1
+            if event.category != "W" and 0 <= link < len(idle):
+                n_sent[link] += 1
+                n_late[link] += following - event.end < needed[link]
+    part = n_late / n_sent
+    return dataclasses.replace(costs, latency=part * late + (1 - part) * idle)
 
 
 def simulate(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:

@@ -30,8 +30,10 @@ from pipeline.timeline import Timeline
 TIMEOUT = 3600.0
 #: Profiles that are made of a model at least, and seconds that they take together.
 PROFILES, PROFILE_SECONDS = 3, 30.0
-#: Seconds that the timed steps of a sample take together at least.
-SHORT = 5.0
+#: Seconds that the timed steps of a sample take together at least, and how many they
+#: are, unless these take more than so many seconds. (Of 16 hosts a step differs by 5%
+#: from the next.)
+SHORT, STEPS, LONG = 15.0, 3, 60.0
 #: Pages of memory from the system that a step may take per second, on any rank, or in
 #: all if it is shorter, to be timed; and how many steps may take more before one is
 #: timed nevertheless.
@@ -155,13 +157,18 @@ class Steps:
         load = Load(comm, stage, x, PAUSE)
         speed = self._undisturbed(comm, load.speed)
         phase = sum(speed.seconds) / len(speed.seconds) / 2
-        several = point.microbatches > 1
-        delays = self._undisturbed(comm, lambda: load.delays(phase, bandwidth, several))
+
+        def delays(computes: bool) -> list[float]:
+            measure = lambda: load.delays(phase, bandwidth, computes)  # noqa: E731
+            return self._undisturbed(comm, measure)
+
+        idle = delays(False)
         return {
             "busy": speed.seconds,
             "spread": speed.spread,
-            "delay": delays,
-            "is_delay_warm": True,
+            # With one microbatch nobody has anything else to do.
+            "delay": delays(True) if point.microbatches > 1 else idle,
+            "idle_delay": idle,
         }
 
     def _undivided(self, point: Point, entry: dict) -> dict[str, Any]:
@@ -186,7 +193,7 @@ class Steps:
     def _typical(
         self, step: Callable[[], Any], timeline: Callable[[], Any] = lambda: None
     ) -> Timed:
-        """Times a step; one that is short again and again, and then the middle one.
+        """Times a step several times, if it is not a long one, and returns the middle.
 
         First it runs until it finds all its memory in the process. Memory from the
         system is cleared page by page, which takes a host with a part of a core up to
@@ -199,14 +206,15 @@ class Steps:
             return seconds, _pages() - before
 
         steps: list[Timed] = []
-        cold = 0
-        while sum(timed.seconds for timed in steps) < SHORT:
+        total, cold = 0.0, 0
+        while total < SHORT or (len(steps) < STEPS and total < LONG):
             seconds, pages = self._undisturbed(self._comm, once)
             pages = self._comm.allreduce(pages, MPI.MAX)
             if pages > PAGES * max(1.0, seconds) and cold < COLD_STEPS:
                 cold += 1
             else:
                 steps.append(Timed(seconds, pages, timeline()))
+                total += seconds
         steps.sort(key=lambda timed: timed.seconds)
         return steps[(len(steps) - 1) // 2]
 

@@ -113,6 +113,32 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path):
     assert json.loads(file.read_text().splitlines()[0])["seconds"] == 3.0
 
 
+def predicted(microbatches, schedule="1f1b", **values):
+    """Predicts a step of four layers on four hosts; a sample takes 120 s of a core."""
+    from paper_tables.points import Point
+    from paper_tables.simulations import predict
+
+    from divisible import LayerCost, Profile
+
+    point = Point("mlp", 64, 40, 4, microbatches, schedule=schedule)
+    hosts = point.on(1.6)
+    layers = {n: [LayerCost(10 * n, 10 * n, 10 * n)] * 4 for n in (1, 40)}
+    profiles = [Profile(each, n) for n, each in layers.items()]
+    busy = [30 * point.samples / hosts.share] * 4
+    # Not an older sample, whose `busy` may be of fewer samples.
+    found = sample(point, busy=busy, pages=0, **values)
+    return predict(found, profiles, hosts)
+
+
+def test_messages_are_late_whose_sender_goes_on_to_compute():
+    late = {"delay": [500.0] * 3, "idle_delay": [1.0] * 3}
+    soon = {"delay": [1.0] * 3, "idle_delay": [1.0] * 3}
+    # Nobody has anything else to do with one microbatch.
+    assert predicted(1, **late) == pytest.approx(predicted(1, **soon))
+    # In ZB-H1 W follows I, which the stage before waits for.
+    assert predicted(4, "zb_h1", **late) > predicted(4, "zb_h1", **soon) + 500
+
+
 def test_hosts_that_wait_for_each_other_have_quota_left_for_short_phases():
     from paper_tables.points import Point
     from paper_tables.simulations import predict
