@@ -147,16 +147,19 @@ class Load:
 
         return self._phases.forward, backward
 
-    def speed(self) -> Speed:
+    def speed(self, messages: bool = True) -> Speed:
         """Times the phases while every rank runs its own, with nothing to wait for.
 
-        As many messages as a pipeline has go to and fro meanwhile.
+        Args:
+            messages: Whether as many go to and fro meanwhile as a full pipeline has.
 
         Returns:
             The same on every rank.
         """
         rank = self._comm.rank
-        before, behind = self._traffic(rank - 1), self._traffic(rank + 1)
+        before, behind = (
+            self._traffic(peer) if messages else None for peer in (rank - 1, rank + 1)
+        )
         quiet_barrier(self._comm, self._pause)
         times = self._be_busy(before, behind)
         quiet_barrier(self._comm, self._pause)

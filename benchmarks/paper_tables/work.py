@@ -155,7 +155,9 @@ class Steps:
     ) -> dict[str, Any]:
         x, _ = minibatch(point, point.samples)
         load = Load(comm, stage, x, PAUSE)
-        speed = self._undisturbed(comm, load.speed)
+        # With one microbatch nobody has anything else to do while messages go.
+        several = point.microbatches > 1
+        speed = self._undisturbed(comm, lambda: load.speed(messages=several))
         phase = sum(speed.seconds) / len(speed.seconds) / 2
 
         def delays(computes: bool) -> list[float]:
@@ -166,8 +168,7 @@ class Steps:
         return {
             "busy": speed.seconds,
             "spread": speed.spread,
-            # With one microbatch nobody has anything else to do.
-            "delay": delays(True) if point.microbatches > 1 else idle,
+            "delay": delays(True) if several else idle,
             "idle_delay": idle,
         }
 

@@ -21,12 +21,12 @@ def probe(comm, layers_per_rank):
     stage = mlp(WIDTH, (sum(layers_per_rank) + 1) // 2).divide(start, end)
     x = np.zeros((N_SAMPLES, WIDTH), np.float32)
     load = _probe.Load(comm, stage, x, 0.01)
-    speed = load.speed()
-    assert len(speed.seconds) == len(speed.spread) == comm.size
-    assert min(speed.seconds) > 0
-    assert all(other == speed for other in comm.allgather(speed))
-    for computes in (False, True):
-        delays = load.delays(0.001, 1e12, computes)
+    for several in (False, True):
+        speed = load.speed(messages=several)
+        assert len(speed.seconds) == len(speed.spread) == comm.size
+        assert min(speed.seconds) > 0
+        assert all(other == speed for other in comm.allgather(speed))
+        delays = load.delays(0.001, 1e12, computes=several)
         assert len(delays) == comm.size - 1 and min(delays, default=0) >= 0
 
 
