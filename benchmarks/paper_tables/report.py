@@ -145,11 +145,10 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         " right before, when all ran their layers with nothing to wait for and, if"
         " there are several microbatches, exchanged messages, in brackets relative to"
         " their share of a core: a host finds its caches cold whenever its turn comes."
-        " When a host stops that has used its share of a core"
-        " is simulated as the system does it: it stops less if it waits at times. A"
-        " large message takes longer if its sender goes on to compute before it has"
-        " left: either delay was measured, and the simulation says how often it is"
-        " which;",
+        " When a host stops that has used its share of a core is simulated as the"
+        " system does it: it stops less if it waits at times. A large message takes"
+        " longer if its sender goes on to compute before it has left: either delay was"
+        " measured, and the simulation says how often it is which;",
         "- **simulated after**: from the times of each phase in the measured step, and"
         " how long its messages took on average;",
         "- **paper**: the speed-up printed there. It prints those of the text only.",
