@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -198,12 +199,59 @@ def summary(found: dict[Point, Row]) -> list[str]:
         " which a host with a tenth of a core makes up for in 40. Where phases are not"
         " much longer than that (narrow layers and many microbatches, in Fig. 9 to 11),"
         " they differ much from one another and from one step to the next.",
+        *repeatability(found),
         *disturbed(found),
         *older(found),
         "",
         *targets(found),
     ]
     return text
+
+
+def repeatability(found: dict[Point, Row]) -> list[str]:
+    """Says how far apart the rounds of a point are, and what that does to errors."""
+    lines = []
+    for model, limit in TARGET_ERRORS.items():
+        mine = [row for point, row in found.items() if point.model == model]
+        several = [row for row in mine if len(row.seconds) > 1]
+        if several:
+            errors = [np.divide(row.predicted, row.seconds) for row in several]
+            noise = deviation(errors)
+            outside = sum(outliers(limit, noise, len(row.seconds)) for row in mine)
+            cells = (
+                f"{len(several)} of {len(mine)}",
+                f"{deviation([row.seconds for row in several]):.1%}",
+                f"{noise:.1%}",
+                f"{outside:.0f}",
+            )
+            lines.append(f"| {model} | {' | '.join(cells)} |")
+    if not lines:
+        return []
+    return [
+        "",
+        "Points that were measured in several rounds say what chance does: the standard"
+        " deviation of one round is that of the step, and that of what was simulated"
+        " before it, divided by the step. The last column says how many of all points"
+        " would be outside the limit below if no prediction had any other error,"
+        " normally distributed.",
+        "",
+        "| model | points in several rounds | step | simulated before / step"
+        " | outside by chance |",
+        "|---|---|---|---|---|",
+        *lines,
+    ]
+
+
+def deviation(groups: Iterable[Sequence[float]]) -> float:
+    """Returns the standard deviation within groups, relative to their means."""
+    relative = [np.divide(group, np.mean(group)) - 1 for group in groups]
+    squares = sum(float(np.sum(group**2)) for group in relative)
+    return math.sqrt(squares / sum(len(group) - 1 for group in relative))
+
+
+def outliers(limit: float, noise: float, n_rounds: int) -> float:
+    """Returns how probable it is that chance makes a mean miss a limit."""
+    return math.erfc(limit / noise * math.sqrt(n_rounds / 2)) if noise else 0.0
 
 
 def disturbed(found: dict[Point, Row]) -> list[str]:

@@ -206,6 +206,28 @@ def test_rates_are_in_bits(rate, bandwidth):
     assert Hosts(2, 0.5, rate).bandwidth == bandwidth
 
 
+def test_tables_say_what_chance_does():
+    from paper_tables.points import Point
+    from paper_tables.report import deviation, outliers, repeatability
+    from paper_tables.rows import Row
+
+    # 1 and 3 are half of their mean away from it, 10 is by itself.
+    assert deviation([[1, 3], [10, 10]]) == pytest.approx(0.5)
+    assert outliers(0.1, 0.1, 1) == pytest.approx(0.3173, abs=1e-4)
+    assert outliers(0.1, 0.1, 4) == pytest.approx(0.0455, abs=1e-4)
+    assert outliers(0.1, 0.0, 1) == 0
+
+    def row(m, seconds, predicted):
+        values = [1.0], [0, 4], None, predicted, 1.0, seconds, 1.0, 0.0, True
+        return Row(Point("mlp", 32, 40, 4, m), seconds, *values)
+
+    mine = [row(1, [1.0, 3.0], [2.0, 7.2]), row(2, [1.0], [1.0])]
+    assert repeatability({r.point: r for r in mine[1:]}) == []
+    (line,) = repeatability({r.point: r for r in mine})[-1:]
+    # The single round is outside 10% with the probability 0.44, the mean of two 0.27.
+    assert line == "| mlp | 1 of 2 | 70.7% | 12.9% | 1 |"
+
+
 def test_tables_and_figures_are_written(tmp_path):
     from paper_tables.points import OURS, Point, Scale, with_serial
     from paper_tables.profiles import profile_files
