@@ -210,21 +210,24 @@ def summary(found: dict[Point, Row]) -> list[str]:
 
 def repeatability(found: dict[Point, Row]) -> list[str]:
     """Says how far apart the rounds of a point are, and what that does to errors."""
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for point, row in found.items():
+        groups.setdefault((point.model, point.size), []).append(row)
     lines = []
-    for model, limit in TARGET_ERRORS.items():
-        mine = [row for point, row in found.items() if point.model == model]
+    for (model, size), mine in groups.items():
         several = [row for row in mine if len(row.seconds) > 1]
         if several:
-            errors = [np.divide(row.predicted, row.seconds) for row in several]
-            noise = deviation(errors)
+            noise = deviation(np.divide(r.predicted, r.seconds) for r in several)
+            limit = TARGET_ERRORS[model]
             outside = sum(outliers(limit, noise, len(row.seconds)) for row in mine)
             cells = (
+                f"{model} {size}",
                 f"{len(several)} of {len(mine)}",
-                f"{deviation([row.seconds for row in several]):.1%}",
+                f"{deviation(row.seconds for row in several):.1%}",
                 f"{noise:.1%}",
-                f"{outside:.0f}",
+                f"{outside:.1f}",
             )
-            lines.append(f"| {model} | {' | '.join(cells)} |")
+            lines.append(f"| {' | '.join(cells)} |")
     if not lines:
         return []
     return [
@@ -232,10 +235,10 @@ def repeatability(found: dict[Point, Row]) -> list[str]:
         "Points that were measured in several rounds say what chance does: the standard"
         " deviation of one round is that of the step, and that of what was simulated"
         " before it, divided by the step. The last column says how many of all points"
-        " would be outside the limit below if no prediction had any other error,"
-        " normally distributed.",
+        " of the same model and size would be outside the limit below if no prediction"
+        " had any other error, normally distributed.",
         "",
-        "| model | points in several rounds | step | simulated before / step"
+        "| model and size | points in several rounds | step | simulated before / step"
         " | outside by chance |",
         "|---|---|---|---|---|",
         *lines,

@@ -225,7 +225,7 @@ def test_tables_say_what_chance_does():
     assert repeatability({r.point: r for r in mine[1:]}) == []
     (line,) = repeatability({r.point: r for r in mine})[-1:]
     # The single round is outside 10% with the probability 0.44, the mean of two 0.27.
-    assert line == "| mlp | 1 of 2 | 70.7% | 12.9% | 1 |"
+    assert line == "| mlp 32 | 1 of 2 | 70.7% | 12.9% | 0.7 |"
 
 
 def test_tables_and_figures_are_written(tmp_path):
