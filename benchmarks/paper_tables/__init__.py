@@ -9,6 +9,7 @@ quota.py        when a host stops that has a part of a core
 simulations.py  steps, simulated before they run and after
 rows.py         a row for each point: measured, by equation (3), simulated
 report.py       the tables and the CSV file
+verdicts.py     what to think of them: chance, older samples, targets met or missed
 plots.py        the figures
 cli.py          the command
 

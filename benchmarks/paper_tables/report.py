@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
-from _common import STOLEN
 
 from paper_tables import plots
 from paper_tables.points import (
@@ -26,6 +24,7 @@ from paper_tables.points import (
 )
 from paper_tables.rows import Row, rows
 from paper_tables.samples import read
+from paper_tables.verdicts import disturbed, older, repeatability, targets
 
 TITLES = {
     6: "Fig. 6, 7 and 12: number of microbatches",
@@ -65,11 +64,6 @@ COLUMNS = (
 )
 
 MODELS = ("mlp", "vgg16", "resnet50")
-#: How far a simulated step may be from the measured one.
-TARGET_ERRORS = {"mlp": 0.10, "vgg16": 0.15, "resnet50": 0.15}
-#: Over the undivided step, and of what is possible, on 8 hosts with 20 microbatches.
-VGG_SPEEDUP = 3.5
-VGG_PART = 0.90
 CSV_COLUMNS = (
     *(field.name for field in dataclasses.fields(Point)),
     "cuts",
@@ -208,154 +202,21 @@ def summary(found: dict[Point, Row]) -> list[str]:
     return text
 
 
-def repeatability(found: dict[Point, Row]) -> list[str]:
-    """Says how far apart the rounds of a point are, and what that does to errors."""
-    groups: dict[tuple[str, int], list[Row]] = {}
-    for point, row in found.items():
-        groups.setdefault((point.model, point.size), []).append(row)
-    lines = []
-    for (model, size), mine in groups.items():
-        several = [row for row in mine if len(row.seconds) > 1]
-        if several:
-            noise = deviation(np.divide(r.predicted, r.seconds) for r in several)
-            limit = TARGET_ERRORS[model]
-            outside = sum(outliers(limit, noise, len(row.seconds)) for row in mine)
-            cells = (
-                f"{model} {size}",
-                f"{len(several)} of {len(mine)}",
-                f"{deviation(row.seconds for row in several):.1%}",
-                f"{noise:.1%}",
-                f"{outside:.1f}",
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-    if not lines:
-        return []
-    return [
-        "",
-        "Points that were measured in several rounds say what chance does: the standard"
-        " deviation of one round is that of the step, and that of what was simulated"
-        " before it, divided by the step. The last column says how many of all points"
-        " of the same model and size would be outside the limit below if no prediction"
-        " had any other error, normally distributed.",
-        "",
-        "| model and size | points in several rounds | step | simulated before / step"
-        " | outside by chance |",
-        "|---|---|---|---|---|",
-        *lines,
-    ]
-
-
-def deviation(groups: Iterable[Sequence[float]]) -> float:
-    """Returns the standard deviation within groups, relative to their means."""
-    relative = [np.divide(group, np.mean(group)) - 1 for group in groups]
-    squares = sum(float(np.sum(group**2)) for group in relative)
-    return math.sqrt(squares / sum(len(group) - 1 for group in relative))
-
-
-def outliers(limit: float, noise: float, n_rounds: int) -> float:
-    """Returns how probable it is that chance makes a mean miss a limit."""
-    return math.erfc(limit / noise * math.sqrt(n_rounds / 2)) if noise else 0.0
-
-
-def disturbed(found: dict[Point, Row]) -> list[str]:
-    """Says how much of the machine was needed elsewhere."""
-    stolen = [row.stolen for row in found.values() if row.stolen is not None]
-    if not stolen:
-        return []
-    most = sum(part > STOLEN for part in stolen)
-    return [
-        "",
-        "The hypervisor of a virtual machine may give its cores to others. A step, or"
-        f" what is measured before it, during which that was more than {STOLEN:.0%} of"
-        " the time is measured again, a few times at most. It was more nevertheless at"
-        f" {most} of {len(stolen)} points, and {max(stolen):.1%} at most.",
-    ]
-
-
-def older(found: dict[Point, Row]) -> list[str]:
-    """Says which points were measured otherwise than they are now."""
-    rows = [row for row in found.values() if row.stolen is None]
-    if not rows:
-        return []
-    groups = Counter((row.point.model, row.point.size) for row in rows)
-    names = [f"{n} of {model} {size}" for (model, size), n in groups.items()]
-    n_other = sum(not row.is_probe_whole for row in found.values())
-    return [
-        "",
-        f"Samples of {len(rows)} points ({', '.join(names)}) are older: the machine may"
-        " have been needed elsewhere, and at most of them the step may have got memory"
-        " from the system while it was timed, as a first step does, and the hosts'"
-        " speed was measured with smaller microbatches than the step has, or once for a"
-        " whole row of hosts. Where that is so of the undivided step, the speed-up is"
-        " too high. The other points are of steps that found their memory in the"
-        f" process. At {n_other} points less was measured before the step: the speed"
-        " for 4 s and not for 15, without messages; and messages between the first two"
-        " hosts only, whose senders waited, or on all links, but while senders"
-        " computed. With few microbatches on many hosts those are later than in the"
-        " step. Some counted for which buffers got memory from the system, which takes"
-        " a host with a small part of a core long.",
-    ]
-
-
 def best_speedups(model: str, hosts: int, mine: Sequence[Row]) -> str:
     """Returns a line of the table with the best speed-up of either cut."""
     cells = [model, str(hosts)]
     for cut in (EQUAL, OURS):
-        best = max((r for r in mine if r.point.cut == cut), key=speedup, default=None)
+        best = max(
+            (r for r in mine if r.point.cut == cut),
+            key=attrgetter("speedup"),
+            default=None,
+        )
         cells.append("" if best is None else named(best))
-    best = max(mine, key=speedup)
+    best = max(mine, key=attrgetter("speedup"))
     cells.append(f"{np.median(best.serial) / best.bound:.2f}")
     printed = {"mlp": FIGURE_7, "vgg16": FIGURE_13}.get(model, {}).get(hosts)
     cells.append(f"{printed[1]:.2f} (m = {printed[0]})" if printed else "")
     return f"| {' | '.join(cells)} |"
-
-
-def targets(found: dict[Point, Row]) -> list[str]:
-    """Says what was to be reached, of what has been measured."""
-    lines = []
-
-    def target(words: str, met: bool) -> None:
-        lines.append(f"- {words}: {'met' if met else 'MISSED'}")
-
-    for model, limit in TARGET_ERRORS.items():
-        mine = [row for point, row in found.items() if point.model == model]
-        for when, name in (("before", "predicted"), ("after", "simulated")):
-            near = [abs(row.error(getattr(row, name))) <= limit for row in mine]
-            words = f"{model}: simulated {when}, within {limit:.0%} of measured at"
-            if mine:
-                target(f"{words} {sum(near)} of {len(mine)} points", all(near))
-    ours = [row for row in found.values() if row.point.cut == OURS]
-
-    def best(model: str, hosts: int, microbatches: int | None = None) -> Row | None:
-        mine = (
-            row
-            for row in ours
-            if (row.point.model, row.point.hosts) == (model, hosts)
-            and microbatches in (None, row.point.microbatches)
-        )
-        return max(mine, key=speedup, default=None)
-
-    row = best("vgg16", 8, 20)
-    if row is not None:
-        words = f"vgg16, 8 hosts, 20 microbatches: {row.speedup:.2f} times the serial"
-        target(f"{words} step, wanted {VGG_SPEEDUP}", row.speedup >= VGG_SPEEDUP)
-        part = row.bound / row.step
-        words = f"vgg16, 8 hosts, 20 microbatches: {part:.0%} of what the slowest layer"
-        words += f" allows on hosts of this speed ({part * row.relative_speed:.0%} on"
-        words += f" hosts as fast as their share of a core), wanted {VGG_PART:.0%}"
-        target(words, part >= VGG_PART)
-    for model, fewer, more, factor in (("vgg16", 8, 16, 1), ("resnet50", 4, 8, 1.1)):
-        a, b = best(model, fewer), best(model, more)
-        if a is not None and b is not None:
-            words = f"{model}: {more} hosts {b.speedup:.2f}, {fewer} hosts"
-            words += f" {a.speedup:.2f}, wanted {factor} times as much at least"
-            target(words, b.speedup >= factor * a.speedup)
-    return lines
-
-
-def speedup(row: Row) -> float:
-    """Returns what to compare rows by."""
-    return row.speedup
 
 
 def named(row: Row) -> str:

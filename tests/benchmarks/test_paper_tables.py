@@ -208,8 +208,8 @@ def test_rates_are_in_bits(rate, bandwidth):
 
 def test_tables_say_what_chance_does():
     from paper_tables.points import Point
-    from paper_tables.report import deviation, outliers, repeatability
     from paper_tables.rows import Row
+    from paper_tables.verdicts import deviation, outliers, repeatability
 
     # 1 and 3 are half of their mean away from it, 10 is by itself.
     assert deviation([[1, 3], [10, 10]]) == pytest.approx(0.5)
