@@ -13,7 +13,7 @@ from divisible.layer_costs import interpolate
 from paper_tables.points import FIT, SAMPLES, SERIAL, Point
 from paper_tables.profiles import profile_files
 from paper_tables.samples import median, read
-from paper_tables.simulations import busy_speed, predict, simulate
+from paper_tables.simulations import busy_speeds, predict, simulate
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,13 @@ class Row:
         predicted: For each step the seconds simulated from profiles of the layers on a
             whole core, and from what was measured right before it: the speed of busy
             hosts, how much their phases vary, and the delay of messages.
-        relative_speed: Of the hosts before the steps; 1 where it is their share of a
-            core.
+        relative_speed: Of the hosts before the steps, all together; 1 where it is their
+            share of a core.
         simulated: For each step the seconds simulated from the times of its phases.
         bound: Seconds that no schedule can fall below on hosts of this speed, by the
             profiles: those of the slowest layer in all microbatches, or of all layers
             spread evenly.
+        share_bound: The same on hosts as fast as their share of a core.
         stolen: Part of the machine's time that its hypervisor gave to others meanwhile,
             at most; ``None`` if that is not known of every sample.
         is_probe_whole: Whether all was measured before each step that is measured now.
@@ -50,6 +51,7 @@ class Row:
     relative_speed: float
     simulated: list[float]
     bound: float
+    share_bound: float
     stolen: float | None
     is_probe_whole: bool
 
@@ -97,18 +99,22 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
         files = profile_files(folder, point).values()
         profiles = [Profile.load(file) for file in files]
         hosts = point.on(cpu)
-        speed = float(np.median([busy_speed(s, profiles) for s in samples[point]]))
+        cuts = samples[point][-1].cuts
+        layers = _layer_seconds(point, profiles)
+        each = [busy_speeds(sample, profiles) for sample in samples[point]]
+        on_hosts = layers / np.repeat(np.median(each, axis=0), np.diff(cuts))
         stolen = [sample.stolen for sample in samples[point]]
         found[point] = Row(
             point,
             [sample.seconds for sample in samples[point]],
             [sample.seconds for sample in samples[point.serial]],
-            samples[point][-1].cuts,
+            cuts,
             None if equation is None else float(equation(point.microbatches)),
             [predict(sample, profiles, hosts) for sample in samples[point]],
-            speed / hosts.share,
+            float(layers.sum() / on_hosts.sum()) / hosts.share,
             [simulate(sample, profiles, hosts) for sample in samples[point]],
-            _bound(point, profiles) / speed,
+            _bound(on_hosts, point.hosts),
+            _bound(layers / hosts.share, point.hosts),
             None if None in stolen else max(stolen),
             all(sample.idle_delay for sample in samples[point]),
         )
@@ -145,8 +151,8 @@ def _equation(series: Point, seconds: dict[int, float]):
     return PerformanceModel.fit(series.hosts, chosen, [seconds[m] for m in chosen])
 
 
-def _bound(point: Point, profiles: list[Profile]) -> float:
-    """Returns seconds that no schedule can fall below, on hosts with a whole core."""
+def _layer_seconds(point: Point, profiles: list[Profile]) -> np.ndarray:
+    """Returns the seconds of each layer in a step, on a whole core."""
     from pipeline.planning.prediction import microbatch_sizes
 
     sizes = microbatch_sizes(point.batch, point.microbatches)
@@ -154,5 +160,9 @@ def _bound(point: Point, profiles: list[Profile]) -> float:
         [layer.seconds for layer in interpolate(profiles, size).layers]
         for size in sizes
     ]
-    busy = np.sum(layers, axis=0)
-    return float(max(busy.max(), busy.sum() / point.hosts))
+    return np.sum(layers, axis=0)
+
+
+def _bound(layers: np.ndarray, n_hosts: int) -> float:
+    """Returns seconds that no schedule of these layers can fall below."""
+    return float(max(layers.max(), layers.sum() / n_hosts))

@@ -26,21 +26,32 @@ PARTS = {"F": PHASES[:1], "B": PHASES[1:], "I": PHASES[1:2], "W": PHASES[2:]}
 DRAWS, WAITING_ROUNDS = 5, 3
 
 
-def busy_speed(sample: Sample, profiles: list[Profile]) -> float:
-    """Returns how fast busy hosts were before a step, where a whole core has 1."""
+def busy_speeds(sample: Sample, profiles: list[Profile]) -> np.ndarray:
+    """Returns how fast each busy host was before a step, where a whole core has 1.
+
+    They differ where microbatches are small: hosts with small stages are slower, and a
+    mean of all would be too slow for the stage that the others wait for.
+    """
     # Without the loss, which busy hosts did not run.
     layers = interpolate(profiles, sample.probed).layers
-    return sum(layer.seconds for layer in layers) / sum(sample.busy)
+    seconds = [
+        sum(layer.seconds for layer in layers[start:end])
+        for start, end in zip(sample.cuts, sample.cuts[1:])
+    ]
+    if sample.pages is None:
+        # In older ones the hosts may have run other stages than in the step.
+        return np.full(len(seconds), sum(seconds) / sum(sample.busy))
+    return np.divide(seconds, sample.busy)
 
 
 def predict(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
     """Simulates a step before it runs.
 
-    What the profiles say is divided by the speed of hosts that are all busy. A host
-    that waits at times is faster, because it has quota left when its turn comes, as
-    `Quota` says: how long it waits says the simulation itself, and so it does whether
-    a host goes on to compute before its message has left. Besides, phases vary as much
-    as those of busy hosts did.
+    What the profiles say is divided by the speed that each host has while all are busy.
+    One that waits at times is faster, because it has quota left when its turn comes, as
+    `Quota` says: how long it waits says the simulation itself, and so it does whether a
+    host goes on to compute before its message has left. Besides, phases vary as much as
+    those of busy hosts did.
 
     Returns:
         Seconds, on average over `DRAWS` simulations.
@@ -48,12 +59,12 @@ def predict(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
     from pipeline.planning import prediction
 
     point, n_stages = sample.point, len(sample.cuts) - 1
-    speed = busy_speed(sample, profiles)
+    speeds = busy_speeds(sample, profiles)
     plan = Plan(sample.cuts, n_microbatches=point.microbatches, schedule=point.schedule)
     schedule = _schedule(sample)
     sizes = prediction.microbatch_sizes(point.batch, point.microbatches)
     network = Network(hosts.bandwidth, sample.delay)
-    busy = prediction.stage_costs(plan, schedule, profiles, sizes, network, speed)
+    busy = prediction.stage_costs(plan, schedule, profiles, sizes, network, speeds)
     shape = n_stages, point.microbatches
     times = {name: np.broadcast_to(getattr(busy, name), shape) for name in PHASES}
     variance = _unexplained_variance(sample, hosts.share)

@@ -139,8 +139,8 @@ def targets(found: dict[Point, Row]) -> list[str]:
         words = f"vgg16, 8 hosts, 20 microbatches: {row.speedup:.2f} times the serial"
         target(f"{words} step, wanted {VGG_SPEEDUP}", row.speedup >= VGG_SPEEDUP)
         part = row.bound / row.step
-        words = f"vgg16, 8 hosts, 20 microbatches: {part:.0%} of what the slowest layer"
-        words += f" allows on hosts of this speed ({part * row.relative_speed:.0%} on"
+        words = f"vgg16, 8 hosts, 20 microbatches: {part:.1%} of what the slowest layer"
+        words += f" allows on hosts of this speed ({row.share_bound / row.step:.0%} on"
         words += f" hosts as fast as their share of a core), wanted {VGG_PART:.0%}"
         target(words, part >= VGG_PART)
     for model, fewer, more, factor in (("vgg16", 8, 16, 1), ("resnet50", 4, 8, 1.1)):

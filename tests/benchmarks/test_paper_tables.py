@@ -3,6 +3,7 @@
 import csv
 import json
 
+import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib")
@@ -113,8 +114,16 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path):
     assert json.loads(file.read_text().splitlines()[0])["seconds"] == 3.0
 
 
-def predicted(microbatches, schedule="1f1b", **values):
-    """Predicts a step of four layers on four hosts; a sample takes 120 s of a core."""
+def predicted(microbatches, schedule="1f1b", seconds=(10,) * 4, slower=1, **values):
+    """Predicts a step of four layers on four hosts.
+
+    Args:
+        microbatches: Of 40 samples.
+        schedule: Of the pipeline.
+        seconds: Of each phase of each layer, for a sample on a whole core.
+        slower: How much slower all hosts but the first are than their share of a core.
+        values: Of the measured sample.
+    """
     from paper_tables.points import Point
     from paper_tables.simulations import predict
 
@@ -122,11 +131,13 @@ def predicted(microbatches, schedule="1f1b", **values):
 
     point = Point("mlp", 64, 40, 4, microbatches, schedule=schedule)
     hosts = point.on(1.6)
-    layers = {n: [LayerCost(10 * n, 10 * n, 10 * n)] * 4 for n in (1, 40)}
-    profiles = [Profile(each, n) for n, each in layers.items()]
-    busy = [30 * point.samples / hosts.share] * 4
+    profiles = [
+        Profile([LayerCost(n * each, n * each, n * each) for each in seconds], n)
+        for n in (1, 40)
+    ]
+    busy = 3 * point.samples / hosts.share * np.array(seconds) * [1, *[slower] * 3]
     # Not an older sample, whose `busy` may be of fewer samples.
-    found = sample(point, busy=busy, pages=0, **values)
+    found = sample(point, busy=busy.tolist(), pages=0, **values)
     return predict(found, profiles, hosts)
 
 
@@ -137,6 +148,30 @@ def test_messages_are_late_whose_sender_goes_on_to_compute():
     assert predicted(1, **late) == pytest.approx(predicted(1, **soon))
     # In ZB-H1 W follows I, which the stage before waits for.
     assert predicted(4, "zb_h1", **late) > predicted(4, "zb_h1", **soon) + 500
+
+
+def test_a_slow_host_with_a_small_stage_does_not_slow_the_others():
+    # The first host takes 40 times as long as any other.
+    assert predicted(20, seconds=(40, 1, 1, 1), slower=4) == pytest.approx(
+        predicted(20, seconds=(40, 1, 1, 1)), rel=0.02
+    )
+    assert predicted(20, slower=4) > 3 * predicted(20)
+
+
+def test_older_samples_have_one_speed_for_all_hosts():
+    from paper_tables.points import Point
+    from paper_tables.simulations import busy_speeds
+
+    from divisible import LayerCost, Profile
+
+    profile = Profile([LayerCost(2, 1, 1)] * 4, 8)
+    point = Point("mlp", 64, 40, 4, 5)
+    # Of as many hosts as the step, or not.
+    for busy in ([8, 16, 16, 40], [80]):
+        found = busy_speeds(sample(point, busy=busy), [profile])
+        assert found.tolist() == [0.2] * 4
+    found = busy_speeds(sample(point, busy=[8, 16, 16, 40], pages=0), [profile])
+    assert found.tolist() == [0.5, 0.25, 0.25, 0.1]
 
 
 def test_hosts_that_wait_for_each_other_have_quota_left_for_short_phases():
@@ -218,7 +253,7 @@ def test_tables_say_what_chance_does():
     assert outliers(0.1, 0.0, 1) == 0
 
     def row(m, seconds, predicted):
-        values = [1.0], [0, 4], None, predicted, 1.0, seconds, 1.0, 0.0, True
+        values = [1.0], [0, 4], None, predicted, 1.0, seconds, 1.0, 1.0, 0.0, True
         return Row(Point("mlp", 32, 40, 4, m), seconds, *values)
 
     mine = [row(1, [1.0, 3.0], [2.0, 7.2]), row(2, [1.0], [1.0])]
