@@ -81,7 +81,7 @@ def partition(
             by default.
         network (Network): The links; infinitely fast by default.
         schedule (str): Tells how many microbatches a stage holds: ``'gpipe'``,
-            ``'1f1b'`` or ``'zb_h1'``.
+            ``'1f1b'``, ``'zb_h1'`` or ``'zb_h2'``.
         n_microbatches (int): Number of microbatches, needed for ``'gpipe'``.
         checkpoint (str): ``'never'``, ``'except_last'`` or ``'always'``: for which
             microbatches the forward runs again before the backward, and only the

@@ -30,6 +30,12 @@ from divisible.layer_costs import Profile
 #: stage's input is held in between.
 CHECKPOINTS = ("never", "except_last", "always")
 
+#: How many microbatches a stage of a zero-bubble schedule runs ahead, and keeps W back,
+#: for each stage behind and before it.
+ZERO_BUBBLE_DEPTHS = {"zb_h1": 1, "zb_h2": 2}
+#: The schedules of one stage on each rank, of which it is known what a stage holds.
+ONE_STAGE = ("gpipe", "1f1b", *ZERO_BUBBLE_DEPTHS)
+
 #: A number for all ranks or edges, or one for each.
 PerRank = Union[float, Sequence[float]]
 
@@ -129,17 +135,18 @@ def microbatches_held(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tells how many microbatches the stages of a schedule hold when it is most.
 
-    ==============  ==============  ==============  ==============
-    schedule        in flight       pending         together
-    ==============  ==============  ==============  ==============
-    ``'gpipe'``     m               0               m
-    ``'1f1b'``      min(m, d - i)   0               min(m, d - i)
-    ``'zb_h1'``     min(m, d - i)   min(m, i + 1)   min(m, d)
-    ==============  ==============  ==============  ==============
+    ==============  =====================  ==================  ==================
+    schedule        in flight              pending             together
+    ==============  =====================  ==================  ==================
+    ``'gpipe'``     m                      0                   m
+    ``'1f1b'``      min(m, d - i)          0                   min(m, d - i)
+    ``'zb_h1'``     min(m, d - i)          min(m, i + 1)       min(m, d)
+    ``'zb_h2'``     min(m, 2 (d - i) - 1)  min(m, 2 i + 1)     min(m, 2 d - 1)
+    ==============  =====================  ==================  ==================
 
     at most, for stage ``i`` of ``d`` and ``m`` microbatches (`pipeline.schedules`).
-    ZB-H1 has most in flight after an F, and most pending after an I; in between as many
-    in flight as there are graphs at a time, if forwards are recomputed.
+    ZB-H1 and ZB-H2 have most in flight after an F, and most pending after an I; in
+    between as many in flight as there are graphs at a time, if forwards are recomputed.
 
     Args:
         schedule: One of these, with one stage on each rank.
@@ -158,7 +165,7 @@ def microbatches_held(
     """
     check_checkpoint(checkpoint)
     m = np.inf if n_microbatches is None else n_microbatches
-    in_flight = np.minimum(m, n_stages - np.arange(n_stages))[None]
+    stage = np.arange(n_stages)
     if schedule == "gpipe":
         if n_microbatches is None:
             raise ValueError(
@@ -167,16 +174,18 @@ def microbatches_held(
             )
         return np.full((1, n_stages), float(m)), np.zeros((1, n_stages))
     if schedule == "1f1b":
-        return in_flight, np.zeros((1, n_stages))
-    if schedule == "zb_h1":
-        together = min(m, n_stages)
-        pending = np.minimum(m, np.arange(1, n_stages + 1))[None]
+        return np.minimum(m, n_stages - stage)[None], np.zeros((1, n_stages))
+    if schedule in ZERO_BUBBLE_DEPTHS:
+        depth = ZERO_BUBBLE_DEPTHS[schedule]
+        together = min(m, depth * (n_stages - 1) + 1)
+        in_flight = np.minimum(m, depth * (n_stages - 1 - stage) + 1)[None]
+        pending = np.minimum(m, depth * stage + 1)[None]
         graphs = np.clip(_most_graphs(checkpoint), together - pending, in_flight)
         moments = np.concatenate([in_flight, graphs, together - pending])
         return moments, together - moments
     raise ValueError(
         f"it is not known how many microbatches the stages of {schedule!r} hold;"
-        f" choose 'gpipe', '1f1b' or 'zb_h1', or pass in_flight"
+        f" choose one of {', '.join(ONE_STAGE)}, or pass in_flight"
     )
 
 
@@ -359,8 +368,8 @@ def recomputed_shares(
     """Returns for each stage the share of the microbatches whose forward runs twice.
 
     Where each backward follows its forward at once nothing is run again
-    (`pipeline.recomputation`): on the last stage of 1F1B and ZB-H1, and with a single
-    microbatch.
+    (`pipeline.recomputation`): on the last stage of all but GPipe, and with a
+    single microbatch.
 
     Args:
         schedule: One that :func:`microbatches_held` knows.
@@ -378,7 +387,7 @@ def recomputed_shares(
     if checkpoint == "except_last" and n_microbatches is not None:
         share = 1 - 1 / n_microbatches
     shares = np.full(n_stages, share)
-    if schedule in ("1f1b", "zb_h1"):
+    if schedule != "gpipe":
         shares[-1] = 0.0
     return shares
 

@@ -80,9 +80,9 @@ class Pipeline:
             follow each other and make up the whole model.
         n_microbatches (int): Number of microbatches to cut a minibatch into. A
             minibatch with fewer samples is cut into single samples.
-        schedule (str or Schedule): With one stage on each rank ``'gpipe'``, ``'1f1b'``
-            or ``'zb_h1'``; with several ``'interleaved'`` or ``'looped_bfs'``; with
-            two, placed in the shape of a V, ``'zb_v'``. See
+        schedule (str or Schedule): With one stage on each rank ``'gpipe'``,
+            ``'1f1b'``, ``'zb_h1'`` or ``'zb_h2'``; with several ``'interleaved'`` or
+            ``'looped_bfs'``; with two, placed in the shape of a V, ``'zb_v'``. See
             :mod:`pipeline.schedules`. ``'auto'``, for any placement, runs four
             minibatches and goes on with what is fastest by simulation of their times;
             no rank holds more microbatches than the first one does with ``'1f1b'``.

@@ -12,6 +12,7 @@ schedule          bubble               held on rank ``i`` at most
 `interleaved`     (d - 1) (F + B)      min(v m, (v - 1) d + 2 (d - i) - 1)
 `looped_bfs`      (d - 1) (F + B)      v m
 `zero_bubble_h1`  (d - 1) (F + I - W)  min(m, d)
+`zero_bubble_h2`  (d - 1) F            min(m, 2 d - 1)
 `zero_bubble_v`   (d - 1) F            2 min(m, d)
 ================  ===================  ==================================
 
@@ -40,6 +41,7 @@ __all__ = [
     "looped_bfs",
     "one_f_one_b",
     "zero_bubble_h1",
+    "zero_bubble_h2",
     "zero_bubble_v",
 ]
 
@@ -289,23 +291,47 @@ def zero_bubble_h1(n_stages: int, n_microbatches: int) -> Schedule:
         rank 1    . 1F0 1F1   . 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
         rank 2    .   . 2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
     """
-    _positive(n_stages=n_stages, n_microbatches=n_microbatches)
-    d, m = n_stages, n_microbatches
-    rows = []
-    for stage in range(d):
-        forward = [(stage, "F", k) for k in range(m)]
-        backward = [(stage, "I", k) for k in range(m)]
-        row = []
-        done = weights = 0
-        for action in _alternate(forward, backward, min(m, d - 1 - stage)):
-            row.append(action)
-            done += action[1] == "I"
-            if done - weights > stage:
-                row.append((stage, "W", weights))
-                weights += 1
-        row += [(stage, "W", k) for k in range(weights, m)]
-        rows.append(row)
-    return _collect(rows, range(d), m, "zb_h1")
+    return _zero_bubble(n_stages, n_microbatches, 1, "zb_h1")
+
+
+def zero_bubble_h2(n_stages: int, n_microbatches: int) -> Schedule:
+    """ZB-H1 that runs twice as far ahead, where there is memory for it (ZB-H2).
+
+    Stage ``i`` begins with ``2 (d - i) - 1`` forwards, not ``d - i``, and keeps ``2 i``
+    weight gradients back, not ``i``. So input gradients may take twice as long to come
+    back before a stage has nothing else to do. Where F = I = W and messages take no
+    time that is not needed. Where I takes longer than F or W, or messages take time,
+    ranks wait for them all along in ZB-H1, and not in this.
+
+    With ``m >= 2 d - 1`` and ``I <= 2 F``: makespan
+    ``m (F + I + W) + (d - 1) (F + max(0, I - 2 W))``; the last stage waits only until
+    the pipeline is full. On stage ``i``: ``min(m, 2 (d - i) - 1)`` microbatches in
+    flight and ``min(m, 2 i + 1)`` pending W, together never more than
+    ``min(m, 2 d - 1)``. With few microbatches ZB-H1 may be faster.
+
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 2.2. There
+    the next minibatch begins before the last ranks have ended this one; here its end is
+    waited for, as in all schedules.
+
+    Args:
+        n_stages: Number of stages, one on each rank.
+        n_microbatches: Number of microbatches; may be less than ``n_stages``.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ScheduleError: If a number is less than 1.
+
+    Example:
+        >>> print(zero_bubble_h2(n_stages=3, n_microbatches=5))
+        zb_h2: 5 microbatches, 3 stages on ranks 0 1 2
+        step      0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16
+        rank 0  0F0 0F1 0F2 0F3 0F4 0I0 0W0 0I1 0W1 0I2 0W2 0I3 0W3 0I4 0W4   .   .
+        rank 1    . 1F0 1F1 1F2 1I0 1F3 1I1 1F4 1I2 1W0 1I3 1W1 1I4 1W2 1W3 1W4   .
+        rank 2    .   . 2F0 2I0 2F1 2I1 2F2 2I2 2F3 2I3 2F4 2I4 2W0 2W1 2W2 2W3 2W4
+    """
+    return _zero_bubble(n_stages, n_microbatches, 2, "zb_h2")
 
 
 def zero_bubble_v(n_ranks: int, n_microbatches: int) -> Schedule:
@@ -378,6 +404,7 @@ STAGES_PER_RANK = {
     "interleaved": 2,
     "looped_bfs": 2,
     "zb_h1": 1,
+    "zb_h2": 1,
     "zb_v": 2,
 }
 #: The names that `create` knows.
@@ -433,8 +460,38 @@ def create(
         )
     if name == "zb_v":
         return zero_bubble_v(n_ranks, n_microbatches)
-    make = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zero_bubble_h1}[name]
+    make = {
+        "gpipe": gpipe,
+        "1f1b": one_f_one_b,
+        "zb_h1": zero_bubble_h1,
+        "zb_h2": zero_bubble_h2,
+    }[name]
     return make(n_stages, n_microbatches)
+
+
+def _zero_bubble(n_stages: int, n_microbatches: int, depth: int, name: str) -> Schedule:
+    """Runs ahead, and keeps W back, ``depth`` microbatches for each stage on the way.
+
+    Those ahead are for the stages behind, which their input gradients come back from;
+    the W kept back fill the end, when the stages before have no more forwards to send.
+    """
+    _positive(n_stages=n_stages, n_microbatches=n_microbatches)
+    d, m = n_stages, n_microbatches
+    rows = []
+    for stage in range(d):
+        forward = [(stage, "F", k) for k in range(m)]
+        backward = [(stage, "I", k) for k in range(m)]
+        row = []
+        done = weights = 0
+        for action in _alternate(forward, backward, min(m, depth * (d - 1 - stage))):
+            row.append(action)
+            done += action[1] == "I"
+            if done - weights > depth * stage:
+                row.append((stage, "W", weights))
+                weights += 1
+        row += [(stage, "W", k) for k in range(weights, m)]
+        rows.append(row)
+    return _collect(rows, range(d), m, name)
 
 
 def _alternate(forward: list, backward: list, ahead: int) -> list:

@@ -16,6 +16,7 @@ STAGES_PER_RANK = {
     "gpipe": 1,
     "1f1b": 1,
     "zb_h1": 1,
+    "zb_h2": 1,
     "interleaved": 2,
     "looped_bfs": 2,
     "zb_v": 2,

@@ -16,7 +16,7 @@ from divisible import __version__
 from divisible.layer_costs import PROFILE_COLUMNS, Profile, profile_rows
 from divisible.partitioning import METHODS, partition
 from divisible.plan import PLAN_COLUMNS, Plan, plan_rows
-from divisible.stage_costs import CHECKPOINTS, Network
+from divisible.stage_costs import CHECKPOINTS, ONE_STAGE, Network
 from divisible.units import count, format_bytes, format_seconds
 from pipeline import schedules
 from pipeline.commands.console import (
@@ -42,9 +42,6 @@ from pipeline.commands.snapshots import export_command, repartition_command
 from pipeline.planning.prediction import predict
 from pipeline.planning.search import SCHEDULES, best_plan
 from pipeline.timeline import Timeline
-
-# Schedules with one stage on each rank.
-_CUT_FOR = ("gpipe", "1f1b", "zb_h1")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -287,9 +284,9 @@ def _cut(loaded, stages, memory, network, plot, options) -> Plan:
         )
     if len(loaded) > 1:
         raise click.UsageError("--stages takes one profile, at the size of microbatch")
-    if not set(options["schedule"]) <= set(_CUT_FOR):
+    if not set(options["schedule"]) <= set(ONE_STAGE):
         raise click.UsageError(
-            f"--stages cuts for one stage on each rank, so for {', '.join(_CUT_FOR)};"
+            f"--stages cuts for one stage on each rank, so for {', '.join(ONE_STAGE)};"
             f" --ranks chooses among the other schedules as well"
         )
     if plot is not None and options["microbatches"] is None:

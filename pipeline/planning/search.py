@@ -32,7 +32,7 @@ from pipeline.planning.combinations import (
 )
 
 #: What is tried by default.
-SCHEDULES = ("1f1b", "gpipe", "zb_h1", "interleaved", "zb_v")
+SCHEDULES = ("1f1b", "gpipe", "zb_h1", "zb_h2", "interleaved", "zb_v")
 
 # Candidates that are cut still better: so many at most, and so much slower at most.
 _IMPROVED, _NEAR = 5, 1.1
@@ -175,7 +175,7 @@ def _combinations(
 ) -> Iterator[Combination]:
     # On one rank all schedules take the same time, and this order holds the least.
     serial = next(
-        (name for name in ("1f1b", "zb_h1", "gpipe") if name in schedules), ""
+        (n for n in ("1f1b", "zb_h1", "zb_h2", "gpipe") if n in schedules), ""
     )
     for replicas in range(1, max_replicas + 1):
         share = -(-batch // replicas)

@@ -43,6 +43,7 @@ def cut_and_uncut(comm):
         ([0, 2, 5, 7], "gpipe"),
         ([0, 1, 6, 7], "1f1b"),
         ([0, 3, 4, 7], "zb_h1"),
+        ([0, 2, 3, 7], "zb_h2"),
     ):
         found, stage = train(comm, cuts, schedule)
         assert found == losses

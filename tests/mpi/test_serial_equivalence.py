@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from divisible import Divisible, Plan
+from divisible.stage_costs import ONE_STAGE
 from pipeline import Pipeline
 from tests.equivalence import (
     N_STEPS,
@@ -126,7 +127,7 @@ def cases(draw):
     schedule = draw(st.sampled_from(sorted(STAGES_PER_RANK)))
     # On two ranks; models too small for two stages each get the others' one.
     if n_layers < 4:
-        schedule = draw(st.sampled_from(["gpipe", "1f1b", "zb_h1"]))
+        schedule = draw(st.sampled_from(ONE_STAGE))
     n_cuts = 2 * STAGES_PER_RANK[schedule] - 1
     cuts = draw(
         st.lists(

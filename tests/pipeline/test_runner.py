@@ -11,7 +11,7 @@ from pipeline.communicator import StallError
 from pipeline.loss import Loss
 from pipeline.message import Tensor
 from pipeline.runner import RECEIVES_AHEAD, ActionError, RankProgram, Runner
-from pipeline.schedules import interleaved, one_f_one_b, zero_bubble_h1
+from pipeline.schedules import interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
 from pipeline.stage import Stage
 
 N_MICROBATCHES = 4
@@ -73,7 +73,7 @@ def of(notes, kind):
     return [note[2] for note in notes if note[0] == kind]
 
 
-@pytest.mark.parametrize("make", [one_f_one_b, zero_bubble_h1])
+@pytest.mark.parametrize("make", [one_f_one_b, zero_bubble_h1, zero_bubble_h2])
 def test_every_result_is_sent_and_every_gradient_received(make):
     runner, notes = first_rank()
     schedule = make(2, N_MICROBATCHES)
@@ -103,7 +103,7 @@ def run_1f1b():
     return runner, notes
 
 
-@pytest.mark.parametrize("make", [one_f_one_b, zero_bubble_h1])
+@pytest.mark.parametrize("make", [one_f_one_b, zero_bubble_h1, zero_bubble_h2])
 def test_looks_at_messages_between_the_layers(make):
     layers = Divisible(L.Linear(4, 4), F.relu, L.Linear(4, 4), F.relu, L.Linear(4, 3))
     runner, notes = first_rank(layers=layers)

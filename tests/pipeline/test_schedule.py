@@ -17,6 +17,7 @@ NAMES_AND_CHUNKS = [
     ("interleaved", 4),
     ("looped_bfs", 3),
     ("zb_h1", 1),
+    ("zb_h2", 1),
     ("zb_v", 2),
 ]
 

@@ -15,6 +15,7 @@ from pipeline.schedules import (
     looped_bfs,
     one_f_one_b,
     zero_bubble_h1,
+    zero_bubble_h2,
     zero_bubble_v,
 )
 from pipeline.simulator import Costs, simulate
@@ -62,6 +63,7 @@ def checked(schedule):
         ("interleaved_uneven", interleaved(3, 2, 4)),
         ("looped_bfs", looped_bfs(3, 2, 4)),
         ("zb_h1", zero_bubble_h1(4, 6)),
+        ("zb_h2", zero_bubble_h2(3, 6)),
         ("zb_v", zero_bubble_v(3, 5)),
         (
             "list_uneven_costs",
@@ -105,6 +107,33 @@ def test_zero_bubble_h1(d, m):
         assert makespan == m * 3 + (d - 1) * (1 + 1 - 1)
     else:
         assert makespan == (m + d - 1) * 2 + 1
+
+
+@quick
+@given(stages, microbatches, st.tuples(*[st.integers(1, 9)] * 3))
+def test_zero_bubble_h2(d, m, times):
+    report, makespan = checked(zero_bubble_h2(d, m))
+    assert list(report.in_flight) == [min(m, 2 * (d - i) - 1) for i in range(d)]
+    assert list(report.pending) == [min(m, 2 * i + 1) for i in range(d)]
+    assert max(report.held) == min(m, 2 * d - 1)
+    assert makespan >= m * 3 + (d - 1)
+    forward, backward_input, backward_weight = times
+    if m >= 2 * d - 1 and backward_input <= 2 * forward:
+        bubble = (d - 1) * (forward + max(0, backward_input - 2 * backward_weight))
+        timeline = simulate(zero_bubble_h2(d, m), Costs(*times))
+        assert timeline.makespan == m * sum(times) + bubble
+
+
+def test_zero_bubble_h2_does_not_wait_for_messages_once_full():
+    def makespans(make):
+        costs = Costs(1, 1, 1, latency=1)
+        return [simulate(make(4, m), costs).makespan for m in (16, 20, 40)]
+
+    # Each further microbatch costs just its own computations.
+    first, second, third = makespans(zero_bubble_h2)
+    assert (second - first, third - first) == (4 * 3, 24 * 3)
+    first, second, third = makespans(zero_bubble_h1)
+    assert second - first > 4 * 3 and third - first > 24 * 3
 
 
 @quick

@@ -22,6 +22,7 @@ def cases(draw):
                 ("interleaved", 2),
                 ("looped_bfs", 3),
                 ("zb_h1", 1),
+                ("zb_h2", 1),
                 ("zb_v", 2),
             ]
         )

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 
 from divisible import LayerCost, MemoryLimitError, Network, Plan, Profile, partition
 from divisible.plan import StagePlan
-from divisible.stage_costs import CHECKPOINTS, microbatches_held
+from divisible.stage_costs import (
+    CHECKPOINTS,
+    ONE_STAGE,
+    ZERO_BUBBLE_DEPTHS,
+    microbatches_held,
+)
 from pipeline import schedules, simulate
 from pipeline.actions import RECOMPUTE
 from pipeline.planning.prediction import predict
@@ -36,7 +41,7 @@ def uneven(n=8, n_samples=12):
     return Profile(layers, n_samples, input_bytes=2000, loss=LayerCost(0.01, 0.01, 0))
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
+@pytest.mark.parametrize("schedule", ONE_STAGE)
 @pytest.mark.parametrize("n_stages", [1, 2, 5])
 @pytest.mark.parametrize("m", [1, 2, 4, 9])
 def test_what_schedules_hold(schedule, n_stages, m):
@@ -46,7 +51,7 @@ def test_what_schedules_hold(schedule, n_stages, m):
     assert pending.max(axis=0).tolist() == list(report.pending)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
+@pytest.mark.parametrize("schedule", ONE_STAGE)
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 @pytest.mark.parametrize("m", [1, 2, 4])
 def test_predicted_memory_is_what_the_cut_reckons_with(schedule, checkpoint, m):
@@ -56,7 +61,7 @@ def test_predicted_memory_is_what_the_cut_reckons_with(schedule, checkpoint, m):
     timeline = predict(plan, profile, batch=m * profile.n_samples)
     predicted = timeline.peak_memory.tolist()
     reckoned = [stage.memory for stage in plan.stages]
-    if schedule == "zb_h1" and checkpoint != "never":
+    if schedule in ZERO_BUBBLE_DEPTHS and checkpoint != "never":
         # Not all that are reckoned to be there at the same moment are.
         assert all(p <= r for p, r in zip(predicted, reckoned))
     else:
@@ -232,12 +237,14 @@ def test_impossible_speeds_are_refused(speed):
 def test_one_rank_needs_no_other_schedule():
     plan = best_plan(uneven(), 1, schedules=["interleaved", "gpipe", "1f1b"])
     assert (plan.schedule, plan.n_stages) == ("1f1b", 1)
+    for name in ONE_STAGE:
+        assert best_plan(uneven(), 1, schedules=[name]).schedule == name
     with pytest.raises(ValueError, match="no combination of 1 ranks"):
         best_plan(uneven(), 1, schedules=["interleaved"])
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_h2"])
 def test_the_choice_is_as_good_as_the_best_of_all_cuts(seed, schedule):
     """As simulating every cut with every number of microbatches shows."""
     work = np.random.RandomState(seed).lognormal(0, 1, 9) * 0.01
