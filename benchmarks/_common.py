@@ -30,8 +30,16 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    return names[0] if names else platform.machine()
+    # Those of the first core; of a virtual machine the name may say little.
+    found = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip(), value.strip())
+    name = found.get("model name")
+    if name is None:
+        return platform.machine()
+    numbers = [f"{key} {found[key]}" for key in ("cpu family", "model") if key in found]
+    return f"{name} ({', '.join(numbers)})" if numbers else name
 
 
 def machine(*packages: str) -> str:

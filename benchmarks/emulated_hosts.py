@@ -2,9 +2,10 @@
 
     python benchmarks/emulated_hosts.py --cluster PATH_OF_emulated_cluster
 
-Each host is a network namespace with a CPU quota and a link of 1 Gbit/s: real
-processes, real TCP, and ratios between runs on the same hosts are honest. All hosts
-have the same share of a core, and all shares together are less than the machine has.
+Each host is a network namespace with a CPU quota and a link of 1 Gbit/s, or of another
+rate: what counts is how long messages take beside phases. These are real processes over
+real TCP, and ratios between runs on the same hosts are honest. All hosts have the same
+share of a core, and all shares together are less than the machine has.
 
 The 32-layer perceptron makes steps on all hosts, with as many microbatches as were best
 in the paper, and in turn with them steps of the undivided model in plain Chainer on one
@@ -42,12 +43,12 @@ from _hosts import (
 PAPER = {2: (5, 1.34), 4: (5, 1.93), 8: (20, 2.70), 16: (20, 3.49), 32: (20, 3.72)}
 SCHEDULES = ("1f1b", "zb_h1")
 TARGET = 0.90
-LINK = "1gbit"
+RATE = "1gbit"
 
 
 def measure(arguments: argparse.Namespace, n_hosts: int) -> dict:
     """Runs the steps on that many hosts and returns what `work` measured."""
-    hosts = Hosts(n_hosts, arguments.cpu / n_hosts, LINK)
+    hosts = Hosts(n_hosts, arguments.cpu / n_hosts, arguments.rate)
     job = {
         "microbatches": PAPER[n_hosts][0],
         "width": arguments.width,
@@ -134,6 +135,7 @@ def main() -> None:
     add_hosts_arguments(parser)
     parser.add_argument("--hosts", type=int, nargs="+", default=[4, 8, 16, 32])
     parser.add_argument("--schedules", nargs="+", default=list(SCHEDULES))
+    parser.add_argument("--rate", default=RATE, help="of the links")
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--batch", type=int, default=1000)
@@ -150,7 +152,7 @@ def main() -> None:
         machine("numpy", "scipy", "chainer", "mpi4py", "mpich"),
         f"{arguments.layers} layers of width {arguments.width}, batch "
         f"{arguments.batch}; hosts with equal shares of {arguments.cpu:g} cores, links "
-        f"of {LINK}; {arguments.rounds} rounds; median (min..max)",
+        f"of {arguments.rate}; {arguments.rounds} rounds; median (min..max)",
         "",
         f"{'hosts':>5} {'micro':>5} {'schedule':<8} {'serial s':>8} {'step s':>7}  "
         f"{'speed-up':<20} {'simulated':>9}  {'measured/simulated':<18} {'paper':>6}",

@@ -15,61 +15,17 @@ there.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import tempfile
 from pathlib import Path
-from typing import Any
 
-from _common import Result, alternate, machine, ratios
-from _hosts import add_hosts_arguments, command_line, prepare, read_job, run
+from _common import Result, machine, ratios
+from _hosts import add_hosts_arguments, command_line, prepare, read_job
+from _plans import UNDIVIDED, in_turn, work
 
 SCHEDULES = ("1f1b", "zb_h1")
-#: Seconds that the run may take, and that a rank may wait for another.
-DEADLINE, TIMEOUT = 3600, 600.0
-
-
-def work(job: dict[str, Any], report: Path) -> None:
-    """What each host does; the first one writes the report."""
-    # Here, because the process that only starts the hosts should not start MPI.
-    from _hosts import PAUSE
-    from _mlp import step_seconds, undivided_step
-    from mpi4py import MPI
-    from paper_tables.models import build, minibatch
-    from paper_tables.points import from_json
-
-    from divisible import Plan
-    from pipeline import Pipeline, abort_on_error
-
-    abort_on_error()
-    comm, point = MPI.COMM_WORLD, from_json(job["point"])
-    x, t = minibatch(point, point.batch)
-    # What this rank does in a step: nothing, where others work for it.
-    steps = {name: lambda: None for name in job["plans"]}
-    for name, file in job["plans"].items():
-        plan = Plan.load(file)
-        takes_part = comm.rank < plan.n_stages
-        group = comm.Split(0 if takes_part else MPI.UNDEFINED, comm.rank)
-        if takes_part:
-            stage = build(point).divide(*plan.range(comm.rank))
-            pipe = Pipeline(
-                stage, group, plan.n_microbatches, plan.schedule, timeout=TIMEOUT
-            )
-            steps[name] = lambda pipe=pipe: pipe.step(x, t)
-    steps["undivided"] = lambda: None
-    if comm.rank == 0:
-        steps["undivided"] = undivided_step(build(point).divide(None, None), x, t)
-
-    def seconds(name: str) -> float:
-        return step_seconds(comm, steps[name], PAUSE)
-
-    # The first steps get their memory, and learn how large the messages are.
-    names = {name: name for name in steps}
-    alternate(names, 2, seconds)
-    found = alternate(names, job["rounds"], seconds)
-    if comm.rank == 0:
-        report.write_text(json.dumps(found))
+#: Seconds that the run may take.
+DEADLINE = 3600
 
 
 def main() -> None:
@@ -79,7 +35,7 @@ def main() -> None:
         work(*task)
         return
     from paper_tables.cli import MALLOC, ROOT, profile
-    from paper_tables.points import Scale, to_json
+    from paper_tables.points import Scale
 
     from divisible import Network, Plan
 
@@ -121,22 +77,21 @@ def main() -> None:
             checkpoints=["never"],
             speeds=hosts.share,
         )
-    with tempfile.TemporaryDirectory() as folder:
-        files = {name: str(Path(folder, f"{name}.json")) for name in plans}
-        for name, plan in plans.items():
-            plan.save(files[name])
-        job = {
-            "point": to_json(point),
-            "plans": files,
-            "rounds": arguments.rounds,
-        }
-        seconds = run(arguments.cluster, hosts, Path(__file__), job, DEADLINE)
+    seconds, _ = in_turn(
+        arguments.cluster,
+        hosts,
+        Path(__file__),
+        point,
+        plans,
+        arguments.rounds,
+        DEADLINE,
+    )
     half, whole = plans
     result.write(f"{'':12} {'step s':>7}  speed-up")
     for name, each in seconds.items():
         result.write(
             f"{name:12} {statistics.median(each):7.2f} "
-            f" {ratios(seconds['undivided'], each)}"
+            f" {ratios(seconds[UNDIVIDED], each)}"
         )
     for name, plan in plans.items():
         result.write(f"{name}: {plan.n_stages} stages, {plan.schedule}, {plan.cuts}")

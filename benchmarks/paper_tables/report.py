@@ -76,7 +76,7 @@ CSV_COLUMNS = (
     "relative_speed",
     "simulated_after",
     "error_after",
-    "bound",
+    "attained",
     "stolen",
 )
 
@@ -180,9 +180,8 @@ def summary(found: dict[Point, Row]) -> list[str]:
     text += [
         "",
         "At best possible: with the microbatches of the best in the row, if the slowest"
-        " layer, or all layers evenly on all hosts, kept hosts of this speed busy all"
-        " the time; by the profiles. The hosts' speed differs by some percent from one"
-        " minute to another, so a step may seem to beat it.",
+        " layer kept its host busy all the time, or all layers evenly all hosts, that"
+        " are as fast as they were in that step.",
         "",
         "All hosts together have the same cores: each of 16 is half as fast as each of"
         " 8, and makes less of its share. With largest layers that nothing can cut, as"
@@ -215,7 +214,7 @@ def best_speedups(model: str, hosts: int, mine: Sequence[Row]) -> str:
         )
         cells.append("" if best is None else named(best))
     best = max(mine, key=attrgetter("speedup"))
-    cells.append(f"{np.median(best.serial) / best.bound:.2f}")
+    cells.append(f"{best.speedup / best.attained:.2f}")
     printed = {"mlp": FIGURE_7, "vgg16": FIGURE_13}.get(model, {}).get(hosts)
     cells.append(f"{printed[1]:.2f} (m = {printed[0]})" if printed else "")
     return f"| {' | '.join(cells)} |"
@@ -313,7 +312,7 @@ def write_csv(path: Path, found: Iterable[Row]) -> None:
                     row.relative_speed,
                     float(np.median(row.simulated)),
                     row.error(row.simulated),
-                    row.bound,
+                    row.attained,
                     "" if row.stolen is None else row.stolen,
                 ]
             )

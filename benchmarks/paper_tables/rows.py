@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from divisible import Profile
 from divisible.layer_costs import interpolate
 from paper_tables.points import FIT, SAMPLES, SERIAL, Point
 from paper_tables.profiles import profile_files
-from paper_tables.samples import median, read
-from paper_tables.simulations import busy_speeds, predict, simulate
+from paper_tables.samples import Sample, median, read
+from paper_tables.simulations import PHASES, busy_speeds, predict, simulate
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,11 @@ class Row:
         relative_speed: Of the hosts before the steps, all together; 1 where it is their
             share of a core.
         simulated: For each step the seconds simulated from the times of its phases.
-        bound: Seconds that no schedule can fall below on hosts of this speed, by the
-            profiles: those of the slowest layer in all microbatches, or of all layers
-            spread evenly.
+        bounds: For each step seconds that no schedule can fall below on hosts that are
+            as fast as they were in it: those of the slowest layer in all microbatches,
+            or of all layers spread evenly. How much of its stage a layer is say the
+            profiles.
+        probed_bound: The same by the profiles, on hosts as fast as before the steps.
         share_bound: The same on hosts as fast as their share of a core.
         stolen: Part of the machine's time that its hypervisor gave to others meanwhile,
             at most; ``None`` if that is not known of every sample.
@@ -50,7 +52,8 @@ class Row:
     predicted: list[float]
     relative_speed: float
     simulated: list[float]
-    bound: float
+    bounds: list[float]
+    probed_bound: float
     share_bound: float
     stolen: float | None
     is_probe_whole: bool
@@ -64,6 +67,11 @@ class Row:
     def speedup(self) -> float:
         """Over the undivided step."""
         return float(np.median(self.serial)) / self.step
+
+    @property
+    def attained(self) -> float:
+        """What part of a step nothing could have saved, in the median."""
+        return float(np.median(np.divide(self.bounds, self.seconds)))
 
     def error(self, seconds: float | list[float]) -> float:
         """Returns the relative error of a prediction.
@@ -100,7 +108,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
         profiles = [Profile.load(file) for file in files]
         hosts = point.on(cpu)
         cuts = samples[point][-1].cuts
-        layers = _layer_seconds(point, profiles)
+        layers = layer_seconds(point, profiles)
         each = [busy_speeds(sample, profiles) for sample in samples[point]]
         on_hosts = layers / np.repeat(np.median(each, axis=0), np.diff(cuts))
         stolen = [sample.stolen for sample in samples[point]]
@@ -113,8 +121,9 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
             [predict(sample, profiles, hosts) for sample in samples[point]],
             float(layers.sum() / on_hosts.sum()) / hosts.share,
             [simulate(sample, profiles, hosts) for sample in samples[point]],
-            _bound(on_hosts, point.hosts),
-            _bound(layers / hosts.share, point.hosts),
+            [_bound_of_step(s, layers, point.hosts) for s in samples[point]],
+            bound(on_hosts, point.hosts),
+            bound(layers / hosts.share, point.hosts),
             None if None in stolen else max(stolen),
             all(sample.idle_delay for sample in samples[point]),
         )
@@ -151,7 +160,7 @@ def _equation(series: Point, seconds: dict[int, float]):
     return PerformanceModel.fit(series.hosts, chosen, [seconds[m] for m in chosen])
 
 
-def _layer_seconds(point: Point, profiles: list[Profile]) -> np.ndarray:
+def layer_seconds(point: Point, profiles: list[Profile]) -> np.ndarray:
     """Returns the seconds of each layer in a step, on a whole core."""
     from pipeline.planning.prediction import microbatch_sizes
 
@@ -163,6 +172,29 @@ def _layer_seconds(point: Point, profiles: list[Profile]) -> np.ndarray:
     return np.sum(layers, axis=0)
 
 
-def _bound(layers: np.ndarray, n_hosts: int) -> float:
+def bound(layers: np.ndarray, n_hosts: int) -> float:
     """Returns seconds that no schedule of these layers can fall below."""
     return float(max(layers.max(), layers.sum() / n_hosts))
+
+
+def _bound_of_step(sample: Sample, layers: np.ndarray, n_hosts: int) -> float:
+    """Returns the same for hosts as fast as they were in a measured step."""
+    n_stages, m = len(sample.cuts) - 1, sample.point.microbatches
+    # Older samples have the means of the stages.
+    each = [np.reshape(getattr(sample, name), (n_stages, -1)) for name in PHASES]
+    stages = m * sum(seconds.mean(axis=1) for seconds in each)
+    return bound(seconds_in_step(layers, sample.cuts, stages), n_hosts)
+
+
+def seconds_in_step(
+    layers: Sequence[float], cuts: Sequence[int], stages: Sequence[float]
+) -> np.ndarray:
+    """Returns the seconds of each layer in a step, of which those of stages are known.
+
+    Args:
+        layers: Seconds elsewhere: how the layers of a stage share its seconds.
+        cuts: Between the stages.
+        stages: Seconds that each computed in the step.
+    """
+    parts = np.divide(stages, np.add.reduceat(layers, cuts[:-1]))
+    return np.multiply(layers, np.repeat(parts, np.diff(cuts)))

@@ -210,6 +210,13 @@ def test_equation_3_is_fitted_as_in_figure_12(measured, chosen):
     assert fit_points(measured) == chosen
 
 
+def test_layers_share_the_seconds_of_their_stage():
+    from paper_tables.rows import seconds_in_step
+
+    found = seconds_in_step([10.0, 2.0, 4.0], [0, 1, 3], [9.0, 18.0])
+    assert found.tolist() == [9.0, 6.0, 12.0]
+
+
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb_h1"])
 def test_phases_and_messages_of_a_timeline_make_up_its_step(name):
     import numpy as np
@@ -253,8 +260,9 @@ def test_tables_say_what_chance_does():
     assert outliers(0.1, 0.0, 1) == 0
 
     def row(m, seconds, predicted):
-        values = [1.0], [0, 4], None, predicted, 1.0, seconds, 1.0, 1.0, 0.0, True
-        return Row(Point("mlp", 32, 40, 4, m), seconds, *values)
+        point = Point("mlp", 32, 40, 4, m)
+        values = [0, 4], None, predicted, 1.0, seconds, seconds, 1.0, 1.0, 0.0, True
+        return Row(point, seconds, [1.0], *values)
 
     mine = [row(1, [1.0, 3.0], [2.0, 7.2]), row(2, [1.0], [1.0])]
     assert repeatability({r.point: r for r in mine[1:]}) == []
@@ -307,4 +315,5 @@ def test_tables_and_figures_are_written(tmp_path):
     assert float(first["relative_speed"]) == pytest.approx(2.4 / 2 / 0.8)
     before = float(first["simulated_before"])
     assert before == pytest.approx(4 * 3 / (2.4 / 2), rel=0.01)
-    assert float(first["bound"]) == pytest.approx(2 * 3 / (2.4 / 2))
+    # Both stages computed all the time, with one microbatch that took 3 seconds.
+    assert float(first["attained"]) == pytest.approx(1.0)

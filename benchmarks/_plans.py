@@ -1,0 +1,108 @@
+"""Steps of several plans of a model, and of the undivided one, in turn on the hosts."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from _common import alternate
+from _hosts import Hosts, run
+
+UNDIVIDED = "undivided"
+#: Seconds that a rank may wait for another.
+TIMEOUT = 600.0
+
+
+class Turns(NamedTuple):
+    """What was measured.
+
+    Attributes:
+        seconds: Of each step, by the name of the plan; `UNDIVIDED` is one of them.
+        stages: For each step of a plan the seconds that each stage computed.
+    """
+
+    seconds: dict[str, list[float]]
+    stages: dict[str, list[list[float]]]
+
+
+def in_turn(
+    cluster: Path,
+    hosts: Hosts,
+    script: Path,
+    point: Any,
+    plans: dict[str, Any],
+    rounds: int,
+    deadline: float,
+) -> Turns:
+    """Measures plans in turn, each on the first hosts, as many as it has stages.
+
+    Args:
+        cluster: Path of emulated_cluster.
+        hosts: All of them.
+        script: Which calls :func:`work` on a host.
+        point: The `paper_tables.points.Point` that says which model and minibatch.
+        plans: By name, with their number of microbatches and schedule.
+        rounds: Steps of each.
+        deadline: Seconds that the run may take.
+    """
+    from paper_tables.points import to_json
+
+    with tempfile.TemporaryDirectory() as folder:
+        files = {name: str(Path(folder, f"{i}.json")) for i, name in enumerate(plans)}
+        for name, plan in plans.items():
+            plan.save(files[name])
+        job = {"point": to_json(point), "plans": files, "rounds": rounds}
+        return Turns(**run(cluster, hosts, script, job, deadline))
+
+
+def work(job: dict[str, Any], report: Path) -> None:
+    """What each host does; the first one writes the report."""
+    # Here, because the process that only starts the hosts should not start MPI.
+    from _hosts import PAUSE
+    from _mlp import step_seconds, undivided_step
+    from mpi4py import MPI
+    from paper_tables.models import build, minibatch
+    from paper_tables.points import from_json
+
+    from divisible import Plan
+    from pipeline import Pipeline, abort_on_error
+
+    abort_on_error()
+    comm, point = MPI.COMM_WORLD, from_json(job["point"])
+    x, t = minibatch(point, point.batch)
+    # What this rank does in a step: nothing, where others work for it.
+    steps = dict.fromkeys(job["plans"], lambda: None)
+    pipes = {}
+    for name, file in job["plans"].items():
+        plan = Plan.load(file)
+        takes_part = comm.rank < plan.n_stages
+        group = comm.Split(0 if takes_part else MPI.UNDEFINED, comm.rank)
+        if takes_part:
+            stage = build(point).divide(*plan.range(comm.rank))
+            pipes[name] = pipe = Pipeline(
+                stage, group, plan.n_microbatches, plan.schedule, timeout=TIMEOUT
+            )
+            steps[name] = lambda pipe=pipe: pipe.step(x, t)
+    steps[UNDIVIDED] = lambda: None
+    if comm.rank == 0:
+        steps[UNDIVIDED] = undivided_step(build(point).divide(None, None), x, t)
+    stages: dict[str, list[list[float]]] = {name: [] for name in job["plans"]}
+
+    def seconds(name: str) -> float:
+        found = step_seconds(comm, steps[name], PAUSE)
+        if name in pipes:
+            timeline = pipes[name].timeline()
+            if comm.rank == 0:
+                stages[name].append(timeline.busy.tolist())
+        return found
+
+    # The first steps get their memory, and learn how large the messages are.
+    names = {name: name for name in steps}
+    alternate(names, 2, seconds)
+    for each in stages.values():
+        each.clear()
+    found = alternate(names, job["rounds"], seconds)
+    if comm.rank == 0:
+        report.write_text(json.dumps({"seconds": found, "stages": stages}))

@@ -1,0 +1,135 @@
+"""VGG16 with the paper's cut and with ours, and what its slowest layer allows.
+
+    python benchmarks/slowest_layer.py --cluster PATH_OF_emulated_cluster
+
+No schedule can make a step shorter than its slowest layer takes for all microbatches.
+The undivided step in plain Chainer, 1F1B with the paper's cut of equally many layers,
+and what `Plan.best` chooses for each schedule take turns on the same hosts. Before that
+the layers are profiled on one of them. What the slowest layer took in a step is what
+its stage computed in it (without what messages took between the phases), as far as the
+profiles say that this was the layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+from pathlib import Path
+
+from _common import Result, machine, ratios
+from _hosts import add_hosts_arguments, command_line, prepare, read_job
+from _plans import UNDIVIDED, in_turn, work
+
+SCHEDULES = ("1f1b", "zb_h1", "zb_h2")
+#: Of the undivided step, and of what the slowest layer allows.
+SPEEDUP, ATTAINED = 3.5, 0.90
+#: Seconds that the run may take.
+DEADLINE = 3600
+
+
+def main() -> None:
+    """Profiles, plans, measures and writes the result."""
+    task = read_job()
+    if task:
+        work(*task)
+        return
+    import numpy as np
+    from paper_tables.cli import MALLOC, profile
+    from paper_tables.models import equal_cuts
+    from paper_tables.points import Scale
+    from paper_tables.rows import bound, layer_seconds, seconds_in_step
+
+    from divisible import Network, Plan
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_hosts_arguments(parser)
+    add = parser.add_argument
+    add("--model", choices=["vgg16", "resnet50"], default="vgg16")
+    add("--hosts", type=int, default=8)
+    add("--microbatches", type=int, default=20)
+    add("--image", type=int, default=32, help="pixels on a side; paper: 224")
+    add("--rounds", type=int, default=9)
+    add("--output", type=Path, help="of the result")
+    arguments = parser.parse_args()
+    prepare()
+    # What a step frees is kept, so that later ones find their memory there.
+    os.environ.update(MALLOC)
+
+    n = arguments.microbatches
+    point = Scale(image=arguments.image).of(arguments.model, arguments.hosts, n)
+    hosts = point.on(arguments.cpu)
+    result = Result("slowest_layer", arguments.output)
+    result.write(
+        command_line(arguments.cluster),
+        machine("numpy", "chainer", "mpi4py", "mpich"),
+        f"{point.model} of {point.size} x {point.size} pixels, batch {point.batch}, in"
+        f" {n} microbatches; {hosts.n} hosts with {hosts.share:g} of a core and links"
+        f" of {hosts.rate} each; {arguments.rounds} rounds; median (min..max)",
+        "",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        where = argparse.Namespace(cluster=arguments.cluster, output=Path(folder))
+        profiles = profile(where, point)
+    plans = {
+        "equal layers, 1f1b": Plan(equal_cuts(point), n_microbatches=n, schedule="1f1b")
+    }
+    for schedule in SCHEDULES:
+        plans[f"ours, {schedule}"] = Plan.best(
+            profiles,
+            hosts.n,
+            network=Network(hosts.bandwidth),
+            batch=point.batch,
+            microbatches=[n],
+            schedules=[schedule],
+            checkpoints=["never"],
+            speeds=hosts.share,
+        )
+    seconds, stages = in_turn(
+        arguments.cluster,
+        hosts,
+        Path(__file__),
+        point,
+        plans,
+        arguments.rounds,
+        DEADLINE,
+    )
+    layers = layer_seconds(point, profiles)
+    undivided = statistics.median(seconds[UNDIVIDED])
+    result.write(
+        f"{'':18} {'step s':>7}  {'speed-up':18} slowest layer      stages",
+        f"{'undivided':18} {undivided:7.2f}",
+    )
+    medians = {}
+    for name, plan in plans.items():
+        parts = np.divide(stages[name], np.array(seconds[name])[:, None])
+        attained = [
+            bound(seconds_in_step(layers, plan.cuts, each), hosts.n) for each in parts
+        ]
+        medians[name] = statistics.median(attained)
+        each_stage = " ".join(f"{part:.0%}" for part in np.median(parts, axis=0))
+        result.write(
+            f"{name:18} {statistics.median(seconds[name]):7.2f} "
+            f" {ratios(seconds[UNDIVIDED], seconds[name]):18} {medians[name]:.1%}"
+            f" ({min(attained):.0%}..{max(attained):.0%})  {each_stage}"
+        )
+    result.write("", "slowest layer, stages: what part of the step they compute")
+    for name, plan in plans.items():
+        result.write(f"{name}: {plan.cuts}")
+    best = min(plans, key=lambda name: statistics.median(seconds[name]))
+    ratio = undivided / statistics.median(seconds[best])
+    h1, h2 = (seconds[f"ours, {schedule}"] for schedule in ("zb_h1", "zb_h2"))
+    result.write(
+        "",
+        f"zb_h1 takes {ratios(h1, h2).strip()} times as long as zb_h2",
+        f"fastest: {best}, {ratio:.2f} times the undivided step, wanted {SPEEDUP}:"
+        f" {'met' if ratio >= SPEEDUP else 'MISSED'}; {medians[best]:.1%} of what the"
+        f" slowest layer allows, wanted {ATTAINED:.0%}:"
+        f" {'met' if medians[best] >= ATTAINED else 'MISSED'}",
+    )
+    result.save()
+
+
+if __name__ == "__main__":
+    main()
