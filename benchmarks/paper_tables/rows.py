@@ -178,7 +178,7 @@ def bound(layers: np.ndarray, n_hosts: int) -> float:
 
 
 def _bound_of_step(sample: Sample, layers: np.ndarray, n_hosts: int) -> float:
-    """Returns the same for hosts as fast as they were in a measured step."""
+    """Returns that bound for hosts as fast as they were in a measured step."""
     n_stages, m = len(sample.cuts) - 1, sample.point.microbatches
     # Older samples have the means of the stages.
     each = [np.reshape(getattr(sample, name), (n_stages, -1)) for name in PHASES]
@@ -189,10 +189,10 @@ def _bound_of_step(sample: Sample, layers: np.ndarray, n_hosts: int) -> float:
 def seconds_in_step(
     layers: Sequence[float], cuts: Sequence[int], stages: Sequence[float]
 ) -> np.ndarray:
-    """Returns the seconds of each layer in a step, of which those of stages are known.
+    """Returns the seconds of each layer in a step, from those of its stage.
 
     Args:
-        layers: Seconds elsewhere: how the layers of a stage share its seconds.
+        layers: Seconds of each elsewhere, as which they share those of their stage.
         cuts: Between the stages.
         stages: Seconds that each computed in the step.
     """
