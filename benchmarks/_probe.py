@@ -147,11 +147,12 @@ class Load:
 
         return self._phases.forward, backward
 
-    def speed(self, messages: bool = True) -> Speed:
+    def speed(self, messages: bool = True, seconds: float = SECONDS) -> Speed:
         """Times the phases while every rank runs its own, with nothing to wait for.
 
         Args:
             messages: Whether as many go to and fro meanwhile as a full pipeline has.
+            seconds: For how long each rank is busy at least.
 
         Returns:
             The same on every rank.
@@ -161,8 +162,9 @@ class Load:
             self._traffic(peer) if messages else None for peer in (rank - 1, rank + 1)
         )
         quiet_barrier(self._comm, self._pause)
-        times = self._be_busy(before, behind)
-        quiet_barrier(self._comm, self._pause)
+        times = self._be_busy(before, behind, seconds)
+        # Right away: who looks as seldom as in a barrier moves a large message piece by
+        # piece for seconds, and what follows waits behind it.
         for traffic in filter(None, (before, behind)):
             traffic.end()
         quiet_barrier(self._comm, self._pause)
@@ -174,6 +176,25 @@ class Load:
         found = self._comm.allgather((sum(means), spread))
         return Speed(*map(list, zip(*found)))
 
+    def alone(self, rank: int, seconds: float) -> float:
+        """Times the phases of one rank while the others sleep.
+
+        Cores that share a cache, or are two threads of one, are faster then.
+
+        Args:
+            rank: The one that runs.
+            seconds: For how long at least.
+
+        Returns:
+            Seconds forward and backward on average, the same on every rank.
+        """
+        quiet_barrier(self._comm, self._pause)
+        found = 0.0
+        if self._comm.rank == rank:
+            found = sum(map(statistics.fmean, self._be_busy(None, None, seconds)))
+        quiet_barrier(self._comm, self._pause)
+        return self._comm.bcast(found, rank)
+
     def _traffic(self, peer: int) -> Traffic | None:
         if not 0 <= peer < self._comm.size:
             return None
@@ -181,7 +202,7 @@ class Load:
         return Traffic(self._comm, peer, self._n_bytes[link])
 
     def _be_busy(
-        self, before: Traffic | None, behind: Traffic | None
+        self, before: Traffic | None, behind: Traffic | None, at_least: float
     ) -> tuple[list[float], list[float]]:
         """Returns the seconds of each forward and of each backward."""
         transport = Transport(self._comm, TIMEOUT)
@@ -193,7 +214,7 @@ class Load:
             (times[1], backward, behind, before),
         )
         with Progress(transport.look):
-            while sum(map(sum, times)) < SECONDS:
+            while sum(map(sum, times)) < at_least:
                 for seconds, phase, source, target in turns:
                     start = time.perf_counter()
                     if source:

@@ -136,16 +136,17 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         "- **eq. (3)**: the paper's model, its three constants from three measured"
         " points of the same row of hosts, and its error against the measured step;",
         "- **simulated before**: from profiles of the layers on a whole core, the links"
-        " and the speed of each host, without any step. The speed is what it had right"
-        " before, when all ran their layers with nothing to wait for and, if there are"
-        " several microbatches, exchanged messages; in brackets that of all together"
-        " relative to their share of a core: a host finds its caches cold whenever its"
-        " turn comes. Hosts with small stages are slower than the others where"
-        " microbatches are small. When a host stops that has used its share of a core"
-        " is simulated as the system does it: it stops less if it waits at times. A"
-        " large message takes longer if its sender goes on to compute before it has"
-        " left: either delay was measured, and the simulation says how often it is"
-        " which;",
+        " and the speed of each host. The speed is what it had right before the steps,"
+        " on average, when all ran their layers with nothing to wait for and, if there"
+        " are several microbatches, exchanged messages; in brackets that of all"
+        " together relative to their share of a core: a host finds its caches cold"
+        " whenever its turn comes. Hosts with small stages are slower than the others"
+        " where microbatches are small. How much faster a host is while the others"
+        " wait, with whom it shares caches and cores, was measured as well. When a host"
+        " stops that has used its share of a core is simulated as the system does it:"
+        " it stops less if it waits at times. A large message takes longer if its"
+        " sender goes on to compute before it has left: either delay was measured, and"
+        " the simulation says how often it is which;",
         "- **simulated after**: from the times of each phase in the measured step, and"
         " how long its messages took on average;",
         "- **paper**: the speed-up printed there. It prints those of the text only.",

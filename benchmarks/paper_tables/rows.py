@@ -125,7 +125,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
             bound(on_hosts, point.hosts),
             bound(layers / hosts.share, point.hosts),
             None if None in stolen else max(stolen),
-            all(sample.idle_delay for sample in samples[point]),
+            all(sample.probes for sample in samples[point]),
         )
     return found
 

@@ -30,8 +30,14 @@ class Sample:
         backward_weight: Of W.
         latency: Of messages in the step, besides their transfer.
         busy: Seconds forward and backward of a microbatch on each stage, right before
-            the step, while all hosts ran their stages with nothing to wait for.
+            the step, while all hosts ran their stages with nothing to wait for. Of a
+            step that ran several times the mean of what was measured before each.
         spread: Standard deviation of those phases, as a part of their mean.
+        alone: The same seconds on one host while the others sleep, as a part of those
+            while all are busy: on some hosts in turn, the mean. Taken for 1 in older
+            samples.
+        probes: How often these were measured. 0 in older samples: once, before the
+            first of the steps.
         delay: Of messages between each two stages, besides their transfer, if the
             sender goes on to compute. In older samples one number: between the first
             two stages, if the sender waits.
@@ -60,6 +66,8 @@ class Sample:
     idle_delay: list[float] = field(default_factory=list)
     pages: int | None = None
     stolen: float | None = None
+    alone: float = 1.0
+    probes: int = 0
 
     @property
     def probed(self) -> int:

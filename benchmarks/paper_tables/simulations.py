@@ -48,10 +48,11 @@ def predict(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
     """Simulates a step before it runs.
 
     What the profiles say is divided by the speed that each host has while all are busy.
-    One that waits at times is faster, because it has quota left when its turn comes, as
-    `Quota` says: how long it waits says the simulation itself, and so it does whether a
-    host goes on to compute before its message has left. Besides, phases vary as much as
-    those of busy hosts did.
+    While others wait it is faster, because it shares caches and cores with fewer. And
+    one that waits at times is faster itself, because it has quota left when its turn
+    comes, as `Quota` says. How long hosts wait says the simulation itself, and so it
+    does whether a host goes on to compute before its message has left. Besides, phases
+    vary as much as those of busy hosts did.
 
     Returns:
         Seconds, on average over `DRAWS` simulations.
@@ -77,7 +78,8 @@ def predict(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
             for name, seconds in times.items()
         }
         for _ in range(WAITING_ROUNDS):
-            costs = _with_stops(busy, varied, timeline, hosts.share, random)
+            shared = _in_company(varied, timeline, sample.alone)
+            costs = _with_stops(busy, shared, timeline, hosts.share, random)
             costs = _with_delays(costs, timeline, sample)
             timeline = prediction.run(schedule, costs, network)
         makespans.append(timeline.makespan)
@@ -98,6 +100,42 @@ def _unexplained_variance(sample: Sample, share: float) -> float:
     forward = share * statistics.fmean(sample.busy) / 3
     _, spread = repeated(share, [forward, 2 * forward])
     return max(statistics.fmean(sample.spread) ** 2 - spread**2, 1e-12)
+
+
+def _in_company(
+    times: dict[str, np.ndarray], timeline: Timeline, alone: float
+) -> dict[str, np.ndarray]:
+    """Returns what phases take with as many others at work as in a timeline.
+
+    Args:
+        times: Seconds of the phases if all others are.
+        timeline: Of the same schedule.
+        alone: What they take of that if none is.
+    """
+    if alone == 1.0 or timeline.n_ranks == 1:
+        return times
+    events = [
+        event
+        for rank in range(timeline.n_ranks)
+        for event in timeline.rank_events(rank)
+        if event.category in PARTS
+    ]
+    start, end = np.array([(event.start, event.end) for event in events]).T
+    # How many are at work from each of these on, and how much all have done by then.
+    when = np.concatenate([start, end])
+    order = np.argsort(when, kind="stable")
+    when = when[order]
+    at_work = np.cumsum(np.repeat([1, -1], len(events))[order])
+    done = np.concatenate([[0.0], np.cumsum(at_work[:-1] * np.diff(when))])
+    own = end - start
+    all_done = np.interp(end, when, done) - np.interp(start, when, done)
+    others = np.divide(all_done - own, own, out=np.zeros_like(own), where=own > 0)
+    factors = alone + (1.0 - alone) * others / (timeline.n_ranks - 1)
+    found = {name: seconds.copy() for name, seconds in times.items()}
+    for event, factor in zip(events, factors):
+        for name in PARTS[event.category]:
+            found[name][event.what.stage, event.what.microbatch] *= factor
+    return found
 
 
 def _with_stops(

@@ -100,12 +100,14 @@ def older(found: dict[Point, Row]) -> list[str]:
         " speed was measured with smaller microbatches than the step has, or once for a"
         " whole row of hosts. Where that is so of the undivided step, the speed-up is"
         " too high. The other points are of steps that found their memory in the"
-        f" process. At {n_other} points less was measured before the step: the speed"
-        " for 4 s and not for 15, without messages; and messages between the first two"
-        " hosts only, whose senders waited, or on all links, but while senders"
-        " computed. With few microbatches on many hosts those are later than in the"
-        " step. Some counted for which buffers got memory from the system, which takes"
-        " a host with a small part of a core long.",
+        f" process. At {n_other} points the speed was measured once and not before"
+        " every step, before the first of them had got memory, and not how much faster"
+        " a host is while the others wait. At some of these it was measured for 4 s and"
+        " not for 15, without messages; and messages between the first two hosts only,"
+        " whose senders waited, or on all links, but while senders computed. With few"
+        " microbatches on many hosts those are later than in the step. Some counted for"
+        " which buffers got memory from the system, which takes a host with a small"
+        " part of a core long.",
     ]
 
 

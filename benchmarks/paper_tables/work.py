@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
-from _common import T, machine, quiet_barrier, undisturbed
+from _common import machine, quiet_barrier, undisturbed
 from _hosts import PAUSE
 from _mlp import phase_costs, step_seconds, undivided_step
-from _probe import Load
 from mpi4py import MPI
 
 from divisible import Divisible, Profile, profile
 from paper_tables.models import build, minibatch
 from paper_tables.points import SERIAL, Point, from_json
+from paper_tables.probes import Probe
 from paper_tables.profiles import medians
 from paper_tables.samples import Sample, append
 from pipeline import Pipeline, abort_on_error
@@ -30,13 +30,14 @@ from pipeline.timeline import Timeline
 TIMEOUT = 3600.0
 #: Profiles that are made of a model at least, and seconds that they take together.
 PROFILES, PROFILE_SECONDS = 3, 30.0
-#: Seconds that the timed steps of a sample take together at least, and how many they
-#: are, unless these take more than so many seconds. (Of 16 hosts a step differs by 5%
-#: from the next.)
-SHORT, STEPS, LONG = 15.0, 3, 60.0
+#: Seconds that the timed steps of a sample take together at least, unless they are so
+#: many, and how many they are, unless these take more than so many seconds. (Of 16
+#: hosts a step differs by 5% from the next.)
+SHORT, MANY, STEPS, LONG = 15.0, 15, 3, 60.0
+#: Seconds and number of steps after which the hosts' speed is measured anew.
+SOON, FEW = 3.0, 5
 #: Pages of memory from the system that a step may take per second, on any rank, or in
-#: all if it is shorter, to be timed; and how many steps may take more before one is
-#: timed nevertheless.
+#: all if it is shorter, before others are timed; and how many may take more.
 PAGES, COLD_STEPS = 5, 4
 
 
@@ -122,54 +123,43 @@ class Steps:
                 print(f"{point}: {sample.seconds:.3f} s", flush=True)
 
     def _pipelined(self, point: Point, entry: dict) -> dict[str, Any]:
-        """Measures a step, and before it how fast the hosts are just now."""
+        """Measures steps, and right before each of them how fast the hosts are.
+
+        The machine is faster in some minutes than in others.
+        """
         rank, cuts = self._comm.rank, entry["cuts"]
         n_stages = len(cuts) - 1
         comm = self._comm.Split(rank < n_stages, rank)
         try:
             if rank >= n_stages:
                 # More hosts than stages: only the timing needs this one.
-                self._typical(lambda: None)
+                warm = self._warm(lambda: None)
+                self._typical(warm, lambda: None, before=lambda _: None)
                 return {}
             x, t = minibatch(point, point.batch)
             stage = self._divided(point, *cuts[rank : rank + 2])
-            probed = self._probe(comm, stage, point, entry["bandwidth"])
             n = point.microbatches
             with Pipeline(stage, comm, n, point.schedule, timeout=TIMEOUT) as pipe:
-                step = self._typical(lambda: pipe.step(x, t), pipe.timeline)
-                costs = phase_costs(step.timeline, entry["transfer"])
+
+                def step() -> None:
+                    pipe.step(x, t)
+
+                warm = self._warm(step)
+                probe = Probe(comm, stage, point)
+                probe.delays(entry["bandwidth"])
+                timed = self._typical(warm, step, pipe.timeline, probe.speed)
+                costs = phase_costs(timed.timeline, entry["transfer"])
+                self._stolen = max(self._stolen, probe.stolen)
         finally:
             comm.Free()
         return {
-            "seconds": step.seconds,
-            "pages": step.pages,
+            "seconds": timed.seconds,
+            "pages": timed.pages,
             "forward": rounded(costs.forward),
             "backward_input": rounded(costs.backward_input),
             "backward_weight": rounded(costs.backward_weight),
             "latency": costs.latency,
-            **probed,
-        }
-
-    def _probe(
-        self, comm: MPI.Comm, stage: Divisible, point: Point, bandwidth: float
-    ) -> dict[str, Any]:
-        x, _ = minibatch(point, point.samples)
-        load = Load(comm, stage, x, PAUSE)
-        # With one microbatch nobody has anything else to do while messages go.
-        several = point.microbatches > 1
-        speed = self._undisturbed(comm, lambda: load.speed(messages=several))
-        phase = sum(speed.seconds) / len(speed.seconds) / 2
-
-        def delays(computes: bool) -> list[float]:
-            measure = lambda: load.delays(phase, bandwidth, computes)  # noqa: E731
-            return self._undisturbed(comm, measure)
-
-        idle = delays(False)
-        return {
-            "busy": speed.seconds,
-            "spread": speed.spread,
-            "delay": delays(True) if several else idle,
-            "idle_delay": idle,
+            **probe.found(),
         }
 
     def _undivided(self, point: Point, entry: dict) -> dict[str, Any]:
@@ -180,7 +170,7 @@ class Steps:
             model = self._divided(point, None, None)
             step = undivided_step(model, x, t)
         quiet_barrier(self._comm, PAUSE)
-        timed = self._typical(step)
+        timed = self._typical(self._warm(step), step)
         return {"seconds": timed.seconds, "pages": timed.pages}
 
     def _divided(self, point: Point, start: int | None, end: int | None) -> Divisible:
@@ -191,38 +181,58 @@ class Steps:
             self._stage = (key, build(point).divide(start, end))
         return self._stage[1]
 
+    def _warm(self, step: Callable[[], Any]) -> Timed:
+        """Runs a step until it finds all its memory in the process.
+
+        Memory from the system is cleared page by page, which takes a host with a part
+        of a core up to as long as all that it computes.
+        """
+        for _ in range(COLD_STEPS + 1):
+            found = self._timed(step)
+            if found.pages <= PAGES * max(1.0, found.seconds):
+                break
+        return found
+
     def _typical(
-        self, step: Callable[[], Any], timeline: Callable[[], Any] = lambda: None
+        self,
+        warm: Timed,
+        step: Callable[[], Any],
+        timeline: Callable[[], Any] = lambda: None,
+        before: Callable[[float], Any] | None = None,
     ) -> Timed:
         """Times a step several times, if it is not a long one, and returns the middle.
 
-        First it runs until it finds all its memory in the process. Memory from the
-        system is cleared page by page, which takes a host with a part of a core up to
-        as long as all that it computes.
+        Args:
+            warm: How it last ran; one of those it returns if nothing is done before.
+            step: What to time.
+            timeline: What returns what ran in it.
+            before: What is done before each, or several short ones, with the seconds
+                that a step takes, about.
         """
+        steps = [] if before else [warm]
+        total = sum(timed.seconds for timed in steps)
+        every = min(max(1, round(SOON / warm.seconds)), FEW)
+        while (total < SHORT and len(steps) < MANY) or (
+            total < LONG and len(steps) < STEPS
+        ):
+            if before and len(steps) % every == 0:
+                before(warm.seconds)
+            steps.append(self._timed(step, timeline))
+            total += steps[-1].seconds
+        steps.sort(key=lambda timed: timed.seconds)
+        return steps[(len(steps) - 1) // 2]
 
+    def _timed(
+        self, step: Callable[[], Any], timeline: Callable[[], Any] = lambda: None
+    ) -> Timed:
         def once() -> tuple[float, int]:
             before = _pages()
             seconds = step_seconds(self._comm, step, PAUSE)
             return seconds, _pages() - before
 
-        steps: list[Timed] = []
-        total, cold = 0.0, 0
-        while total < SHORT or (len(steps) < STEPS and total < LONG):
-            seconds, pages = self._undisturbed(self._comm, once)
-            pages = self._comm.allreduce(pages, MPI.MAX)
-            if pages > PAGES * max(1.0, seconds) and cold < COLD_STEPS:
-                cold += 1
-            else:
-                steps.append(Timed(seconds, pages, timeline()))
-                total += seconds
-        steps.sort(key=lambda timed: timed.seconds)
-        return steps[(len(steps) - 1) // 2]
-
-    def _undisturbed(self, comm: MPI.Comm, measure: Callable[[], T]) -> T:
-        found, stolen = undisturbed(comm, measure)
+        (seconds, pages), stolen = undisturbed(self._comm, once)
         self._stolen = max(self._stolen, stolen)
-        return found
+        return Timed(seconds, self._comm.allreduce(pages, MPI.MAX), timeline())
 
 
 def _pages() -> int:

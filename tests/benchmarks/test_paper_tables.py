@@ -150,6 +150,15 @@ def test_messages_are_late_whose_sender_goes_on_to_compute():
     assert predicted(4, "zb_h1", **late) > predicted(4, "zb_h1", **soon) + 500
 
 
+@pytest.mark.parametrize(
+    "microbatches, least, most", [(1, 0.8, 0.8), (4, 0.81, 0.9), (40, 0.97, 0.995)]
+)
+def test_hosts_are_faster_while_others_wait(microbatches, least, most):
+    # With one microbatch they take turns, with many all are busy most of the time.
+    ratio = predicted(microbatches, alone=0.8) / predicted(microbatches)
+    assert least * 0.999 < ratio < most * 1.001
+
+
 def test_a_slow_host_with_a_small_stage_does_not_slow_the_others():
     # The first host takes 40 times as long as any other.
     assert predicted(20, seconds=(40, 1, 1, 1), slower=4) == pytest.approx(

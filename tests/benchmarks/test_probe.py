@@ -15,17 +15,20 @@ def probe(comm, layers_per_rank):
     import _probe
     from _mlp import mlp
 
-    _probe.SECONDS, _probe.DELAY_SECONDS = 0.2, 0.1
+    _probe.DELAY_SECONDS = 0.1
     start = sum(layers_per_rank[: comm.rank])
     end = start + layers_per_rank[comm.rank]
     stage = mlp(WIDTH, (sum(layers_per_rank) + 1) // 2).divide(start, end)
     x = np.zeros((N_SAMPLES, WIDTH), np.float32)
     load = _probe.Load(comm, stage, x, 0.01)
     for several in (False, True):
-        speed = load.speed(messages=several)
+        speed = load.speed(messages=several, seconds=0.2)
         assert len(speed.seconds) == len(speed.spread) == comm.size
         assert min(speed.seconds) > 0
         assert all(other == speed for other in comm.allgather(speed))
+        alone = [load.alone(rank, seconds=0.1) for rank in range(comm.size)]
+        assert min(alone) > 0
+        assert all(other == alone for other in comm.allgather(alone))
         delays = load.delays(0.001, 1e12, computes=several)
         assert len(delays) == comm.size - 1 and min(delays, default=0) >= 0
 
