@@ -225,7 +225,9 @@ class Load:
                     seconds.append(time.perf_counter() - start)
         return times
 
-    def delays(self, seconds: float, bandwidth: float, computes: bool) -> list[float]:
+    def delays(
+        self, seconds: float, bandwidth: float, computes: bool, split: bool = False
+    ) -> list[float]:
         """Times messages between neighbours.
 
         They go to and fro between every second pair of ranks, then between the others.
@@ -236,6 +238,9 @@ class Load:
             bandwidth: Of the links, in bytes per second.
             computes: Whether a rank computes when it has begun to send, as with several
                 microbatches: a large message then moves only when the rank looks.
+            split: Whether it sends between input and weight gradients, as in ZB-H1: it
+                then looks after the first layer's weight gradients, and not after the
+                first forward.
 
         Returns:
             For each pair of neighbours the seconds from when one begins to send until
@@ -252,7 +257,7 @@ class Load:
             is_first = rank % 2 == parity
             link = rank if is_first else rank - 1
             if 0 <= link < len(self._n_bytes):
-                ages[link] = self._exchange(link, is_first, rounds, computes)
+                ages[link] = self._exchange(link, is_first, rounds, computes, split)
         quiet_barrier(self._comm, self._pause)
         everywhere = self._comm.allgather(ages)
         delays = []
@@ -263,7 +268,7 @@ class Load:
         return delays
 
     def _exchange(
-        self, link: int, is_first: bool, rounds: int, computes: bool
+        self, link: int, is_first: bool, rounds: int, computes: bool, split: bool
     ) -> list[float]:
         """Returns how old messages were that this rank waited for, in seconds.
 
@@ -271,6 +276,8 @@ class Load:
 
             first    B send F   wait   B send F   wait
             second       wait   B send F   wait   B send F
+
+        or, if the backward is split, with I in place of B and WF in place of F.
         """
         partner = link + 1 if is_first else link
         transport = Transport(self._comm, TIMEOUT)
@@ -279,6 +286,14 @@ class Load:
         message = np.zeros(max(self._n_bytes[link], 8), np.uint8)
         stamp = message[:8].view(np.float64)
         forward, backward = self._halves()
+        before, behind = backward, forward
+        if split:
+            before = self._phases.backward_input
+
+            def behind() -> None:
+                self._phases.backward_weight()
+                forward()
+
         ages = []
 
         def receive() -> None:
@@ -297,11 +312,11 @@ class Load:
                 if not is_first:
                     receive()
                 if computes:
-                    backward()
+                    before()
                 stamp[0] = time.perf_counter()
                 sender.send(0, (Tensor(message),))
                 if computes:
-                    forward()
+                    behind()
                 if is_first:
                     receive()
             backward()

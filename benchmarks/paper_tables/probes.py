@@ -35,6 +35,7 @@ class Probe:
         self._load = Load(comm, stage, x, PAUSE)
         # With one microbatch nobody has anything else to do while messages go.
         self._several = point.microbatches > 1
+        self._split = point.schedule.startswith("zb")
         self._speeds: list[Speed] = []
         # Seconds alone over those while all are busy.
         self._alone: list[float] = []
@@ -53,7 +54,7 @@ class Probe:
 
         def delays(computes: bool) -> list[float]:
             return self._undisturbed(
-                lambda: self._load.delays(phase, bandwidth, computes)
+                lambda: self._load.delays(phase, bandwidth, computes, self._split)
             )
 
         idle = delays(False)

@@ -29,8 +29,9 @@ def probe(comm, layers_per_rank):
         alone = [load.alone(rank, seconds=0.1) for rank in range(comm.size)]
         assert min(alone) > 0
         assert all(other == alone for other in comm.allgather(alone))
-        delays = load.delays(0.001, 1e12, computes=several)
-        assert len(delays) == comm.size - 1 and min(delays, default=0) >= 0
+        for split in (False, True):
+            delays = load.delays(0.001, 1e12, computes=several, split=split)
+            assert len(delays) == comm.size - 1 and min(delays, default=0) >= 0
 
 
 @pytest.mark.parametrize("layers_per_rank", [[3], [1, 8], [2, 9, 2]])
