@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import chainer
 import numpy as np
@@ -43,10 +43,31 @@ class Speed:
             take of the core.
         spread: Standard deviation of a forward's or a backward's seconds on each rank,
             as a part of their mean: the mean of both.
+        core: Seconds of a core that a forward and a backward take without messages, as
+            a rule: medians. Those in which a host has to stop do not count.
     """
 
     seconds: list[float]
     spread: list[float]
+    core: list[float]
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What a rank's phases took, of one kind.
+
+    Attributes:
+        seconds: Of each, with the messages before and after.
+        core: Of a core, without messages.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    core: list[float] = field(default_factory=list)
+
+
+def _core(kinds: list[Turns]) -> float:
+    # Medians: the first finds its caches cold.
+    return sum(statistics.median(turns.core) for turns in kinds)
 
 
 class Traffic:
@@ -162,38 +183,39 @@ class Load:
             self._traffic(peer) if messages else None for peer in (rank - 1, rank + 1)
         )
         quiet_barrier(self._comm, self._pause)
-        times = self._be_busy(before, behind, seconds)
+        kinds = self._be_busy(before, behind, seconds)
         # Right away: who looks as seldom as in a barrier moves a large message piece by
         # piece for seconds, and what follows waits behind it.
         for traffic in filter(None, (before, behind)):
             traffic.end()
         quiet_barrier(self._comm, self._pause)
         # Not medians: a quota stops a host in the middle of some rounds, not of all.
-        means = [statistics.fmean(some) for some in times]
+        means = [statistics.fmean(turns.seconds) for turns in kinds]
         spread = statistics.fmean(
-            statistics.pstdev(some) / mean for some, mean in zip(times, means)
+            statistics.pstdev(turns.seconds) / mean for turns, mean in zip(kinds, means)
         )
-        found = self._comm.allgather((sum(means), spread))
+        found = self._comm.allgather((sum(means), spread, _core(kinds)))
         return Speed(*map(list, zip(*found)))
 
-    def alone(self, rank: int, seconds: float) -> float:
-        """Times the phases of one rank while the others sleep.
+    def alone(self, seconds: float) -> list[float]:
+        """Times the phases of each rank while the others sleep.
 
         Cores that share a cache, or are two threads of one, are faster then.
 
         Args:
-            rank: The one that runs.
-            seconds: For how long at least.
+            seconds: For how long at least, all of them together.
 
         Returns:
-            Seconds forward and backward on average, the same on every rank.
+            Seconds of a core that a forward and a backward take on each rank, to be
+            compared with `Speed.core`: the same on every rank.
         """
-        quiet_barrier(self._comm, self._pause)
         found = 0.0
-        if self._comm.rank == rank:
-            found = sum(map(statistics.fmean, self._be_busy(None, None, seconds)))
+        for rank in range(self._comm.size):
+            quiet_barrier(self._comm, self._pause)
+            if self._comm.rank == rank:
+                found = _core(self._be_busy(None, None, seconds / self._comm.size))
         quiet_barrier(self._comm, self._pause)
-        return self._comm.bcast(found, rank)
+        return self._comm.allgather(found)
 
     def _traffic(self, peer: int) -> Traffic | None:
         if not 0 <= peer < self._comm.size:
@@ -203,27 +225,37 @@ class Load:
 
     def _be_busy(
         self, before: Traffic | None, behind: Traffic | None, at_least: float
-    ) -> tuple[list[float], list[float]]:
-        """Returns the seconds of each forward and of each backward."""
+    ) -> list[Turns]:
+        """Returns what forward and backward took, in this order."""
         transport = Transport(self._comm, TIMEOUT)
         transport.notice([np.empty(max(self._n_bytes, default=0), np.uint8)])
+        looking = 0.0
+
+        def look() -> None:
+            nonlocal looking
+            start = time.thread_time()
+            transport.look()
+            looking += time.thread_time() - start
+
         forward, backward = self._halves()
-        times: tuple[list[float], list[float]] = ([], [])
-        turns = (
-            (times[0], forward, before, behind),
-            (times[1], backward, behind, before),
+        kinds = [Turns(), Turns()]
+        in_turn = (
+            (kinds[0], forward, before, behind),
+            (kinds[1], backward, behind, before),
         )
-        with Progress(transport.look):
-            while sum(map(sum, times)) < at_least:
-                for seconds, phase, source, target in turns:
+        with Progress(look):
+            while sum(sum(turns.seconds) for turns in kinds) < at_least:
+                for turns, phase, source, target in in_turn:
                     start = time.perf_counter()
                     if source:
                         source.take()
+                    core, looked = time.thread_time(), looking
                     phase()
+                    turns.core.append(time.thread_time() - core - (looking - looked))
                     if target:
                         target.send()
-                    seconds.append(time.perf_counter() - start)
-        return times
+                    turns.seconds.append(time.perf_counter() - start)
+        return kinds
 
     def delays(
         self, seconds: float, bandwidth: float, computes: bool, split: bool = False

@@ -6,6 +6,7 @@ import math
 import statistics
 from typing import Any, Callable
 
+import numpy as np
 from _common import T, undisturbed
 from _hosts import PAUSE
 from _probe import Load, Speed
@@ -15,8 +16,8 @@ from divisible import Divisible
 from paper_tables.models import minibatch
 from paper_tables.points import Point
 
-#: Seconds that the hosts are busy at least for a first look, and before a step: as a
-#: part of what that takes, and at most.
+#: Seconds that the hosts are busy at least for a first look, or one after the other,
+#: and before a step: as a part of what that takes, and at most.
 LEAST, PART, MOST = 4.0, 0.5, 15.0
 
 
@@ -37,8 +38,8 @@ class Probe:
         self._several = point.microbatches > 1
         self._split = point.schedule.startswith("zb")
         self._speeds: list[Speed] = []
-        # Seconds alone over those while all are busy.
-        self._alone: list[float] = []
+        # Of each stage, alone over while all are busy.
+        self._alone: list[np.ndarray] = []
         self._delays: dict[str, list[float]] = {}
         #: Part of the machine's time that was given to others meanwhile, at most.
         self.stolen = 0.0
@@ -69,11 +70,8 @@ class Probe:
         """
         found = self._measured(min(max(LEAST, PART * step), MOST))
         self._speeds.append(found)
-        # One of them each time: in turn the first, the last and the one in the middle.
-        last = self._comm.size - 1
-        rank = (0, last, last // 2)[len(self._alone) % 3]
-        alone = self._undisturbed(lambda: self._load.alone(rank, LEAST))
-        self._alone.append(alone / found.seconds[rank])
+        alone = self._undisturbed(lambda: self._load.alone(LEAST))
+        self._alone.append(np.divide(alone, found.core))
 
     def found(self) -> dict[str, Any]:
         """Returns what a `Sample` has of it: the means of all speeds."""
@@ -84,7 +82,7 @@ class Probe:
             "spread": [
                 math.sqrt(statistics.fmean(part**2 for part in each)) for each in spread
             ],
-            "alone": statistics.fmean(self._alone),
+            "alone": np.mean(self._alone, axis=0).tolist(),
             "probes": len(self._speeds),
             **self._delays,
         }

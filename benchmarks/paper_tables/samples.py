@@ -33,9 +33,9 @@ class Sample:
             the step, while all hosts ran their stages with nothing to wait for. Of a
             step that ran several times the mean of what was measured before each.
         spread: Standard deviation of those phases, as a part of their mean.
-        alone: The same seconds on one host while the others sleep, as a part of those
-            while all are busy: on some hosts in turn, the mean. Taken for 1 in older
-            samples.
+        alone: What phases take of the core on each stage while the other hosts sleep,
+            as a part of what they take while all are busy. In older samples one number
+            for all stages, or taken for 1.
         probes: How often these were measured. 0 in older samples: once, before the
             first of the steps.
         delay: Of messages between each two stages, besides their transfer, if the
@@ -66,7 +66,7 @@ class Sample:
     idle_delay: list[float] = field(default_factory=list)
     pages: int | None = None
     stolen: float | None = None
-    alone: float = 1.0
+    alone: float | list[float] = 1.0
     probes: int = 0
 
     @property

@@ -68,7 +68,7 @@ def predict(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
     busy = prediction.stage_costs(plan, schedule, profiles, sizes, network, speeds)
     shape = n_stages, point.microbatches
     times = {name: np.broadcast_to(getattr(busy, name), shape) for name in PHASES}
-    variance = _unexplained_variance(sample, hosts.share)
+    variance = _unexplained_variance(sample, hosts.share)[:, np.newaxis]
     random = np.random.RandomState(0)
     makespans = []
     for _ in range(DRAWS):
@@ -86,33 +86,35 @@ def predict(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
     return statistics.fmean(makespans)
 
 
-def _unexplained_variance(sample: Sample, share: float) -> float:
-    """Returns the variance of busy phases that no quota explains.
+def _unexplained_variance(sample: Sample, share: float) -> np.ndarray:
+    """Returns the variance of each busy stage's phases that no quota explains.
+
+    Each stage has its own: the phases of the smallest may vary by more than they take.
 
     Args:
         sample: Of the step.
         share: Of a core that each host has.
 
     Returns:
-        As a part of their mean squared.
+        As parts of their means squared.
     """
     # Backward takes about twice as long as forward.
-    forward = share * statistics.fmean(sample.busy) / 3
-    _, spread = repeated(share, [forward, 2 * forward])
-    return max(statistics.fmean(sample.spread) ** 2 - spread**2, 1e-12)
+    forward = share * np.array(sample.busy) / 3
+    explained = [repeated(share, [seconds, 2 * seconds])[1] for seconds in forward]
+    return np.maximum(np.square(sample.spread) - np.square(explained), 1e-12)
 
 
 def _in_company(
-    times: dict[str, np.ndarray], timeline: Timeline, alone: float
+    times: dict[str, np.ndarray], timeline: Timeline, alone: float | list[float]
 ) -> dict[str, np.ndarray]:
     """Returns what phases take with as many others at work as in a timeline.
 
     Args:
         times: Seconds of the phases if all others are.
         timeline: Of the same schedule.
-        alone: What they take of that if none is.
+        alone: What they take of that if none is: on each stage, or on all.
     """
-    if alone == 1.0 or timeline.n_ranks == 1:
+    if timeline.n_ranks == 1:
         return times
     events = [
         event
@@ -130,7 +132,9 @@ def _in_company(
     own = end - start
     all_done = np.interp(end, when, done) - np.interp(start, when, done)
     others = np.divide(all_done - own, own, out=np.zeros_like(own), where=own > 0)
-    factors = alone + (1.0 - alone) * others / (timeline.n_ranks - 1)
+    stages = [event.what.stage for event in events]
+    least = np.broadcast_to(alone, timeline.n_ranks)[stages]
+    factors = least + (1.0 - least) * others / (timeline.n_ranks - 1)
     found = {name: seconds.copy() for name, seconds in times.items()}
     for event, factor in zip(events, factors):
         for name in PARTS[event.category]:

@@ -155,8 +155,20 @@ def test_messages_are_late_whose_sender_goes_on_to_compute():
 )
 def test_hosts_are_faster_while_others_wait(microbatches, least, most):
     # With one microbatch they take turns, with many all are busy most of the time.
-    ratio = predicted(microbatches, alone=0.8) / predicted(microbatches)
+    ratio = predicted(microbatches, alone=[0.8] * 4) / predicted(microbatches)
     assert least * 0.999 < ratio < most * 1.001
+    # Older samples have one number for all.
+    assert ratio == predicted(microbatches, alone=0.8) / predicted(microbatches)
+
+
+def test_each_host_is_faster_by_what_it_was_itself():
+    # The first of them does nearly everything.
+    seconds = (40, 1, 1, 1)
+    step = predicted(1, seconds=seconds)
+    first = predicted(1, seconds=seconds, alone=[0.8, 1, 1, 1])
+    others = predicted(1, seconds=seconds, alone=[1, 0.8, 0.8, 0.8])
+    assert first / step == pytest.approx(1 - 0.2 * 40 / 43, rel=1e-3)
+    assert others / step == pytest.approx(1 - 0.2 * 3 / 43, rel=1e-3)
 
 
 def test_a_slow_host_with_a_small_stage_does_not_slow_the_others():

@@ -58,7 +58,8 @@ def test_hosts_time_steps_and_probe_before_them(tmp_path):
         n_stages = len(CUTS[point.schedule]) - 1
         assert sample.seconds > 0 and sample.cuts == CUTS[point.schedule]
         assert len(sample.busy) == len(sample.spread) == n_stages
-        assert min(sample.busy) > 0 and sample.alone > 0
+        assert len(sample.alone) == n_stages
+        assert min(sample.busy) > 0 and min(sample.alone) > 0
         # Six steps, two after each.
         assert sample.probes == 3
         assert len(sample.delay) == len(sample.idle_delay) == n_stages - 1
