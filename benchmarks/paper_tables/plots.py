@@ -69,13 +69,12 @@ def rates(figure: Figure, rows: Sequence[Row]) -> None:
 def sizes(figure: Figure, rows: Sequence[Row]) -> None:
     """Fig. 9 to 11: speed-ups over one microbatch, by the width of the layers."""
     axes = _axes(figure, "width of the layers", "speed-up over 1 microbatch")
-    base = {r.point.series: r.step for r in rows if r.point.microbatches == 1}
-    rows = [r for r in rows if r.point.series in base and r.point.microbatches > 1]
+    rows = [r for r in rows if r.single and r.point.microbatches > 1]
     _lines(
         axes,
         rows,
         lambda r: f"{r.point.samples} samples",
-        lambda r: base[r.point.series] / r.step,
+        lambda r: float(np.median(np.divide(r.single, r.seconds))),
         x=lambda r: r.point.size,
     )
     _legend_beside(axes, "microbatches of")
@@ -138,7 +137,7 @@ def _before(row: Row) -> float:
 
 
 def _predicted(row: Row) -> float:
-    return float(np.median(row.serial)) / _before(row)
+    return float(np.median(np.divide(row.serial, row.predicted)))
 
 
 def _axes(figure: Figure, x: str, y: str) -> Any:

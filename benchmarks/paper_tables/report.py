@@ -131,8 +131,8 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         " `Plan.best` chose for the microbatches and the schedule, at most one stage on"
         " every host;",
         "- **step**: median of the measured steps, forward and backward;",
-        "- **speed-up**: over the undivided model in plain Chainer on one such host,"
-        " with the range of the steps;",
+        "- **speed-up**: over the undivided model in plain Chainer on one such host in"
+        " the same round, the median and the range of the rounds;",
         "- **eq. (3)**: the paper's model, its three constants from three measured"
         " points of the same row of hosts, and its error against the measured step;",
         "- **simulated before**: from profiles of the layers on a whole core, the links"
@@ -245,15 +245,12 @@ def table(figure: int, mine: Sequence[Row]) -> list[str]:
     if figure in (8, 9, 10, 11):
         columns[1] = "links" if figure == 8 else "width"
     text = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-    base = {row.point.series: row for row in mine if row.point.microbatches == 1}
     for row in mine:
         point = row.point
         second = f"{point.cut}, {point.schedule}"
         if figure in (8, 9, 10, 11):
             second = point.rate if figure == 8 else str(point.size)
-        references = row.serial
-        if figure in (9, 10, 11):
-            references = base[point.series].seconds if point.series in base else []
+        references = row.single if figure in (9, 10, 11) else row.serial
         cells = [
             str(point.hosts),
             second,
@@ -270,12 +267,13 @@ def table(figure: int, mine: Sequence[Row]) -> list[str]:
 
 
 def spread(above: Sequence[float], below: Sequence[float]) -> str:
-    """Formats a ratio of medians with its range."""
+    """Formats the median ratio of pairs with the range, if there are several."""
     if not above:
         return ""
-    ratio = np.median(above) / np.median(below)
-    least, most = min(above) / max(below), max(above) / min(below)
-    return f"{ratio:.2f} ({least:.2f}..{most:.2f})"
+    ratios = np.divide(above, below)
+    found = f"{np.median(ratios):.2f}"
+    several = f" ({ratios.min():.2f}..{ratios.max():.2f})" if len(ratios) > 1 else ""
+    return found + several
 
 
 def with_error(row: Row, seconds: float | list[float] | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,9 @@ class Row:
     Attributes:
         point: What was measured.
         seconds: Of each step.
-        serial: Of each undivided step on one such host.
+        serial: For each step that of the undivided model on one such host, in the same
+            round: the machine may be faster in another.
+        single: The same with one microbatch; empty if that was not measured.
         cuts: Where the model was cut.
         equation: Seconds by equation (3), whose constants come from three points of
             the same series; ``None`` on one host.
@@ -47,6 +49,7 @@ class Row:
     point: Point
     seconds: list[float]
     serial: list[float]
+    single: list[float]
     cuts: list[int]
     equation: float | None
     predicted: list[float]
@@ -65,8 +68,8 @@ class Row:
 
     @property
     def speedup(self) -> float:
-        """Over the undivided step."""
-        return float(np.median(self.serial)) / self.step
+        """Over the undivided step, the median of the rounds."""
+        return float(np.median(np.divide(self.serial, self.seconds)))
 
     @property
     def attained(self) -> float:
@@ -115,7 +118,8 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
         found[point] = Row(
             point,
             [sample.seconds for sample in samples[point]],
-            [sample.seconds for sample in samples[point.serial]],
+            in_rounds_of(samples[point], samples[point.serial]),
+            in_rounds_of(samples[point], samples.get(replace(point, microbatches=1))),
             cuts,
             None if equation is None else float(equation(point.microbatches)),
             [predict(sample, profiles, hosts) for sample in samples[point]],
@@ -128,6 +132,19 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
             all(sample.probes for sample in samples[point]),
         )
     return found
+
+
+def in_rounds_of(steps: list[Sample], others: list[Sample] | None) -> list[float]:
+    """Returns for each step the seconds of another in the same round.
+
+    Args:
+        steps: Of one point.
+        others: Of another. A round that has none gets the median of all.
+    """
+    if not others:
+        return []
+    seconds = {other.round: other.seconds for other in others}
+    return [seconds.get(step.round, median(others)) for step in steps]
 
 
 def _by_series(points: Iterable[Point]) -> dict[Point, list[Point]]:

@@ -46,9 +46,11 @@ def repeatability(found: dict[Point, Row]) -> list[str]:
         "",
         "Points that were measured in several rounds say what chance does: the standard"
         " deviation of one round is that of the step, and that of what was simulated"
-        " before it, divided by the step. The last column says how many of all points"
-        " of the same model and size would be outside the limit below if no prediction"
-        " had any other error, normally distributed.",
+        " before it, divided by the step. Between rounds of different days the speed of"
+        " the machine may change, which what is measured before each step follows. The"
+        " last column says how many of all points of the same model and size would be"
+        " outside the limit below if no prediction had any other error, normally"
+        " distributed.",
         "",
         "| model and size | points in several rounds | step | simulated before / step"
         " | outside by chance |",

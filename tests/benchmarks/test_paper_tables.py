@@ -283,13 +283,32 @@ def test_tables_say_what_chance_does():
     def row(m, seconds, predicted):
         point = Point("mlp", 32, 40, 4, m)
         values = [0, 4], None, predicted, 1.0, seconds, seconds, 1.0, 1.0, 0.0, True
-        return Row(point, seconds, [1.0], *values)
+        return Row(point, seconds, seconds, [], *values)
 
     mine = [row(1, [1.0, 3.0], [2.0, 7.2]), row(2, [1.0], [1.0])]
     assert repeatability({r.point: r for r in mine[1:]}) == []
     (line,) = repeatability({r.point: r for r in mine})[-1:]
     # The single round is outside 10% with the probability 0.44, the mean of two 0.27.
     assert line == "| mlp 32 | 1 of 2 | 70.7% | 12.9% | 0.7 |"
+
+
+def test_speedups_are_of_rounds():
+    from paper_tables.points import Point
+    from paper_tables.report import spread
+    from paper_tables.rows import in_rounds_of
+
+    # The machine is half as fast in the second round.
+    point = Point("mlp", 32, 40, 2, 4)
+    steps = [sample(point, round=r, seconds=s) for r, s in ((1, 4.0), (0, 2.0))]
+    rounds = ((0, 3.0), (1, 6.4), (2, 5.0))
+    others = [sample(point.serial, round=r, seconds=s) for r, s in rounds]
+    undivided = in_rounds_of(steps, others)
+    assert undivided == [6.4, 3.0]
+    assert spread(undivided, [4.0, 2.0]) == "1.55 (1.50..1.60)"
+    # One that has no round of its own is compared with all of them.
+    assert in_rounds_of(steps, others[1:]) == [6.4, 5.7]
+    assert in_rounds_of(steps, None) == []
+    assert spread([3.0], [2.0]) == "1.50" and spread([], [2.0]) == ""
 
 
 def test_tables_and_figures_are_written(tmp_path):
