@@ -130,7 +130,9 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         "- **cut**: the paper's, of equally many layers on every host, or ours: what"
         " `Plan.best` chose for the microbatches and the schedule, at most one stage on"
         " every host;",
-        "- **step**: median of the measured steps, forward and backward;",
+        "- **step**: median of the measured steps, forward and backward. Rows of hosts"
+        " are of different days, on which the machine may be faster or slower: between"
+        " them compare speed-ups, not seconds;",
         "- **speed-up**: over the undivided model in plain Chainer on one such host in"
         " the same round, the median and the range of the rounds;",
         "- **eq. (3)**: the paper's model, its three constants from three measured"
