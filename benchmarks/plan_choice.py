@@ -118,12 +118,12 @@ class Search:
 
     def _on_hosts(self, profile: Profile) -> Profile:
         """Returns a profile with the speed that busy hosts have."""
-        from _probe import Load
+        from _probe import busy_seconds
 
         x = self._data[0][: profile.n_samples]
         equal = Plan.uniform(len(self._model), self._comm.size)
         stage = self._model.divide(*equal.range(self._comm.rank))
-        seconds = sum(Load(self._comm, stage, x, PAUSE).speed().seconds)
+        seconds = sum(busy_seconds(self._comm, stage, x, PAUSE))
         slower = seconds / sum(layer.seconds for layer in profile.layers)
 
         def slow(layer: LayerCost) -> LayerCost:

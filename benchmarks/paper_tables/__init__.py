@@ -5,8 +5,7 @@ models.py       the models, where they are cut, and what they send
 profiles.py     the profiles of the models: where they are, and one of several
 samples.py      what was measured so far, one line for each step
 work.py         what the hosts do
-quota.py        when a host stops that has a part of a core
-simulations.py  steps, simulated before they run and after
+simulations.py  steps, simulated by other steps and by their own
 rows.py         a row for each point: measured, by equation (3), simulated
 report.py       the tables and the CSV file
 verdicts.py     what to think of them: chance, older samples, targets met or missed

@@ -55,14 +55,19 @@ def main() -> None:
         return
     rounds = 1 if arguments.quick else arguments.rounds
     points = itertools.chain.from_iterable(every[n] for n in arguments.figures)
-    points = with_serial(p for p in points if p.hosts in (arguments.hosts or [p.hosts]))
+    points = with_serial(
+        point
+        for point in points
+        if point.hosts in (arguments.hosts or [point.hosts])
+        and point.size in (arguments.sizes or [point.size])
+    )
     if arguments.quick:
         points = with_serial(quick(points))
     todo = missing_rounds(arguments.output / SAMPLES, points, rounds)
     seconds = sum(estimate(point, arguments.cpu) for point, _ in todo)
     print(f"{len(todo)} of {len(points) * rounds} steps to measure,", end=" ")
     print(f"{seconds / 60:.0f} minutes at least, besides what comes first:", end=" ")
-    print("profiles, probes, and steps that get memory", flush=True)
+    print("profiles, and steps that get memory", flush=True)
     if arguments.list:
         return
     failed: list[str] = []
@@ -97,6 +102,7 @@ def parse() -> argparse.Namespace:
         help="of 6, 8, 9, 10, 11, 13, 14; Fig. 7 and 12 come with 6",
     )
     add("--hosts", type=int, nargs="+", metavar="N", help="only on so many")
+    add("--sizes", type=int, nargs="+", metavar="N", help="only such widths or images")
     add("--quick", action="store_true", help="some points, one step each")
     add("--list", action="store_true", help="only say how much there is to measure")
     add("--write", action="store_true", help="only write what was measured so far")
@@ -163,7 +169,6 @@ def measure(arguments: argparse.Namespace, todo: list[tuple[Point, int]]) -> lis
                     "point": to_json(each),
                     "round": number,
                     "cuts": chosen,
-                    "bandwidth": hosts.bandwidth,
                     "transfer": transfers(each, chosen, profiles, hosts),
                 }
                 words.append(entry)

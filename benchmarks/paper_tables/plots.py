@@ -53,17 +53,17 @@ def times(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def speedups(figure: Figure, rows: Sequence[Row]) -> None:
-    """Fig. 7: the same as speed-ups; dashed what was simulated before."""
+    """Fig. 7: the same as speed-ups; dashed what was simulated."""
     axes = _axes(figure, "microbatches", "speed-up over the undivided step")
-    _lines(axes, rows, _hosts, _speedup, _predicted)
-    _legend_beside(axes, "dashed:\nsimulated before")
+    _lines(axes, rows, _hosts, _speedup, _simulated_speedup)
+    _legend_beside(axes, "dashed:\nsimulated")
 
 
 def rates(figure: Figure, rows: Sequence[Row]) -> None:
     """Fig. 8: the step by number of microbatches, for every rate of the links."""
     axes = _axes(figure, "microbatches", "seconds of a step")
-    _lines(axes, rows, lambda r: r.point.rate, lambda r: r.step, _before)
-    _legend_beside(axes, "dashed:\nsimulated before")
+    _lines(axes, rows, lambda r: r.point.rate, lambda r: r.step, _simulated)
+    _legend_beside(axes, "dashed:\nsimulated")
 
 
 def sizes(figure: Figure, rows: Sequence[Row]) -> None:
@@ -87,8 +87,8 @@ def equation(figure: Figure, rows: Sequence[Row]) -> None:
     rows = [r for r in rows if r.point.hosts == hosts]
     m = [r.point.microbatches for r in rows]
     axes.plot(m, [r.step for r in rows], "o-", color=COLORS[0], label="measured")
-    if all(r.equation is not None for r in rows):
-        values = [r.equation for r in rows]
+    if all(r.equation for r in rows):
+        values = [float(np.median(r.equation)) for r in rows]
         axes.plot(m, values, "--", color=COLORS[2], label="equation (3)")
     fitted = [r for r in rows if r.point.microbatches in FIT]
     axes.plot(
@@ -100,8 +100,8 @@ def equation(figure: Figure, rows: Sequence[Row]) -> None:
         fillstyle="none",
         label="fitted to",
     )
-    values = [_before(r) for r in rows]
-    axes.plot(m, values, ":", color=COLORS[1], label="simulated before")
+    values = [_simulated(r) for r in rows]
+    axes.plot(m, values, ":", color=COLORS[1], label="simulated")
     axes.set_xticks(m, [f"{tick:g}" for tick in m])
     axes.minorticks_off()
     axes.legend()
@@ -115,10 +115,10 @@ def models(figure: Figure, rows: Sequence[Row]) -> None:
         mine = [r for r in rows if (r.point.cut, r.point.schedule) == kind]
         _style(axes, "microbatches")
         axes.set_title(", ".join(kind))
-        _lines(axes, mine, _hosts, _speedup, _predicted)
+        _lines(axes, mine, _hosts, _speedup, _simulated_speedup)
     # One for all panels, where it covers nothing.
     lines, names = panels[0].get_legend_handles_labels()
-    title = "dashed: simulated before"
+    title = "dashed: simulated"
     place = "outside lower center"
     figure.legend(lines, names, loc=place, ncols=len(lines), title=title)
     panels[0].set_ylabel("speed-up over the undivided step")
@@ -132,12 +132,13 @@ def _speedup(row: Row) -> float:
     return row.speedup
 
 
-def _before(row: Row) -> float:
-    return float(np.median(row.predicted))
+def _simulated(row: Row) -> float:
+    return float(np.median(row.simulated)) if row.simulated else np.nan
 
 
-def _predicted(row: Row) -> float:
-    return float(np.median(np.divide(row.serial, row.predicted)))
+def _simulated_speedup(row: Row) -> float:
+    ratios = np.divide(row.serial, row.simulated) if row.simulated else np.nan
+    return float(np.median(ratios))
 
 
 def _axes(figure: Figure, x: str, y: str) -> Any:

@@ -57,9 +57,10 @@ COLUMNS = (
     "micro-batches",
     "step s",
     "speed-up",
+    "hosts' speed",
     "eq. (3)",
-    "simulated before",
-    "simulated after",
+    "simulated",
+    "replayed",
     "paper",
 )
 
@@ -70,12 +71,13 @@ CSV_COLUMNS = (
     "step_seconds",
     "serial_seconds",
     "speedup",
-    "equation_3",
-    "simulated_before",
-    "error_before",
     "relative_speed",
-    "simulated_after",
-    "error_after",
+    "equation_3",
+    "error_of_equation_3",
+    "simulated",
+    "error_simulated",
+    "replayed",
+    "error_replayed",
     "attained",
     "stolen",
 )
@@ -135,22 +137,18 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         " them compare speed-ups, not seconds;",
         "- **speed-up**: over the undivided model in plain Chainer on one such host in"
         " the same round, the median and the range of the rounds;",
+        "- **hosts' speed**: of all hosts together in the step, relative to profiles of"
+        " the layers on a whole core and to the hosts' share of one. A host with a part"
+        " of a core finds its caches cold whenever its turn comes;",
         "- **eq. (3)**: the paper's model, its three constants from three measured"
-        " points of the same row of hosts, and its error against the measured step;",
-        "- **simulated before**: from profiles of the layers on a whole core, the links"
-        " and the speed of each host. The speed is what it had right before the steps,"
-        " on average, when all ran their layers with nothing to wait for and, if there"
-        " are several microbatches, exchanged messages; in brackets that of all"
-        " together relative to their share of a core: a host finds its caches cold"
-        " whenever its turn comes. Hosts with small stages are slower than the others"
-        " where microbatches are small. How much faster a host is while the others"
-        " wait, with whom it shares caches and cores, was measured as well. When a host"
-        " stops that has used its share of a core is simulated as the system does it:"
-        " it stops less if it waits at times. A large message takes longer if its"
-        " sender goes on to compute before it has left: either delay was measured, and"
-        " the simulation says how often it is which;",
-        "- **simulated after**: from the times of each phase in the measured step, and"
-        " how long its messages took on average;",
+        " points of the same row of hosts, cut, schedule and round, and its error"
+        " against the measured step;",
+        "- **simulated**: from profiles of the layers on a whole core, the links, and"
+        " how much slower each host was, and how late messages, in the steps with the"
+        " next fewer and the next more microbatches of the same row of hosts, cut,"
+        " schedule and round. A point's own step is not used for it;",
+        "- **replayed**: from the times of each phase in the measured step itself, and"
+        " how long its messages took on average: a test of the simulator;",
         "- **paper**: the speed-up printed there. It prints those of the text only.",
         "",
         *[f"Measured on {machine}." for machine in machines],
@@ -162,15 +160,15 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
 def summary(found: dict[Point, Row]) -> list[str]:
     """Says how good the predictions are, and compares the cuts."""
     text = ["## Summary", ""]
-    text += ["| model | points | eq. (3) | simulated before | simulated after |"]
+    text += ["| model | points | eq. (3) | simulated | replayed |"]
     text += ["|---|---|---|---|---|"]
     for model in (*MODELS, "all"):
         mine = [row for point, row in found.items() if model in (point.model, "all")]
         if mine:
             cells = (
-                errors(row.error(row.equation) for row in mine if row.equation),
-                errors(row.error(row.predicted) for row in mine),
-                errors(row.error(row.simulated) for row in mine),
+                errors(mine, "equation"),
+                errors(mine, "simulated"),
+                errors(mine, "replayed"),
             )
             text += [f"| {model} | {len(mine)} | {' | '.join(cells)} |"]
     text += ["", "Errors: median of the absolute ones, and the largest.", ""]
@@ -235,9 +233,10 @@ def is_usual(row: Row, found: dict[Point, Row]) -> bool:
     return row.point.rate == RATE and row.point.size == usual
 
 
-def errors(values: Iterable[float]) -> str:
-    """Formats errors."""
-    found = np.abs(list(values))
+def errors(mine: Sequence[Row], name: str) -> str:
+    """Formats the errors of a prediction, where there is one."""
+    values = [(row, getattr(row, name)) for row in mine]
+    found = np.abs([row.error(seconds) for row, seconds in values if seconds])
     return f"{np.median(found):.1%}, {found.max():.1%}" if len(found) else ""
 
 
@@ -259,9 +258,10 @@ def table(figure: int, mine: Sequence[Row]) -> list[str]:
             str(point.microbatches),
             f"{row.step:.3g}",
             spread(references, row.seconds),
+            f"{row.relative_speed:.2f}",
             with_error(row, row.equation),
-            f"{with_error(row, row.predicted)} [{row.relative_speed:.2f}]",
             with_error(row, row.simulated),
+            with_error(row, row.replayed),
             printed(figure, point),
         ]
         text.append(f"| {' | '.join(cells)} |")
@@ -278,11 +278,13 @@ def spread(above: Sequence[float], below: Sequence[float]) -> str:
     return found + several
 
 
-def with_error(row: Row, seconds: float | list[float] | None) -> str:
-    """Formats a prediction."""
-    if seconds is None:
+def with_error(row: Row, seconds: list[float]) -> str:
+    """Formats a prediction for each step; nothing if there is none."""
+    if not seconds:
         return ""
-    return f"{np.median(seconds):.3g} ({row.error(seconds):+.0%})"
+    percent = f"{row.error(seconds):+.0%}"
+    # Without the sign of a zero, which is another on another machine.
+    return f"{np.median(seconds):.3g} ({percent if percent[1:] != '0%' else '0%'})"
 
 
 def printed(figure: int, point: Point) -> str:
@@ -293,6 +295,16 @@ def printed(figure: int, point: Point) -> str:
     return ""
 
 
+def rounded(value: float | None) -> str:
+    """Formats a number with the digits that are the same on all machines."""
+    return "" if value is None else f"{value:.6g}"
+
+
+def median_and_error(row: Row, seconds: list[float]) -> tuple[float | None, ...]:
+    """Returns the columns of a prediction; empty ones if there is none."""
+    return (np.median(seconds), row.error(seconds)) if seconds else (None, None)
+
+
 def write_csv(path: Path, found: Iterable[Row]) -> None:
     """Writes a line for each point."""
     with open(path, "w", encoding="utf-8", newline="") as file:
@@ -300,20 +312,16 @@ def write_csv(path: Path, found: Iterable[Row]) -> None:
         out.writerow(CSV_COLUMNS)
         for row in found:
             point = row.point
-            out.writerow(
-                [
-                    *vars(point).values(),
-                    " ".join(map(str, row.cuts)),
-                    row.step,
-                    float(np.median(row.serial)),
-                    row.speedup,
-                    "" if row.equation is None else row.equation,
-                    float(np.median(row.predicted)),
-                    row.error(row.predicted),
-                    row.relative_speed,
-                    float(np.median(row.simulated)),
-                    row.error(row.simulated),
-                    row.attained,
-                    "" if row.stolen is None else row.stolen,
-                ]
+            numbers = (
+                row.step,
+                np.median(row.serial),
+                row.speedup,
+                row.relative_speed,
+                *median_and_error(row, row.equation),
+                *median_and_error(row, row.simulated),
+                *median_and_error(row, row.replayed),
+                row.attained,
+                row.stolen,
             )
+            cuts = " ".join(map(str, row.cuts))
+            out.writerow([*vars(point).values(), cuts, *map(rounded, numbers)])

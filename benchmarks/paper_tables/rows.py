@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from divisible.layer_costs import interpolate
 from paper_tables.points import FIT, SAMPLES, SERIAL, Point
 from paper_tables.profiles import profile_files
 from paper_tables.samples import Sample, median, read
-from paper_tables.simulations import PHASES, busy_speeds, predict, simulate
+from paper_tables.simulations import replay, simulate, stage_seconds
 
 
 @dataclass(frozen=True)
@@ -27,23 +27,23 @@ class Row:
             round: the machine may be faster in another.
         single: The same with one microbatch; empty if that was not measured.
         cuts: Where the model was cut.
-        equation: Seconds by equation (3), whose constants come from three points of
-            the same series; ``None`` on one host.
-        predicted: For each step the seconds simulated from profiles of the layers on a
-            whole core, and from what was measured right before it: the speed of busy
-            hosts, how much their phases vary, and the delay of messages.
-        relative_speed: Of the hosts before the steps, all together; 1 where it is their
+        equation: For each step the seconds by equation (3), whose constants come from
+            three points of the same series and round; empty on one host.
+        simulated: For each step the seconds simulated from profiles of the layers on a
+            whole core, and from the hosts' speed in other steps of the same series and
+            round; empty if there are none.
+        is_between: Whether there are such steps with fewer and with more microbatches.
+        replayed: For each step the seconds simulated from the times of its own phases.
+        relative_speed: Of the hosts in the steps, all together; 1 where it is their
             share of a core.
-        simulated: For each step the seconds simulated from the times of its phases.
         bounds: For each step seconds that no schedule can fall below on hosts that are
             as fast as they were in it: those of the slowest layer in all microbatches,
             or of all layers spread evenly. How much of its stage a layer is say the
             profiles.
-        probed_bound: The same by the profiles, on hosts as fast as before the steps.
-        share_bound: The same on hosts as fast as their share of a core.
+        share_bound: The same by the profiles, on hosts as fast as their share of a
+            core.
         stolen: Part of the machine's time that its hypervisor gave to others meanwhile,
             at most; ``None`` if that is not known of every sample.
-        is_probe_whole: Whether all was measured before each step that is measured now.
     """
 
     point: Point
@@ -51,15 +51,14 @@ class Row:
     serial: list[float]
     single: list[float]
     cuts: list[int]
-    equation: float | None
-    predicted: list[float]
-    relative_speed: float
+    equation: list[float]
     simulated: list[float]
+    is_between: bool
+    replayed: list[float]
+    relative_speed: float
     bounds: list[float]
-    probed_bound: float
     share_bound: float
     stolen: float | None
-    is_probe_whole: bool
 
     @property
     def step(self) -> float:
@@ -76,16 +75,9 @@ class Row:
         """What part of a step nothing could have saved, in the median."""
         return float(np.median(np.divide(self.bounds, self.seconds)))
 
-    def error(self, seconds: float | list[float]) -> float:
-        """Returns the relative error of a prediction.
-
-        Args:
-            seconds: One for all steps, which is compared with their median, or one for
-                each; the median error then.
-        """
-        if isinstance(seconds, list):
-            return float(np.median(np.divide(seconds, self.seconds))) - 1
-        return seconds / self.step - 1
+    def error(self, predicted: list[float]) -> float:
+        """Returns the relative error of a prediction for each step, the median."""
+        return float(np.median(np.divide(predicted, self.seconds))) - 1
 
 
 def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
@@ -99,37 +91,37 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
     samples = read(folder / SAMPLES)
     found = {}
     measured = [p for p in dict.fromkeys(points) if p in samples]
-    equations = {
-        series: _equation(series, {p.microbatches: median(samples[p]) for p in group})
-        for series, group in _by_series(measured).items()
-    }
+    all_series = _by_series(measured)
     for point in measured:
         if point.serial not in samples or point.schedule == SERIAL:
             continue
-        equation = equations[point.series]
         files = profile_files(folder, point).values()
         profiles = [Profile.load(file) for file in files]
         hosts = point.on(cpu)
-        cuts = samples[point][-1].cuts
+        mine = samples[point]
+        series = {p.microbatches: samples[p] for p in all_series[point.series]}
         layers = layer_seconds(point, profiles)
-        each = [busy_speeds(sample, profiles) for sample in samples[point]]
-        on_hosts = layers / np.repeat(np.median(each, axis=0), np.diff(cuts))
-        stolen = [sample.stolen for sample in samples[point]]
+        rounds = [in_round(series, sample.round) for sample in mine]
+        simulated = [
+            simulate(point, sample.cuts, steps, profiles, hosts)
+            for sample, steps in zip(mine, rounds)
+        ]
+        taken = np.median([stage_seconds(sample).sum() for sample in mine])
+        stolen = [sample.stolen for sample in mine]
         found[point] = Row(
             point,
-            [sample.seconds for sample in samples[point]],
-            in_rounds_of(samples[point], samples[point.serial]),
-            in_rounds_of(samples[point], samples.get(replace(point, microbatches=1))),
-            cuts,
-            None if equation is None else float(equation(point.microbatches)),
-            [predict(sample, profiles, hosts) for sample in samples[point]],
-            float(layers.sum() / on_hosts.sum()) / hosts.share,
-            [simulate(sample, profiles, hosts) for sample in samples[point]],
-            [_bound_of_step(s, layers, point.hosts) for s in samples[point]],
-            bound(on_hosts, point.hosts),
+            [sample.seconds for sample in mine],
+            in_rounds_of(mine, samples[point.serial]),
+            in_rounds_of(mine, samples.get(replace(point, microbatches=1))),
+            mine[-1].cuts,
+            by_equation(point, rounds),
+            [seconds for seconds in simulated if seconds is not None],
+            min(series) < point.microbatches < max(series),
+            [replay(sample, profiles, hosts) for sample in mine],
+            float(layers.sum() / taken) / hosts.share,
+            [_bound_of_step(sample, layers, point.hosts) for sample in mine],
             bound(layers / hosts.share, point.hosts),
             None if None in stolen else max(stolen),
-            all(sample.probes for sample in samples[point]),
         )
     return found
 
@@ -145,6 +137,14 @@ def in_rounds_of(steps: list[Sample], others: list[Sample] | None) -> list[float
         return []
     seconds = {other.round: other.seconds for other in others}
     return [seconds.get(step.round, median(others)) for step in steps]
+
+
+def in_round(series: Mapping[int, list[Sample]], number: int) -> dict[int, Sample]:
+    """Returns a sample of each point: of a round, or its last if it has none there."""
+    return {
+        m: next((sample for sample in samples if sample.round == number), samples[-1])
+        for m, samples in series.items()
+    }
 
 
 def _by_series(points: Iterable[Point]) -> dict[Point, list[Point]]:
@@ -167,14 +167,23 @@ def fit_points(microbatches: Iterable[int]) -> list[int]:
     return found if len(found) < 3 else [found[0], found[len(found) // 2], found[-1]]
 
 
-def _equation(series: Point, seconds: dict[int, float]):
-    """Returns equation (3) with constants from three points, as a function of m."""
+def by_equation(point: Point, rounds: Iterable[Mapping[int, Sample]]) -> list[float]:
+    """Returns a step's seconds by equation (3), fitted to three points of each round.
+
+    Args:
+        point: The step.
+        rounds: Samples of its series by their number of microbatches.
+    """
     from pipeline.performance_model import PerformanceModel
 
-    chosen = fit_points(seconds)
-    if series.hosts < 2 or len(chosen) < 3:
-        return None
-    return PerformanceModel.fit(series.hosts, chosen, [seconds[m] for m in chosen])
+    found = []
+    for samples in rounds:
+        chosen = fit_points(samples)
+        if point.hosts > 1 and len(chosen) == len(FIT):
+            seconds = [samples[m].seconds for m in chosen]
+            model = PerformanceModel.fit(point.hosts, chosen, seconds)
+            found.append(float(model(point.microbatches)))
+    return found
 
 
 def layer_seconds(point: Point, profiles: list[Profile]) -> np.ndarray:
@@ -196,10 +205,7 @@ def bound(layers: np.ndarray, n_hosts: int) -> float:
 
 def _bound_of_step(sample: Sample, layers: np.ndarray, n_hosts: int) -> float:
     """Returns that bound for hosts as fast as they were in a measured step."""
-    n_stages, m = len(sample.cuts) - 1, sample.point.microbatches
-    # Older samples have the means of the stages.
-    each = [np.reshape(getattr(sample, name), (n_stages, -1)) for name in PHASES]
-    stages = m * sum(seconds.mean(axis=1) for seconds in each)
+    stages = stage_seconds(sample)
     return bound(seconds_in_step(layers, sample.cuts, stages), n_hosts)
 
 

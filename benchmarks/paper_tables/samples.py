@@ -29,24 +29,10 @@ class Sample:
         backward_input: Of I, or of B if it was not split.
         backward_weight: Of W.
         latency: Of messages in the step, besides their transfer.
-        busy: Seconds forward and backward of a microbatch on each stage, right before
-            the step, while all hosts ran their stages with nothing to wait for. Of a
-            step that ran several times the mean of what was measured before each.
-        spread: Standard deviation of those phases, as a part of their mean.
-        alone: What phases take of the core on each stage while the other hosts sleep,
-            as a part of what they take while all are busy. In older samples one number
-            for all stages, or taken for 1.
-        probes: How often these were measured. 0 in older samples: once, before the
-            first of the steps.
-        delay: Of messages between each two stages, besides their transfer, if the
-            sender goes on to compute. In older samples one number: between the first
-            two stages, if the sender waits.
-        idle_delay: The same if the sender waits. Unknown in older samples.
         pages: Of memory that a rank got from the system in the step, at most. Unknown
             in older samples, most of which are first steps.
-        stolen: Part of the machine's time that its hypervisor gave to others, in the
-            step or in what was measured before, whichever had more of it. Unknown in
-            older samples.
+        stolen: Part of the machine's time that its hypervisor gave to others during
+            the step or another of the same point, at most. Unknown in older samples.
     """
 
     point: Point
@@ -60,23 +46,8 @@ class Sample:
     backward_input: list[list[float]] = field(default_factory=list)
     backward_weight: list[list[float]] = field(default_factory=list)
     latency: float = 0.0
-    busy: list[float] = field(default_factory=list)
-    spread: list[float] = field(default_factory=list)
-    delay: float | list[float] = 0.0
-    idle_delay: list[float] = field(default_factory=list)
     pages: int | None = None
     stolen: float | None = None
-    alone: float | list[float] = 1.0
-    probes: int = 0
-
-    @property
-    def probed(self) -> int:
-        """Samples of the microbatch that ``busy`` is about."""
-        samples = self.point.samples
-        if self.pages is not None:
-            return samples
-        # Older ones have at most a fifth of the minibatch.
-        return min(samples, -(-self.point.batch // 5))
 
 
 def append(path: Path, sample: Sample) -> None:

@@ -27,9 +27,9 @@ def repeatability(found: dict[Point, Row]) -> list[str]:
         groups.setdefault((point.model, point.size), []).append(row)
     lines = []
     for (model, size), mine in groups.items():
-        several = [row for row in mine if len(row.seconds) > 1]
+        several = [row for row in mine if len(row.simulated) > 1]
         if several:
-            noise = deviation(np.divide(r.predicted, r.seconds) for r in several)
+            noise = deviation(np.divide(r.simulated, r.seconds) for r in several)
             limit = TARGET_ERRORS[model]
             outside = sum(outliers(limit, noise, len(row.seconds)) for row in mine)
             cells = (
@@ -45,14 +45,13 @@ def repeatability(found: dict[Point, Row]) -> list[str]:
     return [
         "",
         "Points that were measured in several rounds say what chance does: the standard"
-        " deviation of one round is that of the step, and that of what was simulated"
-        " before it, divided by the step. Between rounds of different days the speed of"
-        " the machine may change, which what is measured before each step follows. The"
-        " last column says how many of all points of the same model and size would be"
-        " outside the limit below if no prediction had any other error, normally"
-        " distributed.",
+        " deviation of one round is that of the step, and that of what was simulated,"
+        " divided by the step. Between rounds of different days the machine may be"
+        " another, which all points of a round have in common. The last column says how"
+        " many points of the same model and size would be outside the limit below if no"
+        " prediction had any other error, normally distributed.",
         "",
-        "| model and size | points in several rounds | step | simulated before / step"
+        "| model and size | points in several rounds | step | simulated / step"
         " | outside by chance |",
         "|---|---|---|---|---|",
         *lines,
@@ -79,10 +78,10 @@ def disturbed(found: dict[Point, Row]) -> list[str]:
     most = sum(part > STOLEN for part in stolen)
     return [
         "",
-        "The hypervisor of a virtual machine may give its cores to others. A step, or"
-        f" what is measured before it, during which that was more than {STOLEN:.0%} of"
-        " the time is measured again, a few times at most. It was more nevertheless at"
-        f" {most} of {len(stolen)} points, and {max(stolen):.1%} at most.",
+        "The hypervisor of a virtual machine may give its cores to others. A step"
+        f" during which that was more than {STOLEN:.0%} of the time is measured again,"
+        f" a few times at most. It was more nevertheless at {most} of {len(stolen)}"
+        f" points, and {max(stolen):.1%} at most.",
     ]
 
 
@@ -93,23 +92,13 @@ def older(found: dict[Point, Row]) -> list[str]:
         return []
     groups = Counter((row.point.model, row.point.size) for row in rows)
     names = [f"{n} of {model} {size}" for (model, size), n in groups.items()]
-    n_other = sum(not row.is_probe_whole for row in found.values())
     return [
         "",
         f"Samples of {len(rows)} points ({', '.join(names)}) are older: the machine may"
         " have been needed elsewhere, and at most of them the step may have got memory"
-        " from the system while it was timed, as a first step does, and the hosts'"
-        " speed was measured with smaller microbatches than the step has, or once for a"
-        " whole row of hosts. Where that is so of the undivided step, the speed-up is"
-        " too high. The other points are of steps that found their memory in the"
-        f" process. At {n_other} points the speed was measured once and not before"
-        " every step, before the first of them had got memory, and not how much faster"
-        " a host is while the others wait. At some of these it was measured for 4 s and"
-        " not for 15, without messages; and messages between the first two hosts only,"
-        " whose senders waited, or on all links, but while senders computed. With few"
-        " microbatches on many hosts those are later than in the step. Some counted for"
-        " which buffers got memory from the system, which takes a host with a small"
-        " part of a core long.",
+        " from the system while it was timed, as a first step does. Where that is so of"
+        " the undivided step, the speed-up is too high. The other points are of steps"
+        " that found their memory in the process.",
     ]
 
 
@@ -122,11 +111,16 @@ def targets(found: dict[Point, Row]) -> list[str]:
 
     for model, limit in TARGET_ERRORS.items():
         mine = [row for point, row in found.items() if point.model == model]
-        for when, name in (("before", "predicted"), ("after", "simulated")):
-            near = [abs(row.error(getattr(row, name))) <= limit for row in mine]
-            words = f"{model}: simulated {when}, within {limit:.0%} of measured at"
-            if mine:
-                target(f"{words} {sum(near)} of {len(mine)} points", all(near))
+        for name in ("simulated", "replayed"):
+            some = [row for row in mine if getattr(row, name)]
+            near = [abs(row.error(getattr(row, name))) <= limit for row in some]
+            words = f"{model}: {name}, within {limit:.0%} of measured at {sum(near)} of"
+            words += f" {len(near)} points"
+            if name == "simulated":
+                inside = [good for row, good in zip(some, near) if row.is_between]
+                words += f" ({sum(inside)} of {len(inside)} between two others)"
+            if near:
+                target(words, all(near))
     ours = [row for row in found.values() if row.point.cut == OURS]
 
     def best(model: str, hosts: int, microbatches: int | None = None) -> Row | None:
@@ -145,8 +139,7 @@ def targets(found: dict[Point, Row]) -> list[str]:
         words = f"vgg16, 8 hosts, 20 microbatches: {row.attained:.1%} of what the"
         words += " slowest layer allows on hosts as fast as they were in the step, with"
         words += " what its messages took"
-        words += f" ({row.probed_bound / row.step:.0%} if as fast as right before,"
-        words += f" {row.share_bound / row.step:.0%} if as fast as their share of a"
+        words += f" ({row.share_bound / row.step:.0%} if as fast as their share of a"
         words += f" core), wanted {VGG_PART:.0%}"
         target(words, row.attained >= VGG_PART)
     for model, fewer, more, factor in (("vgg16", 8, 16, 1), ("resnet50", 4, 8, 1.1)):

@@ -20,7 +20,6 @@ from mpi4py import MPI
 from divisible import Divisible, Profile, profile
 from paper_tables.models import build, minibatch
 from paper_tables.points import SERIAL, Point, from_json
-from paper_tables.probes import Probe
 from paper_tables.profiles import medians
 from paper_tables.samples import Sample, append
 from pipeline import Pipeline, abort_on_error
@@ -34,8 +33,6 @@ PROFILES, PROFILE_SECONDS = 3, 30.0
 #: many, and how many they are, unless these take more than so many seconds. (Of 16
 #: hosts a step differs by 5% from the next.)
 SHORT, MANY, STEPS, LONG = 15.0, 15, 3, 60.0
-#: Seconds and number of steps after which the hosts' speed is measured anew.
-SOON, FEW = 3.0, 5
 #: Pages of memory from the system that a step may take per second, on any rank, or in
 #: all if it is shorter, before others are timed; and how many may take more.
 PAGES, COLD_STEPS = 5, 4
@@ -100,8 +97,8 @@ class Steps:
         """Measures points and rounds in turn; writes each sample as it comes.
 
         Args:
-            todo: Dictionaries of ``point``, ``cuts``, ``round``, and ``bandwidth`` and
-                ``transfer`` of the links between the stages.
+            todo: Dictionaries of ``point``, ``cuts``, ``round``, and ``transfer`` of
+                the links between the stages.
         """
         for entry in todo:
             point = from_json(entry["point"])
@@ -123,33 +120,21 @@ class Steps:
                 print(f"{point}: {sample.seconds:.3f} s", flush=True)
 
     def _pipelined(self, point: Point, entry: dict) -> dict[str, Any]:
-        """Measures steps, and right before each of them how fast the hosts are.
-
-        The machine is faster in some minutes than in others.
-        """
+        """Times a step on a rank for each stage."""
         rank, cuts = self._comm.rank, entry["cuts"]
         n_stages = len(cuts) - 1
         comm = self._comm.Split(rank < n_stages, rank)
         try:
             if rank >= n_stages:
                 # More hosts than stages: only the timing needs this one.
-                warm = self._warm(lambda: None)
-                self._typical(warm, lambda: None, before=lambda _: None)
+                self._typical(lambda: None)
                 return {}
             x, t = minibatch(point, point.batch)
             stage = self._divided(point, *cuts[rank : rank + 2])
             n = point.microbatches
             with Pipeline(stage, comm, n, point.schedule, timeout=TIMEOUT) as pipe:
-
-                def step() -> None:
-                    pipe.step(x, t)
-
-                warm = self._warm(step)
-                probe = Probe(comm, stage, point)
-                probe.delays(entry["bandwidth"])
-                timed = self._typical(warm, step, pipe.timeline, probe.speed)
+                timed = self._typical(lambda: pipe.step(x, t), pipe.timeline)
                 costs = phase_costs(timed.timeline, entry["transfer"])
-                self._stolen = max(self._stolen, probe.stolen)
         finally:
             comm.Free()
         return {
@@ -159,7 +144,6 @@ class Steps:
             "backward_input": rounded(costs.backward_input),
             "backward_weight": rounded(costs.backward_weight),
             "latency": costs.latency,
-            **probe.found(),
         }
 
     def _undivided(self, point: Point, entry: dict) -> dict[str, Any]:
@@ -170,7 +154,7 @@ class Steps:
             model = self._divided(point, None, None)
             step = undivided_step(model, x, t)
         quiet_barrier(self._comm, PAUSE)
-        timed = self._typical(self._warm(step), step)
+        timed = self._typical(step)
         return {"seconds": timed.seconds, "pages": timed.pages}
 
     def _divided(self, point: Point, start: int | None, end: int | None) -> Divisible:
@@ -181,50 +165,38 @@ class Steps:
             self._stage = (key, build(point).divide(start, end))
         return self._stage[1]
 
-    def _warm(self, step: Callable[[], Any]) -> Timed:
+    def _typical(
+        self, step: Callable[[], Any], timeline: Callable[[], Any] = lambda: None
+    ) -> Timed:
+        """Times a step several times, if it is not a long one, and returns the middle.
+
+        Args:
+            step: What to time.
+            timeline: What returns what ran in it.
+        """
+        steps = [self._warm(step, timeline)]
+        total = steps[0].seconds
+        while (total < SHORT and len(steps) < MANY) or (
+            total < LONG and len(steps) < STEPS
+        ):
+            steps.append(self._timed(step, timeline))
+            total += steps[-1].seconds
+        steps.sort(key=lambda timed: timed.seconds)
+        return steps[(len(steps) - 1) // 2]
+
+    def _warm(self, step: Callable[[], Any], timeline: Callable[[], Any]) -> Timed:
         """Runs a step until it finds all its memory in the process.
 
         Memory from the system is cleared page by page, which takes a host with a part
         of a core up to as long as all that it computes.
         """
         for _ in range(COLD_STEPS + 1):
-            found = self._timed(step)
+            found = self._timed(step, timeline)
             if found.pages <= PAGES * max(1.0, found.seconds):
                 break
         return found
 
-    def _typical(
-        self,
-        warm: Timed,
-        step: Callable[[], Any],
-        timeline: Callable[[], Any] = lambda: None,
-        before: Callable[[float], Any] | None = None,
-    ) -> Timed:
-        """Times a step several times, if it is not a long one, and returns the middle.
-
-        Args:
-            warm: How it last ran; one of those it returns if nothing is done before.
-            step: What to time.
-            timeline: What returns what ran in it.
-            before: What is done before each, or several short ones, with the seconds
-                that a step takes, about.
-        """
-        steps = [] if before else [warm]
-        total = sum(timed.seconds for timed in steps)
-        every = min(max(1, round(SOON / warm.seconds)), FEW)
-        while (total < SHORT and len(steps) < MANY) or (
-            total < LONG and len(steps) < STEPS
-        ):
-            if before and len(steps) % every == 0:
-                before(warm.seconds)
-            steps.append(self._timed(step, timeline))
-            total += steps[-1].seconds
-        steps.sort(key=lambda timed: timed.seconds)
-        return steps[(len(steps) - 1) // 2]
-
-    def _timed(
-        self, step: Callable[[], Any], timeline: Callable[[], Any] = lambda: None
-    ) -> Timed:
+    def _timed(self, step: Callable[[], Any], timeline: Callable[[], Any]) -> Timed:
         def once() -> tuple[float, int]:
             before = _pages()
             seconds = step_seconds(self._comm, step, PAUSE)

@@ -1,6 +1,7 @@
 """What the tables of the paper are made of; the hosts themselves are not started."""
 
 import csv
+import dataclasses
 import json
 
 import numpy as np
@@ -21,8 +22,6 @@ def sample(point, **values):
         "forward": one,
         "backward_input": one,
         "backward_weight": one,
-        "busy": [2.0 / point.hosts] * point.hosts,
-        "spread": [0.0] * point.hosts,
         "machine": "a machine",
         "load": 0.5,
         "date": "today",
@@ -114,121 +113,137 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path):
     assert json.loads(file.read_text().splitlines()[0])["seconds"] == 3.0
 
 
-def predicted(microbatches, schedule="1f1b", seconds=(10,) * 4, slower=1, **values):
-    """Predicts a step of four layers on four hosts.
-
-    Args:
-        microbatches: Of 40 samples.
-        schedule: Of the pipeline.
-        seconds: Of each phase of each layer, for a sample on a whole core.
-        slower: How much slower all hosts but the first are than their share of a core.
-        values: Of the measured sample.
-    """
-    from paper_tables.points import Point
-    from paper_tables.simulations import predict
-
+def profiles_of(seconds):
+    """Returns profiles of layers whose phases take so long for a sample each."""
     from divisible import LayerCost, Profile
 
-    point = Point("mlp", 64, 40, 4, microbatches, schedule=schedule)
-    hosts = point.on(1.6)
-    profiles = [
+    return [
         Profile([LayerCost(n * each, n * each, n * each) for each in seconds], n)
         for n in (1, 40)
     ]
-    busy = 3 * point.samples / hosts.share * np.array(seconds) * [1, *[slower] * 3]
-    # Not an older sample, whose `busy` may be of fewer samples.
-    found = sample(point, busy=busy.tolist(), pages=0, **values)
-    return predict(found, profiles, hosts)
 
 
-def test_messages_are_late_whose_sender_goes_on_to_compute():
-    late = {"delay": [500.0] * 3, "idle_delay": [1.0] * 3}
-    soon = {"delay": [1.0] * 3, "idle_delay": [1.0] * 3}
-    # Nobody has anything else to do with one microbatch.
-    assert predicted(1, **late) == pytest.approx(predicted(1, **soon))
-    # In ZB-H1 W follows I, which the stage before waits for.
-    assert predicted(4, "zb_h1", **late) > predicted(4, "zb_h1", **soon) + 500
-
-
-@pytest.mark.parametrize(
-    "microbatches, least, most", [(1, 0.8, 0.8), (4, 0.81, 0.9), (40, 0.97, 0.995)]
-)
-def test_hosts_are_faster_while_others_wait(microbatches, least, most):
-    # With one microbatch they take turns, with many all are busy most of the time.
-    ratio = predicted(microbatches, alone=[0.8] * 4) / predicted(microbatches)
-    assert least * 0.999 < ratio < most * 1.001
-    # Older samples have one number for all.
-    assert ratio == predicted(microbatches, alone=0.8) / predicted(microbatches)
-
-
-def test_each_host_is_faster_by_what_it_was_itself():
-    # The first of them does nearly everything.
-    seconds = (40, 1, 1, 1)
-    step = predicted(1, seconds=seconds)
-    first = predicted(1, seconds=seconds, alone=[0.8, 1, 1, 1])
-    others = predicted(1, seconds=seconds, alone=[1, 0.8, 0.8, 0.8])
-    assert first / step == pytest.approx(1 - 0.2 * 40 / 43, rel=1e-3)
-    assert others / step == pytest.approx(1 - 0.2 * 3 / 43, rel=1e-3)
-
-
-def test_a_slow_host_with_a_small_stage_does_not_slow_the_others():
-    # The first host takes 40 times as long as any other.
-    assert predicted(20, seconds=(40, 1, 1, 1), slower=4) == pytest.approx(
-        predicted(20, seconds=(40, 1, 1, 1)), rel=0.02
+def measured(point, cuts, seconds, slow, latency=0.0):
+    """Makes a sample of hosts that are slower than the profiles, each by so much."""
+    layers = point.batch / point.microbatches * np.array(seconds)
+    stages = np.add.reduceat(layers, cuts[:-1]) * slow
+    phases = np.repeat(stages[:, np.newaxis], point.microbatches, axis=1).tolist()
+    # A backward that is not split counts as input gradients.
+    split = point.schedule.startswith("zb")
+    twice = (2 * np.array(phases)).tolist()
+    return sample(
+        point,
+        cuts=cuts,
+        forward=phases,
+        backward_input=phases if split else twice,
+        backward_weight=phases if split else np.zeros_like(phases).tolist(),
+        latency=latency,
     )
-    assert predicted(20, slower=4) > 3 * predicted(20)
 
 
-def test_older_samples_have_one_speed_for_all_hosts():
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+@pytest.mark.parametrize("m", [1, 4, 40])
+def test_a_step_is_simulated_by_others_of_the_same_hosts(schedule, m):
     from paper_tables.points import Point
-    from paper_tables.simulations import busy_speeds
+    from paper_tables.simulations import replay, simulate
 
-    from divisible import LayerCost, Profile
+    seconds, slow, cuts = (3.0, 1.0, 2.0, 1.0), [5.0, 7.0, 4.0], [0, 1, 3, 4]
 
-    profile = Profile([LayerCost(2, 1, 1)] * 4, 8)
-    point = Point("mlp", 64, 40, 4, 5)
-    # Of as many hosts as the step, or not.
-    for busy in ([8, 16, 16, 40], [80]):
-        found = busy_speeds(sample(point, busy=busy), [profile])
-        assert found.tolist() == [0.2] * 4
-    found = busy_speeds(sample(point, busy=[8, 16, 16, 40], pages=0), [profile])
-    assert found.tolist() == [0.5, 0.25, 0.25, 0.1]
+    def step(m, slow):
+        point = Point("mlp", 64, 40, 3, m, schedule=schedule)
+        return measured(point, cuts, seconds, slow, latency=2.5)
 
-
-def test_hosts_that_wait_for_each_other_have_quota_left_for_short_phases():
-    from paper_tables.points import Point
-    from paper_tables.simulations import predict
-
-    from divisible import LayerCost, Profile
-
-    point = Point("mlp", 64, 40, 4, 1)
-    hosts = point.on(1.6)
-
-    def predicted(unit):
-        profiles = [
-            Profile([LayerCost(unit * n, unit * n, unit * n)] * 4, n) for n in (8, 40)
-        ]
-        # As fast as their share of a core.
-        busy = [3 * 8 * unit / hosts.share] * 4
-        return predict(sample(point, busy=busy), profiles, hosts)
-
-    # One after the other: 12 times 40 units.
-    assert predicted(1.0) == pytest.approx(480 / 0.4, rel=0.01)
-    assert 480 <= predicted(1e-5) / 1e-5 < 0.7 * 480 / 0.4
+    profiles, hosts = profiles_of(seconds), step(m, slow).point.on(1.6)
+    others = {n: step(n, slow) for n in (2, 8, 20)}
+    # A disturbed step does not count for itself.
+    others[m] = step(m, [99.0] * 3)
+    found = simulate(others[m].point, cuts, others, profiles, hosts)
+    assert found == pytest.approx(replay(step(m, slow), profiles, hosts))
 
 
 @pytest.mark.parametrize(
-    "measured, chosen",
+    "m, slow", [(1, [2.0, 6.0]), (4, [3.0, 5.0]), (10, [4.0, 4.0]), (40, [4.0, 4.0])]
+)
+def test_hosts_are_as_slow_as_with_the_next_fewer_and_more_microbatches(m, slow):
+    from paper_tables.points import Point
+    from paper_tables.simulations import replay, simulate
+
+    seconds, cuts = (3.0, 1.0), [0, 1, 2]
+
+    def step(m, slow):
+        return measured(Point("mlp", 64, 40, 2, m), cuts, seconds, slow)
+
+    # 4 is in the middle of 2 and 8.
+    others = {2: step(2, [2.0, 6.0]), 8: step(8, [4.0, 4.0])}
+    expected, profiles = step(m, slow), profiles_of(seconds)
+    hosts = expected.point.on(1.6)
+    found = simulate(expected.point, cuts, others, profiles, hosts)
+    assert found == pytest.approx(replay(expected, profiles, hosts))
+    alone = {m: others[2]}
+    assert simulate(expected.point, cuts, alone, profiles, hosts) is None
+
+
+def test_hosts_of_a_cut_with_other_stages_are_taken_for_equally_slow():
+    from paper_tables.points import OURS, Point
+    from paper_tables.simulations import replay, simulate
+
+    seconds = (1.0, 1.0, 2.0)
+    points = {m: Point("vgg16", 32, 40, 3, m, cut=OURS) for m in (4, 8)}
+    others = {8: measured(points[8], [0, 1, 2, 3], seconds, [2.0, 3.0, 4.0])}
+    expected = measured(points[4], [0, 2, 3], seconds, [3.0, 3.0])
+    profiles, hosts = profiles_of(seconds), points[4].on(1.6)
+    found = simulate(points[4], [0, 2, 3], others, profiles, hosts)
+    assert found == pytest.approx(replay(expected, profiles, hosts))
+
+
+def test_older_samples_have_the_means_of_the_stages():
+    from paper_tables.points import Point
+    from paper_tables.simulations import slowness, stage_seconds
+
+    point, cuts, seconds = Point("mlp", 64, 40, 2, 4), [0, 1, 2], (3.0, 1.0)
+    new = measured(point, cuts, seconds, [2.0, 5.0])
+    phases = ("forward", "backward_input", "backward_weight")
+    means = {name: np.mean(getattr(new, name), axis=1).tolist() for name in phases}
+    old = dataclasses.replace(new, **means)
+    assert stage_seconds(old) == pytest.approx(stage_seconds(new))
+    assert slowness(old, profiles_of(seconds)) == pytest.approx([2.0, 5.0])
+
+
+@pytest.mark.parametrize(
+    "found, chosen",
     [
         ([1, 3, 5, 12, 40, 80], [3, 12, 40]),
         ([1, 2, 4, 20], [2, 4, 20]),
         ([1, 2], [1, 2]),
     ],
 )
-def test_equation_3_is_fitted_as_in_figure_12(measured, chosen):
+def test_equation_3_is_fitted_as_in_figure_12(found, chosen):
     from paper_tables.rows import fit_points
 
-    assert fit_points(measured) == chosen
+    assert fit_points(found) == chosen
+
+
+def test_equation_3_is_fitted_to_each_round():
+    from paper_tables.points import Point
+    from paper_tables.rows import by_equation, in_round
+
+    from pipeline.performance_model import PerformanceModel
+
+    models = [PerformanceModel(4, a, 2.0, 3.0) for a in (40.0, 80.0)]
+
+    def steps(m):
+        point = Point("mlp", 64, 40, 4, m)
+        return [sample(point, round=r, seconds=f(m)) for r, f in enumerate(models)]
+
+    # With 40 there was one round only.
+    series = {3: steps(3), 12: steps(12), 40: steps(40)[:1]}
+    rounds = [in_round(series, number) for number in (0, 1)]
+    point = Point("mlp", 64, 40, 4, 5)
+    first, second = by_equation(point, rounds)
+    assert first == pytest.approx(models[0](5))
+    assert first < second
+    assert by_equation(dataclasses.replace(point, hosts=1), rounds) == []
+    assert by_equation(point, [{3: rounds[0][3]}]) == []
 
 
 def test_layers_share_the_seconds_of_their_stage():
@@ -280,9 +295,9 @@ def test_tables_say_what_chance_does():
     assert outliers(0.1, 0.1, 4) == pytest.approx(0.0455, abs=1e-4)
     assert outliers(0.1, 0.0, 1) == 0
 
-    def row(m, seconds, predicted):
+    def row(m, seconds, simulated):
         point = Point("mlp", 32, 40, 4, m)
-        values = [0, 4], None, predicted, 1.0, seconds, seconds, 1.0, 1.0, 0.0, True
+        values = [0, 4], [], simulated, True, seconds, 1.0, seconds, 1.0, 0.0
         return Row(point, seconds, seconds, [], *values)
 
     mine = [row(1, [1.0, 3.0], [2.0, 7.2]), row(2, [1.0], [1.0])]
@@ -349,11 +364,25 @@ def test_tables_and_figures_are_written(tmp_path):
     with open(tmp_path / "points.csv") as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == len(set(every) - {p.serial for p in every})
-    # 4 layers of 3 seconds for all samples. They take 2.4 seconds for the fifth of the
-    # samples in the probe, for which two hosts of 0.8 cores took 2.
+    # 4 layers of 3 seconds for all samples, on two hosts of 0.8 cores. With one
+    # microbatch each stage took 3 seconds, but 9 with three, for which a whole core
+    # takes 6.
     first = lines[0]
-    assert float(first["relative_speed"]) == pytest.approx(2.4 / 2 / 0.8)
-    before = float(first["simulated_before"])
-    assert before == pytest.approx(4 * 3 / (2.4 / 2), rel=0.01)
+    assert float(first["relative_speed"]) == pytest.approx(12 / 6 / 0.8)
+    assert float(first["simulated"]) == pytest.approx(12 * 9 / 6)
+    assert float(first["replayed"]) == pytest.approx(6)
     # Both stages computed all the time, with one microbatch that took 3 seconds.
     assert float(first["attained"]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("simulated", "text"), [(2.0, "2 (0%)"), (1.999, "2 (0%)"), (2.2, "2.2 (+10%)")]
+)
+def test_errors_of_nothing_have_no_sign(simulated, text):
+    from paper_tables.report import with_error
+    from paper_tables.rows import Row
+
+    row = Row(*[None] * len(dataclasses.fields(Row)))
+    row = dataclasses.replace(row, seconds=[2.0])
+    assert with_error(row, [simulated]) == text
+    assert with_error(row, []) == ""

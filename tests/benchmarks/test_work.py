@@ -2,6 +2,8 @@
 
 import sys
 
+import numpy as np
+
 from tests.mpiexec import ROOT, assert_on_ranks
 
 #: Hosts.
@@ -24,20 +26,17 @@ def measure(comm, file):
     from pathlib import Path
 
     import _hosts
-    import _probe
 
-    _hosts.PAUSE, _probe.DELAY_SECONDS = 0.002, 0.02
-    from paper_tables import probes, work
+    _hosts.PAUSE = 0.002
+    from paper_tables import work
     from paper_tables.points import to_json
 
-    probes.LEAST, probes.MOST = 0.05, 0.1
-    work.SHORT, work.MANY, work.FEW = 10.0, 6, 2
+    work.MANY = 4
     todo = [
         {
             "point": to_json(point),
             "round": 0,
             "cuts": CUTS.get(point.schedule, [0, 63]),
-            "bandwidth": 1e9,
             "transfer": [1e-6] * (N - 1 if point.schedule == "1f1b" else 1),
         }
         for point in points()
@@ -45,7 +44,7 @@ def measure(comm, file):
     work.Steps(comm, Path(file)).measure(todo)
 
 
-def test_hosts_time_steps_and_probe_before_them(tmp_path):
+def test_hosts_time_steps_and_their_phases(tmp_path):
     from paper_tables.samples import read
 
     file = tmp_path / "samples.jsonl"
@@ -53,17 +52,13 @@ def test_hosts_time_steps_and_probe_before_them(tmp_path):
     found = read(file)
     assert list(found) == points()
     (serial,), *samples = found.values()
-    assert serial.seconds > 0 and serial.probes == 0 and serial.busy == []
+    assert serial.seconds > 0 and serial.forward == []
     for point, (sample,) in zip(points()[1:], samples):
         n_stages = len(CUTS[point.schedule]) - 1
         assert sample.seconds > 0 and sample.cuts == CUTS[point.schedule]
-        assert len(sample.busy) == len(sample.spread) == n_stages
-        assert len(sample.alone) == n_stages
-        assert min(sample.busy) > 0 and min(sample.alone) > 0
-        # Six steps, two after each.
-        assert sample.probes == 3
-        assert len(sample.delay) == len(sample.idle_delay) == n_stages - 1
-        # With one microbatch every sender waits.
-        assert (sample.delay == sample.idle_delay) == (point.microbatches == 1)
-        shape = [len(each) for each in sample.forward]
-        assert shape == [point.microbatches] * n_stages
+        shape = n_stages, point.microbatches
+        assert np.shape(sample.forward) == np.shape(sample.backward_input) == shape
+        assert np.min(sample.forward) > 0 and np.min(sample.backward_input) > 0
+        # Only a split backward has weight gradients of its own.
+        assert np.any(sample.backward_weight) == (point.schedule == "zb_h1")
+        assert np.sum(sample.forward) < n_stages * sample.seconds
