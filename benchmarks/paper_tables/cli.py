@@ -17,6 +17,7 @@ from paper_tables.points import (
     SAMPLES,
     Point,
     Scale,
+    beyond,
     figures,
     quick,
     to_json,
@@ -55,14 +56,13 @@ def main() -> None:
         return
     rounds = 1 if arguments.quick else arguments.rounds
     points = itertools.chain.from_iterable(every[n] for n in arguments.figures)
-    points = with_serial(
+    points = [
         point
-        for point in points
+        for point in dict.fromkeys(points)
         if point.hosts in (arguments.hosts or [point.hosts])
         and point.size in (arguments.sizes or [point.size])
-    )
-    if arguments.quick:
-        points = with_serial(quick(points))
+    ]
+    points = with_serial(quick(points) if arguments.quick else points + beyond(points))
     todo = missing_rounds(arguments.output / SAMPLES, points, rounds)
     seconds = sum(estimate(point, arguments.cpu) for point, _ in todo)
     print(f"{len(todo)} of {len(points) * rounds} steps to measure,", end=" ")

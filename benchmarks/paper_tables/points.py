@@ -158,6 +158,24 @@ def figures(scale: Scale) -> dict[int, list[Point]]:
     }
 
 
+def beyond(points: Iterable[Point]) -> list[Point]:
+    """Returns points at either end of each series that no figure shows.
+
+    They have half and twice as many microbatches, as far as there are samples for them.
+    Without them the first and last points of a series would have other steps by which
+    they are simulated on one side only.
+    """
+    counts: dict[Point, list[int]] = {}
+    for point in points:
+        counts.setdefault(point.series, []).append(point.microbatches)
+    return [
+        replace(series, microbatches=m)
+        for series, found in counts.items()
+        for m in (-(-min(found) // 2), min(2 * max(found), series.batch))
+        if m not in found
+    ]
+
+
 def quick(points: Iterable[Point]) -> list[Point]:
     """Returns some points of every figure that take a few minutes in all."""
     return [

@@ -137,19 +137,24 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         " them compare speed-ups, not seconds;",
         "- **speed-up**: over the undivided model in plain Chainer on one such host in"
         " the same round, the median and the range of the rounds;",
-        "- **hosts' speed**: of all hosts together in the step, relative to profiles of"
-        " the layers on a whole core and to the hosts' share of one. A host with a part"
-        " of a core finds its caches cold whenever its turn comes;",
+        "- **hosts' speed**: of all hosts together in the step, with what messages took"
+        " between phases, relative to profiles of the layers on a whole core and to the"
+        " hosts' share of one. A host with a part of a core finds its caches cold"
+        " whenever its turn comes; and the profiles may be of a slower machine;",
         "- **eq. (3)**: the paper's model, its three constants from three measured"
-        " points of the same row of hosts, cut, schedule and round, and its error"
-        " against the measured step;",
+        " points of the same row of hosts, cut, schedule and round;",
         "- **simulated**: from profiles of the layers on a whole core, the links, and"
-        " how much slower each host was, and how late messages, in the steps with the"
-        " next fewer and the next more microbatches of the same row of hosts, cut,"
-        " schedule and round. A point's own step is not used for it;",
+        " how much slower the stage of each layer was, and how late messages were, in"
+        " the steps with the next fewer and the next more microbatches of the same row"
+        " of hosts, cut, schedule and round, where our cuts may be others. The step"
+        " itself is not used for it. At the ends of a series there may be one other"
+        " only, or one that is in no table;",
         "- **replayed**: from the times of each phase in the measured step itself, and"
         " how long its messages took on average: a test of the simulator;",
         "- **paper**: the speed-up printed there. It prints those of the text only.",
+        "",
+        "The errors in brackets are medians of those in each round, and the seconds"
+        " before them those of the median step with that error.",
         "",
         *[f"Measured on {machine}." for machine in machines],
         f"Load average when hosts came up: {min(loads):.1f} to {max(loads):.1f}.",
@@ -166,12 +171,17 @@ def summary(found: dict[Point, Row]) -> list[str]:
         mine = [row for point, row in found.items() if model in (point.model, "all")]
         if mine:
             cells = (
-                errors(mine, "equation"),
+                errors([row for row in mine if not row.is_fitted], "equation"),
                 errors(mine, "simulated"),
                 errors(mine, "replayed"),
             )
             text += [f"| {model} | {len(mine)} | {' | '.join(cells)} |"]
-    text += ["", "Errors: median of the absolute ones, and the largest.", ""]
+    text += [
+        "",
+        "Errors: median of the absolute ones, and the largest. Those of equation (3)"
+        " are of the points that it was not fitted to.",
+        "",
+    ]
     text += ["| model | hosts | equal layers | ours | at best possible | paper |"]
     text += ["|---|---|---|---|---|---|"]
     usual = [row for row in found.values() if is_usual(row, found)]
@@ -256,7 +266,7 @@ def table(figure: int, mine: Sequence[Row]) -> list[str]:
             str(point.hosts),
             second,
             str(point.microbatches),
-            f"{row.step:.3g}",
+            f"{row.step:.3g}{' *' if row.is_older else ''}",
             spread(references, row.seconds),
             f"{row.relative_speed:.2f}",
             with_error(row, row.equation),
@@ -280,11 +290,12 @@ def spread(above: Sequence[float], below: Sequence[float]) -> str:
 
 def with_error(row: Row, seconds: list[float]) -> str:
     """Formats a prediction for each step; nothing if there is none."""
-    if not seconds:
+    found, error = expected(row, seconds)
+    if error is None:
         return ""
-    percent = f"{row.error(seconds):+.0%}"
+    percent = f"{error:+.0%}"
     # Without the sign of a zero, which is another on another machine.
-    return f"{np.median(seconds):.3g} ({percent if percent[1:] != '0%' else '0%'})"
+    return f"{found:.3g} ({percent if percent[1:] != '0%' else '0%'})"
 
 
 def printed(figure: int, point: Point) -> str:
@@ -295,14 +306,21 @@ def printed(figure: int, point: Point) -> str:
     return ""
 
 
-def rounded(value: float | None) -> str:
+def digits(value: float | None) -> str:
     """Formats a number with the digits that are the same on all machines."""
     return "" if value is None else f"{value:.6g}"
 
 
-def median_and_error(row: Row, seconds: list[float]) -> tuple[float | None, ...]:
-    """Returns the columns of a prediction; empty ones if there is none."""
-    return (np.median(seconds), row.error(seconds)) if seconds else (None, None)
+def expected(row: Row, seconds: list[float]) -> tuple[float | None, float | None]:
+    """Returns a prediction and its error; nothing if there is none.
+
+    The error is the median of the rounds, in which the machine may differ; the seconds
+    are those of the median step with that error.
+    """
+    if not seconds:
+        return None, None
+    error = row.error(seconds)
+    return row.step * (1 + error), error
 
 
 def write_csv(path: Path, found: Iterable[Row]) -> None:
@@ -317,11 +335,11 @@ def write_csv(path: Path, found: Iterable[Row]) -> None:
                 np.median(row.serial),
                 row.speedup,
                 row.relative_speed,
-                *median_and_error(row, row.equation),
-                *median_and_error(row, row.simulated),
-                *median_and_error(row, row.replayed),
+                *expected(row, row.equation),
+                *expected(row, row.simulated),
+                *expected(row, row.replayed),
                 row.attained,
                 row.stolen,
             )
             cuts = " ".join(map(str, row.cuts))
-            out.writerow([*vars(point).values(), cuts, *map(rounded, numbers)])
+            out.writerow([*vars(point).values(), cuts, *map(digits, numbers)])

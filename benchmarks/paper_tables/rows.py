@@ -12,8 +12,13 @@ from divisible import Profile
 from divisible.layer_costs import interpolate
 from paper_tables.points import FIT, SAMPLES, SERIAL, Point
 from paper_tables.profiles import profile_files
-from paper_tables.samples import Sample, median, read
-from paper_tables.simulations import replay, simulate, stage_seconds
+from paper_tables.samples import Sample, read
+from paper_tables.simulations import (
+    replay,
+    simulate,
+    stage_seconds,
+    whole_core_seconds,
+)
 
 
 @dataclass(frozen=True)
@@ -24,18 +29,20 @@ class Row:
         point: What was measured.
         seconds: Of each step.
         serial: For each step that of the undivided model on one such host, in the same
-            round: the machine may be faster in another.
+            round: the machine may be faster in another. Of what was not measured in a
+            round its last one is taken, here and below.
         single: The same with one microbatch; empty if that was not measured.
         cuts: Where the model was cut.
         equation: For each step the seconds by equation (3), whose constants come from
             three points of the same series and round; empty on one host.
+        is_fitted: Whether this is one of the three.
         simulated: For each step the seconds simulated from profiles of the layers on a
             whole core, and from the hosts' speed in other steps of the same series and
             round; empty if there are none.
-        is_between: Whether there are such steps with fewer and with more microbatches.
+        is_between: Whether there are some with fewer and some with more microbatches.
         replayed: For each step the seconds simulated from the times of its own phases.
         relative_speed: Of the hosts in the steps, all together; 1 where it is their
-            share of a core.
+            share of the core that the profiles were measured on.
         bounds: For each step seconds that no schedule can fall below on hosts that are
             as fast as they were in it: those of the slowest layer in all microbatches,
             or of all layers spread evenly. How much of its stage a layer is say the
@@ -52,6 +59,7 @@ class Row:
     single: list[float]
     cuts: list[int]
     equation: list[float]
+    is_fitted: bool
     simulated: list[float]
     is_between: bool
     replayed: list[float]
@@ -64,6 +72,11 @@ class Row:
     def step(self) -> float:
         """Median seconds of a step."""
         return float(np.median(self.seconds))
+
+    @property
+    def is_older(self) -> bool:
+        """Whether some samples are of an older version of the measurement."""
+        return self.stolen is None
 
     @property
     def speedup(self) -> float:
@@ -91,22 +104,28 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
     samples = read(folder / SAMPLES)
     found = {}
     measured = [p for p in dict.fromkeys(points) if p in samples]
-    all_series = _by_series(measured)
+    all_series, shown = _by_series(samples), _by_series(measured)
     for point in measured:
         if point.serial not in samples or point.schedule == SERIAL:
             continue
         files = profile_files(folder, point).values()
         profiles = [Profile.load(file) for file in files]
         hosts = point.on(cpu)
-        mine = samples[point]
+        mine, m = samples[point], point.microbatches
+        # Points beyond its ends are not in the tables.
         series = {p.microbatches: samples[p] for p in all_series[point.series]}
+        fitted = {p.microbatches: samples[p] for p in shown[point.series]}
         layers = layer_seconds(point, profiles)
-        rounds = [in_round(series, sample.round) for sample in mine]
+        others = [others_in_round(series, point, sample.round) for sample in mine]
         simulated = [
             simulate(point, sample.cuts, steps, profiles, hosts)
-            for sample, steps in zip(mine, rounds)
+            for sample, steps in zip(mine, others)
+            if steps
         ]
-        taken = np.median([stage_seconds(sample).sum() for sample in mine])
+        speeds = [
+            whole_core_seconds(sample, profiles).sum() / stage_seconds(sample).sum()
+            for sample in mine
+        ]
         stolen = [sample.stolen for sample in mine]
         found[point] = Row(
             point,
@@ -114,11 +133,12 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
             in_rounds_of(mine, samples[point.serial]),
             in_rounds_of(mine, samples.get(replace(point, microbatches=1))),
             mine[-1].cuts,
-            by_equation(point, rounds),
-            [seconds for seconds in simulated if seconds is not None],
-            min(series) < point.microbatches < max(series),
+            by_equation(point, [in_round(fitted, sample.round) for sample in mine]),
+            point.microbatches in fit_points(fitted),
+            simulated,
+            all(steps and min(steps) < m < max(steps) for steps in others),
             [replay(sample, profiles, hosts) for sample in mine],
-            float(layers.sum() / taken) / hosts.share,
+            float(np.median(speeds)) / hosts.share,
             [_bound_of_step(sample, layers, point.hosts) for sample in mine],
             bound(layers / hosts.share, point.hosts),
             None if None in stolen else max(stolen),
@@ -131,20 +151,33 @@ def in_rounds_of(steps: list[Sample], others: list[Sample] | None) -> list[float
 
     Args:
         steps: Of one point.
-        others: Of another. A round that has none gets the median of all.
+        others: Of another.
     """
     if not others:
         return []
-    seconds = {other.round: other.seconds for other in others}
-    return [seconds.get(step.round, median(others)) for step in steps]
+    return [of_round(others, step.round).seconds for step in steps]
 
 
 def in_round(series: Mapping[int, list[Sample]], number: int) -> dict[int, Sample]:
-    """Returns a sample of each point: of a round, or its last if it has none there."""
-    return {
-        m: next((sample for sample in samples if sample.round == number), samples[-1])
-        for m, samples in series.items()
-    }
+    """Returns a sample of each point of a series, of a round."""
+    return {m: of_round(samples, number) for m, samples in series.items()}
+
+
+def others_in_round(
+    series: Mapping[int, list[Sample]], point: Point, number: int
+) -> dict[int, Sample]:
+    """Returns samples of other points of a series that are of a round.
+
+    If the round has none, the last of each point.
+    """
+    others = {m: each for m, each in series.items() if m != point.microbatches}
+    found = {m: s for m, each in others.items() for s in each if s.round == number}
+    return found or {m: each[-1] for m, each in others.items()}
+
+
+def of_round(samples: Sequence[Sample], number: int) -> Sample:
+    """Returns the sample of a round, or the last if that was not measured."""
+    return next((s for s in samples if s.round == number), samples[-1])
 
 
 def _by_series(points: Iterable[Point]) -> dict[Point, list[Point]]:

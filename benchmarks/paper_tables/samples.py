@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,8 +69,3 @@ def read(path: Path) -> dict[Point, list[Sample]]:
             content["point"] = point = from_json(content["point"])
             found.setdefault(point, []).append(Sample(**content))
     return found
-
-
-def median(samples: list[Sample]) -> float:
-    """Returns the median of the seconds."""
-    return statistics.median(sample.seconds for sample in samples)

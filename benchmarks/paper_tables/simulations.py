@@ -9,6 +9,7 @@ import numpy as np
 from _hosts import Hosts
 
 from divisible import Network, Plan, Profile
+from divisible.layer_costs import interpolate
 from paper_tables.models import transfers
 from paper_tables.points import Point
 from paper_tables.samples import Sample
@@ -26,16 +27,17 @@ def simulate(
     others: Mapping[int, Sample],
     profiles: list[Profile],
     hosts: Hosts,
-) -> float | None:
+) -> float:
     """Simulates a step from profiles, and from how fast the hosts were in others.
 
     A host with a part of a core takes longer than a whole core's time divided by that
     part: it finds its caches cold whenever its turn comes, more often so the shorter
-    its phases are. Nor does it get its share evenly. So the profiles say how stages
+    its phases are. Nor does it get its share evenly. So the profiles say how layers
     compare, and the steps with the next fewer and the next more microbatches how much
-    slower than the profiles each host is, and how long messages are under way::
+    slower than by the profiles the stage of each layer was, which may have had others
+    beside it, and how long messages were under way::
 
-        slowness of a host, latency
+        slowness of a layer, latency
           |     x
           |        `-.
           |           o.            x  measured      o  taken for this step
@@ -47,13 +49,13 @@ def simulate(
     Args:
         point: What to simulate.
         cuts: Where the model is cut for it.
-        others: Measured steps by their number of microbatches: of the same model,
-            hosts, kind of cut and schedule. This point's own is not used.
+        others: Measured steps by their number of microbatches, one at least: of the
+            same model, hosts, kind of cut and schedule. This point's own is not used.
         profiles: Of the layers, on a whole core.
         hosts: Where it runs.
 
     Returns:
-        Seconds, or ``None`` if there are no other steps.
+        Seconds.
     """
     from pipeline.planning import prediction
 
@@ -62,15 +64,14 @@ def simulate(
         *sorted((n for n in others if n < m), reverse=True)[:1],
         *sorted(n for n in others if n > m)[:1],
     ]
-    if not nearest:
-        return None
-    n_stages = len(cuts) - 1
-    slow = [_on_stages(slowness(others[n], profiles), n_stages) for n in nearest]
-    latencies = [others[n].latency for n in nearest]
     weights = _weights(m, nearest)
-    network = Network(hosts.bandwidth, float(np.dot(weights, latencies)))
-    costs = _costs(point, cuts, profiles, network, 1.0 / np.dot(weights, slow))
-    return prediction.run(_schedule(point, cuts), costs, network).makespan
+    layers = [layer_slowness(others[n], profiles) for n in nearest]
+    slow = on_stages(np.dot(weights, layers), point, cuts, profiles)
+    latency = np.dot(weights, [others[n].latency for n in nearest])
+    network = Network(hosts.bandwidth, float(latency))
+    schedule = _schedule(point, cuts)
+    costs = _costs(point, cuts, schedule, profiles, network, 1.0 / slow)
+    return prediction.run(schedule, costs, network).makespan
 
 
 def replay(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
@@ -95,20 +96,38 @@ def replay(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
     return prediction.run(schedule, costs, network).makespan
 
 
-def slowness(sample: Sample, profiles: list[Profile]) -> np.ndarray:
-    """Returns what each stage took in a step, over what profiles say of a whole core.
+def whole_core_seconds(sample: Sample, profiles: list[Profile]) -> np.ndarray:
+    """Returns what each stage would take in a step by the profiles, on a whole core."""
+    schedule = _schedule(sample.point, sample.cuts)
+    costs = _costs(sample.point, sample.cuts, schedule, profiles, Network(), 1.0)
+    return sum(getattr(costs, name).sum(axis=1) for name in PHASES)
+
+
+def layer_slowness(sample: Sample, profiles: list[Profile]) -> np.ndarray:
+    """Returns how much slower than by the profiles each layer was: as was its stage."""
+    slow = stage_seconds(sample) / whole_core_seconds(sample, profiles)
+    return np.repeat(slow, np.diff(sample.cuts))
+
+
+def on_stages(
+    slow: np.ndarray, point: Point, cuts: list[int], profiles: list[Profile]
+) -> np.ndarray:
+    """Returns how much slower than by the profiles stages are, from their layers.
 
     Args:
-        sample: The step.
+        slow: How much slower each layer is.
+        point: Whose microbatches they run.
+        cuts: Between the stages.
         profiles: Of the layers.
     """
-    expected = _costs(sample.point, sample.cuts, profiles, Network(), 1.0)
-    whole_core = sum(getattr(expected, name).sum(axis=1) for name in PHASES)
-    return stage_seconds(sample) / whole_core
+    layers = interpolate(profiles, point.samples).layers
+    seconds = np.array([layer.seconds for layer in layers])
+    starts = cuts[:-1]
+    return np.add.reduceat(seconds * slow, starts) / np.add.reduceat(seconds, starts)
 
 
 def stage_seconds(sample: Sample) -> np.ndarray:
-    """Returns the seconds that each stage computed in a step."""
+    """Returns what each stage took in a step, with messages between its phases."""
     n_stages, m = len(sample.cuts) - 1, sample.point.microbatches
     # Older samples have the means of the stages.
     each = [np.reshape(getattr(sample, name), (n_stages, -1)) for name in PHASES]
@@ -124,14 +143,10 @@ def _weights(m: int, nearest: list[int]) -> np.ndarray:
     return np.array([1.0 - weight, weight])
 
 
-def _on_stages(slow: np.ndarray, n_stages: int) -> np.ndarray:
-    """Returns a number for each stage of a cut that may have others than that step."""
-    return slow if len(slow) == n_stages else np.full(n_stages, slow.mean())
-
-
 def _costs(
     point: Point,
     cuts: list[int],
+    schedule: Schedule,
     profiles: list[Profile],
     network: Network,
     speeds: np.ndarray | float,
@@ -141,7 +156,6 @@ def _costs(
     m = point.microbatches
     plan = Plan(cuts, n_microbatches=m, schedule=point.schedule)
     sizes = prediction.microbatch_sizes(point.batch, m)
-    schedule = _schedule(point, cuts)
     return prediction.stage_costs(plan, schedule, profiles, sizes, network, speeds)
 
 

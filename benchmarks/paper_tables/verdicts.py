@@ -87,18 +87,18 @@ def disturbed(found: dict[Point, Row]) -> list[str]:
 
 def older(found: dict[Point, Row]) -> list[str]:
     """Says which points were measured otherwise than they are now."""
-    rows = [row for row in found.values() if row.stolen is None]
+    rows = [row for row in found.values() if row.is_older]
     if not rows:
         return []
     groups = Counter((row.point.model, row.point.size) for row in rows)
     names = [f"{n} of {model} {size}" for (model, size), n in groups.items()]
     return [
         "",
-        f"Samples of {len(rows)} points ({', '.join(names)}) are older: the machine may"
-        " have been needed elsewhere, and at most of them the step may have got memory"
-        " from the system while it was timed, as a first step does. Where that is so of"
-        " the undivided step, the speed-up is too high. The other points are of steps"
-        " that found their memory in the process.",
+        f"Steps marked * ({', '.join(names)}) have older samples: the machine may have"
+        " been needed elsewhere, most of them may have got memory from the system while"
+        " they were timed, as a first step does, and a round may be of two days. Where"
+        " that is so of the undivided step, the speed-up is too high. The other steps"
+        " found their memory in the process, or were the fifth that did not.",
     ]
 
 

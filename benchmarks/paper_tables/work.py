@@ -34,7 +34,7 @@ PROFILES, PROFILE_SECONDS = 3, 30.0
 #: hosts a step differs by 5% from the next.)
 SHORT, MANY, STEPS, LONG = 15.0, 15, 3, 60.0
 #: Pages of memory from the system that a step may take per second, on any rank, or in
-#: all if it is shorter, before others are timed; and how many may take more.
+#: all if it is shorter; and how many steps that take more are left out, at most.
 PAGES, COLD_STEPS = 5, 4
 
 
@@ -133,6 +133,8 @@ class Steps:
             stage = self._divided(point, *cuts[rank : rank + 2])
             n = point.microbatches
             with Pipeline(stage, comm, n, point.schedule, timeout=TIMEOUT) as pipe:
+                # In the first, ranks agree on messages' shapes; none is awaited before.
+                pipe.step(x, t)
                 timed = self._typical(lambda: pipe.step(x, t), pipe.timeline)
                 costs = phase_costs(timed.timeline, entry["transfer"])
         finally:
@@ -185,7 +187,7 @@ class Steps:
         return steps[(len(steps) - 1) // 2]
 
     def _warm(self, step: Callable[[], Any], timeline: Callable[[], Any]) -> Timed:
-        """Runs a step until it finds all its memory in the process.
+        """Times a step until it finds all its memory in the process, or times enough.
 
         Memory from the system is cleared page by page, which takes a host with a part
         of a core up to as long as all that it computes.

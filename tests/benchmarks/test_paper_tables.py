@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -42,6 +43,19 @@ def test_the_papers_points_are_among_those_measured():
         (p.hosts, p.microbatches) for p in found[13]
     }
     assert {point.cut for point in found[14]} == {"equal layers", "ours"}
+
+
+def test_series_are_measured_beyond_their_ends():
+    from paper_tables.points import OURS, Point, beyond
+
+    whole = [Point("mlp", 64, 40, 2, m) for m in (1, 4, 12)]
+    ours = [Point("vgg16", 32, 40, 8, m, cut=OURS) for m in (3, 7, 30)]
+    assert beyond([*ours, *whole]) == [
+        dataclasses.replace(ours[0], microbatches=2),
+        # There are no more samples.
+        dataclasses.replace(ours[0], microbatches=40),
+        dataclasses.replace(whole[0], microbatches=24),
+    ]
 
 
 @pytest.mark.parametrize("n_hosts", [1, 2, 3, 8, 32])
@@ -113,13 +127,13 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path):
     assert json.loads(file.read_text().splitlines()[0])["seconds"] == 3.0
 
 
-def profiles_of(seconds):
+def profiles_of(seconds, sizes=(1, 40)):
     """Returns profiles of layers whose phases take so long for a sample each."""
     from divisible import LayerCost, Profile
 
     return [
         Profile([LayerCost(n * each, n * each, n * each) for each in seconds], n)
-        for n in (1, 40)
+        for n in sizes
     ]
 
 
@@ -162,51 +176,70 @@ def test_a_step_is_simulated_by_others_of_the_same_hosts(schedule, m):
 
 
 @pytest.mark.parametrize(
-    "m, slow", [(1, [2.0, 6.0]), (4, [3.0, 5.0]), (10, [4.0, 4.0]), (40, [4.0, 4.0])]
+    "m, slow, latency",
+    [
+        (1, [2.0, 6.0], 10.0),
+        # In the middle of 2 and 8.
+        (4, [3.0, 5.0], 20.0),
+        (10, [4.0, 4.0], 30.0),
+        (40, [4.0, 4.0], 30.0),
+    ],
 )
-def test_hosts_are_as_slow_as_with_the_next_fewer_and_more_microbatches(m, slow):
+def test_the_next_fewer_and_more_microbatches_count(m, slow, latency):
     from paper_tables.points import Point
     from paper_tables.simulations import replay, simulate
 
     seconds, cuts = (3.0, 1.0), [0, 1, 2]
 
-    def step(m, slow):
-        return measured(Point("mlp", 64, 40, 2, m), cuts, seconds, slow)
+    def step(m, slow, latency):
+        point = Point("mlp", 64, 40, 2, m)
+        return measured(point, cuts, seconds, slow, latency)
 
-    # 4 is in the middle of 2 and 8.
-    others = {2: step(2, [2.0, 6.0]), 8: step(8, [4.0, 4.0])}
-    expected, profiles = step(m, slow), profiles_of(seconds)
+    others = {2: step(2, [2.0, 6.0], 10.0), 8: step(8, [4.0, 4.0], 30.0)}
+    if 2 < m < 8:
+        # What is further away does not.
+        others |= {1: step(1, [90.0, 80.0], 70.0), 20: step(20, [60.0, 50.0], 90.0)}
+    expected, profiles = step(m, slow, latency), profiles_of(seconds)
     hosts = expected.point.on(1.6)
     found = simulate(expected.point, cuts, others, profiles, hosts)
     assert found == pytest.approx(replay(expected, profiles, hosts))
-    alone = {m: others[2]}
-    assert simulate(expected.point, cuts, alone, profiles, hosts) is None
 
 
-def test_hosts_of_a_cut_with_other_stages_are_taken_for_equally_slow():
+@pytest.mark.parametrize(
+    "cuts, slow",
+    [
+        # In the other step each layer is a stage.
+        ([0, 1, 2, 3], [2.0, 3.0, 5.0]),
+        # 1 and 2 of 3 seconds are 2 and 3 times as slow.
+        ([0, 2, 3], [(2 * 1 + 3 * 2) / 3, 5.0]),
+        ([0, 1, 3], [2.0, (3 * 2 + 5 * 4) / 6]),
+    ],
+)
+def test_layers_are_as_slow_as_their_stages_in_another_cut(cuts, slow):
     from paper_tables.points import OURS, Point
     from paper_tables.simulations import replay, simulate
 
-    seconds = (1.0, 1.0, 2.0)
+    seconds = (1.0, 2.0, 4.0)
     points = {m: Point("vgg16", 32, 40, 3, m, cut=OURS) for m in (4, 8)}
-    others = {8: measured(points[8], [0, 1, 2, 3], seconds, [2.0, 3.0, 4.0])}
-    expected = measured(points[4], [0, 2, 3], seconds, [3.0, 3.0])
+    others = {8: measured(points[8], [0, 1, 2, 3], seconds, [2.0, 3.0, 5.0])}
+    expected = measured(points[4], cuts, seconds, slow)
     profiles, hosts = profiles_of(seconds), points[4].on(1.6)
-    found = simulate(points[4], [0, 2, 3], others, profiles, hosts)
+    found = simulate(points[4], cuts, others, profiles, hosts)
     assert found == pytest.approx(replay(expected, profiles, hosts))
 
 
 def test_older_samples_have_the_means_of_the_stages():
     from paper_tables.points import Point
-    from paper_tables.simulations import slowness, stage_seconds
+    from paper_tables.simulations import layer_slowness, stage_seconds
 
-    point, cuts, seconds = Point("mlp", 64, 40, 2, 4), [0, 1, 2], (3.0, 1.0)
+    point, cuts, seconds = Point("mlp", 64, 40, 2, 4), [0, 2, 3], (2.0, 1.0, 1.0)
     new = measured(point, cuts, seconds, [2.0, 5.0])
     phases = ("forward", "backward_input", "backward_weight")
     means = {name: np.mean(getattr(new, name), axis=1).tolist() for name in phases}
     old = dataclasses.replace(new, **means)
     assert stage_seconds(old) == pytest.approx(stage_seconds(new))
-    assert slowness(old, profiles_of(seconds)) == pytest.approx([2.0, 5.0])
+    found = layer_slowness(old, profiles_of(seconds))
+    assert found == pytest.approx([2.0, 2.0, 5.0])
 
 
 @pytest.mark.parametrize(
@@ -296,9 +329,9 @@ def test_tables_say_what_chance_does():
     assert outliers(0.1, 0.0, 1) == 0
 
     def row(m, seconds, simulated):
-        point = Point("mlp", 32, 40, 4, m)
-        values = [0, 4], [], simulated, True, seconds, 1.0, seconds, 1.0, 0.0
-        return Row(point, seconds, seconds, [], *values)
+        fields = dict.fromkeys(field.name for field in dataclasses.fields(Row))
+        fields.update(seconds=seconds, simulated=simulated)
+        return Row(**{**fields, "point": Point("mlp", 32, 40, 4, m)})
 
     mine = [row(1, [1.0, 3.0], [2.0, 7.2]), row(2, [1.0], [1.0])]
     assert repeatability({r.point: r for r in mine[1:]}) == []
@@ -320,8 +353,8 @@ def test_speedups_are_of_rounds():
     undivided = in_rounds_of(steps, others)
     assert undivided == [6.4, 3.0]
     assert spread(undivided, [4.0, 2.0]) == "1.55 (1.50..1.60)"
-    # One that has no round of its own is compared with all of them.
-    assert in_rounds_of(steps, others[1:]) == [6.4, 5.7]
+    # One that has no round of its own is compared with the last.
+    assert in_rounds_of(steps, others[1:]) == [6.4, 5.0]
     assert in_rounds_of(steps, None) == []
     assert spread([3.0], [2.0]) == "1.50" and spread([], [2.0]) == ""
 
@@ -354,6 +387,8 @@ def test_tables_and_figures_are_written(tmp_path):
             Profile([LayerCost(n / 40, n / 40, n / 40)] * 4, n).save(file)
     write(figures, tmp_path, 1.6, Scale())
     text = (tmp_path / "README.md").read_text()
+    # All but 3 of 1, 3 and 12 microbatches are at an end.
+    assert re.search(r"vgg16: simulated, .* of 12 points \(\d of 4 between two", text)
     assert "## Fig. 13: VGG16" in text and "| 4 | ours, zb_h1 | 12 |" in text
     # Fig. 9 has no point that Fig. 6 has not.
     assert not (tmp_path / "fig09.png").exists()
@@ -385,4 +420,47 @@ def test_errors_of_nothing_have_no_sign(simulated, text):
     row = Row(*[None] * len(dataclasses.fields(Row)))
     row = dataclasses.replace(row, seconds=[2.0])
     assert with_error(row, [simulated]) == text
+
+
+def test_predictions_of_rounds_have_the_median_error():
+    from paper_tables.report import with_error
+    from paper_tables.rows import Row
+
+    row = Row(*[None] * len(dataclasses.fields(Row)))
+    # The machine of the second round is ten times as fast.
+    row = dataclasses.replace(row, seconds=[10.0, 1.0, 1.2])
+    assert with_error(row, [9.0, 1.1, 1.2]) == "1.2 (0%)"
+    assert with_error(row, [11.0, 1.1, 1.0]) == "1.32 (+10%)"
     assert with_error(row, []) == ""
+
+
+def test_rounds_are_predicted_by_themselves(tmp_path):
+    from paper_tables.points import Point, with_serial
+    from paper_tables.profiles import profile_files
+    from paper_tables.rows import rows
+    from paper_tables.samples import append
+
+    cuts, seconds = [0, 1, 2], (3.0, 1.0)
+    points = [Point("mlp", 32, 40, 2, m) for m in (1, 2, 8)]
+    # The hosts of the second round are five times as slow.
+    for number, slow in enumerate((2.0, 10.0)):
+        for point in with_serial(points):
+            found = measured(point, cuts, seconds, [slow, slow])
+            step = dataclasses.replace(found, round=number, seconds=slow * 100)
+            append(tmp_path / "samples.jsonl", step)
+    files = profile_files(tmp_path, points[0])
+    (tmp_path / "profiles").mkdir()
+    for file, profile in zip(files.values(), profiles_of(seconds, files)):
+        profile.save(file)
+    # The first round has a point beyond the last of the table, which is not in it.
+    more = Point("mlp", 32, 40, 2, 16)
+    append(tmp_path / "samples.jsonl", measured(more, cuts, seconds, [2.0, 2.0]))
+    found = rows(tmp_path, points, 1.6)
+    assert list(found) == points
+    assert [found[p].is_between for p in points] == [False, True, False]
+    for row in found.values():
+        assert row.serial == row.single == row.seconds == [200.0, 1000.0]
+        assert row.simulated == pytest.approx(row.replayed)
+        assert row.simulated[1] == pytest.approx(5 * row.simulated[0])
+        # Fitted to three equal steps in each round.
+        assert row.is_fitted and row.equation[1] == pytest.approx(5 * row.equation[0])
