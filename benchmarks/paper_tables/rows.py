@@ -116,7 +116,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
         series = {p.microbatches: samples[p] for p in all_series[point.series]}
         fitted = {p.microbatches: samples[p] for p in shown[point.series]}
         layers = layer_seconds(point, profiles)
-        others = [others_in_round(series, point, sample.round) for sample in mine]
+        others = [others_in_round(series, sample) for sample in mine]
         simulated = [
             simulate(point, sample.cuts, steps, profiles, hosts)
             for sample, steps in zip(mine, others)
@@ -127,21 +127,22 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
             for sample in mine
         ]
         stolen = [sample.stolen for sample in mine]
+        rounds = [in_round(fitted, sample.round) for sample in mine]
         found[point] = Row(
-            point,
-            [sample.seconds for sample in mine],
-            in_rounds_of(mine, samples[point.serial]),
-            in_rounds_of(mine, samples.get(replace(point, microbatches=1))),
-            mine[-1].cuts,
-            by_equation(point, [in_round(fitted, sample.round) for sample in mine]),
-            point.microbatches in fit_points(fitted),
-            simulated,
-            all(steps and min(steps) < m < max(steps) for steps in others),
-            [replay(sample, profiles, hosts) for sample in mine],
-            float(np.median(speeds)) / hosts.share,
-            [_bound_of_step(sample, layers, point.hosts) for sample in mine],
-            bound(layers / hosts.share, point.hosts),
-            None if None in stolen else max(stolen),
+            point=point,
+            seconds=[sample.seconds for sample in mine],
+            serial=in_rounds_of(mine, samples[point.serial]),
+            single=in_rounds_of(mine, samples.get(replace(point, microbatches=1))),
+            cuts=mine[-1].cuts,
+            equation=by_equation(point, rounds),
+            is_fitted=m in fit_points(fitted),
+            simulated=simulated,
+            is_between=all(steps and min(steps) < m < max(steps) for steps in others),
+            replayed=[replay(sample, profiles, hosts) for sample in mine],
+            relative_speed=float(np.median(speeds)) / hosts.share,
+            bounds=[_bound_of_step(sample, layers, point.hosts) for sample in mine],
+            share_bound=bound(layers / hosts.share, point.hosts),
+            stolen=None if None in stolen else max(stolen),
         )
     return found
 
@@ -164,15 +165,21 @@ def in_round(series: Mapping[int, list[Sample]], number: int) -> dict[int, Sampl
 
 
 def others_in_round(
-    series: Mapping[int, list[Sample]], point: Point, number: int
+    series: Mapping[int, list[Sample]], sample: Sample
 ) -> dict[int, Sample]:
-    """Returns samples of other points of a series that are of a round.
+    """Returns samples of other points of a series, of the same round and machine.
 
-    If the round has none, the last of each point.
+    If there are none, the last of each point. A point that was added later may have got
+    the number of an old round on another machine.
     """
-    others = {m: each for m, each in series.items() if m != point.microbatches}
-    found = {m: s for m, each in others.items() for s in each if s.round == number}
-    return found or {m: each[-1] for m, each in others.items()}
+    others = {m: s for m, s in series.items() if m != sample.point.microbatches}
+    found = {
+        m: other
+        for m, samples in others.items()
+        for other in samples
+        if (other.round, other.machine) == (sample.round, sample.machine)
+    }
+    return found or {m: samples[-1] for m, samples in others.items()}
 
 
 def of_round(samples: Sequence[Sample], number: int) -> Sample:

@@ -455,6 +455,10 @@ def test_rounds_are_predicted_by_themselves(tmp_path):
     # The first round has a point beyond the last of the table, which is not in it.
     more = Point("mlp", 32, 40, 2, 16)
     append(tmp_path / "samples.jsonl", measured(more, cuts, seconds, [2.0, 2.0]))
+    # And the second, on another machine.
+    elsewhere = measured(more, cuts, seconds, [50.0, 50.0])
+    elsewhere = dataclasses.replace(elsewhere, round=1, machine="another")
+    append(tmp_path / "samples.jsonl", elsewhere)
     found = rows(tmp_path, points, 1.6)
     assert list(found) == points
     assert [found[p].is_between for p in points] == [False, True, False]
