@@ -31,3 +31,21 @@ def probe(comm, layers_per_rank):
 @pytest.mark.parametrize("layers_per_rank", [[3], [1, 8], [2, 9, 2]])
 def test_ranks_know_how_long_each_takes(layers_per_rank):
     assert_on_ranks(len(layers_per_rank), probe, layers_per_rank)
+
+
+def count_messages(comm):
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from _probe import Traffic
+
+    traffic = Traffic(comm, 1 - comm.rank, 100)
+    # The second of one rank may go or not; what went arrives, and no more.
+    for _ in range(2 - comm.rank):
+        traffic.send()
+    traffic.end()
+    sent = comm.allgather(traffic._n_sent)
+    assert traffic._n_received == sent[1 - comm.rank] >= 1
+    assert not comm.iprobe()
+
+
+def test_all_messages_that_were_sent_are_taken():
+    assert_on_ranks(2, count_messages)
