@@ -146,9 +146,9 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         "- **simulated**: from profiles of the layers on a whole core, the links, and"
         " how much slower the stage of each layer was, and how late messages were, in"
         " the steps with the next fewer and the next more microbatches of the same row"
-        " of hosts, cut, schedule and round, where our cuts may be others. The step"
-        " itself is not used for it. At the ends of a series there may be one other"
-        " only, or one that is in no table;",
+        " of hosts, cut, schedule and round, where our cuts may be others; phases vary"
+        " as in these two. The step itself is not used for it. At the ends of a series"
+        " there may be one other only, or one that is in no table;",
         "- **replayed**: from the times of each phase in the measured step itself, and"
         " how long its messages took on average: a test of the simulator;",
         "- **paper**: the speed-up printed there. It prints those of the text only.",

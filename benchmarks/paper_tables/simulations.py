@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +47,10 @@ def simulate(
 
     Where there are only fewer, or only more, those of the nearest count.
 
+    Phases vary: all stages wait for the longest, so a step takes longer than if all
+    took their mean. It is simulated with phases that vary as those of one of the two
+    steps, and as those of the other, and what it takes lies between these as well.
+
     Args:
         point: What to simulate.
         cuts: Where the model is cut for it.
@@ -71,7 +76,11 @@ def simulate(
     network = Network(hosts.bandwidth, float(latency))
     schedule = _schedule(point, cuts)
     costs = _costs(point, cuts, schedule, profiles, network, 1.0 / slow)
-    return prediction.run(schedule, costs, network).makespan
+    seconds = []
+    for n in nearest:
+        varied = _varied(costs, others[n], point, cuts, profiles)
+        seconds.append(prediction.run(schedule, varied, network).makespan)
+    return float(np.dot(weights, seconds))
 
 
 def replay(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
@@ -115,7 +124,7 @@ def on_stages(
     """Returns how much slower than by the profiles stages are, from their layers.
 
     Args:
-        slow: How much slower each layer is.
+        slow: How much slower each layer is, or is in each of several phases.
         point: Whose microbatches they run.
         cuts: Between the stages.
         profiles: Of the layers.
@@ -123,15 +132,45 @@ def on_stages(
     layers = interpolate(profiles, point.samples).layers
     seconds = np.array([layer.seconds for layer in layers])
     starts = cuts[:-1]
-    return np.add.reduceat(seconds * slow, starts) / np.add.reduceat(seconds, starts)
+    slower = np.add.reduceat(seconds * slow.T, starts, axis=-1)
+    return (slower / np.add.reduceat(seconds, starts)).T
 
 
 def stage_seconds(sample: Sample) -> np.ndarray:
     """Returns what each stage took in a step, with messages between its phases."""
-    n_stages, m = len(sample.cuts) - 1, sample.point.microbatches
-    # Older samples have the means of the stages.
-    each = [np.reshape(getattr(sample, name), (n_stages, -1)) for name in PHASES]
-    return m * sum(seconds.mean(axis=1) for seconds in each)
+    means = [_of_stages(sample, name).mean(axis=1) for name in PHASES]
+    return sample.point.microbatches * sum(means)
+
+
+def _of_stages(sample: Sample, name: str) -> np.ndarray:
+    """Returns the seconds of a phase on each stage, of each microbatch.
+
+    Older samples have the means of the stages, as if of one microbatch.
+    """
+    return np.reshape(getattr(sample, name), (len(sample.cuts) - 1, -1))
+
+
+def _varied(
+    costs: Costs, other: Sample, point: Point, cuts: list[int], profiles: list[Profile]
+) -> Costs:
+    """Returns costs that vary over the microbatches as in another step.
+
+    A microbatch differs from the mean of its stage as does the one at the same part of
+    the other step, where hosts may have waited for each other in the same way.
+    """
+    forward, backward, weight = (_of_stages(other, name) for name in PHASES)
+    # Unsplit backwards count as input gradients.
+    phases = forward, backward, weight if weight.any() else backward
+    found, m = {}, point.microbatches
+    for name, seconds in zip(PHASES, phases):
+        same_part = np.arange(m) * seconds.shape[1] // m
+        chosen, means = seconds[:, same_part], seconds.mean(axis=1, keepdims=True)
+        # Weight gradients of a stage without weights take no time.
+        relative = np.divide(chosen, means, np.ones_like(chosen), where=means > 0)
+        layers = np.repeat(relative, np.diff(other.cuts), axis=0)
+        varied = on_stages(layers, point, cuts, profiles)
+        found[name] = getattr(costs, name) * varied
+    return replace(costs, **found)
 
 
 def _weights(m: int, nearest: list[int]) -> np.ndarray:

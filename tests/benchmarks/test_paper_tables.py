@@ -230,7 +230,7 @@ def test_layers_are_as_slow_as_their_stages_in_another_cut(cuts, slow):
 
 def test_older_samples_have_the_means_of_the_stages():
     from paper_tables.points import Point
-    from paper_tables.simulations import layer_slowness, stage_seconds
+    from paper_tables.simulations import layer_slowness, simulate, stage_seconds
 
     point, cuts, seconds = Point("mlp", 64, 40, 2, 4), [0, 2, 3], (2.0, 1.0, 1.0)
     new = measured(point, cuts, seconds, [2.0, 5.0])
@@ -238,8 +238,36 @@ def test_older_samples_have_the_means_of_the_stages():
     means = {name: np.mean(getattr(new, name), axis=1).tolist() for name in phases}
     old = dataclasses.replace(new, **means)
     assert stage_seconds(old) == pytest.approx(stage_seconds(new))
-    found = layer_slowness(old, profiles_of(seconds))
-    assert found == pytest.approx([2.0, 2.0, 5.0])
+    profiles, hosts = profiles_of(seconds), point.on(1.6)
+    assert layer_slowness(old, profiles) == pytest.approx([2.0, 2.0, 5.0])
+    more = dataclasses.replace(point, microbatches=8)
+    by_old, by_new = (
+        simulate(more, cuts, {4: step}, profiles, hosts) for step in (old, new)
+    )
+    assert by_old == pytest.approx(by_new)
+
+
+@pytest.mark.parametrize("cuts", [[0, 1, 2], [0, 2]])
+def test_phases_vary_as_at_the_same_part_of_the_other_steps(cuts):
+    from paper_tables.points import OURS, Point
+    from paper_tables.simulations import replay, simulate
+
+    def step(m, cuts, patterns):
+        """Each stage is slower in some parts of the step."""
+        point = Point("vgg16", 32, 48, 2, m, cut=OURS)
+        even = measured(point, cuts, (1.0, 1.0), [1.0] * (len(cuts) - 1))
+        each = np.repeat(patterns, m // 4, axis=1)
+        names = ("forward", "backward_input", "backward_weight")
+        phases = {name: (getattr(even, name) * each).tolist() for name in names}
+        return dataclasses.replace(even, **phases)
+
+    in_turn = np.array([[0.5, 1.5, 0.5, 1.5], [1.5, 0.5, 1.5, 0.5]])
+    others = {m: step(m, [0, 1, 2], in_turn) for m in (4, 16)}
+    # One stage of both is as slow throughout.
+    expected = step(8, cuts, in_turn if len(cuts) == 3 else np.ones((1, 4)))
+    profiles, hosts = profiles_of((1.0, 1.0)), expected.point.on(1.6)
+    found = simulate(expected.point, cuts, others, profiles, hosts)
+    assert found == pytest.approx(replay(expected, profiles, hosts))
 
 
 @pytest.mark.parametrize(
