@@ -74,17 +74,37 @@ class Recipe:
                 step.write(step.view(array))
         return array
 
-    def assign_keys(self, place: str) -> None:
+    def assign_keys(self, place: str, taken: set[str]) -> None:
         """Gives a key to every step that has none yet.
 
         Args:
             place (str): Where in the model the array is.
+            taken (set): All keys that the model has given; gets the new ones.
         """
         for number, step in enumerate(self.steps):
             if step.key is None:
-                step.key = f"{self.seed}:{place}#{number}"
+                step.key = new_key(self.seed, place, taken, number)
             for source in step.sources:
-                source.recipe.assign_keys(f"{place}#{number}<")
+                source.recipe.assign_keys(f"{place}#{number}<", taken)
+
+
+def new_key(seed: int, place: str, taken: set[str], number: int = 0) -> str:
+    """Returns a key for random draws that depends on where they are.
+
+    Another array may have been there before: what is put into a model after it was
+    divided moves all behind it.
+
+    Args:
+        seed (int): Of all draws.
+        place (str): Where in the model the array is.
+        taken (set): All keys that the model has given; gets the new one.
+        number (int): Of the write to the array.
+    """
+    key = f"{seed}:{place}#{number}"
+    while key in taken:
+        key += "'"
+    taken.add(key)
+    return key
 
 
 def _whole(array: np.ndarray) -> np.ndarray:

@@ -63,7 +63,9 @@ def deferred_init(seed: int = 0) -> Iterator[None]:
     generators of NumPy, CuPy or Python, or from a generator that they carry (``rng``).
     They are the same for ``Linear(None, n)``, which is sized at the first call, as for
     ``Linear(m, n)``. Two models of the same layers and the same seed are equal; they
-    do not equal what ``numpy.random.seed`` gives without ``deferred_init``.
+    do not equal what ``numpy.random.seed`` gives without ``deferred_init``. The
+    position is the one at which the layer is when the model is first divided or
+    profiled: change the list before that, or on every rank alike.
 
     A link that draws numbers in its ``__init__`` otherwise, not for a parameter, gets
     them at once, from generators that the seed has set; which ones depends on what was
@@ -230,19 +232,22 @@ class KeyedInitializer:
 
     Args:
         initializer: The one to call, whose attributes this has.
-        seed (int): Of the draws, together with the key.
+        seed (int): Of the draws, together with their place.
+
+    Attributes:
+        key (str or None): Of the draws, once the place is known.
     """
 
     def __init__(self, initializer: Any, seed: int) -> None:
         self.initializer = initializer
         self.seed = seed
-        self.place: str | None = None
+        self.key: str | None = None
         # Who initializes a parameter once more wants other values.
         self._called = False
 
     def __call__(self, array: Any) -> None:
         """Fills the array, on whatever device it is."""
-        if self.place is None:
+        if self.key is None:
             raise NotMadeError(
                 "this link was created in deferred_init and is sized at its first"
                 " call, but was never divided: append it to a Divisible, and call"
@@ -255,7 +260,7 @@ class KeyedInitializer:
         # On the host, where all other weights are drawn.
         is_there = isinstance(array, np.ndarray)
         weights = array if is_there else np.empty(array.shape, array.dtype)
-        with keyed_random(f"{self.seed}:{self.place}#0", self.initializer):
+        with keyed_random(self.key, self.initializer):
             self.initializer(weights)
         if not is_there:
             chainer.backend.copyto(array, weights)

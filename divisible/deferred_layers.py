@@ -8,6 +8,7 @@ import operator
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
@@ -15,7 +16,7 @@ import chainer
 import numpy as np
 from chainer import Link
 
-from divisible.deferred_array import DeferredArray, NotMadeError
+from divisible.deferred_array import DeferredArray, NotMadeError, new_key
 from divisible.deferred_init import KeyedInitializer, at_once, ever_deferred
 from divisible.keyed_random import keyed_random
 
@@ -37,11 +38,13 @@ class DeferredLayers:
         waiting (bool): Whether there may be any.
         first_calls (dict): Keys for the first calls of layers that are sized then, by
             position.
+        keys (set): All that were ever given to random draws of the model.
     """
 
     def __init__(self) -> None:
         self.waiting = False
         self.first_calls: dict[int, str] = {}
+        self.keys: set[str] = set()
 
     def notice(self, layer: Any) -> None:
         """Looks at a layer that the model gets."""
@@ -85,6 +88,7 @@ class DeferredLayers:
         ret = DeferredLayers()
         ret.waiting = self.waiting
         ret.first_calls = dict(self.first_calls)
+        ret.keys = set(self.keys)
         return ret
 
     def assign_places(self, layers: Mapping[int, Any]) -> None:
@@ -101,14 +105,14 @@ class DeferredLayers:
             for path, value, _ in _find(layers[position]):
                 place = f"{position}{path}"
                 if isinstance(value, DeferredArray):
-                    value.recipe.assign_keys(place)
+                    value.recipe.assign_keys(place, self.keys)
                     continue
                 for array, kind in ((value.raw_array, ""), (value._grad, ".grad")):
                     if isinstance(array, DeferredArray):
-                        array.recipe.assign_keys(place + kind)
+                        array.recipe.assign_keys(place + kind, self.keys)
                 keyed = _keyed_initializer(value)
-                if keyed is not None:
-                    keyed.place = keyed.place or place
+                if keyed is not None and keyed.key is None:
+                    keyed.key = new_key(keyed.seed, place, self.keys)
 
     def make(
         self,
@@ -156,10 +160,16 @@ class DeferredLayers:
             What the layer returns.
         """
         if _first_call_key(position, layer) is None:
-            del self.first_calls[position]
-            return layer(*inputs)
-        with keyed_random(self.first_calls[position]):
-            return layer(*inputs)
+            # Loaded, say.
+            draws: AbstractContextManager = nullcontext()
+        else:
+            draws = keyed_random(self.first_calls[position])
+        with draws:
+            output = layer(*inputs)
+        # Even if something is not sized yet: other calls want other dropout. What they
+        # size has a key of its own.
+        self.first_calls.pop(position, None)
+        return output
 
 
 # -- what is put off until a link is made ---------------------------------------
@@ -268,7 +278,7 @@ def _is_deferred_array(found: _Found) -> bool:
 
 def _awaits_place(found: _Found) -> bool:
     keyed = _keyed_initializer(found.value)
-    return keyed is not None and keyed.place is None
+    return keyed is not None and keyed.key is None
 
 
 def _keyed_initializer(value: Any) -> KeyedInitializer | None:

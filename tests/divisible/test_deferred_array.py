@@ -41,7 +41,7 @@ def test_writes_are_done_in_order(data):
                 array[1:] = array[:-1].copy()
         if kind == "copy":
             deferred = deferred.copy()
-    deferred.recipe.assign_keys("test")
+    deferred.recipe.assign_keys("test", set())
     np.testing.assert_array_equal(deferred.make(), ordinary)
     assert deferred.make() is deferred.make()
 
@@ -51,7 +51,7 @@ def test_many_writes_to_parts_in_place():
     array.fill(1)
     for row in range(64):
         array[row] *= row
-    array.recipe.assign_keys("test")
+    array.recipe.assign_keys("test", set())
     np.testing.assert_array_equal(array.make(), np.arange(64.0)[:, None] * np.ones(3))
     assert len(array.recipe.steps) == 65
 
@@ -70,7 +70,7 @@ def test_arrays_like_a_deferred_one():
         (np.full_like(array, 7, dtype=np.int32), 7),
     ):
         assert type(like) is DeferredArray
-        like.recipe.assign_keys("test")
+        like.recipe.assign_keys("test", set())
         np.testing.assert_array_equal(like.make(), np.full((2, 3), value))
     assert (np.shape(array), np.ndim(array), np.size(array)) == ((2, 3), 2, 6)
     with pytest.raises(ValueError, match="read-only"):

@@ -399,6 +399,42 @@ def test_only_the_first_call_is_keyed():
     assert not np.array_equal(outputs[1], outputs[2])
 
 
+def test_only_the_first_call_is_keyed_even_if_something_is_never_sized():
+    class WithSpare(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.used, self.spare = L.Linear(4, 4), L.Linear(None, 2)
+
+        def forward(self, x):
+            return F.dropout(self.used(x))
+
+    model = build(lambda: Divisible(WithSpare())).divide()
+    np.random.seed(5)
+    first, second, third = (model(X).array for _ in range(3))
+    assert not np.array_equal(first, second)
+    assert not np.array_equal(second, third)
+
+
+@pytest.mark.parametrize("n_in", [4, None])
+def test_a_layer_put_in_front_after_the_division_draws_for_itself(n_in):
+    def make():
+        model = Divisible(L.Linear(n_in, 4))
+        model.divide(0, 1)
+        model.insert(0, L.Linear(n_in, 4))
+        return model
+
+    model = build(make)
+    whole = model.divide()
+    whole(X)
+    assert not np.array_equal(whole[0].W.array, whole[1].W.array)
+    # Neither depends on the cut.
+    for i in (0, 1):
+        alone = build(make).divide(i, i + 1)
+        alone(X)
+        np.testing.assert_array_equal(alone[0].W.array, whole[i].W.array)
+
+
 def test_a_parameter_shared_by_layers_is_made_once_and_stays_shared():
     def make():
         a, b = L.Linear(4, 4), L.Linear(4, 4)
