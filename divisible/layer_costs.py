@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -61,8 +62,9 @@ class LayerCost:
         name: One line or more that describes the layer.
 
     Raises:
-        ValueError: If a value is negative, infinite or not a number, or all times are
-            0.
+        TypeError: If a value is no number.
+        ValueError: If a value is negative, infinite or NaN, ``passing_bytes`` are more
+            than ``output_bytes``, or all times are 0.
     """
 
     forward: float
@@ -81,15 +83,14 @@ class LayerCost:
 
     def __post_init__(self) -> None:
         for field in (*SECONDS, *SAMPLE_BYTES, *FIXED_BYTES):
-            value = getattr(self, field)
-            if isinstance(value, np.generic):
-                # JSON knows no numbers of NumPy.
-                object.__setattr__(self, field, value.item())
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(
-                    f"{field} of a layer {self.title!r} is {value}: it must be finite"
-                    f" and not negative. Measure again."
-                )
+            what = f"{field} of a layer {self.title!r}"
+            number = plain_number(what, getattr(self, field), "Measure again")
+            object.__setattr__(self, field, number)
+        if self.passing_bytes > self.output_bytes:
+            raise ValueError(
+                f"passing_bytes of a layer {self.title!r} are {self.passing_bytes}, but"
+                f" output_bytes, of which they are a part, {self.output_bytes}"
+            )
         if not self.seconds > 0:
             raise ValueError(
                 f"a layer {self.title!r} takes no time, neither forward nor backward."
@@ -129,7 +130,7 @@ class Profile:
         machine: Where it was measured.
 
     Raises:
-        ValueError: If there is no layer or no sample.
+        ValueError: If there is no layer or no sample, or ``input_bytes`` is negative.
         TypeError: If ``n_samples`` or ``input_bytes`` is no integer.
 
     Example:
@@ -156,6 +157,10 @@ class Profile:
         if self.n_samples < 1:
             raise ValueError(
                 f"a profile is of 1 sample at least, not of {self.n_samples}"
+            )
+        if self.input_bytes < 0:
+            raise ValueError(
+                f"input_bytes must not be negative, as {self.input_bytes} is"
             )
 
     def __len__(self) -> int:
@@ -229,9 +234,10 @@ class Profile:
                 content = json.load(file)
                 if content.pop("divisible") != "profile":
                     raise ValueError("it is another kind of file")
-                content["layers"] = [LayerCost(**row) for row in content["layers"]]
-                if content["loss"] is not None:
-                    content["loss"] = LayerCost(**content["loss"])
+                layers = enumerate(content["layers"])
+                content["layers"] = [_load(f"layer {i}", row) for i, row in layers]
+                if content.get("loss") is not None:
+                    content["loss"] = _load("loss", content["loss"])
                 return cls(**content)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{path} is not a profile: {error}") from error
@@ -247,6 +253,37 @@ class Profile:
             for row in rows
         ]
         return "\n".join([f"{self.n_samples} samples; {self.machine}", *lines])
+
+
+def plain_number(what: str, value: Any, remedy: str) -> float:
+    """Returns a number as Python's own: JSON knows none of NumPy's.
+
+    Args:
+        what: Which it is, for errors.
+        value: The number.
+        remedy: What to do if it is none.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is negative, infinite or NaN.
+    """
+    if isinstance(value, (np.generic, np.ndarray)) and value.size == 1:
+        value = value.item()
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{what} is {value!r}: it must be a number. {remedy}.")
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(
+            f"{what} is {value}: it must be finite and not negative. {remedy}."
+        )
+    return value
+
+
+def _load(what: str, row: dict) -> LayerCost:
+    """Reads a layer's costs; an error says which layer's."""
+    try:
+        return LayerCost(**row)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what}: {error}") from error
 
 
 PROFILE_COLUMNS = (
@@ -266,6 +303,7 @@ PROFILE_COLUMNS = (
 def profile_rows(profile: Profile) -> list[tuple[str, ...]]:
     """Returns a profile as text: a row for each layer, the loss, and the sums."""
     costs = [(str(i), cost) for i, cost in enumerate(profile.layers)]
+    seconds = profile.seconds
     if profile.loss is not None:
         costs.append(("loss", profile.loss))
     rows = [
@@ -273,7 +311,7 @@ def profile_rows(profile: Profile) -> list[tuple[str, ...]]:
             position,
             cost.title if len(cost.title) <= 44 else cost.title[:43] + "…",
             *(format_seconds(getattr(cost, name)) for name in SECONDS),
-            f"{cost.seconds / profile.seconds:.1%}",
+            f"{cost.seconds / seconds:.1%}",
             format_bytes(cost.output_bytes),
             format_bytes(cost.activation_bytes),
             format_bytes(cost.parameter_bytes),
@@ -311,7 +349,8 @@ def interpolate(profiles: Sequence[Profile], n_samples: int) -> Profile:
         Profile: The estimate; the profile itself where there is one of this size.
 
     Raises:
-        ValueError: If the profiles are of different models or there is none.
+        ValueError: If the profiles are of different models or there is none, or there
+            is no sample.
 
     Example:
         >>> small = Profile([LayerCost(0.3, 0, 0)], n_samples=10)
@@ -321,6 +360,8 @@ def interpolate(profiles: Sequence[Profile], n_samples: int) -> Profile:
         [0.2, 0.4, 0.7]
     """
     profiles = sort_profiles(profiles)
+    if n_samples < 1:
+        raise ValueError(f"n_samples must be at least 1, not {n_samples}")
     for profile in profiles:
         if profile.n_samples == n_samples:
             return profile
@@ -344,6 +385,8 @@ def interpolate(profiles: Sequence[Profile], n_samples: int) -> Profile:
                 elif n_samples > sizes[-1]:
                     value = max(value, y[-1])
             values[name] = value if name in SECONDS else round(value)
+        # Extrapolated, one may cross the other.
+        values["passing_bytes"] = min(values["passing_bytes"], values["output_bytes"])
         return dataclasses.replace(costs[profiles.index(nearest)], **values)
 
     layers = [estimate(costs) for costs in zip(*(p.layers for p in profiles))]
@@ -371,7 +414,13 @@ def sort_profiles(profiles: Sequence[Profile]) -> list[Profile]:
         raise ValueError("at least one profile is needed")
     names = [[layer.name for layer in profile.layers] for profile in profiles]
     for profile, theirs in zip(profiles, names):
-        if theirs != names[0] or (profile.loss is None) != (profiles[0].loss is None):
+        if (profile.loss is None) != (profiles[0].loss is None):
+            raise ValueError(
+                f"of the profiles at {profiles[0].n_samples} and {profile.n_samples}"
+                f" samples one has a loss and the other has none: give targets to both"
+                f" or to neither"
+            )
+        if theirs != names[0]:
             raise ValueError(
                 f"the profiles at {profiles[0].n_samples} and {profile.n_samples}"
                 f" samples are of different models, of {len(names[0])} and"
@@ -406,7 +455,8 @@ def check_layers(
             f" {len(layers)}: it belongs to another model"
         )
     for position, (a, b) in enumerate(zip(names, layers)):
-        if a != b:
+        # Costs that were not measured may be of layers without a text.
+        if a and b and a != b:
             raise ValueError(
                 f"{what} is of another model: layer {position} is {a} there and {b} in"
                 f" {other}"

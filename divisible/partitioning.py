@@ -10,7 +10,7 @@ possible cost of the layers before ``j`` in stages 0 to ``s``::
 
 The stage from ``i`` grows as ``i`` falls, so the search over ``i`` stops once the
 layers' time alone exceeds the best found. This makes 10,000 layers on 64 stages a
-matter of a second.
+matter of a second, or of some ten seconds if one layer outweighs thousands.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from divisible.stage_costs import (
     microbatches_held,
     recomputed_shares,
     spread,
+    spread_memory,
 )
 from divisible.units import count, format_bytes
 
@@ -101,6 +102,7 @@ def partition(
         MemoryLimitError: If the plan needs more memory than there is; with the
             optimal method, if every plan does. The message says which stage lacks how
             much.
+        TypeError: If ``profile`` is not a single one.
         ValueError: If an argument is out of range, there are fewer layers than
             stages, or ``cuts`` are not of so many stages of this model.
 
@@ -113,6 +115,11 @@ def partition(
         >>> partition(profile, n_stages=2, speeds=[1, 3]).cuts
         [0, 3, 6]
     """
+    if not isinstance(profile, Profile):
+        raise TypeError(
+            f"partition needs one Profile, at the size of microbatch in use, not a"
+            f" {type(profile).__name__}; Plan.best takes several"
+        )
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
     if cuts is not None and method != "optimal":
@@ -140,9 +147,7 @@ def partition(
     costs = StageCosts.of(
         profile, in_flight, pending, checkpoint, recomputed, speeds, network
     )
-    limits = spread("memory", np.inf if memory is None else memory, n_stages)
-    if not np.all(limits > 0):
-        raise ValueError(f"memory must be positive, not {limits}")
+    limits = spread_memory(memory, n_stages)
     if cuts is None:
         cuts = _cut(profile, costs, limits, method)
     else:
@@ -178,7 +183,9 @@ def _cut(
     if method == "uniform":
         cuts = Plan.uniform(len(profile), costs.n_stages).cuts
     elif method == "parameters":
-        cuts = _balanced(profile.column("parameter_bytes"), costs)
+        # Layers without parameters are spread as well, all together as half a byte.
+        some = 0.5 / len(profile)
+        cuts = _balanced(profile.column("parameter_bytes") + some, costs)
     else:
         cuts = _balanced(np.diff(costs.times[0]), costs)
     _check_cuts(costs, cuts, limits)
@@ -220,7 +227,8 @@ class _Cost(NamedTuple):
 
     Stage ``s`` of the layers ``i`` to ``j - 1`` costs the greater of
     ``ends[s, j] - starts[s, i]`` and ``floor[s, i]``, and no less than
-    ``bound[s, j] - bound[s, i]``, which grows as ``i`` falls.
+    ``bound[s, j] - bound[s, i]``, which grows as ``i`` falls. Of the memory that lacks
+    there is the bound only, on what is needed.
     """
 
     ends: np.ndarray
@@ -323,7 +331,8 @@ def _solve(
     """
     lacking = cost is None
     if lacking:
-        cost = _Cost(*[np.zeros_like(costs.times)] * 4)
+        none = np.zeros_like(costs.times)
+        cost = _Cost(none, none, none, costs.grows[0])
     value, parents = _program()(
         *map(np.ascontiguousarray, cost),
         costs.grows + costs.ends,
@@ -385,8 +394,12 @@ def _dynamic_program(
             best = np.inf
             peak = 0.0
             for i in range(j - 1, s - 1, -1):
-                at_least = -np.inf if lacking else bound[s, j] - bound[s, i]
+                at_least = bound[s, j] - bound[s, i]
+                if lacking:
+                    at_least -= limits[s]
                 if at_least > cap or least[i] >= best:
+                    break
+                if squares and least[i] + at_least * at_least >= best:
                     break
                 if not squares and at_least >= best:
                     break

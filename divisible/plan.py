@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from divisible.files import write_json
-from divisible.layer_costs import Profile, check_layers
+from divisible.layer_costs import Profile, check_layers, plain_number
 from divisible.stage_costs import CHECKPOINTS
 from divisible.units import count, format_bytes, format_seconds
 
@@ -30,12 +30,24 @@ class StagePlan:
         link_seconds: How long a message keeps the link before it busy.
         memory: Bytes at the peak.
         memory_limit: Bytes that its rank may use; ``None`` for any number.
+
+    Raises:
+        TypeError: If a value is no number.
+        ValueError: If one is negative or not finite, or ``seconds`` are 0.
     """
 
     seconds: float
     link_seconds: float
     memory: int
     memory_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).copy().items():
+            if value is not None or name != "memory_limit":
+                number = plain_number(f"{name} of a stage", value, "Make the plan anew")
+                object.__setattr__(self, name, number)
+        if self.seconds == 0:
+            raise ValueError("seconds of a stage are 0: it must take some time")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +93,7 @@ class Plan:
     Raises:
         ValueError: If ``cuts`` is not of this form, ``layers`` or ``stages`` are not
             as many, or another argument is out of range.
-        TypeError: If a cut is not an integer.
+        TypeError: If a cut is not an integer, or ``step_seconds`` no number.
 
     Example:
         >>> plan = Plan([0, 3, 5])
@@ -126,6 +138,8 @@ class Plan:
                 raise ValueError(f"{name} must be a positive integer, not {value!r}")
             # JSON knows no integers of NumPy.
             object.__setattr__(self, name, int(value))
+        if self.step_seconds is not None:
+            object.__setattr__(self, "step_seconds", float(self.step_seconds))
         if self.n_stages % self.stages_per_rank:
             raise ValueError(
                 f"cuts {cuts} make {count(self.n_stages, 'stage')}, which do not lie"
@@ -184,13 +198,18 @@ class Plan:
     def range(self, stage: int) -> tuple[int, int]:
         """Returns ``(start, end)`` of a stage, for :meth:`Divisible.divide`.
 
+        Stage ``s`` is on rank ``s`` if there is one on each (``stages_per_rank``) and
+        one replica; else :meth:`pipeline.Schedule.rank_stages` says which stages a rank
+        of a replica has.
+
         Raises:
             IndexError: If there is no such stage.
         """
         if not 0 <= stage < self.n_stages:
             raise IndexError(
-                f"no stage {stage} in a plan of {self.n_stages} stages {self.cuts}: the"
-                f" number of ranks must be the number of stages"
+                f"no stage {stage} in the plan {self.cuts}: it has"
+                f" {count(self.n_stages, 'stage')}, {self.stages_per_rank} on each"
+                f" rank, and is for {count(self.n_ranks, 'rank')}"
             )
         return self.cuts[stage], self.cuts[stage + 1]
 

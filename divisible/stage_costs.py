@@ -54,6 +54,7 @@ class Network:
         overlap: Whether messages travel while ranks compute.
 
     Raises:
+        TypeError: If something is no number.
         ValueError: If a bandwidth is not positive or a latency negative.
 
     Example:
@@ -66,9 +67,9 @@ class Network:
     overlap: bool = True
 
     def __post_init__(self) -> None:
-        if not np.all(np.asarray(self.bandwidth, float) > 0):
+        if not np.all(_numbers("bandwidth", self.bandwidth) > 0):
             raise ValueError(f"bandwidth must be positive, not {self.bandwidth}")
-        latency = np.asarray(self.latency, float)
+        latency = _numbers("latency", self.latency)
         if not np.all(np.isfinite(latency) & (latency >= 0)):
             raise ValueError(
                 f"latency must be finite and not negative, not {self.latency}"
@@ -90,9 +91,10 @@ def spread(name: str, values: PerRank, n: int, what: str = "ranks") -> np.ndarra
     """Returns one number for each of ``n``; those beyond are left out.
 
     Raises:
+        TypeError: If something is no number.
         ValueError: If there are fewer.
     """
-    array = np.asarray(values, float)
+    array = _numbers(name, values)
     if array.ndim == 0:
         return np.full(n, float(array))
     if array.ndim != 1 or len(array) < n:
@@ -113,6 +115,27 @@ def spread_speeds(speeds: PerRank | None, n: int) -> np.ndarray:
     if not np.all(np.isfinite(speeds) & (speeds > 0)):
         raise ValueError(f"speeds must be finite and positive, not {speeds}")
     return speeds
+
+
+def spread_memory(memory: PerRank | None, n: int) -> np.ndarray:
+    """Returns the bytes that each of ``n`` ranks may use, no limit if nothing is said.
+
+    Raises:
+        ValueError: If there are fewer, or one is not positive.
+    """
+    limits = spread("memory", np.inf if memory is None else memory, n)
+    if not np.all(limits > 0):
+        raise ValueError(f"memory must be positive, not {memory}")
+    return limits
+
+
+def _numbers(name: str, values: PerRank) -> np.ndarray:
+    try:
+        return np.asarray(values, float)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name} must be one number for all or one for each, not {values!r}"
+        ) from None
 
 
 def check_checkpoint(checkpoint: str) -> None:

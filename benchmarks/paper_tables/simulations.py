@@ -195,7 +195,9 @@ def _costs(
     m = point.microbatches
     plan = Plan(cuts, n_microbatches=m, schedule=point.schedule)
     sizes = prediction.microbatch_sizes(point.batch, m)
-    return prediction.stage_costs(plan, schedule, profiles, sizes, network, speeds)
+    sized = {size: interpolate(profiles, size) for size in set(sizes)}
+    each = [sized[size] for size in sizes]
+    return prediction.stage_costs(plan, schedule, each, network, speeds)
 
 
 def _schedule(point: Point, cuts: list[int]) -> Schedule:

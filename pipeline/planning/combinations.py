@@ -18,7 +18,7 @@ import numpy as np
 from divisible.layer_costs import Profile, interpolate
 from divisible.partitioning import MemoryLimitError, partition
 from divisible.plan import Plan
-from divisible.stage_costs import Network, PerRank, spread, spread_speeds
+from divisible.stage_costs import Network, PerRank, spread_memory, spread_speeds
 from divisible.units import count, format_bytes
 from pipeline import schedules as generators
 from pipeline.actions import BACKWARD, FORWARD, INPUT, RECOMPUTE
@@ -129,7 +129,7 @@ class Combinations:
         self.profiles = profiles
         self.network = Network() if network is None else network
         self.batch = batch
-        self.memory = spread("memory", np.inf if memory is None else memory, ranks)
+        self.memory = spread_memory(memory, ranks)
         self.speeds = spread_speeds(speeds, ranks)
         self.bandwidth, self.latency = self.network.edges(ranks)
         self.sized: dict[int, Profile] = {}
@@ -170,7 +170,8 @@ class Combinations:
                 replicas=replicas,
                 stages_per_rank=per_rank,
             )
-            costs = stage_costs(plan, schedule, self.profiles, sizes, network, speeds)
+            each = [self._at(size) for size in sizes]
+            costs = stage_costs(plan, schedule, each, network, speeds)
             if per_rank > 1:
                 plan = _check_memory(plan, schedule, costs, profile, memory)
             gradients = self._gradient_seconds(plan, schedule, replicas)
@@ -209,9 +210,8 @@ class Combinations:
         sizes = microbatch_sizes(-(-self.batch // replicas), m)
         schedule = _create(name, candidate.plan.n_stages, m, n_ranks, checkpoint)
         network, speeds = self._slowest_replica(candidate.combination)
-        costs = stage_costs(
-            candidate.plan, schedule, self.profiles, sizes, network, speeds
-        )
+        each = [self._at(size) for size in sizes]
+        costs = stage_costs(candidate.plan, schedule, each, network, speeds)
         timeline = run(schedule, costs, network)
         ends = np.zeros(n_ranks)
         np.maximum.at(ends, timeline.rank, timeline.end)
@@ -385,10 +385,13 @@ def _check_memory(
     return replace(plan, stages=stages)
 
 
-# Combinations that follow each other often have the same one.
+# Combinations that follow each other often have the same one, or one that differs in
+# what is recomputed.
 @functools.lru_cache(maxsize=16)
 def _create(
     name: str, n_stages: int, n_microbatches: int, n_ranks: int, checkpoint: str
 ) -> Schedule:
-    schedule = generators.create(name, n_stages, n_microbatches, n_ranks)
-    return recompute(schedule, checkpoint)
+    if checkpoint == "never":
+        return generators.create(name, n_stages, n_microbatches, n_ranks)
+    without = _create(name, n_stages, n_microbatches, n_ranks, "never")
+    return recompute(without, checkpoint)

@@ -75,10 +75,11 @@ def predict(
         spread_speeds(speeds, plan.replicas * schedule.n_ranks),
         plan.replicas,
     )
-    costs = stage_costs(plan, schedule, profiles, sizes, network, speeds)
+    sized = {size: interpolate(profiles, size) for size in set(sizes)}
+    each = [sized[size] for size in sizes]
+    costs = stage_costs(plan, schedule, each, network, speeds)
     timeline = run(schedule, costs, network)
-    largest = interpolate(profiles, max(sizes))
-    timeline.peak_memory += fixed_memory(plan, schedule, largest)
+    timeline.peak_memory += fixed_memory(plan, schedule, sized[max(sizes)])
     return timeline
 
 
@@ -195,7 +196,6 @@ def stage_costs(
     plan: Plan,
     schedule: Schedule,
     profiles: Sequence[Profile],
-    sizes: Sequence[int],
     network: Network,
     speeds: PerRank | None = None,
 ) -> Costs:
@@ -204,8 +204,7 @@ def stage_costs(
     Args:
         plan: Where to cut.
         schedule: Which stage is on which rank.
-        profiles: Of one model.
-        sizes: Samples of each microbatch.
+        profiles: Of the model, one for each microbatch, at its size.
         network: The links between the ranks.
         speeds: Of the ranks.
 
@@ -213,8 +212,10 @@ def stage_costs(
         Costs: Stage costs of shape (n_stages, n_microbatches); bytes for the largest
         microbatch.
     """
+    sizes = [profile.n_samples for profile in profiles]
     by_size = {
-        size: stage_sums(interpolate(profiles, size), plan.cuts) for size in set(sizes)
+        size: stage_sums(profile, plan.cuts)
+        for size, profile in dict(zip(sizes, profiles)).items()
     }
     ranks = np.array(schedule.stage_ranks)
     speed = spread_speeds(speeds, schedule.n_ranks)

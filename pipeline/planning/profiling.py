@@ -84,8 +84,10 @@ def profile(
 
     Raises:
         TypeError: If ``model`` is not a ``Divisible``, ``x`` or ``t`` are not arrays,
-            or ``x`` has another floating-point type than the parameters.
-        ValueError: If ``repeat`` is less than 1, or ``model`` is a stage that does not
+            ``x`` has another floating-point type than the parameters, or ``optimizer``
+            is none.
+        ValueError: If ``repeat`` is less than 1, ``x`` and ``t`` are not of as many
+            samples, or ``model`` is a stage that does not
             begin with the first layer.
         Exception: What a layer raises, with its position as ``layer_position``.
 
@@ -101,6 +103,12 @@ def profile(
     """
     if not isinstance(model, Divisible):
         raise TypeError(f"model must be a Divisible, not {type(model).__name__}")
+    is_mixed = hasattr(optimizer, "update_bytes") and not isinstance(optimizer, type)
+    if not (isinstance(optimizer, (chainer.GradientMethod, type(None))) or is_mixed):
+        raise TypeError(
+            f"optimizer must be a GradientMethod, such as optimizers.Adam(), or"
+            f" MixedPrecision of one, not {optimizer!r}"
+        )
     if repeat < 1:
         raise ValueError(f"repeat must be 1 at least, not {repeat}")
     if model.layer_range != (0, len(model.model_layers)):
@@ -112,6 +120,7 @@ def profile(
     dtypes = floating_dtypes(model)
     arrays = tuple(as_trainable(array, dtypes) for array in _arrays("x", x))
     targets = None if t is None else _arrays("t", t)
+    _check_lengths(arrays, targets or ())
     device = model.device
     inputs: Tensors = tuple(Tensor(device.send(array)) for array in arrays)
     # Arrays that are counted already, on their way from layer to layer.
@@ -127,7 +136,11 @@ def profile(
             skipped = skips.take(position, counted)
             layer = _Layer(model, position, optimizer, skipped)
             begins = position == 0 or not model.recomputed[position - 1]
-            cost, inputs = layer.measure(inputs, counted, costs, repeat, begins)
+            try:
+                cost, inputs = layer.measure(inputs, counted, costs, repeat, begins)
+            except Exception as error:
+                error.layer_position = position
+                raise
             again.append(layer.held_again)
             mean_seconds.append(layer.mean_seconds)
             handed_over = skips.hand_over(position, inputs, counted)
@@ -238,6 +251,7 @@ class _Layer:
         optimizer: chainer.GradientMethod | None,
         skipped: dict[str, Tensors],
     ) -> None:
+        self.position = position
         self.name = model.model_layers[position]
         self.part = model.divide(position, position + 1, mode="copy")
         self.optimizer = optimizer
@@ -284,7 +298,8 @@ class _Layer:
         runs = Phases(self._run, self.part.params, inputs)
         # Parameters may be made in this first run.
         runs.forward()
-        outputs = tuple(map(Tensor.of, runs.outputs))
+        source = f"layer {self.position} ({self.name}) returned"
+        outputs = tuple(Tensor.of(y, source) for y in runs.outputs)
         bytes_of = self._held(inputs, runs.outputs, counted, costs, begins)
         runs.backward_input()
         persistent = Owners(_persistents(self.part))
@@ -388,6 +403,16 @@ def _arrays(name: str, value: Any) -> tuple:
         if array.ndim == 0 or len(array) == 0:
             raise ValueError(f"{name} has no samples: its shape is {array.shape}")
     return tuple(arrays)
+
+
+def _check_lengths(arrays: tuple, targets: tuple) -> None:
+    """Refuses inputs and targets that are not of as many samples."""
+    lengths = [len(array) for array in (*arrays, *targets)]
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            f"x and t must be of as many samples, but have"
+            f" {lengths[: len(arrays)]} and {lengths[len(arrays) :]}"
+        )
 
 
 def _run_again(

@@ -13,6 +13,7 @@ that could still win with these cuts::
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -94,6 +95,7 @@ def best_plan(
     Raises:
         MemoryLimitError: If nothing fits. Where several stages on a rank share its
             memory, some ways to do so are tried, not all.
+        TypeError: If numbers of something are not integers.
         ValueError: If an argument is out of range.
 
     Example:
@@ -107,7 +109,12 @@ def best_plan(
     """
     profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
     batch = profiles[-1].n_samples if batch is None else batch
+    schedules, checkpoints = tuple(schedules), tuple(checkpoints)
     _check(ranks, batch, schedules, checkpoints, max_replicas)
+    if microbatches is not None:
+        microbatches = _integers("microbatches", microbatches)
+    if pipeline_ranks is not None:
+        pipeline_ranks = _integers("pipeline_ranks", pipeline_ranks)
     search = Combinations(profiles, ranks, memory, network, batch, speeds)
     combinations = [
         combination
@@ -125,7 +132,8 @@ def best_plan(
     if not combinations:
         raise ValueError(
             f"no combination of {ranks} ranks, {len(profiles[0])} layers, {batch}"
-            f" samples, microbatches {microbatches} and schedules"
+            f" samples, microbatches {microbatches or 'of any number'}, pipeline_ranks"
+            f" {pipeline_ranks or 'of any number'} and schedules"
             f" {', '.join(schedules)} can run"
         )
     fitting, out = [], []
@@ -179,7 +187,7 @@ def _combinations(
     )
     for replicas in range(1, max_replicas + 1):
         share = -(-batch // replicas)
-        numbers = microbatches or _numbers(share)
+        numbers = _numbers(share) if microbatches is None else microbatches
         numbers = [m for m in numbers if m <= share]
         for n_ranks, m, name, checkpoint in itertools.product(
             range(1, ranks // replicas + 1), numbers, schedules, checkpoints
@@ -295,6 +303,24 @@ def _kinds(combination: Combination) -> list[tuple[str, object]]:
         (name, getattr(combination, name))
         for name in ("replicas", "n_ranks", "schedule", "checkpoint")
     ]
+
+
+def _integers(name: str, values: Sequence[int]) -> list[int]:
+    """Returns numbers to try as Python's integers.
+
+    Raises:
+        TypeError: If they are not integers.
+        ValueError: If there is none, or one is not positive.
+    """
+    try:
+        found = [operator.index(value) for value in values]
+    except TypeError:
+        raise TypeError(
+            f"{name} must be integers to try, such as [1, 2, 4], not {values!r}"
+        ) from None
+    if not found or min(found) < 1:
+        raise ValueError(f"{name} must be some positive integers, not {found}")
+    return found
 
 
 def _check(ranks, batch, schedules, checkpoints, max_replicas) -> None:

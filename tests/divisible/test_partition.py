@@ -224,6 +224,45 @@ def test_ten_thousand_layers_on_64_stages():
     assert max(seconds) < 1.2 * sum(seconds) / 64
 
 
+@pytest.mark.parametrize("position", [0, 1500, 2999])
+def test_a_layer_that_outweighs_all_others(position):
+    """The search can bound it least, and what fits nowhere."""
+    seconds = np.full(3000, 1.0)
+    seconds[position] = 3000.0
+    profile = Profile(layers_of(seconds, parameter_bytes=[1] * 3000), n_samples=1)
+    slowest = max(layer.seconds for layer in profile.layers)
+    plan = partition(profile, 16)
+    assert max(stage.seconds for stage in plan.stages) == pytest.approx(slowest)
+    with pytest.raises(MemoryLimitError, match="no plan of 16 stages"):
+        partition(profile, 16, memory=10)
+
+
+def test_layers_without_parameters_are_spread_too():
+    layers = layers_of([1.0] * 8, parameter_bytes=[100] + [0] * 7)
+    assert partition(Profile(layers, 1), 4, method="parameters").cuts[1] == 1
+    layers = layers_of([1.0] * 8, parameter_bytes=[0] * 8)
+    plan = partition(Profile(layers, 1), 4, method="parameters")
+    assert plan.cuts == [0, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"memory": "8GiB"}, TypeError, "memory must be one number .*'8GiB'"),
+        ({"speeds": [1, None, "x"]}, TypeError, "speeds must be one number"),
+        ({"memory": float("nan")}, ValueError, "memory must be positive, not nan"),
+    ],
+)
+def test_numbers_for_ranks_that_are_none(arguments, error, message):
+    profile = Profile(layers_of([1.0] * 4), n_samples=1)
+    with pytest.raises(error, match=message):
+        partition(profile, 3, **arguments)
+    with pytest.raises(TypeError, match="bandwidth must be one number .*'1Gbit/s'"):
+        Network("1Gbit/s")
+    with pytest.raises(TypeError, match="needs one Profile.* Plan.best takes several"):
+        partition([profile, profile], 2)
+
+
 def test_equal_layers_are_cut_evenly():
     profile = Profile(layers_of([1.0] * 12), n_samples=1)
     assert partition(profile, 4).cuts == [0, 3, 6, 9, 12]

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import LayerCost, Plan, Profile
+from divisible.plan import StagePlan
 
 
 @given(st.integers(1, 60), st.data())
@@ -77,6 +78,28 @@ def test_bad_arguments_are_refused(arguments, message):
         Plan([0, 1, 2, 3], **arguments)
 
 
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"seconds": 0.0}, ValueError, "seconds of a stage are 0"),
+        ({"seconds": float("nan")}, ValueError, "seconds of a stage is nan"),
+        ({"memory": "3"}, TypeError, "memory of a stage is '3'"),
+        ({"link_seconds": None}, TypeError, "link_seconds of a stage is None"),
+    ],
+)
+def test_bad_stages_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        StagePlan(**{"seconds": 1.0, "link_seconds": 0.0, "memory": 1, **arguments})
+
+
+def test_numbers_of_numpy_in_stages_are_saved(tmp_path):
+    stage = StagePlan(np.float32(0.5), np.float64(0), np.int64(5), np.float64(8))
+    plan = Plan([0, 2], stages=[stage], step_seconds=np.float32(1.5))
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert (loaded.stages, loaded.step_seconds) == (plan.stages, 1.5)
+
+
 def test_range_of_no_stage():
-    with pytest.raises(IndexError, match="number of ranks"):
+    with pytest.raises(IndexError, match="1 stage, 1 on each rank, and is for 1 rank"):
         Plan([0, 1]).range(1)

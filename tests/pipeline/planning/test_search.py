@@ -405,7 +405,13 @@ def test_profiles_at_several_sizes():
         ({"schedules": []}, "schedules must be some of"),
         ({"checkpoints": ["often"]}, "checkpoints must be some of"),
         ({"microbatches": [100]}, "no combination"),
+        ({"microbatches": []}, "microbatches must be some positive integers"),
+        ({"microbatches": [0, 1]}, "microbatches must be some positive integers"),
+        ({"pipeline_ranks": [5]}, r"pipeline_ranks \[5\]"),
         ({"memory": [1e9]}, "there are 2 ranks"),
+        # Also where stages share the memory of a rank.
+        ({"memory": np.nan, "schedules": ["zb_v"]}, "memory must be positive"),
+        ({"memory": -5, "schedules": ["zb_v"]}, "memory must be positive, not -5"),
         ({"speeds": [1, -1]}, "speeds must be"),
         ({"profile": []}, "at least one profile"),
     ],
@@ -414,6 +420,17 @@ def test_bad_requests(options, message):
     arguments = {"profile": uneven(), "ranks": 2, **options}
     with pytest.raises(ValueError, match=message):
         best_plan(arguments.pop("profile"), arguments.pop("ranks"), **arguments)
+
+
+@pytest.mark.parametrize("name", ["microbatches", "pipeline_ranks"])
+def test_numbers_to_try(name):
+    expected = best_plan(uneven(), 2, **{name: [1, 2]}, max_replicas=2)
+    for numbers in (iter([1, 2]), np.array([1, 2]), (1, 2)):
+        plan = best_plan(uneven(), 2, **{name: numbers}, max_replicas=2)
+        assert (plan, plan.step_seconds) == (expected, expected.step_seconds)
+    for bad in (2, [1.5], "two"):
+        with pytest.raises(TypeError, match=f"{name} must be integers to try"):
+            best_plan(uneven(), 2, **{name: bad})
 
 
 def test_a_plan_for_another_model():
