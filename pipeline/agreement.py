@@ -10,7 +10,8 @@ from __future__ import annotations
 import atexit
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple
 
 import chainer
@@ -29,7 +30,16 @@ from pipeline.communicator import (
 )
 from pipeline.tie_exchange import SharedParameter
 
-CALLS = ("step", "evaluate", "predict", "timeline", "agree", "save", "load")
+CALLS = (
+    "step",
+    "evaluate",
+    "predict",
+    "timeline",
+    "agree",
+    "save",
+    "load",
+    "close",
+)
 
 # How long a rank that has ended its script listens for the others to end theirs.
 _SECONDS_FOR_FAREWELLS = 10.0
@@ -56,8 +66,8 @@ class _Words(NamedTuple):
 class CallAgreement:
     """Compares, call after call, what the ranks do.
 
-    A rank whose script ends tells the others how many calls it has made, so that who
-    waits for it in a later one learns at once that it waits in vain.
+    A rank whose script ends tells the others how many calls it has finished, so that
+    who waits for it in another one learns at once that it waits in vain.
 
     Args:
         comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
@@ -70,9 +80,11 @@ class CallAgreement:
         self._n_calls = 0
         #: The name of the last call.
         self.call = ""
+        #: Whether a call failed on this rank, or is being made.
+        self.has_failed = False
         self._request: MPI.Request | None = None
         self._farewells: list[MPI.Request] = []
-        # The ranks that have left, and how many calls they made.
+        # The ranks that have left, and how many calls they finished.
         self._left: dict[int, int] = {}
         #: Whether some rank has something to report; known when the call is finished.
         self.somebody_reports = False
@@ -80,15 +92,39 @@ class CallAgreement:
         self.wish = 0
         _agreements.append(self)
 
-    def count(self, call: str) -> None:
+    @contextmanager
+    def made(self, call: str) -> Iterator[None]:
         """Counts a call, even one that is refused before anything is sent.
 
         Args:
             call (str): One of `CALLS`, if it is to be compared; or what else all ranks
                 take part in.
+
+        Raises:
+            RuntimeError: See :meth:`in_step`.
         """
-        self._n_calls += 1
-        self.call = call
+        with self.in_step():
+            self._n_calls += 1
+            self.call = call
+            yield
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Sees to it that nothing follows what failed.
+
+        Raises:
+            RuntimeError: If something failed before, or the pipeline is closed.
+        """
+        if self._comm == MPI.COMM_NULL:
+            raise RuntimeError("this Pipeline is closed: make a new one on all ranks")
+        if self.has_failed:
+            raise RuntimeError(
+                f"an earlier call failed on rank {self._comm.rank}, so the ranks'"
+                f" messages are out of step: make a new Pipeline on all ranks"
+            )
+        self.has_failed = True
+        yield
+        self.has_failed = False
 
     def start(
         self,
@@ -167,7 +203,8 @@ class CallAgreement:
         """Tells the other ranks that this one makes no more calls."""
         if self._comm == MPI.COMM_NULL:
             return
-        word = np.array([self._n_calls])
+        # In the last one it may have left others alone.
+        word = np.array([self._n_calls - self.has_failed])
         self._farewells = [
             self._comm.Isend(word, rank, FAREWELL_TAG)
             for rank in range(self._comm.size)

@@ -195,6 +195,13 @@ def as_arrays(name: str, value: Any, rank: int, reader: str) -> tuple:
     return tuple(arrays)
 
 
+def check_losses(lossfun: Any, accfun: Any) -> None:
+    """Refuses what cannot be called; there need not be an ``accfun``."""
+    for name, function in (("lossfun", lossfun), ("accfun", accfun)):
+        if not (callable(function) or (name == "accfun" and function is None)):
+            raise TypeError(f"{name} must be a function or a link, not {function!r}")
+
+
 def check_loss_scale(loss_scale: Any) -> None:
     """Refuses a loss scale that is no positive number, or has no value."""
     if loss_scale is None:

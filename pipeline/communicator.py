@@ -79,6 +79,13 @@ _SPIN_SECONDS = 200e-6
 _SHORTEST_SLEEP = 20e-6
 _LONGEST_SLEEP = 1e-3
 _SLEEP_SHARE = 0.01
+# What counts of the time between two polls. A process that is suspended, as some batch
+# systems do with whole jobs, polls nothing meanwhile.
+_LONGEST_POLL = 1.0
+
+# What was waited for when a wait ended with an error: MPI may still write into the
+# arrays that the requests hold on to. So they are never freed.
+_abandoned: list[Callable[[], Any]] = []
 
 # How long an abort may take.
 _ABORT_SECONDS = 3
@@ -98,14 +105,24 @@ def wait(
         waiting_for: Says what is awaited and from whom, for the error message.
 
     Raises:
-        StallError: If the time is over.
+        StallError: If the time is over. Time in which the process is suspended does not
+            count, but for a second.
     """
+    try:
+        return _poll(test, timeout, waiting_for)
+    except BaseException:
+        _abandoned.append(test)
+        raise
+
+
+def _poll(
+    test: Callable[[], Any], timeout: float, waiting_for: Callable[[], str]
+) -> Any:
     answer = test()
     if answer:
         return answer
-    start = now = time.perf_counter()
+    now, waited = time.perf_counter(), 0.0
     while True:
-        waited = now - start
         if waited > timeout:
             raise StallError(
                 f"waited {waited:.0f} s for {waiting_for()}. That rank is stopped,"
@@ -117,7 +134,8 @@ def wait(
         answer = test()
         if answer:
             return answer
-        now = time.perf_counter()
+        last, now = now, time.perf_counter()
+        waited += min(now - last, _LONGEST_POLL)
 
 
 def duplicate(comm: MPI.Comm, timeout: float) -> MPI.Comm:

@@ -159,7 +159,7 @@ def predict(
         axis, on every rank.
 
     Raises:
-        ValueError: If there are no samples.
+        ValueError: If there are no samples, or the iterator repeats them.
 
     Example:
         >>> import chainer
@@ -175,6 +175,12 @@ def predict(
     """
     reader = Reader(pipeline, converter, device, label_key, "predict")
     iterator = iterators_of_rank(iterator, pipeline)["main"]
+    # Chainer's have it with or without an underscore.
+    if getattr(iterator, "repeat", getattr(iterator, "_repeat", False)):
+        raise ValueError(
+            f"the {type(iterator).__name__} to predict from repeats its data set, and"
+            f" so has no end: make it with repeat=False"
+        )
     outputs = [
         output if isinstance(output, tuple) else (output,)
         for minibatch in _sweep(reader, iterator, _at_once(at_once, pipeline))

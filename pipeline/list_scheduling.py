@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from pipeline.actions import (
     BACKWARD,
     FORWARD,
@@ -136,7 +138,7 @@ def list_schedule(
 def _limits(memory_limit, stage_ranks, n_ranks, n_microbatches) -> list[int]:
     if memory_limit is None:
         memory_limit = len(stage_ranks) * n_microbatches
-    if isinstance(memory_limit, Sequence):
+    if isinstance(memory_limit, (Sequence, np.ndarray)):
         limits = [int(limit) for limit in memory_limit]
     else:
         limits = [int(memory_limit)] * n_ranks

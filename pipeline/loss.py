@@ -9,6 +9,7 @@ import chainer
 import numpy as np
 
 from pipeline.dtypes import in_loss_dtype
+from pipeline.message import Tensor
 
 _HOST = chainer.get_device("@numpy")
 
@@ -64,6 +65,7 @@ class Loss:
             device (chainer.backend.Device): Where the outputs will be.
 
         Raises:
+            TypeError: If class labels are not signed integers.
             ValueError: If a class label is negative.
         """
         parts = targets or ()
@@ -71,6 +73,8 @@ class Loss:
         if self._classifies or self._labels_left_out:
             # Before they are on a GPU, which would have to be waited for.
             hosted = [_HOST.send(labels) for labels, *_ in parts]
+            if self._classifies:
+                _check_labels(hosted)
             for name, label in self._labels_left_out.items():
                 counts[name] = [int((labels != label).sum()) for labels in hosted]
             if self._classifies:
@@ -102,6 +106,9 @@ class Loss:
 
     def __call__(self, microbatch: int, outputs: Sequence[Any]) -> chainer.Variable:
         """Returns the loss of one microbatch, and counts it."""
+        for y in outputs:
+            # Refuses other things, as it does between stages.
+            Tensor.of(y, "the last layer returned")
         if self._classifies:
             self._check_outputs(microbatch, outputs)
         targets = self._targets[microbatch]
@@ -112,12 +119,15 @@ class Loss:
             # A model within the loss would give its own layer's position.
             error.layer_position = None
             raise
-        loss = values[0]
+        loss, *accuracy = values
         if not isinstance(loss, chainer.Variable) or loss.shape != ():
             raise TypeError(
                 f"lossfun must return a scalar chainer.Variable, not {loss!r}; with"
                 f" softmax_cross_entropy, reduce must be 'mean'"
             )
+        for value in accuracy:
+            if value is None or np.shape(chainer.as_array(value)) != ():
+                raise TypeError(f"accfun must return a scalar, not {value!r}")
         # Turned into numbers at the end only, for which a GPU has to be waited for.
         self._values[microbatch] = [chainer.as_array(y) for y in values]
         return loss
@@ -168,7 +178,7 @@ class Loss:
     def _highest_label(self, labels: np.ndarray) -> int:
         """Returns the highest label to learn; -1 if there is none."""
         labels = labels[labels != self._ignored]
-        if labels.size == 0 or labels.dtype.kind not in "iu":
+        if labels.size == 0 or labels.dtype.kind != "i":
             return -1
         # NumPy would take them from the end, and CuPy from anywhere.
         if labels.min() < 0:
@@ -177,6 +187,18 @@ class Loss:
                 f" {self._ignored} is ignored"
             )
         return int(labels.max())
+
+
+def _check_labels(parts: Sequence[np.ndarray]) -> None:
+    """Refuses targets that ``F.softmax_cross_entropy`` does not take, or not so."""
+    for targets in parts:
+        # Of each class in a row, instead of the label.
+        are_probabilities = targets.dtype.kind == "f" and targets.ndim > 1
+        if targets.dtype.kind != "i" and not are_probabilities:
+            raise TypeError(
+                f"t is of dtype {targets.dtype}, but class labels must be signed"
+                f" integers: convert it with t.astype('int32')"
+            )
 
 
 def _unwrapped(function: Callable) -> tuple[Callable, Mapping[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import chainer
+import numpy as np
 
 
 class Tensor(NamedTuple):
@@ -29,8 +30,14 @@ class Tensor(NamedTuple):
             source (str): Where it comes from, for the error.
 
         Raises:
-            TypeError: If it is neither a variable nor an array.
+            TypeError: If it is neither a variable nor an array, or an array of what
+                MPI has no type for.
         """
+        if getattr(chainer.as_array(y), "dtype", np.dtype(float)).kind in "OV":
+            raise TypeError(
+                f"numbers of NumPy's own types pass from stage to stage, but {source}"
+                f" an array of {chainer.as_array(y).dtype}"
+            )
         if isinstance(y, chainer.Variable):
             return cls(y.array, y.requires_grad)
         if not isinstance(y, chainer.get_array_types()):

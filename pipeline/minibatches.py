@@ -39,13 +39,11 @@ class Minibatch(NamedTuple):
         x: The inputs, on the first stage's rank.
         t: The targets, on the last stage's rank.
         n_samples (int): Number of samples, on every rank.
-        n_batches (int): How many of the iterator's batches it consists of.
     """
 
     x: Any
     t: Any
     n_samples: int
-    n_batches: int
 
 
 class RemoteIterator(chainer.dataset.Iterator):
@@ -191,7 +189,7 @@ class Reader:
                 self._ranks.send_targets([host.send(array) for array in t])
             elif self._uses_targets:
                 t = self._ranks.receive_targets()
-        return Minibatch(x, t, int(n_samples), int(n_read))
+        return Minibatch(x, t, int(n_samples))
 
     def synchronize(self, iterator: Any) -> None:
         """Tells all ranks how far the iterator is."""

@@ -24,6 +24,7 @@ from pipeline.agreement import (
 from pipeline.arguments import (
     as_arrays,
     check_loss_scale,
+    check_losses,
     check_placement,
     check_seed,
     check_stages,
@@ -176,12 +177,12 @@ class Pipeline:
         mine = check_stages(stage)
         check_transport(transport, wire_dtype, mine[0].device)
         seed = check_seed(seed)
+        check_losses(lossfun, accfun)
         check_loss_scale(loss_scale)
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, not {timeout}")
         self._comm = duplicate(as_mpi(comm), timeout)
         self._timeout = timeout
-        self._failed = False
 
         layout = agree_on_stages(self._comm, mine, timeout)
         stage_ranks = layout.stage_ranks
@@ -378,13 +379,7 @@ class Pipeline:
             self._loss.start(None)
             self._calls.start()
             results = self._run(self._evaluation, inputs)
-            outputs = None
-            if self.is_last:
-                host = chainer.get_device("@numpy")
-                outputs = tuple(
-                    np.concatenate([host.send(y) for y, _ in column])
-                    for column in zip(*filter(None, results))
-                )
+            outputs = _together(results) if self.is_last else None
             self._calls.finish()
             outputs = broadcast_object(
                 self._comm, outputs, self._last_rank, self._timeout
@@ -472,10 +467,18 @@ class Pipeline:
         Needed only where many pipelines are made in one process. A pipeline is a
         context manager that closes itself. After a call that failed, and if it is
         closed already, it does nothing.
+
+        Raises:
+            DisagreementError: If another rank makes another call.
+            StallError: If another rank does not come in time, or has left.
         """
         # A failed call may have messages under way, which hold on to everything.
-        if self._failed or self._comm == MPI.COMM_NULL:
+        if self._calls.has_failed or self._comm == MPI.COMM_NULL:
             return
+        # A rank that closed alone could not tell others that wait for it.
+        with self._call("close"):
+            self._calls.start()
+            self._calls.finish()
         self._runner.close()
         self.ranks.close()
         if self._ties is not None:
@@ -501,22 +504,17 @@ class Pipeline:
         Within, the device of the stages is the current one: where a host has several
         GPUs, it need not be that of the script.
         """
-        if self._failed:
-            raise RuntimeError(
-                f"an earlier call failed on rank {self._comm.rank}, so the ranks'"
-                f" messages are out of step: make a new Pipeline on all ranks"
-            )
-        self._calls.count(name)
-        self._failed = True
-        try:
-            with chainer.using_device(self._device):
-                yield
-        except BaseException:
-            # MPI may still write into the arrays of receives that were posted, up to
-            # its end, which comes after Python has freed everything. So nothing is.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
-            raise
-        self._failed = False
+        with self._calls.made(name):
+            try:
+                with chainer.using_device(self._device):
+                    yield
+            except BaseException:
+                if self._comm.size > 1:
+                    # MPI may still write into the arrays of receives that were posted,
+                    # up to its end, which comes after Python has freed everything. So
+                    # nothing is.
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+                raise
 
     def _run(self, program: RankProgram, inputs: Sequence[Tensors]) -> list[Any]:
         for stage in self._stages.values():
@@ -593,6 +591,20 @@ class Pipeline:
             self._comm, pending.take(), self._timeout, "to tell what layers reported"
         )
         return means_of_reports([sums for rank in gathered for sums in rank])
+
+
+def _together(results: Sequence[Tensors]) -> tuple[np.ndarray, ...]:
+    """Returns the outputs of all microbatches as one, on the host."""
+    host = chainer.get_device("@numpy")
+    columns = [
+        [host.send(y) for y, _ in column] for column in zip(*filter(None, results))
+    ]
+    if any(y.ndim == 0 for column in columns for y in column):
+        raise TypeError(
+            "the last layer returned a scalar for a microbatch: to predict, it must"
+            " return samples along the first axis"
+        )
+    return tuple(map(np.concatenate, columns))
 
 
 @contextmanager

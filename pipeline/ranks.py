@@ -74,9 +74,9 @@ class Ranks:
         """
         if self.size == 1:
             return wish
-        self._calls.count("agree")
-        self._calls.start(wish=wish)
-        self._calls.finish()
+        with self._calls.made("agree"):
+            self._calls.start(wish=wish)
+            self._calls.finish()
         return self._calls.wish
 
     def notice(self, values: np.ndarray, about: str) -> None:
@@ -86,25 +86,26 @@ class Ranks:
             values (numpy.ndarray): A few numbers.
             about (str): What is told, for error messages.
         """
-        self._calls.count(about)
-        if self.rank == self.first:
-            # So few bytes leave at once: this does not wait for the other ranks.
-            requests = [
-                self._comm.Isend(values, rank, NOTICE_TAG)
-                for rank in range(self.size)
-                if rank != self.first
-            ]
-            self._calls.wait(
-                lambda: MPI.Request.Testall(requests),
-                lambda: f"the other ranks to ask for {about}",
-            )
-            return
-        request = self._comm.Irecv(values, self.first, NOTICE_TAG)
-        self._calls.wait(request.Test, lambda: f"rank {self.first} to tell {about}")
+        with self._calls.made(about):
+            if self.rank == self.first:
+                # So few bytes leave at once: this does not wait for the other ranks.
+                requests = [
+                    self._comm.Isend(values, rank, NOTICE_TAG)
+                    for rank in range(self.size)
+                    if rank != self.first
+                ]
+                self._calls.wait(
+                    lambda: MPI.Request.Testall(requests),
+                    lambda: f"the other ranks to ask for {about}",
+                )
+                return
+            request = self._comm.Irecv(values, self.first, NOTICE_TAG)
+            self._calls.wait(request.Test, lambda: f"rank {self.first} to tell {about}")
 
     def share(self, value: Any) -> Any:
         """Returns the last stage's value on every rank; any picklable object."""
-        return broadcast_object(self._comm, value, self.last, self._timeout)
+        with self._calls.in_step():
+            return broadcast_object(self._comm, value, self.last, self._timeout)
 
     def gather(self, values: np.ndarray) -> Gathering:
         """Begins to gather an array of equal length from each rank."""
@@ -113,9 +114,10 @@ class Ranks:
 
     def finish(self, gathering: Gathering) -> np.ndarray:
         """Returns what was gathered, a row for each rank."""
-        self._calls.wait(
-            gathering.request.Test, lambda: "all ranks to tell what they measured"
-        )
+        with self._calls.in_step():
+            self._calls.wait(
+                gathering.request.Test, lambda: "all ranks to tell what they measured"
+            )
         return gathering.values
 
     def send_targets(self, targets: Sequence[Any]) -> None:

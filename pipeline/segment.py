@@ -45,7 +45,8 @@ class Persistents:
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """Lets a forward find what another one found, and do nothing to what is."""
-        present = Persistents(link for link, _, _ in self._values)
+        # Each link once, whatever it keeps.
+        present = Persistents({id(link): link for link, _, _ in self._values}.values())
         self._restore()
         try:
             yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -143,10 +142,10 @@ def _silence(entry: Any) -> None:
     """
     extension = entry.extension
     if isinstance(extension, extensions.PrintReport):
-        extension._out = _silent(extension._out)
+        extension._out = _nowhere()
         extension = extension._log_report
     if isinstance(extension, extensions.ProgressBar):
-        extension._pbar._out = _silent(extension._pbar._out)
+        extension._pbar._out = _nowhere()
     if isinstance(extension, extensions.LogReport):
         extension._log_name = None
     if isinstance(extension, _PLOTS):
@@ -156,11 +155,6 @@ def _silence(entry: Any) -> None:
 
 def _never(trainer: Trainer) -> bool:
     return False
-
-
-def _silent(stream: Any) -> Any:
-    """Returns a stream that goes nowhere in the place of one to the terminal."""
-    return _nowhere() if stream in (sys.stdout, sys.stderr) else stream
 
 
 @functools.cache

@@ -82,7 +82,7 @@ def load_trace(path: str | os.PathLike) -> Timeline:
                 if entry["ph"] == "X"
             ]
             timeline = Timeline(events, about["n_ranks"], about["name"])
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{os.fspath(path)} is not a timeline saved by Timeline.save: {error!r}"
             ) from error

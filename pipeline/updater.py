@@ -114,6 +114,8 @@ class PipelineUpdater(StandardUpdater):
         self._device_of_stages = next(iter(pipeline.stages.values())).device
         self.stop_code = 0
         self._requested = 0
+        # Of the last minibatch.
+        self._n_samples = 0
         self._reader = Reader(pipeline, converter, self.input_device, label_key)
         # Whether only the first stage's rank knows how far the iterator is.
         self._is_behind = True
@@ -154,9 +156,7 @@ class PipelineUpdater(StandardUpdater):
             StopIteration: On every rank, at the end of an iterator without repetition.
         """
         start = time.perf_counter()
-        minibatch = self._reader.next(self._iterators["main"])
-        result = self.pipeline.step(minibatch.x, minibatch.t)
-        self._update_parameters()
+        self.update_core()
         self.iteration += 1
 
         seconds = time.perf_counter() - start
@@ -164,9 +164,16 @@ class PipelineUpdater(StandardUpdater):
         ranks = self.pipeline.ranks
         gathered = ranks.finish(ranks.gather(np.array([*cost, self._requested])))
         self.stop_code = int(gathered[:, -1].max())
-        chainer.report(named(result))
-        observed = observations(gathered[:, : len(Cost._fields)], minibatch.n_samples)
+        observed = observations(gathered[:, : len(Cost._fields)], self._n_samples)
         chainer.report({f"pipeline/{name}": v for name, v in observed.items()})
+
+    def update_core(self) -> None:
+        """Does one step on a minibatch; a subclass may do more, on all ranks alike."""
+        minibatch = self._reader.next(self._iterators["main"])
+        result = self.pipeline.step(minibatch.x, minibatch.t)
+        self._update_parameters()
+        self._n_samples = minibatch.n_samples
+        chainer.report(named(result))
 
     def _update_parameters(self) -> None:
         self._share_hyperparameters()

@@ -86,6 +86,9 @@ def _import(place: str) -> ModuleType:
             raise ValueError(f"there is no file {place}")
         folder, file = os.path.split(os.path.abspath(place))
         name = os.path.splitext(file)[0]
+        while name in sys.modules:
+            # Of a package of ours, say, which is there in its place.
+            name += "_"
         spec = importlib.util.spec_from_file_location(name, place)
         module = importlib.util.module_from_spec(spec)
         # What the file imports lies beside it, as when it is run.

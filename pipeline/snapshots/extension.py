@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import warnings
@@ -115,7 +116,8 @@ class SnapshotExtension(training.Extension):
         if pipe.rank == 0:
             pattern = "*"
             if isinstance(self.filename, str):
-                pattern = re.sub(r"\{[^}]*\}", "*", self.filename)
+                fixed = re.split(r"\{[^}]*\}", self.filename)
+                pattern = "*".join(map(glob.escape, fixed))
             found = latest_snapshot(trainer.out, pattern)
         return pipe.gather(found, "load")[0]
 

@@ -318,7 +318,7 @@ def finish(partial: Path, path: Path) -> None:
     # as well, until the new one has its own.
     replaced = path.with_name(path.name + _REPLACED)
     if path.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
+        _remove(replaced)
         path.rename(replaced)
     try:
         partial.rename(path)
@@ -327,7 +327,15 @@ def finish(partial: Path, path: Path) -> None:
             replaced.rename(path)
         raise
     _flush_directory(path.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    _remove(replaced)
+
+
+def _remove(path: Path) -> None:
+    """Removes a snapshot, or a symbolic link to one, as far as possible."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def discard(path: Path) -> None:

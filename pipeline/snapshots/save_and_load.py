@@ -88,6 +88,8 @@ def save_snapshot(
         {'epoch': 7}
     """
     path = Path(path)
+    if path.name in ("", ".."):
+        raise SnapshotError(f"{path} is no name for a snapshot: it is a place for some")
     state, values = dict(state or {}), dict(values or {})
     optimizers = as_list(optimizers)
     what = f"cannot save the snapshot {path}"
@@ -191,7 +193,9 @@ def _on_all_ranks(
         result = function(*arguments)
     except Exception as error:
         cause = error
-        failure = str(error.args[0] if isinstance(error, KeyError) else error)
+        # A KeyError puts its text into quotes.
+        in_quotes = isinstance(error, KeyError) and error.args
+        failure = str(error.args[0] if in_quotes else error)
         if not isinstance(error, SnapshotError):
             failure = f"{type(error).__name__}: {failure}"
     for rank, theirs in enumerate(pipeline.gather(failure, call)):

@@ -149,7 +149,7 @@ def left_out_call(comm):
             # It refuses its targets, and its script goes on as if nothing had been.
             with pytest.raises(TypeError, match="t is None"):
                 pipe.step(X, None)
-            pipe._failed = False
+            pipe._calls.has_failed = False
         else:
             pipe.step(X, T)
 

@@ -223,24 +223,59 @@ def test_a_stopped_rank(rank, transport):
 
 
 def leave_early(comm, rank, how):
-    pipe, _, _ = make_pipeline(comm)
+    pipe, stage, _ = make_pipeline(comm)
     for _ in range(3):
         pipe.step(X, T)
     if comm.rank == rank:
         if how == "exit":
             sys.exit("the script has had enough")
+        if how == "return":
+            return
+        # In the midst of a call.
+        stage[1].spills = "forward"
+        if how == "exit within":
+            stage[1].forward = sys.exit
+        with contextlib.suppress(RuntimeError):
+            pipe.step(X, T)
         return
     for _ in range(3):
         pipe.step(X, T)
 
 
-@pytest.mark.parametrize("rank, how", [(0, "return"), (1, "exit"), (2, "return")])
+@pytest.mark.parametrize(
+    "rank, how",
+    [
+        (0, "return"),
+        (1, "exit"),
+        (2, "return"),
+        (1, "exit within"),
+        (0, "catch within"),
+    ],
+)
 def test_a_rank_that_leaves_the_loop_early(rank, how):
     start = time.monotonic()
     result = on_ranks(N_RANKS, leave_early, rank, how, timeout=START_UP)
     assert result.returncode != 0
     message = f"StallError: rank {rank} ended its script after call 3 of the pipeline"
     assert message in result.stdout
+    assert time.monotonic() - start < DEADLINE
+
+
+def close_early(comm):
+    pipe, _, _ = make_pipeline(comm)
+    with pipe:
+        for i in range(3):
+            if i == 2 and comm.rank == 1:
+                break
+            pipe.step(X, T)
+    with pytest.raises(RuntimeError, match="this Pipeline is closed"):
+        pipe.step(X, T)
+
+
+def test_a_rank_that_closes_alone():
+    start = time.monotonic()
+    output = fails(N_RANKS, close_early)
+    assert "some ranks call step and others close" in output
     assert time.monotonic() - start < DEADLINE
 
 

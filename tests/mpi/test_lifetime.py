@@ -6,6 +6,7 @@ import weakref
 import chainer.links as L
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline, StallError
@@ -76,6 +77,17 @@ def overwritten(comm):
     for _ in range(100):
         comm.iprobe()
     assert all((array == 7).all() for array in arrays)
+
+
+def test_what_was_refused_is_freed():
+    """On one rank nothing can be under way."""
+    pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, 2)
+    with pytest.raises(TypeError, match="t is None"):
+        pipe.step(np.ones((4, 4), np.float32), None)
+    alive = weakref.ref(pipe)
+    del pipe
+    gc.collect()
+    assert alive() is None
 
 
 def test_late_messages_overwrite_nothing():

@@ -125,8 +125,11 @@ def train_divided(comm, out, stop_trigger, kind="serial", data=None, **options):
     updater = PipelineUpdater(iterator, optimizer, pipe, **options)
     trainer = training.Trainer(updater, stop_trigger(), out=out)
     evaluator = PipelineEvaluator(test_iterator, pipe, mean="batches")
-    extend(trainer, evaluator, io.StringIO())
+    printed = io.StringIO()
+    extend(trainer, evaluator, printed)
     trainer.run()
+    # Whatever it prints to, which may be one file for all.
+    assert (printed.getvalue() != "") == (comm.rank == 0)
     return stage, trainer
 
 

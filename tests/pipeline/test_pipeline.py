@@ -13,7 +13,13 @@ from mpi4py import MPI
 
 from divisible import Divisible
 from mixed_precision import DynamicLossScale, MixedPrecision, to_float16
-from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, arguments
+from pipeline import (
+    Pipeline,
+    PipelineEvaluator,
+    PipelineUpdater,
+    arguments,
+    predict,
+)
 
 X = np.random.RandomState(0).normal(size=(8, 4)).astype(np.float32)
 T = np.arange(8, dtype=np.int32) % 3
@@ -85,6 +91,85 @@ def test_bad_input_is_refused_before_anything_is_computed(x, t, message):
     pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, 2)
     with pytest.raises(ValueError, match=message):
         pipe.step(x, t)
+
+
+def test_a_closed_pipeline_says_so():
+    pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, 2)
+    pipe.close()
+    pipe.close()
+    for call in (pipe.step, pipe.evaluate):
+        with pytest.raises(RuntimeError, match="this Pipeline is closed"):
+            call(X, T)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "bool"])
+def test_labels_of_another_type_are_refused(dtype):
+    pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, 2)
+    with pytest.raises(TypeError, match=f"t is of dtype {dtype}, but class labels"):
+        pipe.step(X, T.astype(dtype))
+
+
+def test_targets_may_be_probabilities():
+    model = Divisible(L.Linear(4, 3))
+    t = np.random.RandomState(0).dirichlet([1, 1, 1], 8).astype(np.float32)
+    expected = float(F.softmax_cross_entropy(model(X), t).array)
+    pipe = Pipeline(model, MPI.COMM_SELF, 2, accfun=None)
+    assert pipe.step(X, t)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"lossfun": None}, "lossfun must be a function or a link, not None"),
+        ({"accfun": "accuracy"}, "accfun must be a function or a link, not 'accuracy'"),
+    ],
+)
+def test_losses_that_cannot_be_called_are_refused(options, message):
+    with pytest.raises(TypeError, match=message):
+        Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, 2, **options)
+
+
+@pytest.mark.parametrize(
+    "last, options, message",
+    [
+        (lambda y: {"y": y}, {}, "the last layer returned dict"),
+        (F.identity, {"accfun": lambda y, t: None}, "accfun must return a scalar"),
+        (F.identity, {"accfun": lambda y, t: y}, "accfun must return a scalar"),
+    ],
+)
+def test_what_does_not_fit_the_loss_is_said(last, options, message):
+    pipe = Pipeline(Divisible(L.Linear(4, 3), last), MPI.COMM_SELF, 2, **options)
+    with pytest.raises(RuntimeError, match=message):
+        pipe.step(X, T)
+
+
+def test_prediction_needs_samples():
+    pipe = Pipeline(Divisible(L.Linear(4, 3), F.sum), MPI.COMM_SELF, 2)
+    with pytest.raises(TypeError, match="returned a scalar for a microbatch"):
+        pipe.predict(X)
+
+
+@pytest.mark.parametrize(
+    "kind", [chainer.iterators.SerialIterator, chainer.iterators.MultithreadIterator]
+)
+def test_prediction_needs_an_end(kind):
+    pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, 2)
+    with pytest.raises(ValueError, match=f"{kind.__name__} to predict from repeats"):
+        predict(pipe, kind(list(X), 4))
+
+
+def test_a_subclass_of_the_updater_may_do_more():
+    class Twice(PipelineUpdater):
+        def update_core(self):
+            super().update_core()
+            super().update_core()
+
+    stage = Divisible(L.Linear(4, 3))
+    optimizer = chainer.optimizers.SGD(0.1).setup(stage)
+    pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+    updater = Twice(samples(), optimizer, pipe)
+    updater.update()
+    assert (updater.iteration, optimizer.t, pipe.n_steps) == (1, 2, 2)
 
 
 def test_an_updater_without_targets_is_refused():

@@ -103,6 +103,12 @@ def test_weight_gradients_wait_for_their_action():
     assert all(p.grad is None for p in stage.layers.params())
 
 
+def test_other_arrays_than_numbers_do_not_pass():
+    for array in (np.array([{}], object), np.zeros(2, [("a", float)])):
+        with pytest.raises(TypeError, match="returned an array of"):
+            Tensor.of(array)
+
+
 def test_forward_returns_what_the_layers_do():
     (x,) = make_inputs(sizes=[2])
     (y,) = Stage(layers()).forward(0, variable(x))

@@ -147,10 +147,12 @@ def test_chrome_trace_format(tmp_path):
     }
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"traceEvents": []}', '{"otherData": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"traceEvents": []}', '{"otherData": 1}', "\xff"]
+)
 def test_load_refuses_other_files(tmp_path, text):
     path = tmp_path / "t.json"
-    path.write_text(text)
+    path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match="t.json is not a timeline"):
         Timeline.load(path)
 

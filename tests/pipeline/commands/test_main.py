@@ -321,6 +321,15 @@ def test_models_by_name(folder):
     assert len(make_model("models_of_test:ready")) == 1
 
 
+def test_a_file_with_the_name_of_a_package(folder):
+    text = (folder / "models_of_test.py").read_text()
+    (folder / "pipeline.py").write_text(text)
+    before = sys.modules["pipeline"]
+    for _ in range(2):
+        assert len(make_model("pipeline.py:MLP")) == 4
+    assert sys.modules["pipeline"] is before
+
+
 def test_integer_inputs(folder):
     run(
         *("profile", "models_of_test:words", "--input", "5:int32", "--batch", "2"),

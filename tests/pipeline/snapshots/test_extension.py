@@ -197,6 +197,17 @@ def test_killed_while_replacing_the_only_one(tmp_path):
     assert trainer.updater.iteration == 4
 
 
+def test_names_with_characters_of_patterns(tmp_path):
+    """Of another run is what the name would match as a pattern."""
+    for name in ("run[1]", "run1"):
+        trainer, _ = make_trainer(tmp_path, 1, filename=name + "_{.updater.iteration}")
+        trainer.run()
+    name = "run[1]_{.updater.iteration}"
+    trainer, extension = make_trainer(tmp_path, 2, filename=name, resume="auto")
+    extension.initialize(trainer)
+    assert extension.resumed_from.name.startswith("run[1]_")
+
+
 def test_a_failure_stops_or_warns(tmp_path):
     (tmp_path / "snapshot_iter_2.partial").touch()
     trainer, _ = make_trainer(tmp_path, 1)

@@ -49,6 +49,31 @@ def test_the_newest_is_chosen_whatever_its_name(tmp_path, save):
     assert latest_snapshot(tmp_path).name == "iter_10"
 
 
+def test_a_link_to_a_snapshot_is_replaced(tmp_path, save):
+    save(tmp_path / "1")
+    (tmp_path / "newest").symlink_to(tmp_path / "1")
+    for epoch in (2, 3):
+        save(tmp_path / "newest", values={"epoch": epoch})
+    assert names(tmp_path) == ["1", "newest"]
+    assert Snapshot.open(tmp_path / "newest").values == {"epoch": 3}
+    assert Snapshot.open(tmp_path / "1").values == {}
+
+
+@pytest.mark.parametrize("path", [".", "/", "some/.."])
+def test_a_place_is_no_name(path, save):
+    with pytest.raises(SnapshotError, match="is no name for a snapshot"):
+        save(path)
+
+
+def test_an_error_without_words(tmp_path, save):
+    class Failing:
+        def serialize(self, serializer):
+            raise KeyError
+
+    with pytest.raises(SnapshotError, match="rank 0: KeyError"):
+        save(tmp_path / "1", state={"failing": Failing()})
+
+
 def test_the_last_ones_are_kept(tmp_path, save):
     save(tmp_path / "best")
     (tmp_path / "iter_0.partial").mkdir()
