@@ -24,8 +24,15 @@ def _widened(before: str, method: str = "forward(self, inputs)") -> Edit:
     return _decorated("multiplied_in_float32", before, method)
 
 
+def _added(before: str, method: str = "forward(self, inputs)") -> Edit:
+    return _decorated("rounded_once_everywhere", before, method)
+
+
 _CPU = "forward_cpu(self, inputs)"
+_CHECK = "from chainer.utils import type_check\n"
+_AXIS = "            -x_type.ndim <= self.axis < x_type.ndim,\n        )"
 _WHY = "NumPy multiplies float16 without BLAS, tens of times slower than float32"
+_SUM = "a sum of float16 rounds after every addition"
 
 SHIMS = (
     Shim(
@@ -100,7 +107,7 @@ SHIMS = (
     Shim(
         name="float16-sum",
         module="chainer.functions.math.sum",
-        why="a sum of float16 rounds after every addition; gradients of biases do",
+        why=_SUM + "; gradients of biases do",
         edits=(
             _import("rounded_once"),
             _rounded(
@@ -108,6 +115,125 @@ SHIMS = (
                 " keepdims=self.keepdims),"
             ),
             _rounded("        self._shape = shape"),
+        ),
+    ),
+    Shim(
+        name="float16-cumsum",
+        module="chainer.functions.math.cumsum",
+        why=_SUM,
+        edits=(
+            _import("rounded_once", _CHECK),
+            _rounded(
+                "                type_check.expect(-self.axis - 1 < in_types[0].ndim)"
+            ),
+        ),
+    ),
+    Shim(
+        name="float16-logsumexp",
+        module="chainer.functions.math.logsumexp",
+        why=_SUM,
+        edits=(
+            _import("rounded_once"),
+            _rounded("        return chainerx.logsumexp(inputs[0], self.axis),"),
+        ),
+    ),
+    Shim(
+        name="float16-softmax",
+        module="chainer.functions.activation.softmax",
+        why=_SUM + ", and softmax is a quotient by one",
+        edits=(
+            _import("rounded_once", _CHECK),
+            _rounded(_AXIS, "forward(self, x)"),
+            _rounded("    def __init__(self, axis):\n        self.axis = axis"),
+        ),
+    ),
+    Shim(
+        name="float16-log-softmax",
+        module="chainer.functions.activation.log_softmax",
+        why=_SUM,
+        edits=(
+            _import("rounded_once"),
+            _rounded(
+                "        return chainerx.log_softmax(xs[0], axis=self.axis),",
+                "forward(self, xs)",
+            ),
+            _rounded("        self._x_dtype = x_dtype\n        self.axis = axis"),
+        ),
+    ),
+    Shim(
+        name="float16-prelu",
+        module="chainer.functions.activation.prelu",
+        why=_SUM + "; the gradient of the slope is one",
+        edits=(
+            _import("rounded_once", _CHECK),
+            _rounded("            gy_type.shape == x_type.shape\n        )", _CPU),
+        ),
+    ),
+    Shim(
+        name="float16-swish",
+        module="chainer.functions.activation.swish",
+        why=_SUM + "; the gradient of the slope is one",
+        edits=(
+            _import("rounded_once", _CHECK),
+            _rounded(
+                "                                           "
+                " type_check.eval(beta_type.ndim)]\n        )",
+                _CPU,
+            ),
+            _rounded("        self.reduction_axes = reduction_axes", _CPU),
+        ),
+    ),
+    Shim(
+        name="float16-einsum",
+        module="chainer.functions.math.einsum",
+        why=_SUM,
+        edits=(
+            _import("rounded_once", _CHECK),
+            _rounded("                    shape_dict[char] = shape"),
+            _rounded("        self.out_shape = out_shape"),
+        ),
+    ),
+    Shim(
+        name="float16-repeat",
+        module="chainer.functions.array.repeat",
+        why=_SUM + "; the gradient of what is repeated is one",
+        edits=(
+            _import("rounded_once", _CHECK),
+            _rounded("        self.in_dtype = in_dtype"),
+        ),
+    ),
+    Shim(
+        name="float16-embed-id",
+        module="chainer.functions.connection.embed_id",
+        why=_SUM + "; the gradients of frequent words are such",
+        edits=(
+            _import("rounded_once_everywhere", _CHECK),
+            _added(
+                "        self.w_shape = w_shape\n"
+                "        self.ignore_label = ignore_label"
+            ),
+        ),
+    ),
+    Shim(
+        name="float16-get-item",
+        module="chainer.functions.array.get_item",
+        why=_SUM + "; gradients of elements that are taken several times are such, and"
+        " CuPy does not add float16",
+        edits=(
+            _import("rounded_once_everywhere"),
+            _added("        self._in_shape = in_shape"),
+        ),
+    ),
+    Shim(
+        name="float16-scatter-add",
+        module="chainer.functions.array.scatter_add",
+        why=_SUM + ", and CuPy does not add float16",
+        edits=(
+            _import("rounded_once_everywhere"),
+            _added(
+                "        type_check.expect(in_types[0].ndim >= valid_slice)",
+                "forward(self, xs)",
+            ),
         ),
     ),
     Shim(

@@ -20,6 +20,7 @@ def normal(*shape):
     return np.random.RandomState(sum(shape)).normal(size=shape).astype(np.float16)
 
 
+WORDS = np.arange(300) % 3
 CASES = {
     "linear": (F.linear, [normal(5, 40), normal(3, 40), normal(3)]),
     "linear without bias": (F.linear, [normal(5, 40), normal(3, 40)]),
@@ -43,7 +44,25 @@ CASES = {
     "matmul": (F.matmul, [normal(2, 6, 30), normal(2, 30, 5)]),
     "sum": (lambda x: F.sum(x, axis=0), [normal(300, 3)]),
     "sum_to": (lambda x: F.sum_to(x, (1, 3)), [normal(300, 3)]),
+    "cumsum": (lambda x: F.cumsum(x, axis=0), [normal(50, 3)]),
+    "logsumexp": (lambda x: F.logsumexp(x, axis=0), [normal(300, 3)]),
+    "softmax": (lambda x: F.softmax(x, axis=0), [normal(300, 3)]),
+    "log_softmax": (lambda x: F.log_softmax(x, axis=0), [normal(300, 3)]),
+    "prelu": (F.prelu, [normal(300, 3), normal(3)]),
+    "swish": (F.swish, [normal(300, 3), normal(3)]),
+    "einsum": (lambda x, y: F.einsum("ij,ik->kj", x, y), [normal(300, 3)] * 2),
+    "repeat": (lambda x: F.repeat(x, 300, axis=0), [normal(2, 3)]),
+    "embed_id": (lambda W: F.embed_id(WORDS, W, ignore_label=1), [normal(3, 4)]),
+    "get_item": (lambda x: F.get_item(x, WORDS), [normal(3, 4)]),
+    "scatter_add": (
+        lambda x, y: F.scatter_add(x, WORDS, y),
+        [normal(3, 4), normal(300, 4)],
+    ),
 }
+
+
+# Their gradients are computed from their outputs, which are rounded.
+FROM_OUTPUTS = ("softmax", "log_softmax", "logsumexp")
 
 
 def run(function, arrays):
@@ -61,11 +80,26 @@ def test_rounded_once(name):
     actual = run(function, arrays)
     in_float32 = run(function, [a.astype(np.float32) for a in arrays])
     exact = run(function, [a.astype(np.float64) for a in arrays])
+    if name in FROM_OUTPUTS:
+        np.testing.assert_allclose(actual[1], exact[1], rtol=0.02, atol=1e-3)
+        exact = exact[:1]
     for array, single, double in zip(actual, in_float32, exact):
         assert array.dtype == np.float16
         np.testing.assert_array_equal(array, single.astype(np.float16))
         half_spacing = np.spacing(np.abs(array)).astype(np.float64) / 2
         np.testing.assert_array_less(np.abs(array - double), half_spacing + 1e-4)
+
+
+def test_frequent_words_count_as_often_as_they_come():
+    """Ones added up in float16 come to 2048 and no further."""
+    with chainer.using_config("dtype", np.float16):
+        link = L.EmbedID(2, 3)
+    for take in (link, lambda words: link.W[words]):
+        y = take(np.zeros(5000, int))
+        link.cleargrads()
+        y.grad = np.ones_like(y.array)
+        y.backward()
+        np.testing.assert_array_equal(link.W.grad, [[5000] * 3, [0] * 3])
 
 
 def test_overflow_is_silent_infinity():
