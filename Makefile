@@ -21,9 +21,9 @@ MPIEXEC ?= $(or $(wildcard $(BIN)/mpiexec),mpiexec)
 RANKS ?= 2
 
 # pip 25.3 and newer read the second variable for build environments, older
-# ones the first (constraints.txt says why they are needed).
-export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
-export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
+# ones the first (constraints.txt says why they are needed). Either splits it at blanks.
+export PIP_CONSTRAINT := file://$(subst $() $(),%20,$(CURDIR))/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread per rank: several ranks share this machine's cores.
 export OMP_NUM_THREADS ?= 1

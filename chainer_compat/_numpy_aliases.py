@@ -36,7 +36,6 @@ _RENAMED = {
     "sometrue": "any",
     "round_": "round",
     "row_stack": "vstack",
-    "in1d": "isin",
     "trapz": "trapezoid",
     "mat": "asmatrix",
 }
@@ -55,6 +54,7 @@ def enable() -> list:
         "NZERO": -0.0,
         "asfarray": _asfarray,
         "msort": _msort,
+        "in1d": _in1d,
     }
     candidates.update((old, getattr(numpy, new, None)) for old, new in _RENAMED.items())
     added = []
@@ -79,6 +79,12 @@ def _asfarray(a, dtype=numpy.float64):
 def _msort(a):
     """Returns an array sorted along its first axis."""
     return numpy.sort(a, axis=0)
+
+
+def _in1d(ar1, ar2, assume_unique=False, invert=False, **options):
+    """Returns whether elements of one array are in another, along one axis."""
+    ar1 = numpy.ravel(ar1)
+    return numpy.isin(ar1, ar2, assume_unique, invert, **options)
 
 
 def _sctypes():

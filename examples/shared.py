@@ -28,6 +28,9 @@ from pipeline.communicator import end_all_ranks, is_world_up, let_lower_ranks_sp
 
 comm = MPI.COMM_WORLD
 
+#: Options of every training script that must be positive.
+COUNTS = ("epoch", "batchsize", "microbatches")
+
 
 class Samples(NamedTuple):
     """A data set, samples along the first axis of each array.
@@ -139,10 +142,12 @@ class Parser(argparse.ArgumentParser):
         add("--seed", type=int, default=0, help="of weights, dropout, order of samples")
 
     def check_positive(self, args: argparse.Namespace, *names: str) -> None:
-        """Refuses numbers below 1, also those of every training script."""
-        for name in ("epoch", "batchsize", "microbatches", *names):
+        """Refuses numbers below 1, and a seed out of range."""
+        for name in names:
             if getattr(args, name) < 1:
                 self.error(f"--{name} must be 1 at least, not {getattr(args, name)}")
+        if not 0 <= args.seed < 2**32:
+            self.error(f"--seed must be from 0 to 2**32 - 1, not {args.seed}")
 
     def check_installed(self, **needed: str) -> None:
         """Refuses to go on without packages.

@@ -91,10 +91,12 @@ class LARSHook:
             return
         with chainer.using_device(param.device):
             rate = layer_rate(param, self.eta, self.weight_decay, loss_scale)
-            gradient = param.grad
+            # Neither the rate nor the decayed weights need fit into float16.
+            gradient = param.grad.astype(rate.dtype, copy=False)
             if self.weight_decay:
-                gradient += self.weight_decay * loss_scale * param.array
-            gradient *= rate.astype(gradient.dtype)
+                decay = self.weight_decay * loss_scale
+                gradient = gradient + decay * param.array.astype(rate.dtype, copy=False)
+            param.grad[...] = rate * gradient
 
 
 class LARSRule(MomentumSGDRule):

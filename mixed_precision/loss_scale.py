@@ -13,6 +13,9 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+# It and its reciprocal are numbers of float32.
+_LARGEST = 2.0**126
+
 
 class LossScale:
     """A loss scale; ``float(loss_scale)`` is its current value.
@@ -211,6 +214,11 @@ def _power_of_two(name: str, value: Any) -> float:
         raise ValueError(
             f"{name} must be a power of two, such as 1024, not {value}: anything else"
             f" would round the gradients"
+        )
+    if not 1 / _LARGEST <= value <= _LARGEST:
+        raise ValueError(
+            f"{name} must be from 2**-126 to 2**126, not {value}: gradients of float32"
+            f" are divided by it"
         )
     return value
 

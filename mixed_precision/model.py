@@ -77,16 +77,25 @@ def to_float16(
                 f"parameter {path} is of dtype {array.dtype}; only floating-point"
                 f" parameters can be trained"
             )
-        with np.errstate(over="ignore"), chainer.using_device(param.device):
-            rounded = array.astype(np.float16)
-            fits = bool(param.device.xp.isfinite(rounded).all())
-        if not fits:
-            raise OverflowError(
-                f"parameter {path} has weights that are not finite in float16, whose"
-                f" largest number is 65504"
-            )
-        param.array = rounded
+        with chainer.using_device(param.device):
+            param.array = _rounded(array, f"parameter {path}")
     return model
+
+
+def _rounded(weights: Any, what: str) -> Any:
+    """Returns weights in float16.
+
+    Raises:
+        OverflowError: If they do not fit.
+    """
+    with np.errstate(over="ignore"):
+        rounded = weights.astype(np.float16)
+    if not bool(chainer.backend.get_array_module(rounded).isfinite(rounded).all()):
+        raise OverflowError(
+            f"{what} has weights that are not finite in float16, whose largest number"
+            f" is 65504"
+        )
+    return rounded
 
 
 def _normalizations() -> tuple[type[chainer.Link], ...]:
@@ -122,7 +131,7 @@ class _Rounded(chainer.Initializer):
         dtype = getattr(self.initializer, "dtype", None) or np.float32
         weights = xp.empty(array.shape, dtype)
         self.initializer(weights)
-        array[...] = weights
+        array[...] = _rounded(weights, "a parameter that is sized now")
 
 
 def float32_loss(lossfun: Callable) -> Callable:

@@ -334,7 +334,9 @@ class MixedPrecision(optimizer.Optimizer):
         raise ValueError(
             f"the gradients are scaled by {sorted(found)}, but the loss scale is"
             f" {scale:g}: call optimizer.backward(loss), and give a pipeline the object"
-            f" optimizer.loss_scale, which changes, instead of a number"
+            f" optimizer.loss_scale, which changes, instead of a number. Of two"
+            f" optimizers with one such object each changes it: make one for both,"
+            f" MixedPrecision(optimizer).setup([stage, stage])"
         )
 
     def _reduce(
@@ -504,6 +506,11 @@ def _checked(actual_optimizer: Any) -> Any:
         raise TypeError(
             f"optimizer must be a Chainer optimizer such as MomentumSGD(0.01), not"
             f" {type(actual_optimizer).__name__}"
+        )
+    if type(actual_optimizer).update is not optimizer.GradientMethod.update:
+        raise TypeError(
+            f"{type(actual_optimizer).__name__} has an update of its own, which would"
+            f" not be called: put what it does into its update rule or a hook"
         )
     if actual_optimizer._loss_scale is not None:
         raise ValueError(

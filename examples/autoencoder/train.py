@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from divisible import deferred_init
 from examples.autoencoder.model import Autoencoder
-from examples.shared import Parser, Samples, cut_model, epochs, say
+from examples.shared import COUNTS, Parser, Samples, cut_model, epochs, say
 from examples.train.data import load
 from pipeline import Pipeline, abort_on_error
 
@@ -97,7 +97,7 @@ def make_parser() -> Parser:
 
 def check(parser: Parser, args: argparse.Namespace) -> None:
     """Refuses what cannot be trained."""
-    parser.check_positive(args, "units", "code", "every")
+    parser.check_positive(args, *COUNTS, "units", "code", "every")
     parser.check_installed(sklearn="the digits are scikit-learn's")
 
 

@@ -30,6 +30,9 @@ def load(n_words: int, n_positions: int) -> tuple[list[str], Samples, Samples]:
     Returns:
         tuple: The vocabulary, and twice samples of word numbers, int32 of the shape
         (samples, positions); ``t`` are the words that follow those of ``x``.
+
+    Raises:
+        ValueError: If the text is too short for a single sample.
     """
     texts = [
         re.findall(r"[a-z]+|[.,;:]", text.lower()) for _, text in sorted(topics.items())
@@ -54,6 +57,11 @@ def _windows(
     """Cuts the texts, one after the other, into samples; drops what is left over."""
     words = np.array([numbers.get(w, 0) for text in texts for w in text], np.int32)
     end = (len(words) - 1) // n_positions * n_positions
+    if end == 0:
+        raise ValueError(
+            f"samples of {n_positions} words are longer than the {len(words)} that"
+            f" there are for training or test: take fewer"
+        )
     return Samples(
         words[:end].reshape(-1, n_positions),
         words[1 : end + 1].reshape(-1, n_positions),

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from divisible import deferred_init
 from examples.language_model import data
 from examples.language_model.model import LanguageModel
-from examples.shared import Parser, cut_model, epochs, say
+from examples.shared import COUNTS, Parser, cut_model, epochs, say
 from pipeline import Pipeline, abort_on_error
 
 comm = MPI.COMM_WORLD
@@ -42,7 +42,8 @@ def main() -> None:
     args = parser.parse_args()
     check(parser, args)
 
-    vocabulary, train, test = data.load(args.words, args.positions)
+    with parser.refusing():
+        vocabulary, train, test = data.load(args.words, args.positions)
     with deferred_init(args.seed):
         model = LanguageModel(
             len(vocabulary), args.units, args.convolutions, dropout=args.dropout
@@ -96,7 +97,7 @@ def make_parser() -> Parser:
 
 def check(parser: Parser, args: argparse.Namespace) -> None:
     """Refuses what cannot be trained."""
-    parser.check_positive(args, "words", "positions", "units", "convolutions")
+    parser.check_positive(args, *COUNTS, "words", "positions", "units", "convolutions")
     if not 0 <= args.dropout < 1:
         parser.error(f"--dropout must be at least 0 and below 1, not {args.dropout}")
 

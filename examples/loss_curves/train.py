@@ -56,8 +56,16 @@ class Network(Divisible):
 def main() -> None:
     """Trains both ways, prints the difference and draws the curves."""
     abort_on_error()
-    args = parse_args()
+    parser = make_parser()
+    args = parser.parse_args()
+    check(parser, args)
     x, t = load(args.dataset)
+    if args.batchsize > len(x):
+        parser.error(f"--batchsize is {args.batchsize}, but there are {len(x)} samples")
+    if comm.rank == 0:
+        # Before the training, not after it.
+        with parser.refusing():
+            os.makedirs(args.out, exist_ok=True)
 
     chainer.config.dtype = np.dtype(args.dtype)
     x = x.astype(args.dtype)
@@ -175,7 +183,6 @@ def draw(
     for axes in (above, below):
         axes.grid(alpha=0.3)
     figure.tight_layout()
-    os.makedirs(os.path.dirname(path), exist_ok=True)
     figure.savefig(path, dpi=120)
 
 
@@ -193,8 +200,8 @@ def load(name: str) -> tuple[np.ndarray, np.ndarray]:
     return images.reshape(-1, N_INPUTS), classes.astype(np.int32)
 
 
-def parse_args() -> argparse.Namespace:
-    """Reads and checks the options."""
+def make_parser() -> Parser:
+    """Describes the options."""
     parser = Parser(__doc__)
     add = parser.add_argument
     add("--dataset", choices=("digits", "cifar10"), default="digits")
@@ -206,16 +213,17 @@ def parse_args() -> argparse.Namespace:
     add("--dtype", choices=TOLERANCE, default="float32")
     add("--seed", type=int, default=0)
     add("--out", default="result", help="folder for the picture")
-    args = parser.parse_args()
-    for name in ["units", "steps", "batchsize", "microbatches"]:
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} must be 1 at least, not {getattr(args, name)}")
+    return parser
+
+
+def check(parser: Parser, args: argparse.Namespace) -> None:
+    """Refuses what cannot be trained."""
+    parser.check_positive(args, "units", "steps", "batchsize", "microbatches")
     if comm.size > 7:
         parser.error(f"7 layers make 7 stages at most, not {comm.size}")
     parser.check_installed(matplotlib="the picture needs matplotlib")
     if args.dataset == "digits":
         parser.check_installed(sklearn="--dataset digits needs scikit-learn")
-    return args
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from mpi4py import MPI
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from divisible import Divisible, deferred_init
-from examples.shared import Parser, cut_model, epochs, integers, say
+from examples.shared import COUNTS, Parser, cut_model, epochs, integers, say
 from examples.train import data
 from examples.train.models.cnn import CNN
 from examples.train.models.mlp import MLP
@@ -100,6 +100,10 @@ def main() -> None:
         seed=args.seed,
         loss_scale=loss_scale,
     )
+    if comm.rank == 0:
+        # Before the training, not after it.
+        with parser.refusing():
+            os.makedirs(args.out, exist_ok=True)
     say(f"{args.model} on {args.dataset}: {len(train.x)} images of {train.x.shape[1:]}")
     say(f"{plan.n_layers} layers cut at {plan.cuts}, {schedule.name} schedule")
     say("epoch   train loss  accuracy   test loss  accuracy   samples/s")
@@ -133,6 +137,8 @@ def main() -> None:
             f" {entry['samples_per_second']:11.0f}"
         )
 
+        if comm.rank == 0:
+            write_log(log, args.out)
         if args.snapshots:
             path = os.path.join(args.out, f"snapshot_epoch_{epoch.number}")
             values = {"log": log}
@@ -140,16 +146,18 @@ def main() -> None:
 
     say(f"test accuracy {log[-1]['validation/main/accuracy']:.2%}")
     if comm.rank == 0:
-        os.makedirs(args.out, exist_ok=True)
         path = os.path.join(args.out, "log")
-        # The format of Chainer's LogReport.
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(log, file, indent=4)
         say(f"log written to {path}, after {log[-1]['elapsed_time']:.0f} s")
         path = os.path.join(args.out, "timeline")
         epoch.timeline.save(f"{path}.json")
         epoch.timeline.plot(f"{path}.png")
         say(f"the last minibatch's timeline is in {path}.json and {path}.png")
+
+
+def write_log(log: list[dict], folder: str) -> None:
+    """Writes the log so far, in the format of Chainer's LogReport."""
+    with open(os.path.join(folder, "log"), "w", encoding="utf-8") as file:
+        json.dump(log, file, indent=4)
 
 
 def load(args: argparse.Namespace) -> tuple[data.Images, data.Images]:
@@ -218,7 +226,7 @@ def check(parser: Parser, args: argparse.Namespace) -> None:
     args.optimizer = args.optimizer or optimizer
     if args.learning_rate is None:
         args.learning_rate = learning_rate
-    parser.check_positive(args, "units", "layers")
+    parser.check_positive(args, *COUNTS, "units", "layers")
     if args.samples < 2:
         parser.error(f"--samples must be 2 at least, not {args.samples}")
     if args.size < 32:

@@ -24,7 +24,7 @@ from mpi4py import MPI
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from divisible import deferred_init
-from examples.shared import Parser, cut_model, epochs, say
+from examples.shared import COUNTS, Parser, cut_model, epochs, say
 from examples.unet import data
 from examples.unet.model import UNet
 from pipeline import Pipeline, abort_on_error
@@ -95,7 +95,7 @@ def make_parser() -> Parser:
 
 def check(parser: Parser, args: argparse.Namespace) -> None:
     """Refuses what cannot be trained."""
-    parser.check_positive(args, "samples", "width")
+    parser.check_positive(args, *COUNTS, "samples", "width")
     parser.check_installed(
         sklearn="digits and photographs are scikit-learn's",
         PIL="to read the photographs needs Pillow",

@@ -219,7 +219,8 @@ def test_numpy_keeps_its_names_until_asked():
         "print(before, 'float' in added)\n"
         "print(np.float is float, np.zeros(2, np.int).dtype, np.float_ is np.float64)\n"
         "print(np.NINF, np.asfarray([1, 2]), np.asfarray([1], 'f').dtype)\n"
-        "print(np.msort([[3, 1], [1, 2]]).tolist(), np.mat([1, 2]).shape)"
+        "print(np.msort([[3, 1], [1, 2]]).tolist(), np.mat([1, 2]).shape)\n"
+        "print(np.in1d([[1, 2], [3, 4]], [1, 4]))"
     )
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -230,4 +231,5 @@ def test_numpy_keeps_its_names_until_asked():
         "True int64 True",
         "-inf [1. 2.] float32",
         "[[1, 1], [3, 2]] (1, 2)",
+        "[ True False False  True]",
     ]

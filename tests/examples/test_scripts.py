@@ -181,6 +181,8 @@ def test_train_reads_chainers_data_sets(name, shape, tmp_path):
         (2, ["--cuts", "99"], "cuts must grow"),
         (2, ["--cuts", "a"], "argument --cuts: invalid cuts value: 'a'"),
         (2, ["--batchsize", "0"], "--batchsize must be 1 at least, not 0"),
+        (2, ["--seed", "-1"], "--seed must be from 0 to 2**32 - 1, not -1"),
+        (2, ["--out", "/dev/null/result"], "Not a directory"),
         (2, ["--optimizer", "adam"], "--optimizer needs a --learning-rate"),
         (2, ["--shape", "1,64,64", "--model", "vgg16"], "cannot be enlarged"),
     ],
@@ -259,6 +261,21 @@ def test_examples_learn_the_same_on_any_number_of_ranks(name):
     assert "Warning" not in output
     for actual, expected in zip(figures(output), (table, last)):
         np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "name, argv, message",
+    [
+        ("language_model", ["--positions", "1000000"], "words are longer than the"),
+        ("loss_curves", ["--batchsize", "2000"], "--batchsize is 2000, but there are"),
+        ("loss_curves", ["--out", ""], "No such file or directory"),
+    ],
+)
+def test_examples_refuse_bad_arguments(name, argv, message):
+    result = mpiexec(2, [f"examples/{name}/train.py", *argv])
+    assert result.returncode != 0
+    assert result.stdout.count(message) == 1, result.stdout
+    assert "Traceback" not in result.stdout
 
 
 @pytest.mark.parametrize("name", SHORT)

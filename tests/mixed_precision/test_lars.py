@@ -89,3 +89,24 @@ def test_large_float16_norms_do_not_overflow():
     rule, param = None, model.W
     LARSHook(eta=1.0)(rule, param)
     np.testing.assert_allclose(param.grad, 100, rtol=1e-3)
+
+
+@pytest.mark.parametrize("gradient, scale", [(1e-8, 1024.0), (60000.0, None)])
+def test_rates_need_not_fit_into_float16(gradient, scale):
+    """|w| / |g| is 1e8, which float16 has not, and 1.7e-5, of which eta is 1e-3."""
+    model = to_float16(L.Linear(10, 10, nobias=True, initialW=1))
+    optimizer = chainer.optimizers.SGD(0.5)
+    optimizer.use_fp32_update()
+    optimizer.setup(model)
+    if scale is not None:
+        optimizer.set_loss_scale(scale)
+    optimizer.add_hook(LARSHook(eta=0.001))
+    model.W.grad = np.full((10, 10), gradient * (scale or 1), np.float16)
+    model.W.grad[0, 0] = 0
+    model.W._loss_scale = scale
+    optimizer.update()
+    updated = model.W.update_rule._fp32_param.array
+    assert updated[0, 0] == 1
+    step = 0.5 * 0.001 * 10 / np.sqrt(99)
+    # What float16 makes of the gradient is its own business.
+    np.testing.assert_allclose(1 - updated[1:], step, rtol=0.1)

@@ -636,6 +636,12 @@ def test_scales_that_are_none(scale):
         MixedPrecision(optimizers.SGD(), loss_scale=scale)
 
 
+@pytest.mark.parametrize("scale", [2.0**127, 2.0**-127])
+def test_scales_beyond_float32(scale):
+    with pytest.raises(ValueError, match="must be from 2.*-126 to 2"):
+        StaticLossScale(scale)
+
+
 def test_bad_arguments():
     with pytest.raises(TypeError, match="scale must be a number"):
         StaticLossScale("1024")
@@ -647,6 +653,13 @@ def test_bad_arguments():
         DynamicLossScale(factor=1)
     with pytest.raises(TypeError, match="must be a Chainer optimizer"):
         MixedPrecision(L.Linear(2, 2))
+
+    class WarmsUp(optimizers.SGD):
+        def update(self, lossfun=None, *args, **kwds):
+            super().update(lossfun, *args, **kwds)
+
+    with pytest.raises(TypeError, match="WarmsUp has an update of its own"):
+        MixedPrecision(WarmsUp())
     scaled = optimizers.SGD()
     scaled.set_loss_scale(4)
     with pytest.raises(ValueError, match="loss scale of its own"):
@@ -674,6 +687,9 @@ def test_integer_parameters():
 def test_weights_too_large_for_float16():
     with pytest.raises(OverflowError, match="/W"):
         to_float16(L.Linear(2, 2, initialW=1e6))
+    later = to_float16(L.Linear(None, 2, initialW=1e6))
+    with pytest.raises(OverflowError, match="that is sized now"):
+        later(np.ones((1, 3), np.float16))
 
 
 @pytest.mark.parametrize("make_optimizer", [optimizers.MomentumSGD, optimizers.Adam])
