@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import chainer.functions as F
 import chainer.links as L
@@ -129,8 +129,27 @@ def measured_costs(
     return dataclasses.replace(costs, transfer=transfer)
 
 
-def phase_costs(timeline: Timeline, transfer: Sequence[float]) -> Costs:
-    """Returns what every single phase cost in a measured timeline.
+class PhaseSeconds(NamedTuple):
+    """What every single phase of a step took.
+
+    Attributes:
+        forward: Of shape (n_stages, n_microbatches), with the seconds since the phase
+            before if its message had been there by then.
+        backward_input: The same; of a backward that was not split, the whole.
+        backward_weight: The same.
+        latency: For how long idle ranks waited for a message that had been sent, on
+            average, without its transfer. Negative where links let a burst pass at
+            once, and so carry more than their rate says.
+    """
+
+    forward: np.ndarray
+    backward_input: np.ndarray
+    backward_weight: np.ndarray
+    latency: float
+
+
+def phase_seconds(timeline: Timeline, transfer: Sequence[float]) -> PhaseSeconds:
+    """Returns what every single phase took in a measured timeline.
 
     Where hosts have a quota, the phases of a stage differ much: one that uses the quota
     up takes until the next period, and so may a message.
@@ -138,12 +157,6 @@ def phase_costs(timeline: Timeline, transfer: Sequence[float]) -> Costs:
     Args:
         timeline: Of one step with one stage on each rank.
         transfer: Bytes over bandwidth of a message between each two stages.
-
-    Returns:
-        Seconds of shape (n_stages, n_microbatches): those of the phase, with those
-        since the phase before if its message had been there by then. ``latency`` is for
-        how long idle ranks waited for a message that had been sent, on average, without
-        its transfer. A backward that was not split counts as input gradients.
     """
     events = [
         (stage, INPUT if kind == BACKWARD else kind, microbatch, start, end)
@@ -173,11 +186,11 @@ def phase_costs(timeline: Timeline, transfer: Sequence[float]) -> Costs:
         for (*_, start, _), (free, sent, arrival) in zip(events, known)
         if sent > free
     ]
-    latency = max(0.0, statistics.fmean(delays)) if delays else 0.0
+    latency = statistics.fmean(delays) if delays else 0.0
     shape = len(transfer) + 1, int(timeline.microbatch.max()) + 1
     seconds = {kind: np.zeros(shape) for kind in (FORWARD, INPUT, WEIGHT)}
     for event, (free, sent, arrival) in zip(events, known):
         stage, kind, microbatch, start, end = event
         begin = start if sent > free else min(start, max(free, arrival + latency))
         seconds[kind][stage, microbatch] = end - begin
-    return Costs(*seconds.values(), transfer=transfer, latency=latency)
+    return PhaseSeconds(*seconds.values(), latency)

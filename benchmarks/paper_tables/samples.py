@@ -27,7 +27,8 @@ class Sample:
             these were kept, the means of the stages.
         backward_input: Of I, or of B if it was not split.
         backward_weight: Of W.
-        latency: Of messages in the step, besides their transfer.
+        latency: Of messages in the step, besides their transfer; negative where links
+            let a burst pass at once. In older samples 0 then.
         pages: Of memory that a rank got from the system in the step, at most. Unknown
             in older samples, most of which are first steps.
         stolen: Part of the machine's time that its hypervisor gave to others during

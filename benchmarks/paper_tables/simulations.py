@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -72,10 +72,11 @@ def simulate(
     weights = _weights(m, nearest)
     layers = [layer_slowness(others[n], profiles) for n in nearest]
     slow = on_stages(np.dot(weights, layers), point, cuts, profiles)
-    latency = np.dot(weights, [others[n].latency for n in nearest])
-    network = Network(hosts.bandwidth, float(latency))
+    latency = float(np.dot(weights, [others[n].latency for n in nearest]))
+    network = Network(hosts.bandwidth, max(0.0, latency))
     schedule = _schedule(point, cuts)
     costs = _costs(point, cuts, schedule, profiles, network, 1.0 / slow)
+    costs = replace(costs, transfer=_shortened(costs.transfer, latency))
     seconds = []
     for n in nearest:
         varied = _varied(costs, others[n], point, cuts, profiles)
@@ -98,9 +99,10 @@ def replay(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
     from pipeline.planning import prediction
 
     transfer = transfers(sample.point, sample.cuts, profiles, hosts)
-    network = Network(hosts.bandwidth, sample.latency)
+    transfer = _shortened(transfer, sample.latency)
+    network = Network(hosts.bandwidth, max(0.0, sample.latency))
     times = (getattr(sample, name) for name in PHASES)
-    costs = Costs(*times, transfer=transfer, latency=sample.latency)
+    costs = Costs(*times, transfer=transfer, latency=network.latency)
     schedule = _schedule(sample.point, sample.cuts)
     return prediction.run(schedule, costs, network).makespan
 
@@ -148,6 +150,11 @@ def _of_stages(sample: Sample, name: str) -> np.ndarray:
     Older samples have the means of the stages, as if of one microbatch.
     """
     return np.reshape(getattr(sample, name), (len(sample.cuts) - 1, -1))
+
+
+def _shortened(transfer: Sequence[float], latency: float) -> np.ndarray:
+    """Returns what is left of transfers where a latency is negative."""
+    return np.maximum(0.0, np.asarray(transfer) + min(0.0, latency))
 
 
 def _varied(

@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 from _common import machine, quiet_barrier, undisturbed
 from _hosts import PAUSE
-from _mlp import phase_costs, step_seconds, undivided_step
+from _mlp import phase_seconds, step_seconds, undivided_step
 from mpi4py import MPI
 
 from divisible import Divisible, Profile, profile
@@ -136,16 +136,16 @@ class Steps:
                 # In the first, ranks agree on messages' shapes; none is awaited before.
                 pipe.step(x, t)
                 timed = self._typical(lambda: pipe.step(x, t), pipe.timeline)
-                costs = phase_costs(timed.timeline, entry["transfer"])
+                phases = phase_seconds(timed.timeline, entry["transfer"])
         finally:
             comm.Free()
         return {
             "seconds": timed.seconds,
             "pages": timed.pages,
-            "forward": rounded(costs.forward),
-            "backward_input": rounded(costs.backward_input),
-            "backward_weight": rounded(costs.backward_weight),
-            "latency": costs.latency,
+            "forward": rounded(phases.forward),
+            "backward_input": rounded(phases.backward_input),
+            "backward_weight": rounded(phases.backward_weight),
+            "latency": phases.latency,
         }
 
     def _undivided(self, point: Point, entry: dict) -> dict[str, Any]:

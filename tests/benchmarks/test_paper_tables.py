@@ -315,9 +315,10 @@ def test_layers_share_the_seconds_of_their_stage():
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb_h1"])
-def test_phases_and_messages_of_a_timeline_make_up_its_step(name):
+@pytest.mark.parametrize("burst", [0.0, 0.05, 0.15])
+def test_phases_and_messages_of_a_timeline_make_up_its_step(name, burst):
     import numpy as np
-    from _mlp import phase_costs
+    from _mlp import phase_seconds
 
     from pipeline import Costs, schedules, simulate
 
@@ -327,13 +328,41 @@ def test_phases_and_messages_of_a_timeline_make_up_its_step(name):
     transfer, latency = [0.1, 0.2, 0.0], 0.3
     costs = Costs(*durations, transfer=transfer, latency=latency)
     timeline = simulate(schedule, costs)
-    found = phase_costs(timeline, transfer)
-    assert found.latency == pytest.approx(latency)
+    # Links may let a part of each message pass at once.
+    found = phase_seconds(timeline, [seconds + burst for seconds in transfer])
+    assert found.latency == pytest.approx(latency - burst)
     assert np.array(found.forward) == pytest.approx(durations[0])
     whole = durations[1] if name == "zb_h1" else durations[1] + durations[2]
     assert np.array(found.backward_input) == pytest.approx(whole)
-    again = simulate(schedule, found).makespan
+    again = Costs(*found[:3], transfer=transfer, latency=latency)
+    again = simulate(schedule, again).makespan
     assert again == pytest.approx(timeline.makespan)
+
+
+def test_where_bursts_pass_at_once_messages_take_less_than_by_the_rate():
+    from paper_tables.points import Point
+    from paper_tables.simulations import replay, simulate
+
+    from divisible import LayerCost, Profile
+
+    profiles = [
+        Profile([LayerCost(n, n, n, output_bytes=n * 10**6)] * 2, n) for n in (1, 40)
+    ]
+
+    def step(m, latency, rate):
+        point = Point("mlp", 64, 40, 2, m, rate=rate)
+        return measured(point, [0, 1, 2], (1.0, 1.0), [1.0, 1.0], latency)
+
+    def seconds(latency, rate):
+        mine, others = step(4, latency, rate), {2: step(2, latency, rate)}
+        found = replay(mine, profiles, mine.point.on(1.6))
+        args = mine.point, mine.cuts, others, profiles, mine.point.on(1.6)
+        assert simulate(*args) == pytest.approx(found)
+        return found
+
+    # Of the 10 MB of ten samples 2.5 pass at once.
+    assert seconds(-0.2, "100mbit") == pytest.approx(seconds(0.0, "133333.33333kbit"))
+    assert seconds(-2.0, "100mbit") == pytest.approx(seconds(0.0, None))
 
 
 @pytest.mark.parametrize(
