@@ -101,15 +101,15 @@ class CallAgreement:
                 take part in.
 
         Raises:
-            RuntimeError: See :meth:`in_step`.
+            RuntimeError: See :meth:`guarded`.
         """
-        with self.in_step():
+        with self.guarded():
             self._n_calls += 1
             self.call = call
             yield
 
     @contextmanager
-    def in_step(self) -> Iterator[None]:
+    def guarded(self) -> Iterator[None]:
         """Sees to it that nothing follows what failed.
 
         Raises:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import chainer
-import numpy as np
 
 
 class Tensor(NamedTuple):
@@ -33,10 +32,11 @@ class Tensor(NamedTuple):
             TypeError: If it is neither a variable nor an array, or an array of what
                 MPI has no type for.
         """
-        if getattr(chainer.as_array(y), "dtype", np.dtype(float)).kind in "OV":
+        array = chainer.as_array(y)
+        if isinstance(array, chainer.get_array_types()) and array.dtype.kind in "OV":
             raise TypeError(
                 f"numbers of NumPy's own types pass from stage to stage, but {source}"
-                f" an array of {chainer.as_array(y).dtype}"
+                f" an array of {array.dtype}"
             )
         if isinstance(y, chainer.Variable):
             return cls(y.array, y.requires_grad)

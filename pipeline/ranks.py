@@ -104,7 +104,7 @@ class Ranks:
 
     def share(self, value: Any) -> Any:
         """Returns the last stage's value on every rank; any picklable object."""
-        with self._calls.in_step():
+        with self._calls.guarded():
             return broadcast_object(self._comm, value, self.last, self._timeout)
 
     def gather(self, values: np.ndarray) -> Gathering:
@@ -114,7 +114,7 @@ class Ranks:
 
     def finish(self, gathering: Gathering) -> np.ndarray:
         """Returns what was gathered, a row for each rank."""
-        with self._calls.in_step():
+        with self._calls.guarded():
             self._calls.wait(
                 gathering.request.Test, lambda: "all ranks to tell what they measured"
             )
