@@ -9,8 +9,8 @@ possible cost of the layers before ``j`` in stages 0 to ``s``::
          |--- s - 1 stages ---|-- stage s --|...
 
 The stage from ``i`` grows as ``i`` falls, so the search over ``i`` stops once the
-layers' time alone exceeds the best found. This makes 10,000 layers on 64 stages a
-matter of a second, or of some ten seconds if one layer outweighs thousands.
+layers' time alone exceeds the best found, and passes over blocks of starts none of
+which can be better. This makes 10,000 layers on 64 stages a matter of a second or two.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from divisible.units import count, format_bytes
 METHODS = ("optimal", "uniform", "parameters", "time")
 # Two sums of the same times in another order differ by rounding.
 _ROUNDING = 1e-12
+# How many starts of a stage the dynamic program passes over at once.
+_BLOCK = 64
 # How many stages without enough memory an error lists.
 _SHOWN = 4
 
@@ -345,6 +347,7 @@ def _solve(
         lacking,
         np.inf if cap is None else cap,
         cap is not None,
+        _BLOCK,
     )
     if not np.isfinite(value):
         return value, None
@@ -377,53 +380,73 @@ def _dynamic_program(
     lacking,
     cap,
     squares,
+    block_size,
 ):
-    """Finds the least cost, and for each stage and end its best start."""
+    """Finds the least cost, and for each stage and end its best start.
+
+    Starts are tried from the end backwards. What a block of them can give at best is
+    what its best start has before it, together with the layers behind the block.
+    """
     n_stages, n = ends.shape[0], ends.shape[1] - 1
+    n_blocks = -(-n // block_size)
+    peaks = np.empty(n_blocks)
+    for block in range(n_blocks):
+        peaks[block] = workspace[block * block_size : (block + 1) * block_size].max()
     parents = np.full((n_stages, n + 1), -1, np.int32)
     before = np.full(n + 1, np.inf)
     before[0] = -np.inf if not squares else 0.0
+    least_in = np.empty(n_blocks)
     for s in range(n_stages):
-        # least[i] = min(before[: i + 1]): no start up to i can do better.
-        least = before.copy()
-        for i in range(1, n + 1):
-            least[i] = min(least[i - 1], least[i])
+        for block in range(n_blocks):
+            least_in[block] = before[
+                block * block_size : (block + 1) * block_size
+            ].min()
+        least_up_to = least_in.copy()
+        for block in range(1, n_blocks):
+            least_up_to[block] = min(least_up_to[block - 1], least_up_to[block])
         now = np.full(n + 1, np.inf)
         first = n if s == n_stages - 1 else s + 1
         for j in range(first, n - (n_stages - 1 - s) + 1):
             best = np.inf
             peak = 0.0
-            for i in range(j - 1, s - 1, -1):
-                at_least = bound[s, j] - bound[s, i]
+            for block in range((j - 1) // block_size, s // block_size - 1, -1):
+                last = min(j, (block + 1) * block_size) - 1
+                at_least = bound[s, j] - bound[s, last]
                 if lacking:
                     at_least -= limits[s]
-                if at_least > cap or least[i] >= best:
-                    break
-                if squares and least[i] + at_least * at_least >= best:
-                    break
-                if not squares and at_least >= best:
-                    break
-                peak = max(peak, workspace[i])
-                if before[i] == np.inf:
-                    continue
-                skips = min(crossing[i], popped[j] - popped[i])
-                held = -np.inf
-                for k in range(memory_ends.shape[0]):
-                    moment = memory_ends[k, s, j] - memory_starts[k, s, i]
-                    held = max(held, moment + inputs[k, s] * skips)
-                lack = held + peak - limits[s]
-                if lacking:
-                    cost = lack
-                elif lack > 0:
-                    continue
+                if squares:
+                    here = least_in[block] + at_least * at_least
+                    ever = least_up_to[block] + at_least * at_least
                 else:
-                    cost = max(ends[s, j] - starts[s, i], floor[s, i])
-                if cost > cap:
+                    here = max(least_in[block], at_least)
+                    ever = max(least_up_to[block], at_least)
+                if at_least > cap or ever >= best:
+                    break
+                if here >= best and block < (j - 1) // block_size:
+                    peak = max(peak, peaks[block])
                     continue
-                value = before[i] + cost * cost if squares else max(before[i], cost)
-                if value < best:
-                    best = value
-                    parents[s, j] = i
+                for i in range(last, max(block * block_size, s) - 1, -1):
+                    peak = max(peak, workspace[i])
+                    if before[i] >= best:
+                        continue
+                    skips = min(crossing[i], popped[j] - popped[i])
+                    held = -np.inf
+                    for k in range(memory_ends.shape[0]):
+                        moment = memory_ends[k, s, j] - memory_starts[k, s, i]
+                        held = max(held, moment + inputs[k, s] * skips)
+                    lack = held + peak - limits[s]
+                    if lacking:
+                        cost = lack
+                    elif lack > 0:
+                        continue
+                    else:
+                        cost = max(ends[s, j] - starts[s, i], floor[s, i])
+                    if cost > cap:
+                        continue
+                    value = before[i] + cost * cost if squares else max(before[i], cost)
+                    if value < best:
+                        best = value
+                        parents[s, j] = i
             now[j] = best
         before = now
     return before[n], parents

@@ -1,4 +1,4 @@
-"""What users hand to a pipeline, checked before any message is sent."""
+"""What users hand to a pipeline, checked on each rank and compared among all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import operator
 import os
 import socket
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -123,6 +123,27 @@ def check_placement(schedule: Schedule, stage_ranks: Sequence[int]) -> None:
             f" {list(schedule.stage_ranks)}, but they are on the ranks"
             f" {list(stage_ranks)}"
         )
+
+
+def agree_on_settings(comm: Any, settings: Mapping[str, str], timeout: float) -> None:
+    """Compares arguments that must be equal on all ranks.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
+        settings: Texts by the argument's name.
+        timeout (float): Seconds to wait for the other ranks.
+
+    Raises:
+        DisagreementError: On every rank, if one differs.
+    """
+    gathered = all_gather(comm, dict(settings), timeout)
+    for name in settings:
+        for rank, theirs in enumerate(gathered):
+            if theirs[name] != gathered[0][name]:
+                raise DisagreementError(
+                    f"{name} differs between rank 0 and rank {rank}:\n"
+                    f"{gathered[0][name]}\n{theirs[name]}"
+                )
 
 
 def parameter_dtypes(

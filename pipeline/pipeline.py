@@ -14,14 +14,8 @@ from mpi4py import MPI
 
 from divisible import Divisible
 from divisible.random_state import restored_random_state
-from pipeline.agreement import (
-    CALLS,
-    CallAgreement,
-    agree_on_loss,
-    agree_on_settings,
-    agree_on_stages,
-)
 from pipeline.arguments import (
+    agree_on_settings,
     as_arrays,
     check_loss_scale,
     check_losses,
@@ -36,6 +30,7 @@ from pipeline.arguments import (
     warn_of_many_threads,
 )
 from pipeline.automatic import AUTO, Trial
+from pipeline.calls import CALLS, CallAgreement
 from pipeline.communicator import (
     abort_on_error,
     all_gather,
@@ -46,6 +41,7 @@ from pipeline.communicator import (
     duplicate,
 )
 from pipeline.dtypes import as_trainable
+from pipeline.layout import agree_on_loss, agree_on_stages
 from pipeline.loss import Loss
 from pipeline.message import Tensor, Tensors
 from pipeline.ranks import Ranks

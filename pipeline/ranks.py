@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from pipeline.agreement import CallAgreement
+from pipeline.calls import CallAgreement
 from pipeline.communicator import NOTICE_TAG, TARGETS_CHANNEL, broadcast_object
 from pipeline.message import Tensor
 from pipeline.transport import Receiver, Sender, Transport

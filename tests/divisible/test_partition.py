@@ -2,13 +2,22 @@ import itertools
 import math
 import time
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from divisible import LayerCost, MemoryLimitError, Network, Plan, Profile, partition
+from divisible import (
+    LayerCost,
+    MemoryLimitError,
+    Network,
+    Plan,
+    Profile,
+    partition,
+    partitioning,
+)
 from divisible.stage_costs import ONE_STAGE, microbatches_held
 
 SETTINGS = settings(max_examples=400, deadline=None)
@@ -199,6 +208,43 @@ def test_other_methods_minimise_what_they_say(request, method):
     plan = partition(profile, n_stages, method=method, **options)
     assert plan.cuts in candidates
     assert most(plan.cuts) == pytest.approx(min(map(most, candidates)))
+
+
+@pytest.mark.parametrize("block", [1, 2, 5])
+def test_what_is_passed_over_is_never_better(block):
+    """In blocks of the size in use, so few layers are all tried."""
+    n, n_stages, feasible = 30, 5, 0
+    for seed in range(300):
+        random = np.random.RandomState(seed)
+
+        def rare(most, shape, random=random):
+            return random.randint(1, most, shape) * (random.rand(shape) < 0.2)
+
+        columns = {
+            "workspace_bytes": rare(300, n),
+            "parameter_bytes": random.randint(0, 10, n),
+            "output_bytes": rare(100, n),
+        }
+        columns = {name: values.tolist() for name, values in columns.items()}
+        profile = Profile(layers_of(random.randint(1, 10, n), **columns), n_samples=1)
+        options = {
+            "speeds": random.randint(1, 4, n_stages),
+            "memory": random.randint(50, 500, n_stages),
+            "network": Network(1.0, 0.0, overlap=bool(seed % 2)),
+        }
+        try:
+            expected = partition(profile, n_stages, **options).cuts
+        except MemoryLimitError as error:
+            expected = str(error)
+        else:
+            feasible += 1
+        with mock.patch.object(partitioning, "_BLOCK", block):
+            try:
+                found = partition(profile, n_stages, **options).cuts
+            except MemoryLimitError as error:
+                found = str(error)
+        assert found == expected
+    assert 50 < feasible < 250
 
 
 def test_ten_thousand_layers_on_64_stages():
