@@ -22,7 +22,7 @@ from mpi4py import MPI
 from divisible import Divisible
 from pipeline import automatic
 from pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT
-from pipeline.simulator import Costs
+from pipeline.schedules.simulator import Costs
 from pipeline.timeline import Timeline
 
 N_OUTPUTS = 10

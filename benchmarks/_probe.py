@@ -11,11 +11,11 @@ from _common import quiet_barrier
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline.communicator import wait
-from pipeline.message import Tensor
+from pipeline.messages.communicator import wait
+from pipeline.messages.message import Tensor
+from pipeline.messages.progress import Progress
+from pipeline.messages.transport import Transport
 from pipeline.planning.phases import Phases
-from pipeline.progress import Progress
-from pipeline.transport import Transport
 
 #: Seconds that hosts are busy at least. Of 32 hosts the standard deviation was 5.5% of
 #: the work done in 4 s, 3.4% in 15 s and 2.7% in 30 s.

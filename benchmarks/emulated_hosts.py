@@ -76,7 +76,7 @@ def work(job: dict, report: Path) -> None:
     from mpi4py import MPI
 
     from pipeline import Pipeline, abort_on_error
-    from pipeline.simulator import simulate
+    from pipeline.schedules.simulator import simulate
 
     abort_on_error()
     comm = MPI.COMM_WORLD

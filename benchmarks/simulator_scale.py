@@ -18,7 +18,7 @@ from pathlib import Path
 from _common import Result, machine
 
 from pipeline.schedules import one_f_one_b
-from pipeline.simulator import Costs, simulate
+from pipeline.schedules.simulator import Costs, simulate
 
 
 def peak_gib() -> float:

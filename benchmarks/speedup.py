@@ -40,10 +40,10 @@ from accumulation import Products
 from mpi4py import MPI
 
 from pipeline import Pipeline, abort_on_error
-from pipeline.list_scheduling import list_schedule
-from pipeline.schedule import Schedule
 from pipeline.schedules import one_f_one_b, zero_bubble_h1
-from pipeline.simulator import Costs, simulate
+from pipeline.schedules.list_scheduling import list_schedule
+from pipeline.schedules.schedule import Schedule
+from pipeline.schedules.simulator import Costs, simulate
 from pipeline.timeline import Timeline
 
 #: What issue 3 of this project asks for, at two ranks.

@@ -1,6 +1,6 @@
 """Writes on the functions of a graph at which position of the model they were made.
 
-An error in their backward can then name the layer; `pipeline.segment` reads it.
+An error in their backward can then name the layer; `pipeline.stages.segment` reads it.
 """
 
 from __future__ import annotations

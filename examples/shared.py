@@ -24,7 +24,11 @@ from pipeline import (
     Timeline,
     schedules,
 )
-from pipeline.communicator import end_all_ranks, is_world_up, let_lower_ranks_speak
+from pipeline.messages.communicator import (
+    end_all_ranks,
+    is_world_up,
+    let_lower_ranks_speak,
+)
 
 comm = MPI.COMM_WORLD
 

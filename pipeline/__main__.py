@@ -22,7 +22,7 @@ from types import TracebackType
 
 from mpi4py import MPI
 
-from pipeline.communicator import (
+from pipeline.messages.communicator import (
     StallError,
     abort_on_error,
     end_all_ranks,
@@ -30,7 +30,7 @@ from pipeline.communicator import (
     let_lower_ranks_speak,
     wait,
 )
-from pipeline.signals import STOPPED, has_stopped
+from pipeline.training.signals import STOPPED, has_stopped
 
 # How long a rank that was stopped by a signal waits for the others before it ends.
 _SECONDS_FOR_OTHERS = 60.0

@@ -16,10 +16,10 @@ import numpy as np
 from divisible import Divisible
 from pipeline import schedules
 from pipeline.automatic import AUTO, first_schedule
-from pipeline.communicator import DisagreementError, all_gather
-from pipeline.dtypes import floating_dtypes
-from pipeline.schedule import Schedule
-from pipeline.weight_gradients import blas_threads
+from pipeline.messages.communicator import DisagreementError, all_gather
+from pipeline.schedules.schedule import Schedule
+from pipeline.stages.dtypes import floating_dtypes
+from pipeline.stages.weight_gradients import blas_threads
 
 
 def check_stages(stage: Divisible | Sequence[Divisible]) -> list[Divisible]:

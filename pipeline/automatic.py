@@ -18,10 +18,17 @@ from typing import Callable
 import numpy as np
 
 from pipeline import schedules
-from pipeline.actions import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, ScheduleError
+from pipeline.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    KINDS,
+    WEIGHT,
+    ScheduleError,
+)
 from pipeline.recomputation import recompute
-from pipeline.schedule import Schedule
-from pipeline.simulator import Costs, simulate
+from pipeline.schedules.schedule import Schedule
+from pipeline.schedules.simulator import Costs, simulate
 from pipeline.timeline import CATEGORIES, Timeline
 
 #: What a user gives as the name of the schedule.
@@ -49,7 +56,8 @@ class Trial:
     Args:
         stage_ranks: For each stage the rank that holds it.
         n_microbatches: Number of microbatches.
-        checkpoint: Which of them are recomputed, see `pipeline.recomputation`.
+        checkpoint: Which of them are recomputed, see
+            `pipeline.recomputation`.
     """
 
     def __init__(

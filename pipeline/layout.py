@@ -12,8 +12,8 @@ from mpi4py import MPI
 from divisible import Divisible
 from divisible.ties import SharedState, Tie
 from pipeline.actions import Route
-from pipeline.communicator import DisagreementError, all_gather
-from pipeline.tie_exchange import SharedParameter
+from pipeline.messages.communicator import DisagreementError, all_gather
+from pipeline.messages.tie_exchange import SharedParameter
 
 
 class Layout(NamedTuple):

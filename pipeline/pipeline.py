@@ -30,8 +30,9 @@ from pipeline.arguments import (
     warn_of_many_threads,
 )
 from pipeline.automatic import AUTO, Trial
-from pipeline.calls import CALLS, CallAgreement
-from pipeline.communicator import (
+from pipeline.layout import agree_on_loss, agree_on_stages
+from pipeline.messages.calls import CALLS, CallAgreement
+from pipeline.messages.communicator import (
     abort_on_error,
     all_gather,
     as_mpi,
@@ -40,20 +41,19 @@ from pipeline.communicator import (
     clock_offsets,
     duplicate,
 )
-from pipeline.dtypes import as_trainable
-from pipeline.layout import agree_on_loss, agree_on_stages
-from pipeline.loss import Loss
-from pipeline.message import Tensor, Tensors
-from pipeline.ranks import Ranks
+from pipeline.messages.message import Tensor, Tensors
+from pipeline.messages.ranks import Ranks
+from pipeline.messages.tie_exchange import TieExchange
+from pipeline.messages.transport import Transport
 from pipeline.recomputation import recompute
-from pipeline.reports import PendingReports
-from pipeline.reports import means as means_of_reports
 from pipeline.runner import RankProgram, Record, Runner
-from pipeline.schedule import Action, Operation, Schedule
-from pipeline.stage import Stage
-from pipeline.tie_exchange import TieExchange
+from pipeline.schedules.schedule import Action, Operation, Schedule
+from pipeline.stages.dtypes import as_trainable
+from pipeline.stages.loss import Loss
+from pipeline.stages.reports import PendingReports
+from pipeline.stages.reports import means as means_of_reports
+from pipeline.stages.stage import Stage
 from pipeline.timeline import Timeline
-from pipeline.transport import Transport
 
 
 class Pipeline:
@@ -91,7 +91,8 @@ class Pipeline:
             host memory.
         checkpoint (str): Which microbatches hold only their stage's input between
             forward and backward, and are computed again for the backward: ``'never'``,
-            ``'except_last'`` or ``'always'``; see :mod:`pipeline.recomputation`.
+            ``'except_last'`` or ``'always'``; see
+            :mod:`pipeline.recomputation`.
             Layers that were appended with ``recompute=True`` always are. What a
             recomputed layer does besides returning its output, it does twice; three
             times if both it and its microbatch are recomputed.
@@ -267,7 +268,7 @@ class Pipeline:
         if name == "mpi":
             return Transport(self._comm, self._timeout, self._device.xp, wire_dtype)
         # ChainerMN is needed, and imported, for this transport only.
-        from pipeline.chainermn_transport import ChainerMNTransport
+        from pipeline.messages.chainermn_transport import ChainerMNTransport
 
         return ChainerMNTransport(self._comm, self._timeout)
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from divisible.stage_costs import CHECKPOINTS
 from pipeline.actions import BACKWARD, INPUT, RECOMPUTE
-from pipeline.dependencies import NONE, locate
-from pipeline.schedule import Schedule
+from pipeline.schedules.dependencies import NONE, locate
+from pipeline.schedules.schedule import Schedule
 
 
 def recompute(schedule: Schedule, checkpoint: str = "always") -> Schedule:

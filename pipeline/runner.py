@@ -11,11 +11,11 @@ import chainer
 import numpy as np
 
 from pipeline.actions import Route
-from pipeline.message import Tensors
-from pipeline.progress import Progress
-from pipeline.schedule import Action, Message, Operation, Schedule, lower
-from pipeline.stage import Stage
-from pipeline.transport import Receiver, Sender, Transport
+from pipeline.messages.message import Tensors
+from pipeline.messages.progress import Progress
+from pipeline.messages.transport import Receiver, Sender, Transport
+from pipeline.schedules.schedule import Action, Message, Operation, Schedule, lower
+from pipeline.stages.stage import Stage
 
 # How many receives a channel has posted ahead of the one it waits for.
 RECEIVES_AHEAD = 2

@@ -1,8 +1,8 @@
 """What ran when on which rank, predicted or measured.
 
-`pipeline.simulator.simulate` returns a `Timeline`, the runner records one; both are
-compared, saved and drawn by the same code. Events are kept as columns of numbers and
-become objects only when they are looked at.
+`pipeline.schedules.simulator.simulate` returns a `Timeline`, the runner records one;
+both are compared, saved and drawn by the same code. Events are kept as columns of
+numbers and become objects only when they are looked at.
 """
 
 from __future__ import annotations

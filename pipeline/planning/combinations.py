@@ -31,9 +31,9 @@ from pipeline.planning.prediction import (
     stage_costs,
 )
 from pipeline.recomputation import recompute
-from pipeline.schedule import Schedule
-from pipeline.simulator import Costs
-from pipeline.validation import peaks
+from pipeline.schedules.schedule import Schedule
+from pipeline.schedules.simulator import Costs
+from pipeline.schedules.validation import peaks
 
 #: Predictions of equal time differ by rounding.
 SAME = 1 + 1e-6

@@ -9,10 +9,10 @@ from typing import Any, Callable
 
 import chainer
 
-from pipeline import backprop
-from pipeline.message import Tensors
+from pipeline.messages.message import Tensors
 from pipeline.planning.meters import memory_tracer, stopwatch
-from pipeline.weight_gradients import WeightGradients
+from pipeline.stages import backprop
+from pipeline.stages.weight_gradients import WeightGradients
 
 _NAMES = ("forward", "backward_input", "backward_weight")
 

@@ -16,8 +16,8 @@ from divisible.plan import Plan
 from divisible.stage_costs import Network, PerRank, spread_speeds
 from pipeline import schedules
 from pipeline.recomputation import recompute
-from pipeline.schedule import Schedule
-from pipeline.simulator import Costs, simulate
+from pipeline.schedules.schedule import Schedule
+from pipeline.schedules.simulator import Costs, simulate
 from pipeline.timeline import Timeline
 
 

@@ -29,10 +29,10 @@ import numpy as np
 
 from divisible import Divisible
 from divisible.layer_costs import LayerCost, Profile
-from pipeline.dtypes import as_trainable, floating_dtypes, in_loss_dtype
-from pipeline.message import Tensor, Tensors
+from pipeline.messages.message import Tensor, Tensors
 from pipeline.planning.phases import Phases
 from pipeline.planning.retained import Owners, retained_arrays
+from pipeline.stages.dtypes import as_trainable, floating_dtypes, in_loss_dtype
 
 # How many times their medians the layers may take on average without a warning, and
 # how many seconds more: those of an interrupt or two.

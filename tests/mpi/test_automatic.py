@@ -9,7 +9,7 @@ from divisible import Divisible, Plan
 from pipeline import Pipeline
 from pipeline.actions import Action
 from pipeline.automatic import N_TIMED, N_WARM
-from pipeline.communicator import DisagreementError
+from pipeline.messages.communicator import DisagreementError
 from tests.equivalence import check_equal, make_batches
 from tests.mpiexec import assert_on_ranks
 

@@ -82,7 +82,7 @@ def test_who_was_stopped_does_not_wait_for_ever(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from mpi4py import MPI\n"
-        "from pipeline import signals\n"
+        "from pipeline.training import signals\n"
         "signals._has_stopped = MPI.COMM_WORLD.rank == 0\n"
     )
     text = (

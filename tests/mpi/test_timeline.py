@@ -5,7 +5,7 @@ import numpy as np
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline
-from pipeline.schedule import Action
+from pipeline.schedules.schedule import Action
 from pipeline.timeline import Timeline
 from tests.mpiexec import assert_on_ranks
 

@@ -5,9 +5,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline import transport
-from pipeline.communicator import StallError, all_gather, broadcast_object, duplicate
-from pipeline.transport import Tensor, Transport
+from pipeline.messages import transport
+from pipeline.messages.communicator import (
+    StallError,
+    all_gather,
+    broadcast_object,
+    duplicate,
+)
+from pipeline.messages.transport import Tensor, Transport
 from tests.mpiexec import assert_on_ranks
 
 N_MICROBATCHES = 3

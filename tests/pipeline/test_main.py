@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from pipeline import __main__ as launcher
-from pipeline import signals
+from pipeline.training import signals
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from divisible.stage_costs import CHECKPOINTS
 from pipeline import simulate
 from pipeline.recomputation import recompute
-from pipeline.schedule import Schedule, ScheduleError
 from pipeline.schedules import NAMES, create, gpipe, one_f_one_b, zero_bubble_h1
-from pipeline.simulator import Costs
+from pipeline.schedules.schedule import Schedule, ScheduleError
+from pipeline.schedules.simulator import Costs
 
 
 @st.composite

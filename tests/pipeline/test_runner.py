@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from divisible import Divisible
-from pipeline.communicator import StallError
-from pipeline.loss import Loss
-from pipeline.message import Tensor
+from pipeline.messages.communicator import StallError
+from pipeline.messages.message import Tensor
 from pipeline.runner import RECEIVES_AHEAD, ActionError, RankProgram, Runner
 from pipeline.schedules import interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
-from pipeline.stage import Stage
+from pipeline.stages.loss import Loss
+from pipeline.stages.stage import Stage
 
 N_MICROBATCHES = 4
 

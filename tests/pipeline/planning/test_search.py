@@ -20,7 +20,7 @@ from pipeline.actions import RECOMPUTE
 from pipeline.planning.prediction import predict
 from pipeline.planning.search import SCHEDULES, best_plan
 from pipeline.recomputation import recompute
-from pipeline.simulator import Costs
+from pipeline.schedules.simulator import Costs
 
 
 def uneven(n=8, n_samples=12):

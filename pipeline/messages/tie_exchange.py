@@ -1,0 +1,165 @@
+"""Keeps the copies of a parameter equal that layers in several stages share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import chainer
+import numpy as np
+from mpi4py import MPI
+
+from divisible import Divisible
+from pipeline.messages.communicator import duplicate
+from pipeline.messages.message import Tensor
+from pipeline.messages.transport import Receiver, Sender, Transport
+
+
+class SharedParameter(NamedTuple):
+    """A parameter of which several stages have a copy.
+
+    Attributes:
+        path: Its path in the model.
+        stages: The stages, from first to last.
+    """
+
+    path: str
+    stages: tuple[int, ...]
+
+
+class _Tie(NamedTuple):
+    """One rank's part in a shared parameter."""
+
+    path: str
+    copies: Sequence[chainer.Parameter]
+    is_owner: bool
+    senders: Sequence[Sender]
+    receivers: Sequence[Receiver]
+
+
+class TieExchange:
+    """Adds up the gradients of shared parameters after each minibatch.
+
+    The rank of a parameter's first stage adds up, in the order of the ranks, and sends
+    the sum back, so that all copies get the same bits::
+
+        rank 0 (owner)   g0 -----> g = (g0 + g2) + g3 ---->  g
+        rank 2           g2 ----'                     '--->  g
+        rank 3           g3 ---'                       '-->  g
+
+    Args:
+        shared: The parameters.
+        stages: This rank's stages by their position in the pipeline.
+        stage_ranks: For each stage the rank that holds it.
+        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline; it is duplicated.
+        timeout (float): Seconds a wait may take.
+    """
+
+    def __init__(
+        self,
+        shared: Sequence[SharedParameter],
+        stages: Mapping[int, Divisible],
+        stage_ranks: Sequence[int],
+        comm: MPI.Comm,
+        timeout: float,
+    ) -> None:
+        self._comm = duplicate(comm, timeout)
+        self.transport = Transport(
+            self._comm, timeout, next(iter(stages.values())).device.xp
+        )
+        params = {number: dict(part.namedparams()) for number, part in stages.items()}
+        self._ties = []
+        for tag, (path, numbers) in enumerate(shared):
+            ranks = sorted({stage_ranks[number] for number in numbers})
+            owner = stage_ranks[numbers[0]]
+            if comm.rank not in ranks:
+                continue
+            copies = [params[number][path] for number in numbers if number in params]
+            others = [rank for rank in ranks if rank != owner]
+            peers = others if comm.rank == owner else [owner]
+            self._ties.append(
+                _Tie(
+                    path,
+                    copies,
+                    comm.rank == owner,
+                    [self.transport.sender(tag, peer) for peer in peers],
+                    [self.transport.receiver(tag, peer) for peer in peers],
+                )
+            )
+        self._share_values()
+
+    def _share_values(self) -> None:
+        """Gives every copy the value of the first one: seeds may differ."""
+        for tie in self._ties:
+            if tie.is_owner:
+                value = tie.copies[0].array
+                for sender in tie.senders:
+                    sender.send(0, (Tensor(value),))
+            else:
+                value = _receive(tie.receivers[0], tie.path)
+            for copy in tie.copies:
+                copy.array[...] = value
+        self.transport.flush()
+
+    def add_up(self) -> None:
+        """Replaces every copy's gradient by the sum over all copies.
+
+        Raises:
+            StallError: If another rank does not answer in time.
+        """
+        for tie in self._ties:
+            if not tie.is_owner:
+                tie.senders[0].send(0, (Tensor(_sum(tie.copies)),))
+        # Not in the same loop: a rank may own one parameter and have a copy of another.
+        for tie in self._ties:
+            if tie.is_owner:
+                total = _sum(tie.copies)
+                for receiver in tie.receivers:
+                    total = _add(total, _receive(receiver, tie.path))
+                for sender in tie.senders:
+                    sender.send(0, (Tensor(total),))
+                _set(tie.copies, total)
+        for tie in self._ties:
+            if not tie.is_owner:
+                _set(tie.copies, _receive(tie.receivers[0], tie.path))
+        # The optimizer may change gradients in place.
+        self.transport.flush()
+
+    def close(self) -> None:
+        """Frees the communicator."""
+        for tie in self._ties:
+            for receiver in tie.receivers:
+                receiver.close()
+        self._comm.Free()
+
+
+def _receive(receiver: Receiver, path: str):
+    receiver.post(0)
+    ((array, _),) = receiver.receive(0, f"the copies of {path}")
+    return array
+
+
+def _add(a, b):
+    if a is None or b is None:
+        return b if a is None else a
+    # Sums of float16 are rounded once, when they are put into a gradient.
+    return a + b if a.dtype != np.float16 else a.astype(np.float32) + b
+
+
+def _sum(copies: Sequence[chainer.Parameter]):
+    total = None
+    for copy in copies:
+        total = _add(total, copy.grad)
+    return total
+
+
+def _set(copies: Sequence[chainer.Parameter], gradient) -> None:
+    for copy in copies:
+        if gradient is None:
+            copy.grad = None
+        elif copy.grad is None:
+            copy.grad = gradient.astype(copy.dtype)
+        else:
+            # Whoever scales the loss looks for infinities.
+            with np.errstate(over="ignore"):
+                copy.grad[...] = gradient

@@ -1,0 +1,343 @@
+"""Moving tuples of arrays between the ranks of a pipeline.
+
+A *channel* leads from one rank to another, in one direction, and carries one
+message per microbatch, in an order both ends know. A message is a tuple of tensors
+(:mod:`pipeline.messages.message`). Both ends remember the *signature* (shapes and
+dtypes) that each microbatch of the channel last had, so that in the steady state only
+the bytes of the arrays travel, into arrays whose receives were posted before::
+
+    microbatch's signature    sender                    receiver
+    as last time              bytes of each array  -->  posted receives
+    new, posted receives      empty messages       -->  posted receives, seen empty
+                              the signature        -->  reads it, allocates
+                              bytes of each array  -->  receives them
+    first                     the signature        -->  reads it, allocates
+                              bytes of each array  -->  receives them
+
+A signature that changes, such as that of a smaller last batch, is thus agreed
+anew, and never cut off or guessed.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
+
+import numpy as np
+from mpi4py import MPI
+
+from pipeline.messages.buffers import create_buffers
+from pipeline.messages.communicator import UNUSED_TAG, channel_tags, wait
+from pipeline.messages.message import Signature, Tensor, signature
+
+# MPI counts are 32-bit in MPI 3, so a message has at most 2 GiB; larger arrays go
+# in pieces of this many bytes.
+PIECE_BYTES = 1 << 30
+# Looks at messages while a rank computes: only if some are so large that they do not
+# fit into the buffers of MPI and of the network, and not more often than this.
+LARGE_BYTES = 1 << 20
+LOOK_SECONDS = 1e-3
+
+
+class Transport:
+    """Channels over mpi4py.
+
+    Arrays travel at their own width, whatever their dtype, unless ``wire_dtype``
+    narrows them.
+
+    Args:
+        comm (mpi4py.MPI.Comm): May carry other messages as well, with other tags.
+        timeout (float): Seconds a wait may take.
+        xp: The module of the arrays to hand out, ``numpy`` or ``cupy``.
+        wire_dtype: Floating-point arrays wider than this are sent as this dtype, and
+            have their own again when they arrive. Halving the bytes costs precision,
+            and what is out of the range of float16 becomes infinite.
+
+    Attributes:
+        rendezvous (bool): Whether sends may block until they are received.
+    """
+
+    rendezvous = False
+
+    def __init__(
+        self, comm: MPI.Comm, timeout: float, xp: Any = np, wire_dtype: Any = None
+    ) -> None:
+        self.comm = comm
+        self.timeout = timeout
+        self.memory = create_buffers(xp)
+        self._wire_dtype = None if wire_dtype is None else np.dtype(wire_dtype)
+        #: Called while waiting; may raise to end the wait.
+        self.watch: Callable[[], None] = lambda: None
+        self._sent: list[list[MPI.Request]] = []
+        self._has_large = False
+        self._next_look = 0.0
+
+    def sender(self, channel: int, peer: int) -> Sender:
+        """Returns this rank's end of a channel that leads to rank ``peer``."""
+        return Sender(self, channel, peer)
+
+    def receiver(self, channel: int, peer: int) -> Receiver:
+        """Returns this rank's end of a channel that comes from rank ``peer``."""
+        return Receiver(self, channel, peer)
+
+    def on_wire(self, dtype: Any) -> np.dtype:
+        """Returns the dtype in which arrays of a dtype travel."""
+        dtype, wire = np.dtype(dtype), self._wire_dtype
+        narrows = wire is not None and dtype.kind == "f"
+        return wire if narrows and wire.itemsize < dtype.itemsize else dtype
+
+    def notice(self, pieces: Sequence[np.ndarray]) -> None:
+        """Sees whether there are large messages."""
+        if not self._has_large:
+            self._has_large = max(piece.size for piece in pieces) >= LARGE_BYTES
+
+    def keep(self, requests: list[MPI.Request]) -> None:
+        """Keeps sends, and with them their buffers, until they are complete."""
+        self._sent.append(requests)
+        # Not in the order of sending: what goes past other stages waits for longer.
+        self._sent = [some for some in self._sent if not MPI.Request.Testall(some)]
+
+    def look(self) -> None:
+        """Lets MPI go on with large messages that are under way; to be called often."""
+        if not self._has_large:
+            return
+        now = time.perf_counter()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            # Nobody sends with this tag; what counts is the call.
+            self.comm.Iprobe(MPI.ANY_SOURCE, UNUSED_TAG)
+
+    def flush(self) -> None:
+        """Waits until everything sent has left.
+
+        Raises:
+            StallError: If that takes longer than the timeout.
+        """
+
+        def sent() -> bool:
+            self.watch()
+            return MPI.Request.Testall(self._sent[-1])
+
+        while self._sent:
+            wait(
+                sent,
+                self.timeout,
+                lambda: "the other ranks to take what was sent to them",
+            )
+            self._sent.pop()
+
+
+class _Channel:
+    def __init__(self, transport: Transport, channel: int, peer: int) -> None:
+        self._transport = transport
+        self._comm = transport.comm
+        self._peer = peer
+        # Pieces of agreed signatures, signatures, pieces of new ones.
+        self._data_tag, self._signature_tag, self._new_tag = channel_tags(channel)
+        self._agreed: dict[int, Signature] = {}
+
+
+class Sender(_Channel):
+    """The sending end of a channel."""
+
+    def send(self, microbatch: int, message: Sequence[Tensor]) -> None:
+        """Starts to send a message; does not wait for the receiver.
+
+        Args:
+            microbatch (int): The microbatch it belongs to.
+            message: Tensors that are not modified afterwards.
+        """
+        transport = self._transport
+        buffers = [
+            transport.memory.outgoing(array, transport.on_wire(array.dtype))
+            for array, _ in message
+            if array is not None
+        ]
+        pieces = list(_pieces(buffers))
+        transport.notice(pieces)
+        new = signature(message)
+        agreed = self._agreed.get(microbatch)
+        if new == agreed:
+            requests = [self._isend(piece, self._data_tag) for piece in pieces]
+        else:
+            self._agreed[microbatch] = new
+            text = np.frombuffer(pickle.dumps(new), dtype=np.uint8)
+            requests = []
+            if agreed is not None:
+                empty = text[:0]
+                requests += [
+                    self._isend(empty, self._data_tag)
+                    for _ in range(self._n_pieces(agreed))
+                ]
+            requests.append(self._isend(text, self._signature_tag))
+            requests += [self._isend(piece, self._new_tag) for piece in pieces]
+        # A request holds the buffer it was given, and so the array.
+        transport.keep(requests)
+
+    def _n_pieces(self, agreed: Signature) -> int:
+        sizes = [
+            math.prod(spec.shape) * self._transport.on_wire(spec.dtype).itemsize
+            for spec in agreed
+            if spec.shape is not None
+        ]
+        return max(1, sum(-(-size // PIECE_BYTES) for size in sizes))
+
+    def _isend(self, piece: np.ndarray, tag: int) -> MPI.Request:
+        return self._comm.Isend([piece, MPI.BYTE], self._peer, tag)
+
+
+class Receiver(_Channel):
+    """The receiving end of a channel."""
+
+    def __init__(self, transport: Transport, channel: int, peer: int) -> None:
+        super().__init__(transport, channel, peer)
+        self._posted: deque[tuple[int, _ReceiveBuffer | None]] = deque()
+        self._buffers: dict[Signature, list[_ReceiveBuffer]] = {}
+
+    def post(self, microbatch: int) -> None:
+        """Starts to receive the channel's next message, if its shape is known."""
+        buffer = None
+        if microbatch in self._agreed:
+            buffer = self._free_buffer(self._agreed[microbatch])
+            buffer.is_posted = True
+            MPI.Prequest.Startall(buffer.requests)
+        self._posted.append((microbatch, buffer))
+
+    def receive(self, microbatch: int, waiting: str) -> tuple[Tensor, ...]:
+        """Returns the channel's next message, which must have been posted.
+
+        Args:
+            microbatch (int): The microbatch it belongs to.
+            waiting (str): What waits for it, for error messages.
+
+        Raises:
+            StallError: If it does not come within the timeout.
+        """
+        posted, buffer = self._posted.popleft()
+        assert posted == microbatch, (posted, microbatch)
+        if buffer is not None:
+            statuses = [MPI.Status() for _ in buffer.requests]
+            self._wait(lambda: MPI.Request.Testall(buffer.requests, statuses), waiting)
+            buffer.is_posted = False
+            if statuses[0].Get_count(MPI.BYTE) > 0:
+                return buffer.message()
+        return self._receive_new(microbatch, waiting)
+
+    def close(self) -> None:
+        """Frees the receives' requests; none may be under way."""
+        self._agreed.clear()
+        self._drop_unused_buffers()
+
+    def _receive_new(self, microbatch: int, waiting: str) -> tuple[Tensor, ...]:
+        status = MPI.Status()
+        found = self._wait(
+            lambda: self._comm.Improbe(self._peer, self._signature_tag, status), waiting
+        )
+        text = bytearray(status.Get_count(MPI.BYTE))
+        request = found.Irecv([text, MPI.BYTE])
+        self._wait(request.Test, waiting)
+        new = self._agreed[microbatch] = pickle.loads(text)
+        self._drop_unused_buffers()
+        buffer = self._free_buffer(new)
+        requests = [
+            self._comm.Irecv([piece, MPI.BYTE], self._peer, self._new_tag)
+            for piece in _pieces(buffer.arrays)
+        ]
+        self._wait(lambda: MPI.Request.Testall(requests), waiting)
+        return buffer.message()
+
+    def _drop_unused_buffers(self) -> None:
+        """Forgets the arrays of signatures that no microbatch has any more.
+
+        Otherwise sequences of ever new lengths would fill the memory.
+        """
+        for unused in set(self._buffers) - set(self._agreed.values()):
+            for buffer in self._buffers.pop(unused):
+                for request in buffer.requests:
+                    request.Free()
+
+    def _wait(self, test: Callable[[], Any], waiting: str) -> Any:
+        def watched() -> Any:
+            self._transport.watch()
+            return test()
+
+        return wait(
+            watched,
+            self._transport.timeout,
+            lambda: f"what rank {self._peer} sends, for {waiting}",
+        )
+
+    def _free_buffer(self, agreed: Signature) -> _ReceiveBuffer:
+        buffers = self._buffers.setdefault(agreed, [])
+        for buffer in buffers:
+            if buffer.is_free():
+                self._transport.memory.reuse()
+                return buffer
+        buffers.append(
+            _ReceiveBuffer(agreed, self._transport, self._peer, self._data_tag)
+        )
+        return buffers[-1]
+
+
+class _ReceiveBuffer:
+    """Arrays to receive messages of one signature in, again and again.
+
+    It is free when nobody but itself refers to its arrays; the caller need not give
+    it back, just drop the arrays.
+    """
+
+    def __init__(
+        self, agreed: Signature, transport: Transport, peer: int, tag: int
+    ) -> None:
+        self._signature = agreed
+        self._transport = transport
+        self.is_posted = False
+        self.arrays = [
+            transport.memory.allocate(spec.shape, transport.on_wire(spec.dtype))
+            for spec in agreed
+            if spec.shape is not None
+        ]
+        pieces = list(_pieces(self.arrays))
+        transport.notice(pieces)
+        self.requests = [
+            transport.comm.Recv_init([piece, MPI.BYTE], peer, tag) for piece in pieces
+        ]
+        self._references_if_free = self._references()
+
+    def _references(self) -> list[int]:
+        return [sys.getrefcount(array) for array in self.arrays]
+
+    def is_free(self) -> bool:
+        return not self.is_posted and self._references() == self._references_if_free
+
+    def message(self) -> tuple[Tensor, ...]:
+        """Returns what was received."""
+        incoming, arrays = self._transport.memory.incoming, iter(self.arrays)
+        return tuple(
+            Tensor(
+                None if spec.shape is None else incoming(next(arrays), spec.dtype),
+                spec.requires_grad,
+            )
+            for spec in self._signature
+        )
+
+
+def _pieces(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yields the bytes of the arrays in pieces that fit one MPI message each.
+
+    There is always at least one piece, and none is empty, so that an empty message
+    can stand for "a new signature follows".
+    """
+    some = False
+    for array in arrays:
+        flat = array.reshape(-1).view(np.uint8)
+        for start in range(0, flat.size, PIECE_BYTES):
+            some = True
+            yield flat[start : start + PIECE_BYTES]
+    if not some:
+        yield np.zeros(1, dtype=np.uint8)

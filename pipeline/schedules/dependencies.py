@@ -1,0 +1,196 @@
+"""What each action waits for, and the order in which a schedule can unfold.
+
+Everything here works on a schedule's compact arrays: entry ``k`` of ``stage``,
+``kind`` and ``microbatch`` describes action ``k``, and rank ``r`` runs the actions
+``offsets[r]`` to ``offsets[r + 1]`` in this order. A schedule of millions of actions
+costs a few NumPy calls per step, not one Python object per action.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.actions import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+
+if TYPE_CHECKING:
+    from pipeline.schedules.schedule import Schedule
+
+#: Stands for "no such action" in arrays of action numbers.
+NONE = -1
+
+
+def locate(schedule: Schedule) -> np.ndarray:
+    """Finds every action by what it does.
+
+    Args:
+        schedule: Any schedule, complete or not.
+
+    Returns:
+        Integers of shape ``(4, n_stages, n_microbatches)``: the number of the F, of
+        the B or I, of the W and of the R of each stage and microbatch; `NONE` where
+        there is none, the last one where there are several.
+    """
+    table = np.full((4, schedule.n_stages, schedule.n_microbatches), NONE, np.int64)
+    row = np.array([0, 1, 1, 2, 3])[schedule.kind]
+    table[row, schedule.stage, schedule.microbatch] = np.arange(schedule.stage.size)
+    return table
+
+
+def suppliers(schedule: Schedule, table: np.ndarray | None = None) -> np.ndarray:
+    """Tells which neighbouring stage's result each action needs.
+
+    ::
+
+        F of stage s   needs   F of stage s-1
+        B, I of s      needs   B or I of stage s+1 (on the last stage: its own F)
+        W of stage s   needs   its own I
+        R of stage s   needs   its own F
+
+    A B or I also needs its own F, and its own R if there is one. Those are on the same
+    rank, where only the position in the rank's list counts;
+    `pipeline.schedules.validation` checks it. What a skip connection carries needs no
+    entry: it is sent before what the stages between pass on.
+
+    Args:
+        schedule: Any schedule, complete or not.
+        table: The result of `locate`, if at hand.
+
+    Returns:
+        For each action the number of the action it needs, or `NONE`.
+    """
+    if table is None:
+        table = locate(schedule)
+    needed = np.full(schedule.stage.size, NONE, np.int64)
+    kind, stage, microbatch = schedule.kind, schedule.stage, schedule.microbatch
+
+    later = np.flatnonzero((kind == FORWARD) & (stage > 0))
+    needed[later] = table[0, stage[later] - 1, microbatch[later]]
+
+    backward = (kind == BACKWARD) | (kind == INPUT)
+    last = stage == schedule.n_stages - 1
+    inner = np.flatnonzero(backward & ~last)
+    needed[inner] = table[1, stage[inner] + 1, microbatch[inner]]
+    turn = np.flatnonzero(backward & last)
+    needed[turn] = table[0, stage[turn], microbatch[turn]]
+
+    for own, row in ((WEIGHT, 1), (RECOMPUTE, 0)):
+        found = np.flatnonzero(kind == own)
+        needed[found] = table[row, stage[found], microbatch[found]]
+    return needed
+
+
+def receivers(schedule: Schedule) -> np.ndarray:
+    """Tells which rank each action's result is sent to.
+
+    Args:
+        schedule: Any schedule, complete or not.
+
+    Returns:
+        For each action the rank of the stage that needs its result, or `NONE` where
+        that is the same rank or nobody.
+    """
+    kind, stage = schedule.kind, schedule.stage
+    step = np.array([1, -1, -1, 0, 0])[kind]
+    target = stage + step
+    inside = (step != 0) & (target >= 0) & (target < schedule.n_stages)
+    ranks = np.asarray(schedule.stage_ranks, np.int64)
+    receiver = np.where(inside, ranks[np.where(inside, target, 0)], NONE)
+    receiver[receiver == ranks[stage]] = NONE
+    return receiver
+
+
+def unit_steps(
+    schedule: Schedule, needed: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Unfolds a schedule in which every action takes one step of time.
+
+    In each step every rank runs its next action if what that action needs was
+    computed in an earlier step, and idles otherwise.
+
+    Args:
+        schedule: Any schedule. Actions that are missing count as done.
+        needed: The result of `suppliers`, if at hand.
+
+    Returns:
+        The step of each action, `NONE` for those that are never reached; and for
+        each rank the number of its first action never reached, or `NONE` where the
+        rank finishes. A rank that does not finish is in a cyclic wait.
+    """
+    if needed is None:
+        needed = suppliers(schedule)
+    step = np.full(schedule.stage.size + 1, NONE, np.int64)
+    # An action that needs nothing looks at the extra entry, which is always done.
+    step[-1] = 0
+    cursor = schedule.offsets[:-1].copy()
+    end = schedule.offsets[1:]
+    running = np.flatnonzero(cursor < end)
+    now = 0
+    while running.size:
+        action = cursor[running]
+        ready = step[needed[action]] >= 0
+        started = action[ready]
+        if not started.size:
+            break
+        step[started] = now
+        cursor[running[ready]] = started + 1
+        running = running[cursor[running] < end[running]]
+        now += 1
+    stuck = np.where(cursor < end, cursor, NONE)
+    return step[:-1], stuck
+
+
+def earliest_starts(
+    schedule: Schedule, duration: np.ndarray, delay: np.ndarray | None = None
+) -> np.ndarray:
+    """Finds when each action starts if nothing waits longer than it must.
+
+    The longest path through all actions, one round at a time as in `unit_steps`: in
+    each round every rank advances by at most one action.
+
+    Args:
+        schedule: A valid schedule.
+        duration: What each action takes.
+        delay: What each action's result takes to another rank; 0 by default.
+
+    Returns:
+        The start of each action.
+    """
+    needed = other_rank_suppliers(schedule)
+    start = np.empty(needed.size)
+    arrival = np.full(needed.size + 1, np.nan)
+    # An action that needs nothing looks at the extra entry.
+    arrival[-1] = 0.0
+    free = np.zeros(schedule.n_ranks)
+    cursor = schedule.offsets[:-1].copy()
+    end = schedule.offsets[1:]
+    running = np.flatnonzero(cursor < end)
+    after = duration if delay is None else duration + delay
+    while running.size:
+        action = cursor[running]
+        arrived = arrival[needed[action]]
+        ready = ~np.isnan(arrived)
+        action, ranks = action[ready], running[ready]
+        begin = np.maximum(free[ranks], arrived[ready])
+        start[action] = begin
+        free[ranks] = begin + duration[action]
+        arrival[action] = begin + after[action]
+        cursor[ranks] = action + 1
+        running = running[cursor[running] < end[running]]
+    return start
+
+
+def other_rank_suppliers(schedule: Schedule) -> np.ndarray:
+    """Leaves out of `suppliers` what the order of a rank's actions sees to.
+
+    Args:
+        schedule: A valid schedule.
+
+    Returns:
+        For each action the number of the action on another rank that it needs, or
+        `NONE`.
+    """
+    needed, rank = suppliers(schedule), schedule.action_ranks
+    needed[(needed != NONE) & (rank[needed] == rank)] = NONE
+    return needed

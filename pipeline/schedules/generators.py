@@ -1,0 +1,522 @@
+"""Generators of pipeline schedules.
+
+In the formulas ``d`` is the number of stages (with several stages on a rank, the
+number of ranks), ``v`` the number of stages on a rank (chunks), ``m`` the number of
+microbatches; F, I and W are the times of one stage on one microbatch, and B = I + W.
+
+================  ===================  ==================================
+schedule          bubble               held on rank ``i`` at most
+================  ===================  ==================================
+`gpipe`           (d - 1) (F + B)      m
+`one_f_one_b`     (d - 1) (F + B)      min(m, d - i)
+`interleaved`     (d - 1) (F + B)      min(v m, (v - 1) d + 2 (d - i) - 1)
+`looped_bfs`      (d - 1) (F + B)      v m
+`zero_bubble_h1`  (d - 1) (F + I - W)  min(m, d)
+`zero_bubble_h2`  (d - 1) F            min(m, 2 d - 1)
+`zero_bubble_v`   (d - 1) F            2 min(m, d)
+================  ===================  ==================================
+
+With ``v`` chunks a stage is ``v`` times smaller: so are its F and B in this table,
+the bubble, and what one unit of memory means. The docstrings say when a formula
+holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from pipeline.actions import BACKWARD, FORWARD, Action, ScheduleError
+from pipeline.schedules.list_scheduling import list_schedule
+from pipeline.schedules.schedule import Schedule
+
+__all__ = [
+    "NAMES",
+    "STAGES_PER_RANK",
+    "create",
+    "gpipe",
+    "interleaved",
+    "list_schedule",
+    "looped_bfs",
+    "one_f_one_b",
+    "zero_bubble_h1",
+    "zero_bubble_h2",
+    "zero_bubble_v",
+]
+
+
+def _positive(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise ScheduleError(f"{name} must be at least 1, not {number}")
+
+
+def gpipe(n_stages: int, n_microbatches: int) -> Schedule:
+    """All microbatches forward, then all backward.
+
+    The simplest schedule: the pipeline fills once, runs dry, fills once more
+    backward. Every stage holds the activations of the whole minibatch.
+
+    With ``d`` stages, ``m`` microbatches and times F and B of one stage on one
+    microbatch: makespan ``(m + d - 1) (F + B)``, of which ``(d - 1) (F + B)`` is
+    bubble; ``m`` microbatches in flight on every stage.
+
+    Source: Huang et al., GPipe: Efficient Training of Giant Neural Networks using
+    Pipeline Parallelism, NeurIPS 2019.
+
+    Args:
+        n_stages: Number of stages, one on each rank.
+        n_microbatches: Number of microbatches; may be less than ``n_stages``.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ScheduleError: If a number is less than 1.
+
+    Example:
+        >>> print(gpipe(n_stages=3, n_microbatches=4))
+        gpipe: 4 microbatches, 3 stages on ranks 0 1 2
+        step      0   1   2   3   4   5   6   7   8   9  10  11
+        rank 0  0F0 0F1 0F2 0F3   .   .   .   . 0B0 0B1 0B2 0B3
+        rank 1    . 1F0 1F1 1F2 1F3   .   . 1B0 1B1 1B2 1B3   .
+        rank 2    .   . 2F0 2F1 2F2 2F3 2B0 2B1 2B2 2B3   .   .
+    """
+    _positive(n_stages=n_stages, n_microbatches=n_microbatches)
+    d, m = n_stages, n_microbatches
+    return Schedule.from_arrays(
+        np.repeat(np.arange(d), 2 * m),
+        np.tile(np.repeat([FORWARD, BACKWARD], m), d),
+        np.tile(np.arange(m), 2 * d),
+        np.arange(d + 1) * 2 * m,
+        range(d),
+        m,
+        "gpipe",
+    )
+
+
+def one_f_one_b(n_stages: int, n_microbatches: int) -> Schedule:
+    """One forward, one backward in turn, once the pipeline is full (1F1B).
+
+    Each stage runs only as many microbatches ahead as the pipeline needs to fill and
+    then alternates. It takes as long as `gpipe`, but what a stage holds no longer
+    grows with the number of microbatches.
+
+    With ``d`` stages, ``m`` microbatches and times F and B of one stage on one
+    microbatch: makespan ``(m + d - 1) (F + B)``, of which ``(d - 1) (F + B)`` is
+    bubble; ``min(m, d - i)`` microbatches in flight on stage ``i``.
+
+    Source: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN
+    Training, SOSP 2019; with a flush after each minibatch as in Narayanan et al.,
+    Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021.
+
+    Args:
+        n_stages: Number of stages, one on each rank.
+        n_microbatches: Number of microbatches; may be less than ``n_stages``.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ScheduleError: If a number is less than 1.
+
+    Example:
+        >>> print(one_f_one_b(n_stages=3, n_microbatches=4))
+        1f1b: 4 microbatches, 3 stages on ranks 0 1 2
+        step      0   1   2   3   4   5   6   7   8   9  10  11
+        rank 0  0F0 0F1 0F2   .   . 0B0 0F3 0B1   . 0B2   . 0B3
+        rank 1    . 1F0 1F1   . 1B0 1F2 1B1 1F3 1B2   . 1B3   .
+        rank 2    .   . 2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3   .   .
+    """
+    _positive(n_stages=n_stages, n_microbatches=n_microbatches)
+    d, m = n_stages, n_microbatches
+    kind = np.empty((d, 2 * m), np.int8)
+    microbatch = np.empty((d, 2 * m), np.int32)
+    for stage in range(d):
+        ahead = min(m, d - 1 - stage)
+        both = m - ahead
+        kind[stage, :ahead] = FORWARD
+        kind[stage, ahead : ahead + 2 * both : 2] = FORWARD
+        kind[stage, ahead + 1 : ahead + 2 * both : 2] = BACKWARD
+        kind[stage, ahead + 2 * both :] = BACKWARD
+        backward = kind[stage] == BACKWARD
+        microbatch[stage, ~backward] = np.arange(m)
+        microbatch[stage, backward] = np.arange(m)
+    return Schedule.from_arrays(
+        np.repeat(np.arange(d), 2 * m),
+        kind.ravel(),
+        microbatch.ravel(),
+        np.arange(d + 1) * 2 * m,
+        range(d),
+        m,
+        "1f1b",
+    )
+
+
+def interleaved(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
+    """1F1B with several small stages on each rank.
+
+    Stage ``s`` is on rank ``s % n_ranks``, so that a microbatch goes round the ranks
+    ``n_chunks`` times and the pipeline fills with stages that are so many times
+    shorter. Each rank takes ``n_ranks`` microbatches through one chunk before it
+    turns to the next.
+
+    With ``m`` a multiple of ``d`` ranks, ``v`` chunks, and times F and B of one
+    stage: makespan ``(v m + d - 1) (F + B)``; the bubble ``(d - 1) (F + B)`` is
+    ``1 / v`` of that of 1F1B on the same ranks, whose stages take ``v F`` and
+    ``v B``. In flight on rank ``i``: ``min(v m, (v - 1) d + 2 (d - i) - 1)``
+    stage-microbatches. Each edge carries ``v`` times the messages.
+
+    For any other ``m`` it is the schedule of the next multiple of ``d`` without the
+    surplus microbatches: leaving whole microbatches out of an order breaks no
+    dependency and cannot lengthen it, but the bubble is larger than the formula.
+
+    Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU
+    Clusters Using Megatron-LM, SC 2021, section 2.2.
+
+    Args:
+        n_ranks: Number of ranks.
+        n_chunks: Number of stages on each rank.
+        n_microbatches: Number of microbatches, any.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ScheduleError: If a number is less than 1.
+
+    Example:
+        >>> print(interleaved(n_ranks=2, n_chunks=2, n_microbatches=4))
+        interleaved: 4 microbatches, 4 stages on ranks 0 1 0 1
+        step      0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17
+        rank 0  0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1   . 2B2   . 2B3 0B2 0B3
+        rank 1    . 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3   .
+    """
+    _positive(n_ranks=n_ranks, n_chunks=n_chunks, n_microbatches=n_microbatches)
+    p, v = n_ranks, n_chunks
+    groups = -(-n_microbatches // p)
+    rows = []
+    for rank in range(p):
+        forward, backward = (
+            [
+                (chunk * p + rank, kind, group * p + k)
+                for group in range(groups)
+                for chunk in chunks
+                for k in range(p)
+            ]
+            for kind, chunks in (("F", range(v)), ("B", range(v - 1, -1, -1)))
+        )
+        ahead = min(len(forward), 2 * (p - 1 - rank) + (v - 1) * p)
+        rows.append(_alternate(forward, backward, ahead))
+    return _collect(rows, [s % p for s in range(p * v)], n_microbatches, "interleaved")
+
+
+def looped_bfs(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
+    """Several small stages on each rank, all microbatches through one after another.
+
+    As in `interleaved`, stage ``s`` is on rank ``s % n_ranks``, but each rank takes
+    the whole minibatch through one chunk before it turns to the next (breadth
+    first). What is done once per stage and minibatch, such as gathering its
+    parameters or reducing its gradients, then overlaps with the other chunks.
+
+    With ``m >= d`` ranks and times F and B of one stage: makespan
+    ``(v m + d - 1) (F + B)``, bubble ``(d - 1) (F + B)``, ``1 / v`` of GPipe's. In
+    flight on each rank: ``v m`` stage-microbatches, as much memory as GPipe.
+
+    Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, MLSys 2023.
+
+    Args:
+        n_ranks: Number of ranks.
+        n_chunks: Number of stages on each rank.
+        n_microbatches: Number of microbatches.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ScheduleError: If a number is less than 1.
+
+    Example:
+        >>> print(looped_bfs(n_ranks=2, n_chunks=2, n_microbatches=3))
+        looped_bfs: 3 microbatches, 4 stages on ranks 0 1 0 1
+        step      0   1   2   3   4   5   6   7   8   9  10  11  12  13
+        rank 0  0F0 0F1 0F2 2F0 2F1 2F2   .   . 2B0 2B1 2B2 0B0 0B1 0B2
+        rank 1    . 1F0 1F1 1F2 3F0 3F1 3F2 3B0 3B1 3B2 1B0 1B1 1B2   .
+    """
+    _positive(n_ranks=n_ranks, n_chunks=n_chunks, n_microbatches=n_microbatches)
+    p, v, m = n_ranks, n_chunks, n_microbatches
+    rows = [
+        [(chunk * p + rank, "F", k) for chunk in range(v) for k in range(m)]
+        + [
+            (chunk * p + rank, "B", k)
+            for chunk in range(v - 1, -1, -1)
+            for k in range(m)
+        ]
+        for rank in range(p)
+    ]
+    return _collect(rows, [s % p for s in range(p * v)], m, "looped_bfs")
+
+
+def zero_bubble_h1(n_stages: int, n_microbatches: int) -> Schedule:
+    """1F1B with the weight gradients put where it would idle (ZB-H1).
+
+    Backward is split: the stage before waits only for input gradients (I), so weight
+    gradients (W) can fill the gaps. Stage ``i`` keeps ``i`` of them back, which is
+    just enough to fill the end of the schedule, while no stage holds more than the
+    first one does in 1F1B.
+
+    With ``m >= d`` and F = I = W: makespan ``m (F + I + W) + (d - 1) (F + I - W)``,
+    that is a third of 1F1B's bubble. On stage ``i``: ``min(m, d - i)`` microbatches in
+    flight and ``min(m, i + 1)`` pending W, together never more than ``min(m, d)``.
+    With ``m < d`` the makespan is ``(m + d - 1) (F + I) + W``.
+
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 2.1.
+
+    Args:
+        n_stages: Number of stages, one on each rank.
+        n_microbatches: Number of microbatches; may be less than ``n_stages``.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ScheduleError: If a number is less than 1.
+
+    Example:
+        >>> print(zero_bubble_h1(n_stages=3, n_microbatches=4))
+        zb_h1: 4 microbatches, 3 stages on ranks 0 1 2
+        step      0   1   2   3   4   5   6   7   8   9  10  11  12  13
+        rank 0  0F0 0F1 0F2   .   . 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
+        rank 1    . 1F0 1F1   . 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
+        rank 2    .   . 2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
+    """
+    return _zero_bubble(n_stages, n_microbatches, 1, "zb_h1")
+
+
+def zero_bubble_h2(n_stages: int, n_microbatches: int) -> Schedule:
+    """ZB-H1 that runs twice as far ahead, where there is memory for it (ZB-H2).
+
+    Stage ``i`` begins with ``2 (d - i) - 1`` forwards, not ``d - i``, and keeps ``2 i``
+    weight gradients back, not ``i``. So input gradients may take twice as long to come
+    back before a stage has nothing else to do. Where F = I = W and messages take no
+    time that is not needed. Where I takes longer than F or W, or messages take time,
+    ranks wait for them all along in ZB-H1, and not in this.
+
+    With ``m >= 2 d - 1`` and ``I <= 2 F``: makespan
+    ``m (F + I + W) + (d - 1) (F + max(0, I - 2 W))``; the last stage waits only until
+    the pipeline is full. On stage ``i``: ``min(m, 2 (d - i) - 1)`` microbatches in
+    flight and ``min(m, 2 i + 1)`` pending W, together never more than
+    ``min(m, 2 d - 1)``. With few microbatches ZB-H1 may be faster.
+
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 2.2. There
+    the next minibatch begins before the last ranks have ended this one; here its end is
+    waited for, as in all schedules.
+
+    Args:
+        n_stages: Number of stages, one on each rank.
+        n_microbatches: Number of microbatches; may be less than ``n_stages``.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ScheduleError: If a number is less than 1.
+
+    Example:
+        >>> print(zero_bubble_h2(n_stages=3, n_microbatches=5))
+        zb_h2: 5 microbatches, 3 stages on ranks 0 1 2
+        step      0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16
+        rank 0  0F0 0F1 0F2 0F3 0F4 0I0 0W0 0I1 0W1 0I2 0W2 0I3 0W3 0I4 0W4   .   .
+        rank 1    . 1F0 1F1 1F2 1I0 1F3 1I1 1F4 1I2 1W0 1I3 1W1 1I4 1W2 1W3 1W4   .
+        rank 2    .   . 2F0 2I0 2F1 2I1 2F2 2I2 2F3 2I3 2F4 2I4 2W0 2W1 2W2 2W3 2W4
+    """
+    return _zero_bubble(n_stages, n_microbatches, 2, "zb_h2")
+
+
+def zero_bubble_v(n_ranks: int, n_microbatches: int) -> Schedule:
+    """Two stages on each rank in the shape of a V, without a bubble once full (ZB-V).
+
+    Rank ``r`` holds stages ``r`` and ``2 n_ranks - 1 - r``, so that a microbatch comes
+    back to rank 0, and its backward starts where its forward ended. Input gradients
+    (I) leave early in both directions, weight gradients (W) fill what is left.
+
+    With F = I = W of one stage, ``d`` ranks and ``m >= 3 d / 2``: makespan
+    ``2 m (F + I + W) + (d - 1) F``; ranks wait only while the pipeline fills and
+    drains. In general it is the greater of that and ``4 (m + d) - 2`` (in units of
+    F). Activations and pending W together on each rank: at most ``2 min(m, d)``
+    stage-microbatches, as much memory as 1F1B needs on its first stage.
+
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (ZB-V), in the
+    phases of PyTorch's ``ScheduleZBVZeroBubble``.
+
+    Args:
+        n_ranks: Number of ranks; there are twice as many stages.
+        n_microbatches: Number of microbatches; may be less than the stages.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ScheduleError: If a number is less than 1.
+
+    Example:
+        >>> print(zero_bubble_v(n_ranks=2, n_microbatches=3))
+        zb_v: 3 microbatches, 4 stages on ranks 0 1 1 0
+        step      0   1   2   3   4   5   6   7   8   9  10  11  12  13  14  15  16  17  18
+        rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2   .
+        rank 1    . 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2
+    """  # noqa: E501
+    _positive(n_ranks=n_ranks, n_microbatches=n_microbatches)
+    p = n_ranks
+    # With fewer microbatches than fill the pipeline the order is that of enough of
+    # them, without the surplus.
+    m = max(2 * p - 1, n_microbatches)
+    rows = []
+    for rank in range(p):
+        row: list[tuple[int, str, int]] = []
+        near = {kind: iter([(rank, kind, k) for k in range(m)]) for kind in "FIW"}
+        far = {
+            kind: iter([(2 * p - 1 - rank, kind, k) for k in range(m)])
+            for kind in "FIW"
+        }
+        # Fill: ahead on the way to the V's tip, then in turn on both ways.
+        row += _take(near, "F" * (2 * (p - rank) - 1))
+        for _ in range(rank):
+            row += [*_take(far, "F"), *_take(near, "F")]
+        row += _take(far, "FIW" * (p - rank))
+        # Full: one forward and one backward in turn, on each way.
+        for _ in range(m - p):
+            row += [*_take(near, "FIW"), *_take(far, "FIW")]
+        # Drain: input gradients first where other ranks still wait for them.
+        for _ in range(rank):
+            row += [*_take(near, "I"), *_take(far, "I")]
+        row += _take(near, "IW" * (p - rank))
+        row += [*far["W"], *near["W"]]
+        rows.append(row)
+    return _collect(rows, [*range(p), *range(p - 1, -1, -1)], n_microbatches, "zb_v")
+
+
+#: How many stages a rank usually has, by the names that `create` knows.
+STAGES_PER_RANK = {
+    "gpipe": 1,
+    "1f1b": 1,
+    "interleaved": 2,
+    "looped_bfs": 2,
+    "zb_h1": 1,
+    "zb_h2": 1,
+    "zb_v": 2,
+}
+#: The names that `create` knows.
+NAMES = tuple(STAGES_PER_RANK)
+
+
+def create(
+    name: str, n_stages: int, n_microbatches: int, n_ranks: int | None = None
+) -> Schedule:
+    """Makes a schedule by its name.
+
+    Args:
+        name: One of `NAMES`.
+        n_stages: Number of stages on all ranks together.
+        n_microbatches: Number of microbatches.
+        n_ranks: Number of ranks. Left out, half of ``n_stages`` for ``'zb_v'`` and
+            ``n_stages`` for the others.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ScheduleError: If the name is unknown, or the stages cannot be spread over the
+            ranks in the way that the schedule needs.
+
+    Example:
+        >>> create("zb_v", n_stages=4, n_microbatches=2).stage_ranks
+        (0, 1, 1, 0)
+    """
+    if name not in NAMES:
+        raise ScheduleError(
+            f"there is no schedule {name!r}; choose one of {', '.join(NAMES)}"
+        )
+    _positive(n_stages=n_stages, n_microbatches=n_microbatches)
+    if n_ranks is None:
+        n_ranks = max(1, n_stages // 2) if name == "zb_v" else n_stages
+    _positive(n_ranks=n_ranks)
+    if name in ("interleaved", "looped_bfs"):
+        if n_stages % n_ranks:
+            raise ScheduleError(
+                f"{name} needs the same number of stages on each rank, but {n_stages} "
+                f"stages do not divide among {n_ranks} ranks; cut the model into a "
+                f"multiple of {n_ranks} stages"
+            )
+        chunks = n_stages // n_ranks
+        make = interleaved if name == "interleaved" else looped_bfs
+        return make(n_ranks, chunks, n_microbatches)
+    per_rank = STAGES_PER_RANK[name]
+    if n_stages != per_rank * n_ranks:
+        raise ScheduleError(
+            f"{name} needs {per_rank} stage{'s' * (per_rank > 1)} on each rank, that "
+            f"is {per_rank * n_ranks} on {n_ranks} ranks, not {n_stages}"
+        )
+    if name == "zb_v":
+        return zero_bubble_v(n_ranks, n_microbatches)
+    make = {
+        "gpipe": gpipe,
+        "1f1b": one_f_one_b,
+        "zb_h1": zero_bubble_h1,
+        "zb_h2": zero_bubble_h2,
+    }[name]
+    return make(n_stages, n_microbatches)
+
+
+def _zero_bubble(n_stages: int, n_microbatches: int, depth: int, name: str) -> Schedule:
+    """Runs ahead, and keeps W back, ``depth`` microbatches for each stage on the way.
+
+    Those ahead are for the stages behind, which their input gradients come back from;
+    the W kept back fill the end, when the stages before have no more forwards to send.
+    """
+    _positive(n_stages=n_stages, n_microbatches=n_microbatches)
+    d, m = n_stages, n_microbatches
+    rows = []
+    for stage in range(d):
+        forward = [(stage, "F", k) for k in range(m)]
+        backward = [(stage, "I", k) for k in range(m)]
+        row = []
+        done = weights = 0
+        for action in _alternate(forward, backward, min(m, depth * (d - 1 - stage))):
+            row.append(action)
+            done += action[1] == "I"
+            if done - weights > depth * stage:
+                row.append((stage, "W", weights))
+                weights += 1
+        row += [(stage, "W", k) for k in range(weights, m)]
+        rows.append(row)
+    return _collect(rows, range(d), m, name)
+
+
+def _alternate(forward: list, backward: list, ahead: int) -> list:
+    """Runs ``ahead`` forwards, then one forward and one backward in turn."""
+    row = forward[:ahead]
+    for pair in zip(forward[ahead:], backward):
+        row += pair
+    return row + backward[len(forward) - ahead :]
+
+
+def _take(source: dict, kinds: str) -> list[tuple[int, str, int]]:
+    """Takes the next action of each kind, as far as there is one."""
+    return [action for kind in kinds for action in [next(source[kind], None)] if action]
+
+
+def _collect(
+    rows: Sequence[Iterable[tuple[int, str, int]]],
+    stage_ranks: Iterable[int],
+    n_microbatches: int,
+    name: str,
+) -> Schedule:
+    """Builds a schedule, without the microbatches from ``n_microbatches`` on."""
+    return Schedule(
+        [[Action(*a) for a in row if a[2] < n_microbatches] for row in rows],
+        list(stage_ranks),
+        n_microbatches,
+        name,
+    )

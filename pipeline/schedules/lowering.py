@@ -1,0 +1,258 @@
+"""Derives the messages of a schedule from its compute order.
+
+Nobody writes a send or a receive by hand: which results cross ranks follows from the
+stage-to-rank map, and when they do from the order of the computations.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pipeline.actions import (
+    FORWARD,
+    KINDS,
+    Action,
+    Message,
+    Operation,
+    Route,
+    ScheduleError,
+)
+from pipeline.schedules.dependencies import NONE, locate, suppliers, unit_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pipeline.schedules.schedule import Schedule
+
+COMPUTE, SEND, RECEIVE = range(3)
+
+
+class Program(NamedTuple):
+    """One rank's operations as arrays of equal length.
+
+    Attributes:
+        what: `COMPUTE`, `SEND` or `RECEIVE`.
+        action: The number of the action that is run or whose result travels.
+        peer: The rank at the other end of a message, `NONE` for computations.
+        route: Which skip connection a message goes over; `NONE` for other messages
+            and computations.
+    """
+
+    what: np.ndarray
+    action: np.ndarray
+    peer: np.ndarray
+    route: np.ndarray
+
+
+class _Messages(NamedTuple):
+    """All messages as arrays of equal length, in the order in which they are sent.
+
+    That is by the number of the action that computes them, and for one action first
+    to the neighbouring stage, then over the skip connections.
+
+    Attributes:
+        action: The number of the action whose result travels.
+        user: The number of the action that needs it.
+        source: The rank it comes from.
+        target: The rank it goes to.
+        route: The skip connection, or `NONE`.
+    """
+
+    action: np.ndarray
+    user: np.ndarray
+    source: np.ndarray
+    target: np.ndarray
+    route: np.ndarray
+
+
+def lower(
+    schedule: Schedule, rendezvous: bool = True, routes: Sequence[Route] = ()
+) -> tuple[tuple[Operation, ...], ...]:
+    """Adds sends and receives to the computations of every rank.
+
+    A send stands right after the computation whose result it carries, and the
+    messages from one rank to another have the same order on both ranks. Where the
+    receive stands depends on what a send costs.
+
+    With ``rendezvous=True`` both ends may block until the other one arrives
+    (``MPI_Ssend`` and ``MPI_Recv``; ChainerMN). All ranks are run step by step, and
+    each message is written into both programs at the same moment, at the end of the
+    step that computed it. So one order of all messages exists that every program
+    agrees with, and no cyclic wait can arise. Of the messages of one step the one
+    furthest along the pipeline comes first, so that a rank passes its own result on
+    before it takes the next::
+
+        rank 0  0F0 0F0>1 0F1       0F1>1 0F2 ...
+        rank 1      0F0<0 1F0 1F0>2 0F1<0 1F1 1F1>2 ...
+        rank 2                1F0<1       2F0 1F1<1 ...
+
+    With ``rendezvous=False`` sends never block (receives are posted ahead, sends are
+    buffered or non-blocking). A receive then stands as late as it may: right before
+    the computation that needs it, or before a message that the same rank sent later
+    and that is needed earlier. There a program waits for nothing that it does not
+    need yet.
+
+    Args:
+        schedule: A schedule that `pipeline.schedules.validation.validate` accepts.
+        rendezvous: Whether sends may block until they are received.
+        routes: The skip connections between stages. What they carry is sent behind
+            what the next stage gets, straight to the rank that needs it; a gradient
+            comes back the same way.
+
+    Returns:
+        For each rank its computations (`Action`) and messages (`Message`) in order.
+
+    Raises:
+        ScheduleError: If the ranks wait for each other in a circle.
+
+    Example:
+        >>> from pipeline.schedules import one_f_one_b
+        >>> for program in lower(one_f_one_b(n_stages=2, n_microbatches=2)):
+        ...     print(*program)
+        0F0 0F0>1 0F1 0F1>1 1B0<1 0B0 1B1<1 0B1
+        0F0<0 1F0 0F1<0 1B0 1B0>0 1F1 1B1 1B1>0
+        >>> for program in lower(one_f_one_b(3, 1), routes=[Route("a", 0, 2)]):
+        ...     print(*program)
+        0F0 0F0>1 0F0.a>2 2B0.a<2 1B0<1 0B0
+        0F0<0 1F0 1F0>2 2B0<2 1B0 1B0>0
+        0F0.a<0 1F0<1 2F0 2B0 2B0>1 2B0.a>0
+    """
+    kinds = [KINDS[code] for code in schedule.kind.tolist()]
+    names = [
+        Action(stage, kind, microbatch)
+        for stage, kind, microbatch in zip(
+            schedule.stage.tolist(), kinds, schedule.microbatch.tolist()
+        )
+    ]
+    direction = {SEND: "send", RECEIVE: "receive"}
+    skips = [*(route.name for route in routes), ""]
+    return tuple(
+        tuple(
+            names[action]
+            if what == COMPUTE
+            else Message(names[action], peer, direction[what], skips[route])
+            for what, action, peer, route in zip(
+                *(column.tolist() for column in program)
+            )
+        )
+        for program in lower_arrays(schedule, rendezvous, routes)
+    )
+
+
+def lower_arrays(
+    schedule: Schedule, rendezvous: bool = True, routes: Sequence[Route] = ()
+) -> list[Program]:
+    """Does the work of `lower` on compact arrays.
+
+    Args:
+        schedule: See `lower`.
+        rendezvous: See `lower`.
+        routes: See `lower`.
+
+    Returns:
+        For each rank its program.
+
+    Raises:
+        ScheduleError: If the ranks wait for each other in a circle.
+    """
+    messages = _find_messages(schedule, routes)
+    number = np.arange(schedule.stage.size)
+    if rendezvous:
+        moment, message_moment = rendezvous_order(schedule)
+        send_moment = receive_moment = message_moment[messages.action]
+    else:
+        # Ties go to receives, then the computation, then its sends.
+        moment = number
+        send_moment = messages.action
+        receive_moment = _latest(messages, schedule.n_ranks)
+
+    programs = []
+    starts = np.arange(1, schedule.n_ranks)
+    outboxes, inboxes = (
+        np.split(order, np.searchsorted(ranks[order], starts))
+        for ranks in (messages.source, messages.target)
+        for order in [np.argsort(ranks, kind="stable")]
+    )
+    for rank, (out, into) in enumerate(zip(outboxes, inboxes)):
+        own = number[schedule.offsets[rank] : schedule.offsets[rank + 1]]
+        places = np.concatenate([moment[own], send_moment[out], receive_moment[into]])
+        phase = np.repeat([1, 2, 0], [own.size, out.size, into.size])
+        # Where messages have moments of their own, those over skip connections share
+        # that of their action, and keep the order of sending.
+        order = np.lexsort((phase, places))
+        what = np.repeat([COMPUTE, SEND, RECEIVE], [own.size, out.size, into.size])
+        none = np.full(own.size, NONE)
+        columns = (
+            what,
+            np.concatenate([own, messages.action[out], messages.action[into]]),
+            np.concatenate([none, messages.target[out], messages.source[into]]),
+            np.concatenate([none, messages.route[out], messages.route[into]]),
+        )
+        programs.append(Program(*(column[order] for column in columns)))
+    return programs
+
+
+def rendezvous_order(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
+    """Gives all computations and messages their places in one common order.
+
+    Args:
+        schedule: A schedule.
+
+    Returns:
+        For each action an integer that places the computation, and one that places
+        the message with its result. No two of one rank's are equal.
+
+    Raises:
+        ScheduleError: If the ranks wait for each other in a circle.
+    """
+    step, stuck = unit_steps(schedule)
+    if (stuck != NONE).any():
+        raise ScheduleError(
+            f"schedule {schedule.name!r} cannot be lowered: its ranks wait for each "
+            "other in a circle; schedule.validate() shows where"
+        )
+    # In a step computations come first, then messages: the one furthest along the way
+    # forward and back through all stages first.
+    n_stages = schedule.n_stages
+    forward = schedule.kind == FORWARD
+    way = np.where(forward, schedule.stage, 2 * n_stages - 1 - schedule.stage)
+    compute = step * (2 * n_stages + 1)
+    message = compute + (2 * n_stages - way)
+    return compute, message
+
+
+def _find_messages(schedule: Schedule, routes: Sequence[Route]) -> _Messages:
+    table = locate(schedule)
+    needed, rank = suppliers(schedule, table), schedule.action_ranks
+    user = np.flatnonzero(needed != NONE)
+    user = user[rank[user] != rank[needed[user]]]
+    parts = [(needed[user], user, np.full(user.size, NONE))]
+    for number, (_, source, target) in enumerate(routes):
+        for row, start, end in ((0, source, target), (1, target, source)):
+            action, user = table[row, start], table[row, end]
+            # Evaluation has no backward.
+            is_there = (action != NONE) & (user != NONE)
+            action, user = action[is_there], user[is_there]
+            apart = rank[action] != rank[user]
+            parts.append(
+                (action[apart], user[apart], np.full(apart.sum(), number, np.int64))
+            )
+    action, user, route = map(np.concatenate, zip(*parts))
+    order = np.lexsort((route, action))
+    action, user, route = action[order], user[order], route[order]
+    return _Messages(action, user, rank[action], rank[user], route)
+
+
+def _latest(messages: _Messages, n_ranks: int) -> np.ndarray:
+    """Finds for each message the first action that must not run before it is there.
+
+    That is the one that needs it, or one that needs a later message from the same rank.
+    """
+    place = messages.user.copy()
+    pair = messages.target * n_ranks + messages.source
+    order = np.argsort(pair, kind="stable")
+    for chosen in np.split(order, np.flatnonzero(np.diff(pair[order])) + 1):
+        place[chosen] = np.minimum.accumulate(place[chosen][::-1])[::-1]
+    return place

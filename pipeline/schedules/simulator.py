@@ -1,0 +1,389 @@
+"""Predicts what a schedule takes: event simulation from measured times.
+
+The model: a rank runs its actions in order; an action starts when the rank is free
+and the result that it needs has arrived. A message of ``n`` bytes arrives
+``latency + n / bandwidth`` seconds after it was sent, which is equation (1) of
+Takisawa et al. (2022); with ``overlap=False``, GPipe and equal stages the makespan
+is that paper's equation (3) for two stages.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Union
+
+import numpy as np
+
+from pipeline.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    KINDS,
+    RECOMPUTE,
+    WEIGHT,
+)
+from pipeline.schedules.dependencies import (
+    NONE,
+    earliest_starts,
+    other_rank_suppliers,
+    receivers,
+)
+from pipeline.schedules.lowering import rendezvous_order
+from pipeline.schedules.schedule import Schedule
+from pipeline.schedules.validation import peaks, validate
+from pipeline.timeline import CATEGORIES, Timeline
+
+#: A number for all stages or edges, or one for each.
+Values = Union[float, Sequence[float], np.ndarray]
+
+LINKS = ("parallel", "serial", "shared")
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """What the stages and the edges between them cost, in seconds.
+
+    Each value is a number for all, or one for each stage (edge). Stage costs may also
+    have the shape ``(n_stages, n_microbatches)``, for microbatches of unequal size.
+    Edge ``e`` joins the stages ``e`` and ``e + 1``; an edge between stages on one
+    rank costs nothing.
+
+    Attributes:
+        forward: Time of F, per stage.
+        backward_input: Time of I, per stage.
+        backward_weight: Time of W, per stage. B takes I + W.
+        transfer: Bytes over bandwidth of one message, per edge, in either direction.
+        latency: What a message takes on top, per edge.
+        activation_bytes: Held per microbatch from F to B or I, per stage.
+        pending_bytes: Held per microbatch from I to W, per stage.
+        checkpoint_bytes: Held per microbatch from F to R where a forward is recomputed,
+            per stage; R takes as long as F.
+
+    Raises:
+        ValueError: If a value is negative or not finite.
+
+    Example:
+        >>> costs = Costs(forward=[1.0, 1.5], backward_input=1.0, backward_weight=1.0)
+        >>> costs.n_stages
+        2
+    """
+
+    forward: Values
+    backward_input: Values
+    backward_weight: Values
+    transfer: Values = 0.0
+    latency: Values = 0.0
+    activation_bytes: Values = 0
+    pending_bytes: Values = 0
+    checkpoint_bytes: Values = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            values = np.asarray(getattr(self, field.name), float)
+            if not np.all(np.isfinite(values) & (values >= 0)):
+                raise ValueError(
+                    f"Costs.{field.name} must be finite and not negative: {values}"
+                )
+
+    @property
+    def n_stages(self) -> int | None:
+        """The number of stages, or ``None`` if every value serves all stages."""
+        for name in _PER_STAGE:
+            if np.ndim(getattr(self, name)):
+                return len(getattr(self, name))
+        for name in _PER_EDGE:
+            if np.ndim(getattr(self, name)):
+                return len(getattr(self, name)) + 1
+        return None
+
+    def durations(self, n_stages: int, n_microbatches: int) -> np.ndarray:
+        """Spreads the compute times.
+
+        Args:
+            n_stages: Number of stages.
+            n_microbatches: Number of microbatches.
+
+        Returns:
+            Seconds of shape ``(5, n_stages, n_microbatches)``, the kinds in the order
+            of `pipeline.actions.KINDS`.
+
+        Raises:
+            ValueError: If a value has another shape.
+        """
+        shape = n_stages, n_microbatches
+        first, second, third = (self._spread(name, shape) for name in _PER_STAGE[:3])
+        table = np.empty((len(KINDS), *shape))
+        table[FORWARD] = table[RECOMPUTE] = first
+        table[BACKWARD] = second + third
+        table[INPUT] = second
+        table[WEIGHT] = third
+        return table
+
+    def edges(self, n_stages: int) -> tuple[np.ndarray, np.ndarray]:
+        """Spreads the message times.
+
+        Args:
+            n_stages: Number of stages.
+
+        Returns:
+            ``transfer`` and ``latency`` in seconds, of shape ``(n_stages - 1,)``.
+
+        Raises:
+            ValueError: If a value has another shape.
+        """
+        transfer, latency = (self._spread(name, (n_stages - 1,)) for name in _PER_EDGE)
+        return transfer, latency
+
+    def units(self, n_stages: int) -> tuple[np.ndarray, ...]:
+        """Spreads the sizes.
+
+        Args:
+            n_stages: Number of stages.
+
+        Returns:
+            ``activation_bytes``, ``pending_bytes`` and ``checkpoint_bytes``, of shape
+            ``(n_stages,)``.
+
+        Raises:
+            ValueError: If a value has another shape.
+        """
+        return tuple(self._spread(name, (n_stages,)) for name in _PER_STAGE[3:])
+
+    def _spread(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        values = np.asarray(getattr(self, name), float)
+        if values.ndim == 0 or values.shape == shape:
+            return np.broadcast_to(values, shape)
+        if values.shape == shape[:1]:
+            return np.broadcast_to(values[:, None], shape)
+        what = "stages" if name in _PER_STAGE else "edges between stages"
+        raise ValueError(
+            f"Costs.{name} has the shape {values.shape}, but there are {shape[0]} "
+            f"{what}; give one number for all or one for each"
+        )
+
+
+_PER_STAGE = (
+    "forward",
+    "backward_input",
+    "backward_weight",
+    "activation_bytes",
+    "pending_bytes",
+    "checkpoint_bytes",
+)
+_PER_EDGE = ("transfer", "latency")
+
+
+def simulate(
+    schedule: Schedule, costs: Costs, overlap: bool = True, links: str = "parallel"
+) -> Timeline:
+    """Predicts when each action of a schedule runs.
+
+    Args:
+        schedule: The schedule; it is validated first.
+        costs: What stages and edges cost.
+        overlap: Whether messages travel while ranks compute (receives posted ahead,
+            sends that do not block). If not, a message starts when both ranks have
+            come to it and keeps both busy until it has arrived, in the order of
+            `pipeline.schedules.lowering.lower`; sends and receives then show in the
+            timeline.
+        links: What messages share while they travel, with ``overlap=True``.
+            ``'parallel'``: nothing. ``'serial'``: from one rank to another, one
+            message at a time, in the order of sending (``transfer`` occupies the
+            link, ``latency`` does not). ``'shared'``: all ranks have one such link
+            together.
+
+    Returns:
+        The predicted timeline, which starts at 0 and has `peak_memory` set.
+
+    Raises:
+        ScheduleError: If the schedule cannot run.
+        ValueError: If the costs do not fit the schedule or ``links`` is unknown.
+
+    Example:
+        >>> from pipeline.schedules import gpipe
+        >>> costs = Costs(forward=1.0, backward_input=1.0, backward_weight=1.0)
+        >>> timeline = simulate(gpipe(n_stages=4, n_microbatches=8), costs)
+        >>> timeline.makespan       # (m + d - 1) (F + B)
+        33.0
+        >>> timeline.bubble.round(3).tolist()
+        [0.273, 0.273, 0.273, 0.273]
+    """
+    if links not in LINKS:
+        raise ValueError(f"links must be one of {', '.join(LINKS)}, not {links!r}")
+    if not overlap and links != "parallel":
+        raise ValueError(
+            f"links={links!r} needs overlap=True: without overlap each message "
+            "already has both ranks to itself"
+        )
+    validate(schedule)
+    table = costs.durations(schedule.n_stages, schedule.n_microbatches)
+    duration = table[schedule.kind, schedule.stage, schedule.microbatch]
+    receiver = receivers(schedule)
+    # The edge of a result lies before the stage going back, behind it going forward.
+    edge = schedule.stage - (schedule.kind != FORWARD)
+    edge[receiver == NONE] = 0
+    transfer, latency = (
+        np.where(receiver == NONE, 0.0, per_edge[edge] if per_edge.size else 0.0)
+        for per_edge in costs.edges(schedule.n_stages)
+    )
+    columns = {
+        "rank": schedule.action_ranks,
+        "category": schedule.kind,
+        "stage": schedule.stage,
+        "kind": schedule.kind,
+        "microbatch": schedule.microbatch,
+    }
+    if not overlap:
+        columns = _run_rendezvous(
+            schedule, columns, duration, receiver, transfer + latency
+        )
+    else:
+        if links == "parallel":
+            start = earliest_starts(schedule, duration, transfer + latency)
+        else:
+            start = _run_events(
+                schedule, duration, receiver, transfer, latency, links == "shared"
+            )
+        columns.update(start=start, end=start + duration)
+    timeline = Timeline.from_arrays(
+        **columns, n_ranks=schedule.n_ranks, name=schedule.name
+    )
+    timeline.peak_memory = np.array(peaks(schedule, *costs.units(schedule.n_stages)))
+    return timeline
+
+
+def _run_events(
+    schedule: Schedule,
+    duration: np.ndarray,
+    receiver: np.ndarray,
+    transfer: np.ndarray,
+    latency: np.ndarray,
+    shared: bool,
+) -> np.ndarray:
+    """Runs events in the order of time, because a link serves whoever comes first."""
+    rank = schedule.action_ranks
+    link = np.zeros_like(rank) if shared else rank * schedule.n_ranks + receiver
+    needed, duration, receiver, transfer, latency, link = (
+        column.tolist()
+        for column in (
+            other_rank_suppliers(schedule),
+            duration,
+            receiver,
+            transfer,
+            latency,
+            link,
+        )
+    )
+    # One extra entry for what the action of number -1 supplies: it is always there.
+    consumer = [NONE] * len(needed)
+    for action, need in enumerate(needed):
+        if need != NONE:
+            consumer[need] = action
+    start = [0.0] * len(needed)
+    arrival = [None] * len(needed) + [0.0]
+    free: list[float | None] = [None] * len(needed)
+    link_free: dict[int, float] = {}
+    finished: list[tuple[float, int]] = []
+    firsts = schedule.offsets[:-1][np.diff(schedule.offsets) > 0].tolist()
+    lasts = set((schedule.offsets[1:] - 1).tolist())
+
+    def start_if_ready(action: int) -> None:
+        since, arrived = free[action], arrival[needed[action]]
+        if since is not None and arrived is not None:
+            start[action] = max(since, arrived)
+            heapq.heappush(finished, (start[action] + duration[action], action))
+
+    for action in firsts:
+        free[action] = 0.0
+        start_if_ready(action)
+    while finished:
+        now, action = heapq.heappop(finished)
+        if consumer[action] != NONE:
+            sent = max(now, link_free.get(link[action], 0.0)) + transfer[action]
+            link_free[link[action]] = sent
+            arrival[action] = sent + latency[action]
+            start_if_ready(consumer[action])
+        if action not in lasts:
+            free[action + 1] = now
+            start_if_ready(action + 1)
+    return np.array(start)
+
+
+def _run_rendezvous(
+    schedule: Schedule,
+    columns: dict[str, np.ndarray],
+    duration: np.ndarray,
+    receiver: np.ndarray,
+    seconds: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Runs computations and messages in the one order that all programs agree with.
+
+    Returns the columns of all events, those of each rank in the order of its program.
+    """
+    rank = columns["rank"]
+    compute, message = rendezvous_order(schedule)
+    sent = np.flatnonzero(receiver != NONE)
+    sent = sent[np.argsort(message[sent], kind="stable")]
+    message_start = np.empty(sent.size)
+    start = np.empty(rank.size)
+    free = np.zeros(schedule.n_ranks)
+
+    # At one place each rank computes at most once.
+    moments, actions = _groups(compute)
+    places = np.searchsorted(message[sent], moments)
+    done = 0
+    for numbers, place in zip(actions, places.tolist()):
+        if place > done:
+            _exchange(
+                sent[done:place], done, free, message_start, rank, receiver, seconds
+            )
+            done = place
+        ranks = rank[numbers]
+        start[numbers] = free[ranks]
+        free[ranks] += duration[numbers]
+    _exchange(sent[done:], done, free, message_start, rank, receiver, seconds)
+    columns = {
+        name: np.concatenate([column, column[sent], column[sent]])
+        for name, column in columns.items()
+    }
+    n = rank.size
+    columns["rank"][n + sent.size :] = receiver[sent]
+    columns["category"][n:] = np.repeat(
+        [CATEGORIES.index("send"), CATEGORIES.index("receive")], sent.size
+    )
+    columns["peer"] = np.concatenate(
+        [np.full(n, NONE, np.int64), receiver[sent], rank[sent]]
+    )
+    columns["start"] = np.concatenate([start, message_start, message_start])
+    columns["end"] = columns["start"] + np.concatenate(
+        [duration, seconds[sent], seconds[sent]]
+    )
+    place = np.concatenate([compute, message[sent], message[sent]])
+    order = np.lexsort((place, columns["rank"]))
+    return {name: column[order] for name, column in columns.items()}
+
+
+def _groups(values: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Returns the distinct values and, for each, where it stands."""
+    order = np.argsort(values, kind="stable")
+    distinct, first = np.unique(values[order], return_index=True)
+    return distinct, np.split(order, first[1:])
+
+
+def _exchange(messages, first, free, start, rank, receiver, seconds) -> None:
+    """Lets blocking messages take place one after the other."""
+    times = free.tolist()
+    for number, (source, target, took) in enumerate(
+        zip(
+            rank[messages].tolist(),
+            receiver[messages].tolist(),
+            seconds[messages].tolist(),
+        ),
+        first,
+    ):
+        both = max(times[source], times[target])
+        start[number] = both
+        times[source] = times[target] = both + took
+    free[:] = times

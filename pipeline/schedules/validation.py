@@ -1,0 +1,314 @@
+"""Proves a schedule complete, dependency-correct and free of deadlock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pipeline.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    KINDS,
+    RECOMPUTE,
+    WEIGHT,
+    Action,
+    ScheduleError,
+)
+from pipeline.schedules.dependencies import NONE, locate, suppliers, unit_steps
+from pipeline.schedules.grid import draw, grid_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pipeline.schedules.schedule import Schedule
+
+# How much of a large grid an error shows around the fault.
+_SHOWN_RANKS = 16
+_SHOWN_STEPS = 24
+
+
+class Report(NamedTuple):
+    """What a valid schedule holds in memory at its peak.
+
+    A unit is one stage's share of one microbatch. A whole backward (B) or input
+    gradient (I) frees the activations; an I leaves its W pending, which keeps the
+    stage's inputs and output gradients. Where the forward is recomputed (R), only the
+    stage's input is held between the two.
+
+    Attributes:
+        in_flight: For each rank the peak of held activations, from F, or R where
+            there is one, to B or I.
+        stage_in_flight: The same for each stage.
+        pending: For each rank the peak of pending weight gradients, from I to W.
+        held: For each rank the peak of both together.
+        inputs: For each rank the peak of inputs that wait for R, from F on.
+    """
+
+    in_flight: tuple[int, ...]
+    stage_in_flight: tuple[int, ...]
+    pending: tuple[int, ...]
+    held: tuple[int, ...]
+    inputs: tuple[int, ...]
+
+
+def validate(schedule: Schedule) -> Report:
+    """Proves that a schedule can run, or says why not.
+
+    Checked are, in this order: every action is on the rank that holds its stage;
+    every stage runs every microbatch exactly once forward, and backward either as
+    one B or as I and W (or none of all backward: evaluation); on each rank F comes
+    before R, R before B or I, I before W, and a stage after the one it needs; no ranks
+    wait for each other in a circle. `pipeline.schedules.lowering.lower` then yields
+    messages that cannot deadlock even when every send and receive blocks.
+
+    Args:
+        schedule: The schedule.
+
+    Returns:
+        What it holds at its peak.
+
+    Raises:
+        ScheduleError: The message names rank, action and reason and shows the grid
+            around the fault.
+
+    Example:
+        >>> from pipeline.schedules.schedule import Schedule
+        >>> Schedule([["0F0", "0B0"], ["1F0", "1B0"]]).validate().in_flight
+        (1, 1)
+        >>> try:
+        ...     Schedule([["0F0", "0B0"], ["1B0", "1F0"]]).validate()
+        ... except ScheduleError as error:
+        ...     print(error)
+        rank 1: 1B0 runs before 1F0, whose result it needs
+        schedule: 1 microbatch, 2 stages on ranks 0 1
+        step        0     1     2
+        rank 0    0F0   0B0     .
+        rank 1      . !1B0! !1F0!
+    """
+    _check_ranks(schedule)
+    table = locate(schedule)
+    _check_complete(schedule, table)
+    needed = suppliers(schedule, table)
+    _check_rank_order(schedule, table, needed)
+    _check_progress(schedule, needed)
+    return report(schedule)
+
+
+def report(schedule: Schedule) -> Report:
+    """Counts what a schedule holds at its peak.
+
+    Args:
+        schedule: A valid schedule. With forward actions only, nothing is held.
+
+    Returns:
+        The peaks.
+    """
+    ones, none = np.ones(schedule.n_stages, np.int64), np.zeros(schedule.n_stages, int)
+    # A stage's actions are all on one rank, so a stable sort keeps their order.
+    order = np.argsort(schedule.stage, kind="stable")
+    starts = np.searchsorted(schedule.stage[order], np.arange(1, schedule.n_stages))
+    stages = np.split(_changes(schedule, ones, none, none)[order], starts)
+    return Report(
+        peaks(schedule, ones, none),
+        tuple(int(np.cumsum(change).max(initial=0)) for change in stages),
+        peaks(schedule, none, ones),
+        peaks(schedule, ones, ones),
+        peaks(schedule, none, none, ones),
+    )
+
+
+def peaks(
+    schedule: Schedule,
+    activation: np.ndarray,
+    pending: np.ndarray,
+    checkpoint: np.ndarray | int = 0,
+) -> tuple[int, ...]:
+    """Weighs what each rank holds at its peak.
+
+    Args:
+        schedule: A valid schedule.
+        activation: For each stage the size of a microbatch's activations.
+        pending: For each stage the size of what a pending W keeps.
+        checkpoint: For each stage the size of the input that waits for an R.
+
+    Returns:
+        For each rank the peak, rounded to an integer.
+    """
+    change = _changes(schedule, activation, pending, checkpoint)
+    return tuple(
+        int(np.cumsum(change[begin:end]).max(initial=0))
+        for begin, end in zip(schedule.offsets[:-1], schedule.offsets[1:])
+    )
+
+
+def _changes(
+    schedule: Schedule,
+    activation: np.ndarray,
+    pending: np.ndarray,
+    checkpoint: np.ndarray | int,
+) -> np.ndarray:
+    """Returns what each action adds to, or with a minus frees from, its rank."""
+    kind, stage, microbatch = schedule.kind, schedule.stage, schedule.microbatch
+    if kind.max(initial=FORWARD) == FORWARD:
+        return np.zeros(kind.size, np.int64)
+    checkpoint = np.broadcast_to(checkpoint, activation.shape)
+    table = np.stack(
+        [activation, -activation, pending - activation, -pending, activation]
+    )
+    change = table[kind, stage].astype(np.result_type(table, checkpoint))
+    again = kind == RECOMPUTE
+    if again.any():
+        is_recomputed = np.zeros((schedule.n_stages, schedule.n_microbatches), bool)
+        is_recomputed[stage[again], microbatch[again]] = True
+        first = (kind == FORWARD) & is_recomputed[stage, microbatch]
+        change[first] = checkpoint[stage[first]]
+        change[again] -= checkpoint[stage[again]]
+    return change
+
+
+def _check_ranks(schedule: Schedule) -> None:
+    rank = schedule.action_ranks
+    home = np.asarray(schedule.stage_ranks, np.int64)[schedule.stage]
+    wrong = np.flatnonzero(rank != home)
+    if wrong.size:
+        raise _fault(
+            schedule,
+            wrong[:1],
+            f"rank {rank[wrong[0]]}: {_name(schedule, wrong[0])} is on the wrong rank; "
+            f"stage {schedule.stage[wrong[0]]} is held by rank {home[wrong[0]]}",
+        )
+
+
+def _check_complete(schedule: Schedule, table: np.ndarray) -> None:
+    n_stages, n_microbatches = schedule.n_stages, schedule.n_microbatches
+    # One number per (stage, kind, microbatch).
+    number = (
+        schedule.stage.astype(np.int64) * len(KINDS) + schedule.kind
+    ) * n_microbatches + schedule.microbatch
+    count = np.bincount(number, minlength=n_stages * len(KINDS) * n_microbatches)
+    twice = np.flatnonzero(count > 1)
+    if twice.size:
+        found = np.flatnonzero(number == twice[0])
+        raise _fault(
+            schedule,
+            found,
+            f"rank {schedule.action_ranks[found[0]]}: {_name(schedule, found[0])} is "
+            f"there {found.size} times; each action runs once",
+        )
+    done = count.reshape(n_stages, len(KINDS), n_microbatches).astype(bool)
+    whole, first, second = done[:, BACKWARD], done[:, INPUT], done[:, WEIGHT]
+    mixed = np.argwhere(whole & (first | second))
+    if mixed.size:
+        stage, microbatch = mixed[0]
+        rank = schedule.stage_ranks[stage]
+        same = (schedule.stage == stage) & (schedule.microbatch == microbatch)
+        raise _fault(
+            schedule,
+            np.flatnonzero(same & (schedule.kind != FORWARD)),
+            f"rank {rank}: stage {stage} runs microbatch {microbatch} backward both "
+            "whole (B) and in halves (I, W); use B alone, or I and W",
+        )
+    useless = np.argwhere(done[:, RECOMPUTE] & ~(whole | first))
+    if useless.size:
+        stage, microbatch = useless[0]
+        raise _fault(
+            schedule,
+            [table[3, stage, microbatch]],
+            f"rank {schedule.stage_ranks[stage]}: {stage}R{microbatch} recomputes a "
+            "forward for no backward; leave it out",
+        )
+    _require(schedule, table, done[:, FORWARD], "F")
+    if schedule.kind.max(initial=FORWARD) == FORWARD:
+        return
+    _require(schedule, table, whole | first | second, "B")
+    _require(schedule, table, whole | first, "I")
+    _require(schedule, table, whole | second, "W")
+
+
+def _require(
+    schedule: Schedule, table: np.ndarray, done: np.ndarray, kind: str
+) -> None:
+    missing = np.argwhere(~done)
+    if missing.size:
+        stage, microbatch = (int(value) for value in missing[0])
+        others = table[:, stage, microbatch]
+        instead = " (or its halves I and W)" if kind == "B" else ""
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise _fault(
+            schedule,
+            others[others != NONE],
+            f"rank {schedule.stage_ranks[stage]}: {Action(stage, kind, microbatch)}"
+            f"{instead} is missing{more}; every stage runs every microbatch",
+        )
+
+
+def _check_rank_order(
+    schedule: Schedule, table: np.ndarray, needed: np.ndarray
+) -> None:
+    rank = schedule.action_ranks
+    backward = (schedule.kind == BACKWARD) | (schedule.kind == INPUT)
+    own = np.full((2, needed.size), NONE, np.int64)
+    own[:, backward] = table[(0, 3), :, :][
+        :, schedule.stage[backward], schedule.microbatch[backward]
+    ]
+    for need in (*own, needed):
+        here = (need != NONE) & (rank[need] == rank)
+        wrong = np.flatnonzero(here & (need > np.arange(need.size)))
+        if wrong.size:
+            late, early = need[wrong[0]], wrong[0]
+            raise _fault(
+                schedule,
+                [early, late],
+                f"rank {rank[early]}: {_name(schedule, early)} runs before "
+                f"{_name(schedule, late)}, whose result it needs",
+            )
+
+
+def _check_progress(schedule: Schedule, needed: np.ndarray) -> None:
+    _, stuck = unit_steps(schedule, needed)
+    blocked = np.flatnonzero(stuck != NONE)
+    if not blocked.size:
+        return
+    rank_of = schedule.action_ranks
+    # Every blocked rank waits for another blocked one: walking on must close a
+    # circle. What comes before the circle is left out of the message.
+    walk = [int(blocked[0])]
+    while walk.count(walk[-1]) < 2:
+        walk.append(int(rank_of[needed[stuck[walk[-1]]]]))
+    circle = walk[walk.index(walk[-1]) : -1]
+    waits = ";\n  ".join(
+        f"rank {rank} waits in {_name(schedule, stuck[rank])} for "
+        f"{_name(schedule, needed[stuck[rank]])}, which rank "
+        f"{rank_of[needed[stuck[rank]]]} runs after "
+        f"{_name(schedule, stuck[rank_of[needed[stuck[rank]]]])}"
+        for rank in circle
+    )
+    raise _fault(
+        schedule,
+        [stuck[rank] for rank in circle],
+        f"deadlock: {len(blocked)} ranks stop for ever; these wait for each other in "
+        f"a circle:\n  {waits}",
+    )
+
+
+def _name(schedule: Schedule, number: int) -> Action:
+    return Action(
+        int(schedule.stage[number]),
+        KINDS[schedule.kind[number]],
+        int(schedule.microbatch[number]),
+    )
+
+
+def _fault(schedule: Schedule, marked: Iterable[int], reason: str) -> ScheduleError:
+    marked = [int(number) for number in marked]
+    ranks = steps = None
+    if schedule.n_ranks > _SHOWN_RANKS or len(schedule) > _SHOWN_RANKS * _SHOWN_STEPS:
+        shown = {int(rank) for rank in schedule.action_ranks[marked]} or {0}
+        center = min(shown)
+        low = max(0, min(center - _SHOWN_RANKS // 2, schedule.n_ranks - _SHOWN_RANKS))
+        ranks = range(low, min(low + _SHOWN_RANKS, schedule.n_ranks))
+        middle = int(grid_steps(schedule)[marked].min()) if marked else 0
+        steps = (middle - _SHOWN_STEPS // 2, middle + _SHOWN_STEPS // 2)
+    return ScheduleError(f"{reason}\n{draw(schedule, marked, ranks, steps)}")

@@ -1,0 +1,301 @@
+"""A run of a stage's layers: what is computed, and recomputed, as one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, NamedTuple
+
+import chainer
+
+from divisible import Divisible
+from divisible.random_state import layer_streams
+from pipeline.messages.message import Tensor, Tensors
+from pipeline.stages import backprop
+from pipeline.stages.backprop import PendingWeightGradients
+from pipeline.stages.loss import Loss
+from pipeline.stages.weight_gradients import WeightGradients
+
+
+class _Graph(NamedTuple):
+    """One microbatch's graph, from fresh leaf variables to the outputs."""
+
+    #: What the first layer was called with, and what skip connections brought.
+    inputs: Sequence[Any]
+    skipped: Mapping[str, Sequence[Any]]
+    #: What the last layer returned, or the loss, and what is handed over.
+    outputs: Sequence[Any]
+    handed_over: Mapping[str, Sequence[Any]]
+
+
+class Persistents:
+    """What links keep besides parameters, such as running averages, at one time.
+
+    Args:
+        links: The links.
+    """
+
+    def __init__(self, links: Iterable[chainer.Link]) -> None:
+        self._values = [
+            (link, name, _copy(vars(link)[name]))
+            for link in links
+            for name in link._persistent
+        ]
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Lets a forward find what another one found, and do nothing to what is."""
+        # Each link once, whatever it keeps.
+        present = Persistents({id(link): link for link, _, _ in self._values}.values())
+        self._restore()
+        try:
+            yield
+        finally:
+            present._restore()
+
+    def _restore(self) -> None:
+        for link, name, value in self._values:
+            there = vars(link)[name]
+            if isinstance(there, chainer.get_array_types()) and value is not None:
+                # In place, because others may hold the array.
+                there[...] = value
+            else:
+                vars(link)[name] = value
+
+
+def _copy(value: Any) -> Any:
+    is_array = isinstance(value, chainer.get_array_types())
+    return value.copy() if is_array else value
+
+
+class Forgotten:
+    """Forwards that keep their inputs only, and are run again for the backward.
+
+    Args:
+        run: ``run(microbatch, inputs, skipped)`` is the forward.
+        links: Returns all links that the forward may call.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[int, Tensors, Mapping[str, Tensors]], Any],
+        links: Callable[[], Iterable[chainer.Link]],
+    ) -> None:
+        self._run = run
+        self._links = links
+        self._kept: dict[int, tuple[Tensors, Mapping[str, Tensors], Persistents]] = {}
+
+    def forward(
+        self, microbatch: int, inputs: Tensors, skipped: Mapping[str, Tensors]
+    ) -> Any:
+        """Runs the forward of one microbatch without a graph."""
+        self._kept[microbatch] = inputs, skipped, Persistents(self._links())
+        with chainer.no_backprop_mode():
+            return self._run(microbatch, inputs, skipped)
+
+    def again(self, microbatch: int) -> None:
+        """Runs it again, with a graph."""
+        inputs, skipped, persistents = self._kept.pop(microbatch)
+        with persistents.put_back():
+            self._run(microbatch, inputs, skipped)
+
+    def __contains__(self, microbatch: int) -> bool:
+        """Whether a microbatch waits to be run again."""
+        return microbatch in self._kept
+
+    def clear(self) -> None:
+        """Lets go of all inputs."""
+        self._kept.clear()
+
+
+def skips_across(layers: Divisible) -> tuple[list[str], list[str]]:
+    """Returns the names of what layers get from before them, and hand over behind."""
+    start, end = layers.layer_range
+    return (
+        [s.name for s in layers.skips if s.stash < start <= s.pop < end],
+        [s.name for s in layers.skips if start <= s.stash < end <= s.pop],
+    )
+
+
+class Segment:
+    """Layers between which nothing is cut.
+
+    Each microbatch has a graph of its own, held from its forward to its backward; or
+    only its inputs, and the graph from when it is recomputed.
+
+    Args:
+        layers (Divisible): The layers.
+        weight_gradients (WeightGradients): Where gradients of parameters are added.
+        loss (Loss or None): What follows the layers at the end of the model.
+        is_recomputed (bool): Whether the layers are marked to be recomputed.
+
+    Attributes:
+        forgotten (Forgotten): Microbatches whose forward must run again before their
+            backward.
+    """
+
+    def __init__(
+        self,
+        layers: Divisible,
+        weight_gradients: WeightGradients,
+        loss: Loss | None = None,
+        is_recomputed: bool = False,
+    ) -> None:
+        self.layers = layers
+        self.loss = loss
+        self.is_recomputed = is_recomputed
+        self._weight_gradients = weight_gradients
+        self.takes, self.hands_over = skips_across(layers)
+        self._graphs: dict[int, _Graph] = {}
+        self.forgotten = Forgotten(self._run, self.links)
+        self._pending: dict[int, PendingWeightGradients] = {}
+
+    def begin(self) -> None:
+        """Forgets what an unfinished minibatch left."""
+        self._graphs.clear()
+        self.forgotten.clear()
+        self._pending.clear()
+
+    def forward(
+        self,
+        microbatch: int,
+        inputs: Tensors,
+        skipped: Mapping[str, Tensors],
+    ) -> tuple[Tensors, dict[str, Tensors]]:
+        """Runs the layers on one microbatch.
+
+        Args:
+            microbatch (int): Its position in the minibatch.
+            inputs: The tensors of the layer before.
+            skipped: By name what skip connections bring.
+
+        Returns:
+            The outputs as tensors, none once the loss has used them; and by name what
+            skip connections take.
+        """
+        if self.is_recomputed and chainer.config.enable_backprop and self.is_sized:
+            return self.forgotten.forward(microbatch, inputs, skipped)
+        return self._run(microbatch, inputs, skipped)
+
+    def holds(self, microbatch: int) -> bool:
+        """Whether a microbatch is on its way, and waits for its backward."""
+        return microbatch in self._graphs or microbatch in self.forgotten
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether all parameters and running averages are there.
+
+        The forward that makes them draws them from the stream of their layer, and so
+        draws other numbers afterwards than when it is run again.
+        """
+        return all(param.is_initialized for param in self.layers.params()) and all(
+            getattr(link, "avg_mean", 0) is not None for link in self.layers.links()
+        )
+
+    def links(self) -> Iterator[chainer.Link]:
+        """Yields all links that the forward may call."""
+        yield from self.layers.links()
+        if self.loss is not None:
+            for _, link in self.loss.namedlinks():
+                yield link
+
+    def _run(
+        self, microbatch: int, inputs: Tensors, skipped: Mapping[str, Tensors]
+    ) -> tuple[Tensors, dict[str, Tensors]]:
+        values = tuple(tensor.value() for tensor in inputs)
+        skips = {
+            name: tuple(tensor.value() for tensor in skipped[name])
+            for name in self.takes
+        }
+        y, stashed = self.layers.run(values, skips)
+        outputs = _as_tuple(y)
+        handed_over = {name: _as_tuple(value) for name, value in stashed.items()}
+        if self.loss is not None and self.loss.is_wanted:
+            with layer_streams() as streams:
+                # What a random loss draws from follows the last layer's.
+                streams.enter(len(self.layers.model_layers))
+                outputs = (self.loss(microbatch, outputs),)
+            result = ()
+        else:
+            result = tuple(map(Tensor.of, outputs))
+        if chainer.config.enable_backprop:
+            self._graphs[microbatch] = _Graph(values, skips, outputs, handed_over)
+        return result, {
+            name: tuple(Tensor.of(y, f"stash({name!r}) handed over") for y in ys)
+            for name, ys in handed_over.items()
+        }
+
+    def backward(
+        self,
+        microbatch: int,
+        gradients: Tensors,
+        skip_gradients: Mapping[str, Tensors],
+        split: bool = False,
+    ) -> tuple[Tensors, dict[str, Tensors]]:
+        """Runs the backward of one microbatch.
+
+        Args:
+            microbatch (int): Its position in the minibatch.
+            gradients: One tensor per output; ignored where the loss starts the
+                backward.
+            skip_gradients: By name those of what was handed over.
+            split (bool): Whether to leave the weight gradients to
+                :meth:`backward_weight`.
+
+        Returns:
+            One tensor per input: its gradient, or none where there is none; and by
+            name those of what skip connections brought.
+        """
+        graph = self._graphs.pop(microbatch)
+        if self.loss is not None:
+            gradients = (Tensor(self.loss.gradient(microbatch, graph.outputs[0])),)
+        variables = [
+            x
+            for values in (graph.inputs, *graph.skipped.values())
+            for x in values
+            if isinstance(x, chainer.Variable)
+        ]
+        outputs, output_gradients = [], []
+        ends = [(graph.outputs, gradients)]
+        ends += [(ys, skip_gradients[name]) for name, ys in graph.handed_over.items()]
+        for ys, tensors in ends:
+            for y, tensor in zip(ys, tensors):
+                if isinstance(y, chainer.Variable):
+                    outputs.append(y)
+                    output_gradients.append(tensor.array)
+        arguments = variables, outputs, output_gradients, self._weight_gradients
+        with _layer_named():
+            if split:
+                found, self._pending[microbatch] = backprop.backward_input(*arguments)
+            else:
+                found = backprop.backward(*arguments)
+        by_variable = dict(zip(map(id, variables), found))
+
+        def in_places(values: Sequence[Any]) -> Tensors:
+            return tuple(Tensor(by_variable.get(id(x))) for x in values)
+
+        return in_places(graph.inputs), {
+            name: in_places(values) for name, values in graph.skipped.items()
+        }
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Adds the weight gradients that a split backward left out."""
+        # There are none of a microbatch without samples.
+        if microbatch in self._pending:
+            with _layer_named():
+                self._pending.pop(microbatch).run()
+
+
+def _as_tuple(y: Any) -> tuple:
+    return y if isinstance(y, tuple) else (y,)
+
+
+@contextmanager
+def _layer_named() -> Iterator[None]:
+    """Says in an error which layer's backward raised it, as forward does."""
+    try:
+        yield
+    except Exception as error:
+        function = getattr(error, "function_node", None)
+        error.layer_position = getattr(function, "layer_position", None)
+        raise

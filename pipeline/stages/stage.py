@@ -1,0 +1,252 @@
+"""One stage's computations on microbatches: forward and backward.
+
+Communication is outside of autograd: a stage turns arrays into arrays. A stage whose
+layers are partly marked to be recomputed consists of several *segments*, which hand
+tensors to each other as stages do::
+
+    layers     0    1    2    3    4    5          recompute=True for 2 and 3
+    segments   '-- 0 --' '-- 1 --' '-- 2 --'
+    held       graph     inputs    graph           between forward and backward
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import groupby
+
+import chainer
+
+from divisible import Divisible, RandomKey, keyed_random_state
+from pipeline.messages.message import Tensors
+from pipeline.stages.batch_statistics import BatchStatistics
+from pipeline.stages.loss import Loss
+from pipeline.stages.reports import Reports
+from pipeline.stages.segment import Forgotten, Segment, skips_across
+from pipeline.stages.weight_gradients import WeightGradients
+
+
+class Stage:
+    """Runs the layers of one stage.
+
+    A message of no tensors stands for a microbatch of no samples, which passes
+    through without any layer being called.
+
+    Args:
+        layers (Divisible): The layers.
+        loss (Loss or None): On the last stage, what follows the layers.
+        seed (int): What the layers' random numbers depend on, besides the minibatch,
+            the microbatch and the layer.
+        defer_batch_statistics (bool): Whether running averages move once a minibatch.
+
+    Attributes:
+        reports (Reports): What the layers reported in the last minibatch.
+    """
+
+    def __init__(
+        self,
+        layers: Divisible,
+        loss: Loss | None = None,
+        seed: int = 0,
+        defer_batch_statistics: bool = True,
+    ) -> None:
+        self.layers = layers
+        self.loss = loss
+        self._seed = seed
+        self._step = 0
+        self._weight_gradients = WeightGradients(self.params)
+        self._statistics = (
+            BatchStatistics(layers.links) if defer_batch_statistics else None
+        )
+        self.reports = Reports(self._observers())
+        self._segments = self._cut()
+        self._takes, self._hands_over = skips_across(layers)
+        self._forgotten = Forgotten(self._run, self._links)
+
+    def _cut(self) -> list[Segment]:
+        """Cuts the layers where the mark to recompute them changes."""
+        runs = groupby(enumerate(self.layers.recomputed), lambda pair: pair[1])
+        lengths = [(mark, len(list(run))) for mark, run in runs]
+        segments = []
+        start, end = self.layers.layer_range
+        for is_recomputed, length in lengths:
+            loss = self.loss if start + length == end else None
+            layers = self.layers.view(start, start + length)
+            segments.append(
+                Segment(layers, self._weight_gradients, loss, is_recomputed)
+            )
+            start += length
+        return segments
+
+    def _check_own(self, param: chainer.Parameter) -> None:
+        path = self.layers.path_elsewhere(param)
+        if path is not None:
+            start, end = self.layers.layer_range
+            raise ValueError(
+                f"the stage of the layers {start} to {end - 1} uses {path}, a parameter"
+                f" of another stage, whose optimizer will not see the gradient. Tie it"
+                f" to a parameter of a layer here (Divisible.tie), or cut so that both"
+                f" are in one stage"
+            )
+
+    def params(self) -> Iterator[chainer.Parameter]:
+        """Yields the parameters of the layers and of the loss."""
+        yield from self.layers.params()
+        if self.loss is not None:
+            yield from self.loss.params()
+
+    def trained(self) -> Iterator[chainer.Parameter]:
+        """Yields what may have a gradient: :meth:`params`, and others layers use."""
+        yield from self.params()
+        yield from self._weight_gradients.others()
+
+    def _observers(self) -> Iterator[tuple[str, chainer.Link]]:
+        yield from self.layers.namedlinks()
+        if self.loss is not None:
+            yield from self.loss.namedlinks()
+
+    def begin(self, step: int) -> None:
+        """Begins a minibatch: no gradients, no microbatches.
+
+        Args:
+            step (int): How many minibatches came before it.
+        """
+        self._step = step
+        self.reports.clear()
+        if not chainer.config.enable_backprop:
+            return
+        self._weight_gradients.begin()
+        if self._statistics is not None:
+            self._statistics.begin()
+        self._forgotten.clear()
+        for segment in self._segments:
+            segment.begin()
+
+    def finish(self) -> None:
+        """Ends a minibatch: leaves gradients in ``param.grad``, moves averages.
+
+        Raises:
+            ValueError: If a layer used a parameter of another stage.
+        """
+        self._weight_gradients.finish()
+        for param in self._weight_gradients.others():
+            self._check_own(param)
+        if self._statistics is not None:
+            self._statistics.finish()
+
+    def forward(
+        self,
+        microbatch: int,
+        inputs: Tensors,
+        skipped: Mapping[str, Tensors],
+        is_recomputed: bool = False,
+    ) -> tuple[Tensors, dict[str, Tensors]]:
+        """Runs the layers on one microbatch (F).
+
+        Args:
+            microbatch (int): Its position in the minibatch.
+            inputs: Tensors from the stage before, or the user's input.
+            skipped: By name what skip connections bring from earlier stages.
+            is_recomputed (bool): Whether :meth:`recompute` comes before the backward,
+                so that only the inputs are held until then.
+
+        Returns:
+            The outputs, as tensors, nothing once the loss has used them; and by name
+            what skip connections take to later stages.
+        """
+        if not inputs:
+            return (), dict.fromkeys(self._hands_over, ())
+        with ExitStack() as stack:
+            stack.enter_context(self._random_state(microbatch))
+            stack.enter_context(self.reports.collect(_n_samples(inputs)))
+            if self._statistics is not None and chainer.config.enable_backprop:
+                stack.enter_context(self._statistics)
+            if is_recomputed and all(segment.is_sized for segment in self._segments):
+                return self._forgotten.forward(microbatch, inputs, skipped)
+            return self._run(microbatch, inputs, skipped)
+
+    def _run(
+        self, microbatch: int, inputs: Tensors, skipped: Mapping[str, Tensors]
+    ) -> tuple[Tensors, dict[str, Tensors]]:
+        skipped = dict(skipped)
+        for segment in self._segments:
+            inputs, handed_over = segment.forward(
+                microbatch, inputs, _pop_all(skipped, segment.takes)
+            )
+            skipped.update(handed_over)
+        return inputs, skipped
+
+    def recompute(self, microbatch: int) -> None:
+        """Runs the forward of one microbatch again, for its backward (R)."""
+        if microbatch in self._forgotten:
+            with self._again(microbatch):
+                self._forgotten.again(microbatch)
+
+    def backward(
+        self,
+        microbatch: int,
+        gradients: Tensors,
+        skip_gradients: Mapping[str, Tensors],
+        split: bool = False,
+    ) -> tuple[Tensors, dict[str, Tensors]]:
+        """Runs the backward of one microbatch: whole (B), or input gradients only (I).
+
+        Args:
+            microbatch (int): Its position in the minibatch.
+            gradients: One tensor per output, from the stage after; ignored on the
+                last stage, whose loss starts the backward.
+            skip_gradients: By name those of what skip connections took.
+            split (bool): Whether to leave the weight gradients to
+                :meth:`backward_weight`, and to hold what they need.
+
+        Returns:
+            One tensor per input: its gradient, or none where there is none; and by
+            name those of what skip connections brought.
+        """
+        if not self._segments[0].holds(microbatch):
+            return (), dict.fromkeys(self._takes, ())
+        skip_gradients = dict(skip_gradients)
+        for segment in reversed(self._segments):
+            if microbatch in segment.forgotten:
+                with self._again(microbatch):
+                    segment.forgotten.again(microbatch)
+            gradients, taken = segment.backward(
+                microbatch,
+                gradients,
+                _pop_all(skip_gradients, segment.hands_over),
+                split,
+            )
+            skip_gradients.update(taken)
+        return gradients, skip_gradients
+
+    def backward_weight(self, microbatch: int) -> None:
+        """Adds the weight gradients of one microbatch (W)."""
+        for segment in reversed(self._segments):
+            segment.backward_weight(microbatch)
+
+    @contextmanager
+    def _again(self, microbatch: int) -> Iterator[None]:
+        """Prepares for a forward that was run before."""
+        with ExitStack() as stack:
+            stack.enter_context(self._random_state(microbatch))
+            stack.enter_context(self.reports.discard())
+            if self._statistics is not None:
+                stack.enter_context(self._statistics.discarded())
+            yield
+
+    def _links(self) -> Iterator[chainer.Link]:
+        for segment in self._segments:
+            yield from segment.links()
+
+    def _random_state(self, microbatch: int) -> AbstractContextManager:
+        key = RandomKey(self._seed, self._step, microbatch, chainer.config.train)
+        return keyed_random_state(key, self.layers.device)
+
+
+def _n_samples(inputs: Tensors) -> int:
+    shape = inputs[0].array.shape
+    return shape[0] if shape else 1
+
+
+def _pop_all(tensors: dict[str, Tensors], names: Sequence[str]) -> dict[str, Tensors]:
+    return {name: tensors.pop(name) for name in names}

@@ -1,0 +1,11 @@
+"""Chainer's trainer on a pipeline.
+
+::
+
+    updater      steps of minibatches; together: the trainers of all ranks as one
+    evaluator    a whole data set, forward only
+    minibatches  from one iterator to the ranks that use them
+    shuffle      an order of samples that can be resumed
+    measures     what every minibatch cost, for the log
+    signals      stopping from outside, all ranks at the same minibatch
+"""

@@ -1,0 +1,234 @@
+"""Evaluation and prediction over a whole data set, forward only."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable
+
+import chainer
+from chainer.dataset import convert
+from chainer.training.extensions import Evaluator
+from chainer.training.extensions.evaluator import _IteratorProgressBar
+
+from pipeline.pipeline import Pipeline
+from pipeline.stages.reports import named
+from pipeline.training.minibatches import Key, Minibatch, Reader, iterators_of_rank
+
+
+class PipelineEvaluator(Evaluator):
+    """Evaluates a model that is divided over the ranks of a pipeline.
+
+    It stands where :class:`chainer.training.extensions.Evaluator` stood, on every rank.
+    Samples come from the iterator of the rank with the first stage; those of the other
+    ranks are not used, and may be ``None``. The results are the same floats on every
+    rank.
+
+    As many of the iterator's batches as the pipeline has microbatches are converted
+    together, cut anew into equal microbatches, and on their way through the stages at
+    once; so the iterator's batch size is about what a layer sees at a time, and may
+    differ from that of training.
+
+    Args:
+        iterator (chainer.dataset.Iterator or dict): The batches, without repetition.
+            Read on the first stage's rank, ignored elsewhere.
+        pipeline (Pipeline): What computes the losses.
+        converter: Makes arrays from a list of samples.
+        device: Where the converter is to put the arrays.
+        eval_hook: Called on every rank before each evaluation, with the evaluator.
+        mean (str): ``'samples'`` for the means over all samples of the data set, or
+            ``'batches'`` for what Chainer's own evaluator gives: the means of the
+            batches' means, in which each sample of a smaller last batch counts more.
+        at_once (int or None): How many of the iterator's batches to take together;
+            by default as many as there are microbatches. Give 1 if samples of two
+            batches do not fit into one array, as in buckets of equal lengths.
+        label_key (int, str or tuple): As for :class:`~pipeline.PipelineUpdater`.
+        progress_bar (bool): Whether the rank of the first stage shows how far it is.
+
+    Raises:
+        ValueError: If ``mean`` is neither of the two, or ``at_once`` not positive.
+
+    Example:
+        >>> import chainer
+        >>> import chainer.links as L
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from divisible import Divisible
+        >>> pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, n_microbatches=2)
+        >>> samples = [(np.ones(4, np.float32), np.int32(i % 3)) for i in range(10)]
+        >>> iterator = chainer.iterators.SerialIterator(
+        ...     samples, 4, repeat=False, shuffle=False)
+        >>> sorted(PipelineEvaluator(iterator, pipe)())
+        ['main/accuracy', 'main/loss']
+    """
+
+    #: To be called on all ranks at the same minibatch, whatever its trigger.
+    is_collective = True
+
+    def __init__(
+        self,
+        iterator: Any,
+        pipeline: Pipeline,
+        converter: Callable = convert.concat_examples,
+        device: Any = None,
+        eval_hook: Callable | None = None,
+        *,
+        mean: str = "samples",
+        at_once: int | None = None,
+        label_key: Key | Sequence[Key] = -1,
+        progress_bar: bool = False,
+    ) -> None:
+        if mean not in ("samples", "batches"):
+            raise ValueError(f"mean must be 'samples' or 'batches', not {mean!r}")
+        super().__init__(
+            iterators_of_rank(iterator, pipeline),
+            {"main": next(iter(pipeline.stages.values()))},
+            converter,
+            device,
+            eval_hook,
+            progress_bar=progress_bar and pipeline.is_first,
+        )
+        self.pipeline = pipeline
+        self._mean = mean
+        # In one minibatch with others a batch would have no mean of its own.
+        self._at_once = 1 if mean == "batches" else _at_once(at_once, pipeline)
+        self._reader = Reader(pipeline, converter, self.device, label_key, "evaluate")
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluates the whole data set.
+
+        To be called on every rank.
+
+        Returns:
+            dict: The means by name, such as ``'validation/main/loss'``: floats, equal
+            on every rank.
+        """
+        if self.eval_hook:
+            self.eval_hook(self)
+        iterator = self._iterators["main"]
+        of_batches = self._mean == "batches"
+        means = _Means()
+        with self._shown(iterator) as show:
+            for minibatch in _sweep(self._reader, iterator, self._at_once):
+                result = self.pipeline.evaluate(minibatch.x, minibatch.t)
+                counted = {} if of_batches else self.pipeline.n_counted
+                rest = 1 if of_batches else minibatch.n_samples
+                means.add(result, {name: counted.get(name, rest) for name in result})
+                show()
+        # Only the last stage knows how many of the targets count.
+        result = self.pipeline.ranks.share(means.result())
+        prefix = f"{self.name}/" if self.name else ""
+        return {prefix + name: mean for name, mean in named(result).items()}
+
+    @contextmanager
+    def _shown(self, iterator: Any) -> Iterator[Callable[[], None]]:
+        if not self._progress_bar:
+            yield lambda: None
+            return
+        bar = _IteratorProgressBar(iterator=iterator)
+        yield bar.update
+        bar.close()
+
+
+def predict(
+    pipeline: Pipeline,
+    iterator: Any,
+    converter: Callable = convert.concat_examples,
+    device: Any = None,
+    label_key: Key | Sequence[Key] | None = None,
+    at_once: int | None = None,
+) -> Any:
+    """Returns the model's outputs for a whole data set.
+
+    To be called on every rank. As in :class:`PipelineEvaluator`, only the rank of the
+    first stage reads the samples, and several batches are on their way at once.
+
+    Args:
+        pipeline (Pipeline): Of the model.
+        iterator (chainer.dataset.Iterator): The batches, without repetition or
+            shuffling. Read on the first stage's rank, ignored elsewhere.
+        converter: Makes arrays from a list of samples.
+        device: Where the converter is to put the arrays.
+        label_key (int, str, tuple or None): Which of the converter's arrays are targets
+            and not wanted here; ``None`` if all are inputs.
+        at_once (int or None): As for :class:`PipelineEvaluator`.
+
+    Returns:
+        array or tuple of arrays: What the last layer returns, samples along the first
+        axis, on every rank.
+
+    Raises:
+        ValueError: If there are no samples, or the iterator repeats them.
+
+    Example:
+        >>> import chainer
+        >>> import chainer.links as L
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from divisible import Divisible
+        >>> pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, n_microbatches=2)
+        >>> iterator = chainer.iterators.SerialIterator(
+        ...     np.ones((10, 4), np.float32), 4, repeat=False, shuffle=False)
+        >>> predict(pipe, iterator).shape
+        (10, 3)
+    """
+    reader = Reader(pipeline, converter, device, label_key, "predict")
+    iterator = iterators_of_rank(iterator, pipeline)["main"]
+    # Chainer's have it with or without an underscore.
+    if getattr(iterator, "repeat", getattr(iterator, "_repeat", False)):
+        raise ValueError(
+            f"the {type(iterator).__name__} to predict from repeats its data set, and"
+            f" so has no end: make it with repeat=False"
+        )
+    outputs = [
+        output if isinstance(output, tuple) else (output,)
+        for minibatch in _sweep(reader, iterator, _at_once(at_once, pipeline))
+        for output in [pipeline.predict(minibatch.x)]
+    ]
+    if not outputs:
+        raise ValueError("there are no samples to predict anything for")
+    device = chainer.backend.get_device_from_array(*outputs[0])
+    with chainer.using_device(device):
+        columns = tuple(device.xp.concatenate(column) for column in zip(*outputs))
+    return columns[0] if len(columns) == 1 else columns
+
+
+def _at_once(chosen: int | None, pipeline: Pipeline) -> int:
+    if chosen is None:
+        return pipeline.schedule.n_microbatches
+    if chosen < 1:
+        raise ValueError(f"at_once must be positive, not {chosen}")
+    return chosen
+
+
+class _Means:
+    """Means of values that count differently much."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def add(self, values: Mapping[str, float], weights: Mapping[str, int]) -> None:
+        for name, value in values.items():
+            total, weight = self._sums.get(name, (0.0, 0))
+            more = weights[name]
+            self._sums[name] = total + more * value, weight + more
+
+    def result(self) -> dict[str, float]:
+        return {name: total / max(1, n) for name, (total, n) in self._sums.items()}
+
+
+def _sweep(reader: Reader, iterator: Any, at_once: int) -> Iterator[Minibatch]:
+    """Yields all minibatches of an iterator, from its beginning."""
+    if reader.reads:
+        if hasattr(iterator, "reset"):
+            iterator.reset()
+        else:
+            # What Chainer does with an iterator from before there was a reset.
+            iterator = copy.copy(iterator)
+    while True:
+        try:
+            minibatch = reader.next(iterator, at_once)
+        except StopIteration:
+            return
+        yield minibatch

@@ -1,0 +1,93 @@
+"""What every minibatch of a training run cost, as observations of the trainer."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+from chainer.backends import cuda
+
+from pipeline.runner import RankProgram, Record
+from pipeline.schedules.schedule import Action
+
+#: What is observed, after the name of the updater.
+NAMES = ("samples_per_second", "bubble", "communication", "peak_memory")
+
+
+class Cost(NamedTuple):
+    """What one minibatch cost one rank.
+
+    Attributes:
+        computing (float): Seconds in forward and backward.
+        communicating (float): Seconds in sends, and in waits for what others send.
+        span (float): Seconds from the first operation to the last.
+        seconds (float): Seconds of the whole update, reading and optimizer included.
+        peak_memory (float): Bytes that the process has held at most.
+    """
+
+    computing: float
+    communicating: float
+    span: float
+    seconds: float
+    peak_memory: float
+
+
+def measure(record: Record, seconds: float, device: Any) -> Cost:
+    """Returns the cost of a minibatch on this rank.
+
+    Args:
+        record (Record): What was done, and when.
+        seconds (float): How long the whole update took.
+        device (chainer.backend.Device): Where the arrays are.
+    """
+    times = np.array(record.times)
+    durations = times[1::2] - times[::2]
+    computing = float(durations[_computations(record.program)].sum())
+    span = float(times[-1] - times[0]) if len(times) else 0.0
+    communicating = float(durations.sum()) - computing
+    return Cost(computing, communicating, span, seconds, peak_memory(device))
+
+
+def observations(costs: np.ndarray, n_samples: int) -> dict[str, float]:
+    """Returns what a trainer observes.
+
+    Args:
+        costs (numpy.ndarray): A row of `Cost` for each rank.
+        n_samples (int): Samples of the minibatch.
+
+    Returns:
+        dict: By name, of `NAMES`: samples per second of the slowest rank; the share of
+        all ranks' time in which they computed nothing; the mean seconds a rank sent
+        and waited; and the bytes of the rank that held most.
+
+    Example:
+        >>> costs = [Cost(3.0, 1.0, 4.0, 5.0, 7e6), Cost(2.0, 1.0, 3.0, 5.0, 8e6)]
+        >>> observations(np.array(costs), n_samples=100)['bubble']
+        0.375
+    """
+    computing, communicating, span, seconds, memory = np.asarray(costs).T
+    makespan = span.max()
+    values = (
+        n_samples / seconds.max(),
+        1 - computing.mean() / makespan if makespan > 0 else 0.0,
+        communicating.mean(),
+        memory.max(),
+    )
+    return dict(zip(NAMES, map(float, values)))
+
+
+def peak_memory(device: Any) -> int:
+    """Returns the bytes that this process has held at most, on a GPU those there."""
+    if isinstance(device, cuda.GpuDevice):
+        with device.device:
+            return cuda.cupy.get_default_memory_pool().total_bytes()
+    # In kilobytes, but on macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _computations(program: RankProgram) -> np.ndarray:
+    actions = [isinstance(operation, Action) for operation in program.operations]
+    return np.array(actions, dtype=bool)

@@ -1,0 +1,255 @@
+"""Minibatches from one iterator to the ranks that use them.
+
+Only the rank of the first stage reads the data set, in the order of its iterator, with
+its converter. It keeps the inputs and sends the targets, as they are, to the rank of
+the last stage, and to all ranks how far the iterator is::
+
+    rank of        the first stage       a stage between    the last stage
+                   iterator, converter
+    inputs         used here
+    targets        ---------------------------------------> used here
+    epoch, end     --------------------> known              known
+
+So a minibatch's inputs and targets belong together whatever is drawn at random on the
+way: the order, a crop of both image and label, a mixture of samples. And no other rank
+needs the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, Callable, NamedTuple, Union
+
+import chainer
+import numpy as np
+from chainer.dataset import convert
+
+from pipeline.messages.communicator import DisagreementError
+from pipeline.pipeline import Pipeline
+
+Key = Union[int, str]
+PURPOSES = ("train", "evaluate", "predict")
+
+
+class Minibatch(NamedTuple):
+    """One minibatch, as far as this rank uses it.
+
+    Attributes:
+        x: The inputs, on the first stage's rank.
+        t: The targets, on the last stage's rank.
+        n_samples (int): Number of samples, on every rank.
+    """
+
+    x: Any
+    t: Any
+    n_samples: int
+
+
+class RemoteIterator(chainer.dataset.Iterator):
+    """How far the iterator on the first stage's rank is.
+
+    Stands for it on the other ranks. It has its bookkeeping, and no samples.
+
+    Attributes:
+        epoch (int): Completed sweeps.
+        is_new_epoch (bool): Whether the last minibatch completed one.
+        epoch_detail (float): Sweeps, with the fraction of the present one.
+        previous_epoch_detail (float or None): What it was before the last minibatch.
+    """
+
+    epoch: int = 0
+    is_new_epoch: bool = False
+    epoch_detail: float = 0.0
+    previous_epoch_detail: float | None = None
+
+    def __next__(self) -> list:
+        raise TypeError(
+            "this rank has no samples: the iterator is on the rank of the first stage"
+        )
+
+    next = __next__
+
+
+def iterators_of_rank(iterator: Any, pipeline: Pipeline) -> dict[str, Any]:
+    """Returns the iterators of this rank by name.
+
+    Args:
+        iterator: An iterator, or several by name, one of which is ``'main'``.
+        pipeline (Pipeline): On its first stage's rank the iterator is used, on the
+            others there is a `RemoteIterator` in its place.
+
+    Raises:
+        TypeError: If there is no iterator where it is used.
+    """
+    iterators = dict(iterator) if isinstance(iterator, Mapping) else {"main": iterator}
+    if not pipeline.is_first:
+        iterators["main"] = RemoteIterator()
+    elif not isinstance(iterators.get("main"), chainer.dataset.Iterator):
+        raise TypeError(
+            f"rank {pipeline.rank} has the first stage and reads the data: it"
+            f" needs an iterator, not {iterators.get('main')!r}"
+        )
+    for each in iterators.values():
+        _give_own_generator(each)
+    return iterators
+
+
+def _give_own_generator(iterator: Any) -> None:
+    """Lets an iterator that draws its order in a thread do so from its own generator.
+
+    The global one is exchanged and given back by the layers of a pipeline, in the midst
+    of which the thread would draw. The order is what it would have been without them.
+    """
+    sampler = getattr(iterator, "order_sampler", None)
+    shared = np.random.random.__self__
+    in_thread = isinstance(iterator, chainer.iterators.MultiprocessIterator)
+    if in_thread and getattr(sampler, "_random", None) is shared:
+        sampler._random = np.random.RandomState()
+        sampler._random.set_state(shared.get_state())
+
+
+class Reader:
+    """Gets minibatches to where they are used; to be made and used on every rank.
+
+    Args:
+        pipeline (Pipeline): Whose ranks use them.
+        converter: As for :class:`chainer.training.updaters.StandardUpdater`.
+        device: Where the converter is to put the arrays; ``None`` to leave them.
+        label_key (int, str or tuple): Which of the converter's arrays is the target,
+            or which are; the others are the inputs, in their order. ``None`` if there
+            are only inputs.
+        purpose (str): One of `PURPOSES`.
+
+    Raises:
+        ValueError: If there are only inputs where targets are needed.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        converter: Callable,
+        device: Any = None,
+        label_key: Key | Sequence[Key] | None = -1,
+        purpose: str = "train",
+    ) -> None:
+        self._ranks = pipeline.ranks
+        self.reads = pipeline.is_first
+        self._uses_targets = pipeline.is_last
+        self._sends_targets = (
+            purpose != "predict" and self._ranks.first != self._ranks.last
+        )
+        self._converter = converter
+        self._device = None if device is None else chainer.get_device(device)
+        several = isinstance(label_key, (tuple, list))
+        self._label_keys = tuple(label_key) if several else (label_key,)
+        if label_key is None:
+            self._label_keys = ()
+        if not self._label_keys and purpose != "predict":
+            raise ValueError(
+                f"label_key is {label_key} on rank {pipeline.rank}: to {purpose}, it"
+                f" must name a target"
+            )
+        self._purpose = PURPOSES.index(purpose)
+
+    def next(self, iterator: Any, n_batches: int = 1) -> Minibatch:
+        """Returns the next minibatch.
+
+        Args:
+            iterator (chainer.dataset.Iterator): On the first stage's rank, what to
+                read from; on the others the `RemoteIterator` to move on.
+            n_batches (int): How many of the iterator's batches to make one of. The
+                last one may be of fewer.
+
+        Raises:
+            StopIteration: On every rank, at the end of the iterator.
+            DisagreementError: If other ranks want it for something else.
+        """
+        batches = list(islice(_batches(iterator), n_batches)) if self.reads else []
+        n_samples = sum(map(len, batches))
+        notice = [self._purpose, n_samples, len(batches), *_progress(iterator)]
+        notice = np.array(notice, dtype=float)
+        self._ranks.notice(notice, "a minibatch")
+        purpose, n_samples, n_read, *progress = notice.tolist()
+        if purpose != self._purpose:
+            raise DisagreementError(
+                f"rank {self._ranks.first} wants a minibatch to"
+                f" {PURPOSES[int(purpose)]}, rank {self._ranks.rank} one to"
+                f" {PURPOSES[self._purpose]}: all ranks must make the same calls, with"
+                f" the same triggers"
+            )
+        if not self.reads:
+            _move(iterator, progress)
+        if n_read == 0:
+            raise StopIteration
+        x, t = self._read(batches) if self.reads else (None, None)
+        if self._sends_targets:
+            if self.reads:
+                host = chainer.get_device("@numpy")
+                self._ranks.send_targets([host.send(array) for array in t])
+            elif self._uses_targets:
+                t = self._ranks.receive_targets()
+        return Minibatch(x, t, int(n_samples))
+
+    def synchronize(self, iterator: Any) -> None:
+        """Tells all ranks how far the iterator is."""
+        notice = np.array([self._purpose, 0, 0, *_progress(iterator)], dtype=float)
+        self._ranks.notice(notice, "how far the iterator is")
+        if not self.reads:
+            _move(iterator, notice[3:].tolist())
+
+    def _read(self, batches: Sequence[list]) -> tuple[tuple, tuple]:
+        samples = [sample for batch in batches for sample in batch]
+        arrays = convert._call_converter(self._converter, samples, self._device)
+        if not isinstance(arrays, (tuple, list, Mapping)):
+            arrays = (arrays,)
+        keys = list(arrays) if isinstance(arrays, Mapping) else list(range(len(arrays)))
+        try:
+            chosen = [keys[k] if isinstance(k, int) else k for k in self._label_keys]
+            targets = tuple(arrays[key] for key in chosen)
+        except (IndexError, KeyError, TypeError):
+            raise ValueError(
+                f"the converter gave {len(keys)} arrays, {keys}: label_key"
+                f" {self._label_keys} names none of them"
+            ) from None
+        inputs = tuple(arrays[key] for key in keys if key not in chosen)
+        if not inputs:
+            raise ValueError(
+                f"the converter gave {len(keys)} arrays, and all of them are targets:"
+                f" samples must be tuples of inputs and target, or label_key None"
+            )
+        return inputs, targets
+
+
+def _is_empty(iterator: Any) -> bool:
+    """Says whether there is nothing to read, and Chainer's iterators divide by zero."""
+    dataset = getattr(iterator, "dataset", None)
+    return hasattr(dataset, "__len__") and len(dataset) == 0
+
+
+def _batches(iterator: Any):
+    while not _is_empty(iterator):
+        try:
+            yield iterator.next()
+        except StopIteration:
+            return
+
+
+def _progress(iterator: Any) -> list[float]:
+    if _is_empty(iterator):
+        return [0, False, 0, -1]
+    # Chainer asks no more of an iterator than the first two.
+    previous = getattr(iterator, "previous_epoch_detail", None)
+    return [
+        iterator.epoch,
+        iterator.is_new_epoch,
+        getattr(iterator, "epoch_detail", iterator.epoch),
+        -1 if previous is None else previous,
+    ]
+
+
+def _move(iterator: RemoteIterator, progress: Sequence[float]) -> None:
+    epoch, is_new, detail, previous = progress
+    iterator.epoch, iterator.is_new_epoch = int(epoch), bool(is_new)
+    iterator.epoch_detail = detail
+    iterator.previous_epoch_detail = None if previous < 0 else previous

@@ -1,0 +1,162 @@
+"""Makes the trainers of all ranks one trainer."""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from chainer.training import Extension, Trainer, extensions, triggers
+from chainer.training.extensions._snapshot import _Snapshot
+
+if TYPE_CHECKING:
+    from pipeline.training.updater import PipelineUpdater
+
+
+class Together(Extension):
+    """Lets the ranks' trainers stop together, and only rank 0 print and write.
+
+    ``PipelineUpdater`` adds it to its trainer. It does its work before the first
+    minibatch, when the other extensions are known.
+
+    Args:
+        updater (PipelineUpdater): Of the trainer it is added to.
+
+    Raises:
+        ValueError: When the trainer starts, on all ranks, if an extension would write
+            files that are of no use.
+    """
+
+    name = "together"
+    # Before all that a script adds.
+    priority = 1_000_000
+
+    def __init__(self, updater: PipelineUpdater) -> None:
+        self._updater = updater
+
+    def trigger(self, trainer: Trainer) -> bool:
+        """Returns ``False``: there is nothing to do after a minibatch."""
+        return False
+
+    def initialize(self, trainer: Trainer) -> None:
+        """Is called by the trainer when it starts."""
+        ranks = self._updater.pipeline.ranks
+        if ranks.size > 1:
+            _refuse_snapshots_of_one_rank(trainer)
+        self._updater.synchronize()
+        if not isinstance(trainer.stop_trigger, StopTogether):
+            trainer.stop_trigger = StopTogether(trainer.stop_trigger, self._updater)
+        is_silent = ranks.rank > 0
+        for name, entry in trainer._extensions.items():
+            is_collective = getattr(entry.extension, "is_collective", False)
+            if is_collective and not isinstance(entry.trigger, _ALIKE):
+                entry.trigger = TriggerOfRankZero(entry.trigger, self._updater)
+            if isinstance(entry.extension, extensions.DumpGraph):
+                # As if it had been called; it does that once.
+                entry.extension._flag_called = True
+                if not is_silent:
+                    warnings.warn(
+                        f"the extension {name!r} is left out: no rank has the graph of"
+                        f" the undivided model",
+                        stacklevel=2,
+                    )
+            if is_silent:
+                _silence(entry)
+
+
+def _refuse_snapshots_of_one_rank(trainer: Trainer) -> None:
+    for name, entry in trainer._extensions.items():
+        extension = entry.extension
+        if isinstance(extension, _Snapshot) and extension._target is None:
+            raise ValueError(
+                f"the extension {name!r} is Chainer's snapshot(): all ranks would write"
+                f" the same file, each with its own stage. Use pipeline.snapshot(), or"
+                f" snapshot_object(trainer, filename) with a name for each rank"
+            )
+
+
+class _Trigger:
+    """A rank's own trigger, about which the ranks agree.
+
+    Args:
+        trigger: The rank's own.
+        updater (PipelineUpdater): Of the trainer.
+    """
+
+    def __init__(self, trigger: Any, updater: PipelineUpdater) -> None:
+        self._trigger = trigger
+        self._updater = updater
+
+    def __getattr__(self, name: str) -> Any:
+        # Such as the length of the training, which progress bars ask for, and the
+        # state, which is there only with some triggers.
+        return getattr(self._trigger, name)
+
+
+class TriggerOfRankZero(_Trigger):
+    """A trigger that fires on all ranks when it does on rank 0.
+
+    For extensions that the ranks must call together. Triggers that look at a clock do
+    not fire alike.
+    """
+
+    def __call__(self, trainer: Trainer) -> bool:
+        """Returns whether that of rank 0 fires."""
+        # The others' have a state too.
+        fires = bool(self._trigger(trainer))
+        ranks = self._updater.pipeline.ranks
+        return bool(ranks.agree(fires and ranks.rank == 0))
+
+
+#: Triggers that look at epochs, and at values that are equal on all ranks.
+_ALIKE = (
+    TriggerOfRankZero,
+    triggers.BestValueTrigger,
+    triggers.EarlyStoppingTrigger,
+    triggers.IntervalTrigger,
+    triggers.ManualScheduleTrigger,
+    triggers.OnceTrigger,
+)
+
+
+class StopTogether(_Trigger):
+    """A stop trigger that fires on all ranks if it does on one."""
+
+    def __call__(self, trainer: Trainer) -> bool:
+        """Returns whether some rank wants to stop, or was requested to."""
+        # Triggers and extensions look at the epoch; it may have been loaded.
+        self._updater.synchronize()
+        fires = bool(self._trigger(trainer)) or self._updater.stop_code > 0
+        return bool(self._updater.pipeline.ranks.agree(fires))
+
+
+# What writes a file of a fixed name, all ranks the same one.
+_PLOTS = (extensions.PlotReport, extensions.VariableStatisticsPlot)
+
+
+def _silence(entry: Any) -> None:
+    """Stops an extension from printing, and from writing what rank 0 writes.
+
+    None of Chainer's has a public setting for it. Chainer 7.8.1 is the last one.
+    """
+    extension = entry.extension
+    if isinstance(extension, extensions.PrintReport):
+        extension._out = _nowhere()
+        extension = extension._log_report
+    if isinstance(extension, extensions.ProgressBar):
+        extension._pbar._out = _nowhere()
+    if isinstance(extension, extensions.LogReport):
+        extension._log_name = None
+    if isinstance(extension, _PLOTS):
+        entry.call_before_training = False
+        entry.trigger = _never
+
+
+def _never(trainer: Trainer) -> bool:
+    return False
+
+
+@functools.cache
+def _nowhere() -> Any:
+    return open(os.devnull, "w", encoding="utf-8")

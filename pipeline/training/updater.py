@@ -1,0 +1,275 @@
+"""Chainer's trainer on a pipeline."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+import chainer
+import numpy as np
+from chainer.dataset import convert
+from chainer.training.updaters import StandardUpdater
+
+from pipeline.pipeline import Pipeline
+from pipeline.stages.reports import named
+from pipeline.training.measures import Cost, measure, observations
+from pipeline.training.minibatches import Key, Reader, iterators_of_rank
+from pipeline.training.together import Together
+
+
+class PipelineUpdater(StandardUpdater):
+    """Updates a model that is divided over the ranks of a pipeline.
+
+    It stands where :class:`chainer.training.updaters.StandardUpdater` stood, and the
+    trainer, its triggers and its extensions stay as they are. Every rank makes an
+    updater and a trainer, and runs it. What they have in common:
+
+    * Samples come from the iterator of the rank with the first stage, which alone reads
+      data; those of the other ranks are not used, and may be ``None``. Epochs are equal
+      on all ranks.
+    * ``main/loss``, ``main/accuracy`` and what layers report (``main/3/x`` from layer
+      3) are the same floats on every rank, so that what depends on them, such as early
+      stopping, is decided alike.
+    * The loop ends on all ranks when it ends on one, by its stop trigger or
+      :meth:`request_stop`; an exception ends all ranks.
+    * Only rank 0 prints reports and progress bars, and writes logs and plots.
+
+    It also reports ``pipeline/samples_per_second``; ``pipeline/bubble``, the share of
+    the ranks' time in which they compute nothing; ``pipeline/communication``, the mean
+    seconds that a rank sends, or waits for what is sent; and ``pipeline/peak_memory``,
+    the bytes that the largest process has held at most. On a GPU the times are of
+    launches, behind which the device works.
+
+    Args:
+        iterator (chainer.dataset.Iterator or dict): The minibatches; a dictionary must
+            have ``'main'``. Read on the first stage's rank, ignored elsewhere.
+        optimizer (chainer.Optimizer, list or dict): Set up with this rank's stage; for
+            a pipeline with several stages on a rank, one optimizer for each, or one
+            :class:`~mixed_precision.MixedPrecision` that is set up with all. The first
+            is ``'main'``, the others are ``'main_1'`` and so on. When an extension
+            changes a hyperparameter of ``'main'``, it changes in the others that had
+            the same value.
+        pipeline (Pipeline): What computes losses and gradients.
+        converter: Makes arrays from a list of samples.
+        device: Where the converter is to put the arrays; the pipeline moves them to
+            its own device in any case. Unlike in ``StandardUpdater`` the model is not
+            moved: do so before making the ``Pipeline``.
+        auto_new_epoch (bool): Whether to tell the optimizers of new epochs.
+        input_device: The same as ``device``.
+        label_key (int, str or tuple): Which of the converter's arrays is the target,
+            or which are; as in :class:`chainer.links.Classifier` the last by default.
+
+    Attributes:
+        pipeline (Pipeline): As given.
+        stop_code (int): The largest number that a rank has given to
+            :meth:`request_stop`; the same on every rank after an update.
+
+    Raises:
+        ValueError: If the optimizers are not those of this rank's stages, or would
+            skip steps that other ranks take; or if ``label_key`` names nothing.
+
+    Example:
+        >>> import chainer
+        >>> import chainer.links as L
+        >>> import numpy as np
+        >>> from mpi4py import MPI
+        >>> from divisible import Divisible
+        >>> from pipeline import Pipeline
+        >>> stage = Divisible(L.Linear(4, 3))
+        >>> optimizer = chainer.optimizers.SGD(0.1).setup(stage)
+        >>> samples = [(np.ones(4, np.float32), np.int32(i % 3)) for i in range(10)]
+        >>> iterator = chainer.iterators.SerialIterator(samples, 4)
+        >>> pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
+        >>> updater = PipelineUpdater(iterator, optimizer, pipe)
+        >>> updater.update()
+        >>> updater.iteration, updater.epoch_detail
+        (1, 0.4)
+    """
+
+    def __init__(
+        self,
+        iterator: Any,
+        optimizer: Any,
+        pipeline: Pipeline,
+        converter: Callable = convert.concat_examples,
+        device: Any = None,
+        auto_new_epoch: bool = True,
+        *,
+        input_device: Any = None,
+        label_key: Key | Sequence[Key] = -1,
+    ) -> None:
+        iterators = iterators_of_rank(iterator, pipeline)
+        optimizers = _by_name(optimizer)
+        _check_targets(optimizers, pipeline)
+        super().__init__(
+            iterators,
+            optimizers,
+            converter,
+            auto_new_epoch=auto_new_epoch,
+            input_device=device if input_device is None else input_device,
+        )
+        self.pipeline = pipeline
+        self._device_of_stages = next(iter(pipeline.stages.values())).device
+        self.stop_code = 0
+        self._requested = 0
+        # Of the last minibatch.
+        self._n_samples = 0
+        self._reader = Reader(pipeline, converter, self.input_device, label_key)
+        # Whether only the first stage's rank knows how far the iterator is.
+        self._is_behind = True
+        self._hyperparameters = optimizers["main"].hyperparam.get_dict()
+
+    def connect_trainer(self, trainer: chainer.training.Trainer) -> None:
+        """Makes the ranks' trainers one; called by the trainer."""
+        trainer.extend(Together(self))
+        if self.pipeline.ranks.size > 1:
+            # Python prints the traceback; the trainer need not do so before.
+            trainer.run = functools.partial(trainer.run, show_loop_exception_msg=False)
+
+    def synchronize(self) -> None:
+        """Tells all ranks how far the iterator is, if they do not know.
+
+        To be called on every rank. The trainer does so before the first minibatch,
+        also after it was loaded.
+        """
+        if self._is_behind:
+            self._reader.synchronize(self._iterators["main"])
+            self._is_behind = False
+
+    def request_stop(self, code: int = 1) -> None:
+        """Asks that training stops on all ranks after this update, or the next.
+
+        May be called at any time, also by a signal's handler, on any of the ranks.
+
+        Args:
+            code (int): A positive number; the largest of all ranks' is known afterwards
+                as ``stop_code``.
+        """
+        self._requested = max(self._requested, code)
+
+    def update(self) -> None:
+        """Updates the parameters with one minibatch, and reports what it was like.
+
+        Raises:
+            StopIteration: On every rank, at the end of an iterator without repetition.
+        """
+        start = time.perf_counter()
+        self.update_core()
+        self.iteration += 1
+
+        seconds = time.perf_counter() - start
+        cost = measure(self.pipeline.record, seconds, self._device_of_stages)
+        ranks = self.pipeline.ranks
+        gathered = ranks.finish(ranks.gather(np.array([*cost, self._requested])))
+        self.stop_code = int(gathered[:, -1].max())
+        observed = observations(gathered[:, : len(Cost._fields)], self._n_samples)
+        chainer.report({f"pipeline/{name}": v for name, v in observed.items()})
+
+    def update_core(self) -> None:
+        """Does one step on a minibatch; a subclass may do more, on all ranks alike."""
+        minibatch = self._reader.next(self._iterators["main"])
+        result = self.pipeline.step(minibatch.x, minibatch.t)
+        self._update_parameters()
+        self._n_samples = minibatch.n_samples
+        chainer.report(named(result))
+
+    def _update_parameters(self) -> None:
+        self._share_hyperparameters()
+        for optimizer in self._optimizers.values():
+            optimizer.update()
+        if self.auto_new_epoch and self.is_new_epoch:
+            for optimizer in self._optimizers.values():
+                optimizer.new_epoch(auto=True)
+
+    def get_optimizer(self, name: str) -> chainer.Optimizer:
+        """Returns an optimizer, which has followed ``'main'``."""
+        self._share_hyperparameters()
+        return super().get_optimizer(name)
+
+    def get_all_optimizers(self) -> dict[str, chainer.Optimizer]:
+        """Returns the optimizers by name; they have followed ``'main'``.
+
+        So a snapshot after a change has it in all of them.
+        """
+        self._share_hyperparameters()
+        return super().get_all_optimizers()
+
+    def _share_hyperparameters(self) -> None:
+        """Lets the other optimizers follow ``'main'``, which extensions change."""
+        main, *others = self._optimizers.values()
+        if not others:
+            return
+        before, now = self._hyperparameters, main.hyperparam.get_dict()
+        for name in now:
+            if now[name] != before.get(name):
+                for other in others:
+                    if getattr(other.hyperparam, name, None) == before.get(name):
+                        setattr(other.hyperparam, name, now[name])
+        self._hyperparameters = now
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Reads or writes the state, with that of the pipeline.
+
+        The iterator's is in that of the first stage's rank.
+        """
+        super().serialize(serializer)
+        self.pipeline.serialize(serializer["pipeline"])
+        if isinstance(serializer, chainer.Deserializer):
+            self._is_behind = True
+            # Whatever was loaded: it is no change that others are to follow.
+            main = self._optimizers["main"]
+            self._hyperparameters = main.hyperparam.get_dict()
+
+
+def _by_name(optimizer: Any) -> dict[str, chainer.Optimizer]:
+    if isinstance(optimizer, Mapping):
+        if "main" not in optimizer:
+            raise ValueError(f"no optimizer is called 'main': {sorted(optimizer)}")
+        # 'main' first, whatever the order.
+        return {"main": optimizer["main"], **optimizer}
+    several = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+    return {f"main_{i}" if i else "main": each for i, each in enumerate(several)}
+
+
+def _check_targets(
+    optimizers: Mapping[str, chainer.Optimizer], pipeline: Pipeline
+) -> None:
+    for name, optimizer in optimizers.items():
+        if optimizer.target is None:
+            raise ValueError(
+                f"the optimizer {name!r} has no model: call optimizer.setup(stage)"
+            )
+    targets = set()
+    for optimizer in optimizers.values():
+        # Several stages may be children of the target of one optimizer.
+        targets |= {id(optimizer.target), *map(id, optimizer.target.children())}
+    scaling = [name for name, o in optimizers.items() if hasattr(o, "loss_scale")]
+    if len(scaling) > 1:
+        raise ValueError(
+            f"the optimizers {', '.join(scaling)} of rank {pipeline.rank} are in mixed"
+            f" precision, and each would skip its own steps: make one for all stages,"
+            f" MixedPrecision(optimizer, comm=comm).setup([stage, stage])"
+        )
+    for name in scaling:
+        if pipeline.ranks.size > 1 and _decides_alone(optimizers[name]):
+            raise ValueError(
+                f"the optimizer {name!r} of rank {pipeline.rank} is in mixed precision,"
+                f" and would skip steps that the other ranks take: give it their"
+                f" communicator, MixedPrecision(optimizer, comm=comm)"
+            )
+    for stage in pipeline.stages.values():
+        if id(stage) not in targets:
+            start, end = stage.layer_range
+            raise ValueError(
+                f"no optimizer on rank {pipeline.rank} was set up with the stage"
+                f" of the layers {start} to {end - 1}, so it would not be trained:"
+                f" make one for each of the rank's stages (in mixed precision, one for"
+                f" all of them)"
+            )
+
+
+def _decides_alone(optimizer: Any) -> bool:
+    """Whether a ``MixedPrecision`` was given no communicator."""
+    return not getattr(optimizer, "has_comm", True)

@@ -1,0 +1,17 @@
+import numpy as np
+
+from pipeline.messages import buffers
+
+
+def test_numpy_arrays_are_sent_where_they_are():
+    host = buffers.create_buffers(np)
+    array = np.arange(6.0).reshape(2, 3)
+    assert host.outgoing(array, array.dtype) is array
+    assert host.incoming(array, "float64") is array
+    assert host.outgoing(array.T, array.dtype).flags.c_contiguous
+    assert host.outgoing(array, np.float16).dtype == np.float16
+
+
+def test_the_mpi_library_is_asked_for_device_memory():
+    # The libraries of the test environment are built without CUDA.
+    assert buffers.mpi_takes_device_memory() is False

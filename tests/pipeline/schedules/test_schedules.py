@@ -1,0 +1,294 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.schedules import (
+    NAMES,
+    create,
+    gpipe,
+    interleaved,
+    list_schedule,
+    looped_bfs,
+    one_f_one_b,
+    zero_bubble_h1,
+    zero_bubble_h2,
+    zero_bubble_v,
+)
+from pipeline.schedules.program_validation import check_programs
+from pipeline.schedules.schedule import Schedule, ScheduleError, lower
+from pipeline.schedules.simulator import Costs, simulate
+
+GOLDEN = Path(__file__).parent / "golden"
+UNIT = Costs(1, 1, 1)
+
+stages = st.integers(1, 16)
+microbatches = st.integers(1, 64)
+chunks = st.integers(1, 4)
+quick = settings(max_examples=40, deadline=None)
+
+
+def ceil_to(m, d):
+    return -(-m // d) * d
+
+
+def checked(schedule):
+    """Validates, and checks what holds for every schedule."""
+    report = schedule.validate()
+    assert (
+        Schedule.from_arrays(
+            schedule.stage,
+            schedule.kind,
+            schedule.microbatch,
+            schedule.offsets,
+            schedule.stage_ranks,
+            schedule.n_microbatches,
+        )
+        == schedule
+    )
+    timeline = simulate(schedule, UNIT)
+    assert tuple(timeline.peak_in_flight) == report.in_flight
+    assert tuple(timeline.peak_held) == report.held
+    return report, timeline.makespan
+
+
+@pytest.mark.parametrize(
+    "name, schedule",
+    [
+        ("gpipe", gpipe(4, 6)),
+        ("1f1b", one_f_one_b(4, 6)),
+        ("1f1b_few_microbatches", one_f_one_b(5, 2)),
+        ("interleaved", interleaved(3, 2, 6)),
+        ("interleaved_uneven", interleaved(3, 2, 4)),
+        ("looped_bfs", looped_bfs(3, 2, 4)),
+        ("zb_h1", zero_bubble_h1(4, 6)),
+        ("zb_h2", zero_bubble_h2(3, 6)),
+        ("zb_v", zero_bubble_v(3, 5)),
+        (
+            "list_uneven_costs",
+            list_schedule(Costs([1, 2, 1], [1, 2, 1.5], [1, 1, 1], transfer=0.1), 5, 3),
+        ),
+    ],
+)
+def test_golden_grids(name, schedule):
+    text = (GOLDEN / f"{name}.txt").read_text()
+    assert f"{schedule}\n" == text
+    assert Schedule.parse(text) == schedule
+    schedule.validate()
+
+
+@quick
+@given(stages, microbatches, st.integers(1, 9), st.integers(1, 9))
+def test_gpipe_and_1f1b(d, m, forward, backward):
+    costs = Costs(forward, backward, 0)
+    for make, in_flight in (
+        (gpipe, [m] * d),
+        (one_f_one_b, [min(m, d - i) for i in range(d)]),
+    ):
+        schedule = make(d, m)
+        report, _ = checked(schedule)
+        assert list(report.in_flight) == in_flight
+        assert report.stage_in_flight == report.in_flight
+        assert report.pending == (0,) * d
+        timeline = simulate(schedule, costs)
+        assert timeline.makespan == (m + d - 1) * (forward + backward)
+        assert (timeline.bubble_time == (d - 1) * (forward + backward)).all()
+
+
+@quick
+@given(stages, microbatches)
+def test_zero_bubble_h1(d, m):
+    report, makespan = checked(zero_bubble_h1(d, m))
+    assert list(report.in_flight) == [min(m, d - i) for i in range(d)]
+    assert list(report.pending) == [min(m, i + 1) for i in range(d)]
+    assert max(report.held) == min(m, d)
+    if m >= d:
+        assert makespan == m * 3 + (d - 1) * (1 + 1 - 1)
+    else:
+        assert makespan == (m + d - 1) * 2 + 1
+
+
+@quick
+@given(stages, microbatches, st.tuples(*[st.integers(1, 9)] * 3))
+def test_zero_bubble_h2(d, m, times):
+    report, makespan = checked(zero_bubble_h2(d, m))
+    assert list(report.in_flight) == [min(m, 2 * (d - i) - 1) for i in range(d)]
+    assert list(report.pending) == [min(m, 2 * i + 1) for i in range(d)]
+    assert max(report.held) == min(m, 2 * d - 1)
+    assert makespan >= m * 3 + (d - 1)
+    forward, backward_input, backward_weight = times
+    if m >= 2 * d - 1 and backward_input <= 2 * forward:
+        bubble = (d - 1) * (forward + max(0, backward_input - 2 * backward_weight))
+        timeline = simulate(zero_bubble_h2(d, m), Costs(*times))
+        assert timeline.makespan == m * sum(times) + bubble
+
+
+def test_zero_bubble_h2_does_not_wait_for_messages_once_full():
+    def makespans(make):
+        costs = Costs(1, 1, 1, latency=1)
+        return [simulate(make(4, m), costs).makespan for m in (16, 20, 40)]
+
+    # Each further microbatch costs just its own computations.
+    first, second, third = makespans(zero_bubble_h2)
+    assert (second - first, third - first) == (4 * 3, 24 * 3)
+    first, second, third = makespans(zero_bubble_h1)
+    assert second - first > 4 * 3 and third - first > 24 * 3
+
+
+@quick
+@given(stages, microbatches)
+def test_zero_bubble_v(d, m):
+    report, makespan = checked(zero_bubble_v(d, m))
+    assert max(report.held) == 2 * min(m, d)
+    assert makespan == max(2 * m * 3 + (d - 1), 4 * (m + d) - 2)
+
+
+def test_zero_bubble_v_has_no_steady_state_bubble():
+    # Each further microbatch costs just its own computations.
+    makespans = [simulate(zero_bubble_v(8, m), UNIT).makespan for m in (12, 13, 40)]
+    assert makespans[1] - makespans[0] == 6
+    assert makespans[2] - makespans[0] == 6 * 28
+
+
+@quick
+@given(stages, chunks, microbatches)
+def test_interleaved(d, v, m):
+    schedule = interleaved(d, v, m)
+    report, makespan = checked(schedule)
+    full = ceil_to(m, d)
+    ahead = [min(v * full, (v - 1) * d + 2 * (d - i) - 1) for i in range(d)]
+    if m == full:
+        assert list(report.in_flight) == ahead
+        assert makespan == (v * m + d - 1) * 3
+    else:
+        assert all(a <= b for a, b in zip(report.in_flight, ahead))
+        assert makespan <= (v * full + d - 1) * 3
+
+
+@quick
+@given(st.integers(2, 8), st.integers(1, 3), st.integers(2, 4), st.integers(1, 9))
+def test_interleaved_divides_the_bubble(d, groups, v, backward):
+    m = d * groups
+    plain = simulate(one_f_one_b(d, m), Costs(v, v * backward, 0))
+    small = simulate(interleaved(d, v, m), Costs(1, backward, 0))
+    assert v * small.bubble_time[0] == plain.bubble_time[0]
+
+
+@quick
+@given(stages, chunks, microbatches)
+def test_looped_bfs(d, v, m):
+    report, makespan = checked(looped_bfs(d, v, m))
+    assert set(report.in_flight) == {v * m}
+    if m >= d:
+        assert makespan == (v * m + d - 1) * 3
+    else:
+        assert makespan >= (v * m + d - 1) * 3
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(NAMES), stages, chunks, microbatches)
+def test_large_schedules_round_trip_and_lower(name, d, v, m):
+    per_rank = {"interleaved": v, "looped_bfs": v, "zb_v": 2}.get(name, 1)
+    schedule = create(name, d * per_rank, m, d)
+    assert Schedule.parse(str(schedule)) == schedule
+    check_programs(lower(schedule))
+    check_programs(lower(schedule.forward_only()))
+    report = schedule.forward_only().validate()
+    assert max(report.held) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_rank_and_one_microbatch(name):
+    per_rank = 2 if name == "zb_v" else 1
+    schedule = create(name, per_rank, 1)
+    report, makespan = checked(schedule)
+    assert makespan == 3 * per_rank
+    assert report.held == (per_rank,)
+    assert lower(schedule)[0] == tuple(schedule.actions[0])
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: gpipe(0, 1), "n_stages must be at least 1, not 0"),
+        (lambda: one_f_one_b(1, 0), "n_microbatches must be at least 1"),
+        (lambda: interleaved(2, 0, 1), "n_chunks must be at least 1"),
+        (lambda: zero_bubble_v(0, 1), "n_ranks must be at least 1"),
+        (lambda: create("2f2b", 4, 4), "choose one of gpipe, 1f1b"),
+        (lambda: create("interleaved", 5, 4, 2), "multiple of 2 stages"),
+        (lambda: create("gpipe", 4, 4, 2), "1 stage on each rank, that is 2 on 2"),
+        (lambda: create("zb_v", 3, 4), "2 stages on each rank"),
+        (lambda: create("1f1b", 0, 4), "n_stages must be at least 1"),
+    ],
+)
+def test_impossible_schedules_are_refused(make, message):
+    with pytest.raises(ScheduleError, match=message):
+        make()
+
+
+seconds = st.integers(0, 8).map(lambda eighths: eighths / 8 + 0.125)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_list_schedule_respects_its_limit(data):
+    ranks = data.draw(st.integers(1, 4))
+    shape = data.draw(st.sampled_from(["straight", "v", "loop"]))
+    stage_ranks = {
+        "straight": [*range(ranks)],
+        "v": [*range(ranks), *reversed(range(ranks))],
+        "loop": [*range(ranks)] * 3,
+    }[shape]
+    n = len(stage_ranks)
+    m = data.draw(st.integers(1, 9))
+    each = st.lists(seconds, min_size=n, max_size=n)
+    costs = Costs(
+        data.draw(each),
+        data.draw(each),
+        data.draw(each),
+        transfer=data.draw(seconds),
+        latency=data.draw(seconds),
+    )
+    least = n // ranks
+    limit = data.draw(st.integers(least, least + 6))
+    split = data.draw(st.booleans())
+    schedule = list_schedule(costs, m, limit, stage_ranks, split_backward=split)
+    report = schedule.validate()
+    assert max(report.held) <= limit
+    assert schedule.n_microbatches == m
+    assert ("W" in str(schedule)) == split
+
+
+@pytest.mark.parametrize("d", [2, 4, 8])
+@pytest.mark.parametrize("m", [2, 4, 8, 16, 32])
+def test_list_schedule_is_no_worse_than_the_handmade_ones(d, m):
+    def makespan(schedule):
+        return simulate(schedule, UNIT).makespan
+
+    tip = [*range(d), *reversed(range(d))]
+    assert makespan(list_schedule(UNIT, m, d, range(d))) <= makespan(
+        zero_bubble_h1(d, m)
+    )
+    assert makespan(list_schedule(UNIT, m, 2 * d, tip)) <= makespan(zero_bubble_v(d, m))
+    whole = list_schedule(UNIT, m, d, range(d), split_backward=False)
+    assert makespan(whole) <= makespan(one_f_one_b(d, m))
+
+
+def test_list_schedule_with_limits_per_rank():
+    schedule = list_schedule(UNIT, 6, memory_limit=[3, 1, 2], n_stages=3)
+    assert all(a <= b for a, b in zip(schedule.validate().held, [3, 1, 2]))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({}, "number of stages is unknown"),
+        ({"n_stages": 0}, "at least one stage"),
+        ({"stage_ranks": [0, 1, 0], "memory_limit": 1}, "rank 0: .* needs 2"),
+        ({"n_stages": 2, "memory_limit": [1]}, "1 values, but there are 2 ranks"),
+    ],
+)
+def test_list_schedule_refuses(options, message):
+    with pytest.raises(ScheduleError, match=message):
+        list_schedule(UNIT, 4, **options)

@@ -1,0 +1,149 @@
+"""Statistics of batch normalization, collected over microbatches."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from divisible import Divisible
+from pipeline.stages.batch_statistics import BatchStatistics
+from tests.equivalence import assert_close
+
+
+def images(n, seed=0):
+    rng = np.random.RandomState(seed)
+    return rng.normal(3, 2, size=(n, 4, 5, 2)).astype(np.float32)
+
+
+def collect(model, x, sizes):
+    statistics = BatchStatistics(model.links)
+    statistics.begin()
+    for part in np.split(x, np.cumsum(sizes)[:-1]):
+        with statistics:
+            model(part)
+    statistics.finish()
+
+
+def averages(link):
+    return link.avg_mean, link.avg_var
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(0, 99))
+def test_any_cut_of_the_minibatch_gives_its_statistics(sizes, seed):
+    x = images(sum(sizes), seed)
+    links = [L.BatchNormalization(4), L.BatchNormalization(4)]
+    links[0](x)
+    collect(links[1], x, sizes)
+    for actual, expected in zip(averages(links[1]), averages(links[0])):
+        assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_large_mean_does_not_cancel_the_variance():
+    x = images(8) * np.float32(0.01) + 100
+    links = [L.BatchNormalization(4, dtype=np.float64) for _ in range(2)]
+    links[0](x.astype(np.float64))
+    collect(links[1], x.astype(np.float64), [1, 2, 5])
+    assert_close(links[1].avg_var, links[0].avg_var, rtol=1e-9)
+
+
+def test_what_normalizes_is_the_microbatch():
+    x = images(6)
+    link = L.BatchNormalization(4)
+    statistics = BatchStatistics(link.links)
+    statistics.begin()
+    with statistics:
+        y = link(x[:2])
+    assert_close(y.array, L.BatchNormalization(4)(x[:2]).array, rtol=1e-6, atol=1e-6)
+
+
+def test_a_link_called_twice_moves_twice_as_in_the_undivided_model():
+    x = images(6)
+    links = [L.BatchNormalization(4), L.BatchNormalization(4)]
+    twice = [Divisible(link, lambda x: x * 2 + 1, link) for link in links]
+    # The second call's inputs depend on how the first one normalized: give it a whole.
+    twice[0](x)
+    collect(twice[1], x, [6])
+    for actual, expected in zip(averages(links[1]), averages(links[0])):
+        assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_functions_with_arrays_of_the_users_own():
+    x = images(6)
+    arrays = [[np.zeros(4, "f"), np.ones(4, "f")] for _ in range(2)]
+
+    def model(mean, variance):
+        one, zero = np.ones(4, "f"), np.zeros(4, "f")
+        return Divisible(
+            lambda x: F.batch_normalization(
+                x, one, zero, running_mean=mean, running_var=variance, decay=0.5
+            )
+        )
+
+    model(*arrays[0])(x)
+    collect(model(*arrays[1]), x, [1, 5])
+    for actual, expected in zip(arrays[1], arrays[0]):
+        assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_fine_tuning_counts_minibatches():
+    links = [L.BatchNormalization(4), L.BatchNormalization(4)]
+    models = [Divisible(lambda x, link=link: link(x, finetune=True)) for link in links]
+    for step in range(3):
+        part = images(6, seed=step)
+        models[0](part)
+        statistics = BatchStatistics(links[1].links)
+        statistics.begin()
+        for microbatch in (part[:1], part[1:]):
+            with statistics:
+                models[1](microbatch)
+        statistics.finish()
+    assert links[1].N == links[0].N == 3
+    for actual, expected in zip(averages(links[1]), averages(links[0])):
+        assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_renormalization_reads_the_averages_from_before_the_minibatch():
+    x = images(6)
+    link, other = (L.BatchRenormalization(4, rmax=2.0, dmax=1.0) for _ in range(2))
+    statistics = BatchStatistics(link.links)
+    statistics.begin()
+    for part in (x[:3], x[3:]):
+        with statistics:
+            y = link(part)
+        assert_close(y.array, other.copy("copy")(part).array, rtol=1e-6, atol=1e-6)
+    statistics.finish()
+    other(x)
+    for actual, expected in zip(averages(link), averages(other)):
+        assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_without_statistics_to_move_nothing_happens(train):
+    link = L.BatchNormalization(4)
+    before = [array.copy() for array in averages(link)]
+    with (
+        chainer.using_config("train", train),
+        chainer.using_config("in_recomputing", True),
+    ):
+        collect(link, images(4), [2, 2])
+    for actual, expected in zip(averages(link), before):
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_a_minibatch_that_was_broken_off_is_forgotten():
+    x = images(4)
+    link = L.BatchNormalization(4)
+    statistics = BatchStatistics(link.links)
+    statistics.begin()
+    with statistics:
+        link(x + 50)
+    statistics.begin()
+    with statistics:
+        link(x)
+    statistics.finish()
+    expected = L.BatchNormalization(4)
+    expected(x)
+    assert_close(link.avg_mean, expected.avg_mean, rtol=1e-6)
