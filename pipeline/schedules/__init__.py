@@ -21,13 +21,13 @@ from pipeline.schedules.generators import (
     create,
     gpipe,
     interleaved,
-    list_schedule,
     looped_bfs,
     one_f_one_b,
     zero_bubble_h1,
     zero_bubble_h2,
     zero_bubble_v,
 )
+from pipeline.schedules.list_scheduling import list_schedule
 
 __all__ = [
     "NAMES",

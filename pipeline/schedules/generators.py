@@ -28,22 +28,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from pipeline.actions import BACKWARD, FORWARD, Action, ScheduleError
-from pipeline.schedules.list_scheduling import list_schedule
 from pipeline.schedules.schedule import Schedule
-
-__all__ = [
-    "NAMES",
-    "STAGES_PER_RANK",
-    "create",
-    "gpipe",
-    "interleaved",
-    "list_schedule",
-    "looped_bfs",
-    "one_f_one_b",
-    "zero_bubble_h1",
-    "zero_bubble_h2",
-    "zero_bubble_v",
-]
 
 
 def _positive(**numbers: int) -> None:
