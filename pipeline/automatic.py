@@ -18,14 +18,7 @@ from typing import Callable
 import numpy as np
 
 from pipeline import schedules
-from pipeline.actions import (
-    BACKWARD,
-    FORWARD,
-    INPUT,
-    KINDS,
-    WEIGHT,
-    ScheduleError,
-)
+from pipeline.actions import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, ScheduleError
 from pipeline.recomputation import recompute
 from pipeline.schedules.schedule import Schedule
 from pipeline.schedules.simulator import Costs, simulate

@@ -12,7 +12,7 @@
     program_validation  free of deadlock with them, whatever they wait for
     simulator           how long all that takes
 
-Their vocabulary is in `pipeline.actions`. Nothing in here imports Chainer or MPI.
+The vocabulary is in `pipeline.actions`. Nothing in here imports Chainer or MPI.
 """
 
 from pipeline.schedules.generators import (

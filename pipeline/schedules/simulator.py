@@ -16,14 +16,7 @@ from typing import Union
 
 import numpy as np
 
-from pipeline.actions import (
-    BACKWARD,
-    FORWARD,
-    INPUT,
-    KINDS,
-    RECOMPUTE,
-    WEIGHT,
-)
+from pipeline.actions import BACKWARD, FORWARD, INPUT, KINDS, RECOMPUTE, WEIGHT
 from pipeline.schedules.dependencies import (
     NONE,
     earliest_starts,

@@ -15,8 +15,8 @@ from divisible import (
     Network,
     Plan,
     Profile,
+    dynamic_program,
     partition,
-    partitioning,
 )
 from divisible.stage_costs import ONE_STAGE, microbatches_held
 
@@ -238,7 +238,7 @@ def test_what_is_passed_over_is_never_better(block):
             expected = str(error)
         else:
             feasible += 1
-        with mock.patch.object(partitioning, "_BLOCK", block):
+        with mock.patch.object(dynamic_program, "_BLOCK", block):
             try:
                 found = partition(profile, n_stages, **options).cuts
             except MemoryLimitError as error:

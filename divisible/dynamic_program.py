@@ -1,0 +1,202 @@
+"""The search for the best cuts, a dynamic program over the stages.
+
+Every method of `partition` is this one, for other costs. ``best[s][j]`` is the least
+possible cost of the layers before ``j`` in stages 0 to ``s``::
+
+    best[s][j] = min over i < j of  max(best[s - 1][i], cost of stage s = layers i..j-1)
+
+         0          i           j         n
+         |--- s - 1 stages ---|-- stage s --|...
+
+The stage from ``i`` grows as ``i`` falls, so the search over ``i`` stops once the
+layers' time alone exceeds the best found, and passes over blocks of starts none of
+which can be better. This makes 10,000 layers on 64 stages a matter of a second or two.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from divisible.stage_costs import StageCosts
+
+# Two sums of the same times in another order differ by rounding.
+_ROUNDING = 1e-12
+# How many starts of a stage the dynamic program passes over at once.
+_BLOCK = 64
+
+
+class Cost(NamedTuple):
+    """What stages cost.
+
+    Stage ``s`` of the layers ``i`` to ``j - 1`` costs the greater of
+    ``ends[s, j] - starts[s, i]`` and ``floor[s, i]``, and no less than
+    ``bound[s, j] - bound[s, i]``, which grows as ``i`` falls. Of the memory that lacks
+    there is the bound only, on what is needed.
+    """
+
+    ends: np.ndarray
+    starts: np.ndarray
+    floor: np.ndarray
+    bound: np.ndarray
+
+
+def evenest(costs: StageCosts, cost: Cost, limits: np.ndarray) -> list[int] | None:
+    """Minimises the greatest cost, then the sum of squares.
+
+    Args:
+        costs: Of the stages; gives the memory that they need.
+        cost: What to minimise.
+        limits: The memory that each stage may use, in bytes; shape (n_stages,).
+
+    Returns:
+        The cuts; ``None`` if nothing fits.
+    """
+    most, cuts = _solve(costs, cost, limits)
+    if cuts is None:
+        return None
+    return _solve(costs, cost, limits, cap=most * (1 + _ROUNDING))[1]
+
+
+def least_lacking(costs: StageCosts, limits: np.ndarray) -> list[int]:
+    """Returns the cuts with which the stage that lacks most memory lacks least."""
+    return _solve(costs, None, limits)[1]
+
+
+def _solve(
+    costs: StageCosts, cost: Cost | None, limits: np.ndarray, cap: float | None = None
+) -> tuple[float, list[int] | None]:
+    """Runs the dynamic program.
+
+    Args:
+        costs: Of the stages; gives the memory that they need.
+        cost: What to minimise; ``None`` for the memory that lacks.
+        limits: The memory that there is, unless its lack is minimised.
+        cap: Without it, the greatest cost of a stage is minimised. With it, no stage
+            may cost more than this, and the sum of squares is minimised.
+
+    Returns:
+        The least cost, and the cuts; ``None`` if nothing fits.
+    """
+    lacking = cost is None
+    if lacking:
+        none = np.zeros_like(costs.times)
+        cost = Cost(none, none, none, costs.grows[0])
+    value, parents = _program()(
+        *map(np.ascontiguousarray, cost),
+        costs.grows + costs.ends,
+        costs.grows - costs.starts,
+        costs.inputs,
+        costs.crossing,
+        costs.popped,
+        costs.workspace,
+        limits,
+        lacking,
+        np.inf if cap is None else cap,
+        cap is not None,
+        _BLOCK,
+    )
+    if not np.isfinite(value):
+        return value, None
+    cuts = [costs.n_layers]
+    for row in parents[::-1]:
+        cuts.append(int(row[cuts[-1]]))
+    return value, cuts[::-1]
+
+
+@functools.cache
+def _program() -> Callable:
+    """Compiles the dynamic program; numba takes a while to import."""
+    import numba
+
+    return numba.njit(cache=True)(_dynamic_program)
+
+
+def _dynamic_program(
+    ends,
+    starts,
+    floor,
+    bound,
+    memory_ends,
+    memory_starts,
+    inputs,
+    crossing,
+    popped,
+    workspace,
+    limits,
+    lacking,
+    cap,
+    squares,
+    block_size,
+):
+    """Finds the least cost, and for each stage and end its best start.
+
+    Starts are tried from the end backwards. What a block of them can give at best is
+    what its best start has before it, together with the layers behind the block.
+    """
+    n_stages, n = ends.shape[0], ends.shape[1] - 1
+    n_blocks = -(-n // block_size)
+    peaks = np.empty(n_blocks)
+    for block in range(n_blocks):
+        peaks[block] = workspace[block * block_size : (block + 1) * block_size].max()
+    parents = np.full((n_stages, n + 1), -1, np.int32)
+    before = np.full(n + 1, np.inf)
+    before[0] = -np.inf if not squares else 0.0
+    least_in = np.empty(n_blocks)
+    for s in range(n_stages):
+        for block in range(n_blocks):
+            least_in[block] = before[
+                block * block_size : (block + 1) * block_size
+            ].min()
+        least_up_to = least_in.copy()
+        for block in range(1, n_blocks):
+            least_up_to[block] = min(least_up_to[block - 1], least_up_to[block])
+        now = np.full(n + 1, np.inf)
+        first = n if s == n_stages - 1 else s + 1
+        for j in range(first, n - (n_stages - 1 - s) + 1):
+            best = np.inf
+            peak = 0.0
+            for block in range((j - 1) // block_size, s // block_size - 1, -1):
+                last = min(j, (block + 1) * block_size) - 1
+                at_least = bound[s, j] - bound[s, last]
+                if lacking:
+                    at_least -= limits[s]
+                if squares:
+                    here = least_in[block] + at_least * at_least
+                    ever = least_up_to[block] + at_least * at_least
+                else:
+                    here = max(least_in[block], at_least)
+                    ever = max(least_up_to[block], at_least)
+                if at_least > cap or ever >= best:
+                    break
+                if here >= best and block < (j - 1) // block_size:
+                    peak = max(peak, peaks[block])
+                    continue
+                for i in range(last, max(block * block_size, s) - 1, -1):
+                    peak = max(peak, workspace[i])
+                    if before[i] >= best:
+                        continue
+                    skips = min(crossing[i], popped[j] - popped[i])
+                    held = -np.inf
+                    for k in range(memory_ends.shape[0]):
+                        moment = memory_ends[k, s, j] - memory_starts[k, s, i]
+                        held = max(held, moment + inputs[k, s] * skips)
+                    lack = held + peak - limits[s]
+                    if lacking:
+                        cost = lack
+                    elif lack > 0:
+                        continue
+                    else:
+                        cost = max(ends[s, j] - starts[s, i], floor[s, i])
+                    if cost > cap:
+                        continue
+                    value = before[i] + cost * cost if squares else max(before[i], cost)
+                    if value < best:
+                        best = value
+                        parents[s, j] = i
+            now[j] = best
+        before = now
+    return before[n], parents
