@@ -20,10 +20,10 @@ from chainer.initializers import HeNormal
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline import automatic
-from pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT
-from pipeline.schedules.simulator import Costs
-from pipeline.timeline import Timeline
+from divisible.schedules import automatic
+from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, WEIGHT
+from divisible.schedules.simulator import Costs
+from divisible.schedules.timeline import Timeline
 
 N_OUTPUTS = 10
 ROOT = Path(__file__).parents[1]

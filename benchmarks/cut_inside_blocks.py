@@ -134,7 +134,9 @@ def work(job: dict, report: Path) -> None:
     from _mlp import step_seconds
     from mpi4py import MPI
 
-    from pipeline import Costs, Pipeline, abort_on_error, simulate
+    from divisible import simulate
+    from divisible.schedules import Costs
+    from pipeline import Pipeline, abort_on_error
 
     abort_on_error()
     comm = MPI.COMM_WORLD

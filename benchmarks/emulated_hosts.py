@@ -10,7 +10,7 @@ share of a core, and all shares together are less than the machine has.
 The 32-layer perceptron makes steps on all hosts, with as many microbatches as were best
 in the paper, and in turn with them steps of the undivided model in plain Chainer on one
 such host while the others sleep. The times of F, B, I and W are taken from the measured
-timelines; pipeline.simulate predicts the step from their means and the time of a
+timelines; divisible.simulate predicts the step from their means and the time of a
 message at the link's rate. The speed-up should reach 90 % of the predicted one.
 
 The layers are wide, because a quota is given out in periods of 10 or 20 ms: an action
@@ -75,8 +75,8 @@ def work(job: dict, report: Path) -> None:
     )
     from mpi4py import MPI
 
+    from divisible.schedules.simulator import simulate
     from pipeline import Pipeline, abort_on_error
-    from pipeline.schedules.simulator import simulate
 
     abort_on_error()
     comm = MPI.COMM_WORLD

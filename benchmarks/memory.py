@@ -9,7 +9,7 @@ many as there are stages.
 Measured on each rank, above parameters, gradients and the minibatch itself, are the
 peak memory of live arrays (tracemalloc, which NumPy reports to; arrays to receive in
 included) and the peak of resident memory (VmHWM). Predicted is the peak of
-pipeline.simulate, given what one microbatch keeps in a stage until its backward, and
+divisible.simulate, given what one microbatch keeps in a stage until its backward, and
 until its weight gradients. What lives during a single action comes on top of it.
 Resident memory can grow by less, because pages that the process had before are reused.
 """
@@ -30,8 +30,9 @@ from _common import Result, machine, quiet_barrier
 from _mlp import cut, minibatch, mlp
 from mpi4py import MPI
 
-from divisible import Divisible
-from pipeline import Costs, Pipeline, abort_on_error, simulate
+from divisible import Divisible, simulate
+from divisible.schedules import Costs
+from pipeline import Pipeline, abort_on_error
 
 MIB = 2**20
 

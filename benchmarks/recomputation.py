@@ -6,7 +6,7 @@ The same pipeline makes steps with `checkpoint` never, except_last and always, i
 Where a microbatch is recomputed, a stage holds only its input from forward to backward,
 and runs the forward a second time just before the backward.
 
-Predicted is pipeline.simulate of the very schedule that ran: its makespan, given the
+Predicted is divisible.simulate of the very schedule that ran: its makespan, given the
 mean times of F, B, I and W in the measured timelines of `never`, with R taking as long
 as F; its peak memory, given what one microbatch holds in a stage with its graph, and
 with its input alone. Measured, above parameters and gradients, are the peaks of live
@@ -27,8 +27,10 @@ from _mlp import cut, measured_costs, minibatch, mlp, step_seconds
 from memory import MIB, held_bytes, peaks
 from mpi4py import MPI
 
-from divisible.stage_costs import CHECKPOINTS
-from pipeline import Costs, Pipeline, abort_on_error, simulate
+from divisible import simulate
+from divisible.schedules import Costs
+from divisible.schedules.recomputation import CHECKPOINTS
+from pipeline import Pipeline, abort_on_error
 
 #: Seconds between two looks of a rank that waits for the next step.
 PAUSE = 0.002

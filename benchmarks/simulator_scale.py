@@ -17,8 +17,8 @@ from pathlib import Path
 
 from _common import Result, machine
 
-from pipeline.schedules import one_f_one_b
-from pipeline.schedules.simulator import Costs, simulate
+from divisible.schedules import one_f_one_b
+from divisible.schedules.simulator import Costs, simulate
 
 
 def peak_gib() -> float:

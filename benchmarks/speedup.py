@@ -8,9 +8,9 @@ in turn within one run, the paper's loop (its Fig. 4, over ChainerMN) and
 pipeline.Pipeline with its schedules at several numbers of microbatches. No optimizer
 runs. The speed-up of a round is the baseline's time over the variant's, of that round.
 
-Beside it stands what pipeline.simulate predicts for the same schedule from the times of
-F, B, I and W in the measured timelines, with messages that take no time. Below stands
-what no schedule can win back: how much slower the step's matrix products are by
+Beside it stands what divisible.simulate predicts for the same schedule from the times
+of F, B, I and W in the measured timelines, with messages that take no time. Below
+stands what no schedule can win back: how much slower the step's matrix products are by
 themselves at the size of a microbatch, and with both cores at work, which share a cache
 and a clock; and the speed-up if a step were nothing but these products.
 """
@@ -39,12 +39,12 @@ from _mlp import (
 from accumulation import Products
 from mpi4py import MPI
 
+from divisible.schedules import one_f_one_b, zero_bubble_h1
+from divisible.schedules.list_scheduling import list_schedule
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.simulator import Costs, simulate
+from divisible.schedules.timeline import Timeline
 from pipeline import Pipeline, abort_on_error
-from pipeline.schedules import one_f_one_b, zero_bubble_h1
-from pipeline.schedules.list_scheduling import list_schedule
-from pipeline.schedules.schedule import Schedule
-from pipeline.schedules.simulator import Costs, simulate
-from pipeline.timeline import Timeline
 
 #: What issue 3 of this project asks for, at two ranks.
 TARGETS = {"1f1b": 1.55, "zero bubble": 1.70}

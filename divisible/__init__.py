@@ -10,49 +10,39 @@ stages of equal time, and :meth:`Plan.best` chooses how to run them as well::
         model = VGG16()
     plan = partition(profile(model, x, t), n_stages=comm.size)
     stage = model.divide(*plan.range(comm.rank))  # this stage's memory only
+
+Names are imported when they are first used, so that schedules can be planned and
+simulated, and timelines drawn, without Chainer and MPI.
 """
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import Any
+
+import lazy_loader
 
 from divisible._version import __version__
-from divisible.deferred_array import NotMadeError
-from divisible.deferred_init import deferred_init
-from divisible.layer_costs import LayerCost, Profile
-from divisible.model import Divisible
-from divisible.partitioning import MemoryLimitError, partition
-from divisible.plan import Plan
-from divisible.random_state import RandomKey, keyed_random_state
-from divisible.skips import pop, stash
-from divisible.stage_costs import Network
 
-if TYPE_CHECKING:
-    from pipeline.planning.profiling import profile
-
-__all__ = [
-    "Divisible",
-    "LayerCost",
-    "MemoryLimitError",
-    "Network",
-    "NotMadeError",
-    "Plan",
-    "Profile",
-    "RandomKey",
-    "__version__",
-    "deferred_init",
-    "keyed_random_state",
-    "partition",
-    "pop",
-    "profile",
-    "stash",
-]
+_load, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "deferred_array": ["NotMadeError"],
+        "deferred_init": ["deferred_init"],
+        "layer_costs": ["LayerCost", "Profile"],
+        "model": ["Divisible"],
+        "partitioning": ["MemoryLimitError", "partition"],
+        "plan": ["Plan"],
+        "random_state": ["RandomKey", "keyed_random_state"],
+        "schedules.simulator": ["simulate"],
+        "skips": ["pop", "stash"],
+        "stage_costs": ["Network"],
+    },
+)
+__all__ += ["__version__", "profile"]
 
 
 def __getattr__(name: str) -> Any:
     # What is measured is what the pipeline runs, so this one name lies in the package
     # above, which is imported when it is used.
     if name == "profile":
-        from pipeline.planning.profiling import profile
-
-        globals()[name] = profile
-        return profile
-    raise AttributeError(f"module 'divisible' has no attribute {name!r}")
+        return importlib.import_module("pipeline.planning.profiling").profile
+    return _load(name)

@@ -13,7 +13,7 @@ import numpy as np
 
 from divisible.files import write_json
 from divisible.layer_costs import Profile, check_layers, plain_number
-from divisible.stage_costs import CHECKPOINTS
+from divisible.schedules.recomputation import CHECKPOINTS
 from divisible.units import count, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -199,8 +199,8 @@ class Plan:
         """Returns ``(start, end)`` of a stage, for :meth:`Divisible.divide`.
 
         Stage ``s`` is on rank ``s`` if there is one on each (``stages_per_rank``) and
-        one replica; else :meth:`pipeline.Schedule.rank_stages` says which stages a rank
-        of a replica has.
+        one replica; else :meth:`divisible.schedules.Schedule.rank_stages` says which
+        stages a rank of a replica has.
 
         Raises:
             IndexError: If there is no such stage.

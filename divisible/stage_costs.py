@@ -25,10 +25,7 @@ from typing import Union
 import numpy as np
 
 from divisible.layer_costs import Profile
-
-#: When the forward of a microbatch runs again before its backward, so that only the
-#: stage's input is held in between.
-CHECKPOINTS = ("never", "except_last", "always")
+from divisible.schedules.recomputation import check_checkpoint
 
 #: How many microbatches a stage of a zero-bubble schedule runs ahead, and keeps W back,
 #: for each stage behind and before it.
@@ -138,18 +135,6 @@ def _numbers(name: str, values: PerRank) -> np.ndarray:
         ) from None
 
 
-def check_checkpoint(checkpoint: str) -> None:
-    """Refuses what is none of `CHECKPOINTS`.
-
-    Raises:
-        ValueError: With those there are.
-    """
-    if checkpoint not in CHECKPOINTS:
-        raise ValueError(
-            f"checkpoint must be one of {', '.join(CHECKPOINTS)}, not {checkpoint!r}"
-        )
-
-
 def microbatches_held(
     schedule: str,
     n_stages: int,
@@ -167,7 +152,7 @@ def microbatches_held(
     ``'zb_h2'``     min(m, 2 (d - i) - 1)  min(m, 2 i + 1)     min(m, 2 d - 1)
     ==============  =====================  ==================  ==================
 
-    at most, for stage ``i`` of ``d`` and ``m`` microbatches (`pipeline.schedules`).
+    at most, for stage ``i`` of ``d`` and ``m`` microbatches (`divisible.schedules`).
     ZB-H1 and ZB-H2 have most in flight after an F, and most pending after an I; in
     between as many in flight as there are graphs at a time, if forwards are recomputed.
 
@@ -391,8 +376,8 @@ def recomputed_shares(
     """Returns for each stage the share of the microbatches whose forward runs twice.
 
     Where each backward follows its forward at once nothing is run again
-    (`pipeline.recomputation`): on the last stage of all but GPipe, and with a
-    single microbatch.
+    (`divisible.schedules.recomputation`): on the last stage of all but GPipe, and with
+    a single microbatch.
 
     Args:
         schedule: One that :func:`microbatches_held` knows.

@@ -15,15 +15,10 @@ import chainer.functions as F
 import numpy as np
 from mpi4py import MPI
 
-from divisible import Divisible, Plan, partition, profile
-from divisible.stage_costs import CHECKPOINTS
-from pipeline import (
-    Pipeline,
-    Schedule,
-    SnapshotError,
-    Timeline,
-    schedules,
-)
+from divisible import Divisible, Plan, partition, profile, schedules
+from divisible.schedules import Schedule, Timeline
+from divisible.schedules.recomputation import CHECKPOINTS
+from pipeline import Pipeline, SnapshotError
 from pipeline.messages.communicator import (
     end_all_ranks,
     is_world_up,

@@ -13,11 +13,10 @@ from typing import Any
 import chainer
 import numpy as np
 
-from divisible import Divisible
-from pipeline import schedules
-from pipeline.automatic import AUTO, first_schedule
+from divisible import Divisible, schedules
+from divisible.schedules.automatic import AUTO, first_schedule
+from divisible.schedules.schedule import Schedule
 from pipeline.messages.communicator import DisagreementError, all_gather
-from pipeline.schedules.schedule import Schedule
 from pipeline.stages.dtypes import floating_dtypes
 from pipeline.stages.weight_gradients import blas_threads
 

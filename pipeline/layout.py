@@ -10,8 +10,8 @@ import chainer
 from mpi4py import MPI
 
 from divisible import Divisible
+from divisible.schedules.actions import Route
 from divisible.ties import SharedState, Tie
-from pipeline.actions import Route
 from pipeline.messages.communicator import DisagreementError, all_gather
 from pipeline.messages.tie_exchange import SharedParameter
 

@@ -14,6 +14,10 @@ from mpi4py import MPI
 
 from divisible import Divisible
 from divisible.random_state import restored_random_state
+from divisible.schedules.automatic import AUTO, Trial
+from divisible.schedules.recomputation import recompute
+from divisible.schedules.schedule import Action, Operation, Schedule
+from divisible.schedules.timeline import Timeline
 from pipeline.arguments import (
     agree_on_settings,
     as_arrays,
@@ -29,7 +33,6 @@ from pipeline.arguments import (
     warn_of_float16,
     warn_of_many_threads,
 )
-from pipeline.automatic import AUTO, Trial
 from pipeline.layout import agree_on_loss, agree_on_stages
 from pipeline.messages.calls import CALLS, CallAgreement
 from pipeline.messages.communicator import (
@@ -45,15 +48,12 @@ from pipeline.messages.message import Tensor, Tensors
 from pipeline.messages.ranks import Ranks
 from pipeline.messages.tie_exchange import TieExchange
 from pipeline.messages.transport import Transport
-from pipeline.recomputation import recompute
 from pipeline.runner import RankProgram, Record, Runner
-from pipeline.schedules.schedule import Action, Operation, Schedule
 from pipeline.stages.dtypes import as_trainable
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import PendingReports
 from pipeline.stages.reports import means as means_of_reports
 from pipeline.stages.stage import Stage
-from pipeline.timeline import Timeline
 
 
 class Pipeline:
@@ -80,7 +80,7 @@ class Pipeline:
         schedule (str or Schedule): With one stage on each rank ``'gpipe'``,
             ``'1f1b'``, ``'zb_h1'`` or ``'zb_h2'``; with several ``'interleaved'`` or
             ``'looped_bfs'``; with two, placed in the shape of a V, ``'zb_v'``. See
-            :mod:`pipeline.schedules`. ``'auto'``, for any placement, runs four
+            :mod:`divisible.schedules`. ``'auto'``, for any placement, runs four
             minibatches and goes on with what is fastest by simulation of their times;
             no rank holds more microbatches than the first one does with ``'1f1b'``.
         lossfun: ``lossfun(*outputs, *targets)``, a mean over the samples; used on
@@ -92,7 +92,7 @@ class Pipeline:
         checkpoint (str): Which microbatches hold only their stage's input between
             forward and backward, and are computed again for the backward: ``'never'``,
             ``'except_last'`` or ``'always'``; see
-            :mod:`pipeline.recomputation`.
+            :mod:`divisible.schedules.recomputation`.
             Layers that were appended with ``recompute=True`` always are. What a
             recomputed layer does besides returning its output, it does twice; three
             times if both it and its microbatch are recomputed.

@@ -214,7 +214,7 @@ def by_equation(point: Point, rounds: Iterable[Mapping[int, Sample]]) -> list[fl
         point: The step.
         rounds: Samples of its series by their number of microbatches.
     """
-    from pipeline.performance_model import PerformanceModel
+    from divisible.schedules.paper_model import PerformanceModel
 
     found = []
     for samples in rounds:

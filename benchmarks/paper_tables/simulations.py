@@ -16,9 +16,9 @@ from paper_tables.points import Point
 from paper_tables.samples import Sample
 
 if TYPE_CHECKING:
-    from pipeline import Costs, Schedule
+    from divisible.schedules import Costs, Schedule
 
-#: What a stage does with a microbatch, in the order of `pipeline.Costs`.
+#: What a stage does with a microbatch, in the order of `divisible.schedules.Costs`.
 PHASES = ("forward", "backward_input", "backward_weight")
 
 
@@ -95,7 +95,7 @@ def replay(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
         profiles: Of the layers, which say how large messages are.
         hosts: Where it ran.
     """
-    from pipeline import Costs
+    from divisible.schedules import Costs
     from pipeline.planning import prediction
 
     transfer = transfers(sample.point, sample.cuts, profiles, hosts)
@@ -208,6 +208,6 @@ def _costs(
 
 
 def _schedule(point: Point, cuts: list[int]) -> Schedule:
-    from pipeline import schedules
+    from divisible import schedules
 
     return schedules.create(point.schedule, len(cuts) - 1, point.microbatches)

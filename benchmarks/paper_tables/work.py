@@ -18,12 +18,12 @@ from _mlp import phase_seconds, step_seconds, undivided_step
 from mpi4py import MPI
 
 from divisible import Divisible, Profile, profile
+from divisible.schedules.timeline import Timeline
 from paper_tables.models import build, minibatch
 from paper_tables.points import SERIAL, Point, from_json
 from paper_tables.profiles import medians
 from paper_tables.samples import Sample, append
 from pipeline import Pipeline, abort_on_error
-from pipeline.timeline import Timeline
 
 #: Seconds that a rank may wait for another: the smallest share of a core is slow.
 TIMEOUT = 3600.0

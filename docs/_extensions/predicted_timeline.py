@@ -15,16 +15,17 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
 
-from pipeline import Costs, recomputation, schedules, simulate
+from divisible import schedules, simulate
+from divisible.schedules import Costs, recomputation
 
 FOLDER = "_pictures"
 ONE_SECOND_EACH = "forward=1, backward_input=1, backward_weight=1"
 
 
 class PredictedTimeline(SphinxDirective):
-    """The picture of `pipeline.simulate` for the schedule that the argument makes.
+    """The picture of `divisible.simulate` for the schedule that the argument makes.
 
-    The argument is an expression over the names of `pipeline.schedules`, `Costs` and
+    The argument is an expression over the names of `divisible.schedules`, `Costs` and
     `recompute`; ``:costs:`` are the arguments of `Costs`, one second for each of F, I
     and W by default.
     """

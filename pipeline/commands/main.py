@@ -12,13 +12,14 @@ from pathlib import Path
 import click
 import numpy as np
 
-from divisible import __version__
+from divisible import __version__, schedules
 from divisible.layer_costs import PROFILE_COLUMNS, Profile, profile_rows
 from divisible.partitioning import METHODS, partition
 from divisible.plan import PLAN_COLUMNS, Plan, plan_rows
-from divisible.stage_costs import CHECKPOINTS, ONE_STAGE, Network
+from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.schedules.timeline import Timeline
+from divisible.stage_costs import ONE_STAGE, Network
 from divisible.units import count, format_bytes, format_seconds
-from pipeline import schedules
 from pipeline.commands.console import (
     plain_warnings,
     print_table,
@@ -41,7 +42,6 @@ from pipeline.commands.options import (
 from pipeline.commands.snapshots import export_command, repartition_command
 from pipeline.planning.prediction import predict
 from pipeline.planning.search import SCHEDULES, best_plan
-from pipeline.timeline import Timeline
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -136,7 +136,7 @@ def profile_command(
         measured.save(_numbered(output, size, batch))
         say(f"written to {_numbered(output, size, batch)}")
         if plot is not None:
-            from pipeline.plot import plot_profile
+            from divisible.schedules.plot import plot_profile
 
             plot_profile(measured, _numbered(plot, size, batch), title=model)
             say(f"drawn to {_numbered(plot, size, batch)}")

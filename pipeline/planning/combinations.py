@@ -15,13 +15,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from divisible import schedules as generators
 from divisible.layer_costs import Profile, interpolate
 from divisible.partitioning import MemoryLimitError, partition
 from divisible.plan import Plan
+from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, RECOMPUTE
+from divisible.schedules.recomputation import recompute
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.simulator import Costs
+from divisible.schedules.validation import peaks
 from divisible.stage_costs import Network, PerRank, spread_memory, spread_speeds
 from divisible.units import count, format_bytes
-from pipeline import schedules as generators
-from pipeline.actions import BACKWARD, FORWARD, INPUT, RECOMPUTE
 from pipeline.planning.prediction import (
     edges,
     fixed_memory,
@@ -30,10 +34,6 @@ from pipeline.planning.prediction import (
     slowest_replica,
     stage_costs,
 )
-from pipeline.recomputation import recompute
-from pipeline.schedules.schedule import Schedule
-from pipeline.schedules.simulator import Costs
-from pipeline.schedules.validation import peaks
 
 #: Predictions of equal time differ by rounding.
 SAME = 1 + 1e-6

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from divisible import schedules
 from divisible.layer_costs import (
     Profile,
     check_layers,
@@ -13,12 +14,11 @@ from divisible.layer_costs import (
     sort_profiles,
 )
 from divisible.plan import Plan
+from divisible.schedules.recomputation import recompute
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.simulator import Costs, simulate
+from divisible.schedules.timeline import Timeline
 from divisible.stage_costs import Network, PerRank, spread_speeds
-from pipeline import schedules
-from pipeline.recomputation import recompute
-from pipeline.schedules.schedule import Schedule
-from pipeline.schedules.simulator import Costs, simulate
-from pipeline.timeline import Timeline
 
 
 def predict(

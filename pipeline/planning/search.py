@@ -19,12 +19,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from divisible import schedules as generators
 from divisible.layer_costs import Profile, sort_profiles
 from divisible.partitioning import MemoryLimitError
 from divisible.plan import Alternative, Plan
-from divisible.stage_costs import CHECKPOINTS, Network, PerRank
+from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.stage_costs import Network, PerRank
 from divisible.units import format_seconds
-from pipeline import schedules as generators
 from pipeline.planning.combinations import (
     SAME,
     Candidate,
@@ -62,7 +63,7 @@ def best_plan(
 
     Searches the number of stages, of microbatches and of replicas, the schedule and
     the recomputation. Each combination is cut optimally (:func:`divisible.partition`)
-    and simulated (:func:`pipeline.simulate`) unless it does not fit or cannot win with
+    and simulated (:func:`divisible.simulate`) unless it does not fit or cannot win with
     these cuts. Those of the fastest are then moved as long as that makes the simulated
     step shorter, of very large models as far as some seconds allow. The step is forward
     and backward of a minibatch and the sum of the replicas' gradients, by rings, after

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from chainer.backends import cuda
 
+from divisible.schedules.schedule import Action
 from pipeline.runner import RankProgram, Record
-from pipeline.schedules.schedule import Action
 
 #: What is observed, after the name of the updater.
 NAMES = ("samples_per_second", "bubble", "communication", "peak_memory")

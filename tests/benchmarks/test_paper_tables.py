@@ -288,7 +288,7 @@ def test_equation_3_is_fitted_to_each_round():
     from paper_tables.points import Point
     from paper_tables.rows import by_equation, in_round
 
-    from pipeline.performance_model import PerformanceModel
+    from divisible.schedules.paper_model import PerformanceModel
 
     models = [PerformanceModel(4, a, 2.0, 3.0) for a in (40.0, 80.0)]
 
@@ -320,7 +320,8 @@ def test_phases_and_messages_of_a_timeline_make_up_its_step(name, burst):
     import numpy as np
     from _mlp import phase_seconds
 
-    from pipeline import Costs, schedules, simulate
+    from divisible import schedules, simulate
+    from divisible.schedules import Costs
 
     random = np.random.RandomState(0)
     schedule = schedules.create(name, 4, 6)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from divisible import Divisible, Plan, pop, stash
-from pipeline import Pipeline, Schedule
+from divisible.schedules import Schedule
+from pipeline import Pipeline
 from tests.mpiexec import mpiexec, on_ranks
 
 DEADLINE = 10

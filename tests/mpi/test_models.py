@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from divisible import Plan
-from divisible.stage_costs import CHECKPOINTS
+from divisible.schedules.recomputation import CHECKPOINTS
 from examples.autoencoder.model import Autoencoder
 from examples.language_model.model import LanguageModel
 from examples.train.models import resnet50, vgg16

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from divisible import Divisible, Plan, pop, stash
-from divisible.stage_costs import CHECKPOINTS
+from divisible.schedules.recomputation import CHECKPOINTS
 from pipeline import Pipeline
 from tests.equivalence import (
     STAGES_PER_RANK,

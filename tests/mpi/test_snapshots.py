@@ -14,16 +14,15 @@ from chainer.iterators import SerialIterator, ShuffleOrderSampler
 from mpi4py import MPI
 
 from divisible import Divisible, Plan
+from divisible.schedules import Schedule, one_f_one_b
 from pipeline import (
     Pipeline,
-    Schedule,
     Snapshot,
     SnapshotError,
     latest_snapshot,
     load_snapshot,
     save_snapshot,
 )
-from pipeline.schedules import one_f_one_b
 from tests.equivalence import assert_close
 from tests.mpiexec import assert_on_ranks, on_ranks
 from tests.snapshot_training import LAYOUTS, Run, adam, saved_arrays

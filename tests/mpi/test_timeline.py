@@ -4,9 +4,9 @@ import chainer.links as L
 import numpy as np
 
 from divisible import Divisible, Plan
+from divisible.schedules.schedule import Action
+from divisible.schedules.timeline import Timeline
 from pipeline import Pipeline
-from pipeline.schedules.schedule import Action
-from pipeline.timeline import Timeline
 from tests.mpiexec import assert_on_ranks
 
 

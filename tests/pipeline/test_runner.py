@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from divisible import Divisible
+from divisible.schedules import interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
 from pipeline.messages.communicator import StallError
 from pipeline.messages.message import Tensor
 from pipeline.runner import RECEIVES_AHEAD, ActionError, RankProgram, Runner
-from pipeline.schedules import interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage
 

@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from divisible import LayerCost, Plan, Profile
+from divisible.schedules.timeline import Timeline
 from pipeline.commands.main import main
 from pipeline.commands.model_argument import make_model
-from pipeline.timeline import Timeline
 
 MODELS = """
 import chainer.functions as F

@@ -7,20 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from divisible import LayerCost, MemoryLimitError, Network, Plan, Profile, partition
-from divisible.plan import StagePlan
-from divisible.stage_costs import (
-    CHECKPOINTS,
-    ONE_STAGE,
-    ZERO_BUBBLE_DEPTHS,
-    microbatches_held,
+from divisible import (
+    LayerCost,
+    MemoryLimitError,
+    Network,
+    Plan,
+    Profile,
+    partition,
+    schedules,
+    simulate,
 )
-from pipeline import schedules, simulate
-from pipeline.actions import RECOMPUTE
+from divisible.plan import StagePlan
+from divisible.schedules.actions import RECOMPUTE
+from divisible.schedules.recomputation import CHECKPOINTS, recompute
+from divisible.schedules.simulator import Costs
+from divisible.stage_costs import ONE_STAGE, ZERO_BUBBLE_DEPTHS, microbatches_held
 from pipeline.planning.prediction import predict
 from pipeline.planning.search import SCHEDULES, best_plan
-from pipeline.recomputation import recompute
-from pipeline.schedules.simulator import Costs
 
 
 def uneven(n=8, n_samples=12):

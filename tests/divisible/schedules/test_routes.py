@@ -4,12 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from divisible.stage_costs import CHECKPOINTS
-from pipeline.actions import Message, Route
-from pipeline.recomputation import recompute
-from pipeline.schedules import NAMES, create, interleaved, one_f_one_b
-from pipeline.schedules.program_validation import check_programs
-from pipeline.schedules.schedule import Action, ScheduleError, lower
+from divisible.schedules import NAMES, create, interleaved, one_f_one_b
+from divisible.schedules.actions import Message, Route
+from divisible.schedules.program_validation import check_programs
+from divisible.schedules.recomputation import CHECKPOINTS, recompute
+from divisible.schedules.schedule import Action, ScheduleError, lower
 
 
 @st.composite

@@ -1,6 +1,6 @@
 """Proves that lowered programs finish, whatever their sends and receives wait for.
 
-:func:`~pipeline.schedules.lowering.lower` makes programs that do, as tests show.
+:func:`~divisible.schedules.lowering.lower` makes programs that do, as tests show.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.actions import Action, Message, Operation, Route, ScheduleError
+from divisible.schedules.actions import Action, Message, Operation, Route, ScheduleError
 
 # How many of the ranks that wait for ever an error shows.
 _SHOWN_RANKS = 16
@@ -36,7 +36,7 @@ def check_programs(
     computes only what it has the input for, and sends only what it has computed.
 
     Args:
-        programs: For each rank its operations, such as `pipeline.schedules.lowering.lower`
+        programs: For each rank its operations, such as `divisible.schedules.lowering.lower`
             returns them.
         routes: The skip connections between stages.
 
@@ -45,14 +45,14 @@ def check_programs(
             it expects, or lacks an input; with ranks and operations.
 
     Example:
-        >>> from pipeline.actions import parse_operation
+        >>> from divisible.schedules.actions import parse_operation
         >>> def check(*lines):
         ...     check_programs([[parse_operation(t) for t in x.split()] for x in lines])
         >>> check("0F0 0F0>1 1B0<1 0B0", "0F0<0 1F0 1B0 1B0>0")
         >>> check("0F0 1B0<1 0F0>1 0B0", "0F0<0 1F0 1B0 1B0>0")
         Traceback (most recent call last):
             ...
-        pipeline.actions.ScheduleError: deadlock: 2 of 2 ranks stop for ever when sends and receives block:
+        divisible.schedules.actions.ScheduleError: deadlock: 2 of 2 ranks stop for ever when sends and receives block:
           rank 0 waits in 1B0<1
           rank 1 waits in 0F0<0
     """  # noqa: E501

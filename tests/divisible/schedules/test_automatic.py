@@ -3,17 +3,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import Costs, schedules, simulate
-from pipeline.actions import Message, ScheduleError
-from pipeline.automatic import (
+from divisible import schedules, simulate
+from divisible.schedules import Costs
+from divisible.schedules.actions import Message, ScheduleError
+from divisible.schedules.automatic import (
     N_TIMED,
     N_WARM,
     Trial,
     first_schedule,
     measured_costs,
 )
-from pipeline.recomputation import recompute
-from pipeline.timeline import Timeline
+from divisible.schedules.recomputation import recompute
+from divisible.schedules.timeline import Timeline
 
 
 def placements(n_ranks):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pipeline.actions import (
+from divisible.schedules.actions import (
     FORWARD,
     KINDS,
     Action,
@@ -19,12 +19,12 @@ from pipeline.actions import (
     Route,
     ScheduleError,
 )
-from pipeline.schedules.dependencies import NONE, locate, suppliers, unit_steps
+from divisible.schedules.dependencies import NONE, locate, suppliers, unit_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pipeline.schedules.schedule import Schedule
+    from divisible.schedules.schedule import Schedule
 
 COMPUTE, SEND, RECEIVE = range(3)
 
@@ -95,7 +95,7 @@ def lower(
     need yet.
 
     Args:
-        schedule: A schedule that `pipeline.schedules.validation.validate` accepts.
+        schedule: A schedule that `divisible.schedules.validation.validate` accepts.
         rendezvous: Whether sends may block until they are received.
         routes: The skip connections between stages. What they carry is sent behind
             what the next stage gets, straight to the rank that needs it; a gradient
@@ -108,7 +108,7 @@ def lower(
         ScheduleError: If the ranks wait for each other in a circle.
 
     Example:
-        >>> from pipeline.schedules import one_f_one_b
+        >>> from divisible.schedules import one_f_one_b
         >>> for program in lower(one_f_one_b(n_stages=2, n_microbatches=2)):
         ...     print(*program)
         0F0 0F0>1 0F1 0F1>1 1B0<1 0B0 1B1<1 0B1

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipeline import Costs, simulate
-from pipeline.performance_model import PerformanceModel, T_pipe, t_comm, t_pipe
-from pipeline.schedules import gpipe
+from divisible import simulate
+from divisible.schedules import Costs, gpipe
+from divisible.schedules.paper_model import PerformanceModel, T_pipe, t_comm, t_pipe
 
 TIMES = st.floats(1e-5, 10)
 MODELS = st.builds(PerformanceModel, st.integers(2, 64), TIMES, TIMES, TIMES)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.schedules import (
+from divisible.schedules import (
     NAMES,
     create,
     gpipe,
@@ -16,9 +16,9 @@ from pipeline.schedules import (
     zero_bubble_h2,
     zero_bubble_v,
 )
-from pipeline.schedules.program_validation import check_programs
-from pipeline.schedules.schedule import Schedule, ScheduleError, lower
-from pipeline.schedules.simulator import Costs, simulate
+from divisible.schedules.program_validation import check_programs
+from divisible.schedules.schedule import Schedule, ScheduleError, lower
+from divisible.schedules.simulator import Costs, simulate
 
 GOLDEN = Path(__file__).parent / "golden"
 UNIT = Costs(1, 1, 1)

@@ -2,6 +2,7 @@
 
 ::
 
+    actions             the vocabulary
     schedule            for each rank its actions, in order
     grid                as text, and back
     dependencies        what each action waits for
@@ -11,11 +12,16 @@
     lowering            the sends and receives between the actions
     program_validation  free of deadlock with them, whatever they wait for
     simulator           how long all that takes
+    recomputation       the same with forwards that run again
+    timeline            what ran when, predicted or measured; trace and plot: as files
+    automatic           the schedule that the first minibatches choose
+    paper_model         the paper's equations
 
-The vocabulary is in `pipeline.actions`. Nothing in here imports Chainer or MPI.
+Nothing in here imports Chainer or MPI.
 """
 
-from pipeline.schedules.generators import (
+from divisible.schedules.actions import Action, Message, ScheduleError
+from divisible.schedules.generators import (
     NAMES,
     STAGES_PER_RANK,
     create,
@@ -27,11 +33,20 @@ from pipeline.schedules.generators import (
     zero_bubble_h2,
     zero_bubble_v,
 )
-from pipeline.schedules.list_scheduling import list_schedule
+from divisible.schedules.list_scheduling import list_schedule
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.simulator import Costs
+from divisible.schedules.timeline import Timeline
 
 __all__ = [
     "NAMES",
     "STAGES_PER_RANK",
+    "Action",
+    "Costs",
+    "Message",
+    "Schedule",
+    "ScheduleError",
+    "Timeline",
     "create",
     "gpipe",
     "interleaved",

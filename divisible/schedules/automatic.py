@@ -17,12 +17,19 @@ from typing import Callable
 
 import numpy as np
 
-from pipeline import schedules
-from pipeline.actions import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, ScheduleError
-from pipeline.recomputation import recompute
-from pipeline.schedules.schedule import Schedule
-from pipeline.schedules.simulator import Costs, simulate
-from pipeline.timeline import CATEGORIES, Timeline
+from divisible import schedules
+from divisible.schedules.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    KINDS,
+    WEIGHT,
+    ScheduleError,
+)
+from divisible.schedules.recomputation import recompute
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.simulator import Costs, simulate
+from divisible.schedules.timeline import CATEGORIES, Timeline
 
 #: What a user gives as the name of the schedule.
 AUTO = "auto"
@@ -50,7 +57,7 @@ class Trial:
         stage_ranks: For each stage the rank that holds it.
         n_microbatches: Number of microbatches.
         checkpoint: Which of them are recomputed, see
-            `pipeline.recomputation`.
+            `divisible.schedules.recomputation`.
     """
 
     def __init__(

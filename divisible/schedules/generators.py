@@ -27,8 +27,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from pipeline.actions import BACKWARD, FORWARD, Action, ScheduleError
-from pipeline.schedules.schedule import Schedule
+from divisible.schedules.actions import BACKWARD, FORWARD, Action, ScheduleError
+from divisible.schedules.schedule import Schedule
 
 
 def _positive(**numbers: int) -> None:

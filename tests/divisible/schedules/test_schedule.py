@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import schedules
-from pipeline.actions import Action, Message, parse_operation
-from pipeline.schedules.program_validation import check_programs
-from pipeline.schedules.schedule import Schedule, ScheduleError, lower
+from divisible import schedules
+from divisible.schedules.actions import Action, Message, parse_operation
+from divisible.schedules.program_validation import check_programs
+from divisible.schedules.schedule import Schedule, ScheduleError, lower
 
 NAMES_AND_CHUNKS = [
     ("gpipe", 1),

@@ -16,17 +16,24 @@ from typing import Union
 
 import numpy as np
 
-from pipeline.actions import BACKWARD, FORWARD, INPUT, KINDS, RECOMPUTE, WEIGHT
-from pipeline.schedules.dependencies import (
+from divisible.schedules.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    KINDS,
+    RECOMPUTE,
+    WEIGHT,
+)
+from divisible.schedules.dependencies import (
     NONE,
     earliest_starts,
     other_rank_suppliers,
     receivers,
 )
-from pipeline.schedules.lowering import rendezvous_order
-from pipeline.schedules.schedule import Schedule
-from pipeline.schedules.validation import peaks, validate
-from pipeline.timeline import CATEGORIES, Timeline
+from divisible.schedules.lowering import rendezvous_order
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.timeline import CATEGORIES, Timeline
+from divisible.schedules.validation import peaks, validate
 
 #: A number for all stages or edges, or one for each.
 Values = Union[float, Sequence[float], np.ndarray]
@@ -100,7 +107,7 @@ class Costs:
 
         Returns:
             Seconds of shape ``(5, n_stages, n_microbatches)``, the kinds in the order
-            of `pipeline.actions.KINDS`.
+            of `divisible.schedules.actions.KINDS`.
 
         Raises:
             ValueError: If a value has another shape.
@@ -179,7 +186,7 @@ def simulate(
         overlap: Whether messages travel while ranks compute (receives posted ahead,
             sends that do not block). If not, a message starts when both ranks have
             come to it and keeps both busy until it has arrived, in the order of
-            `pipeline.schedules.lowering.lower`; sends and receives then show in the
+            `divisible.schedules.lowering.lower`; sends and receives then show in the
             timeline.
         links: What messages share while they travel, with ``overlap=True``.
             ``'parallel'``: nothing. ``'serial'``: from one rank to another, one
@@ -195,7 +202,7 @@ def simulate(
         ValueError: If the costs do not fit the schedule or ``links`` is unknown.
 
     Example:
-        >>> from pipeline.schedules import gpipe
+        >>> from divisible.schedules import gpipe
         >>> costs = Costs(forward=1.0, backward_input=1.0, backward_weight=1.0)
         >>> timeline = simulate(gpipe(n_stages=4, n_microbatches=8), costs)
         >>> timeline.makespan       # (m + d - 1) (F + B)

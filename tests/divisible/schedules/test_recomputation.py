@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from divisible.stage_costs import CHECKPOINTS
-from pipeline import simulate
-from pipeline.recomputation import recompute
-from pipeline.schedules import NAMES, create, gpipe, one_f_one_b, zero_bubble_h1
-from pipeline.schedules.schedule import Schedule, ScheduleError
-from pipeline.schedules.simulator import Costs
+from divisible import simulate
+from divisible.schedules import NAMES, create, gpipe, one_f_one_b, zero_bubble_h1
+from divisible.schedules.recomputation import CHECKPOINTS, recompute
+from divisible.schedules.schedule import Schedule, ScheduleError
+from divisible.schedules.simulator import Costs
 
 
 @st.composite

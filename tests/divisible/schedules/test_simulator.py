@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import schedules
-from pipeline.actions import Action, Message
-from pipeline.schedules.schedule import Schedule, ScheduleError, lower
-from pipeline.schedules.simulator import Costs, simulate
+from divisible import schedules
+from divisible.schedules.actions import Action, Message
+from divisible.schedules.schedule import Schedule, ScheduleError, lower
+from divisible.schedules.simulator import Costs, simulate
 
 # Sums of these are exact, so that results can be compared for equality.
 seconds = st.integers(0, 16).map(lambda n: n / 8)

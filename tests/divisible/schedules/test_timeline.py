@@ -4,10 +4,10 @@ import sys
 import numpy as np
 import pytest
 
-from pipeline import schedules
-from pipeline.actions import Action, Message
-from pipeline.schedules.simulator import Costs, simulate
-from pipeline.timeline import Event, Timeline
+from divisible import schedules
+from divisible.schedules.actions import Action, Message
+from divisible.schedules.simulator import Costs, simulate
+from divisible.schedules.timeline import Event, Timeline
 
 COSTS = Costs(0.010, 0.011, 0.009, transfer=0.001, latency=0.0005)
 

@@ -2,7 +2,7 @@
 
 The same object is printed, checked, simulated and executed::
 
-    >>> from pipeline.schedules import one_f_one_b
+    >>> from divisible.schedules import one_f_one_b
     >>> schedule = one_f_one_b(n_stages=2, n_microbatches=3)
     >>> print(schedule)
     1f1b: 3 microbatches, 2 stages on ranks 0 1
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.actions import (
+from divisible.schedules.actions import (
     FORWARD,
     KINDS,
     Action,
@@ -33,9 +33,9 @@ from pipeline.actions import (
     ScheduleError,
     parse_operation,
 )
-from pipeline.schedules.grid import draw, read
-from pipeline.schedules.lowering import lower
-from pipeline.schedules.validation import Report, validate
+from divisible.schedules.grid import draw, read
+from divisible.schedules.lowering import lower
+from divisible.schedules.validation import Report, validate
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.actions import (
+from divisible.schedules.actions import (
     BACKWARD,
     FORWARD,
     INPUT,
@@ -19,8 +19,8 @@ from pipeline.actions import (
     Action,
     ScheduleError,
 )
-from pipeline.schedules.schedule import Schedule
-from pipeline.schedules.simulator import Costs, simulate
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.simulator import Costs, simulate
 
 # What happens, in this order if at the same time: a result arrives, an action ends.
 _ARRIVAL, _END = range(2)

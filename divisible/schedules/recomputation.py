@@ -17,10 +17,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from divisible.stage_costs import CHECKPOINTS
-from pipeline.actions import BACKWARD, INPUT, RECOMPUTE
-from pipeline.schedules.dependencies import NONE, locate
-from pipeline.schedules.schedule import Schedule
+from divisible.schedules.actions import BACKWARD, INPUT, RECOMPUTE
+from divisible.schedules.dependencies import NONE, locate
+from divisible.schedules.schedule import Schedule
+
+#: When the forward of a microbatch runs again before its backward, so that only the
+#: stage's input is held in between.
+CHECKPOINTS = ("never", "except_last", "always")
 
 
 def recompute(schedule: Schedule, checkpoint: str = "always") -> Schedule:
@@ -42,17 +45,14 @@ def recompute(schedule: Schedule, checkpoint: str = "always") -> Schedule:
         ValueError: If ``checkpoint`` is none of these.
 
     Example:
-        >>> from pipeline.schedules import one_f_one_b
+        >>> from divisible.schedules import one_f_one_b
         >>> print(recompute(one_f_one_b(n_stages=2, n_microbatches=3)))
         1f1b: 3 microbatches, 2 stages on ranks 0 1
         step      0   1   2   3   4   5   6   7   8
         rank 0  0F0 0F1 0R0 0B0 0F2 0R1 0B1 0R2 0B2
         rank 1    . 1F0 1B0 1F1 1B1 1F2 1B2   .   .
     """
-    if checkpoint not in CHECKPOINTS:
-        raise ValueError(
-            f"checkpoint must be one of {', '.join(CHECKPOINTS)}, not {checkpoint!r}"
-        )
+    check_checkpoint(checkpoint)
     if checkpoint == "never":
         return schedule
     kind, stage, microbatch = schedule.kind, schedule.stage, schedule.microbatch
@@ -74,3 +74,15 @@ def recompute(schedule: Schedule, checkpoint: str = "always") -> Schedule:
         schedule.n_microbatches,
         schedule.name,
     )
+
+
+def check_checkpoint(checkpoint: str) -> None:
+    """Refuses what is none of `CHECKPOINTS`.
+
+    Raises:
+        ValueError: With those there are.
+    """
+    if checkpoint not in CHECKPOINTS:
+        raise ValueError(
+            f"checkpoint must be one of {', '.join(CHECKPOINTS)}, not {checkpoint!r}"
+        )

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.actions import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
+from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
 
 if TYPE_CHECKING:
-    from pipeline.schedules.schedule import Schedule
+    from divisible.schedules.schedule import Schedule
 
 #: Stands for "no such action" in arrays of action numbers.
 NONE = -1
@@ -50,7 +50,7 @@ def suppliers(schedule: Schedule, table: np.ndarray | None = None) -> np.ndarray
 
     A B or I also needs its own F, and its own R if there is one. Those are on the same
     rank, where only the position in the rank's list counts;
-    `pipeline.schedules.validation` checks it. What a skip connection carries needs no
+    `divisible.schedules.validation` checks it. What a skip connection carries needs no
     entry: it is sent before what the stages between pass on.
 
     Args:

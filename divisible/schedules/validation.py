@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pipeline.actions import (
+from divisible.schedules.actions import (
     BACKWARD,
     FORWARD,
     INPUT,
@@ -16,13 +16,13 @@ from pipeline.actions import (
     Action,
     ScheduleError,
 )
-from pipeline.schedules.dependencies import NONE, locate, suppliers, unit_steps
-from pipeline.schedules.grid import draw, grid_steps
+from divisible.schedules.dependencies import NONE, locate, suppliers, unit_steps
+from divisible.schedules.grid import draw, grid_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pipeline.schedules.schedule import Schedule
+    from divisible.schedules.schedule import Schedule
 
 # How much of a large grid an error shows around the fault.
 _SHOWN_RANKS = 16
@@ -60,7 +60,7 @@ def validate(schedule: Schedule) -> Report:
     every stage runs every microbatch exactly once forward, and backward either as
     one B or as I and W (or none of all backward: evaluation); on each rank F comes
     before R, R before B or I, I before W, and a stage after the one it needs; no ranks
-    wait for each other in a circle. `pipeline.schedules.lowering.lower` then yields
+    wait for each other in a circle. `divisible.schedules.lowering.lower` then yields
     messages that cannot deadlock even when every send and receive blocks.
 
     Args:
@@ -74,7 +74,7 @@ def validate(schedule: Schedule) -> Report:
             around the fault.
 
     Example:
-        >>> from pipeline.schedules.schedule import Schedule
+        >>> from divisible.schedules.schedule import Schedule
         >>> Schedule([["0F0", "0B0"], ["1F0", "1B0"]]).validate().in_flight
         (1, 1)
         >>> try:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.actions import KINDS, ScheduleError
-from pipeline.schedules.dependencies import NONE, unit_steps
+from divisible.schedules.actions import KINDS, ScheduleError
+from divisible.schedules.dependencies import NONE, unit_steps
 
 if TYPE_CHECKING:
-    from pipeline.schedules.schedule import Schedule
+    from divisible.schedules.schedule import Schedule
 
 _IDLE = "."
 _HEADER = re.compile(
@@ -103,7 +103,7 @@ def read(text: str) -> tuple[list[list[str]], list[int], int, str]:
 
     Returns:
         For each rank its actions as text, for each stage its rank, the number of
-        microbatches, and the name: what `pipeline.schedules.schedule.Schedule` takes.
+        microbatches, and the name: what `divisible.schedules.schedule.Schedule` takes.
 
     Raises:
         ScheduleError: If a line cannot be read.

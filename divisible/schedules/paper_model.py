@@ -9,7 +9,7 @@ With ``d`` stages of equal time and a minibatch in ``m`` microbatches, a pipelin
 
 T_pipe is linear in the three times t_comp, t_0 and bs * dsize / bw, so three measured
 steps give them, as in Fig. 12, and more give them by least squares. The model knows no
-unequal stages and no messages that overlap with computation; `pipeline.simulate` does.
+unequal stages and no messages that overlap with computation; `divisible.simulate` does.
 
 Source: Takisawa, Yazaki and Ishihata, Evaluation of an Implementation Method for
 Pipeline Parallelism Distributed Deep Learning (2022), section 6.

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.actions import KINDS
+from divisible.schedules.actions import KINDS
 
 if TYPE_CHECKING:
     from divisible.layer_costs import Profile
-    from pipeline.timeline import Timeline
+    from divisible.schedules.timeline import Timeline
 
 # Blue forward, green backward in a strong (input) and a light tone (weight); what is
 # not computation is kept pale. Readable for colour-blind eyes and in grey.
@@ -66,7 +66,7 @@ def plot_timeline(
             "Timeline.plot needs matplotlib; install it (pip install matplotlib), or "
             "use Timeline.save and open the file in chrome://tracing"
         ) from error
-    from pipeline.timeline import CATEGORIES
+    from divisible.schedules.timeline import CATEGORIES
 
     n_ranks = max(timeline.n_ranks, 1)
     height = min(max(0.34 * n_ranks, 0.6), 8.0)
@@ -153,7 +153,7 @@ def _draw_bars(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_rgb
 
-    from pipeline.timeline import CATEGORIES
+    from divisible.schedules.timeline import CATEGORIES
 
     left = (timeline.start - begin) * scale
     right = (timeline.end - begin) * scale
@@ -211,7 +211,7 @@ def _draw_bars(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
 def _draw_image(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
     from matplotlib.colors import to_rgb
 
-    from pipeline.timeline import CATEGORIES
+    from divisible.schedules.timeline import CATEGORIES
 
     columns = _PIXELS
     seconds = np.zeros((len(CATEGORIES), timeline.n_ranks, columns))

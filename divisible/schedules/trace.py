@@ -8,7 +8,7 @@ import os
 import numpy as np
 
 from divisible.files import written_aside
-from pipeline.timeline import Event, Timeline
+from divisible.schedules.timeline import Event, Timeline
 
 
 def save_trace(timeline: Timeline, path: str | os.PathLike) -> None:

@@ -1,6 +1,6 @@
 """What ran when on which rank, predicted or measured.
 
-`pipeline.schedules.simulator.simulate` returns a `Timeline`, the runner records one;
+`divisible.schedules.simulator.simulate` returns a `Timeline`, the runner records one;
 both are compared, saved and drawn by the same code. Events are kept as columns of
 numbers and become objects only when they are looked at.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from pipeline.actions import (
+from divisible.schedules.actions import (
     BACKWARD,
     FORWARD,
     INPUT,
@@ -427,7 +427,7 @@ class Timeline:
         Args:
             path: Where to write JSON. The file appears only when it is complete.
         """
-        from pipeline.trace import save_trace
+        from divisible.schedules.trace import save_trace
 
         save_trace(self, path)
 
@@ -444,7 +444,7 @@ class Timeline:
         Raises:
             ValueError: If the file is not in that format.
         """
-        from pipeline.trace import load_trace
+        from divisible.schedules.trace import load_trace
 
         return load_trace(path)
 
@@ -458,7 +458,7 @@ class Timeline:
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        from pipeline.plot import plot_timeline
+        from divisible.schedules.plot import plot_timeline
 
         plot_timeline(self, path, title)
 
