@@ -11,10 +11,10 @@ from _common import quiet_barrier
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline.messages.communicator import wait
-from pipeline.messages.message import Tensor
+from divisible.communication.signatures import Tensor
+from divisible.communication.transport import Transport
+from divisible.communication.waiting import wait
 from pipeline.messages.progress import Progress
-from pipeline.messages.transport import Transport
 from pipeline.planning.phases import Phases
 
 #: Seconds that hosts are busy at least. Of 32 hosts the standard deviation was 5.5% of

@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 mpiexec -n 2 python benchmarks/transport.py
 
 ``messages``: an array goes to the other rank and back, over
-pipeline.messages.transport, over ChainerMN's send and recv, and with mpi4py's blocking
-calls into an array that is there already; half the time there and back is the time of a
-message. Shapes are agreed before, as in the second and later steps of training.
+divisible.communication.transport, over ChainerMN's send and recv, and with mpi4py's
+blocking calls into an array that is there already; half the time there and back is the
+time of a message. Shapes are agreed before, as in the second and later steps of
+training.
 
 ``loop``: the paper's loop (its Fig. 4) against pipeline.Pipeline with the same
 schedule, GPipe, over ChainerMN and over our transport.
@@ -36,9 +37,9 @@ from _common import Result, alternate, machine, ratios
 from _mlp import cut, minibatch, mlp, paper_loop, step_seconds
 from mpi4py import MPI
 
+from divisible.communication.signatures import Tensor
+from divisible.communication.transport import Transport
 from pipeline import Pipeline, abort_on_error
-from pipeline.messages.message import Tensor
-from pipeline.messages.transport import Transport
 
 KIB, MIB = 2**10, 2**20
 PARTS = ("messages", "loop", "overlap")
@@ -68,7 +69,7 @@ class PingPong:
         self.repeats = max(3, min(200, 64 * MIB // n_bytes))
 
     def ours(self) -> None:
-        """Over pipeline.messages.transport."""
+        """Over divisible.communication.transport."""
         for _ in range(self.repeats):
             self.receiver.post(0)
             if self.comm.rank == 0:

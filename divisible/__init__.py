@@ -18,23 +18,22 @@ simulated, and timelines drawn, without Chainer and MPI.
 import importlib
 from typing import Any
 
-import lazy_loader
-
 from divisible._version import __version__
+from divisible.lazy_names import lazy_names
 
-_load, __dir__, __all__ = lazy_loader.attach(
+_load, __dir__, __all__ = lazy_names(
     __name__,
-    submod_attrs={
-        "deferred_array": ["NotMadeError"],
-        "deferred_init": ["deferred_init"],
-        "layer_costs": ["LayerCost", "Profile"],
-        "model": ["Divisible"],
-        "partitioning": ["MemoryLimitError", "partition"],
-        "plan": ["Plan"],
-        "random_state": ["RandomKey", "keyed_random_state"],
-        "schedules.simulator": ["simulate"],
-        "skips": ["pop", "stash"],
-        "stage_costs": ["Network"],
+    {
+        "divisible.deferred.array": ["NotMadeError"],
+        "divisible.deferred.scope": ["deferred_init"],
+        "divisible.layer_costs": ["LayerCost", "Profile"],
+        "divisible.model": ["Divisible"],
+        "divisible.partitioning": ["MemoryLimitError", "partition"],
+        "divisible.plan": ["Plan"],
+        "divisible.random_streams": ["RandomKey", "keyed_random_state"],
+        "divisible.schedules.simulator": ["simulate"],
+        "divisible.skips": ["pop", "stash"],
+        "divisible.stage_costs": ["Network"],
     },
 )
 __all__ += ["__version__", "profile"]

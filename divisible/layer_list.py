@@ -11,7 +11,7 @@ from typing import Any, Callable
 import chainer
 from chainer import Link
 
-from divisible.deferred_layers import DeferredLayers, follow
+from divisible.deferred.layers import DeferredLayers, follow
 
 Layer = Callable[..., Any]
 

@@ -14,10 +14,10 @@ import chainer
 from chainer import Link
 
 from divisible import ties
-from divisible.deferred_layers import follow
+from divisible.deferred.layers import follow
 from divisible.layer_list import Layer, LayerList
 from divisible.layer_positions import one_pass, sign
-from divisible.random_state import layer_streams
+from divisible.random_streams import layer_streams
 from divisible.skips import Pop, Skip, Stash, find_skips
 from divisible.ties import SharedState, Tie, Transposed
 

@@ -16,14 +16,14 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible import Divisible, Plan, partition, profile, schedules
-from divisible.schedules import Schedule, Timeline
-from divisible.schedules.recomputation import CHECKPOINTS
-from pipeline import Pipeline, SnapshotError
-from pipeline.messages.communicator import (
+from divisible.communication.aborting import (
     end_all_ranks,
     is_world_up,
     let_lower_ranks_speak,
 )
+from divisible.schedules import Schedule, Timeline
+from divisible.schedules.recomputation import CHECKPOINTS
+from pipeline import Pipeline, SnapshotError
 
 comm = MPI.COMM_WORLD
 

@@ -18,56 +18,24 @@ to expect there, speed is not.
 Names are imported when they are first used.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from divisible.lazy_names import lazy_names
 
-if TYPE_CHECKING:
-    from mixed_precision.lars import LARS, LARSHook
-    from mixed_precision.loss_scale import DynamicLossScale, LossScale, StaticLossScale
-    from mixed_precision.model import float32_loss, to_float16
-    from mixed_precision.momentum_sgd16 import MomentumSGD16
-    from mixed_precision.optimizer import MixedPrecision
-    from mixed_precision.statistics import (
-        ActivationGradients,
-        GradientReport,
-        GradientStatistics,
-    )
-
-_MODULES = {
-    "ActivationGradients": "statistics",
-    "DynamicLossScale": "loss_scale",
-    "GradientReport": "statistics",
-    "GradientStatistics": "statistics",
-    "LARS": "lars",
-    "LARSHook": "lars",
-    "LossScale": "loss_scale",
-    "MixedPrecision": "optimizer",
-    "MomentumSGD16": "momentum_sgd16",
-    "StaticLossScale": "loss_scale",
-    "float32_loss": "model",
-    "to_float16": "model",
-}
-
-__all__ = [
-    "ActivationGradients",
-    "DynamicLossScale",
-    "GradientReport",
-    "GradientStatistics",
-    "LARS",
-    "LARSHook",
-    "LossScale",
-    "MixedPrecision",
-    "MomentumSGD16",
-    "StaticLossScale",
-    "float32_loss",
-    "to_float16",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'mixed_precision' has no attribute {name!r}")
-    module = importlib.import_module(f"mixed_precision.{_MODULES[name]}")
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "mixed_precision.lars": ["LARS", "LARSHook"],
+        "mixed_precision.loss_scale": [
+            "DynamicLossScale",
+            "LossScale",
+            "StaticLossScale",
+        ],
+        "mixed_precision.model": ["float32_loss", "to_float16"],
+        "mixed_precision.momentum_sgd16": ["MomentumSGD16"],
+        "mixed_precision.optimizer": ["MixedPrecision"],
+        "mixed_precision.statistics": [
+            "ActivationGradients",
+            "GradientReport",
+            "GradientStatistics",
+        ],
+    },
+)

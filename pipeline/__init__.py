@@ -17,27 +17,28 @@
 Names are imported when they are first used.
 """
 
-import lazy_loader
+from divisible.lazy_names import lazy_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
+__getattr__, __dir__, __all__ = lazy_names(
     __name__,
-    submod_attrs={
-        "messages.communicator": ["DisagreementError", "StallError", "abort_on_error"],
-        "messages.point_to_point": [
+    {
+        "divisible.communication.aborting": ["abort_on_error"],
+        "divisible.communication.errors": ["DisagreementError", "StallError"],
+        "pipeline.messages.point_to_point": [
             "recv_data",
             "recv_grad",
             "send_data",
             "send_grad",
         ],
-        "pipeline": ["Pipeline"],
-        "runner": ["ActionError"],
-        "snapshots.extension": ["snapshot"],
-        "snapshots.files": ["Snapshot", "SnapshotError", "latest_snapshot"],
-        "snapshots.save_and_load": ["load_snapshot", "save_snapshot"],
-        "snapshots.tools": ["export_npz", "import_npz", "repartition"],
-        "training.evaluator": ["PipelineEvaluator", "predict"],
-        "training.shuffle": ["SeededShuffle"],
-        "training.signals": ["StopOnSignal"],
-        "training.updater": ["PipelineUpdater"],
+        "pipeline.pipeline": ["Pipeline"],
+        "pipeline.runner": ["ActionError"],
+        "pipeline.snapshots.extension": ["snapshot"],
+        "pipeline.snapshots.files": ["Snapshot", "SnapshotError", "latest_snapshot"],
+        "pipeline.snapshots.save_and_load": ["load_snapshot", "save_snapshot"],
+        "pipeline.snapshots.tools": ["export_npz", "import_npz", "repartition"],
+        "pipeline.training.evaluator": ["PipelineEvaluator", "predict"],
+        "pipeline.training.shuffle": ["SeededShuffle"],
+        "pipeline.training.signals": ["StopOnSignal"],
+        "pipeline.training.updater": ["PipelineUpdater"],
     },
 )

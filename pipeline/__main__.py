@@ -22,14 +22,14 @@ from types import TracebackType
 
 from mpi4py import MPI
 
-from pipeline.messages.communicator import (
-    StallError,
+from divisible.communication.aborting import (
     abort_on_error,
     end_all_ranks,
     is_world_up,
     let_lower_ranks_speak,
-    wait,
 )
+from divisible.communication.errors import StallError
+from divisible.communication.waiting import wait
 from pipeline.training.signals import STOPPED, has_stopped
 
 # How long a rank that was stopped by a signal waits for the others before it ends.

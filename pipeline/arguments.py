@@ -14,10 +14,11 @@ import chainer
 import numpy as np
 
 from divisible import Divisible, schedules
+from divisible.communication.collectives import all_gather
+from divisible.communication.errors import DisagreementError
+from divisible.dtypes import floating_dtypes
 from divisible.schedules.automatic import AUTO, first_schedule
 from divisible.schedules.schedule import Schedule
-from pipeline.messages.communicator import DisagreementError, all_gather
-from pipeline.stages.dtypes import floating_dtypes
 from pipeline.stages.weight_gradients import blas_threads
 
 

@@ -10,9 +10,10 @@ import chainer
 from mpi4py import MPI
 
 from divisible import Divisible
+from divisible.communication.collectives import all_gather
+from divisible.communication.errors import DisagreementError
 from divisible.schedules.actions import Route
 from divisible.ties import SharedState, Tie
-from pipeline.messages.communicator import DisagreementError, all_gather
 from pipeline.messages.tie_exchange import SharedParameter
 
 

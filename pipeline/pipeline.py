@@ -13,7 +13,19 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible import Divisible
-from divisible.random_state import restored_random_state
+from divisible.communication.aborting import abort_on_error
+from divisible.communication.collectives import (
+    all_gather,
+    as_mpi,
+    broadcast,
+    broadcast_object,
+    clock_offsets,
+    duplicate,
+)
+from divisible.communication.signatures import Tensor, Tensors
+from divisible.communication.transport import Transport
+from divisible.dtypes import as_trainable
+from divisible.random_streams import restored_random_state
 from divisible.schedules.automatic import AUTO, Trial
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Action, Operation, Schedule
@@ -35,21 +47,9 @@ from pipeline.arguments import (
 )
 from pipeline.layout import agree_on_loss, agree_on_stages
 from pipeline.messages.calls import CALLS, CallAgreement
-from pipeline.messages.communicator import (
-    abort_on_error,
-    all_gather,
-    as_mpi,
-    broadcast,
-    broadcast_object,
-    clock_offsets,
-    duplicate,
-)
-from pipeline.messages.message import Tensor, Tensors
 from pipeline.messages.ranks import Ranks
 from pipeline.messages.tie_exchange import TieExchange
-from pipeline.messages.transport import Transport
 from pipeline.runner import RankProgram, Record, Runner
-from pipeline.stages.dtypes import as_trainable
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import PendingReports
 from pipeline.stages.reports import means as means_of_reports

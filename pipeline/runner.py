@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
+from divisible.communication.signatures import Tensors
+from divisible.communication.transport import Receiver, Sender, Transport
 from divisible.schedules.actions import Route
 from divisible.schedules.schedule import Action, Message, Operation, Schedule, lower
-from pipeline.messages.message import Tensors
 from pipeline.messages.progress import Progress
-from pipeline.messages.transport import Receiver, Sender, Transport
 from pipeline.stages.stage import Stage
 
 # How many receives a channel has posted ahead of the one it waits for.

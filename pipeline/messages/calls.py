@@ -16,12 +16,9 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from pipeline.messages.communicator import (
-    FAREWELL_TAG,
-    DisagreementError,
-    StallError,
-    wait,
-)
+from divisible.communication.errors import DisagreementError, StallError
+from divisible.communication.tags import FAREWELL_TAG
+from divisible.communication.waiting import wait
 
 CALLS = (
     "step",
@@ -185,7 +182,7 @@ class CallAgreement:
             self._compare()
 
     def wait(self, test: Callable[[], Any], waiting_for: Callable[[], str]) -> Any:
-        """Waits as `communicator.wait` does, but for no rank that left."""
+        """Waits as all waits do, but for no rank that left."""
 
         def watched() -> Any:
             return test() or self._check_farewells()

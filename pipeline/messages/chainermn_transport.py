@@ -2,7 +2,7 @@
 
 Every send blocks until it is received, each array is described anew in a pickled
 message of its own, and float16 travels as float32. It understands what
-:class:`pipeline.messages.transport.Transport` does: the same schedules run on it.
+:class:`divisible.communication.transport.Transport` does: the same schedules run on it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import chainermn
 from mpi4py import MPI
 
-from pipeline.messages.communicator import abort
-from pipeline.messages.message import Tensor, signature
+from divisible.communication.aborting import abort
+from divisible.communication.signatures import Tensor, signature
 
 
 class ChainerMNTransport:

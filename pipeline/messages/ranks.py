@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from divisible.communication.collectives import broadcast_object
+from divisible.communication.signatures import Tensor
+from divisible.communication.tags import NOTICE_TAG, TARGETS_CHANNEL
+from divisible.communication.transport import Receiver, Sender, Transport
 from pipeline.messages.calls import CallAgreement
-from pipeline.messages.communicator import NOTICE_TAG, TARGETS_CHANNEL, broadcast_object
-from pipeline.messages.message import Tensor
-from pipeline.messages.transport import Receiver, Sender, Transport
 
 
 class Gathering(NamedTuple):

@@ -10,9 +10,9 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline.messages.communicator import duplicate
-from pipeline.messages.message import Tensor
-from pipeline.messages.transport import Receiver, Sender, Transport
+from divisible.communication.collectives import duplicate
+from divisible.communication.signatures import Tensor
+from divisible.communication.transport import Receiver, Sender, Transport
 
 
 class SharedParameter(NamedTuple):

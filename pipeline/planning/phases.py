@@ -9,7 +9,8 @@ from typing import Any, Callable
 
 import chainer
 
-from pipeline.messages.message import Tensors
+from divisible.backward.tensors import from_tensor
+from divisible.communication.signatures import Tensors
 from pipeline.planning.meters import memory_tracer, stopwatch
 from pipeline.stages import backprop
 from pipeline.stages.weight_gradients import WeightGradients
@@ -45,7 +46,7 @@ class Phases:
 
     def forward(self) -> None:
         """Runs the forward and keeps its outputs."""
-        self._values = [tensor.value() for tensor in self._inputs]
+        self._values = [from_tensor(tensor) for tensor in self._inputs]
         outputs = self._function(*self._values)
         self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
 

@@ -28,11 +28,12 @@ import chainer.functions as F
 import numpy as np
 
 from divisible import Divisible
+from divisible.backward.tensors import to_tensor
+from divisible.communication.signatures import Tensor, Tensors
+from divisible.dtypes import as_trainable, floating_dtypes, in_loss_dtype
 from divisible.layer_costs import LayerCost, Profile
-from pipeline.messages.message import Tensor, Tensors
 from pipeline.planning.phases import Phases
 from pipeline.planning.retained import Owners, retained_arrays
-from pipeline.stages.dtypes import as_trainable, floating_dtypes, in_loss_dtype
 
 # How many times their medians the layers may take on average without a warning, and
 # how many seconds more: those of an interrupt or two.
@@ -299,7 +300,7 @@ class _Layer:
         # Parameters may be made in this first run.
         runs.forward()
         source = f"layer {self.position} ({self.name}) returned"
-        outputs = tuple(Tensor.of(y, source) for y in runs.outputs)
+        outputs = tuple(to_tensor(y, source) for y in runs.outputs)
         bytes_of = self._held(inputs, runs.outputs, counted, costs, begins)
         runs.backward_input()
         persistent = Owners(_persistents(self.part))

@@ -10,7 +10,6 @@
     batch_statistics  running averages that see the whole minibatch
     loss              what follows the last layer
     reports           what layers tell chainer.report
-    dtypes            floating-point types of layers and losses
 
 Nothing in here imports MPI.
 """

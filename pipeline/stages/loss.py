@@ -8,8 +8,8 @@ from typing import Any, Callable
 import chainer
 import numpy as np
 
-from pipeline.messages.message import Tensor
-from pipeline.stages.dtypes import in_loss_dtype
+from divisible.backward.tensors import to_tensor
+from divisible.dtypes import in_loss_dtype
 
 _HOST = chainer.get_device("@numpy")
 
@@ -108,7 +108,7 @@ class Loss:
         """Returns the loss of one microbatch, and counts it."""
         for y in outputs:
             # Refuses other things, as it does between stages.
-            Tensor.of(y, "the last layer returned")
+            to_tensor(y, "the last layer returned")
         if self._classifies:
             self._check_outputs(microbatch, outputs)
         targets = self._targets[microbatch]

@@ -9,8 +9,9 @@ from typing import Any, Callable, NamedTuple
 import chainer
 
 from divisible import Divisible
-from divisible.random_state import layer_streams
-from pipeline.messages.message import Tensor, Tensors
+from divisible.backward.tensors import from_tensor, to_tensor
+from divisible.communication.signatures import Tensor, Tensors
+from divisible.random_streams import layer_streams
 from pipeline.stages import backprop
 from pipeline.stages.backprop import PendingWeightGradients
 from pipeline.stages.loss import Loss
@@ -202,9 +203,9 @@ class Segment:
     def _run(
         self, microbatch: int, inputs: Tensors, skipped: Mapping[str, Tensors]
     ) -> tuple[Tensors, dict[str, Tensors]]:
-        values = tuple(tensor.value() for tensor in inputs)
+        values = tuple(from_tensor(tensor) for tensor in inputs)
         skips = {
-            name: tuple(tensor.value() for tensor in skipped[name])
+            name: tuple(from_tensor(tensor) for tensor in skipped[name])
             for name in self.takes
         }
         y, stashed = self.layers.run(values, skips)
@@ -217,11 +218,11 @@ class Segment:
                 outputs = (self.loss(microbatch, outputs),)
             result = ()
         else:
-            result = tuple(map(Tensor.of, outputs))
+            result = tuple(map(to_tensor, outputs))
         if chainer.config.enable_backprop:
             self._graphs[microbatch] = _Graph(values, skips, outputs, handed_over)
         return result, {
-            name: tuple(Tensor.of(y, f"stash({name!r}) handed over") for y in ys)
+            name: tuple(to_tensor(y, f"stash({name!r}) handed over") for y in ys)
             for name, ys in handed_over.items()
         }
 

@@ -18,7 +18,7 @@ from itertools import groupby
 import chainer
 
 from divisible import Divisible, RandomKey, keyed_random_state
-from pipeline.messages.message import Tensors
+from divisible.communication.signatures import Tensors
 from pipeline.stages.batch_statistics import BatchStatistics
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import Reports

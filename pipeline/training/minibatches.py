@@ -25,7 +25,7 @@ import chainer
 import numpy as np
 from chainer.dataset import convert
 
-from pipeline.messages.communicator import DisagreementError
+from divisible.communication.errors import DisagreementError
 from pipeline.pipeline import Pipeline
 
 Key = Union[int, str]

@@ -6,10 +6,10 @@ import chainer.links as L
 import pytest
 
 from divisible import Divisible, Plan
+from divisible.communication.errors import DisagreementError
 from divisible.schedules.actions import Action
 from divisible.schedules.automatic import N_TIMED, N_WARM
 from pipeline import Pipeline
-from pipeline.messages.communicator import DisagreementError
 from tests.equivalence import check_equal, make_batches
 from tests.mpiexec import assert_on_ranks
 

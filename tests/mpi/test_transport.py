@@ -5,14 +5,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.messages import transport
-from pipeline.messages.communicator import (
-    StallError,
-    all_gather,
-    broadcast_object,
-    duplicate,
-)
-from pipeline.messages.transport import Tensor, Transport
+from divisible.communication import transport
+from divisible.communication.collectives import all_gather, broadcast_object, duplicate
+from divisible.communication.errors import StallError
+from divisible.communication.transport import Tensor, Transport
 from tests.mpiexec import assert_on_ranks
 
 N_MICROBATCHES = 3

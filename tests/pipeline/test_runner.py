@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from divisible import Divisible
+from divisible.communication.errors import StallError
+from divisible.communication.signatures import Tensor
 from divisible.schedules import interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
-from pipeline.messages.communicator import StallError
-from pipeline.messages.message import Tensor
 from pipeline.runner import RECEIVES_AHEAD, ActionError, RankProgram, Runner
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage

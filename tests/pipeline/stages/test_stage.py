@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from divisible import Divisible, pop, stash
-from pipeline.messages.message import Tensor
+from divisible.backward.tensors import to_tensor
+from divisible.communication.signatures import Tensor
 from pipeline.stages import stage as stage_module
 from pipeline.stages.loss import Loss
 from tests.equivalence import assert_close
@@ -106,7 +107,7 @@ def test_weight_gradients_wait_for_their_action():
 def test_other_arrays_than_numbers_do_not_pass():
     for array in (np.array([{}], object), np.zeros(2, [("a", float)])):
         with pytest.raises(TypeError, match="returned an array of"):
-            Tensor.of(array)
+            to_tensor(array)
 
 
 def test_forward_returns_what_the_layers_do():

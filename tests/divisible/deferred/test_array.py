@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from divisible.deferred_array import DeferredArray, NotMadeError
+from divisible.deferred.array import DeferredArray, NotMadeError
 
 
 @settings(max_examples=60, deadline=None)

@@ -13,8 +13,8 @@ from typing import Any, Callable
 import chainer
 import numpy as np
 
-from divisible.deferred_array import DeferredArray, NotMadeError
-from divisible.keyed_random import keyed_random
+from divisible.deferred.array import DeferredArray, NotMadeError
+from divisible.deferred.keyed_random import keyed_random
 
 
 class _Scopes(threading.local):

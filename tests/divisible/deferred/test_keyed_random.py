@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from chainer.backends import cuda
 
-from divisible.keyed_random import keyed_random
+from divisible.deferred.keyed_random import keyed_random
 
 
 def draw_global():

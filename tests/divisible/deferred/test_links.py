@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from divisible import Divisible, deferred_init
-from divisible.deferred_array import DeferredArray
+from divisible.deferred.array import DeferredArray
 
 TREE = ((0, 1), (2, (3, 4)))
 LINKS = {

@@ -1,6 +1,6 @@
 import numpy as np
 
-from pipeline.messages import buffers
+from divisible.communication import buffers
 
 
 def test_numpy_arrays_are_sent_where_they_are():

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from divisible.keyed_random import keyed_random
+from divisible.deferred.keyed_random import keyed_random
 
 Write = Callable[[np.ndarray], Any]
 View = Callable[[np.ndarray], np.ndarray]

@@ -1,10 +1,10 @@
 """Moving tuples of arrays between the ranks of a pipeline.
 
-A *channel* leads from one rank to another, in one direction, and carries one
-message per microbatch, in an order both ends know. A message is a tuple of tensors
-(:mod:`pipeline.messages.message`). Both ends remember the *signature* (shapes and
-dtypes) that each microbatch of the channel last had, so that in the steady state only
-the bytes of the arrays travel, into arrays whose receives were posted before::
+A *channel* leads from one rank to another, in one direction, and carries one message
+per microbatch, in an order both ends know. A message is a tuple of tensors
+(:mod:`divisible.communication.signatures`). Both ends remember the *signature* (shapes
+and dtypes) that each microbatch of the channel last had, so that in the steady state
+only the bytes of the arrays travel, into arrays whose receives were posted before::
 
     microbatch's signature    sender                    receiver
     as last time              bytes of each array  -->  posted receives
@@ -31,9 +31,10 @@ from typing import Any, Callable
 import numpy as np
 from mpi4py import MPI
 
-from pipeline.messages.buffers import create_buffers
-from pipeline.messages.communicator import UNUSED_TAG, channel_tags, wait
-from pipeline.messages.message import Signature, Tensor, signature
+from divisible.communication.buffers import create_buffers
+from divisible.communication.signatures import Signature, Tensor, signature
+from divisible.communication.tags import UNUSED_TAG, channel_tags
+from divisible.communication.waiting import wait
 
 # MPI counts are 32-bit in MPI 3, so a message has at most 2 GiB; larger arrays go
 # in pieces of this many bytes.

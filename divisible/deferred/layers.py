@@ -16,9 +16,9 @@ import chainer
 import numpy as np
 from chainer import Link
 
-from divisible.deferred_array import DeferredArray, NotMadeError, new_key
-from divisible.deferred_init import KeyedInitializer, at_once, ever_deferred
-from divisible.keyed_random import keyed_random
+from divisible.deferred.array import DeferredArray, NotMadeError, new_key
+from divisible.deferred.keyed_random import keyed_random
+from divisible.deferred.scope import KeyedInitializer, at_once, ever_deferred
 
 Action = Callable[[Link], Any]
 

@@ -1,0 +1,140 @@
+"""What all ranks of a communicator do together, each wait with an end."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from divisible.communication.tags import BROADCAST_TAG, CLOCK_TAG
+from divisible.communication.waiting import wait
+
+
+def as_mpi(comm: Any) -> MPI.Comm:
+    """Returns the mpi4py communicator of a ChainerMN or mpi4py communicator.
+
+    Raises:
+        TypeError: If ``comm`` is neither.
+    """
+    mpi_comm = getattr(comm, "mpi_comm", comm)
+    if not isinstance(mpi_comm, MPI.Comm):
+        raise TypeError(
+            f"comm must be a ChainerMN communicator or an mpi4py one, not"
+            f" {type(comm).__name__}"
+        )
+    return mpi_comm
+
+
+def duplicate(comm: MPI.Comm, timeout: float) -> MPI.Comm:
+    """Duplicates a communicator, so that messages cannot mix with the user's."""
+    new, request = comm.Idup()
+    wait(request.Test, timeout, lambda: _everyone(comm, "to duplicate"))
+    return new
+
+
+def all_gather(
+    comm: MPI.Comm,
+    value: Any,
+    timeout: float,
+    purpose: str = "to compare their settings",
+) -> list:
+    """Returns the ``value`` of every rank, in rank order; any picklable object.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Of the ranks.
+        value: This rank's.
+        timeout (float): Seconds to wait for the other ranks.
+        purpose (str): What the ranks are waited for to do, for the error message.
+
+    Raises:
+        StallError: If another rank does not come in time.
+    """
+    mine = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
+    sizes = np.empty(comm.size, dtype=np.int64)
+    request = comm.Iallgather(np.array([mine.size], dtype=np.int64), sizes)
+    wait(request.Test, timeout, lambda: _everyone(comm, purpose))
+    everything = np.empty(sizes.sum(), dtype=np.uint8)
+    request = comm.Iallgatherv(mine, (everything, sizes))
+    wait(request.Test, timeout, lambda: _everyone(comm, purpose))
+    ends = np.cumsum(sizes)
+    return [
+        pickle.loads(everything[end - size : end].tobytes())
+        for size, end in zip(sizes, ends)
+    ]
+
+
+def broadcast(comm: MPI.Comm, buffer: np.ndarray, root: int, timeout: float) -> None:
+    """Fills ``buffer`` on every rank with ``root``'s."""
+    # Not MPI's broadcast, which passes through ranks in between: when one of them is
+    # stopped, nobody can tell which. What is broadcast here is small.
+    if comm.rank != root:
+        request = comm.Irecv(buffer, root, BROADCAST_TAG)
+        wait(request.Test, timeout, lambda: f"rank {root} to say the result")
+        return
+    requests = {
+        rank: comm.Isend(buffer, rank, BROADCAST_TAG)
+        for rank in range(comm.size)
+        if rank != root
+    }
+    for rank, request in requests.items():
+        wait(
+            request.Test,
+            timeout,
+            lambda rank=rank: f"rank {rank} to take the result",
+        )
+
+
+def broadcast_object(comm: MPI.Comm, value: Any, root: int, timeout: float) -> Any:
+    """Returns ``root``'s ``value`` on every rank; any picklable object."""
+    data = bytearray(pickle.dumps(value) if comm.rank == root else b"")
+    size = np.array([len(data)], dtype=np.int64)
+    broadcast(comm, size, root, timeout)
+    if comm.rank != root:
+        data = bytearray(int(size[0]))
+    broadcast(comm, np.frombuffer(data, dtype=np.uint8), root, timeout)
+    return pickle.loads(data)
+
+
+def clock_offsets(comm: MPI.Comm, timeout: float) -> list[float]:
+    """Returns, for each rank, how far its clock is ahead of rank 0's, in seconds.
+
+    Ranks on one host share ``time.perf_counter``; on several hosts it starts anywhere.
+    Each rank's clock is read halfway through a message to it and back; the fastest of
+    several exchanges is the one least disturbed.
+    """
+    n_exchanges = 8
+    clock = np.empty(1)
+
+    def receive(source: int) -> float:
+        request = comm.Irecv(clock, source, CLOCK_TAG)
+        wait(request.Test, timeout, lambda: f"rank {source} to tell its clock")
+        return clock[0]
+
+    def send(destination: int) -> None:
+        request = comm.Isend(np.array([time.perf_counter()]), destination, CLOCK_TAG)
+        wait(request.Test, timeout, lambda: f"rank {destination} to read its clock")
+
+    offsets = np.zeros(comm.size)
+    if comm.rank == 0:
+        for rank in range(1, comm.size):
+            exchanges = []
+            for _ in range(n_exchanges):
+                start = time.perf_counter()
+                send(rank)
+                theirs = receive(rank)
+                end = time.perf_counter()
+                exchanges.append((end - start, theirs - (start + end) / 2))
+            offsets[rank] = min(exchanges)[1]
+    else:
+        for _ in range(n_exchanges):
+            receive(0)
+            send(0)
+    broadcast(comm, offsets, 0, timeout)
+    return offsets.tolist()
+
+
+def _everyone(comm: MPI.Comm, purpose: str) -> str:
+    return f"all {comm.size} ranks {purpose} (rank {comm.rank} is here)"

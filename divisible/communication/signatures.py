@@ -1,0 +1,45 @@
+"""What travels between stages: tuples of tensors, and how they are described."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Tensor(NamedTuple):
+    """One array on its way between two stages.
+
+    Attributes:
+        array: A NumPy or CuPy array, or ``None`` for a gradient there is not.
+        requires_grad (bool or None): Whether the variable it comes from requires a
+            gradient; ``None`` for an array that is no variable.
+    """
+
+    array: Any
+    requires_grad: bool | None = None
+
+
+#: What one stage hands to the next for one microbatch; empty for one of no samples.
+Tensors = tuple
+
+
+class TensorSpec(NamedTuple):
+    """What a receiver must know of a :class:`Tensor` to allocate it."""
+
+    shape: tuple[int, ...] | None
+    dtype: str
+    requires_grad: bool | None
+
+
+#: The specs of all tensors of one microbatch.
+Signature = tuple
+
+
+def signature(tensors: Sequence[Tensor]) -> Signature:
+    """Returns the shapes and dtypes of tensors."""
+    return tuple(
+        TensorSpec(None, "", requires_grad)
+        if array is None
+        else TensorSpec(array.shape, array.dtype.str, requires_grad)
+        for array, requires_grad in tensors
+    )

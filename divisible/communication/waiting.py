@@ -1,0 +1,67 @@
+"""Waits that yield the core, and end."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable
+
+from divisible.communication.errors import StallError
+
+# An MPI library spins while it waits, which starves the other ranks when they
+# share a core and wastes the quota of a host that has less than one. So this
+# module polls: at first at once, for the latency of messages up to a few megabytes,
+# then with sleeps of a share of the time already waited, within bounds.
+_SPIN_SECONDS = 200e-6
+_SHORTEST_SLEEP = 20e-6
+_LONGEST_SLEEP = 1e-3
+_SLEEP_SHARE = 0.01
+# What counts of the time between two polls. A process that is suspended, as some batch
+# systems do with whole jobs, polls nothing meanwhile.
+_LONGEST_POLL = 1.0
+# What was waited for when a wait ended with an error: MPI may still write into the
+# arrays that the requests hold on to. So they are never freed.
+_abandoned: list[Callable[[], Any]] = []
+
+
+def wait(
+    test: Callable[[], Any], timeout: float, waiting_for: Callable[[], str]
+) -> Any:
+    """Polls ``test`` until it returns something true, and returns that.
+
+    Args:
+        test: The question to repeat, such as an MPI request's ``Test``.
+        timeout (float): Seconds after which to give up.
+        waiting_for: Says what is awaited and from whom, for the error message.
+
+    Raises:
+        StallError: If the time is over. Time in which the process is suspended does not
+            count, but for a second.
+    """
+    try:
+        return _poll(test, timeout, waiting_for)
+    except BaseException:
+        _abandoned.append(test)
+        raise
+
+
+def _poll(
+    test: Callable[[], Any], timeout: float, waiting_for: Callable[[], str]
+) -> Any:
+    answer = test()
+    if answer:
+        return answer
+    now, waited = time.perf_counter(), 0.0
+    while True:
+        if waited > timeout:
+            raise StallError(
+                f"waited {waited:.0f} s for {waiting_for()}. That rank is stopped,"
+                f" cut off, or does something else; if it is only slow, give a longer"
+                f" timeout"
+            )
+        if waited > _SPIN_SECONDS:
+            time.sleep(min(_LONGEST_SLEEP, max(_SHORTEST_SLEEP, waited * _SLEEP_SHARE)))
+        answer = test()
+        if answer:
+            return answer
+        last, now = now, time.perf_counter()
+        waited += min(now - last, _LONGEST_POLL)

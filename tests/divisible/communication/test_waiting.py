@@ -1,0 +1,27 @@
+"""Waits end."""
+
+import itertools
+
+import pytest
+
+from divisible.communication import waiting
+from divisible.communication.errors import StallError
+
+
+@pytest.mark.parametrize("seconds, stalls", [(1.0, True), (400.0, False)])
+def test_time_in_which_a_process_is_suspended_is_no_wait(seconds, stalls, monkeypatch):
+    """It jumps between two polls, a few times."""
+    clock = itertools.count(0.0, seconds)
+    monkeypatch.setattr(waiting.time, "perf_counter", lambda: next(clock))
+    answers = iter([False] * 8 + [True])
+
+    def waited():
+        return waiting.wait(
+            lambda: next(answers), 5.0 if stalls else 10.0, lambda: "rank 1"
+        )
+
+    if not stalls:
+        assert waited() is True
+        return
+    with pytest.raises(StallError, match="waited 6 s for rank 1"):
+        waited()
