@@ -4,9 +4,9 @@
 
 A multi-layer perceptron makes one step, forward and backward, in four ways: undivided;
 in microbatches whose gradients Chainer accumulates; and in microbatches by
-pipeline.stages.backprop, with whole backward (B) and with split backward (I, then W).
-The step's matrix products are timed by themselves as well: they are less efficient at
-the size of a microbatch, which no accumulation can win back.
+divisible.backward.backprop, with whole backward (B) and with split backward (I, then
+W). The step's matrix products are timed by themselves as well: they are less efficient
+at the size of a microbatch, which no accumulation can win back.
 
 The variants alternate within one run, and ratios are taken within a round. Times are
 CPU times of the one thread, which other jobs on the machine disturb least.
@@ -27,8 +27,8 @@ from _common import Result, alternate, cpu_seconds, machine
 from _mlp import minibatch, mlp
 from chainer import functions as F
 
-from pipeline.stages.backprop import backward, backward_input
-from pipeline.stages.weight_gradients import WeightGradients, gemm_add
+from divisible.backward.backprop import backward, backward_input
+from divisible.backward.weight_gradients import WeightGradients, gemm_add
 
 
 class Step:

@@ -14,12 +14,12 @@ import chainer
 import numpy as np
 
 from divisible import Divisible, schedules
+from divisible.backward.weight_gradients import blas_threads
 from divisible.communication.collectives import all_gather
 from divisible.communication.errors import DisagreementError
 from divisible.dtypes import floating_dtypes
 from divisible.schedules.automatic import AUTO, first_schedule
 from divisible.schedules.schedule import Schedule
-from pipeline.stages.weight_gradients import blas_threads
 
 
 def check_stages(stage: Divisible | Sequence[Divisible]) -> list[Divisible]:

@@ -9,11 +9,11 @@ from typing import Any, Callable
 
 import chainer
 
+from divisible.backward import backprop
 from divisible.backward.tensors import from_tensor
+from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors
 from pipeline.planning.meters import memory_tracer, stopwatch
-from pipeline.stages import backprop
-from pipeline.stages.weight_gradients import WeightGradients
 
 _NAMES = ("forward", "backward_input", "backward_weight")
 

@@ -4,9 +4,6 @@
 
     stage             forward and backward, with what is kept in between
     segment           a run of its layers, computed or recomputed as one
-    backprop          backward as a whole (B), or in two halves (I, then W)
-    weight_gradients  gradients added up over the microbatches
-    in_place          without forming them first
     batch_statistics  running averages that see the whole minibatch
     loss              what follows the last layer
     reports           what layers tell chainer.report

@@ -9,13 +9,13 @@ from typing import Any, Callable, NamedTuple
 import chainer
 
 from divisible import Divisible
+from divisible.backward import backprop
+from divisible.backward.backprop import PendingWeightGradients
 from divisible.backward.tensors import from_tensor, to_tensor
+from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensor, Tensors
 from divisible.random_streams import layer_streams
-from pipeline.stages import backprop
-from pipeline.stages.backprop import PendingWeightGradients
 from pipeline.stages.loss import Loss
-from pipeline.stages.weight_gradients import WeightGradients
 
 
 class _Graph(NamedTuple):

@@ -18,12 +18,12 @@ from itertools import groupby
 import chainer
 
 from divisible import Divisible, RandomKey, keyed_random_state
+from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors
 from pipeline.stages.batch_statistics import BatchStatistics
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import Reports
 from pipeline.stages.segment import Forgotten, Segment, skips_across
-from pipeline.stages.weight_gradients import WeightGradients
 
 
 class Stage:

@@ -13,7 +13,7 @@ import chainer
 import numpy
 from chainer.functions.connection import linear
 
-from pipeline.stages.weight_gradients import WeightGradients
+from divisible.backward.weight_gradients import WeightGradients
 
 Array = Any
 

@@ -44,8 +44,8 @@ from chainer.functions.connection import (
 )
 from chainer.functions.math import basic_math, einsum, matmul, tensordot
 
-from pipeline.stages.in_place import IN_PLACE
-from pipeline.stages.weight_gradients import WeightGradients
+from divisible.backward.in_place import IN_PLACE
+from divisible.backward.weight_gradients import WeightGradients
 
 Array = Any
 

@@ -14,9 +14,9 @@ from chainer.functions.math import basic_math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.stages import backprop
-from pipeline.stages.backprop import backward, backward_input
-from pipeline.stages.weight_gradients import WeightGradients
+from divisible.backward import backprop
+from divisible.backward.backprop import backward, backward_input
+from divisible.backward.weight_gradients import WeightGradients
 
 
 def run_backward(kind, *arguments):

@@ -9,9 +9,9 @@ import pytest
 from chainer import functions as F
 from chainer import links as L
 
-from pipeline.stages import weight_gradients
-from pipeline.stages.backprop import backward
-from pipeline.stages.weight_gradients import WeightGradients, gemm_add
+from divisible.backward import weight_gradients
+from divisible.backward.backprop import backward
+from divisible.backward.weight_gradients import WeightGradients, gemm_add
 
 
 def ones(*shape, dtype="f"):
