@@ -3,7 +3,7 @@
     python benchmarks/plan_choice.py --cluster PATH_OF_emulated_cluster
 
 A perceptron of 12 unequal layers on 3 emulated hosts, with 1 to 16 microbatches: every
-cut with every number of microbatches makes a step (55 x 16 plans). `Plan.best` chooses
+cut with every number of microbatches makes a step (55 x 16 plans). `best_plan` chooses
 one without having seen a step: from profiles of the layers, the speed of the hosts when
 all of them are busy, and the measured link. Then the chosen plan, the best found and
 the equal-layers cut take turns. The chosen one should be at most 5 % slower than the
@@ -33,8 +33,8 @@ from _common import Result, alternate, machine, ratios
 from _hosts import Hosts, add_hosts_arguments, command_line, prepare, read_job, run
 from chainer.initializers import HeNormal
 
-from divisible import Divisible, Network, Plan, Profile
-from divisible.layer_costs import SECONDS, LayerCost
+from divisible import Divisible, Network, Plan, Profile, best_plan
+from divisible.planning.profile import SECONDS, LayerCost
 
 N_HOSTS = 3
 LINK = "1gbit"
@@ -136,7 +136,7 @@ class Search:
     def answer(self) -> dict[str, Any]:
         """Returns the plans with what was predicted and measured."""
         numbers = list(range(1, self._job["most"] + 1))
-        chosen = Plan.best(
+        chosen = best_plan(
             self._profiles,
             self._comm.size,
             network=self._network,
@@ -199,7 +199,7 @@ class Search:
             return step_seconds(self._comm, lambda: pipe.step(x, t), PAUSE)
 
     def _predicted(self, plan: Plan) -> float:
-        from pipeline.planning.prediction import predict
+        from divisible.planning.prediction import predict
 
         batch, network = self._job["batch"], self._network
         return predict(plan, self._profiles, batch=batch, network=network).makespan

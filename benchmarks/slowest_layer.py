@@ -4,7 +4,7 @@
 
 No schedule can make a step shorter than its slowest layer takes for all microbatches.
 The undivided step in plain Chainer, 1F1B with the paper's cut of equally many layers,
-and what `Plan.best` chooses for each schedule take turns on the same hosts. Before that
+and what `best_plan` chooses for each schedule take turns on the same hosts. Before that
 the layers are profiled on one of them. What the slowest layer took in a step is what
 its stage computed in it (without what messages took between the phases), as far as the
 profiles say that this was the layer.
@@ -41,7 +41,7 @@ def main() -> None:
     from paper_tables.points import Scale
     from paper_tables.rows import bound, layer_seconds, seconds_in_step
 
-    from divisible import Network, Plan
+    from divisible import Network, Plan, best_plan
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_hosts_arguments(parser)
@@ -76,7 +76,7 @@ def main() -> None:
         "equal layers, 1f1b": Plan(equal_cuts(point), n_microbatches=n, schedule="1f1b")
     }
     for schedule in SCHEDULES:
-        plans[f"ours, {schedule}"] = Plan.best(
+        plans[f"ours, {schedule}"] = best_plan(
             profiles,
             hosts.n,
             network=Network(hosts.bandwidth),

@@ -4,7 +4,7 @@
 
 In `paper_tables` all hosts together have the same cores, so each of 16 is half as fast
 as each of 8, and was measured to make less of its share. Here there are 16 equal hosts
-from the beginning. `Plan.best` cuts the model for 8 of them and for all, and the
+from the beginning. `best_plan` cuts the model for 8 of them and for all, and the
 undivided step in plain Chainer and both plans take turns on these hosts. With 16 the
 slowest layer limits the step: more of them can help only until it is alone on its host.
 
@@ -37,7 +37,7 @@ def main() -> None:
     from paper_tables.cli import MALLOC, ROOT, profile
     from paper_tables.points import Scale
 
-    from divisible import Network, Plan
+    from divisible import Network, best_plan
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_hosts_arguments(parser)
@@ -67,7 +67,7 @@ def main() -> None:
     )
     plans = {}
     for n in (hosts.n // 2, hosts.n):
-        plans[f"{n} hosts"] = Plan.best(
+        plans[f"{n} hosts"] = best_plan(
             profiles,
             n,
             network=Network(hosts.bandwidth),

@@ -2,8 +2,6 @@
 
 ::
 
-    planning           profiles of layers, and the plan that runs fastest
-
     pipeline           what a training script calls; checks of its arguments, the
                        layout of the stages on the ranks, the automatic schedule
     runner             executes a schedule, on stages and over a transport

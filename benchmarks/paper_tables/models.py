@@ -13,8 +13,8 @@ import numpy as np
 from _hosts import Hosts
 from chainer.initializers import HeNormal
 
-from divisible import Divisible, Network, Plan, Profile, deferred_init
-from divisible.layer_costs import interpolate
+from divisible import Divisible, Network, Plan, Profile, best_plan, deferred_init
+from divisible.planning.interpolation import interpolate
 from paper_tables.points import EQUAL, MLP_LAYERS, N_CLASSES, Point
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +64,7 @@ def cuts(point: Point, profiles: list[Profile], hosts: Hosts) -> list[int]:
     """
     if point.cut == EQUAL:
         return equal_cuts(point)
-    plan = Plan.best(
+    plan = best_plan(
         profiles,
         hosts.n,
         network=Network(bandwidth=hosts.bandwidth),

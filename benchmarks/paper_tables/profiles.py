@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from divisible import LayerCost, Profile
-from divisible.layer_costs import SECONDS
+from divisible.planning.profile import SECONDS
 from paper_tables.points import Point
 
 #: The sizes of microbatch at which layers are profiled, as parts of the minibatch.

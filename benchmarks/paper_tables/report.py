@@ -130,7 +130,7 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
         " a step frees, for the undivided step as well.",
         "",
         "- **cut**: the paper's, of equally many layers on every host, or ours: what"
-        " `Plan.best` chose for the microbatches and the schedule, at most one stage on"
+        " `best_plan` chose for the microbatches and the schedule, at most one stage on"
         " every host;",
         "- **step**: median of the measured steps, forward and backward. Rows of hosts"
         " are of different days, on which the machine may be faster or slower: between"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from divisible import Profile
-from divisible.layer_costs import interpolate
+from divisible.planning.interpolation import interpolate
 from paper_tables.points import FIT, SAMPLES, SERIAL, Point
 from paper_tables.profiles import profile_files
 from paper_tables.samples import Sample, read
@@ -228,7 +228,7 @@ def by_equation(point: Point, rounds: Iterable[Mapping[int, Sample]]) -> list[fl
 
 def layer_seconds(point: Point, profiles: list[Profile]) -> np.ndarray:
     """Returns the seconds of each layer in a step, on a whole core."""
-    from pipeline.planning.prediction import microbatch_sizes
+    from divisible.planning.prediction import microbatch_sizes
 
     sizes = microbatch_sizes(point.batch, point.microbatches)
     layers = [

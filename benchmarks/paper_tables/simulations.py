@@ -10,7 +10,7 @@ import numpy as np
 from _hosts import Hosts
 
 from divisible import Network, Plan, Profile
-from divisible.layer_costs import interpolate
+from divisible.planning.interpolation import interpolate
 from paper_tables.models import transfers
 from paper_tables.points import Point
 from paper_tables.samples import Sample
@@ -62,7 +62,7 @@ def simulate(
     Returns:
         Seconds.
     """
-    from pipeline.planning import prediction
+    from divisible.planning import prediction
 
     m = point.microbatches
     nearest = [
@@ -95,8 +95,8 @@ def replay(sample: Sample, profiles: list[Profile], hosts: Hosts) -> float:
         profiles: Of the layers, which say how large messages are.
         hosts: Where it ran.
     """
+    from divisible.planning import prediction
     from divisible.schedules import Costs
-    from pipeline.planning import prediction
 
     transfer = transfers(sample.point, sample.cuts, profiles, hosts)
     transfer = _shortened(transfer, sample.latency)
@@ -197,7 +197,7 @@ def _costs(
     network: Network,
     speeds: np.ndarray | float,
 ) -> Costs:
-    from pipeline.planning import prediction
+    from divisible.planning import prediction
 
     m = point.microbatches
     plan = Plan(cuts, n_microbatches=m, schedule=point.schedule)

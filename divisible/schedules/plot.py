@@ -10,7 +10,6 @@ import numpy as np
 from divisible.schedules.actions import KINDS
 
 if TYPE_CHECKING:
-    from divisible.layer_costs import Profile
     from divisible.schedules.timeline import Timeline
 
 # Blue forward, green backward in a strong (input) and a light tone (weight); what is
@@ -38,7 +37,7 @@ _MOST_BARS = 20_000
 _PIXELS = 1600
 # How much white goes into the colours of a rank's last stage.
 _MOST_WHITE = 0.5
-_DPI = 150
+DPI = 150
 
 
 def plot_timeline(
@@ -70,12 +69,12 @@ def plot_timeline(
 
     n_ranks = max(timeline.n_ranks, 1)
     height = min(max(0.34 * n_ranks, 0.6), 8.0)
-    figure = Figure(figsize=(12, height + 1.5), dpi=_DPI, layout="constrained")
+    figure = Figure(figsize=(12, height + 1.5), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     begin = float(timeline.start.min()) if len(timeline) else 0.0
     makespan = timeline.makespan or 1.0
-    scale, unit = _time_unit(makespan)
+    scale, unit = time_unit(makespan)
     axes.set_xlim(0, makespan * scale)
     axes.set_ylim(n_ranks - 0.5, -0.5)
     axes.set_facecolor("#fafafa")
@@ -119,7 +118,8 @@ def plot_timeline(
     figure.savefig(path)
 
 
-def _time_unit(seconds: float) -> tuple[float, str]:
+def time_unit(seconds: float) -> tuple[float, str]:
+    """Returns what to multiply seconds by for a scale, and its unit."""
     if seconds < 1e-3:
         return 1e6, "µs"
     if seconds < 1:
@@ -241,68 +241,3 @@ def _draw_image(axes, timeline: Timeline, begin: float, scale, makespan) -> None
         aspect="auto",
         interpolation="nearest",
     )
-
-
-def plot_profile(
-    profile: Profile, path: str | os.PathLike, title: str | None = None
-) -> None:
-    """Draws what the layers of a model cost: seconds above, bytes below.
-
-    Args:
-        profile: What to draw; the loss is part of its last layer.
-        path: Where to write; the ending gives the format.
-        title: Above the picture.
-
-    Raises:
-        ImportError: If matplotlib is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "drawing a profile needs matplotlib; install it (pip install matplotlib)"
-        ) from error
-    layers = np.arange(len(profile))
-    width = min(max(0.22 * len(profile), 6.0), 24.0)
-    figure = Figure(figsize=(width, 5.5), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    above, below = figure.subplots(2, sharex=True)
-    scale, unit = _time_unit(profile.column("forward").max())
-    _stack(
-        above,
-        layers,
-        {
-            (LABELS["F"], COLORS["F"]): scale * profile.column("forward"),
-            (LABELS["I"], COLORS["I"]): scale * profile.column("backward_input"),
-            (LABELS["W"], COLORS["W"]): scale * profile.column("backward_weight"),
-        },
-    )
-    above.set_ylabel(f"time [{unit}]")
-    mebi = 2.0**20
-    _stack(
-        below,
-        layers,
-        {
-            ("parameters", "#4477aa"): profile.column("parameter_bytes") / mebi,
-            ("gradients", "#88aacc"): profile.column("parameter_bytes") / mebi,
-            ("optimizer", "#aa88bb"): profile.column("optimizer_bytes") / mebi,
-            ("activations", "#cc6677"): profile.column("activation_bytes") / mebi,
-        },
-    )
-    below.set_ylabel("memory [MiB]")
-    below.set_xlabel("layer")
-    above.set_title(
-        f"{title or 'profile'}, {profile.n_samples} samples", loc="left", fontsize=11
-    )
-    figure.savefig(path)
-
-
-def _stack(axes, layers: np.ndarray, parts: dict[tuple[str, str], np.ndarray]) -> None:
-    """Draws a bar for each layer, of parts on top of each other."""
-    bottom = np.zeros(len(layers))
-    for (label, color), values in parts.items():
-        axes.bar(layers, values, bottom=bottom, label=label, color=color)
-        bottom += values
-    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
-    axes.spines[["top", "right"]].set_visible(False)

@@ -13,13 +13,22 @@ import click
 import numpy as np
 
 from divisible import __version__, schedules
-from divisible.layer_costs import PROFILE_COLUMNS, Profile, profile_rows
-from divisible.partitioning import METHODS, partition
-from divisible.plan import PLAN_COLUMNS, Plan, plan_rows
+from divisible.planning.machine import Network
+from divisible.planning.memory import ONE_STAGE
+from divisible.planning.partition import METHODS, partition
+from divisible.planning.plan import Plan
+from divisible.planning.prediction import predict
+from divisible.planning.profile import Profile
+from divisible.planning.search import SCHEDULES, best_plan
+from divisible.planning.tables import (
+    PLAN_COLUMNS,
+    PROFILE_COLUMNS,
+    plan_rows,
+    profile_rows,
+)
+from divisible.planning.units import count, format_bytes, format_seconds
 from divisible.schedules.recomputation import CHECKPOINTS
 from divisible.schedules.timeline import Timeline
-from divisible.stage_costs import ONE_STAGE, Network
-from divisible.units import count, format_bytes, format_seconds
 from pipeline.commands.console import (
     plain_warnings,
     print_table,
@@ -40,8 +49,6 @@ from pipeline.commands.options import (
     speaking,
 )
 from pipeline.commands.snapshots import export_command, repartition_command
-from pipeline.planning.prediction import predict
-from pipeline.planning.search import SCHEDULES, best_plan
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -109,8 +116,8 @@ def profile_command(
     """
     import chainer
 
+    from divisible.planning.measuring import profile
     from pipeline.commands.model_argument import make_model
-    from pipeline.planning.profiling import profile
 
     with _blaming(model):
         made = make_model(model)
@@ -136,7 +143,7 @@ def profile_command(
         measured.save(_numbered(output, size, batch))
         say(f"written to {_numbered(output, size, batch)}")
         if plot is not None:
-            from divisible.schedules.plot import plot_profile
+            from divisible.planning.plots import plot_profile
 
             plot_profile(measured, _numbered(plot, size, batch), title=model)
             say(f"drawn to {_numbered(plot, size, batch)}")

@@ -9,7 +9,7 @@ from typing import Any, Callable
 import click
 import numpy as np
 
-from divisible.units import parse_bytes, parse_rate, parse_seconds
+from divisible.planning.units import parse_bytes, parse_rate, parse_seconds
 from pipeline.snapshots.files import SnapshotError
 
 #: A file to read.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib")
-pytest.importorskip("divisible.layer_costs", reason="needs the planner")
+pytest.importorskip("divisible.planning.profile", reason="needs the planner")
 
 
 def sample(point, **values):

@@ -4,9 +4,9 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from divisible import Divisible, Network, Plan, partition, profile
+from divisible import Divisible, Network, best_plan, partition, profile
+from divisible.planning.prediction import predict
 from pipeline import Pipeline
-from pipeline.planning.prediction import predict
 from tests.mpiexec import assert_on_ranks
 
 
@@ -37,7 +37,7 @@ def run_chosen_plan(comm, schedules, checkpoint):
     plan = costs = None
     if comm.rank == 0:
         costs = [profile(model, x[:n], t[:n], repeat=2) for n in (3, 12)]
-        plan = Plan.best(
+        plan = best_plan(
             costs,
             comm.size,
             memory=1e9,

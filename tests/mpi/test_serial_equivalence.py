@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from divisible import Divisible, Plan
-from divisible.stage_costs import ONE_STAGE
+from divisible.planning.memory import ONE_STAGE
 from pipeline import Pipeline
 from tests.equivalence import (
     N_STEPS,

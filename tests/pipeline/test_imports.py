@@ -47,4 +47,4 @@ for module in list(pkgutil.walk_packages(pipeline.__path__, "pipeline.")):
     importlib.import_module(module.name)
     print(module.name)
 """
-    assert len(run(code)) > 40
+    assert len(run(code)) > 30

@@ -115,7 +115,7 @@ def test_from_profile_to_timeline(folder):
 def test_warnings_come_without_the_line_of_code(folder, monkeypatch):
     shown = itertools.cycle([1.0, 1.0, 1.0, 9.0])
     monkeypatch.setattr(
-        "pipeline.planning.phases.stopwatch",
+        "divisible.planning.timed_phases.stopwatch",
         lambda device: lambda run: (run(), next(shown))[1],
     )
     output = run("profile", "models_of_test.py:ready", "--input", "8", "--batch", "2")
@@ -307,7 +307,7 @@ def test_the_loss_may_be_to_blame(folder, monkeypatch):
     def failing(*_, **__):
         raise ValueError("no such shape")
 
-    monkeypatch.setattr("pipeline.planning.profiling.profile", failing)
+    monkeypatch.setattr("divisible.planning.measuring.profile", failing)
     arguments = ["profile", "models_of_test:MLP", "--input", "6", "--batch", "1"]
     output = " ".join(run(*arguments, code=1).split())
     assert "MLP: ValueError: no such shape. If it is the loss" in output

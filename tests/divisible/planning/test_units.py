@@ -1,6 +1,11 @@
 import pytest
 
-from divisible.units import format_seconds, parse_bytes, parse_rate, parse_seconds
+from divisible.planning.units import (
+    format_seconds,
+    parse_bytes,
+    parse_rate,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(

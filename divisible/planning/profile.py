@@ -16,7 +16,7 @@ import numpy as np
 
 from divisible.files import write_json
 from divisible.model import Divisible
-from divisible.units import format_bytes, format_seconds
+from divisible.planning.tables import PROFILE_COLUMNS, profile_rows
 
 SECONDS = ("forward", "backward_input", "backward_weight")
 #: Sizes that grow with the number of samples.
@@ -120,7 +120,7 @@ class Profile:
     """What each layer of a model costs, at one size of microbatch.
 
     :func:`divisible.profile` measures it; :func:`divisible.partition` and
-    :meth:`divisible.Plan.best` make plans of it. Printed, it is a table.
+    :func:`divisible.best_plan` make plans of it. Printed, it is a table.
 
     Args:
         layers: A :class:`LayerCost` for each layer of the undivided model.
@@ -138,8 +138,6 @@ class Profile:
         >>> profile = Profile(layers, n_samples=10, input_bytes=40)
         >>> len(profile), round(profile.seconds, 9)
         (2, 0.5)
-        >>> profile.at(20).layers[0].forward, profile.at(20).layers[0].output_bytes
-        (0.2, 800)
     """
 
     layers: Sequence[LayerCost]
@@ -202,20 +200,6 @@ class Profile:
         """
         names = [layer.name for layer in self.layers]
         check_layers("the profile", names, type(model).__name__, model.model_layers)
-
-    def at(self, n_samples: int) -> Profile:
-        """Scales to another size of microbatch, in proportion.
-
-        Small microbatches cost more than their share, so :func:`interpolate` profiles
-        of several sizes where that matters.
-
-        Args:
-            n_samples: Samples of the microbatch.
-
-        Returns:
-            Profile: Times and sizes of activations scaled.
-        """
-        return interpolate([self], n_samples)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes JSON; the file appears only when it is complete."""
@@ -284,155 +268,6 @@ def _load(what: str, row: dict) -> LayerCost:
         return LayerCost(**row)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what}: {error}") from error
-
-
-PROFILE_COLUMNS = (
-    "layer",
-    "",
-    "forward",
-    "input grad",
-    "weight grad",
-    "share",
-    "output",
-    "activations",
-    "parameters",
-    "optimizer",
-)
-
-
-def profile_rows(profile: Profile) -> list[tuple[str, ...]]:
-    """Returns a profile as text: a row for each layer, the loss, and the sums."""
-    costs = [(str(i), cost) for i, cost in enumerate(profile.layers)]
-    seconds = profile.seconds
-    if profile.loss is not None:
-        costs.append(("loss", profile.loss))
-    rows = [
-        (
-            position,
-            cost.title if len(cost.title) <= 44 else cost.title[:43] + "…",
-            *(format_seconds(getattr(cost, name)) for name in SECONDS),
-            f"{cost.seconds / seconds:.1%}",
-            format_bytes(cost.output_bytes),
-            format_bytes(cost.activation_bytes),
-            format_bytes(cost.parameter_bytes),
-            format_bytes(cost.optimizer_bytes),
-        )
-        for position, cost in costs
-    ]
-    sums = (
-        "sum",
-        "",
-        *(format_seconds(profile.column(name).sum()) for name in SECONDS),
-        "100.0%",
-        "",
-        *(
-            format_bytes(profile.column(name).sum())
-            for name in ("activation_bytes", "parameter_bytes", "optimizer_bytes")
-        ),
-    )
-    return [*rows, sums]
-
-
-def interpolate(profiles: Sequence[Profile], n_samples: int) -> Profile:
-    """Estimates the profile at a size of microbatch from those at other sizes.
-
-    Times and sizes of activations are taken to be linear between two sizes, and on to
-    either side of the range. But below it no microbatch costs less than its share of
-    the smallest one measured, nor more than that; and above it none costs less than the
-    largest. From a single profile they are in proportion.
-
-    Args:
-        profiles: Of the same model, at different sizes.
-        n_samples: Samples of the microbatch.
-
-    Returns:
-        Profile: The estimate; the profile itself where there is one of this size.
-
-    Raises:
-        ValueError: If the profiles are of different models or there is none, or there
-            is no sample.
-
-    Example:
-        >>> small = Profile([LayerCost(0.3, 0, 0)], n_samples=10)
-        >>> large = Profile([LayerCost(0.5, 0, 0)], n_samples=20)
-        >>> [round(interpolate([small, large], n).layers[0].forward, 9)
-        ...  for n in (5, 15, 30)]
-        [0.2, 0.4, 0.7]
-    """
-    profiles = sort_profiles(profiles)
-    if n_samples < 1:
-        raise ValueError(f"n_samples must be at least 1, not {n_samples}")
-    for profile in profiles:
-        if profile.n_samples == n_samples:
-            return profile
-    sizes = [profile.n_samples for profile in profiles]
-    nearest = profiles[int(np.argmin(np.abs(np.array(sizes) - n_samples)))]
-    above = int(np.clip(np.searchsorted(sizes, n_samples), 1, max(1, len(sizes) - 1)))
-
-    def estimate(costs: Sequence[LayerCost]) -> LayerCost:
-        values = {}
-        for name in (*SECONDS, *SAMPLE_BYTES):
-            y = [getattr(cost, name) for cost in costs]
-            share = y[0] * n_samples / sizes[0]
-            if len(sizes) == 1:
-                value = share
-            else:
-                x0, x1 = sizes[above - 1 : above + 1]
-                y0, y1 = y[above - 1 : above + 1]
-                value = y0 + (y1 - y0) * (n_samples - x0) / (x1 - x0)
-                if n_samples < sizes[0]:
-                    value = max(min(value, y[0]), share)
-                elif n_samples > sizes[-1]:
-                    value = max(value, y[-1])
-            values[name] = value if name in SECONDS else round(value)
-        # Extrapolated, one may cross the other.
-        values["passing_bytes"] = min(values["passing_bytes"], values["output_bytes"])
-        return dataclasses.replace(costs[profiles.index(nearest)], **values)
-
-    layers = [estimate(costs) for costs in zip(*(p.layers for p in profiles))]
-    loss = None
-    if nearest.loss is not None:
-        loss = estimate([profile.loss for profile in profiles])
-    return Profile(
-        layers,
-        n_samples,
-        round(nearest.input_bytes * n_samples / nearest.n_samples),
-        loss,
-        nearest.machine,
-    )
-
-
-def sort_profiles(profiles: Sequence[Profile]) -> list[Profile]:
-    """Returns profiles of one model by size.
-
-    Raises:
-        ValueError: If they are of different models, or two of one size, or there is
-            none.
-    """
-    profiles = sorted(profiles, key=lambda profile: profile.n_samples)
-    if not profiles:
-        raise ValueError("at least one profile is needed")
-    names = [[layer.name for layer in profile.layers] for profile in profiles]
-    for profile, theirs in zip(profiles, names):
-        if (profile.loss is None) != (profiles[0].loss is None):
-            raise ValueError(
-                f"of the profiles at {profiles[0].n_samples} and {profile.n_samples}"
-                f" samples one has a loss and the other has none: give targets to both"
-                f" or to neither"
-            )
-        if theirs != names[0]:
-            raise ValueError(
-                f"the profiles at {profiles[0].n_samples} and {profile.n_samples}"
-                f" samples are of different models, of {len(names[0])} and"
-                f" {len(theirs)} layers"
-            )
-    sizes = [profile.n_samples for profile in profiles]
-    for size, following in zip(sizes, sizes[1:]):
-        if size == following:
-            raise ValueError(
-                f"two of the profiles are at {size} samples: give one for each size"
-            )
-    return profiles
 
 
 def check_layers(

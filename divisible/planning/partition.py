@@ -6,19 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from divisible.dynamic_program import Cost, evenest, least_lacking
-from divisible.layer_costs import Profile
-from divisible.plan import Plan, StagePlan
-from divisible.stage_costs import (
-    Network,
-    PerRank,
-    StageCosts,
-    microbatches_held,
-    recomputed_shares,
-    spread,
-    spread_memory,
-)
-from divisible.units import count, format_bytes
+from divisible.planning.dynamic_program import Cost, evenest, least_lacking
+from divisible.planning.machine import Network, PerRank, spread, spread_memory
+from divisible.planning.memory import StageCosts, microbatches_held, recomputed_shares
+from divisible.planning.plan import Plan, StagePlan
+from divisible.planning.profile import Profile
+from divisible.planning.units import count, format_bytes
 
 METHODS = ("optimal", "uniform", "parameters", "time")
 # How many stages without enough memory an error lists.
@@ -91,7 +84,7 @@ def partition(
             stages, or ``cuts`` are not of so many stages of this model.
 
     Example:
-        >>> from divisible.layer_costs import LayerCost
+        >>> from divisible.planning.profile import LayerCost
         >>> times = [1, 1, 1, 1, 4, 4]
         >>> profile = Profile([LayerCost(t, 0, 0) for t in times], n_samples=1)
         >>> partition(profile, n_stages=3).cuts
@@ -102,7 +95,7 @@ def partition(
     if not isinstance(profile, Profile):
         raise TypeError(
             f"partition needs one Profile, at the size of microbatch in use, not a"
-            f" {type(profile).__name__}; Plan.best takes several"
+            f" {type(profile).__name__}; best_plan takes several"
         )
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")

@@ -7,18 +7,18 @@ import json
 import operator
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from divisible.files import write_json
-from divisible.layer_costs import Profile, check_layers, plain_number
+from divisible.planning.profile import check_layers, plain_number
+from divisible.planning.tables import PLAN_COLUMNS, plan_rows
+from divisible.planning.units import count, format_seconds
 from divisible.schedules.recomputation import CHECKPOINTS
-from divisible.units import count, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from divisible.model import Divisible
-    from divisible.stage_costs import Network, PerRank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class StagePlan:
 
 @dataclasses.dataclass(frozen=True)
 class Alternative:
-    """What :meth:`Plan.best` did not choose.
+    """What :func:`divisible.best_plan` did not choose.
 
     Attributes:
         name: What it would have been.
@@ -73,7 +73,8 @@ class Plan:
     """Where a model is cut into stages, and how they are run.
 
     Only the cuts are needed. :func:`divisible.partition` adds what each stage is
-    expected to cost, and :meth:`best` how to run them. Printed, it is a table.
+    expected to cost, and :func:`divisible.best_plan` how to run them. Printed, it is a
+    table.
 
     Args:
         cuts: Positions in the model: stage ``i`` has the layers ``cuts[i]`` to
@@ -83,12 +84,11 @@ class Plan:
         schedule: Name of the schedule, for :class:`pipeline.Pipeline`.
         checkpoint: Which microbatches run forward again before their backward:
             ``'never'``, ``'except_last'`` or ``'always'``.
-        replicas: Number of pipelines that share a minibatch.
-        stages_per_rank: Number of stages on each rank.
-        layers: A text for each layer of the model, to recognise it by.
-        stages: What each stage is expected to cost.
-        step_seconds: Predicted seconds of a minibatch, forward and backward.
-        alternatives: What :meth:`best` did not choose, best first; not saved.
+        replicas: Number of pipelines that share a minibatch. stages_per_rank: Number of
+        stages on each rank. layers: A text for each layer of the model, to recognise it
+        by. stages: What each stage is expected to cost. step_seconds: Predicted seconds
+        of a minibatch, forward and backward. alternatives: What
+        :func:`divisible.best_plan` did not choose, best first; not saved.
 
     Raises:
         ValueError: If ``cuts`` is not of this form, ``layers`` or ``stages`` are not
@@ -243,34 +243,6 @@ class Plan:
         """The number of ranks that it takes."""
         return self.n_stages // self.stages_per_rank * self.replicas
 
-    @classmethod
-    def best(
-        cls,
-        profile: Profile | Sequence[Profile],
-        ranks: int,
-        memory: PerRank | None = None,
-        network: Network | None = None,
-        **options: Any,
-    ) -> Plan:
-        """Chooses stages, microbatches, schedule and recomputation together.
-
-        This is :func:`pipeline.planning.search.best_plan`, which describes the
-        arguments.
-
-        Example:
-            >>> from divisible.layer_costs import LayerCost
-            >>> layers = [LayerCost(1.0, 1.0, 1.0) for _ in range(6)]
-            >>> profile = Profile(layers, n_samples=12)
-            >>> plan = Plan.best(profile, ranks=2, schedules=['gpipe', '1f1b'])
-            >>> plan.cuts, plan.n_microbatches, plan.schedule
-            ([0, 3, 6], 12, '1f1b')
-        """
-        # Schedules and their simulator belong to the package above this one, which is
-        # needed for this search only.
-        from pipeline.planning.search import best_plan
-
-        return best_plan(profile, ranks, memory, network, **options)
-
     def save(self, path: str | os.PathLike) -> None:
         """Writes the plan as JSON; the file appears only when it is complete."""
         content = {
@@ -323,25 +295,3 @@ class Plan:
         if self.step_seconds is not None:
             words.append(f"{format_seconds(self.step_seconds)} a step")
         return ", ".join(words)
-
-
-PLAN_COLUMNS = ("stage", "layers", "microbatch", "of slowest", "link", "memory", "of")
-
-
-def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
-    """Returns the stages of a plan as text."""
-    slowest = max(stage.seconds for stage in plan.stages)
-    return [
-        (
-            str(number),
-            f"{start}..{end - 1}",
-            format_seconds(stage.seconds),
-            f"{stage.seconds / slowest:.0%}",
-            format_seconds(stage.link_seconds),
-            format_bytes(stage.memory),
-            "" if stage.memory_limit is None else format_bytes(stage.memory_limit),
-        )
-        for number, (start, end, stage) in enumerate(
-            zip(plan.cuts, plan.cuts[1:], plan.stages)
-        )
-    ]

@@ -17,13 +17,14 @@ from divisible import (
     schedules,
     simulate,
 )
-from divisible.plan import StagePlan
+from divisible.planning.interpolation import interpolate
+from divisible.planning.memory import ONE_STAGE, ZERO_BUBBLE_DEPTHS, microbatches_held
+from divisible.planning.plan import StagePlan
+from divisible.planning.prediction import predict
+from divisible.planning.search import SCHEDULES, best_plan
 from divisible.schedules.actions import RECOMPUTE
 from divisible.schedules.recomputation import CHECKPOINTS, recompute
 from divisible.schedules.simulator import Costs
-from divisible.stage_costs import ONE_STAGE, ZERO_BUBBLE_DEPTHS, microbatches_held
-from pipeline.planning.prediction import predict
-from pipeline.planning.search import SCHEDULES, best_plan
 
 
 def uneven(n=8, n_samples=12):
@@ -137,7 +138,7 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
         if n_ranks * per_rank > len(profile) or (n_ranks == 1 and name != "1f1b"):
             continue
         options = {"checkpoint": checkpoint, "network": network, "n_microbatches": m}
-        sized = profile.at(-(-4 // m))
+        sized = interpolate([profile], -(-4 // m))
         if per_rank > 1:
             if n_ranks > 2:
                 continue
@@ -298,7 +299,7 @@ def test_cuts_move_away_from_large_messages(monkeypatch):
     plan = best_plan(profile, 2, network=network, batch=2, **options)
     assert plan.cuts == [0, 4, 8]
     # Nor is there one if nothing may be tried.
-    monkeypatch.setattr("pipeline.planning.search._EFFORT", 0)
+    monkeypatch.setattr("divisible.planning.search._EFFORT", 0)
     options.update(memory=None, checkpoints=["never"])
     plan = best_plan(profile, 2, network=network, batch=2, **options)
     assert plan.cuts == [0, 4, 8]
@@ -322,7 +323,7 @@ def test_cuts_of_several_stages_on_a_rank_move_as_well(schedule):
 
 def test_the_others_lost_for_a_reason():
     plan = best_plan(uneven(), 4, memory=30e3, network=Network(1e6, 1e-3))
-    assert plan == Plan.best(uneven(), 4, 30e3, Network(1e6, 1e-3))
+    assert plan == best_plan(uneven(), 4, 30e3, Network(1e6, 1e-3))
     assert plan.alternatives
     reasons = [other.reason for other in plan.alternatives]
     assert all(other.seconds >= plan.step_seconds for other in plan.alternatives)

@@ -9,16 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from divisible import (
-    LayerCost,
-    MemoryLimitError,
-    Network,
-    Plan,
-    Profile,
-    dynamic_program,
-    partition,
-)
-from divisible.stage_costs import ONE_STAGE, microbatches_held
+from divisible import LayerCost, MemoryLimitError, Network, Plan, Profile, partition
+from divisible.planning import dynamic_program
+from divisible.planning.memory import ONE_STAGE, microbatches_held
 
 SETTINGS = settings(max_examples=400, deadline=None)
 
@@ -305,7 +298,7 @@ def test_numbers_for_ranks_that_are_none(arguments, error, message):
         partition(profile, 3, **arguments)
     with pytest.raises(TypeError, match="bandwidth must be one number .*'1Gbit/s'"):
         Network("1Gbit/s")
-    with pytest.raises(TypeError, match="needs one Profile.* Plan.best takes several"):
+    with pytest.raises(TypeError, match="needs one Profile.* best_plan takes several"):
         partition([profile, profile], 2)
 
 

@@ -23,7 +23,8 @@ from divisible import (
     profile,
     stash,
 )
-from divisible.layer_costs import SECONDS, interpolate
+from divisible.planning.interpolation import interpolate
+from divisible.planning.profile import SECONDS
 from mixed_precision import MixedPrecision, to_float16
 
 FLOAT = 4
@@ -510,7 +511,7 @@ def stopwatch_of(*seconds):
 
 def test_a_disturbed_machine_is_told(monkeypatch):
     watch = stopwatch_of(1.0, 1.0, 1.0, 9.0)
-    monkeypatch.setattr("pipeline.planning.phases.stopwatch", watch)
+    monkeypatch.setattr("divisible.planning.timed_phases.stopwatch", watch)
     with pytest.warns(RuntimeWarning, match=r"took \d\.\d\d times their medians"):
         costs = profile(Divisible(F.relu), ones(1, 2), repeat=7)
     assert costs.layers[0].forward == 1.0
@@ -518,7 +519,7 @@ def test_a_disturbed_machine_is_told(monkeypatch):
 
 def test_a_quiet_machine_is_not(monkeypatch):
     watch = stopwatch_of(1.0, 1.1, 1.2, 1.1, 1.0)
-    monkeypatch.setattr("pipeline.planning.phases.stopwatch", watch)
+    monkeypatch.setattr("divisible.planning.timed_phases.stopwatch", watch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         profile(Divisible(F.relu), ones(1, 2), repeat=7)
@@ -567,7 +568,7 @@ def test_a_profile_of_another_model():
     with pytest.raises(ValueError, match="one has a loss and the other has none"):
         interpolate([costs, Profile(costs.layers, 7, loss=costs.layers[0])], 5)
     with pytest.raises(ValueError, match="n_samples must be at least 1, not 0"):
-        costs.at(0)
+        interpolate([costs], 0)
     plan = Plan.uniform(3, 2)
     plan.check(model, n_ranks=2)
     with pytest.raises(ValueError, match="for 2 ranks, but there are 3"):
@@ -637,4 +638,4 @@ def test_interpolation():
     odd = [at(10, 3.0, 100), at(20, 2.0, 200)]
     assert interpolate(odd, 100).layers[0].forward == pytest.approx(2.0)
     assert interpolate(odd, 1).layers[0].forward == pytest.approx(3.0)
-    assert at(10, 2.0, 100).at(5).layers[0].forward == pytest.approx(1.0)
+    assert interpolate([at(10, 2.0, 100)], 5).layers[0].forward == pytest.approx(1.0)

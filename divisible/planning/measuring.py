@@ -31,9 +31,9 @@ from divisible import Divisible
 from divisible.backward.tensors import to_tensor
 from divisible.communication.signatures import Tensor, Tensors
 from divisible.dtypes import as_trainable, floating_dtypes, in_loss_dtype
-from divisible.layer_costs import LayerCost, Profile
-from pipeline.planning.phases import Phases
-from pipeline.planning.retained import Owners, retained_arrays
+from divisible.planning.profile import LayerCost, Profile
+from divisible.planning.retained_arrays import Owners, retained_arrays
+from divisible.planning.timed_phases import Phases
 
 # How many times their medians the layers may take on average without a warning, and
 # how many seconds more: those of an interrupt or two.

@@ -20,18 +20,14 @@ from dataclasses import replace
 import numpy as np
 
 from divisible import schedules as generators
-from divisible.layer_costs import Profile, sort_profiles
-from divisible.partitioning import MemoryLimitError
-from divisible.plan import Alternative, Plan
+from divisible.planning.candidates import SAME, Candidate, Combination, Combinations
+from divisible.planning.interpolation import sort_profiles
+from divisible.planning.machine import Network, PerRank
+from divisible.planning.partition import MemoryLimitError
+from divisible.planning.plan import Alternative, Plan
+from divisible.planning.profile import Profile
+from divisible.planning.units import format_seconds
 from divisible.schedules.recomputation import CHECKPOINTS
-from divisible.stage_costs import Network, PerRank
-from divisible.units import format_seconds
-from pipeline.planning.combinations import (
-    SAME,
-    Candidate,
-    Combination,
-    Combinations,
-)
 
 #: What is tried by default.
 SCHEDULES = ("1f1b", "gpipe", "zb_h1", "zb_h2", "interleaved", "zb_v")
@@ -100,7 +96,7 @@ def best_plan(
         ValueError: If an argument is out of range.
 
     Example:
-        >>> from divisible.layer_costs import LayerCost
+        >>> from divisible.planning.profile import LayerCost
         >>> layers = [LayerCost(1.0, 1.0, 1.0, output_bytes=10**6)] * 8
         >>> plan = best_plan(
         ...     Profile(layers, n_samples=8), 4, network=Network(latency=0.1),

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import LayerCost, Plan, Profile
-from divisible.plan import StagePlan
+from divisible.planning.plan import StagePlan
 
 
 @given(st.integers(1, 60), st.data())

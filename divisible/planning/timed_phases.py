@@ -13,7 +13,7 @@ from divisible.backward import backprop
 from divisible.backward.tensors import from_tensor
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors
-from pipeline.planning.meters import memory_tracer, stopwatch
+from divisible.planning.stopwatch import memory_tracer, stopwatch
 
 _NAMES = ("forward", "backward_input", "backward_weight")
 

@@ -1,6 +1,6 @@
 """One combination of stages, microbatches, schedule and recomputation, cut and costed.
 
-The search over combinations is in `pipeline.planning.search`.
+The search over combinations is in `divisible.planning.search`.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from typing import NamedTuple
 import numpy as np
 
 from divisible import schedules as generators
-from divisible.layer_costs import Profile, interpolate
-from divisible.partitioning import MemoryLimitError, partition
-from divisible.plan import Plan
+from divisible.planning.interpolation import interpolate
+from divisible.planning.machine import (
+    Network,
+    PerRank,
+    edges,
+    slowest_replica,
+    spread_memory,
+    spread_speeds,
+)
+from divisible.planning.memory import fixed_memory, stage_costs
+from divisible.planning.partition import MemoryLimitError, partition
+from divisible.planning.plan import Plan
+from divisible.planning.prediction import microbatch_sizes, run
+from divisible.planning.profile import Profile
+from divisible.planning.units import count, format_bytes
 from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, RECOMPUTE
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import Costs
 from divisible.schedules.validation import peaks
-from divisible.stage_costs import Network, PerRank, spread_memory, spread_speeds
-from divisible.units import count, format_bytes
-from pipeline.planning.prediction import (
-    edges,
-    fixed_memory,
-    microbatch_sizes,
-    run,
-    slowest_replica,
-    stage_costs,
-)
 
 #: Predictions of equal time differ by rounding.
 SAME = 1 + 1e-6
@@ -114,7 +116,7 @@ class Candidate:
 class Combinations:
     """Cuts a model for one combination after another.
 
-    The arguments are those of :func:`pipeline.planning.search.best_plan`.
+    The arguments are those of :func:`divisible.planning.search.best_plan`.
     """
 
     def __init__(

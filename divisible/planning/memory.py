@@ -20,119 +20,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Union
 
 import numpy as np
 
-from divisible.layer_costs import Profile
+from divisible.planning.machine import Network, PerRank, edges, spread, spread_speeds
+from divisible.planning.plan import Plan
+from divisible.planning.profile import Profile
 from divisible.schedules.recomputation import check_checkpoint
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.simulator import Costs
 
 #: How many microbatches a stage of a zero-bubble schedule runs ahead, and keeps W back,
 #: for each stage behind and before it.
 ZERO_BUBBLE_DEPTHS = {"zb_h1": 1, "zb_h2": 2}
 #: The schedules of one stage on each rank, of which it is known what a stage holds.
 ONE_STAGE = ("gpipe", "1f1b", *ZERO_BUBBLE_DEPTHS)
-
-#: A number for all ranks or edges, or one for each.
-PerRank = Union[float, Sequence[float]]
-
-
-@dataclass(frozen=True)
-class Network:
-    """The links between the ranks of neighbouring stages.
-
-    A message of ``n`` bytes takes ``latency + n / bandwidth`` seconds, which is
-    equation (1) of Takisawa et al. (2022).
-
-    Attributes:
-        bandwidth: Bytes per second in either direction; one number for all links or
-            one for each pair of ranks ``r`` and ``r + 1``.
-        latency: Seconds; the same.
-        overlap: Whether messages travel while ranks compute.
-
-    Raises:
-        TypeError: If something is no number.
-        ValueError: If a bandwidth is not positive or a latency negative.
-
-    Example:
-        >>> Network(bandwidth=1e9, latency=50e-6).edges(3)
-        (array([1.e+09, 1.e+09]), array([5.e-05, 5.e-05]))
-    """
-
-    bandwidth: PerRank = float("inf")
-    latency: PerRank = 0.0
-    overlap: bool = True
-
-    def __post_init__(self) -> None:
-        if not np.all(_numbers("bandwidth", self.bandwidth) > 0):
-            raise ValueError(f"bandwidth must be positive, not {self.bandwidth}")
-        latency = _numbers("latency", self.latency)
-        if not np.all(np.isfinite(latency) & (latency >= 0)):
-            raise ValueError(
-                f"latency must be finite and not negative, not {self.latency}"
-            )
-
-    def edges(self, n_stages: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns bandwidth and latency of the first ``n_stages - 1`` links.
-
-        Raises:
-            ValueError: If there are fewer.
-        """
-        return (
-            spread("bandwidth", self.bandwidth, n_stages - 1, "links between ranks"),
-            spread("latency", self.latency, n_stages - 1, "links between ranks"),
-        )
-
-
-def spread(name: str, values: PerRank, n: int, what: str = "ranks") -> np.ndarray:
-    """Returns one number for each of ``n``; those beyond are left out.
-
-    Raises:
-        TypeError: If something is no number.
-        ValueError: If there are fewer.
-    """
-    array = _numbers(name, values)
-    if array.ndim == 0:
-        return np.full(n, float(array))
-    if array.ndim != 1 or len(array) < n:
-        raise ValueError(
-            f"{name} has the shape {array.shape}, but there are {n} {what}: give one"
-            f" number for all or one for each"
-        )
-    return array[:n]
-
-
-def spread_speeds(speeds: PerRank | None, n: int) -> np.ndarray:
-    """Returns the speed of each of ``n`` ranks, 1 if nothing is said.
-
-    Raises:
-        ValueError: If there are fewer, or one is not finite and positive.
-    """
-    speeds = spread("speeds", 1.0 if speeds is None else speeds, n)
-    if not np.all(np.isfinite(speeds) & (speeds > 0)):
-        raise ValueError(f"speeds must be finite and positive, not {speeds}")
-    return speeds
-
-
-def spread_memory(memory: PerRank | None, n: int) -> np.ndarray:
-    """Returns the bytes that each of ``n`` ranks may use, no limit if nothing is said.
-
-    Raises:
-        ValueError: If there are fewer, or one is not positive.
-    """
-    limits = spread("memory", np.inf if memory is None else memory, n)
-    if not np.all(limits > 0):
-        raise ValueError(f"memory must be positive, not {memory}")
-    return limits
-
-
-def _numbers(name: str, values: PerRank) -> np.ndarray:
-    try:
-        return np.asarray(values, float)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"{name} must be one number for all or one for each, not {values!r}"
-        ) from None
 
 
 def microbatches_held(
@@ -409,3 +311,115 @@ def _sums(values: np.ndarray) -> np.ndarray:
     """Returns sums of the values before each position, along the last axis."""
     zero = np.zeros((*values.shape[:-1], 1))
     return np.concatenate([zero, np.cumsum(values, axis=-1)], axis=-1)
+
+
+def stage_sums(profile: Profile, cuts: Sequence[int]) -> dict[str, np.ndarray]:
+    """Adds up a profile's columns for each stage.
+
+    Returns:
+        For each attribute of :class:`divisible.LayerCost` an array of shape
+        (n_stages,): sums, for ``workspace_bytes`` the greatest; of ``output_bytes``
+        and ``loose_output_bytes`` those of the stage's last layer. Besides,
+        ``own_output_bytes``, without skips that pass by, and ``input_bytes``, of the
+        stage's first layer with the skips that come in.
+    """
+    starts, ends = np.array(cuts[:-1]), np.array(cuts[1:])
+    sums = {
+        name: np.add.reduceat(profile.column(name), starts)
+        for name in (
+            "forward",
+            "backward_input",
+            "backward_weight",
+            "activation_bytes",
+            "skip_bytes",
+            "pending_bytes",
+            "parameter_bytes",
+            "optimizer_bytes",
+        )
+    }
+    sums["workspace_bytes"] = np.maximum.reduceat(
+        profile.column("workspace_bytes"), starts
+    )
+    for name in ("output_bytes", "loose_output_bytes"):
+        sums[name] = profile.column(name)[ends - 1]
+    passing = profile.column("passing_bytes")[ends - 1]
+    sums["own_output_bytes"] = sums["output_bytes"] - passing
+    # As :class:`divisible.planning.memory.StageCosts` reckons them.
+    skips = np.minimum(np.concatenate([[0], passing[:-1]]), sums.pop("skip_bytes"))
+    sums["input_bytes"] = skips + np.concatenate(
+        [[profile.input_bytes], sums["own_output_bytes"][:-1]]
+    )
+    return sums
+
+
+def stage_costs(
+    plan: Plan,
+    schedule: Schedule,
+    profiles: Sequence[Profile],
+    network: Network,
+    speeds: PerRank | None = None,
+) -> Costs:
+    """Returns what the simulator needs to know of a plan.
+
+    Args:
+        plan: Where to cut.
+        schedule: Which stage is on which rank.
+        profiles: Of the model, one for each microbatch, at its size.
+        network: The links between the ranks.
+        speeds: Of the ranks.
+
+    Returns:
+        Costs: Stage costs of shape (n_stages, n_microbatches); bytes for the largest
+        microbatch.
+    """
+    sizes = [profile.n_samples for profile in profiles]
+    by_size = {
+        size: stage_sums(profile, plan.cuts)
+        for size, profile in dict(zip(sizes, profiles)).items()
+    }
+    ranks = np.array(schedule.stage_ranks)
+    speed = spread_speeds(speeds, schedule.n_ranks)
+
+    def per_microbatch(name: str) -> np.ndarray:
+        table = np.stack([by_size[size][name] for size in sizes], axis=1)
+        return table / speed[ranks][:, None]
+
+    forward, backward_input, backward_weight = map(
+        per_microbatch, ("forward", "backward_input", "backward_weight")
+    )
+    largest = by_size[max(sizes)]
+    held = largest["activation_bytes"] + largest["loose_output_bytes"]
+    links = edges(network, schedule)
+    return Costs(
+        forward,
+        backward_input,
+        backward_weight,
+        transfer=largest["output_bytes"][:-1] / links.bandwidth,
+        latency=links.latency,
+        activation_bytes=largest["input_bytes"] + held,
+        checkpoint_bytes=largest["input_bytes"],
+        pending_bytes=largest["pending_bytes"],
+    )
+
+
+def fixed_memory(plan: Plan, schedule: Schedule, profile: Profile) -> np.ndarray:
+    """Returns what each rank holds besides microbatches in flight.
+
+    These are parameters, gradients and the optimizer's state of its stages; and for
+    the one that needs most its workspace and a message from either side.
+
+    Args:
+        plan: Where to cut.
+        schedule: Which stage is on which rank.
+        profile: At the size of the largest microbatch.
+
+    Returns:
+        Bytes of shape (n_ranks,).
+    """
+    sums = stage_sums(profile, plan.cuts)
+    ranks = np.array(schedule.stage_ranks)
+    passing = sums["workspace_bytes"] + sums["input_bytes"] + sums["own_output_bytes"]
+    memory = np.zeros(schedule.n_ranks)
+    np.maximum.at(memory, ranks, passing)
+    np.add.at(memory, ranks, 2 * sums["parameter_bytes"] + sums["optimizer_bytes"])
+    return memory.round().astype(np.int64)

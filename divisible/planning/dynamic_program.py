@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from divisible.stage_costs import StageCosts
+from divisible.planning.memory import StageCosts
 
 # Two sums of the same times in another order differ by rounding.
 _ROUNDING = 1e-12

@@ -1,0 +1,22 @@
+"""From the layers of a model to the plan that runs fastest, without MPI.
+
+::
+
+    profile            what each layer costs
+    measuring          profile(): measures each layer by itself
+    timed_phases       how: forward, input gradients and weight gradients, timed
+    stopwatch          seconds and peak memory of a call
+    retained_arrays    what a graph holds between forward and backward
+    interpolation      a profile at another size of microbatch
+
+    machine            speeds, memory and links of ranks
+    memory             what stages hold and take
+    plan               where a model is cut, and how it is run
+    partition          cuts so that the slowest stage is as fast as possible
+    dynamic_program    the search for those cuts
+    candidates         one configuration, cut and costed
+    search             best_plan(): the fastest of them that fits
+    prediction         predict(): what a plan takes, by simulation
+
+    tables, plots, units   for people
+"""
