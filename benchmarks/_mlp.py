@@ -22,7 +22,7 @@ from mpi4py import MPI
 from divisible import Divisible
 from divisible.schedules import automatic
 from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, WEIGHT
-from divisible.schedules.simulator import Costs
+from divisible.schedules.costs import Costs
 from divisible.schedules.timeline import Timeline
 
 N_OUTPUTS = 10

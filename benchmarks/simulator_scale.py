@@ -18,7 +18,8 @@ from pathlib import Path
 from _common import Result, machine
 
 from divisible.schedules import one_f_one_b
-from divisible.schedules.simulator import Costs, simulate
+from divisible.schedules.costs import Costs
+from divisible.schedules.simulator import simulate
 
 
 def peak_gib() -> float:

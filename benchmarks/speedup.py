@@ -40,9 +40,10 @@ from accumulation import Products
 from mpi4py import MPI
 
 from divisible.schedules import one_f_one_b, zero_bubble_h1
+from divisible.schedules.costs import Costs
 from divisible.schedules.list_scheduling import list_schedule
 from divisible.schedules.schedule import Schedule
-from divisible.schedules.simulator import Costs, simulate
+from divisible.schedules.simulator import simulate
 from divisible.schedules.timeline import Timeline
 from pipeline import Pipeline, abort_on_error
 

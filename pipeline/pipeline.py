@@ -26,9 +26,10 @@ from divisible.communication.signatures import Tensor, Tensors
 from divisible.communication.transport import Transport
 from divisible.dtypes import as_trainable
 from divisible.random_streams import restored_random_state
+from divisible.schedules.actions import Action, Operation
 from divisible.schedules.automatic import AUTO, Trial
 from divisible.schedules.recomputation import recompute
-from divisible.schedules.schedule import Action, Operation, Schedule
+from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 from pipeline.arguments import (
     agree_on_settings,

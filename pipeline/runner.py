@@ -12,8 +12,9 @@ import numpy as np
 
 from divisible.communication.signatures import Tensors
 from divisible.communication.transport import Receiver, Sender, Transport
-from divisible.schedules.actions import Route
-from divisible.schedules.schedule import Action, Message, Operation, Schedule, lower
+from divisible.schedules.actions import Action, Operation, Route, Transfer
+from divisible.schedules.lowering import lower
+from divisible.schedules.schedule import Schedule
 from pipeline.messages.progress import Progress
 from pipeline.stages.stage import Stage
 
@@ -111,7 +112,7 @@ class RankProgram(NamedTuple):
         operations = lower(schedule, rendezvous, routes)[rank]
         receives: dict[Channel, list[int]] = {}
         for operation in operations:
-            if isinstance(operation, Message) and operation.direction == "receive":
+            if isinstance(operation, Transfer) and operation.direction == "receive":
                 place = Place.of(operation.action, operation.skip)
                 receives.setdefault(place.channel, []).append(place.microbatch)
         next_actions: list[Action | None] = []

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 from hypothesis import settings
 
-from tests.mpiexec import left_behind
+from tests.support.mpiexec import left_behind
 
 # Whether a change lands must not depend on luck: property tests try the same examples
 # in each run. "make test-all" draws new ones.

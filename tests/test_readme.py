@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.mpiexec import ROOT, mpiexec
+from tests.support.mpiexec import ROOT, mpiexec
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)

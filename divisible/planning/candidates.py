@@ -32,9 +32,9 @@ from divisible.planning.prediction import microbatch_sizes, run
 from divisible.planning.profile import Profile
 from divisible.planning.units import count, format_bytes
 from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, RECOMPUTE
+from divisible.schedules.costs import Costs
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
-from divisible.schedules.simulator import Costs
 from divisible.schedules.validation import peaks
 
 #: Predictions of equal time differ by rounding.

@@ -26,9 +26,9 @@ import numpy as np
 from divisible.planning.machine import Network, PerRank, edges, spread, spread_speeds
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile
+from divisible.schedules.costs import Costs
 from divisible.schedules.recomputation import check_checkpoint
 from divisible.schedules.schedule import Schedule
-from divisible.schedules.simulator import Costs
 
 #: How many microbatches a stage of a zero-bubble schedule runs ahead, and keeps W back,
 #: for each stage behind and before it.

@@ -12,9 +12,10 @@ from divisible.planning.machine import Network, PerRank, slowest_replica, spread
 from divisible.planning.memory import fixed_memory, stage_costs
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, check_layers
+from divisible.schedules.costs import Costs
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
-from divisible.schedules.simulator import Costs, simulate
+from divisible.schedules.simulator import simulate
 from divisible.schedules.timeline import Timeline
 
 

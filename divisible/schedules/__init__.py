@@ -20,11 +20,10 @@
 Nothing in here imports Chainer or MPI.
 """
 
-from divisible.schedules.actions import Action, Message, ScheduleError
+from divisible.schedules.actions import Action, ScheduleError, Transfer
+from divisible.schedules.catalogue import NAMES, STAGES_PER_RANK, create
+from divisible.schedules.costs import Costs
 from divisible.schedules.generators import (
-    NAMES,
-    STAGES_PER_RANK,
-    create,
     gpipe,
     interleaved,
     looped_bfs,
@@ -35,7 +34,6 @@ from divisible.schedules.generators import (
 )
 from divisible.schedules.list_scheduling import list_schedule
 from divisible.schedules.schedule import Schedule
-from divisible.schedules.simulator import Costs
 from divisible.schedules.timeline import Timeline
 
 __all__ = [
@@ -43,7 +41,7 @@ __all__ = [
     "STAGES_PER_RANK",
     "Action",
     "Costs",
-    "Message",
+    "Transfer",
     "Schedule",
     "ScheduleError",
     "Timeline",

@@ -78,7 +78,7 @@ class Action(NamedTuple):
         return cls(int(match[1]), match[2], int(match[3]))
 
 
-class Message(NamedTuple):
+class Transfer(NamedTuple):
     """The result of an action on its way between two ranks.
 
     The output of an F goes to the rank of the next stage, the input gradient of a B
@@ -92,9 +92,9 @@ class Message(NamedTuple):
         skip: The name of the skip connection, or ``''``.
 
     Example:
-        >>> str(Message(Action(2, "F", 0), 3, "send"))
+        >>> str(Transfer(Action(2, "F", 0), 3, "send"))
         '2F0>3'
-        >>> Message.parse("2F0<1").direction
+        >>> Transfer.parse("2F0<1").direction
         'receive'
     """
 
@@ -110,7 +110,7 @@ class Message(NamedTuple):
         )
 
     @classmethod
-    def parse(cls, text: str) -> Message:
+    def parse(cls, text: str) -> Transfer:
         """Reads the notation that ``str`` writes.
 
         Args:
@@ -147,7 +147,7 @@ class Route(NamedTuple):
 
 
 #: What a rank's lowered program consists of.
-Operation = Union[Action, Message]
+Operation = Union[Action, Transfer]
 
 
 def parse_operation(text: str) -> Operation:
@@ -164,6 +164,6 @@ def parse_operation(text: str) -> Operation:
 
     Example:
         >>> [type(parse_operation(text)).__name__ for text in ("2F0", "2F0>3")]
-        ['Action', 'Message']
+        ['Action', 'Transfer']
     """
-    return Message.parse(text) if set(text) & {"<", ">"} else Action.parse(text)
+    return Transfer.parse(text) if set(text) & {"<", ">"} else Action.parse(text)

@@ -26,10 +26,12 @@ from divisible.schedules.actions import (
     WEIGHT,
     ScheduleError,
 )
+from divisible.schedules.costs import Costs
+from divisible.schedules.events import CATEGORIES
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
-from divisible.schedules.simulator import Costs, simulate
-from divisible.schedules.timeline import CATEGORIES, Timeline
+from divisible.schedules.simulator import simulate
+from divisible.schedules.timeline import Timeline
 
 #: What a user gives as the name of the schedule.
 AUTO = "auto"

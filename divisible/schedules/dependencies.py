@@ -8,20 +8,16 @@ costs a few NumPy calls per step, not one Python object per action.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
-
-if TYPE_CHECKING:
-    from divisible.schedules.schedule import Schedule
+from divisible.schedules.table import Table
 
 #: Stands for "no such action" in arrays of action numbers.
 NONE = -1
 
 
-def locate(schedule: Schedule) -> np.ndarray:
+def locate(schedule: Table) -> np.ndarray:
     """Finds every action by what it does.
 
     Args:
@@ -38,7 +34,7 @@ def locate(schedule: Schedule) -> np.ndarray:
     return table
 
 
-def suppliers(schedule: Schedule, table: np.ndarray | None = None) -> np.ndarray:
+def suppliers(schedule: Table, table: np.ndarray | None = None) -> np.ndarray:
     """Tells which neighbouring stage's result each action needs.
 
     ::
@@ -81,7 +77,7 @@ def suppliers(schedule: Schedule, table: np.ndarray | None = None) -> np.ndarray
     return needed
 
 
-def receivers(schedule: Schedule) -> np.ndarray:
+def receivers(schedule: Table) -> np.ndarray:
     """Tells which rank each action's result is sent to.
 
     Args:
@@ -102,7 +98,7 @@ def receivers(schedule: Schedule) -> np.ndarray:
 
 
 def unit_steps(
-    schedule: Schedule, needed: np.ndarray | None = None
+    schedule: Table, needed: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Unfolds a schedule in which every action takes one step of time.
 
@@ -142,7 +138,7 @@ def unit_steps(
 
 
 def earliest_starts(
-    schedule: Schedule, duration: np.ndarray, delay: np.ndarray | None = None
+    schedule: Table, duration: np.ndarray, delay: np.ndarray | None = None
 ) -> np.ndarray:
     """Finds when each action starts if nothing waits longer than it must.
 
@@ -181,7 +177,7 @@ def earliest_starts(
     return start
 
 
-def other_rank_suppliers(schedule: Schedule) -> np.ndarray:
+def other_rank_suppliers(schedule: Table) -> np.ndarray:
     """Leaves out of `suppliers` what the order of a rank's actions sees to.
 
     Args:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from divisible.schedules.actions import KINDS, ScheduleError
 from divisible.schedules.dependencies import NONE, unit_steps
-
-if TYPE_CHECKING:
-    from divisible.schedules.schedule import Schedule
+from divisible.schedules.table import Table
 
 _IDLE = "."
 _HEADER = re.compile(
@@ -23,7 +20,7 @@ _ROW = re.compile(r"rank\s+(?P<rank>\d+)(?P<cells>(?:\s.*)?)")
 
 
 def draw(
-    schedule: Schedule,
+    schedule: Table,
     marked: Iterable[int] = (),
     ranks: Sequence[int] | None = None,
     steps: tuple[int, int] | None = None,
@@ -77,7 +74,7 @@ def draw(
     return "\n".join(lines)
 
 
-def grid_steps(schedule: Schedule) -> np.ndarray:
+def grid_steps(schedule: Table) -> np.ndarray:
     """Gives the grid column of every action.
 
     Args:

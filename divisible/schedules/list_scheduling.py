@@ -19,8 +19,9 @@ from divisible.schedules.actions import (
     Action,
     ScheduleError,
 )
+from divisible.schedules.costs import Costs
 from divisible.schedules.schedule import Schedule
-from divisible.schedules.simulator import Costs, simulate
+from divisible.schedules.simulator import simulate
 
 # What happens, in this order if at the same time: a result arrives, an action ends.
 _ARRIVAL, _END = range(2)

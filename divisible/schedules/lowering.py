@@ -6,7 +6,8 @@ stage-to-rank map, and when they do from the order of the computations.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,17 +15,13 @@ from divisible.schedules.actions import (
     FORWARD,
     KINDS,
     Action,
-    Message,
     Operation,
     Route,
     ScheduleError,
+    Transfer,
 )
 from divisible.schedules.dependencies import NONE, locate, suppliers, unit_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from divisible.schedules.schedule import Schedule
+from divisible.schedules.table import Table
 
 COMPUTE, SEND, RECEIVE = range(3)
 
@@ -68,7 +65,7 @@ class _Messages(NamedTuple):
 
 
 def lower(
-    schedule: Schedule, rendezvous: bool = True, routes: Sequence[Route] = ()
+    schedule: Table, rendezvous: bool = True, routes: Sequence[Route] = ()
 ) -> tuple[tuple[Operation, ...], ...]:
     """Adds sends and receives to the computations of every rank.
 
@@ -102,7 +99,7 @@ def lower(
             comes back the same way.
 
     Returns:
-        For each rank its computations (`Action`) and messages (`Message`) in order.
+        For each rank its computations (`Action`) and messages (`Transfer`) in order.
 
     Raises:
         ScheduleError: If the ranks wait for each other in a circle.
@@ -132,7 +129,7 @@ def lower(
         tuple(
             names[action]
             if what == COMPUTE
-            else Message(names[action], peer, direction[what], skips[route])
+            else Transfer(names[action], peer, direction[what], skips[route])
             for what, action, peer, route in zip(
                 *(column.tolist() for column in program)
             )
@@ -142,7 +139,7 @@ def lower(
 
 
 def lower_arrays(
-    schedule: Schedule, rendezvous: bool = True, routes: Sequence[Route] = ()
+    schedule: Table, rendezvous: bool = True, routes: Sequence[Route] = ()
 ) -> list[Program]:
     """Does the work of `lower` on compact arrays.
 
@@ -194,7 +191,7 @@ def lower_arrays(
     return programs
 
 
-def rendezvous_order(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
+def rendezvous_order(schedule: Table) -> tuple[np.ndarray, np.ndarray]:
     """Gives all computations and messages their places in one common order.
 
     Args:
@@ -223,7 +220,7 @@ def rendezvous_order(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     return compute, message
 
 
-def _find_messages(schedule: Schedule, routes: Sequence[Route]) -> _Messages:
+def _find_messages(schedule: Table, routes: Sequence[Route]) -> _Messages:
     table = locate(schedule)
     needed, rank = suppliers(schedule, table), schedule.action_ranks
     user = np.flatnonzero(needed != NONE)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from divisible.schedules.actions import KINDS
+from divisible.schedules.events import CATEGORIES
 
 if TYPE_CHECKING:
     from divisible.schedules.timeline import Timeline
@@ -65,8 +66,6 @@ def plot_timeline(
             "Timeline.plot needs matplotlib; install it (pip install matplotlib), or "
             "use Timeline.save and open the file in chrome://tracing"
         ) from error
-    from divisible.schedules.timeline import CATEGORIES
-
     n_ranks = max(timeline.n_ranks, 1)
     height = min(max(0.34 * n_ranks, 0.6), 8.0)
     figure = Figure(figsize=(12, height + 1.5), dpi=DPI, layout="constrained")
@@ -153,8 +152,6 @@ def _draw_bars(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_rgb
 
-    from divisible.schedules.timeline import CATEGORIES
-
     left = (timeline.start - begin) * scale
     right = (timeline.end - begin) * scale
     few = len(timeline) <= 2000
@@ -210,8 +207,6 @@ def _draw_bars(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
 
 def _draw_image(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
     from matplotlib.colors import to_rgb
-
-    from divisible.schedules.timeline import CATEGORIES
 
     columns = _PIXELS
     seconds = np.zeros((len(CATEGORIES), timeline.n_ranks, columns))

@@ -17,85 +17,23 @@ in this drawing, whatever they cost in seconds; the `simulator` knows the costs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 from operator import index
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from divisible.schedules.actions import (
     FORWARD,
-    KINDS,
     Action,
-    Message,
-    Operation,
     ScheduleError,
-    parse_operation,
 )
 from divisible.schedules.grid import draw, read
-from divisible.schedules.lowering import lower
+from divisible.schedules.table import CODES, Table
 from divisible.schedules.validation import Report, validate
 
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
-__all__ = [
-    "KINDS",
-    "Action",
-    "Message",
-    "Operation",
-    "Report",
-    "Schedule",
-    "ScheduleError",
-    "lower",
-    "parse_operation",
-    "validate",
-]
-
-_CODES = {kind: code for code, kind in enumerate(KINDS)}
-
-
-class ActionList(Sequence):
-    """The actions of one rank, in order; behaves like a list of `Action`.
-
-    The actions are kept as integers and made when they are looked at, so that a
-    schedule of millions of them stays small.
-    """
-
-    def __init__(self, stage: np.ndarray, kind: np.ndarray, microbatch: np.ndarray):
-        self._columns = stage, kind, microbatch
-
-    def __len__(self) -> int:
-        return len(self._columns[0])
-
-    def __getitem__(self, at):
-        if isinstance(at, slice):
-            return ActionList(*(column[at] for column in self._columns))
-        stage, kind, microbatch = (column[at] for column in self._columns)
-        return Action(int(stage), KINDS[kind], int(microbatch))
-
-    def __iter__(self) -> Iterator[Action]:
-        for stage, kind, microbatch in zip(
-            *(column.tolist() for column in self._columns)
-        ):
-            yield Action(stage, KINDS[kind], microbatch)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, ActionList):
-            return all(map(np.array_equal, self._columns, other._columns))
-        if isinstance(other, (list, tuple)):
-            return len(self) == len(other) and all(a == b for a, b in zip(self, other))
-        return NotImplemented
-
-    __hash__ = None
-
-    def __repr__(self) -> str:
-        shown = " ".join(map(str, self[:20]))
-        return f"<{len(self)} actions: {shown}{' ...' if len(self) > 20 else ''}>"
-
-
-class Schedule:
+class Schedule(Table):
     """For each rank, the order in which it computes.
 
     A schedule is a value: it never changes, and two of them are equal if they do the
@@ -156,14 +94,14 @@ class Schedule:
                     stage, kind, microbatch = action
                     stages.append(index(stage))
                     microbatches.append(index(microbatch))
-                    kinds.append(_CODES[kind])
+                    kinds.append(CODES[kind])
                 except (ScheduleError, TypeError, ValueError, KeyError) as error:
                     raise ScheduleError(
                         f"rank {rank}, position {len(kinds) - offsets[-1]}: "
                         f"{entry!r} is not an action such as 2F0: {error}"
                     ) from error
             offsets.append(len(stages))
-        self._fill(
+        super().__init__(
             stages, kinds, microbatches, offsets, stage_ranks, n_microbatches, name
         )
 
@@ -196,95 +134,17 @@ class Schedule:
             ScheduleError: See the class.
         """
         schedule = cls.__new__(cls)
-        schedule._fill(
-            stage, kind, microbatch, offsets, stage_ranks, n_microbatches, name
+        Table.__init__(
+            schedule,
+            stage,
+            kind,
+            microbatch,
+            offsets,
+            stage_ranks,
+            n_microbatches,
+            name,
         )
         return schedule
-
-    def _fill(
-        self, stage, kind, microbatch, offsets, stage_ranks, n_microbatches, name
-    ) -> None:
-        self.stage = np.array(stage, np.int32)
-        self.kind = np.array(kind, np.int8)
-        self.microbatch = np.array(microbatch, np.int32)
-        self.offsets = np.array(offsets, np.int64)
-        for array in (self.stage, self.kind, self.microbatch, self.offsets):
-            array.flags.writeable = False
-        self.actions = tuple(
-            ActionList(
-                self.stage[begin:end], self.kind[begin:end], self.microbatch[begin:end]
-            )
-            for begin, end in zip(self.offsets[:-1], self.offsets[1:])
-        )
-        self.name = str(name)
-        self.n_ranks = self.offsets.size - 1
-        if self.n_ranks < 1:
-            raise ScheduleError(f"schedule {name!r} has no ranks; give at least one")
-        if stage_ranks is None:
-            stage_ranks = self._infer_stage_ranks()
-        self.stage_ranks = tuple(int(rank) for rank in stage_ranks)
-        self.n_stages = len(self.stage_ranks)
-        if n_microbatches is None:
-            n_microbatches = self.microbatch.max(initial=-1) + 1
-        self.n_microbatches = int(n_microbatches)
-        for stage_number, rank in enumerate(self.stage_ranks):
-            if not 0 <= rank < self.n_ranks:
-                raise ScheduleError(
-                    f"stage_ranks puts stage {stage_number} on rank {rank}, but there "
-                    f"are actions for ranks 0 to {self.n_ranks - 1}"
-                )
-        for what, column, bound in (
-            ("stage", self.stage, self.n_stages),
-            ("kind", self.kind, len(KINDS)),
-            ("microbatch", self.microbatch, self.n_microbatches),
-        ):
-            wrong = np.flatnonzero((column < 0) | (column >= bound))
-            if wrong.size:
-                rank = int(np.searchsorted(self.offsets, wrong[0], "right")) - 1
-                raise ScheduleError(
-                    f"rank {rank}, position {wrong[0] - self.offsets[rank]}: {what} "
-                    f"{column[wrong[0]]} does not exist; there are {bound}"
-                )
-
-    @cached_property
-    def action_ranks(self) -> np.ndarray:
-        """For each action of all ranks the rank that runs it."""
-        rank = np.repeat(np.arange(self.n_ranks), np.diff(self.offsets))
-        rank.flags.writeable = False
-        return rank
-
-    def _infer_stage_ranks(self) -> np.ndarray:
-        stages, first = np.unique(self.stage, return_index=True)
-        if not np.array_equal(stages, np.arange(stages.size)):
-            raise ScheduleError(
-                f"the actions name stages {stages.tolist()}, with gaps; pass "
-                "stage_ranks to say which rank holds which stage"
-            )
-        ranks = self.action_ranks[first]
-        strayed = np.flatnonzero(ranks[self.stage] != self.action_ranks)
-        if strayed.size:
-            stage = self.stage[strayed[0]]
-            raise ScheduleError(
-                f"stage {stage} has actions on rank {ranks[stage]} and on rank "
-                f"{self.action_ranks[strayed[0]]}; pass stage_ranks to say which one "
-                f"holds it"
-            )
-        return ranks
-
-    def __len__(self) -> int:
-        """Returns the number of actions on all ranks."""
-        return self.stage.size
-
-    def rank_stages(self, rank: int) -> tuple[int, ...]:
-        """Tells which stages a rank holds.
-
-        Args:
-            rank: From 0.
-
-        Returns:
-            The stages in ascending order.
-        """
-        return tuple(s for s, owner in enumerate(self.stage_ranks) if owner == rank)
 
     def forward_only(self) -> Schedule:
         """Leaves out everything but the forward passes, for evaluation.

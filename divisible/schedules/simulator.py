@@ -10,169 +10,26 @@ is that paper's equation (3) for two stages.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Union
 
 import numpy as np
 
 from divisible.schedules.actions import (
-    BACKWARD,
     FORWARD,
-    INPUT,
-    KINDS,
-    RECOMPUTE,
-    WEIGHT,
 )
+from divisible.schedules.costs import Costs
 from divisible.schedules.dependencies import (
     NONE,
     earliest_starts,
     other_rank_suppliers,
     receivers,
 )
+from divisible.schedules.events import CATEGORIES
 from divisible.schedules.lowering import rendezvous_order
 from divisible.schedules.schedule import Schedule
-from divisible.schedules.timeline import CATEGORIES, Timeline
+from divisible.schedules.timeline import Timeline
 from divisible.schedules.validation import peaks, validate
 
-#: A number for all stages or edges, or one for each.
-Values = Union[float, Sequence[float], np.ndarray]
-
 LINKS = ("parallel", "serial", "shared")
-
-
-@dataclass(frozen=True, eq=False)
-class Costs:
-    """What the stages and the edges between them cost, in seconds.
-
-    Each value is a number for all, or one for each stage (edge). Stage costs may also
-    have the shape ``(n_stages, n_microbatches)``, for microbatches of unequal size.
-    Edge ``e`` joins the stages ``e`` and ``e + 1``; an edge between stages on one
-    rank costs nothing.
-
-    Attributes:
-        forward: Time of F, per stage.
-        backward_input: Time of I, per stage.
-        backward_weight: Time of W, per stage. B takes I + W.
-        transfer: Bytes over bandwidth of one message, per edge, in either direction.
-        latency: What a message takes on top, per edge.
-        activation_bytes: Held per microbatch from F to B or I, per stage.
-        pending_bytes: Held per microbatch from I to W, per stage.
-        checkpoint_bytes: Held per microbatch from F to R where a forward is recomputed,
-            per stage; R takes as long as F.
-
-    Raises:
-        ValueError: If a value is negative or not finite.
-
-    Example:
-        >>> costs = Costs(forward=[1.0, 1.5], backward_input=1.0, backward_weight=1.0)
-        >>> costs.n_stages
-        2
-    """
-
-    forward: Values
-    backward_input: Values
-    backward_weight: Values
-    transfer: Values = 0.0
-    latency: Values = 0.0
-    activation_bytes: Values = 0
-    pending_bytes: Values = 0
-    checkpoint_bytes: Values = 0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            values = np.asarray(getattr(self, field.name), float)
-            if not np.all(np.isfinite(values) & (values >= 0)):
-                raise ValueError(
-                    f"Costs.{field.name} must be finite and not negative: {values}"
-                )
-
-    @property
-    def n_stages(self) -> int | None:
-        """The number of stages, or ``None`` if every value serves all stages."""
-        for name in _PER_STAGE:
-            if np.ndim(getattr(self, name)):
-                return len(getattr(self, name))
-        for name in _PER_EDGE:
-            if np.ndim(getattr(self, name)):
-                return len(getattr(self, name)) + 1
-        return None
-
-    def durations(self, n_stages: int, n_microbatches: int) -> np.ndarray:
-        """Spreads the compute times.
-
-        Args:
-            n_stages: Number of stages.
-            n_microbatches: Number of microbatches.
-
-        Returns:
-            Seconds of shape ``(5, n_stages, n_microbatches)``, the kinds in the order
-            of `divisible.schedules.actions.KINDS`.
-
-        Raises:
-            ValueError: If a value has another shape.
-        """
-        shape = n_stages, n_microbatches
-        first, second, third = (self._spread(name, shape) for name in _PER_STAGE[:3])
-        table = np.empty((len(KINDS), *shape))
-        table[FORWARD] = table[RECOMPUTE] = first
-        table[BACKWARD] = second + third
-        table[INPUT] = second
-        table[WEIGHT] = third
-        return table
-
-    def edges(self, n_stages: int) -> tuple[np.ndarray, np.ndarray]:
-        """Spreads the message times.
-
-        Args:
-            n_stages: Number of stages.
-
-        Returns:
-            ``transfer`` and ``latency`` in seconds, of shape ``(n_stages - 1,)``.
-
-        Raises:
-            ValueError: If a value has another shape.
-        """
-        transfer, latency = (self._spread(name, (n_stages - 1,)) for name in _PER_EDGE)
-        return transfer, latency
-
-    def units(self, n_stages: int) -> tuple[np.ndarray, ...]:
-        """Spreads the sizes.
-
-        Args:
-            n_stages: Number of stages.
-
-        Returns:
-            ``activation_bytes``, ``pending_bytes`` and ``checkpoint_bytes``, of shape
-            ``(n_stages,)``.
-
-        Raises:
-            ValueError: If a value has another shape.
-        """
-        return tuple(self._spread(name, (n_stages,)) for name in _PER_STAGE[3:])
-
-    def _spread(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        values = np.asarray(getattr(self, name), float)
-        if values.ndim == 0 or values.shape == shape:
-            return np.broadcast_to(values, shape)
-        if values.shape == shape[:1]:
-            return np.broadcast_to(values[:, None], shape)
-        what = "stages" if name in _PER_STAGE else "edges between stages"
-        raise ValueError(
-            f"Costs.{name} has the shape {values.shape}, but there are {shape[0]} "
-            f"{what}; give one number for all or one for each"
-        )
-
-
-_PER_STAGE = (
-    "forward",
-    "backward_input",
-    "backward_weight",
-    "activation_bytes",
-    "pending_bytes",
-    "checkpoint_bytes",
-)
-_PER_EDGE = ("transfer", "latency")
 
 
 def simulate(

@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from divisible.schedules.actions import (
-    BACKWARD,
     FORWARD,
-    INPUT,
     KINDS,
     Action,
-    Message,
+    Transfer,
     parse_operation,
 )
+from divisible.schedules.critical_path import critical_path
+from divisible.schedules.events import CATEGORIES, RECEIVE, SEND, Event
+from divisible.schedules.plot import plot_timeline
+from divisible.schedules.trace import load_trace, save_trace
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-#: What an event can be. The computations come first, in the order of `KINDS`.
-CATEGORIES = (*KINDS, "send", "receive", "wait", "other")
-_SEND, _RECEIVE, _WAIT, _OTHER = range(len(KINDS), len(CATEGORIES))
 _NONE = -1
 # What a wait is for, too.
 _DIRECTIONS = ("send", "receive")
@@ -46,30 +45,12 @@ _COLUMNS = {
 }
 
 
-class Event(NamedTuple):
-    """One bar of a timeline.
-
-    Attributes:
-        rank: Where it happened.
-        what: The action, the message, or any other text.
-        start: Seconds.
-        end: Seconds.
-        category: One of `CATEGORIES`. A wait for a message names that message.
-    """
-
-    rank: int
-    what: Action | Message | str
-    start: float
-    end: float
-    category: str
-
-
 class Timeline:
     """Events of all ranks on one clock.
 
     Args:
         events: `Event` objects or tuples ``(rank, what, start, end, category)``.
-            ``what`` may be text in the notation of `Action` and `Message`. The
+            ``what`` may be text in the notation of `Action` and `Transfer`. The
             category may be left out: it is the action's kind, the message's
             direction, or ``'other'``.
         n_ranks: Number of ranks. Left out, it is read from ``events``.
@@ -111,7 +92,7 @@ class Timeline:
             peer = direction = _NONE
             if isinstance(what, str):
                 what = _parse(what)
-            if isinstance(what, Message):
+            if isinstance(what, Transfer):
                 action, peer, category = what.action, what.peer, what.direction
                 direction = _DIRECTIONS.index(what.direction)
                 if what.skip:
@@ -177,7 +158,7 @@ class Timeline:
             else np.full(len(rank), _NONE, dtype)
             for column, dtype in _COLUMNS.items()
         }
-        for direction, category in enumerate((_SEND, _RECEIVE)):
+        for direction, category in enumerate((SEND, RECEIVE)):
             joined["direction"][joined["category"] == category] = direction
         timeline = cls.__new__(cls)
         timeline._fill(joined, n_ranks, name, ())
@@ -213,7 +194,7 @@ class Timeline:
         return self.start.size
 
     def __getitem__(self, index: int) -> Event:
-        what: Action | Message | str
+        what: Action | Transfer | str
         label = self._labels[self.label[index]] if self.label[index] != _NONE else ""
         if self.kind[index] == _NONE:
             what = label or CATEGORIES[self.category[index]]
@@ -225,7 +206,7 @@ class Timeline:
             )
             if self.direction[index] != _NONE:
                 direction = _DIRECTIONS[self.direction[index]]
-                what = Message(what, int(self.peer[index]), direction, label)
+                what = Transfer(what, int(self.peer[index]), direction, label)
         return Event(
             int(self.rank[index]),
             what,
@@ -300,95 +281,9 @@ class Timeline:
     def critical_path(self) -> list[Event]:
         """The chain of events that decides the makespan, from first to last.
 
-        From the event that ends last it goes back to what held each event up: the
-        one before it on the same rank, or, where the rank had to wait, the one whose
-        result it needed. In a timeline without any waits, such as a predicted one, a
-        rank had to wait where it was idle. A measured one has a wait for every message,
-        also for one that was there already; what ended later held the rank up then::
-
-            rank 0  0F0 0F1
-            rank 1      1F0 . . . 1F1     1F0, not 0F1: the path is 0F0, 1F0, 1F1
+        `divisible.schedules.critical_path` says how it is found.
         """
-        if not len(self):
-            return []
-        recorded = bool((self.category == _WAIT).any())
-        # Sums of the same numbers in another order differ by rounding.
-        slack = None if recorded else 1e-9 * self.makespan
-        # A dictionary for its order; clocks that disagree could lead into a circle.
-        path: dict[int, None] = {}
-        at: int | None = int(np.argmax(self.end))
-        while at is not None and at not in path:
-            path[at] = None
-            at = self._held_up_by(at, slack)
-        return [self[k] for k in reversed(list(path))]
-
-    def _held_up_by(self, at: int, slack: float | None) -> int | None:
-        first = self.offsets[self.rank[at]]
-        before = at - 1
-        while before >= first and self.category[before] == _WAIT:
-            before -= 1
-        if before < first:
-            return self._cause(at)
-        if slack is None:
-            waited = before < at - 1
-        else:
-            waited = self.end[before] < self.start[at] - slack
-        cause = self._cause(at) if waited else None
-        if cause is None:
-            return before
-        was_there = slack is None and self.end[cause] < self.end[before]
-        return before if was_there else cause
-
-    def _cause(self, at: int) -> int | None:
-        """Finds the event on another rank that an event needed or met."""
-        category, stage = self.category[at], int(self.stage[at])
-        microbatch, start = self.microbatch[at], self.start[at]
-        if category in (_SEND, _RECEIVE):
-            # The other side came later: what did it do before? If it has recorded no
-            # message, the receiver waited for the computation.
-            peer, kinds = int(self.peer[at]), (self.kind[at],)
-            twin = self._find(peer, stage, kinds, microbatch, self.end[at], True)
-            if twin is not None:
-                return twin - 1 if twin > self.offsets[peer] else None
-            if category == _RECEIVE:
-                return self._find(peer, stage, kinds, microbatch, self.end[at])
-            return None
-        if category == FORWARD:
-            return self._find(None, stage - 1, (FORWARD,), microbatch, start)
-        if category in (BACKWARD, INPUT):
-            return self._find(None, stage + 1, (BACKWARD, INPUT), microbatch, start)
-        return None
-
-    def _find(
-        self, rank, stage, kinds, microbatch, latest, communication=False
-    ) -> int | None:
-        """Finds the last event of an action that had started by a time."""
-        if rank is None:
-            rank = self._stage_rank().get(stage)
-            if rank is None:
-                return None
-        begin, end = self.offsets[rank], self.offsets[rank + 1]
-        fits = (
-            (self.stage[begin:end] == stage)
-            & (self.microbatch[begin:end] == microbatch)
-            & np.isin(self.kind[begin:end], kinds)
-            & (self.start[begin:end] <= latest)
-        )
-        category = self.category[begin:end]
-        if communication:
-            fits &= (category == _SEND) | (category == _RECEIVE)
-        else:
-            fits &= category < len(KINDS)
-        found = np.flatnonzero(fits)
-        return int(begin + found[-1]) if found.size else None
-
-    def _stage_rank(self) -> dict[int, int]:
-        if not hasattr(self, "_stage_ranks"):
-            compute = self.category < len(KINDS)
-            stages, first = np.unique(self.stage[compute], return_index=True)
-            ranks = self.rank[compute][first]
-            self._stage_ranks = dict(zip(stages.tolist(), ranks.tolist()))
-        return self._stage_ranks
+        return [self[k] for k in critical_path(self)]
 
     def __repr__(self) -> str:
         return (
@@ -427,8 +322,6 @@ class Timeline:
         Args:
             path: Where to write JSON. The file appears only when it is complete.
         """
-        from divisible.schedules.trace import save_trace
-
         save_trace(self, path)
 
     @classmethod
@@ -444,9 +337,16 @@ class Timeline:
         Raises:
             ValueError: If the file is not in that format.
         """
-        from divisible.schedules.trace import load_trace
-
-        return load_trace(path)
+        try:
+            events, about = load_trace(path)
+            timeline = cls(events, about["n_ranks"], about["name"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{os.fspath(path)} is not a timeline saved by Timeline.save: {error!r}"
+            ) from error
+        if "peak_memory" in about:
+            timeline.peak_memory = np.array(about["peak_memory"])
+        return timeline
 
     def plot(self, path: str | os.PathLike, title: str | None = None) -> None:
         """Draws the timeline; needs matplotlib.
@@ -458,12 +358,10 @@ class Timeline:
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        from divisible.schedules.plot import plot_timeline
-
         plot_timeline(self, path, title)
 
 
-def _parse(text: str) -> Action | Message | str:
+def _parse(text: str) -> Action | Transfer | str:
     try:
         return parse_operation(text)
     except ValueError:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from divisible.files import written_aside
-from divisible.schedules.timeline import Event, Timeline
+from divisible.schedules.events import Event
+
+if TYPE_CHECKING:
+    from divisible.schedules.timeline import Timeline
 
 
 def save_trace(timeline: Timeline, path: str | os.PathLike) -> None:
@@ -54,38 +56,30 @@ def save_trace(timeline: Timeline, path: str | os.PathLike) -> None:
         file.write("\n]}\n")
 
 
-def load_trace(path: str | os.PathLike) -> Timeline:
+def load_trace(path: str | os.PathLike) -> tuple[list[Event], dict[str, Any]]:
     """Reads a timeline; see `Timeline.load`.
 
     Args:
         path: What `save_trace` wrote.
 
     Returns:
-        The timeline.
+        The events, and what else is known: ``'name'``, ``'n_ranks'`` and perhaps
+        ``'peak_memory'``.
 
     Raises:
-        ValueError: If the file is not in that format.
+        KeyError, TypeError, ValueError: If the file is not in that format.
     """
     with open(path, encoding="utf-8") as file:
-        try:
-            content = json.load(file)
-            about = content["otherData"]
-            events = [
-                Event(
-                    entry["tid"],
-                    entry["name"],
-                    entry["ts"] / 1e6,
-                    (entry["ts"] + entry["dur"]) / 1e6,
-                    entry["cat"],
-                )
-                for entry in content["traceEvents"]
-                if entry["ph"] == "X"
-            ]
-            timeline = Timeline(events, about["n_ranks"], about["name"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{os.fspath(path)} is not a timeline saved by Timeline.save: {error!r}"
-            ) from error
-    if "peak_memory" in about:
-        timeline.peak_memory = np.array(about["peak_memory"])
-    return timeline
+        content = json.load(file)
+    events = [
+        Event(
+            entry["tid"],
+            entry["name"],
+            entry["ts"] / 1e6,
+            (entry["ts"] + entry["dur"]) / 1e6,
+            entry["cat"],
+        )
+        for entry in content["traceEvents"]
+        if entry["ph"] == "X"
+    ]
+    return events, content["otherData"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,11 +19,7 @@ from divisible.schedules.actions import (
 )
 from divisible.schedules.dependencies import NONE, locate, suppliers, unit_steps
 from divisible.schedules.grid import draw, grid_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from divisible.schedules.schedule import Schedule
+from divisible.schedules.table import Table
 
 # How much of a large grid an error shows around the fault.
 _SHOWN_RANKS = 16
@@ -53,7 +50,7 @@ class Report(NamedTuple):
     inputs: tuple[int, ...]
 
 
-def validate(schedule: Schedule) -> Report:
+def validate(schedule: Table) -> Report:
     """Proves that a schedule can run, or says why not.
 
     Checked are, in this order: every action is on the rank that holds its stage;
@@ -96,7 +93,7 @@ def validate(schedule: Schedule) -> Report:
     return report(schedule)
 
 
-def report(schedule: Schedule) -> Report:
+def report(schedule: Table) -> Report:
     """Counts what a schedule holds at its peak.
 
     Args:
@@ -120,7 +117,7 @@ def report(schedule: Schedule) -> Report:
 
 
 def peaks(
-    schedule: Schedule,
+    schedule: Table,
     activation: np.ndarray,
     pending: np.ndarray,
     checkpoint: np.ndarray | int = 0,
@@ -144,7 +141,7 @@ def peaks(
 
 
 def _changes(
-    schedule: Schedule,
+    schedule: Table,
     activation: np.ndarray,
     pending: np.ndarray,
     checkpoint: np.ndarray | int,
@@ -168,7 +165,7 @@ def _changes(
     return change
 
 
-def _check_ranks(schedule: Schedule) -> None:
+def _check_ranks(schedule: Table) -> None:
     rank = schedule.action_ranks
     home = np.asarray(schedule.stage_ranks, np.int64)[schedule.stage]
     wrong = np.flatnonzero(rank != home)
@@ -176,12 +173,12 @@ def _check_ranks(schedule: Schedule) -> None:
         raise _fault(
             schedule,
             wrong[:1],
-            f"rank {rank[wrong[0]]}: {_name(schedule, wrong[0])} is on the wrong rank; "
+            f"rank {rank[wrong[0]]}: {schedule.action(wrong[0])} is on the wrong rank; "
             f"stage {schedule.stage[wrong[0]]} is held by rank {home[wrong[0]]}",
         )
 
 
-def _check_complete(schedule: Schedule, table: np.ndarray) -> None:
+def _check_complete(schedule: Table, table: np.ndarray) -> None:
     n_stages, n_microbatches = schedule.n_stages, schedule.n_microbatches
     # One number per (stage, kind, microbatch).
     number = (
@@ -194,7 +191,7 @@ def _check_complete(schedule: Schedule, table: np.ndarray) -> None:
         raise _fault(
             schedule,
             found,
-            f"rank {schedule.action_ranks[found[0]]}: {_name(schedule, found[0])} is "
+            f"rank {schedule.action_ranks[found[0]]}: {schedule.action(found[0])} is "
             f"there {found.size} times; each action runs once",
         )
     done = count.reshape(n_stages, len(KINDS), n_microbatches).astype(bool)
@@ -227,9 +224,7 @@ def _check_complete(schedule: Schedule, table: np.ndarray) -> None:
     _require(schedule, table, whole | second, "W")
 
 
-def _require(
-    schedule: Schedule, table: np.ndarray, done: np.ndarray, kind: str
-) -> None:
+def _require(schedule: Table, table: np.ndarray, done: np.ndarray, kind: str) -> None:
     missing = np.argwhere(~done)
     if missing.size:
         stage, microbatch = (int(value) for value in missing[0])
@@ -244,9 +239,7 @@ def _require(
         )
 
 
-def _check_rank_order(
-    schedule: Schedule, table: np.ndarray, needed: np.ndarray
-) -> None:
+def _check_rank_order(schedule: Table, table: np.ndarray, needed: np.ndarray) -> None:
     rank = schedule.action_ranks
     backward = (schedule.kind == BACKWARD) | (schedule.kind == INPUT)
     own = np.full((2, needed.size), NONE, np.int64)
@@ -261,12 +254,12 @@ def _check_rank_order(
             raise _fault(
                 schedule,
                 [early, late],
-                f"rank {rank[early]}: {_name(schedule, early)} runs before "
-                f"{_name(schedule, late)}, whose result it needs",
+                f"rank {rank[early]}: {schedule.action(early)} runs before "
+                f"{schedule.action(late)}, whose result it needs",
             )
 
 
-def _check_progress(schedule: Schedule, needed: np.ndarray) -> None:
+def _check_progress(schedule: Table, needed: np.ndarray) -> None:
     _, stuck = unit_steps(schedule, needed)
     blocked = np.flatnonzero(stuck != NONE)
     if not blocked.size:
@@ -279,10 +272,10 @@ def _check_progress(schedule: Schedule, needed: np.ndarray) -> None:
         walk.append(int(rank_of[needed[stuck[walk[-1]]]]))
     circle = walk[walk.index(walk[-1]) : -1]
     waits = ";\n  ".join(
-        f"rank {rank} waits in {_name(schedule, stuck[rank])} for "
-        f"{_name(schedule, needed[stuck[rank]])}, which rank "
+        f"rank {rank} waits in {schedule.action(stuck[rank])} for "
+        f"{schedule.action(needed[stuck[rank]])}, which rank "
         f"{rank_of[needed[stuck[rank]]]} runs after "
-        f"{_name(schedule, stuck[rank_of[needed[stuck[rank]]]])}"
+        f"{schedule.action(stuck[rank_of[needed[stuck[rank]]]])}"
         for rank in circle
     )
     raise _fault(
@@ -293,15 +286,7 @@ def _check_progress(schedule: Schedule, needed: np.ndarray) -> None:
     )
 
 
-def _name(schedule: Schedule, number: int) -> Action:
-    return Action(
-        int(schedule.stage[number]),
-        KINDS[schedule.kind[number]],
-        int(schedule.microbatch[number]),
-    )
-
-
-def _fault(schedule: Schedule, marked: Iterable[int], reason: str) -> ScheduleError:
+def _fault(schedule: Table, marked: Iterable[int], reason: str) -> ScheduleError:
     marked = [int(number) for number in marked]
     ranks = steps = None
     if schedule.n_ranks > _SHOWN_RANKS or len(schedule) > _SHOWN_RANKS * _SHOWN_STEPS:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from chainer.backends import cuda
 
-from divisible.schedules.schedule import Action
+from divisible.schedules.actions import Action
 from pipeline.runner import RankProgram, Record
 
 #: What is observed, after the name of the updater.

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.mpiexec import ROOT
+from tests.support.mpiexec import ROOT
 
 
 @pytest.fixture(autouse=True)

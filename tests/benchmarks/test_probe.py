@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.mpiexec import ROOT, assert_on_ranks
+from tests.support.mpiexec import ROOT, assert_on_ranks
 
 N_SAMPLES, WIDTH = 6, 20
 

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from tests.mpiexec import ROOT, assert_on_ranks
+from tests.support.mpiexec import ROOT, assert_on_ranks
 
 #: Hosts.
 N = 3

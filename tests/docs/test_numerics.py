@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 from divisible import Divisible, Plan, deferred_init
 from pipeline import Pipeline
-from tests.mpiexec import assert_on_ranks
+from tests.support.mpiexec import assert_on_ranks
 
 
 def train(comm, cuts, schedule):

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.commands.main import main
-from tests.mpiexec import ROOT, mpiexec
+from tests.support.mpiexec import ROOT, mpiexec
 
 PROGRAMS = ROOT / "docs" / "programs"
 NUMBER = re.compile(r"\d+\.\d+")

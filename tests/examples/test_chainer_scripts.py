@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from tests.mpiexec import ROOT, mpiexec
+from tests.support.mpiexec import ROOT, mpiexec
 
 FOLDER = ROOT / "examples" / "chainer_scripts"
 # Of examples/mnist/train_mnist.py and examples/cifar/train_cifar.py in Chainer 7.8.1.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from divisible import Plan
-from tests.mpiexec import mpiexec
+from tests.support.mpiexec import mpiexec
 
 TRAIN = "examples/train/train.py"
 SYNTHETIC = ["--dataset", "synthetic", "--samples", "20", "--shape", "1,8,8"]

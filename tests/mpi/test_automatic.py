@@ -10,8 +10,8 @@ from divisible.communication.errors import DisagreementError
 from divisible.schedules.actions import Action
 from divisible.schedules.automatic import N_TIMED, N_WARM
 from pipeline import Pipeline
-from tests.equivalence import check_equal, make_batches
-from tests.mpiexec import assert_on_ranks
+from tests.support.equivalence import check_equal, make_batches
+from tests.support.mpiexec import assert_on_ranks
 
 N_TRIAL = N_WARM + N_TIMED
 

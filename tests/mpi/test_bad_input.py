@@ -9,7 +9,7 @@ import pytest
 from divisible import Divisible, Plan, pop, stash
 from divisible.schedules import Schedule
 from pipeline import Pipeline
-from tests.mpiexec import mpiexec, on_ranks
+from tests.support.mpiexec import mpiexec, on_ranks
 
 DEADLINE = 10
 
@@ -325,7 +325,7 @@ def test_bad_input(n_ranks, function, words):
 
 
 def test_a_bad_argument_of_one_rank_ends_all():
-    """Without what other tests have: tests.mpi_worker calls abort_on_error itself."""
+    """Without what other tests have: their worker calls abort_on_error itself."""
     program = (
         "from mpi4py import MPI\n"
         "from pipeline import Pipeline\n"

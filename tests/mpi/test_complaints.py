@@ -7,7 +7,7 @@ import numpy as np
 
 from divisible import Divisible, Plan, pop, stash
 from pipeline import Pipeline
-from tests.equivalence import (
+from tests.support.equivalence import (
     assert_close,
     check_equal,
     make_batches,
@@ -15,7 +15,7 @@ from tests.equivalence import (
     train_on,
     tuple_model,
 )
-from tests.mpiexec import assert_on_ranks
+from tests.support.mpiexec import assert_on_ranks
 
 
 def line(n_layers=4):

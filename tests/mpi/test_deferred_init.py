@@ -9,7 +9,7 @@ from chainer.initializers import Orthogonal
 
 from divisible import Divisible, Plan, deferred_init
 from pipeline import Pipeline
-from tests.mpiexec import assert_on_ranks
+from tests.support.mpiexec import assert_on_ranks
 
 X = np.random.RandomState(0).rand(12, 5).astype(np.float32)
 T = np.arange(12, dtype=np.int32) % 3

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline, PipelineEvaluator, predict
-from tests.mpiexec import assert_on_ranks
+from tests.support.mpiexec import assert_on_ranks
 
 BATCH = 100
 

@@ -16,7 +16,7 @@ import pytest
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline
-from tests.mpiexec import launcher, on_ranks, running, worker
+from tests.support.mpiexec import launcher, on_ranks, running, worker
 
 # From the fault to the end of all processes; the issue asks for 10 s.
 DEADLINE = 10

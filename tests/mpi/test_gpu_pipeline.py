@@ -11,8 +11,8 @@ import pytest
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline
-from tests.equivalence import STAGES_PER_RANK, assert_close
-from tests.mpiexec import assert_on_ranks
+from tests.support.equivalence import STAGES_PER_RANK, assert_close
+from tests.support.mpiexec import assert_on_ranks
 
 N_LAYERS = 8
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2}

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from pipeline import Snapshot, latest_snapshot
-from tests.mpiexec import assert_on_ranks, launcher, running, worker
-from tests.snapshot_training import BATCHES, Run, saved_arrays
+from tests.support.mpiexec import assert_on_ranks, launcher, running, worker
+from tests.support.snapshot_training import BATCHES, Run, saved_arrays
 
 N_RANKS = 3
 N_STEPS = 60

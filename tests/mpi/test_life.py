@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.mpiexec import ROOT, launcher, mpiexec, running
+from tests.support.mpiexec import ROOT, launcher, mpiexec, running
 
 SCRIPT = str(ROOT / "tests" / "mpi" / "life_script.py")
 N_RANKS = 2

@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline, StallError
-from tests.mpiexec import assert_on_ranks
+from tests.support.mpiexec import assert_on_ranks
 
 
 def stage_of(comm, n=300):

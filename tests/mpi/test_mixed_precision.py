@@ -18,8 +18,8 @@ from mixed_precision import (
     to_float16,
 )
 from pipeline import Pipeline, PipelineUpdater
-from tests.equivalence import STAGES_PER_RANK, make_batches
-from tests.mpiexec import assert_on_ranks, on_ranks
+from tests.support.equivalence import STAGES_PER_RANK, make_batches
+from tests.support.mpiexec import assert_on_ranks, on_ranks
 
 SCALE = {"initial": 2.0**20, "growth_interval": 3}
 

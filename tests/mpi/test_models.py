@@ -18,7 +18,7 @@ from examples.language_model.model import LanguageModel
 from examples.train.models import resnet50, vgg16
 from examples.train.models.mlp import MLP
 from examples.unet.model import UNet
-from tests.equivalence import (
+from tests.support.equivalence import (
     CLASSIFICATION,
     N_STEPS,
     STAGES_PER_RANK,
@@ -27,7 +27,7 @@ from tests.equivalence import (
     make_batches,
     tuple_model,
 )
-from tests.mpiexec import assert_on_ranks
+from tests.support.mpiexec import assert_on_ranks
 
 BATCH_SIZE = 6
 # One, one that divides the batch, and one that does not.

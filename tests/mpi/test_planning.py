@@ -7,7 +7,7 @@ import numpy as np
 from divisible import Divisible, Network, best_plan, partition, profile
 from divisible.planning.prediction import predict
 from pipeline import Pipeline
-from tests.mpiexec import assert_on_ranks
+from tests.support.mpiexec import assert_on_ranks
 
 
 def make_model():

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from divisible import Divisible, Plan, pop, stash
 from divisible.schedules.recomputation import CHECKPOINTS
 from pipeline import Pipeline
-from tests.equivalence import (
+from tests.support.equivalence import (
     STAGES_PER_RANK,
     assert_close,
     check_equal,
     make_batches,
 )
-from tests.mpiexec import assert_on_ranks
+from tests.support.mpiexec import assert_on_ranks
 
 BATCHES = make_batches([8, 8, 5, 2])
 CLASSES = 4

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from divisible import Divisible, Plan
 from divisible.planning.memory import ONE_STAGE
 from pipeline import Pipeline
-from tests.equivalence import (
+from tests.support.equivalence import (
     N_STEPS,
     STAGES_PER_RANK,
     assert_close,
@@ -19,7 +19,7 @@ from tests.equivalence import (
     make_batches,
     tuple_model,
 )
-from tests.mpiexec import assert_on_ranks
+from tests.support.mpiexec import assert_on_ranks
 
 
 def mlp():

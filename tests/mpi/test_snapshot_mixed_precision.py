@@ -12,9 +12,9 @@ from mpi4py import MPI
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline, load_snapshot, save_snapshot, snapshot
-from tests.equivalence import make_batches
-from tests.mpiexec import assert_on_ranks
-from tests.snapshot_training import state_of
+from tests.support.equivalence import make_batches
+from tests.support.mpiexec import assert_on_ranks
+from tests.support.snapshot_training import state_of
 
 pytest.importorskip("mixed_precision")
 

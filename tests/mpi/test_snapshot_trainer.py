@@ -14,8 +14,8 @@ from mpi4py import MPI
 import pipeline
 from divisible import Divisible, Plan
 from pipeline import Pipeline, snapshot
-from tests.equivalence import make_batches
-from tests.mpiexec import assert_on_ranks
+from tests.support.equivalence import make_batches
+from tests.support.mpiexec import assert_on_ranks
 
 pytestmark = pytest.mark.skipif(
     "PipelineUpdater" not in pipeline.__all__, reason="there is no PipelineUpdater"

@@ -23,9 +23,9 @@ from pipeline import (
     load_snapshot,
     save_snapshot,
 )
-from tests.equivalence import assert_close
-from tests.mpiexec import assert_on_ranks, on_ranks
-from tests.snapshot_training import LAYOUTS, Run, adam, saved_arrays
+from tests.support.equivalence import assert_close
+from tests.support.mpiexec import assert_on_ranks, on_ranks
+from tests.support.snapshot_training import LAYOUTS, Run, adam, saved_arrays
 
 
 def repartition_matrix(comm, folder, saved_on, loaded_on):

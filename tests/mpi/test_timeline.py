@@ -4,10 +4,10 @@ import chainer.links as L
 import numpy as np
 
 from divisible import Divisible, Plan
-from divisible.schedules.schedule import Action
+from divisible.schedules.actions import Action
 from divisible.schedules.timeline import Timeline
 from pipeline import Pipeline
-from tests.mpiexec import assert_on_ranks
+from tests.support.mpiexec import assert_on_ranks
 
 
 def measure(comm, path):

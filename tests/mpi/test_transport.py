@@ -9,7 +9,7 @@ from divisible.communication import transport
 from divisible.communication.collectives import all_gather, broadcast_object, duplicate
 from divisible.communication.errors import StallError
 from divisible.communication.transport import Tensor, Transport
-from tests.mpiexec import assert_on_ranks
+from tests.support.mpiexec import assert_on_ranks
 
 N_MICROBATCHES = 3
 

@@ -14,7 +14,7 @@ from chainer.training import extensions, triggers
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater
-from tests.mpiexec import assert_on_ranks
+from tests.support.mpiexec import assert_on_ranks
 
 N_SAMPLES, BATCH = 50, 16
 KEYS = [

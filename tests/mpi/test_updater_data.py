@@ -14,7 +14,7 @@ from chainer.training import extensions
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, snapshot
-from tests.mpiexec import assert_on_ranks, on_ranks
+from tests.support.mpiexec import assert_on_ranks, on_ranks
 
 
 class Scaled(chainer.Link):

@@ -23,8 +23,8 @@ from divisible.planning.plan import StagePlan
 from divisible.planning.prediction import predict
 from divisible.planning.search import SCHEDULES, best_plan
 from divisible.schedules.actions import RECOMPUTE
+from divisible.schedules.costs import Costs
 from divisible.schedules.recomputation import CHECKPOINTS, recompute
-from divisible.schedules.simulator import Costs
 
 
 def uneven(n=8, n_samples=12):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from divisible import schedules, simulate
 from divisible.schedules import Costs
-from divisible.schedules.actions import Message, ScheduleError
+from divisible.schedules.actions import ScheduleError, Transfer
 from divisible.schedules.automatic import (
     N_TIMED,
     N_WARM,
@@ -48,7 +48,7 @@ def measured(schedule, costs):
             if 0 <= source <= last and rank_of[source] != rank:
                 supplier = what._replace(stage=source)
                 arrival = max(free, ends[str(supplier)] + costs.latency)
-                message = Message(supplier, rank_of[source], "receive")
+                message = Transfer(supplier, rank_of[source], "receive")
                 events.append((rank, message, free, arrival, "wait"))
             events.append(event)
             free = event.end

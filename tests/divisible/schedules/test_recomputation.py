@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from divisible import simulate
 from divisible.schedules import NAMES, create, gpipe, one_f_one_b, zero_bubble_h1
+from divisible.schedules.actions import ScheduleError
+from divisible.schedules.costs import Costs
 from divisible.schedules.recomputation import CHECKPOINTS, recompute
-from divisible.schedules.schedule import Schedule, ScheduleError
-from divisible.schedules.simulator import Costs
+from divisible.schedules.schedule import Schedule
 
 
 @st.composite

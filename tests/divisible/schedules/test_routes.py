@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible.schedules import NAMES, create, interleaved, one_f_one_b
-from divisible.schedules.actions import Message, Route
-from divisible.schedules.program_validation import check_programs
+from divisible.schedules.actions import Action, Route, ScheduleError, Transfer
+from divisible.schedules.lowering import lower
 from divisible.schedules.recomputation import CHECKPOINTS, recompute
-from divisible.schedules.schedule import Action, ScheduleError, lower
+from tests.support.program_validation import check_programs
 
 
 @st.composite
@@ -40,7 +40,7 @@ def test_each_message_is_sent_once_and_received_once(case, rendezvous):
     ends = {"send": {}, "receive": {}}
     for rank, program in enumerate(programs):
         for operation in program:
-            if isinstance(operation, Message):
+            if isinstance(operation, Transfer):
                 key = operation.action, operation.skip
                 pair = (rank, operation.peer)
                 assert key not in ends[operation.direction]
@@ -66,7 +66,7 @@ def test_what_is_received_late_is_there_when_it_is_needed(case):
     for rank, program in enumerate(lower(schedule, False, routes)):
         received = set()
         for operation in program:
-            if isinstance(operation, Message):
+            if isinstance(operation, Transfer):
                 if operation.direction == "receive":
                     action, skip = operation.action, operation.skip
                     received.add((action.stage, action.kind == "F", action[2], skip))
@@ -98,9 +98,9 @@ def test_a_missing_skip_is_found():
 
 
 def without(program):
-    return [op for op in program if isinstance(op, Message) and op.skip]
+    return [op for op in program if isinstance(op, Transfer) and op.skip]
 
 
 @pytest.mark.parametrize("text", ["0F0.a>3", "12B7.long-name<0"])
 def test_messages_are_written_and_read(text):
-    assert str(Message.parse(text)) == text
+    assert str(Transfer.parse(text)) == text

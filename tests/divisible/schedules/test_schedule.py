@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from divisible import schedules
-from divisible.schedules.actions import Action, Message, parse_operation
-from divisible.schedules.program_validation import check_programs
-from divisible.schedules.schedule import Schedule, ScheduleError, lower
+from divisible.schedules.actions import Action, ScheduleError, Transfer, parse_operation
+from divisible.schedules.lowering import lower
+from divisible.schedules.schedule import Schedule
+from tests.support.program_validation import check_programs
 
 NAMES_AND_CHUNKS = [
     ("gpipe", 1),
@@ -83,7 +84,7 @@ def rendezvous(programs, n_stages):
                 moved = True
             elif head.direction == "send" and programs[head.peer]:
                 other = programs[head.peer][0]
-                if not isinstance(other, Message):
+                if not isinstance(other, Transfer):
                     continue
                 if other.peer == rank and other.direction == "receive":
                     if other.action != head.action or head.action not in known[rank]:
@@ -346,9 +347,9 @@ def test_lowered_programs(schedule, blocking, forward_only):
     sent, received = {}, {}
     for rank, program in enumerate(programs):
         for op in program:
-            if isinstance(op, Message) and op.direction == "send":
+            if isinstance(op, Transfer) and op.direction == "send":
                 sent.setdefault((rank, op.peer), []).append(op.action)
-            elif isinstance(op, Message):
+            elif isinstance(op, Transfer):
                 received.setdefault((op.peer, rank), []).append(op.action)
     assert sent == received
     crossing = sum(
@@ -364,7 +365,7 @@ def test_lowered_programs(schedule, blocking, forward_only):
         assert rendezvous(programs, schedule.n_stages)
     for program in programs:
         for before, op in zip(program, program[1:]):
-            if not blocking and isinstance(op, Message) and op.direction == "send":
+            if not blocking and isinstance(op, Transfer) and op.direction == "send":
                 assert before == op.action
 
 
@@ -383,7 +384,7 @@ def test_receives_stand_late_when_sends_do_not_block():
 
 
 def test_programs_with_impossible_peers_are_refused():
-    program = [Action(0, "F", 0), Message(Action(0, "F", 0), 5, "send")]
+    program = [Action(0, "F", 0), Transfer(Action(0, "F", 0), 5, "send")]
     with pytest.raises(ScheduleError, match="names rank 5"):
         check_programs([program])
     crossed = ["0F0 0F1 0F1>1 0F0>1", "0F0<0 1F0 0F1<0 1F1"]

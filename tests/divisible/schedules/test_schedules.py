@@ -16,9 +16,12 @@ from divisible.schedules import (
     zero_bubble_h2,
     zero_bubble_v,
 )
-from divisible.schedules.program_validation import check_programs
-from divisible.schedules.schedule import Schedule, ScheduleError, lower
-from divisible.schedules.simulator import Costs, simulate
+from divisible.schedules.actions import ScheduleError
+from divisible.schedules.costs import Costs
+from divisible.schedules.lowering import lower
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.simulator import simulate
+from tests.support.program_validation import check_programs
 
 GOLDEN = Path(__file__).parent / "golden"
 UNIT = Costs(1, 1, 1)

@@ -4,9 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from divisible import schedules
-from divisible.schedules.actions import Action, Message
-from divisible.schedules.schedule import Schedule, ScheduleError, lower
-from divisible.schedules.simulator import Costs, simulate
+from divisible.schedules.actions import Action, ScheduleError, Transfer
+from divisible.schedules.costs import Costs
+from divisible.schedules.lowering import lower
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.simulator import simulate
 
 # Sums of these are exact, so that results can be compared for equality.
 seconds = st.integers(0, 16).map(lambda n: n / 8)
@@ -125,7 +127,7 @@ def test_without_overlap_it_runs_the_lowered_programs(case):
             elif program and program[0].direction == "send":
                 message = program[0]
                 peer = message.peer
-                answer = Message(message.action, rank, "receive")
+                answer = Transfer(message.action, rank, "receive")
                 if programs[peer] and programs[peer][0] == answer:
                     begin = max(clock[rank], clock[peer])
                     end = begin + message_seconds(costs, message.action)

@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 from divisible import schedules
-from divisible.schedules.actions import Action, Message
-from divisible.schedules.simulator import Costs, simulate
-from divisible.schedules.timeline import Event, Timeline
+from divisible.schedules.actions import Action, Transfer
+from divisible.schedules.costs import Costs
+from divisible.schedules.events import Event
+from divisible.schedules.simulator import simulate
+from divisible.schedules.timeline import Timeline
 
 COSTS = Costs(0.010, 0.011, 0.009, transfer=0.001, latency=0.0005)
 
@@ -17,7 +19,7 @@ def measured():
     return Timeline(
         [
             (0, Action(0, "F", 0), 0.0, 1.0),
-            (0, Message(Action(0, "F", 0), 1, "send"), 1.0, 1.1),
+            (0, Transfer(Action(0, "F", 0), 1, "send"), 1.0, 1.1),
             (0, "1B0<1", 1.1, 3.0, "wait"),
             (0, "1B0<1", 3.0, 3.1),
             (0, "0B0", 3.1, 5.0),
@@ -35,7 +37,7 @@ def test_events():
     assert len(timeline) == 9
     assert timeline.n_ranks == 2
     assert timeline.rank_events(0)[1] == Event(
-        0, Message(Action(0, "F", 0), 1, "send"), 1.0, 1.1, "send"
+        0, Transfer(Action(0, "F", 0), 1, "send"), 1.0, 1.1, "send"
     )
     wait = timeline.rank_events(1)[0]
     assert (str(wait.what), wait.category) == ("0F0<0", "wait")

@@ -20,8 +20,8 @@ from pipeline import (
     load_snapshot,
     snapshot,
 )
-from tests.equivalence import make_batches
-from tests.snapshot_training import state_of
+from tests.support.equivalence import make_batches
+from tests.support.snapshot_training import state_of
 
 
 class Updater(StandardUpdater):

@@ -16,8 +16,8 @@ from pipeline import (
     repartition,
     save_snapshot,
 )
-from tests.equivalence import make_batches
-from tests.snapshot_training import state_of
+from tests.support.equivalence import make_batches
+from tests.support.snapshot_training import state_of
 
 BATCHES = make_batches([6, 6, 5, 6])
 

@@ -19,7 +19,7 @@ from pipeline import (
     repartition,
 )
 from pipeline.commands.snapshots import export_command, repartition_command
-from tests.snapshot_training import Run, make_model, saved_arrays, state_of
+from tests.support.snapshot_training import Run, make_model, saved_arrays, state_of
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from divisible import Divisible
 from pipeline.stages.batch_statistics import BatchStatistics
-from tests.equivalence import assert_close
+from tests.support.equivalence import assert_close
 
 
 def images(n, seed=0):

@@ -15,7 +15,7 @@ from divisible.backward.tensors import to_tensor
 from divisible.communication.signatures import Tensor
 from pipeline.stages import stage as stage_module
 from pipeline.stages.loss import Loss
-from tests.equivalence import assert_close
+from tests.support.equivalence import assert_close
 
 N_MICROBATCHES = 3
 

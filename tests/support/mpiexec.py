@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterator
 from typing import IO, Any, Callable
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def launcher() -> str:
@@ -83,7 +83,7 @@ def left_behind() -> set[pathlib.Path]:
 def worker(function: Callable, *args: Any) -> list[str]:
     """Returns Python's arguments to call ``function(comm, *args)`` on a rank."""
     name = f"{function.__module__}:{function.__name__}"
-    return ["-m", "tests.mpi_worker", name, json.dumps(args)]
+    return ["-m", "tests.support.mpi_worker", name, json.dumps(args)]
 
 
 def on_ranks(

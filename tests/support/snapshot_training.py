@@ -10,7 +10,7 @@ import numpy as np
 from divisible import Divisible, Plan
 from pipeline import Pipeline, Snapshot, load_snapshot, save_snapshot
 from pipeline.snapshots.files import position
-from tests.equivalence import make_batches
+from tests.support.equivalence import make_batches
 
 N_LAYERS = 8
 BATCHES = make_batches([16, 16, 13, 16, 16, 9], n_in=8)

@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from divisible.schedules.actions import Action, Message, Operation, Route, ScheduleError
+from divisible.schedules.actions import (
+    Action,
+    Operation,
+    Route,
+    ScheduleError,
+    Transfer,
+)
 
 # How many of the ranks that wait for ever an error shows.
 _SHOWN_RANKS = 16
@@ -83,7 +89,7 @@ def check_programs(
                 break
             other = programs[peer][cursor[peer]]
             if (
-                not isinstance(other, Message)
+                not isinstance(other, Transfer)
                 or other.peer != rank
                 or other.direction == operation.direction
             ):

@@ -1,4 +1,4 @@
-"""What runs on each rank of ``tests.mpiexec.on_ranks``."""
+"""What runs on each rank of ``tests.support.mpiexec.on_ranks``."""
 
 import importlib
 import json

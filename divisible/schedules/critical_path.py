@@ -1,0 +1,120 @@
+"""What decided how long a timeline is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, KINDS
+from divisible.schedules.events import RECEIVE, SEND, WAIT
+
+if TYPE_CHECKING:
+    from divisible.schedules.timeline import Timeline
+
+
+def critical_path(timeline: Timeline) -> list[int]:
+    """Finds the chain of events that decides the makespan.
+
+    From the event that ends last it goes back to what held each event up: the
+    one before it on the same rank, or, where the rank had to wait, the one whose
+    result it needed. In a timeline without any waits, such as a predicted one, a
+    rank had to wait where it was idle. A measured one has a wait for every message,
+    also for one that was there already; what ended later held the rank up then::
+
+        rank 0  0F0 0F1
+        rank 1      1F0 . . . 1F1     1F0, not 0F1: the path is 0F0, 1F0, 1F1
+
+    Returns:
+        The positions of its events, from first to last.
+    """
+    return _Search(timeline).run()
+
+
+class _Search:
+    """One walk back through a timeline."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        compute = timeline.category < len(KINDS)
+        stages, first = np.unique(timeline.stage[compute], return_index=True)
+        ranks = timeline.rank[compute][first]
+        self._stage_rank = dict(zip(stages.tolist(), ranks.tolist()))
+
+    def run(self) -> list[int]:
+        timeline = self._timeline
+        if not len(timeline):
+            return []
+        recorded = bool((timeline.category == WAIT).any())
+        # Sums of the same numbers in another order differ by rounding.
+        slack = None if recorded else 1e-9 * timeline.makespan
+        # A dictionary for its order; clocks that disagree could lead into a circle.
+        path: dict[int, None] = {}
+        at: int | None = int(np.argmax(timeline.end))
+        while at is not None and at not in path:
+            path[at] = None
+            at = self._held_up_by(at, slack)
+        return list(path)[::-1]
+
+    def _held_up_by(self, at: int, slack: float | None) -> int | None:
+        timeline = self._timeline
+        first = timeline.offsets[timeline.rank[at]]
+        before = at - 1
+        while before >= first and timeline.category[before] == WAIT:
+            before -= 1
+        if before < first:
+            return self._cause(at)
+        if slack is None:
+            waited = before < at - 1
+        else:
+            waited = timeline.end[before] < timeline.start[at] - slack
+        cause = self._cause(at) if waited else None
+        if cause is None:
+            return before
+        was_there = slack is None and timeline.end[cause] < timeline.end[before]
+        return before if was_there else cause
+
+    def _cause(self, at: int) -> int | None:
+        """Finds the event on another rank that an event needed or met."""
+        timeline = self._timeline
+        category, stage = timeline.category[at], int(timeline.stage[at])
+        microbatch, start = timeline.microbatch[at], timeline.start[at]
+        if category in (SEND, RECEIVE):
+            # The other side came later: what did it do before? If it has recorded no
+            # message, the receiver waited for the computation.
+            peer, kinds = int(timeline.peer[at]), (timeline.kind[at],)
+            twin = self._find(peer, stage, kinds, microbatch, timeline.end[at], True)
+            if twin is not None:
+                return twin - 1 if twin > timeline.offsets[peer] else None
+            if category == RECEIVE:
+                return self._find(peer, stage, kinds, microbatch, timeline.end[at])
+            return None
+        if category == FORWARD:
+            return self._find(None, stage - 1, (FORWARD,), microbatch, start)
+        if category in (BACKWARD, INPUT):
+            return self._find(None, stage + 1, (BACKWARD, INPUT), microbatch, start)
+        return None
+
+    def _find(
+        self, rank, stage, kinds, microbatch, latest, communication=False
+    ) -> int | None:
+        """Finds the last event of an action that had started by a time."""
+        timeline = self._timeline
+        if rank is None:
+            rank = self._stage_rank.get(stage)
+            if rank is None:
+                return None
+        begin, end = timeline.offsets[rank], timeline.offsets[rank + 1]
+        fits = (
+            (timeline.stage[begin:end] == stage)
+            & (timeline.microbatch[begin:end] == microbatch)
+            & np.isin(timeline.kind[begin:end], kinds)
+            & (timeline.start[begin:end] <= latest)
+        )
+        category = timeline.category[begin:end]
+        if communication:
+            fits &= (category == SEND) | (category == RECEIVE)
+        else:
+            fits &= category < len(KINDS)
+        found = np.flatnonzero(fits)
+        return int(begin + found[-1]) if found.size else None

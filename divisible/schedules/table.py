@@ -1,0 +1,173 @@
+"""The actions of all ranks as columns of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from divisible.schedules.actions import KINDS, Action, ScheduleError
+
+#: The position of each kind in `KINDS`.
+CODES = {kind: code for code, kind in enumerate(KINDS)}
+
+
+class ActionList(Sequence):
+    """The actions of one rank, in order; behaves like a list of `Action`.
+
+    The actions are kept as integers and made when they are looked at, so that a
+    schedule of millions of them stays small.
+    """
+
+    def __init__(self, stage: np.ndarray, kind: np.ndarray, microbatch: np.ndarray):
+        self._columns = stage, kind, microbatch
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def __getitem__(self, at):
+        if isinstance(at, slice):
+            return ActionList(*(column[at] for column in self._columns))
+        stage, kind, microbatch = (column[at] for column in self._columns)
+        return Action(int(stage), KINDS[kind], int(microbatch))
+
+    def __iter__(self) -> Iterator[Action]:
+        for stage, kind, microbatch in zip(
+            *(column.tolist() for column in self._columns)
+        ):
+            yield Action(stage, KINDS[kind], microbatch)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ActionList):
+            return all(map(np.array_equal, self._columns, other._columns))
+        if isinstance(other, (list, tuple)):
+            return len(self) == len(other) and all(a == b for a, b in zip(self, other))
+        return NotImplemented
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        shown = " ".join(map(str, self[:20]))
+        return f"<{len(self)} actions: {shown}{' ...' if len(self) > 20 else ''}>"
+
+
+class Table:
+    """The actions of all ranks, and which rank holds which stage.
+
+    Each action alone is checked; `validation` proves that they fit together.
+
+    Args:
+        stage: Integers of shape ``(n_actions,)``, all ranks one after the other.
+        kind: Positions in `KINDS`, of the same shape.
+        microbatch: Integers of the same shape.
+        offsets: Integers of shape ``(n_ranks + 1,)``: where each rank begins.
+        stage_ranks: For each stage its rank. Left out, it is read from the actions.
+        n_microbatches: Number of microbatches. Left out, it is read from the actions.
+        name: What to call it in logs and errors.
+
+    Raises:
+        ScheduleError: If an action names a stage, a kind or a microbatch that does not
+            exist, or the ranks of the stages cannot be read from the actions.
+    """
+
+    def __init__(
+        self,
+        stage: ArrayLike,
+        kind: ArrayLike,
+        microbatch: ArrayLike,
+        offsets: ArrayLike,
+        stage_ranks: Iterable[int] | None = None,
+        n_microbatches: int | None = None,
+        name: str = "schedule",
+    ) -> None:
+        self.stage = np.array(stage, np.int32)
+        self.kind = np.array(kind, np.int8)
+        self.microbatch = np.array(microbatch, np.int32)
+        self.offsets = np.array(offsets, np.int64)
+        for array in (self.stage, self.kind, self.microbatch, self.offsets):
+            array.flags.writeable = False
+        self.actions = tuple(
+            ActionList(
+                self.stage[begin:end], self.kind[begin:end], self.microbatch[begin:end]
+            )
+            for begin, end in zip(self.offsets[:-1], self.offsets[1:])
+        )
+        self.name = str(name)
+        self.n_ranks = self.offsets.size - 1
+        if self.n_ranks < 1:
+            raise ScheduleError(f"schedule {name!r} has no ranks; give at least one")
+        if stage_ranks is None:
+            stage_ranks = self._infer_stage_ranks()
+        self.stage_ranks = tuple(int(rank) for rank in stage_ranks)
+        self.n_stages = len(self.stage_ranks)
+        if n_microbatches is None:
+            n_microbatches = self.microbatch.max(initial=-1) + 1
+        self.n_microbatches = int(n_microbatches)
+        for stage_number, rank in enumerate(self.stage_ranks):
+            if not 0 <= rank < self.n_ranks:
+                raise ScheduleError(
+                    f"stage_ranks puts stage {stage_number} on rank {rank}, but there "
+                    f"are actions for ranks 0 to {self.n_ranks - 1}"
+                )
+        for what, column, bound in (
+            ("stage", self.stage, self.n_stages),
+            ("kind", self.kind, len(KINDS)),
+            ("microbatch", self.microbatch, self.n_microbatches),
+        ):
+            wrong = np.flatnonzero((column < 0) | (column >= bound))
+            if wrong.size:
+                rank = int(np.searchsorted(self.offsets, wrong[0], "right")) - 1
+                raise ScheduleError(
+                    f"rank {rank}, position {wrong[0] - self.offsets[rank]}: {what} "
+                    f"{column[wrong[0]]} does not exist; there are {bound}"
+                )
+
+    @cached_property
+    def action_ranks(self) -> np.ndarray:
+        """For each action of all ranks the rank that runs it."""
+        rank = np.repeat(np.arange(self.n_ranks), np.diff(self.offsets))
+        rank.flags.writeable = False
+        return rank
+
+    def _infer_stage_ranks(self) -> np.ndarray:
+        stages, first = np.unique(self.stage, return_index=True)
+        if not np.array_equal(stages, np.arange(stages.size)):
+            raise ScheduleError(
+                f"the actions name stages {stages.tolist()}, with gaps; pass "
+                "stage_ranks to say which rank holds which stage"
+            )
+        ranks = self.action_ranks[first]
+        strayed = np.flatnonzero(ranks[self.stage] != self.action_ranks)
+        if strayed.size:
+            stage = self.stage[strayed[0]]
+            raise ScheduleError(
+                f"stage {stage} has actions on rank {ranks[stage]} and on rank "
+                f"{self.action_ranks[strayed[0]]}; pass stage_ranks to say which one "
+                f"holds it"
+            )
+        return ranks
+
+    def __len__(self) -> int:
+        """Returns the number of actions on all ranks."""
+        return self.stage.size
+
+    def rank_stages(self, rank: int) -> tuple[int, ...]:
+        """Tells which stages a rank holds.
+
+        Args:
+            rank: From 0.
+
+        Returns:
+            The stages in ascending order.
+        """
+        return tuple(s for s, owner in enumerate(self.stage_ranks) if owner == rank)
+
+    def action(self, number: int) -> Action:
+        """Returns an action by its number among those of all ranks."""
+        return Action(
+            int(self.stage[number]),
+            KINDS[self.kind[number]],
+            int(self.microbatch[number]),
+        )
