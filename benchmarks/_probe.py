@@ -15,7 +15,7 @@ from divisible.communication.signatures import Tensor
 from divisible.communication.transport import Transport
 from divisible.communication.waiting import wait
 from divisible.planning.timed_phases import Phases
-from pipeline.messages.progress import Progress
+from pipeline.progress import Progress
 
 #: Seconds that hosts are busy at least. Of 32 hosts the standard deviation was 5.5% of
 #: the work done in 4 s, 3.4% in 15 s and 2.7% in 30 s.
@@ -136,7 +136,7 @@ def busy_seconds(
             before.send()
 
     transport = Transport(comm, TIMEOUT)
-    transport.notice([np.empty(max(links, default=0), np.uint8)])
+    transport.note_sizes([np.empty(max(links, default=0), np.uint8)])
     run()
     quiet_barrier(comm, pause)
     begin, n_rounds, end = time.perf_counter(), 0, -math.inf

@@ -27,8 +27,9 @@ from _common import Result, alternate, cpu_seconds, machine
 from _mlp import minibatch, mlp
 from chainer import functions as F
 
+from chainer_kernels.gemm import gemm_add
 from divisible.backward.backprop import backward, backward_input
-from divisible.backward.weight_gradients import WeightGradients, gemm_add
+from divisible.backward.weight_gradients import WeightGradients
 
 
 class Step:

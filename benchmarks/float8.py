@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 from _common import Result, alternate, cpu_seconds, machine, ratios
 
-from mixed_precision import float8
+from chainer_kernels import float8
 
 
 def repeated(function: Callable[[], object], n: int) -> Callable[[], None]:

@@ -3,7 +3,7 @@
     python benchmarks/progress.py --cluster PATH_OF_emulated_cluster
 
 Over TCP an MPI library moves a large message only while the program is in one of its
-calls. `pipeline.messages.progress` makes such calls between the layers; here steps of
+calls. `pipeline.progress` makes such calls between the layers; here steps of
 the same pipeline with and without them take turns. Few microbatches make large
 messages.
 

@@ -92,14 +92,14 @@ class LayerList(chainer.Sequential):
         self._layers.insert(i, _check_layer(layer))
         self._recomputed.insert(i, bool(recompute))
         self._texts.insert(i, describe(layer))
-        self._deferred.notice(layer)
+        self._deferred.add(layer)
         self._number_layers()
 
     def __setitem__(self, i: int, layer: Layer) -> None:
         self._check_mutable()
         self._layers[operator.index(i)] = _check_layer(layer)
         self._texts[operator.index(i)] = describe(layer)
-        self._deferred.notice(layer)
+        self._deferred.add(layer)
         self._number_layers()
 
     def __delitem__(self, i: int | slice) -> None:

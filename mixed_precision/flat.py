@@ -25,12 +25,10 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
+from chainer_kernels.update_rules import ALIGNMENT
 from mixed_precision.parameters import keeps_master
 
 Array = Any
-
-#: Of buffers, in elements.
-ALIGNMENT = 64
 
 
 class Gathered(NamedTuple):
@@ -77,7 +75,7 @@ class Group:
         self.parameters = [param for _, param in parameters]
         self.device = device
         self.kernels = importlib.import_module(
-            f"mixed_precision.{'_cpu' if device.xp is np else '_gpu'}"
+            f"chainer_kernels.optimizer_loops_{'cpu' if device.xp is np else 'gpu'}"
         )
         dtype = self.parameters[0].dtype
         self.is_half = dtype == np.float16

@@ -2,15 +2,22 @@
 
 ::
 
-    pipeline           what a training script calls; checks of its arguments, the
-                       layout of the stages on the ranks, the automatic schedule
-    runner             executes a schedule, on stages and over a transport
-    stages             forward and backward of the layers
-    messages           what ranks send each other
+    pipeline         what a training script calls: step, evaluate, predict
+    arguments        what one rank can check of its arguments alone
+    agreement        what all ranks compare when a pipeline is made
+    minibatch        x and t as arrays, cut into microbatches
+    rank_program     a schedule as one rank sees it
+    runner           runs it, on stages and over a transport
+    stages           forward and backward of the layers of one stage
+    call_agreement   whether all ranks make the same calls
+    ranks            what ranks tell each other besides arrays
+    tie_exchange     gradients of parameters that several stages share
+    progress         keeps messages moving while a rank computes
+    chainermn        the paper's own means, and a transport over ChainerMN
 
-    training           updater and evaluator for Chainer's trainer
-    snapshots          runs on disk
-    commands           the command line
+    training         updater and evaluator for Chainer's trainer
+    snapshots        runs on disk
+    command_line     the command line
 
 Names are imported when they are first used.
 """
@@ -22,7 +29,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     {
         "divisible.communication.aborting": ["abort_on_error"],
         "divisible.communication.errors": ["DisagreementError", "StallError"],
-        "pipeline.messages.point_to_point": [
+        "pipeline.chainermn": [
             "recv_data",
             "recv_grad",
             "send_data",
@@ -32,7 +39,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "pipeline.runner": ["ActionError"],
         "pipeline.snapshots.extension": ["snapshot"],
         "pipeline.snapshots.files": ["Snapshot", "SnapshotError", "latest_snapshot"],
-        "pipeline.snapshots.save_and_load": ["load_snapshot", "save_snapshot"],
+        "pipeline.snapshots.loading": ["load_snapshot"],
+        "pipeline.snapshots.saving": ["save_snapshot"],
         "pipeline.snapshots.tools": ["export_npz", "import_npz", "repartition"],
         "pipeline.training.evaluator": ["PipelineEvaluator", "predict"],
         "pipeline.training.shuffle": ["SeededShuffle"],

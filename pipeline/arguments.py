@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-import os
-import socket
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import chainer
 import numpy as np
 
 from divisible import Divisible, schedules
-from divisible.backward.weight_gradients import blas_threads
-from divisible.communication.collectives import all_gather
-from divisible.communication.errors import DisagreementError
-from divisible.dtypes import floating_dtypes
 from divisible.schedules.automatic import AUTO, first_schedule
 from divisible.schedules.schedule import Schedule
 
@@ -115,107 +109,6 @@ def make_schedule(
     return schedules.create(schedule, len(stage_ranks), n_microbatches, n_ranks)
 
 
-def check_placement(schedule: Schedule, stage_ranks: Sequence[int]) -> None:
-    """Refuses a schedule that wants the stages on other ranks than they are on."""
-    if tuple(schedule.stage_ranks) != tuple(stage_ranks):
-        raise DisagreementError(
-            f"the schedule {schedule.name!r} wants the stages on the ranks"
-            f" {list(schedule.stage_ranks)}, but they are on the ranks"
-            f" {list(stage_ranks)}"
-        )
-
-
-def agree_on_settings(comm: Any, settings: Mapping[str, str], timeout: float) -> None:
-    """Compares arguments that must be equal on all ranks.
-
-    Args:
-        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
-        settings: Texts by the argument's name.
-        timeout (float): Seconds to wait for the other ranks.
-
-    Raises:
-        DisagreementError: On every rank, if one differs.
-    """
-    gathered = all_gather(comm, dict(settings), timeout)
-    for name in settings:
-        for rank, theirs in enumerate(gathered):
-            if theirs[name] != gathered[0][name]:
-                raise DisagreementError(
-                    f"{name} differs between rank 0 and rank {rank}:\n"
-                    f"{gathered[0][name]}\n{theirs[name]}"
-                )
-
-
-def parameter_dtypes(
-    comm: Any, mine: Sequence[Divisible], timeout: float
-) -> set[np.dtype]:
-    """Returns the floating-point types of all ranks' parameters."""
-    dtypes = {dtype.str for part in mine for dtype in floating_dtypes(part)}
-    return {
-        np.dtype(text) for texts in all_gather(comm, dtypes, timeout) for text in texts
-    }
-
-
-def _n_cores() -> int:
-    """Returns how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    # Not on macOS.
-    return os.cpu_count() or 1
-
-
-def warn_of_many_threads(comm: Any, timeout: float) -> None:
-    """Warns if the ranks on this host have more BLAS threads than there are cores.
-
-    They spin while they wait for each other, which makes a step many times slower.
-    """
-    hosts = all_gather(comm, socket.gethostname(), timeout)
-    mine = [rank for rank, host in enumerate(hosts) if host == hosts[comm.rank]]
-    n_threads = blas_threads()
-    n_cores = _n_cores()
-    if n_threads > 1 and len(mine) * n_threads > n_cores and comm.rank == mine[0]:
-        warnings.warn(
-            f"{len(mine)} ranks on {hosts[comm.rank]} with {n_threads} BLAS threads"
-            f" each share {n_cores} cores and slow each other down: set the environment"
-            f" variable OMP_NUM_THREADS={max(1, n_cores // len(mine))}",
-            stacklevel=3,
-        )
-
-
-def as_arrays(name: str, value: Any, rank: int, reader: str) -> tuple:
-    """Returns an ``x`` or ``t`` as a tuple of arrays with equally many samples.
-
-    Args:
-        name (str): What to call it in messages.
-        value: What the user gave.
-        rank (int): This rank.
-        reader (str): Why this rank reads it.
-    """
-    if value is None:
-        raise TypeError(
-            f"{name} is None on rank {rank}, which has {reader} and reads it"
-        )
-    arrays = value if isinstance(value, (tuple, list)) else (value,)
-    if not arrays:
-        raise ValueError(
-            f"{name} is an empty {type(value).__name__} on rank {rank}, which has"
-            f" {reader} and reads it: it needs at least one array"
-        )
-    for array in arrays:
-        if not isinstance(array, chainer.get_array_types()):
-            raise TypeError(
-                f"{name} must be an array or a tuple of arrays, not"
-                f" {type(array).__name__}"
-            )
-        if array.ndim == 0 or len(array) == 0:
-            raise ValueError(f"{name} has no samples: its shape is {array.shape}")
-        if len(array) != len(arrays[0]):
-            raise ValueError(
-                f"the arrays of {name} have {len(arrays[0])} and {len(array)} samples"
-            )
-    return tuple(arrays)
-
-
 def check_losses(lossfun: Any, accfun: Any) -> None:
     """Refuses what cannot be called; there need not be an ``accfun``."""
     for name, function in (("lossfun", lossfun), ("accfun", accfun)):
@@ -248,14 +141,3 @@ def warn_of_float16(dtypes: set[np.dtype], loss_scale: Any, rank: int) -> None:
             " loss_scale=optimizer.loss_scale). With loss_scale=1 this is silent",
             stacklevel=3,
         )
-
-
-def split(arrays: Sequence[Any], n_microbatches: int) -> list[tuple]:
-    """Cuts along the first axis; the first microbatches get one sample more."""
-    n = len(arrays[0])
-    each, extra = divmod(n, n_microbatches)
-    ends = [i * each + min(i, extra) for i in range(n_microbatches + 1)]
-    return [
-        tuple(array[start:end] for array in arrays)
-        for start, end in zip(ends, ends[1:])
-    ]

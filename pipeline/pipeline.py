@@ -31,30 +31,33 @@ from divisible.schedules.automatic import AUTO, Trial
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
-from pipeline.arguments import (
+from pipeline.agreement import (
+    agree_on_loss,
     agree_on_settings,
-    as_arrays,
+    agree_on_stages,
+    check_placement,
+    parameter_dtypes,
+    warn_of_many_threads,
+)
+from pipeline.arguments import (
     check_loss_scale,
     check_losses,
-    check_placement,
     check_seed,
     check_stages,
     check_transport,
     make_schedule,
-    parameter_dtypes,
-    split,
     warn_of_float16,
-    warn_of_many_threads,
 )
-from pipeline.layout import agree_on_loss, agree_on_stages
-from pipeline.messages.calls import CALLS, CallAgreement
-from pipeline.messages.ranks import Ranks
-from pipeline.messages.tie_exchange import TieExchange
-from pipeline.runner import RankProgram, Record, Runner
+from pipeline.call_agreement import CALLS, CallAgreement
+from pipeline.minibatch import as_arrays, split
+from pipeline.rank_program import RankProgram, Record
+from pipeline.ranks import Ranks
+from pipeline.runner import Runner
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import PendingReports
 from pipeline.stages.reports import means as means_of_reports
 from pipeline.stages.stage import Stage
+from pipeline.tie_exchange import TieExchange
 
 
 class Pipeline:
@@ -269,7 +272,7 @@ class Pipeline:
         if name == "mpi":
             return Transport(self._comm, self._timeout, self._device.xp, wire_dtype)
         # ChainerMN is needed, and imported, for this transport only.
-        from pipeline.messages.chainermn_transport import ChainerMNTransport
+        from pipeline.chainermn import ChainerMNTransport
 
         return ChainerMNTransport(self._comm, self._timeout)
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy as np
 
 from divisible.communication.signatures import Tensors
 from divisible.communication.transport import Receiver, Sender, Transport
-from divisible.schedules.actions import Action, Operation, Route, Transfer
-from divisible.schedules.lowering import lower
-from divisible.schedules.schedule import Schedule
-from pipeline.messages.progress import Progress
+from divisible.schedules.actions import Action, Route
+from pipeline.progress import Progress
+from pipeline.rank_program import Channel, RankProgram, Record, Slot
 from pipeline.stages.stage import Stage
 
 # How many receives a channel has posted ahead of the one it waits for.
@@ -32,120 +31,6 @@ _WORDS = {
 
 class ActionError(RuntimeError):
     """An action failed; the message says where, the cause is what was raised."""
-
-
-class Channel(NamedTuple):
-    """What results travel over: from a stage to its neighbour, or along a skip."""
-
-    stage: int
-    is_forward: bool
-    skip: str = ""
-
-
-class Place(NamedTuple):
-    """Where a result waits to be used: what ``stage`` left for another one.
-
-    The first stage finds its input where a stage -1 would have left it.
-    """
-
-    stage: int
-    is_forward: bool
-    microbatch: int
-    skip: str = ""
-
-    @classmethod
-    def of(cls, action: Action, skip: str = "") -> Place:
-        """Returns where an action leaves its result, or what a skip takes of it."""
-        return cls(action.stage, action.kind == "F", action.microbatch, skip)
-
-    @classmethod
-    def needed_by(cls, action: Action) -> Place:
-        """Returns where an action finds what its neighbour left."""
-        is_forward = action.kind == "F"
-        neighbour = action.stage - 1 if is_forward else action.stage + 1
-        return cls(neighbour, is_forward, action.microbatch)
-
-    @property
-    def channel(self) -> Channel:
-        """What the result travels over, if its user is on another rank."""
-        return Channel(self.stage, self.is_forward, self.skip)
-
-
-class RankProgram(NamedTuple):
-    """A schedule from one rank's point of view.
-
-    Attributes:
-        name: The schedule's name.
-        n_stages: Number of stages on all ranks.
-        n_microbatches: Number of microbatches.
-        operations: What this rank does, in order.
-        next_actions: For each operation the first action from there on, for which a
-            receive waits.
-        receives: For each channel the microbatches that come over it, in order.
-        recomputed: Stages and microbatches whose forward is run again.
-    """
-
-    name: str
-    n_stages: int
-    n_microbatches: int
-    operations: Sequence[Operation]
-    next_actions: Sequence[Action | None]
-    receives: Mapping[Channel, Sequence[int]]
-    recomputed: Set[tuple[int, int]]
-
-    @classmethod
-    def of(
-        cls,
-        schedule: Schedule,
-        rank: int,
-        rendezvous: bool,
-        routes: Sequence[Route] = (),
-    ) -> RankProgram:
-        """Adds the messages to a schedule, and takes one rank's part.
-
-        Args:
-            schedule (Schedule): The computations.
-            rank (int): The rank.
-            rendezvous (bool): Whether sends may block until they are received.
-            routes: The skip connections between stages.
-        """
-        operations = lower(schedule, rendezvous, routes)[rank]
-        receives: dict[Channel, list[int]] = {}
-        for operation in operations:
-            if isinstance(operation, Transfer) and operation.direction == "receive":
-                place = Place.of(operation.action, operation.skip)
-                receives.setdefault(place.channel, []).append(place.microbatch)
-        next_actions: list[Action | None] = []
-        action = None
-        for operation in reversed(operations):
-            action = operation if isinstance(operation, Action) else action
-            next_actions.append(action)
-        return cls(
-            schedule.name,
-            schedule.n_stages,
-            schedule.n_microbatches,
-            operations,
-            next_actions[::-1],
-            receives,
-            {
-                (operation.stage, operation.microbatch)
-                for operation in operations
-                if isinstance(operation, Action) and operation.kind == "R"
-            },
-        )
-
-
-class Record(NamedTuple):
-    """What one rank did in one run of a program, and when.
-
-    Attributes:
-        program: What was run.
-        times: The start and end of each operation in turn, in seconds of this host's
-            clock.
-    """
-
-    program: RankProgram
-    times: list[float]
 
 
 class Runner:
@@ -214,9 +99,9 @@ class Runner:
             StallError: If another rank does not answer in time.
         """
         last = program.n_stages - 1
-        results = {Place(-1, True, i): tensors for i, tensors in enumerate(inputs)}
+        results = {Slot(-1, True, i): tensors for i, tensors in enumerate(inputs)}
         results.update(
-            (Place(last + 1, False, i), ()) for i in range(program.n_microbatches)
+            (Slot(last + 1, False, i), ()) for i in range(program.n_microbatches)
         )
         outputs = {}
         posts = {channel: iter(order) for channel, order in program.receives.items()}
@@ -239,12 +124,12 @@ class Runner:
                 if operation.kind == "F" and operation.stage == last:
                     outputs[operation.microbatch] = result
                 elif operation.kind in "FBI":
-                    results[Place.of(operation)] = result
+                    results[Slot.of(operation)] = result
                 for name, tensors in skips.items():
-                    results[Place.of(operation, name)] = tensors
+                    results[Slot.of(operation, name)] = tensors
                 del result, skips
             else:
-                place = Place.of(operation.action, operation.skip)
+                place = Slot.of(operation.action, operation.skip)
                 if operation.direction == "send":
                     sender = self._senders[place.channel]
                     sender.send(place.microbatch, results.pop(place))
@@ -269,7 +154,7 @@ class Runner:
     def _compute(
         self,
         action: Action,
-        results: dict[Place, Tensors],
+        results: dict[Slot, Tensors],
         recomputed: Set[tuple[int, int]],
     ) -> tuple[Tensors, Mapping[str, Tensors]]:
         stage, microbatch = self._stages[action.stage], action.microbatch
@@ -283,10 +168,10 @@ class Runner:
             is_forward = action.kind == "F"
             found = self._found.get((action.stage, is_forward), ())
             skips = {
-                name: results.pop(Place(other, is_forward, microbatch, name))
+                name: results.pop(Slot(other, is_forward, microbatch, name))
                 for name, other in found
             }
-            tensors = results.pop(Place.needed_by(action))
+            tensors = results.pop(Slot.needed_by(action))
             if is_forward:
                 again = (action.stage, microbatch) in recomputed
                 return stage.forward(microbatch, tensors, skips, again)

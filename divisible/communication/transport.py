@@ -92,7 +92,7 @@ class Transport:
         narrows = wire is not None and dtype.kind == "f"
         return wire if narrows and wire.itemsize < dtype.itemsize else dtype
 
-    def notice(self, pieces: Sequence[np.ndarray]) -> None:
+    def note_sizes(self, pieces: Sequence[np.ndarray]) -> None:
         """Sees whether there are large messages."""
         if not self._has_large:
             self._has_large = max(piece.size for piece in pieces) >= LARGE_BYTES
@@ -160,7 +160,7 @@ class Sender(_Channel):
             if array is not None
         ]
         pieces = list(_pieces(buffers))
-        transport.notice(pieces)
+        transport.note_sizes(pieces)
         new = signature(message)
         agreed = self._agreed.get(microbatch)
         if new == agreed:
@@ -304,7 +304,7 @@ class _ReceiveBuffer:
             if spec.shape is not None
         ]
         pieces = list(_pieces(self.arrays))
-        transport.notice(pieces)
+        transport.note_sizes(pieces)
         self.requests = [
             transport.comm.Recv_init([piece, MPI.BYTE], peer, tag) for piece in pieces
         ]

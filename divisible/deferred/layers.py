@@ -46,7 +46,7 @@ class DeferredLayers:
         self.first_calls: dict[int, str] = {}
         self.keys: set[str] = set()
 
-    def notice(self, layer: Any) -> None:
+    def add(self, layer: Any) -> None:
         """Looks at a layer that the model gets."""
         self.waiting = self.waiting or is_deferred(layer)
 

@@ -1,6 +1,6 @@
-"""One combination of stages, microbatches, schedule and recomputation, cut and costed.
+"""One configuration, cut and costed: stages, microbatches, schedule, recomputation.
 
-The search over combinations is in `divisible.planning.search`.
+The search over configurations is in `divisible.planning.search`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MOVES = (
 )
 
 
-class Combination(NamedTuple):
+class Configuration(NamedTuple):
     """One way to run a model, apart from where it is cut."""
 
     replicas: int
@@ -77,7 +77,7 @@ class Combination(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a simulated step of a combination came to.
+    """What a simulated step of a configuration came to.
 
     Attributes:
         seconds: Of the step, with the sum of the replicas' gradients.
@@ -96,25 +96,25 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Candidate:
-    """A combination that fits, on its way through the search.
+    """A configuration that fits, on its way through the search.
 
     Attributes:
-        combination: What it is.
+        configuration: What it is.
         plan: Where it is cut.
         bound: Seconds that a step takes at least.
         gradient_seconds: For each rank, to add up the gradients of the replicas.
         outcome: Of the simulation, if it has been simulated.
     """
 
-    combination: Combination
+    configuration: Configuration
     plan: Plan
     bound: float
     gradient_seconds: np.ndarray
     outcome: Outcome | None = None
 
 
-class Combinations:
-    """Cuts a model for one combination after another.
+class Configurations:
+    """Cuts a model for one configuration after another.
 
     The arguments are those of :func:`divisible.planning.search.best_plan`.
     """
@@ -137,23 +137,23 @@ class Combinations:
         self.sized: dict[int, Profile] = {}
 
     def candidate(
-        self, combination: Combination, cuts: Sequence[int] | None = None
+        self, configuration: Configuration, cuts: Sequence[int] | None = None
     ) -> Candidate:
-        """Cuts the model for a combination.
+        """Cuts the model for a configuration.
 
         Args:
-            combination: What it is cut for.
+            configuration: What it is cut for.
             cuts: Where; so that the slowest stage is as fast as possible by default.
 
         Raises:
             MemoryLimitError: If it does not fit. Where ranks have several stages, it
                 is cut for several ways to share their memory, which are not all.
         """
-        replicas, n_ranks, per_rank, name, m, checkpoint = combination
+        replicas, n_ranks, per_rank, name, m, checkpoint = configuration
         sizes = microbatch_sizes(-(-self.batch // replicas), m)
         profile = self._at(max(sizes))
-        schedule = _create(name, combination.n_stages, m, n_ranks, checkpoint)
-        network, speeds = self._slowest_replica(combination)
+        schedule = _create(name, configuration.n_stages, m, n_ranks, checkpoint)
+        network, speeds = self._slowest_replica(configuration)
         memory = self.memory[: replicas * n_ranks].reshape(replicas, -1).min(axis=0)
         at = np.array(schedule.stage_ranks)
         links = edges(network, schedule)
@@ -178,14 +178,14 @@ class Combinations:
                 plan = _check_memory(plan, schedule, costs, profile, memory)
             gradients = self._gradient_seconds(plan, schedule, replicas)
             bound = lower_bound(schedule, costs) + gradients.min()
-            # Costs and schedules of thousands of combinations would take gigabytes.
-            return Candidate(combination, plan, bound, gradients)
+            # Costs and schedules of thousands of configurations would take gigabytes.
+            return Candidate(configuration, plan, bound, gradients)
 
         if per_rank == 1:
             options.update(memory=memory, schedule=name, n_microbatches=m)
             return costed(partition(profile, n_ranks, **options))
         # How many are in flight does not depend on what is held of them.
-        held = _create(name, combination.n_stages, m, n_ranks, "never").validate()
+        held = _create(name, configuration.n_stages, m, n_ranks, "never").validate()
         again = schedule.stage[schedule.kind == RECOMPUTE]
         options.update(
             in_flight=held.stage_in_flight,
@@ -208,10 +208,10 @@ class Combinations:
 
     def simulate(self, candidate: Candidate) -> Outcome:
         """Simulates a step."""
-        replicas, n_ranks, _, name, m, checkpoint = candidate.combination
+        replicas, n_ranks, _, name, m, checkpoint = candidate.configuration
         sizes = microbatch_sizes(-(-self.batch // replicas), m)
         schedule = _create(name, candidate.plan.n_stages, m, n_ranks, checkpoint)
-        network, speeds = self._slowest_replica(candidate.combination)
+        network, speeds = self._slowest_replica(candidate.configuration)
         each = [self._at(size) for size in sizes]
         costs = stage_costs(candidate.plan, schedule, each, network, speeds)
         timeline = run(schedule, costs, network)
@@ -238,9 +238,9 @@ class Combinations:
         Returns:
             Candidate: The best found, with its outcome.
         """
-        combination = candidate.combination
-        n_stages, n_layers = combination.n_stages, candidate.plan.n_layers
-        each = n_stages * (n_layers + 3 * combination.n_microbatches)
+        configuration = candidate.configuration
+        n_stages, n_layers = configuration.n_stages, candidate.plan.n_layers
+        each = n_stages * (n_layers + 3 * configuration.n_microbatches)
         before = None
         while candidate is not before:
             before = candidate
@@ -260,7 +260,7 @@ class Combinations:
         """Returns the candidate, or one with these cuts if that is faster and fits."""
         seconds = candidate.outcome.seconds / SAME
         try:
-            other = self.candidate(candidate.combination, cuts)
+            other = self.candidate(candidate.configuration, cuts)
         except MemoryLimitError:
             return candidate
         if other.bound >= seconds:
@@ -273,9 +273,11 @@ class Combinations:
             self.sized[size] = interpolate(self.profiles, size)
         return self.sized[size]
 
-    def _slowest_replica(self, combination: Combination) -> tuple[Network, np.ndarray]:
-        used = combination.replicas * combination.n_ranks
-        return slowest_replica(self.network, self.speeds[:used], combination.replicas)
+    def _slowest_replica(
+        self, configuration: Configuration
+    ) -> tuple[Network, np.ndarray]:
+        used = configuration.replicas * configuration.n_ranks
+        return slowest_replica(self.network, self.speeds[:used], configuration.replicas)
 
     def _gradient_seconds(
         self, plan: Plan, schedule: Schedule, replicas: int
@@ -387,7 +389,7 @@ def _check_memory(
     return replace(plan, stages=stages)
 
 
-# Combinations that follow each other often have the same one, or one that differs in
+# Configurations that follow each other often have the same one, or one that differs in
 # what is recomputed.
 @functools.lru_cache(maxsize=16)
 def _create(

@@ -29,7 +29,7 @@ _ROUNDING = 1e-12
 _BLOCK = 64
 
 
-class Cost(NamedTuple):
+class StageCost(NamedTuple):
     """What stages cost.
 
     Stage ``s`` of the layers ``i`` to ``j - 1`` costs the greater of
@@ -44,7 +44,7 @@ class Cost(NamedTuple):
     bound: np.ndarray
 
 
-def evenest(costs: StageCosts, cost: Cost, limits: np.ndarray) -> list[int] | None:
+def evenest(costs: StageCosts, cost: StageCost, limits: np.ndarray) -> list[int] | None:
     """Minimises the greatest cost, then the sum of squares.
 
     Args:
@@ -67,7 +67,10 @@ def least_lacking(costs: StageCosts, limits: np.ndarray) -> list[int]:
 
 
 def _solve(
-    costs: StageCosts, cost: Cost | None, limits: np.ndarray, cap: float | None = None
+    costs: StageCosts,
+    cost: StageCost | None,
+    limits: np.ndarray,
+    cap: float | None = None,
 ) -> tuple[float, list[int] | None]:
     """Runs the dynamic program.
 
@@ -84,14 +87,14 @@ def _solve(
     lacking = cost is None
     if lacking:
         none = np.zeros_like(costs.times)
-        cost = Cost(none, none, none, costs.grows[0])
+        cost = StageCost(none, none, none, costs.grows[0])
     value, parents = _program()(
         *map(np.ascontiguousarray, cost),
         costs.grows + costs.ends,
         costs.grows - costs.starts,
         costs.inputs,
         costs.crossing,
-        costs.popped,
+        costs.ended_skips,
         costs.workspace,
         limits,
         lacking,
@@ -124,7 +127,7 @@ def _dynamic_program(
     memory_starts,
     inputs,
     crossing,
-    popped,
+    ended_skips,
     workspace,
     limits,
     lacking,
@@ -179,7 +182,7 @@ def _dynamic_program(
                     peak = max(peak, workspace[i])
                     if before[i] >= best:
                         continue
-                    skips = min(crossing[i], popped[j] - popped[i])
+                    skips = min(crossing[i], ended_skips[j] - ended_skips[i])
                     held = -np.inf
                     for k in range(memory_ends.shape[0]):
                         moment = memory_ends[k, s, j] - memory_starts[k, s, i]

@@ -32,7 +32,7 @@ from divisible.backward.tensors import to_tensor
 from divisible.communication.signatures import Tensor, Tensors
 from divisible.dtypes import as_trainable, floating_dtypes, in_loss_dtype
 from divisible.planning.profile import LayerCost, Profile
-from divisible.planning.retained_arrays import Owners, retained_arrays
+from divisible.planning.retained_arrays import BufferSet, retained_arrays
 from divisible.planning.timed_phases import Phases
 
 # How many times their medians the layers may take on average without a warning, and
@@ -125,7 +125,7 @@ def profile(
     device = model.device
     inputs: Tensors = tuple(Tensor(device.send(array)) for array in arrays)
     # Arrays that are counted already, on their way from layer to layer.
-    counted = Owners(tensor.array for tensor in inputs)
+    counted = BufferSet(tensor.array for tensor in inputs)
     costs: list[LayerCost] = []
     # For each layer what it holds while it is run again, and how long it took.
     again: list[int] = []
@@ -181,9 +181,9 @@ class _Skips:
 
     def __init__(self, model: Divisible) -> None:
         self._ends = model.skips
-        self._carried: dict[str, tuple[Tensors, Owners]] = {}
+        self._carried: dict[str, tuple[Tensors, BufferSet]] = {}
 
-    def take(self, position: int, counted: Owners) -> dict[str, Tensors]:
+    def take(self, position: int, counted: BufferSet) -> dict[str, Tensors]:
         """Returns what a layer takes, by name."""
         taken = {}
         for skip in self._ends:
@@ -192,7 +192,7 @@ class _Skips:
                 counted |= counted_before
         return taken
 
-    def hand_over(self, position: int, outputs: Tensors, counted: Owners) -> int:
+    def hand_over(self, position: int, outputs: Tensors, counted: BufferSet) -> int:
         """Keeps what a layer hands over, which is what it passes on as well.
 
         Args:
@@ -204,10 +204,10 @@ class _Skips:
             The bytes of those that did not count. A stage holds them from forward to
             backward, whether a function of its own retains them or not.
         """
-        uncounted = Owners()
+        uncounted = BufferSet()
         for skip in self._ends:
             if skip.stash == position:
-                uncounted |= Owners(tensor.array for tensor in outputs) - counted
+                uncounted |= BufferSet(tensor.array for tensor in outputs) - counted
                 counted |= uncounted
                 self._carried[skip.name] = outputs, counted & counted
         return uncounted.nbytes
@@ -277,7 +277,7 @@ class _Layer:
     def measure(
         self,
         inputs: Tensors,
-        counted: Owners,
+        counted: BufferSet,
         costs: list[LayerCost],
         repeat: int,
         begins: bool,
@@ -303,8 +303,10 @@ class _Layer:
         outputs = tuple(to_tensor(y, source) for y in runs.outputs)
         bytes_of = self._held(inputs, runs.outputs, counted, costs, begins)
         runs.backward_input()
-        persistent = Owners(_persistents(self.part))
-        bytes_of["pending_bytes"] = (Owners(runs.pending.arrays()) - persistent).nbytes
+        persistent = BufferSet(_persistents(self.part))
+        bytes_of["pending_bytes"] = (
+            BufferSet(runs.pending.arrays()) - persistent
+        ).nbytes
         runs.backward_weight()
         # A layer may have some that its forward does not use, and never makes.
         parameters = list(self.part.params(include_uninit=False))
@@ -324,19 +326,19 @@ class _Layer:
         self,
         inputs: Tensors,
         results: tuple,
-        counted: Owners,
+        counted: BufferSet,
         costs: list[LayerCost],
         begins: bool,
     ) -> dict[str, int]:
         """Returns what the layer sends and holds."""
-        before = Owners(tensor.array for tensor in inputs)
-        held = Owners(retained_arrays(results)) - Owners(_persistents(self.part))
+        before = BufferSet(tensor.array for tensor in inputs)
+        held = BufferSet(retained_arrays(results)) - BufferSet(_persistents(self.part))
         arrays = [chainer.as_array(y) for y in results]
-        returned = Owners(arrays)
+        returned = BufferSet(arrays)
         if self.is_recomputed:
             # Between forward and backward nothing but the first one's inputs.
             self.held_again = ((held | returned) - before).nbytes
-            held = before if begins else Owners()
+            held = before if begins else BufferSet()
         if costs:
             # What the layer before returned and did not hold, but this one does.
             late = (held & before) - counted
@@ -345,12 +347,12 @@ class _Layer:
         own = held - before
         counted |= own
         # Inputs that are passed on, if they do not count already: a view of one, say.
-        loose = Owners() if self.is_recomputed else returned - counted
+        loose = BufferSet() if self.is_recomputed else returned - counted
         counted &= returned
         return {
             "output_bytes": sum(array.nbytes for array in arrays),
             "activation_bytes": own.nbytes,
-            "loose_output_bytes": loose.nbytes,
+            "boundary_output_bytes": loose.nbytes,
         }
 
 
@@ -359,7 +361,7 @@ def _loss_cost(
     lossfun: Callable,
     inputs: Tensors,
     targets: tuple,
-    counted: Owners,
+    counted: BufferSet,
     optimizer: chainer.GradientMethod | None,
     repeat: int,
 ) -> LayerCost:
@@ -378,9 +380,9 @@ def _loss_cost(
     if not (isinstance(runs.outputs[0], chainer.Variable) and len(runs.outputs) == 1):
         raise TypeError(f"lossfun must return one variable, not {runs.outputs}")
     # The last layer's outputs are among it, if the loss holds them and that does not.
-    held = Owners(retained_arrays(runs.outputs)) - Owners(targets) - counted
+    held = BufferSet(retained_arrays(runs.outputs)) - BufferSet(targets) - counted
     made = [param for param in parameters() if param.is_initialized]
-    held -= Owners(param.array for param in made)
+    held -= BufferSet(param.array for param in made)
     runs.backward_input()
     runs.backward_weight()
     return LayerCost(
@@ -446,7 +448,7 @@ def _held_too(cost: LayerCost, nbytes: int) -> LayerCost:
     return dataclasses.replace(
         cost,
         activation_bytes=cost.activation_bytes + nbytes,
-        loose_output_bytes=max(0, cost.loose_output_bytes - nbytes),
+        boundary_output_bytes=max(0, cost.boundary_output_bytes - nbytes),
     )
 
 

@@ -5,7 +5,8 @@ which each is a difference of two numbers::
 
     seconds of layers i to j-1 = times[j] - times[i]
     bytes of layers i to j-1   = grows[j] - grows[i] + starts[i] + ends[j] + workspace
-                               + inputs * min(crossing[i], popped[j] - popped[i])
+                               + inputs * min(crossing[i], ended_skips[j] -
+                               ended_skips[i])
 
 `times` and `grows` are sums over the layers from the first one on; `starts` and `ends`
 depend on where the stage is cut off. A skip connection comes into a stage if it begins
@@ -111,7 +112,7 @@ class StageCosts:
         starts: The same shape: bytes on top for beginning there.
         ends: The same shape: bytes on top for ending there.
         crossing: Shape (n_layers + 1,): bytes of skip connections over each position.
-        popped: Shape (n_layers + 1,): bytes of those that end before it.
+        ended_skips: Shape (n_layers + 1,): bytes of those that end before it.
         inputs: Shape (n_moments, n_stages): for how many microbatches a stage holds
             what comes in.
         workspace: Shape (n_layers,): what a layer needs while it runs.
@@ -127,7 +128,7 @@ class StageCosts:
     starts: np.ndarray
     ends: np.ndarray
     crossing: np.ndarray
-    popped: np.ndarray
+    ended_skips: np.ndarray
     inputs: np.ndarray
     workspace: np.ndarray
     speeds: np.ndarray
@@ -190,12 +191,13 @@ class StageCosts:
         n = len(profile)
         cut_bytes = np.zeros(n + 1)
         cut_bytes[1:n] = profile.column("output_bytes")[:-1]
-        # Skips go straight to where they are popped, not through stages in between.
+        # Skips go straight to where they are ended_skips, not through stages in
+        # between.
         own_bytes = cut_bytes.copy()
         own_bytes[1:n] -= profile.column("passing_bytes")[:-1]
         input_bytes = own_bytes.copy()
         input_bytes[0] = profile.input_bytes
-        loose = np.concatenate([[0.0], profile.column("loose_output_bytes")])
+        loose = np.concatenate([[0.0], profile.column("boundary_output_bytes")])
         fixed = 2 * profile.column("parameter_bytes") + profile.column(
             "optimizer_bytes"
         )
@@ -213,7 +215,7 @@ class StageCosts:
             starts=(in_flight + 1) * input_bytes,
             ends=own_bytes + graphs * loose,
             crossing=cut_bytes - own_bytes,
-            popped=_sums(profile.column("skip_bytes")),
+            ended_skips=_sums(profile.column("skip_bytes")),
             inputs=in_flight[..., 0] + 1,
             workspace=profile.column("workspace_bytes"),
             speeds=speeds,
@@ -254,7 +256,9 @@ class StageCosts:
 
     def bytes(self, stage: int, start: int, end: int) -> float:
         """Returns what a stage holds at its peak."""
-        skips = min(self.crossing[start], self.popped[end] - self.popped[start])
+        skips = min(
+            self.crossing[start], self.ended_skips[end] - self.ended_skips[start]
+        )
         held = self.grows[:, stage, end] - self.grows[:, stage, start]
         held = held + self.starts[:, stage, start] + self.ends[:, stage, end]
         held = held + self.inputs[:, stage] * skips
@@ -266,7 +270,7 @@ class StageCosts:
         Returns:
             Shape (n_stages, n_layers).
         """
-        skips = np.minimum(self.crossing[:-1], np.diff(self.popped))
+        skips = np.minimum(self.crossing[:-1], np.diff(self.ended_skips))
         held = np.diff(self.grows) + self.starts[..., :-1] + self.ends[..., 1:]
         held = held + self.inputs[..., None] * skips
         return held.max(axis=0) + self.workspace
@@ -319,7 +323,7 @@ def stage_sums(profile: Profile, cuts: Sequence[int]) -> dict[str, np.ndarray]:
     Returns:
         For each attribute of :class:`divisible.LayerCost` an array of shape
         (n_stages,): sums, for ``workspace_bytes`` the greatest; of ``output_bytes``
-        and ``loose_output_bytes`` those of the stage's last layer. Besides,
+        and ``boundary_output_bytes`` those of the stage's last layer. Besides,
         ``own_output_bytes``, without skips that pass by, and ``input_bytes``, of the
         stage's first layer with the skips that come in.
     """
@@ -340,7 +344,7 @@ def stage_sums(profile: Profile, cuts: Sequence[int]) -> dict[str, np.ndarray]:
     sums["workspace_bytes"] = np.maximum.reduceat(
         profile.column("workspace_bytes"), starts
     )
-    for name in ("output_bytes", "loose_output_bytes"):
+    for name in ("output_bytes", "boundary_output_bytes"):
         sums[name] = profile.column(name)[ends - 1]
     passing = profile.column("passing_bytes")[ends - 1]
     sums["own_output_bytes"] = sums["output_bytes"] - passing
@@ -388,7 +392,7 @@ def stage_costs(
         per_microbatch, ("forward", "backward_input", "backward_weight")
     )
     largest = by_size[max(sizes)]
-    held = largest["activation_bytes"] + largest["loose_output_bytes"]
+    held = largest["activation_bytes"] + largest["boundary_output_bytes"]
     links = edges(network, schedule)
     return Costs(
         forward,

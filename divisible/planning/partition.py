@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from divisible.planning.dynamic_program import Cost, evenest, least_lacking
+from divisible.planning.dynamic_program import StageCost, evenest, least_lacking
 from divisible.planning.machine import Network, PerRank, spread, spread_memory
 from divisible.planning.memory import StageCosts, microbatches_held, recomputed_shares
 from divisible.planning.plan import Plan, StagePlan
@@ -205,11 +205,11 @@ def _optimal(costs: StageCosts, limits: np.ndarray) -> list[int] | None:
     links = costs.link_seconds()
     before, behind = links[:-1], links[1:]
     if costs.overlap:
-        cost = Cost(busy, busy, before, busy)
+        cost = StageCost(busy, busy, before, busy)
     else:
         # Each message keeps both of its ranks: one each way, on either side.
         none = np.zeros_like(busy)
-        cost = Cost(busy + 2 * behind, busy - 2 * before, none, busy)
+        cost = StageCost(busy + 2 * behind, busy - 2 * before, none, busy)
     return evenest(costs, cost, limits)
 
 
@@ -217,7 +217,7 @@ def _balanced(weights: np.ndarray, costs: StageCosts) -> list[int]:
     """Minimises the greatest sum of weights, whatever ranks and links are like."""
     sums = np.concatenate([[0.0], np.cumsum(weights)])
     sums = np.tile(sums, (costs.n_stages, 1))
-    cost = Cost(sums, sums, np.zeros_like(sums), sums)
+    cost = StageCost(sums, sums, np.zeros_like(sums), sums)
     return evenest(costs, cost, np.full(costs.n_stages, np.inf))
 
 

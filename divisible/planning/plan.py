@@ -84,11 +84,13 @@ class Plan:
         schedule: Name of the schedule, for :class:`pipeline.Pipeline`.
         checkpoint: Which microbatches run forward again before their backward:
             ``'never'``, ``'except_last'`` or ``'always'``.
-        replicas: Number of pipelines that share a minibatch. stages_per_rank: Number of
-        stages on each rank. layers: A text for each layer of the model, to recognise it
-        by. stages: What each stage is expected to cost. step_seconds: Predicted seconds
-        of a minibatch, forward and backward. alternatives: What
-        :func:`divisible.best_plan` did not choose, best first; not saved.
+        replicas: Number of pipelines that share a minibatch.
+        stages_per_rank: Number of stages on each rank.
+        layers: A text for each layer of the model, to recognise it by.
+        stages: What each stage is expected to cost.
+        step_seconds: Predicted seconds of a minibatch, forward and backward.
+        alternatives: What :func:`divisible.best_plan` did not choose, best first; not
+            saved.
 
     Raises:
         ValueError: If ``cuts`` is not of this form, ``layers`` or ``stages`` are not

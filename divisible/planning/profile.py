@@ -25,7 +25,7 @@ SAMPLE_BYTES = (
     "passing_bytes",
     "skip_bytes",
     "activation_bytes",
-    "loose_output_bytes",
+    "boundary_output_bytes",
     "pending_bytes",
     "workspace_bytes",
 )
@@ -54,7 +54,8 @@ class LayerCost:
             that several layers share count with each, as every stage has a copy.
         optimizer_bytes: Of the optimizer's state; of float16 parameters also the sums
             of their gradients and the master weights, both in float32.
-        loose_output_bytes: What is held on top if a stage ends here: outputs that are
+        boundary_output_bytes: What is held on top if a stage ends here: outputs that
+        are
             not among the `activation_bytes`.
         pending_bytes: What is held between I and W.
         workspace_bytes: What its forward or backward allocates and frees again, at
@@ -76,7 +77,7 @@ class LayerCost:
     activation_bytes: int = 0
     parameter_bytes: int = 0
     optimizer_bytes: int = 0
-    loose_output_bytes: int = 0
+    boundary_output_bytes: int = 0
     pending_bytes: int = 0
     workspace_bytes: int = 0
     name: str = ""
@@ -179,11 +180,11 @@ class Profile:
         Returns:
             Array of shape (n_layers,), of float64. Of the loss ``workspace_bytes``
             are not added, because nothing else is at work then, and
-            ``loose_output_bytes`` are 0 for the last layer, which sends nothing.
+            ``boundary_output_bytes`` are 0 for the last layer, which sends nothing.
         """
         values = np.array([getattr(layer, name) for layer in self.layers], float)
         loss = getattr(self.loss, name, 0)
-        if name in ("output_bytes", "loose_output_bytes"):
+        if name in ("output_bytes", "boundary_output_bytes"):
             values[-1] = 0
         elif name == "workspace_bytes":
             values[-1] = max(values[-1], loss)

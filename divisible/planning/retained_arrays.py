@@ -8,7 +8,7 @@ from typing import Any
 import chainer
 
 
-class Owners:
+class BufferSet:
     """A set of the buffers behind arrays; views of one buffer count once.
 
     Args:
@@ -17,7 +17,7 @@ class Owners:
     Example:
         >>> import numpy as np
         >>> x = np.zeros((4, 4), np.float32)
-        >>> Owners([x, x[1:], x.reshape(16)]).nbytes
+        >>> BufferSet([x, x[1:], x.reshape(16)]).nbytes
         64
     """
 
@@ -37,31 +37,31 @@ class Owners:
             for owner in self._owners.values()
         )
 
-    def _with(self, owners: dict[int, Any]) -> Owners:
-        result = Owners()
+    def _with(self, owners: dict[int, Any]) -> BufferSet:
+        result = BufferSet()
         result._owners = owners
         return result
 
-    def __and__(self, other: Owners) -> Owners:
+    def __and__(self, other: BufferSet) -> BufferSet:
         return self._with({k: v for k, v in self._owners.items() if k in other._owners})
 
-    def __sub__(self, other: Owners) -> Owners:
+    def __sub__(self, other: BufferSet) -> BufferSet:
         return self._with(
             {k: v for k, v in self._owners.items() if k not in other._owners}
         )
 
-    def __or__(self, other: Owners) -> Owners:
+    def __or__(self, other: BufferSet) -> BufferSet:
         return self._with({**self._owners, **other._owners})
 
-    def __iand__(self, other: Owners) -> Owners:
+    def __iand__(self, other: BufferSet) -> BufferSet:
         self._owners = (self & other)._owners
         return self
 
-    def __isub__(self, other: Owners) -> Owners:
+    def __isub__(self, other: BufferSet) -> BufferSet:
         self._owners = (self - other)._owners
         return self
 
-    def __ior__(self, other: Owners) -> Owners:
+    def __ior__(self, other: BufferSet) -> BufferSet:
         self._owners.update(other._owners)
         return self
 

@@ -1,10 +1,10 @@
 """Chooses stages, microbatches, schedule and recomputation together.
 
-Every combination is cut so that its slowest stage is as fast as possible. What its
+Every configuration is cut so that its slowest stage is as fast as possible. What its
 busiest rank has to compute is a bound on its step, so that only those are simulated
 that could still win with these cuts::
 
-    combination -> partition -> does not fit: out
+    configuration -> partition -> does not fit: out
                              -> bound        -> simulate in the order of the bounds,
                                                 until the bound exceeds the best
                                              -> move the cuts of the fastest
@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from divisible import schedules as generators
-from divisible.planning.candidates import SAME, Candidate, Combination, Combinations
+from divisible.planning.candidates import SAME, Candidate, Configuration, Configurations
 from divisible.planning.interpolation import sort_profiles
 from divisible.planning.machine import Network, PerRank
 from divisible.planning.partition import MemoryLimitError
@@ -58,7 +58,7 @@ def best_plan(
     """Finds the fastest way to run a model on some ranks.
 
     Searches the number of stages, of microbatches and of replicas, the schedule and
-    the recomputation. Each combination is cut optimally (:func:`divisible.partition`)
+    the recomputation. Each configuration is cut optimally (:func:`divisible.partition`)
     and simulated (:func:`divisible.simulate`) unless it does not fit or cannot win with
     these cuts. Those of the fastest are then moved as long as that makes the simulated
     step shorter, of very large models as far as some seconds allow. The step is forward
@@ -84,7 +84,7 @@ def best_plan(
             all up to ``ranks``.
         max_replicas: The most replicas to try.
         speeds: Of the ranks, relative to that of the profile.
-        progress: Called with the number of combinations seen and that of all.
+        progress: Called with the number of configurations seen and that of all.
 
     Returns:
         Plan: With ``step_seconds``, and with the ``alternatives`` and why they lost.
@@ -112,10 +112,10 @@ def best_plan(
         microbatches = _integers("microbatches", microbatches)
     if pipeline_ranks is not None:
         pipeline_ranks = _integers("pipeline_ranks", pipeline_ranks)
-    search = Combinations(profiles, ranks, memory, network, batch, speeds)
-    combinations = [
-        combination
-        for combination in _combinations(
+    search = Configurations(profiles, ranks, memory, network, batch, speeds)
+    configurations = [
+        configuration
+        for configuration in _configurations(
             ranks,
             len(profiles[0]),
             batch,
@@ -124,28 +124,28 @@ def best_plan(
             checkpoints,
             max_replicas,
         )
-        if pipeline_ranks is None or combination.n_ranks in pipeline_ranks
+        if pipeline_ranks is None or configuration.n_ranks in pipeline_ranks
     ]
-    if not combinations:
+    if not configurations:
         raise ValueError(
-            f"no combination of {ranks} ranks, {len(profiles[0])} layers, {batch}"
+            f"no configuration of {ranks} ranks, {len(profiles[0])} layers, {batch}"
             f" samples, microbatches {microbatches or 'of any number'}, pipeline_ranks"
             f" {pipeline_ranks or 'of any number'} and schedules"
             f" {', '.join(schedules)} can run"
         )
     fitting, out = [], []
-    for done, combination in enumerate(combinations, 1):
+    for done, configuration in enumerate(configurations, 1):
         try:
-            fitting.append(search.candidate(combination))
+            fitting.append(search.candidate(configuration))
         except MemoryLimitError as error:
-            out.append((combination, str(error)))
+            out.append((configuration, str(error)))
         if progress is not None:
-            progress(done, len(combinations))
+            progress(done, len(configurations))
     if not fitting:
-        combination, reason = max(out, key=_thrift)
+        configuration, reason = max(out, key=_thrift)
         raise MemoryLimitError(
-            f"none of {len(out)} combinations fits into the memory of the ranks. With"
-            f" {combination}: {reason}"
+            f"none of {len(out)} configurations fits into the memory of the ranks. With"
+            f" {configuration}: {reason}"
         )
     _simulate(fitting, search)
     _improve(fitting, search)
@@ -157,19 +157,19 @@ def best_plan(
     )
 
 
-def _thrift(entry: tuple[Combination, str]) -> tuple:
-    """Orders combinations by how little memory they should need."""
-    combination, _ = entry
+def _thrift(entry: tuple[Configuration, str]) -> tuple:
+    """Orders configurations by how little memory they should need."""
+    configuration, _ = entry
     return (
-        combination.n_ranks,
-        -combination.stages_per_rank,
-        combination.n_microbatches,
-        CHECKPOINTS.index(combination.checkpoint),
-        combination.schedule == "1f1b",
+        configuration.n_ranks,
+        -configuration.stages_per_rank,
+        configuration.n_microbatches,
+        CHECKPOINTS.index(configuration.checkpoint),
+        configuration.schedule == "1f1b",
     )
 
 
-def _combinations(
+def _configurations(
     ranks: int,
     n_layers: int,
     batch: int,
@@ -177,7 +177,7 @@ def _combinations(
     schedules: Sequence[str],
     checkpoints: Sequence[str],
     max_replicas: int,
-) -> Iterator[Combination]:
+) -> Iterator[Configuration]:
     # On one rank all schedules take the same time, and this order holds the least.
     serial = next(
         (n for n in ("1f1b", "zb_h1", "zb_h2", "gpipe") if n in schedules), ""
@@ -195,7 +195,7 @@ def _combinations(
             if n_ranks * per_rank <= n_layers and not (
                 checkpoint == "except_last" and m == 1
             ):
-                yield Combination(replicas, n_ranks, per_rank, name, m, checkpoint)
+                yield Configuration(replicas, n_ranks, per_rank, name, m, checkpoint)
 
 
 def _numbers(n_samples: int) -> list[int]:
@@ -204,7 +204,7 @@ def _numbers(n_samples: int) -> list[int]:
     return sorted(least.values())
 
 
-def _simulate(candidates: list[Candidate], search: Combinations) -> None:
+def _simulate(candidates: list[Candidate], search: Configurations) -> None:
     """Simulates what could win."""
     best = np.inf
     for candidate in sorted(candidates, key=lambda c: c.bound):
@@ -214,7 +214,7 @@ def _simulate(candidates: list[Candidate], search: Combinations) -> None:
         best = min(best, candidate.outcome.seconds)
 
 
-def _improve(candidates: list[Candidate], search: Combinations) -> None:
+def _improve(candidates: list[Candidate], search: Configurations) -> None:
     """Cuts the fastest of those that are simulated still better."""
 
     def order(i: int) -> tuple:
@@ -240,19 +240,19 @@ def _fastest(candidates: list[Candidate]) -> Candidate:
 
 def _frugality(candidate: Candidate) -> tuple:
     """Of plans that take the same time, the one that needs least is best."""
-    combination, outcome = candidate.combination, candidate.outcome
+    configuration, outcome = candidate.configuration, candidate.outcome
     return (
-        combination.replicas * combination.n_ranks,
-        CHECKPOINTS.index(combination.checkpoint),
+        configuration.replicas * configuration.n_ranks,
+        CHECKPOINTS.index(configuration.checkpoint),
         outcome.held,
-        combination.stages_per_rank,
-        combination.n_microbatches,
+        configuration.stages_per_rank,
+        configuration.n_microbatches,
         outcome.in_flight,
     )
 
 
 def _alternatives(
-    best: Candidate, candidates: list[Candidate], out: list[tuple[Combination, str]]
+    best: Candidate, candidates: list[Candidate], out: list[tuple[Configuration, str]]
 ) -> tuple[Alternative, ...]:
     """Says of the others why they lost: the best, and the best one of every kind."""
     simulated = [c for c in candidates if c.outcome is not None and c is not best]
@@ -261,15 +261,15 @@ def _alternatives(
         *sorted(simulated, key=lambda c: c.outcome.seconds),
         *sorted(bounded, key=lambda c: c.bound),
     ]
-    entries = [(other.combination, other) for other in others] + out
-    kept, kinds = [], {*_kinds(best.combination)}
-    for combination, other in entries:
-        new = set(_kinds(combination)) - kinds
+    entries = [(other.configuration, other) for other in others] + out
+    kept, kinds = [], {*_kinds(best.configuration)}
+    for configuration, other in entries:
+        new = set(_kinds(configuration)) - kinds
         if len(kept) >= _KEPT and not new:
             continue
         kinds |= new
         if isinstance(other, str):
-            kept.append(Alternative(str(combination), np.inf, other))
+            kept.append(Alternative(str(configuration), np.inf, other))
         else:
             kept.append(_alternative(other, best))
     return tuple(kept)
@@ -277,7 +277,7 @@ def _alternatives(
 
 def _alternative(other: Candidate, best: Candidate) -> Alternative:
     """Says of one why it lost."""
-    name, mine, its = str(other.combination), best.outcome, other.outcome
+    name, mine, its = str(other.configuration), best.outcome, other.outcome
     if its is None:
         reason = (
             f"takes {format_seconds(other.bound)} at least, by what its ranks and"
@@ -295,9 +295,9 @@ def _alternative(other: Candidate, best: Candidate) -> Alternative:
     return Alternative(name, its.seconds, reason, other.plan)
 
 
-def _kinds(combination: Combination) -> list[tuple[str, object]]:
+def _kinds(configuration: Configuration) -> list[tuple[str, object]]:
     return [
-        (name, getattr(combination, name))
+        (name, getattr(configuration, name))
         for name in ("replicas", "n_ranks", "schedule", "checkpoint")
     ]
 

@@ -13,7 +13,8 @@ from chainer import training
 
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots.files import SnapshotError, latest_snapshot
-from pipeline.snapshots.save_and_load import load_snapshot, save_snapshot
+from pipeline.snapshots.loading import load_snapshot
+from pipeline.snapshots.saving import save_snapshot
 
 
 def snapshot(

@@ -12,9 +12,13 @@ from chainer.serializers import NpzDeserializer
 
 from divisible import Divisible, Plan
 from divisible.files import written_aside
-from pipeline.snapshots import files
-from pipeline.snapshots import state as states
+from pipeline.snapshots import files, layer_state
 from pipeline.snapshots.files import Snapshot
+from pipeline.snapshots.serializers import (
+    StateWriter,
+    check_array,
+    is_none,
+)
 
 
 def repartition(
@@ -79,7 +83,7 @@ def repartition(
                 kept = {
                     f"{kind}{key}": value
                     for kind in ("model/", "optimizer/")
-                    for key, value in states.of_range(
+                    for key, value in layer_state.of_range(
                         arrays.below(kind), layer_range
                     ).items()
                 }
@@ -133,7 +137,7 @@ def export_npz(snapshot: str | os.PathLike, path: str | os.PathLike) -> None:
     with source.of_layers(range(source.n_layers), "model/") as arrays:
         model = {
             # As Chainer writes what has no value yet.
-            key: np.asarray(None) if states.is_none(value) else value
+            key: np.asarray(None) if is_none(value) else value
             for key, value in arrays.items()
         }
         with written_aside(path) as aside:
@@ -173,7 +177,7 @@ def import_npz(
     # As Chainer does; objects are what has no value yet.
     with np.load(path, allow_pickle=True) as arrays:
         for stage in stages:
-            writer = states.Writer()
+            writer = StateWriter()
             stage.serialize(writer)
             for key, value in writer.target.items():
                 if key not in arrays:
@@ -181,7 +185,7 @@ def import_npz(
                         f"{os.fspath(path)} has no {key}; it has"
                         f" {', '.join(sorted(arrays)[:5])} ..."
                     )
-                if isinstance(value, np.ndarray) and not states.is_none(value):
-                    states.check_array(key, arrays[key], value, "same_kind")
+                if isinstance(value, np.ndarray) and not is_none(value):
+                    check_array(key, arrays[key], value, "same_kind")
         for stage in stages:
             stage.serialize(NpzDeserializer(arrays))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import chainer
@@ -10,6 +10,7 @@ import numpy as np
 
 from divisible.backward.tensors import to_tensor
 from divisible.dtypes import in_loss_dtype
+from pipeline.stages.labels import _unwrapped, check_labels, label_left_out
 
 _HOST = chainer.get_device("@numpy")
 
@@ -47,7 +48,7 @@ class Loss:
         self._labels_left_out = {
             name: label
             for name, f in self._functions.items()
-            if (label := _label_left_out(f)) is not None
+            if (label := label_left_out(f)) is not None
         }
         self.scale = 1.0
         self.start(None)
@@ -74,7 +75,7 @@ class Loss:
             # Before they are on a GPU, which would have to be waited for.
             hosted = [_HOST.send(labels) for labels, *_ in parts]
             if self._classifies:
-                _check_labels(hosted)
+                check_labels(hosted)
             for name, label in self._labels_left_out.items():
                 counts[name] = [int((labels != label).sum()) for labels in hosted]
             if self._classifies:
@@ -187,32 +188,3 @@ class Loss:
                 f" {self._ignored} is ignored"
             )
         return int(labels.max())
-
-
-def _check_labels(parts: Sequence[np.ndarray]) -> None:
-    """Refuses targets that ``F.softmax_cross_entropy`` does not take, or not so."""
-    for targets in parts:
-        # Of each class in a row, instead of the label.
-        are_probabilities = targets.dtype.kind == "f" and targets.ndim > 1
-        if targets.dtype.kind != "i" and not are_probabilities:
-            raise TypeError(
-                f"t is of dtype {targets.dtype}, but class labels must be signed"
-                f" integers: convert it with t.astype('int32')"
-            )
-
-
-def _unwrapped(function: Callable) -> tuple[Callable, Mapping[str, Any]]:
-    """Returns a function and the keyword arguments that a partial gives it."""
-    return getattr(function, "func", function), getattr(function, "keywords", {})
-
-
-def _label_left_out(function: Callable) -> int | None:
-    """Returns the label whose samples a function leaves out of its mean, if any."""
-    function, options = _unwrapped(function)
-    if function is chainer.functions.accuracy:
-        return options.get("ignore_label")
-    # Otherwise it divides by the number of all samples.
-    normalizes = options.get("normalize", True)
-    if function is chainer.functions.softmax_cross_entropy and normalizes:
-        return options.get("ignore_label", -1)
-    return None

@@ -21,9 +21,10 @@ from divisible import Divisible, RandomKey, keyed_random_state
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors
 from pipeline.stages.batch_statistics import BatchStatistics
+from pipeline.stages.held import Recomputable
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import Reports
-from pipeline.stages.segment import Forgotten, Segment, skips_across
+from pipeline.stages.segment import Segment, skips_across
 
 
 class Stage:
@@ -61,7 +62,7 @@ class Stage:
         self.reports = Reports(self._observers())
         self._segments = self._cut()
         self._takes, self._hands_over = skips_across(layers)
-        self._forgotten = Forgotten(self._run, self._links)
+        self._forgotten = Recomputable(self._run, self._links)
 
     def _cut(self) -> list[Segment]:
         """Cuts the layers where the mark to recompute them changes."""

@@ -14,7 +14,12 @@ from chainer.training.extensions.evaluator import _IteratorProgressBar
 
 from pipeline.pipeline import Pipeline
 from pipeline.stages.reports import named
-from pipeline.training.minibatches import Key, Minibatch, Reader, iterators_of_rank
+from pipeline.training.minibatches import (
+    Key,
+    Minibatch,
+    MinibatchReader,
+    iterators_of_rank,
+)
 
 
 class PipelineEvaluator(Evaluator):
@@ -93,7 +98,9 @@ class PipelineEvaluator(Evaluator):
         self._mean = mean
         # In one minibatch with others a batch would have no mean of its own.
         self._at_once = 1 if mean == "batches" else _at_once(at_once, pipeline)
-        self._reader = Reader(pipeline, converter, self.device, label_key, "evaluate")
+        self._reader = MinibatchReader(
+            pipeline, converter, self.device, label_key, "evaluate"
+        )
 
     def evaluate(self) -> dict[str, float]:
         """Evaluates the whole data set.
@@ -173,7 +180,7 @@ def predict(
         >>> predict(pipe, iterator).shape
         (10, 3)
     """
-    reader = Reader(pipeline, converter, device, label_key, "predict")
+    reader = MinibatchReader(pipeline, converter, device, label_key, "predict")
     iterator = iterators_of_rank(iterator, pipeline)["main"]
     # Chainer's have it with or without an underscore.
     if getattr(iterator, "repeat", getattr(iterator, "_repeat", False)):
@@ -218,7 +225,7 @@ class _Means:
         return {name: total / max(1, n) for name, (total, n) in self._sums.items()}
 
 
-def _sweep(reader: Reader, iterator: Any, at_once: int) -> Iterator[Minibatch]:
+def _sweep(reader: MinibatchReader, iterator: Any, at_once: int) -> Iterator[Minibatch]:
     """Yields all minibatches of an iterator, from its beginning."""
     if reader.reads:
         if hasattr(iterator, "reset"):

@@ -10,13 +10,13 @@ import numpy as np
 from chainer.backends import cuda
 
 from divisible.schedules.actions import Action
-from pipeline.runner import RankProgram, Record
+from pipeline.rank_program import RankProgram, Record
 
 #: What is observed, after the name of the updater.
 NAMES = ("samples_per_second", "bubble", "communication", "peak_memory")
 
 
-class Cost(NamedTuple):
+class StepCost(NamedTuple):
     """What one minibatch cost one rank.
 
     Attributes:
@@ -34,7 +34,7 @@ class Cost(NamedTuple):
     peak_memory: float
 
 
-def measure(record: Record, seconds: float, device: Any) -> Cost:
+def measure(record: Record, seconds: float, device: Any) -> StepCost:
     """Returns the cost of a minibatch on this rank.
 
     Args:
@@ -47,14 +47,14 @@ def measure(record: Record, seconds: float, device: Any) -> Cost:
     computing = float(durations[_computations(record.program)].sum())
     span = float(times[-1] - times[0]) if len(times) else 0.0
     communicating = float(durations.sum()) - computing
-    return Cost(computing, communicating, span, seconds, peak_memory(device))
+    return StepCost(computing, communicating, span, seconds, peak_memory(device))
 
 
 def observations(costs: np.ndarray, n_samples: int) -> dict[str, float]:
     """Returns what a trainer observes.
 
     Args:
-        costs (numpy.ndarray): A row of `Cost` for each rank.
+        costs (numpy.ndarray): A row of `StepCost` for each rank.
         n_samples (int): Samples of the minibatch.
 
     Returns:
@@ -63,8 +63,8 @@ def observations(costs: np.ndarray, n_samples: int) -> dict[str, float]:
         and waited; and the bytes of the rank that held most.
 
     Example:
-        >>> costs = [Cost(3.0, 1.0, 4.0, 5.0, 7e6), Cost(2.0, 1.0, 3.0, 5.0, 8e6)]
-        >>> observations(np.array(costs), n_samples=100)['bubble']
+        >>> slow, fast = StepCost(3.0, 1, 4, 5, 7e6), StepCost(2.0, 1, 3, 5, 8e6)
+        >>> observations(np.array([slow, fast]), n_samples=100)['bubble']
         0.375
     """
     computing, communicating, span, seconds, memory = np.asarray(costs).T

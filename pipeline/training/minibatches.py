@@ -109,7 +109,7 @@ def _give_own_generator(iterator: Any) -> None:
         sampler._random.set_state(shared.get_state())
 
 
-class Reader:
+class MinibatchReader:
     """Gets minibatches to where they are used; to be made and used on every rank.
 
     Args:
@@ -169,7 +169,7 @@ class Reader:
         n_samples = sum(map(len, batches))
         notice = [self._purpose, n_samples, len(batches), *_progress(iterator)]
         notice = np.array(notice, dtype=float)
-        self._ranks.notice(notice, "a minibatch")
+        self._ranks.tell(notice, "a minibatch")
         purpose, n_samples, n_read, *progress = notice.tolist()
         if purpose != self._purpose:
             raise DisagreementError(
@@ -194,7 +194,7 @@ class Reader:
     def synchronize(self, iterator: Any) -> None:
         """Tells all ranks how far the iterator is."""
         notice = np.array([self._purpose, 0, 0, *_progress(iterator)], dtype=float)
-        self._ranks.notice(notice, "how far the iterator is")
+        self._ranks.tell(notice, "how far the iterator is")
         if not self.reads:
             _move(iterator, notice[3:].tolist())
 

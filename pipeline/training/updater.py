@@ -14,9 +14,9 @@ from chainer.training.updaters import StandardUpdater
 
 from pipeline.pipeline import Pipeline
 from pipeline.stages.reports import named
-from pipeline.training.measures import Cost, measure, observations
-from pipeline.training.minibatches import Key, Reader, iterators_of_rank
-from pipeline.training.together import Together
+from pipeline.training.measures import StepCost, measure, observations
+from pipeline.training.minibatches import Key, MinibatchReader, iterators_of_rank
+from pipeline.training.one_trainer import OneTrainer
 
 
 class PipelineUpdater(StandardUpdater):
@@ -116,14 +116,16 @@ class PipelineUpdater(StandardUpdater):
         self._requested = 0
         # Of the last minibatch.
         self._n_samples = 0
-        self._reader = Reader(pipeline, converter, self.input_device, label_key)
+        self._reader = MinibatchReader(
+            pipeline, converter, self.input_device, label_key
+        )
         # Whether only the first stage's rank knows how far the iterator is.
         self._is_behind = True
         self._hyperparameters = optimizers["main"].hyperparam.get_dict()
 
     def connect_trainer(self, trainer: chainer.training.Trainer) -> None:
         """Makes the ranks' trainers one; called by the trainer."""
-        trainer.extend(Together(self))
+        trainer.extend(OneTrainer(self))
         if self.pipeline.ranks.size > 1:
             # Python prints the traceback; the trainer need not do so before.
             trainer.run = functools.partial(trainer.run, show_loop_exception_msg=False)
@@ -164,7 +166,7 @@ class PipelineUpdater(StandardUpdater):
         ranks = self.pipeline.ranks
         gathered = ranks.finish(ranks.gather(np.array([*cost, self._requested])))
         self.stop_code = int(gathered[:, -1].max())
-        observed = observations(gathered[:, : len(Cost._fields)], self._n_samples)
+        observed = observations(gathered[:, : len(StepCost._fields)], self._n_samples)
         chainer.report({f"pipeline/{name}": v for name, v in observed.items()})
 
     def update_core(self) -> None:

@@ -5,7 +5,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from pipeline.commands.main import main
+from pipeline.command_line.main import main
 from tests.support.mpiexec import ROOT, mpiexec
 
 PROGRAMS = ROOT / "docs" / "programs"

@@ -4,7 +4,9 @@ import chainer
 import numpy as np
 import pytest
 
-from mixed_precision import MixedPrecision, MomentumSGD16, _cpu, float8, to_float16
+from chainer_kernels import float8
+from chainer_kernels import optimizer_loops_cpu as _cpu
+from mixed_precision import MixedPrecision, MomentumSGD16, to_float16
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,7 +33,7 @@ def test_float8(dtype):
 
 
 def test_sums_of_squares():
-    from mixed_precision import _gpu
+    from chainer_kernels import optimizer_loops_gpu as _gpu
 
     rng = np.random.RandomState(0)
     arrays = [rng.normal(size=n).astype("e") for n in (1, 64, 0, 5000, 100_000)]

@@ -17,6 +17,7 @@ from pipeline import (
     Pipeline,
     PipelineEvaluator,
     PipelineUpdater,
+    agreement,
     arguments,
     predict,
 )
@@ -269,7 +270,7 @@ def test_a_layer_may_report_what_is_no_number():
 
 def test_a_system_that_does_not_tell_which_cores_there_are(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert arguments._n_cores() == os.cpu_count()
+    assert agreement._n_cores() == os.cpu_count()
 
 
 # -- one optimizer for several stages ------------------------------------------------

@@ -9,9 +9,10 @@ import pytest
 from chainer import functions as F
 from chainer import links as L
 
+from chainer_kernels.gemm import gemm_add
 from divisible.backward import weight_gradients
 from divisible.backward.backprop import backward
-from divisible.backward.weight_gradients import WeightGradients, gemm_add
+from divisible.backward.weight_gradients import WeightGradients
 
 
 def ones(*shape, dtype="f"):

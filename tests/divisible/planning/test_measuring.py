@@ -57,7 +57,7 @@ def test_sizes_by_hand():
         0,
         3 * 4 * FLOAT,
     ]
-    assert [c.loose_output_bytes for c in costs.layers] == [
+    assert [c.boundary_output_bytes for c in costs.layers] == [
         3 * 5 * FLOAT,
         0,
         3 * 4 * FLOAT,
@@ -218,7 +218,7 @@ def test_layers_that_are_recomputed():
         3 * 4 * FLOAT,
         0,
     ]
-    assert [c.loose_output_bytes for c in costs[:4]] == [0, 0, 0, 0]
+    assert [c.boundary_output_bytes for c in costs[:4]] == [0, 0, 0, 0]
     # All of it, when it is run again: the outputs of relu, Linear and sigmoid.
     together = (3 * 5 + 3 * 4 + 3 * 4) * FLOAT
     for position in (1, 2, 3):
@@ -373,7 +373,7 @@ def test_reckoned_memory_is_that_of_a_stage():
     for start, end in ((0, 10), (0, 3), (2, 6), (3, 10), (6, 7)):
         # The graph's own objects take a kilobyte or two for each layer.
         held = costs.column("activation_bytes")[start:end].sum()
-        held += costs.column("loose_output_bytes")[end - 1] if end < 10 else 0
+        held += costs.column("boundary_output_bytes")[end - 1] if end < 10 else 0
         y = chainer.as_array(model.divide(0, start)(x)) if start else x
         measured = measure_held(model.divide(start, end), y, microbatches=4)
         assert held == pytest.approx(measured, rel=0.01, abs=20_000)
@@ -385,12 +385,12 @@ def test_outputs_that_pass_through_are_reckoned():
     flat = partial(F.reshape, shape=(5, -1))
     costs = profile(Divisible(convolution, flat, F.relu), ones(5, 2, 4, 4), repeat=1)
     size = 5 * 8 * 4 * 4 * FLOAT
-    assert [c.loose_output_bytes for c in costs.layers] == [size, size, 0]
+    assert [c.boundary_output_bytes for c in costs.layers] == [size, size, 0]
     # What is handed over is held until the backward, wherever it goes.
     model = Divisible(convolution, stash("a"), F.relu, pop("a", lambda x, y: x + y))
     costs = profile(model, ones(5, 2, 4, 4), repeat=1)
     assert [c.activation_bytes for c in costs.layers[:3]] == [0, size, size]
-    assert [c.loose_output_bytes for c in costs.layers[:2]] == [size, 0]
+    assert [c.boundary_output_bytes for c in costs.layers[:2]] == [size, 0]
 
 
 def measure_held(layers, x, microbatches):

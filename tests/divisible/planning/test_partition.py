@@ -41,7 +41,7 @@ def requests(draw):
             activation_bytes=draw(size),
             parameter_bytes=draw(size),
             optimizer_bytes=draw(size),
-            loose_output_bytes=draw(size),
+            boundary_output_bytes=draw(size),
             pending_bytes=draw(size),
             workspace_bytes=draw(size),
         )
@@ -101,7 +101,7 @@ def costs_of(profile, cuts, options):
         busy /= options["speeds"][s]
         incoming = profile.layers[i - 1].output_bytes if i else profile.input_bytes
         outgoing = layers[-1].output_bytes if j < n else 0
-        loose = layers[-1].loose_output_bytes if j < n else 0
+        loose = layers[-1].boundary_output_bytes if j < n else 0
         before = incoming / bandwidth[s - 1] if s else 0
         behind = outgoing / bandwidth[s] if j < n else 0
         if network.overlap:

@@ -129,7 +129,7 @@ def small_profiles(draw):
     st.sampled_from([None, Network(500.0, 0.01), Network(500.0, 0.01, overlap=False)]),
 )
 def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
-    """The bounds spare simulations; they never spare the best combination."""
+    """The bounds spare simulations; they never spare the best configuration."""
     found = []
     for n_ranks, m, name, checkpoint in itertools.product(
         range(1, ranks + 1), (1, 2, 4), SCHEDULES, CHECKPOINTS
@@ -243,7 +243,7 @@ def test_one_rank_needs_no_other_schedule():
     assert (plan.schedule, plan.n_stages) == ("1f1b", 1)
     for name in ONE_STAGE:
         assert best_plan(uneven(), 1, schedules=[name]).schedule == name
-    with pytest.raises(ValueError, match="no combination of 1 ranks"):
+    with pytest.raises(ValueError, match="no configuration of 1 ranks"):
         best_plan(uneven(), 1, schedules=["interleaved"])
 
 
@@ -349,7 +349,7 @@ def test_memory_forces_recomputation():
     assert free.checkpoint == "never"
     assert tight.checkpoint != "never"
     assert tight.step_seconds > free.step_seconds
-    with pytest.raises(MemoryLimitError, match="none of .* combinations fits"):
+    with pytest.raises(MemoryLimitError, match="none of .* configurations fits"):
         best_plan(profile, 2, 300, **options)
 
 
@@ -408,7 +408,7 @@ def test_profiles_at_several_sizes():
         ({"schedules": ["1f2b"]}, "schedules must be some of"),
         ({"schedules": []}, "schedules must be some of"),
         ({"checkpoints": ["often"]}, "checkpoints must be some of"),
-        ({"microbatches": [100]}, "no combination"),
+        ({"microbatches": [100]}, "no configuration"),
         ({"microbatches": []}, "microbatches must be some positive integers"),
         ({"microbatches": [0, 1]}, "microbatches must be some positive integers"),
         ({"pipeline_ranks": [5]}, r"pipeline_ranks \[5\]"),

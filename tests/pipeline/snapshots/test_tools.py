@@ -18,7 +18,7 @@ from pipeline import (
     import_npz,
     repartition,
 )
-from pipeline.commands.snapshots import export_command, repartition_command
+from pipeline.command_line.snapshots import export_command, repartition_command
 from tests.support.snapshot_training import Run, make_model, saved_arrays, state_of
 
 

@@ -35,7 +35,7 @@ CALLS = (
 _SECONDS_FOR_FAREWELLS = 10.0
 
 
-class _Words(NamedTuple):
+class _CallRecord(NamedTuple):
     """What a rank says of its call, as integers; of each the largest is found.
 
     With the largest of the negative it is known whether all are equal.
@@ -50,7 +50,7 @@ class _Words(NamedTuple):
     n_inputs: int
     n_targets: int
     reports: int
-    wish: int
+    vote: int
 
 
 class CallAgreement:
@@ -78,8 +78,8 @@ class CallAgreement:
         self._left: dict[int, int] = {}
         #: Whether some rank has something to report; known when the call is finished.
         self.somebody_reports = False
-        #: The largest wish of all ranks; known when the call is finished.
-        self.wish = 0
+        #: The largest vote of all ranks; known when the call is finished.
+        self.vote = 0
         _agreements.append(self)
 
     @contextmanager
@@ -121,7 +121,7 @@ class CallAgreement:
         n_inputs: int = -1,
         n_targets: int = -1,
         reports: bool = False,
-        wish: int = 0,
+        vote: int = 0,
         loss_scale: float | None = None,
     ) -> None:
         """Begins to compare the call.
@@ -130,7 +130,7 @@ class CallAgreement:
             n_inputs (int): Samples of ``x``, where it is read.
             n_targets (int): Samples of ``t``, where it is read.
             reports (bool): Whether this rank has something to report after it.
-            wish (int): What this rank wants all to know the largest of.
+            vote (int): What this rank wants all to know the largest of.
             loss_scale (float or None): What the call's loss is multiplied by.
 
         Raises:
@@ -141,7 +141,7 @@ class CallAgreement:
         # The bits of floats that are not negative have the floats' order.
         scale = int(np.float64(loss_scale or 0).view(np.int64))
         mine = np.array(
-            _Words(
+            _CallRecord(
                 number=number,
                 minus_number=-number,
                 call=call,
@@ -151,7 +151,7 @@ class CallAgreement:
                 n_inputs=n_inputs,
                 n_targets=n_targets,
                 reports=reports,
-                wish=wish,
+                vote=vote,
             )
         )
         self._largest = np.empty_like(mine)
@@ -236,9 +236,9 @@ class CallAgreement:
                 )
 
     def _compare(self) -> None:
-        words = _Words(*self._largest.tolist())
+        words = _CallRecord(*self._largest.tolist())
         self.somebody_reports = bool(words.reports)
-        self.wish = words.wish
+        self.vote = words.vote
         rank = self._comm.rank
         first, last = -words.minus_call, words.call
         if first != last:

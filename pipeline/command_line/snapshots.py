@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from divisible import Plan
-from pipeline.commands.console import say
-from pipeline.commands.options import (
+from pipeline.command_line.console import say
+from pipeline.command_line.options import (
     FILE,
     Parsed,
     output,

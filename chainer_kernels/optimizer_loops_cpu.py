@@ -1,8 +1,8 @@
 """The passes over flat buffers on a CPU, each one loop, compiled by Numba.
 
-``_gpu.py`` has the same public functions for CuPy. Gradients are read where backward
-left them, by their addresses: a copy into a flat buffer would cost as much as the sum
-of squares.
+``optimizer_loops_gpu.py`` has the same public functions for CuPy. Gradients are read
+where backward left them, by their addresses: a copy into a flat buffer would cost as
+much as the sum of squares.
 
 Arithmetic is that of the masters' dtype, operation by operation as in Chainer's update
 rules on NumPy arrays, so that the weights are the same bit for bit.
@@ -18,7 +18,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic, overload
 
-from mixed_precision._bits import (
+from chainer_kernels.float16_bits import (
     F32,
     U32,
     float_to_e5m2,

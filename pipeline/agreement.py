@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import warnings
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence, Set
-from typing import Callable, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any, Callable, NamedTuple
 
 import chainer
+import numpy as np
 from mpi4py import MPI
 
+from chainer_kernels.gemm import blas_threads
 from divisible import Divisible
 from divisible.communication.collectives import all_gather
 from divisible.communication.errors import DisagreementError
+from divisible.dtypes import floating_dtypes
 from divisible.schedules.actions import Route
+from divisible.schedules.schedule import Schedule
 from divisible.ties import SharedState, Tie
-from pipeline.messages.tie_exchange import SharedParameter
+from pipeline.tie_exchange import SharedParameter
 
 
 class Layout(NamedTuple):
@@ -171,3 +178,70 @@ def _first_difference(a: Sequence[str], b: Sequence[str], rank: int) -> str:
         f"rank 0 and rank {rank} built different models: layer {i} is {a[i]} on rank 0"
         f" and {b[i]} on rank {rank}"
     )
+
+
+def check_placement(schedule: Schedule, stage_ranks: Sequence[int]) -> None:
+    """Refuses a schedule that wants the stages on other ranks than they are on."""
+    if tuple(schedule.stage_ranks) != tuple(stage_ranks):
+        raise DisagreementError(
+            f"the schedule {schedule.name!r} wants the stages on the ranks"
+            f" {list(schedule.stage_ranks)}, but they are on the ranks"
+            f" {list(stage_ranks)}"
+        )
+
+
+def agree_on_settings(comm: Any, settings: Mapping[str, str], timeout: float) -> None:
+    """Compares arguments that must be equal on all ranks.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
+        settings: Texts by the argument's name.
+        timeout (float): Seconds to wait for the other ranks.
+
+    Raises:
+        DisagreementError: On every rank, if one differs.
+    """
+    gathered = all_gather(comm, dict(settings), timeout)
+    for name in settings:
+        for rank, theirs in enumerate(gathered):
+            if theirs[name] != gathered[0][name]:
+                raise DisagreementError(
+                    f"{name} differs between rank 0 and rank {rank}:\n"
+                    f"{gathered[0][name]}\n{theirs[name]}"
+                )
+
+
+def parameter_dtypes(
+    comm: Any, mine: Sequence[Divisible], timeout: float
+) -> set[np.dtype]:
+    """Returns the floating-point types of all ranks' parameters."""
+    dtypes = {dtype.str for part in mine for dtype in floating_dtypes(part)}
+    return {
+        np.dtype(text) for texts in all_gather(comm, dtypes, timeout) for text in texts
+    }
+
+
+def _n_cores() -> int:
+    """Returns how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    # Not on macOS.
+    return os.cpu_count() or 1
+
+
+def warn_of_many_threads(comm: Any, timeout: float) -> None:
+    """Warns if the ranks on this host have more BLAS threads than there are cores.
+
+    They spin while they wait for each other, which makes a step many times slower.
+    """
+    hosts = all_gather(comm, socket.gethostname(), timeout)
+    mine = [rank for rank, host in enumerate(hosts) if host == hosts[comm.rank]]
+    n_threads = blas_threads()
+    n_cores = _n_cores()
+    if n_threads > 1 and len(mine) * n_threads > n_cores and comm.rank == mine[0]:
+        warnings.warn(
+            f"{len(mine)} ranks on {hosts[comm.rank]} with {n_threads} BLAS threads"
+            f" each share {n_cores} cores and slow each other down: set the environment"
+            f" variable OMP_NUM_THREADS={max(1, n_cores // len(mine))}",
+            stacklevel=3,
+        )

@@ -120,8 +120,8 @@ def decode(
 
 def _kernels(array: Array) -> tuple[Any, Any]:
     xp = chainer.backend.get_array_module(array)
-    name = "_cpu" if xp is np else "_gpu"
-    return importlib.import_module(f"mixed_precision.{name}"), xp
+    name = "cpu" if xp is np else "gpu"
+    return importlib.import_module(f"chainer_kernels.optimizer_loops_{name}"), xp
 
 
 def _checked(scale: float) -> np.float32:

@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from divisible import LayerCost, Plan, Profile
 from divisible.schedules.timeline import Timeline
-from pipeline.commands.main import main
-from pipeline.commands.model_argument import make_model
+from pipeline.command_line.main import main
+from pipeline.command_line.model_argument import make_model
 
 MODELS = """
 import chainer.functions as F

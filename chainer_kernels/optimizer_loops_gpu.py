@@ -1,11 +1,11 @@
 """The passes over flat buffers on a GPU, as CuPy kernels.
 
-The public functions are those of ``_cpu.py``. Here the gradients are copied into one
-flat array first: a launch costs more than the copy. Products and sums may be fused
-(FMA), so that the last bit may differ from a CPU's.
+The public functions are those of ``optimizer_loops_cpu.py``. Here the gradients are
+copied into one flat array first: a launch costs more than the copy. Products and sums
+may be fused (FMA), so that the last bit may differ from a CPU's.
 
 None of this has run yet: there was no GPU. ``tests/mixed_precision/test_gpu.py``
-compares it to ``_cpu.py`` where there is one.
+compares it to ``optimizer_loops_cpu.py`` where there is one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from chainer.backends.cuda import cupy
 
-from mixed_precision.flat import ALIGNMENT
+from chainer_kernels.update_rules import ALIGNMENT
 
 Array = Any
 
@@ -141,7 +141,7 @@ class _Update(NamedTuple):
     body: str
 
 
-# The loops of _cpu.py, where they are explained.
+# The loops of optimizer_loops_cpu.py, where they are explained.
 _UPDATES = {
     "sgd": _Update((), ("lr",), "weight -= lr * g;"),
     "momentum_sgd": _Update(
@@ -181,7 +181,7 @@ def update(
     states: Sequence[Array],
     numbers: Sequence[float],
 ) -> None:
-    """Updates parameters of a group; see ``_cpu.py``."""
+    """Updates parameters of a group; see ``optimizer_loops_cpu.py``."""
     chosen = _UPDATES[name]
     part = slice(int(gradients.starts[span[0]]), int(gradients.ends[span[1]]))
     has_weights, has_half = weights.size > 0, half.size > 0
@@ -234,7 +234,7 @@ def widen(half: Array, values: Array) -> None:
     values[...] = half.view(np.float16)
 
 
-# As in _bits.py, where it is explained.
+# As in float16_bits.py, where it is explained.
 _ENCODE = """
     float value = static_cast<float>(x);
     unsigned int original = __float_as_uint(value) & 0x7fffffffu;

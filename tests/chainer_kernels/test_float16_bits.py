@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from mixed_precision import _bits, _cpu
+from chainer_kernels import float16_bits as _bits
+from chainer_kernels import optimizer_loops_cpu as _cpu
 
 EVERY_HALF = np.arange(65536, dtype=np.uint16)
 

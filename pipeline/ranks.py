@@ -12,7 +12,7 @@ from divisible.communication.collectives import broadcast_object
 from divisible.communication.signatures import Tensor
 from divisible.communication.tags import NOTICE_TAG, TARGETS_CHANNEL
 from divisible.communication.transport import Receiver, Sender, Transport
-from pipeline.messages.calls import CallAgreement
+from pipeline.call_agreement import CallAgreement
 
 
 class Gathering(NamedTuple):
@@ -63,24 +63,24 @@ class Ranks:
         """How many ranks there are."""
         return self._comm.size
 
-    def agree(self, wish: int) -> int:
-        """Returns the largest of all ranks' wishes, the same on every rank.
+    def agree(self, vote: int) -> int:
+        """Returns the largest of all ranks' votes, the same on every rank.
 
         Args:
-            wish (int): At least 0.
+            vote (int): At least 0.
 
         Raises:
             DisagreementError: If another rank does something else with the pipeline.
             StallError: If another rank does not answer in time, or has left.
         """
         if self.size == 1:
-            return wish
+            return vote
         with self._calls.made("agree"):
-            self._calls.start(wish=wish)
+            self._calls.start(vote=vote)
             self._calls.finish()
-        return self._calls.wish
+        return self._calls.vote
 
-    def notice(self, values: np.ndarray, about: str) -> None:
+    def tell(self, values: np.ndarray, about: str) -> None:
         """Fills ``values`` on every rank with those of the first stage's rank.
 
         Args:

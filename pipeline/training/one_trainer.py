@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pipeline.training.updater import PipelineUpdater
 
 
-class Together(Extension):
+class OneTrainer(Extension):
     """Lets the ranks' trainers stop together, and only rank 0 print and write.
 
     ``PipelineUpdater`` adds it to its trainer. It does its work before the first

@@ -1,7 +1,7 @@
-"""Saves a training run on all ranks together, and continues it on as many as there are.
+"""Saves a training run on all ranks together.
 
 What is saved is sorted by layer, so a run that was saved on four stages goes on with
-two, with eight, or on one process; see :mod:`pipeline.snapshots.state`. On disk a
+two, with eight, or on one process; see :mod:`pipeline.snapshots.layer_state`. On disk a
 snapshot is there completely or not at all; see :mod:`pipeline.snapshots.files`.
 """
 
@@ -14,17 +14,17 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 
 from divisible import __version__
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import files, owners
-from pipeline.snapshots import state as states
+from pipeline.snapshots import files, layer_state, optimizers_of_stages
 from pipeline.snapshots.files import Snapshot, SnapshotError
-from pipeline.snapshots.trainers import loaded_as_if_running
+from pipeline.snapshots.on_all_ranks import as_list, on_all_ranks
+from pipeline.snapshots.random_states import dump_random_states
 
 
 def save_snapshot(
@@ -79,6 +79,7 @@ def save_snapshot(
         >>> import chainer.links as L
         >>> from mpi4py import MPI
         >>> from divisible import Divisible
+        >>> from pipeline import load_snapshot
         >>> stage = Divisible(L.Linear(2, 3))
         >>> optimizer = chainer.optimizers.Adam().setup(stage)
         >>> pipe = Pipeline(stage, MPI.COMM_SELF, 1)
@@ -93,7 +94,7 @@ def save_snapshot(
     state, values = dict(state or {}), dict(values or {})
     optimizers = as_list(optimizers)
     what = f"cannot save the snapshot {path}"
-    together = functools.partial(_on_all_ranks, pipeline, "save", what)
+    together = functools.partial(on_all_ranks, pipeline, "save", what)
     try:
         contents, word = together(_collect, pipeline, optimizers, state, values, path)
         words = pipeline.gather(word, "save")
@@ -114,100 +115,7 @@ def save_snapshot(
         raise
 
 
-def load_snapshot(
-    path: str | os.PathLike,
-    pipeline: Pipeline,
-    optimizers: Any,
-    state: Mapping[str, Any] | None = None,
-) -> Snapshot:
-    """Loads what :func:`save_snapshot` saved, on any number of stages and any cut.
-
-    To be called on every rank, with the same model, the same kinds of optimizers with
-    the same hooks, and the same ``state``. Before anything is changed, the files that
-    a rank reads are compared with their checksums.
-
-    Frozen are the parameters that were when it was saved: to fine-tune other ones, call
-    ``disable_update`` and ``enable_update`` after loading.
-
-    Where a trainer in ``state`` does not run yet, its extensions begin with the
-    hyperparameters of the script when it starts, as they did without a snapshot; after
-    that the loaded ones hold, or what the script has set since.
-
-    With as many ranks as there were, each gets its own random states; with another
-    number all get those of the rank that had the first stage.
-
-    Args:
-        path: The snapshot's directory.
-        pipeline (Pipeline): The pipeline.
-        optimizers (chainer.Optimizer or list): Those of this rank's stages, set up.
-        state: As in :func:`save_snapshot`.
-
-    Returns:
-        Snapshot: Among others the ``values``.
-
-    Raises:
-        SnapshotError: On every rank, if it failed on any: with the name of the file
-            that is missing, truncated or changed, or with what does not fit. If
-            something does not fit, the model may be loaded in part.
-
-    Example:
-        See :func:`save_snapshot`.
-    """
-    state = dict(state or {})
-    optimizers = as_list(optimizers)
-    what = f"cannot load the snapshot {path}"
-    together = functools.partial(_on_all_ranks, pipeline, "load", what)
-    snapshot = together(_open, path, pipeline, optimizers, state)
-    checksums = pipeline.gather(snapshot.checksum, "load")
-    for rank, checksum in enumerate(checksums):
-        if checksum != checksums[0]:
-            raise SnapshotError(f"{what}: ranks 0 and {rank} see different ones there")
-    with loaded_as_if_running(state, optimizers):
-        together(_load_layers, snapshot, pipeline, optimizers)
-        together(_load_objects, snapshot, pipeline, state)
-    return snapshot
-
-
-def as_list(optimizers: Any) -> list:
-    """Returns a list of optimizers, of one or of several."""
-    return list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
-
-
-def _on_all_ranks(
-    pipeline: Pipeline,
-    call: str,
-    what: str,
-    function: Callable[..., Any],
-    *arguments: Any,
-) -> Any:
-    """Calls a function on every rank; if it fails on one, all learn of it.
-
-    Returns:
-        What the function returned on this rank.
-
-    Raises:
-        SnapshotError: On every rank, with what happened on the first rank that failed.
-    """
-    result = failure = cause = None
-    try:
-        result = function(*arguments)
-    except Exception as error:
-        cause = error
-        # A KeyError puts its text into quotes.
-        in_quotes = isinstance(error, KeyError) and error.args
-        failure = str(error.args[0] if in_quotes else error)
-        if not isinstance(error, SnapshotError):
-            failure = f"{type(error).__name__}: {failure}"
-    for rank, theirs in enumerate(pipeline.gather(failure, call)):
-        if theirs is not None:
-            raise SnapshotError(f"{what}: rank {rank}: {theirs}") from cause
-    return result
-
-
-# -- saving --------------------------------------------------------------------------
-
-
-class _Word(NamedTuple):
+class _Announcement(NamedTuple):
     """What a rank tells the others before it writes.
 
     Attributes:
@@ -231,46 +139,51 @@ def _collect(
     state: Mapping[str, Any],
     values: Mapping[str, Any],
     path: Path,
-) -> tuple[dict[str, dict[str, np.ndarray]], _Word]:
+) -> tuple[dict[str, dict[str, np.ndarray]], _Announcement]:
     """Returns what this rank is to write, by file, and what the others must know."""
-    states.check_objects(state)
+    layer_state.check_objects(state)
     json.dumps(values)
     contents = _stage_contents(pipeline, optimizers)
-    if pipeline.is_last and owners.loss_links(pipeline):
+    if pipeline.is_last and optimizers_of_stages.loss_links(pipeline):
         contents[files.LOSS] = _loss_contents(pipeline, optimizers)
     objects = {}
     if pipeline.rank == 0 or pipeline.is_first:
-        objects = states.object_arrays({**state, "pipeline": pipeline})
+        objects = layer_state.object_arrays({**state, "pipeline": pipeline})
     if pipeline.rank == 0:
         contents[files.COMMON] = objects
         objects = {}
         files.begin(path)
     ranges = {number: stage.layer_range for number, stage in pipeline.stages.items()}
-    random_states = states.random_states(state)
-    word = _Word(str(path), ranges, pipeline.is_first, objects, random_states)
-    return contents, word
+    mine = _Announcement(
+        str(path), ranges, pipeline.is_first, objects, dump_random_states(state)
+    )
+    return contents, mine
 
 
 def _stage_contents(
     pipeline: Pipeline, optimizers: Sequence[Any]
 ) -> dict[str, dict[str, np.ndarray]]:
     """Returns the arrays of this rank's stages, by file."""
-    optimizers = owners.of_stages(optimizers, pipeline)
+    optimizers = optimizers_of_stages.of_stages(optimizers, pipeline)
     optimizer_states = [
-        states.optimizer_arrays(optimizer, owners.names(optimizer, pipeline))
+        layer_state.optimizer_arrays(
+            optimizer, optimizers_of_stages.names(optimizer, pipeline)
+        )
         for optimizer in optimizers
     ]
     contents = {}
     for number, stage in pipeline.stages.items():
-        arrays = {f"model/{k}": v for k, v in states.model_arrays(stage).items()}
-        covering = [i for i, o in enumerate(optimizers) if owners.covers(o, stage)]
+        arrays = {f"model/{k}": v for k, v in layer_state.model_arrays(stage).items()}
+        covering = [
+            i for i, o in enumerate(optimizers) if optimizers_of_stages.covers(o, stage)
+        ]
         if len(covering) > 1:
             raise ValueError(
                 f"{len(covering)} optimizers update parameters of stage {number}; a"
                 f" stage can have one"
             )
         for i in covering:
-            mine = states.of_range(optimizer_states[i], stage.layer_range)
+            mine = layer_state.of_range(optimizer_states[i], stage.layer_range)
             arrays.update((f"optimizer/{k}", v) for k, v in mine.items())
         contents[files.stage_file(number)] = arrays
     return contents
@@ -280,19 +193,19 @@ def _loss_contents(
     pipeline: Pipeline, optimizers: Sequence[Any]
 ) -> dict[str, np.ndarray]:
     """Returns the arrays of a loss that is a link, and of its optimizer."""
-    links = owners.loss_links(pipeline)
-    arrays = {f"model/{k}": v for k, v in states.loss_arrays(links).items()}
-    covering = owners.of_loss(optimizers, pipeline)
+    links = optimizers_of_stages.loss_links(pipeline)
+    arrays = {f"model/{k}": v for k, v in layer_state.loss_arrays(links).items()}
+    covering = optimizers_of_stages.of_loss(optimizers, pipeline)
     if len(covering) > 1:
         raise ValueError(f"{len(covering)} optimizers update the loss; it can have one")
     for optimizer in covering:
-        state = states.optimizer_arrays(optimizer)
+        state = layer_state.optimizer_arrays(optimizer)
         arrays.update((f"optimizer/{k}", v) for k, v in state.items())
     return arrays
 
 
 def _common(
-    words: Sequence[_Word], objects: Mapping[str, np.ndarray]
+    words: Sequence[_Announcement], objects: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Returns the arrays that belong to no stage; ``objects`` are those of rank 0."""
     merged: dict[str, np.ndarray] = {}
@@ -317,7 +230,7 @@ def _write(
 
 def _finish(
     pipeline: Pipeline,
-    words: Sequence[_Word],
+    words: Sequence[_Announcement],
     written: Sequence[Mapping[str, Any]],
     values: Mapping[str, Any],
     path: Path,
@@ -335,7 +248,7 @@ def _finish(
 
 def _manifest(
     pipeline: Pipeline,
-    words: Sequence[_Word],
+    words: Sequence[_Announcement],
     written: Sequence[Mapping[str, Any]],
     values: Mapping[str, Any],
     folder: Path,
@@ -370,69 +283,3 @@ def _manifest(
         },
         values=values,
     )
-
-
-# -- loading -------------------------------------------------------------------------
-
-
-def _open(
-    path: str | os.PathLike,
-    pipeline: Pipeline,
-    optimizers: Sequence[Any],
-    state: Mapping[str, Any],
-) -> Snapshot:
-    """Returns the snapshot, having seen that it fits and its files are unchanged."""
-    states.check_objects(state)
-    snapshot = Snapshot.open(path)
-    n_layers = len(next(iter(pipeline.stages.values())).model_layers)
-    if snapshot.n_layers != n_layers:
-        raise SnapshotError(
-            f"it is of a model of {snapshot.n_layers} layers, but this one has"
-            f" {n_layers}"
-        )
-    positions = set().union(
-        *map(owners.positions, pipeline.stages.values()),
-        *(
-            owners.optimized_positions(optimizer, pipeline)
-            for optimizer in owners.of_stages(optimizers, pipeline)
-        ),
-    )
-    names = [files.COMMON, *snapshot.files_of(positions)]
-    if pipeline.is_last and owners.loss_links(pipeline):
-        if files.LOSS not in snapshot.files:
-            raise SnapshotError(
-                "it was saved with a loss without parameters, but this one has some"
-            )
-        names.append(files.LOSS)
-    snapshot.verify(names)
-    return snapshot
-
-
-def _load_layers(
-    snapshot: Snapshot, pipeline: Pipeline, optimizers: Sequence[Any]
-) -> None:
-    for stage in pipeline.stages.values():
-        with snapshot.of_layers(owners.positions(stage), "model/") as arrays:
-            states.load_model(stage, arrays)
-    for optimizer in owners.of_stages(optimizers, pipeline):
-        positions = owners.optimized_positions(optimizer, pipeline)
-        with snapshot.of_layers(positions, "optimizer/") as arrays:
-            states.load_optimizer(optimizer, arrays, owners.names(optimizer, pipeline))
-    if pipeline.is_last and owners.loss_links(pipeline):
-        with snapshot.arrays([files.LOSS]) as arrays:
-            states.load_loss(owners.loss_links(pipeline), arrays.below("model/"))
-            for optimizer in owners.of_loss(optimizers, pipeline):
-                states.load_optimizer(optimizer, arrays.below("optimizer/"))
-
-
-def _load_objects(
-    snapshot: Snapshot, pipeline: Pipeline, state: Mapping[str, Any]
-) -> None:
-    with snapshot.arrays([files.COMMON]) as arrays:
-        objects = {**state, "pipeline": pipeline}
-        states.load_objects(objects, arrays.below("state/"))
-        whose = str(pipeline.rank)
-        if pipeline.is_first or pipeline.schedule.n_ranks != snapshot.n_ranks:
-            whose = "first"
-        random_states = arrays[f"random/{whose}"].item().decode()
-        states.load_random_states(random_states, state)

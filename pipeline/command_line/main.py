@@ -29,13 +29,13 @@ from divisible.planning.tables import (
 from divisible.planning.units import count, format_bytes, format_seconds
 from divisible.schedules.recomputation import CHECKPOINTS
 from divisible.schedules.timeline import Timeline
-from pipeline.commands.console import (
+from pipeline.command_line.console import (
     plain_warnings,
     print_table,
     say,
     show_progress,
 )
-from pipeline.commands.options import (
+from pipeline.command_line.options import (
     FILE,
     Parsed,
     batch,
@@ -48,7 +48,7 @@ from pipeline.commands.options import (
     shape,
     speaking,
 )
-from pipeline.commands.snapshots import export_command, repartition_command
+from pipeline.command_line.snapshots import export_command, repartition_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -117,7 +117,7 @@ def profile_command(
     import chainer
 
     from divisible.planning.measuring import profile
-    from pipeline.commands.model_argument import make_model
+    from pipeline.command_line.model_argument import make_model
 
     with _blaming(model):
         made = make_model(model)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mixed_precision import float8
+from chainer_kernels import float8
 
 EVERY_HALF = np.arange(65536, dtype=np.uint16).view(np.float16)
 EVERY_CODE = np.arange(256, dtype=np.uint8)

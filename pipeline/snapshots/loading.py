@@ -1,0 +1,138 @@
+"""Continues a training run from a snapshot, on as many ranks as there are."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.pipeline import Pipeline
+from pipeline.snapshots import files, layer_state, optimizers_of_stages
+from pipeline.snapshots.files import Snapshot, SnapshotError
+from pipeline.snapshots.on_all_ranks import as_list, on_all_ranks
+from pipeline.snapshots.random_states import load_random_states
+from pipeline.snapshots.resumed_trainers import loaded_as_if_running
+
+
+def load_snapshot(
+    path: str | os.PathLike,
+    pipeline: Pipeline,
+    optimizers: Any,
+    state: Mapping[str, Any] | None = None,
+) -> Snapshot:
+    """Loads what :func:`save_snapshot` saved, on any number of stages and any cut.
+
+    To be called on every rank, with the same model, the same kinds of optimizers with
+    the same hooks, and the same ``state``. Before anything is changed, the files that
+    a rank reads are compared with their checksums.
+
+    Frozen are the parameters that were when it was saved: to fine-tune other ones, call
+    ``disable_update`` and ``enable_update`` after loading.
+
+    Where a trainer in ``state`` does not run yet, its extensions begin with the
+    hyperparameters of the script when it starts, as they did without a snapshot; after
+    that the loaded ones hold, or what the script has set since.
+
+    With as many ranks as there were, each gets its own random states; with another
+    number all get those of the rank that had the first stage.
+
+    Args:
+        path: The snapshot's directory.
+        pipeline (Pipeline): The pipeline.
+        optimizers (chainer.Optimizer or list): Those of this rank's stages, set up.
+        state: As in :func:`save_snapshot`.
+
+    Returns:
+        Snapshot: Among others the ``values``.
+
+    Raises:
+        SnapshotError: On every rank, if it failed on any: with the name of the file
+            that is missing, truncated or changed, or with what does not fit. If
+            something does not fit, the model may be loaded in part.
+
+    Example:
+        See :func:`save_snapshot`.
+    """
+    state = dict(state or {})
+    optimizers = as_list(optimizers)
+    what = f"cannot load the snapshot {path}"
+    together = functools.partial(on_all_ranks, pipeline, "load", what)
+    snapshot = together(_open, path, pipeline, optimizers, state)
+    checksums = pipeline.gather(snapshot.checksum, "load")
+    for rank, checksum in enumerate(checksums):
+        if checksum != checksums[0]:
+            raise SnapshotError(f"{what}: ranks 0 and {rank} see different ones there")
+    with loaded_as_if_running(state, optimizers):
+        together(_load_layers, snapshot, pipeline, optimizers)
+        together(_load_objects, snapshot, pipeline, state)
+    return snapshot
+
+
+def _open(
+    path: str | os.PathLike,
+    pipeline: Pipeline,
+    optimizers: Sequence[Any],
+    state: Mapping[str, Any],
+) -> Snapshot:
+    """Returns the snapshot, having seen that it fits and its files are unchanged."""
+    layer_state.check_objects(state)
+    snapshot = Snapshot.open(path)
+    n_layers = len(next(iter(pipeline.stages.values())).model_layers)
+    if snapshot.n_layers != n_layers:
+        raise SnapshotError(
+            f"it is of a model of {snapshot.n_layers} layers, but this one has"
+            f" {n_layers}"
+        )
+    positions = set().union(
+        *map(optimizers_of_stages.positions, pipeline.stages.values()),
+        *(
+            optimizers_of_stages.optimized_positions(optimizer, pipeline)
+            for optimizer in optimizers_of_stages.of_stages(optimizers, pipeline)
+        ),
+    )
+    names = [files.COMMON, *snapshot.files_of(positions)]
+    if pipeline.is_last and optimizers_of_stages.loss_links(pipeline):
+        if files.LOSS not in snapshot.files:
+            raise SnapshotError(
+                "it was saved with a loss without parameters, but this one has some"
+            )
+        names.append(files.LOSS)
+    snapshot.verify(names)
+    return snapshot
+
+
+def _load_layers(
+    snapshot: Snapshot, pipeline: Pipeline, optimizers: Sequence[Any]
+) -> None:
+    for stage in pipeline.stages.values():
+        with snapshot.of_layers(
+            optimizers_of_stages.positions(stage), "model/"
+        ) as arrays:
+            layer_state.load_model(stage, arrays)
+    for optimizer in optimizers_of_stages.of_stages(optimizers, pipeline):
+        positions = optimizers_of_stages.optimized_positions(optimizer, pipeline)
+        with snapshot.of_layers(positions, "optimizer/") as arrays:
+            layer_state.load_optimizer(
+                optimizer, arrays, optimizers_of_stages.names(optimizer, pipeline)
+            )
+    if pipeline.is_last and optimizers_of_stages.loss_links(pipeline):
+        with snapshot.arrays([files.LOSS]) as arrays:
+            layer_state.load_loss(
+                optimizers_of_stages.loss_links(pipeline), arrays.below("model/")
+            )
+            for optimizer in optimizers_of_stages.of_loss(optimizers, pipeline):
+                layer_state.load_optimizer(optimizer, arrays.below("optimizer/"))
+
+
+def _load_objects(
+    snapshot: Snapshot, pipeline: Pipeline, state: Mapping[str, Any]
+) -> None:
+    with snapshot.arrays([files.COMMON]) as arrays:
+        objects = {**state, "pipeline": pipeline}
+        layer_state.load_objects(objects, arrays.below("state/"))
+        whose = str(pipeline.rank)
+        if pipeline.is_first or pipeline.schedule.n_ranks != snapshot.n_ranks:
+            whose = "first"
+        random_states = arrays[f"random/{whose}"].item().decode()
+        load_random_states(random_states, state)
