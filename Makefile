@@ -8,7 +8,8 @@
 # make install only install; "make install EXTRAS=examples,test" without an MPI
 #              library, for a system MPI
 # make test-chainer CHAINER_SRC=DIR
-#              run Chainer's own tests, from a source tree of Chainer 7.8.1
+#              run Chainer's own tests, and its example scripts ported to a pipeline,
+#              from a clone of Chainer's repository at v7.8.1
 VENV ?= .venv
 # What the environment was made with, if there is one, or else these.
 MADE_WITH := $(shell cat $(VENV)/installed 2>/dev/null || \
@@ -55,10 +56,12 @@ test: install
 test-all: install
 	$(BIN)/python -m pytest -m "matrix or not matrix" --hypothesis-profile=default
 
-# An environment of its own: these tests need a pytest from before version 8.
-test-chainer: .venv-chainer/installed
+# Chainer's tests have an environment of their own: they need a pytest before version 8.
+test-chainer: install .venv-chainer/installed
 	@test -d "$(CHAINER_SRC)/tests" || \
 	  { echo "CHAINER_SRC=DIR must name a source tree of Chainer 7.8.1"; exit 2; }
+	CHAINER_SRC="$(CHAINER_SRC)" $(BIN)/python -m pytest \
+	  tests/examples/test_chainer_scripts.py
 	.venv-chainer/bin/python tests/chainer_suite/run.py "$(CHAINER_SRC)"
 
 .venv-chainer/installed: setup.cfg setup.py tests/chainer_suite/requirements.txt
