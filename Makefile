@@ -3,7 +3,7 @@
 # make test-all
 #              the same with all combinations of schedules, ranks, transports and
 #              models, and with new random examples for the property tests
-# make lint    check the style of the code
+# make lint    check the style of the code, and which package imports which
 # make docs    build the documentation into build/docs; warnings are errors
 # make install only install; "make install EXTRAS=examples,test" without an MPI
 #              library, for a system MPI
@@ -73,6 +73,7 @@ test-chainer: install .venv-chainer/installed
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 
 docs: install
 	$(BIN)/python -m sphinx -W --keep-going --quiet \

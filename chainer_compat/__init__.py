@@ -43,7 +43,7 @@ class _Hook:
             return None
         from chainer_compat import _finder
 
-        return _finder.find_spec(name, path, target)
+        return _finder.find_spec(name, path, target, _Hook)
 
 
 def install() -> None:

@@ -11,7 +11,6 @@ import warnings
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
-import chainer_compat
 from chainer_compat import (
     _caffe,
     _shim,
@@ -63,9 +62,9 @@ def _of_module(module):
     return _BY_MODULE.get(module, [])
 
 
-def find_spec(name: str, path=None, target=None):
-    """Finds a module of Chainer with the other finders; edits it if need be."""
-    spec = _find_original(name, path, target)
+def find_spec(name: str, path, target, asking):
+    """Finds a module of Chainer with other finders than the one that asks; edits it."""
+    spec = _find_original(name, path, target, asking)
     if spec is None or not isinstance(spec.loader, SourceFileLoader):
         return spec
     if any(shim.why_not_needed() is None for shim in _of_module(name)):
@@ -73,9 +72,9 @@ def find_spec(name: str, path=None, target=None):
     return spec
 
 
-def _find_original(name, path, target):
+def _find_original(name, path, target, asking):
     for finder in sys.meta_path:
-        if finder is chainer_compat._Hook:
+        if finder is asking:
             continue
         find = getattr(finder, "find_spec", None)
         spec = find(name, path, target) if find else None

@@ -27,10 +27,10 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
-from divisible import Divisible
 from divisible.backward.tensors import to_tensor
 from divisible.communication.signatures import Tensor, Tensors
 from divisible.dtypes import as_trainable, floating_dtypes, in_loss_dtype
+from divisible.model import Divisible
 from divisible.planning.profile import LayerCost, Profile
 from divisible.planning.retained_arrays import BufferSet, retained_arrays
 from divisible.planning.timed_phases import Phases
