@@ -1,12 +1,12 @@
 """What microbatches cost on one rank, against one backward over the whole minibatch.
 
-    OMP_NUM_THREADS=1 python benchmarks/accumulation.py
+    OMP_NUM_THREADS=1 python -m benchmarks.accumulation
 
 A multi-layer perceptron makes one step, forward and backward, in four ways: undivided;
 in microbatches whose gradients Chainer accumulates; and in microbatches by
-divisible.backward.backprop, with whole backward (B) and with split backward (I, then
-W). The step's matrix products are timed by themselves as well: they are less efficient
-at the size of a microbatch, which no accumulation can win back.
+divisible.backward.backprop, with whole backward (B) and with split backward (I, then W).
+The step's matrix products are timed by themselves as well: they are less efficient at
+the size of a microbatch, which no accumulation can win back.
 
 The variants alternate within one run, and ratios are taken within a round. Times are
 CPU times of the one thread, which other jobs on the machine disturb least.
@@ -17,16 +17,15 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 from pathlib import Path
 from typing import Callable
 
 import chainer
 import numpy
-from _common import Result, alternate, cpu_seconds, machine
-from _mlp import minibatch, mlp
 from chainer import functions as F
 
+from benchmarks.common.perceptron import minibatch, mlp
+from benchmarks.common.results import Result, alternate, command, cpu_seconds, machine
 from chainer_kernels.gemm import gemm_add
 from divisible.backward.backprop import backward, backward_input
 from divisible.backward.weight_gradients import WeightGradients
@@ -181,7 +180,7 @@ def main() -> None:
         parser.error("set OMP_NUM_THREADS=1: CPU time is no measure of several threads")
     result = Result("accumulation", arguments.output)
     result.write(
-        "OMP_NUM_THREADS=1 python " + " ".join(sys.argv),
+        command("OMP_NUM_THREADS=1"),
         machine("numpy", "scipy", "chainer"),
         f"{arguments.layers} layers of width {arguments.width}, batch "
         f"{arguments.batch}; medians of {arguments.rounds} rounds",

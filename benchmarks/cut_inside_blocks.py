@@ -1,6 +1,6 @@
 """Models cut anywhere against the same ones cut at block borders, on emulated hosts.
 
-    python benchmarks/cut_inside_blocks.py --cluster PATH_OF_emulated_cluster
+    python -m benchmarks.cut_inside_blocks --cluster PATH_OF_emulated_cluster
 
 Where a skip connection cannot leave a stage, a block is one layer, and the stages are
 only as equal as whole blocks allow. ResNet50's blocks are its bottlenecks; the U-Net's
@@ -10,7 +10,7 @@ The first host measures forward and backward of each layer. In both cases the cu
 the slowest stage as fast as possible. Then all hosts make steps of both pipelines in
 turn. Simulated is what the measured times of layers give, without messages.
 
-Each host is a network namespace with a CPU quota and a link of 1 Gbit/s; see _hosts.py.
+Each host is a network namespace with a CPU quota and a link of 1 Gbit/s.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from _common import Result, alternate, machine, ratios
-from _hosts import (
+from benchmarks.common.hosts import (
     PAUSE,
     Hosts,
     add_hosts_arguments,
@@ -34,6 +33,7 @@ from _hosts import (
     read_job,
     run,
 )
+from benchmarks.common.results import Result, alternate, machine, ratios
 
 MODELS = ("resnet50", "unet")
 CUTS = ("borders", "anywhere")
@@ -131,9 +131,9 @@ def work(job: dict, report: Path) -> None:
     """What each host does; the first one writes the report."""
     # Here, because the process that only starts the hosts should not start MPI.
     import numpy as np
-    from _mlp import step_seconds
     from mpi4py import MPI
 
+    from benchmarks.common.perceptron import step_seconds
     from divisible import simulate
     from divisible.schedules import Costs
     from pipeline import Pipeline, abort_on_error
@@ -221,7 +221,7 @@ def main() -> None:
             answer = run(
                 arguments.cluster,
                 hosts,
-                Path(__file__),
+                __spec__.name,
                 {**job, "model": model},
                 arguments.timeout,
             )

@@ -1,6 +1,6 @@
 """Measured against simulated speed-up on 4 to 32 emulated hosts.
 
-    python benchmarks/emulated_hosts.py --cluster PATH_OF_emulated_cluster
+    python -m benchmarks.emulated_hosts --cluster PATH_OF_emulated_cluster
 
 Each host is a network namespace with a CPU quota and a link of 1 Gbit/s, or of another
 rate: what counts is how long messages take beside phases. These are real processes over
@@ -28,8 +28,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from _common import Result, alternate, machine, ratios
-from _hosts import (
+from benchmarks.common.hosts import (
     PAUSE,
     Hosts,
     add_hosts_arguments,
@@ -38,6 +37,7 @@ from _hosts import (
     read_job,
     run,
 )
+from benchmarks.common.results import Result, alternate, machine, ratios
 
 #: Hosts: the number of microbatches that was best in the paper, and its speed-up.
 PAPER = {2: (5, 1.34), 4: (5, 1.93), 8: (20, 2.70), 16: (20, 3.49), 32: (20, 3.72)}
@@ -59,13 +59,15 @@ def measure(arguments: argparse.Namespace, n_hosts: int) -> dict:
         "timelines": arguments.timelines,
         "bandwidth": hosts.bandwidth,
     }
-    return run(arguments.cluster, hosts, Path(__file__), job, arguments.timeout)
+    return run(arguments.cluster, hosts, __spec__.name, job, arguments.timeout)
 
 
 def work(job: dict, report: Path) -> None:
     """What each host does; the first one writes the report."""
     # Here, because the process that only starts the hosts should not start MPI.
-    from _mlp import (
+    from mpi4py import MPI
+
+    from benchmarks.common.perceptron import (
         cut,
         measured_costs,
         minibatch,
@@ -73,8 +75,6 @@ def work(job: dict, report: Path) -> None:
         step_seconds,
         undivided_step,
     )
-    from mpi4py import MPI
-
     from divisible.schedules.simulator import simulate
     from pipeline import Pipeline, abort_on_error
 

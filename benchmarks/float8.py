@@ -1,6 +1,6 @@
 """The e5m2 codec against ml_dtypes: elements per second on one core.
 
-    OMP_NUM_THREADS=1 python benchmarks/float8.py
+    OMP_NUM_THREADS=1 python -m benchmarks.float8
 
 Arrays that fit the cache, as the parts of a gradient that are exchanged in turn, and
 arrays that do not. Both codecs take turns in one run.
@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from _common import Result, alternate, cpu_seconds, machine, ratios
 
+from benchmarks.common.results import (
+    Result,
+    alternate,
+    command,
+    cpu_seconds,
+    machine,
+    ratios,
+)
 from chainer_kernels import float8
 
 
@@ -40,7 +46,7 @@ def main() -> None:
     arguments = parser.parse_args()
     result = Result("float8", arguments.output)
     result.write(
-        "OMP_NUM_THREADS=1 python " + " ".join(sys.argv),
+        command("OMP_NUM_THREADS=1"),
         machine("numpy", "numba", "ml_dtypes"),
         f"medians of {arguments.rounds} rounds; G elements/s, and how many times as"
         " fast as ml_dtypes",

@@ -1,6 +1,6 @@
 """Trains a model whose training state is three times the memory of a host.
 
-    python benchmarks/larger_than_a_host.py --cluster PATH_OF_emulated_cluster
+    python -m benchmarks.larger_than_a_host --cluster PATH_OF_emulated_cluster
 
 The model's parameters, gradients and momentum need three times the memory limit of an
 emulated host, which the kernel enforces. On 4 such hosts it trains: each rank builds
@@ -22,8 +22,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from _common import Result, machine
-from _hosts import (
+from benchmarks.common.hosts import (
     Hosts,
     HostsFailedError,
     add_hosts_arguments,
@@ -32,6 +31,7 @@ from _hosts import (
     read_job,
     run,
 )
+from benchmarks.common.results import Result, machine
 
 MIB = 2**20
 #: Arrays for each parameter: itself, its gradient, its momentum.
@@ -51,10 +51,10 @@ def n_linear(width: int, memory: int) -> int:
 def work(job: dict[str, Any], report: Path) -> None:
     """What each host does; the first one writes the report."""
     # Here, because the process that only starts the hosts should not start MPI.
-    from _mlp import minibatch
-    from memory import resident
     from mpi4py import MPI
 
+    from benchmarks.common.perceptron import minibatch
+    from benchmarks.memory import resident
     from divisible import deferred_init
     from pipeline import abort_on_error
 
@@ -169,7 +169,7 @@ def main() -> None:
         share = min(1.0, arguments.cpu / n)
         hosts = Hosts(n, share, memory=f"{arguments.memory}M")
         words = {**job, **task}
-        return run(arguments.cluster, hosts, Path(__file__), words, DEADLINE)
+        return run(arguments.cluster, hosts, __spec__.name, words, DEADLINE)
 
     result = Result("larger_than_a_host", arguments.output)
     result.write(

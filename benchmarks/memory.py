@@ -1,6 +1,6 @@
 """Peak memory of 1F1B against GPipe as the number of microbatches grows.
 
-    OMP_NUM_THREADS=1 mpiexec -n 4 python benchmarks/memory.py
+    OMP_NUM_THREADS=1 mpiexec -n 4 python -m benchmarks.memory
 
 The microbatch stays as large as it is, so that a minibatch of more microbatches has
 more samples. GPipe holds the activations of every microbatch, 1F1B those of at most as
@@ -21,15 +21,14 @@ import contextlib
 import ctypes
 import functools
 import gc
-import sys
 import tracemalloc
 from pathlib import Path
 from typing import Callable
 
-from _common import Result, machine, quiet_barrier
-from _mlp import cut, minibatch, mlp
 from mpi4py import MPI
 
+from benchmarks.common.perceptron import cut, minibatch, mlp
+from benchmarks.common.results import Result, command, machine, quiet_barrier
 from divisible import Divisible, simulate
 from divisible.schedules import Costs
 from pipeline import Pipeline, abort_on_error
@@ -120,7 +119,7 @@ def main() -> None:
     abort_on_error()
     result = Result("memory", arguments.output, silent=comm.rank != 0)
     result.write(
-        f"OMP_NUM_THREADS=1 mpiexec -n {comm.size} python " + " ".join(sys.argv),
+        command(f"OMP_NUM_THREADS=1 mpiexec -n {comm.size}"),
         machine("numpy", "chainer", "mpi4py", "mpich"),
         f"{comm.size} ranks, {arguments.layers} layers of width {arguments.width}, "
         f"microbatches of {arguments.samples} samples",

@@ -1,6 +1,6 @@
 """Accuracy in mixed precision against float32, on handwritten digits.
 
-    OMP_NUM_THREADS=1 python benchmarks/mixed_precision_accuracy.py
+    OMP_NUM_THREADS=1 python -m benchmarks.mixed_precision_accuracy
 
 The claims of Naruse's slides, with a multi-layer perceptron and a small convolutional
 network, several seeds each. A seed gives weights, order of samples and split of the
@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,9 +37,9 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
-from _common import Result, machine
 from sklearn.datasets import load_digits
 
+from benchmarks.common.results import Result, command, machine
 from divisible import Divisible
 from mixed_precision import (
     ActivationGradients,
@@ -195,7 +194,7 @@ def main() -> None:
     arguments = parser.parse_args()
     result = Result("mixed_precision_accuracy", arguments.output)
     result.write(
-        "OMP_NUM_THREADS=1 python " + " ".join(sys.argv),
+        command("OMP_NUM_THREADS=1"),
         machine("numpy", "numba", "chainer"),
         f"{arguments.seeds} seeds, {arguments.epochs} epochs, test accuracy in percent,"
         " mean +- standard deviation;",

@@ -1,6 +1,6 @@
 """What an update in mixed precision costs, against Chainer's in float32.
 
-    OMP_NUM_THREADS=1 python benchmarks/mixed_precision_update.py
+    OMP_NUM_THREADS=1 python -m benchmarks.mixed_precision_update
 
 Many parameters, half of them matrices and half biases, with their gradients. Compared
 are Chainer's optimizer on float32 parameters, its own mixed precision
@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import chainer
 import chainer.links as L
 import numpy as np
-from _common import Result, alternate, cpu_seconds, machine
 
+from benchmarks.common.results import Result, alternate, command, cpu_seconds, machine
 from mixed_precision import DynamicLossScale, MixedPrecision, to_float16
 
 SCALE = 1024.0
@@ -97,7 +96,7 @@ def main() -> None:
     arguments = parser.parse_args()
     result = Result("mixed_precision_update", arguments.output)
     result.write(
-        "OMP_NUM_THREADS=1 python " + " ".join(sys.argv),
+        command("OMP_NUM_THREADS=1"),
         machine("numpy", "numba", "chainer"),
         f"{arguments.parameters} parameters; medians of {arguments.rounds} rounds;"
         " ratios to Chainer in float32, median (min..max)",

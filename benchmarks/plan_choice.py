@@ -1,6 +1,6 @@
 """The plan that is chosen against all others, measured.
 
-    python benchmarks/plan_choice.py --cluster PATH_OF_emulated_cluster
+    python -m benchmarks.plan_choice --cluster PATH_OF_emulated_cluster
 
 A perceptron of 12 unequal layers on 3 emulated hosts, with 1 to 16 microbatches: every
 cut with every number of microbatches makes a step (55 x 16 plans). `best_plan` chooses
@@ -29,10 +29,17 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
-from _common import Result, alternate, machine, ratios
-from _hosts import Hosts, add_hosts_arguments, command_line, prepare, read_job, run
 from chainer.initializers import HeNormal
 
+from benchmarks.common.hosts import (
+    Hosts,
+    add_hosts_arguments,
+    command_line,
+    prepare,
+    read_job,
+    run,
+)
+from benchmarks.common.results import Result, alternate, machine, ratios
 from divisible import Divisible, Network, Plan, Profile, best_plan
 from divisible.planning.profile import SECONDS, LayerCost
 
@@ -71,9 +78,9 @@ def make_model() -> Divisible:
 def work(job: dict[str, Any], report: Path) -> None:
     """What each host does; the first one writes the report."""
     # Here, because the process that only starts the hosts should not start MPI.
-    from _mlp import minibatch
     from mpi4py import MPI
 
+    from benchmarks.common.perceptron import minibatch
     from divisible import profile
     from pipeline import abort_on_error
 
@@ -108,7 +115,7 @@ class Search:
 
     def _link(self) -> Network:
         """Measures the link between ranks 0 and 1: latency and bandwidth."""
-        from _probe import message_seconds
+        from benchmarks.common.probes import message_seconds
 
         latency, large = (
             min(message_seconds(self._comm, n_bytes, N_PINGS))
@@ -118,7 +125,7 @@ class Search:
 
     def _on_hosts(self, profile: Profile) -> Profile:
         """Returns a profile with the speed that busy hosts have."""
-        from _probe import busy_seconds
+        from benchmarks.common.probes import busy_seconds
 
         x = self._data[0][: profile.n_samples]
         equal = Plan.uniform(len(self._model), self._comm.size)
@@ -186,8 +193,7 @@ class Search:
 
     def _seconds(self, plan: Plan) -> float:
         """Measures one step of a plan."""
-        from _mlp import step_seconds
-
+        from benchmarks.common.perceptron import step_seconds
         from pipeline import Pipeline
 
         x, t = self._data
@@ -216,16 +222,16 @@ def all_plans(n_layers: int, n_stages: int, numbers: list[int]) -> list[Plan]:
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Profiles on a whole core, then chooses and measures on the hosts."""
-    script, timeout = Path(__file__), arguments.timeout
+    module, timeout = __spec__.name, arguments.timeout
     with tempfile.TemporaryDirectory() as folder:
         sizes = [-(-arguments.batch // parts) for parts in PROFILED]
         files = [str(Path(folder, f"{n}.json")) for n in sizes]
         job = {"batch": arguments.batch, "files": files, "sizes": sizes}
         one, hosts = Hosts(1, 1.0), Hosts(N_HOSTS, arguments.cpu / N_HOSTS, LINK)
-        run(arguments.cluster, one, script, {**job, "task": "profile"}, timeout)
+        run(arguments.cluster, one, module, {**job, "task": "profile"}, timeout)
         for name in ("most", "rounds", "finalists", "sample"):
             job[name] = getattr(arguments, name)
-        return run(arguments.cluster, hosts, script, {**job, "task": "search"}, timeout)
+        return run(arguments.cluster, hosts, module, {**job, "task": "search"}, timeout)
 
 
 def main() -> None:

@@ -1,13 +1,13 @@
 """What looking at messages between layers gains, on emulated hosts.
 
-    python benchmarks/progress.py --cluster PATH_OF_emulated_cluster
+    python -m benchmarks.progress --cluster PATH_OF_emulated_cluster
 
 Over TCP an MPI library moves a large message only while the program is in one of its
 calls. `pipeline.progress` makes such calls between the layers; here steps of
 the same pipeline with and without them take turns. Few microbatches make large
 messages.
 
-Each host is a network namespace with a CPU quota and a link of 1 Gbit/s; see _hosts.py.
+Each host is a network namespace with a CPU quota and a link of 1 Gbit/s.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import statistics
 from contextlib import nullcontext
 from pathlib import Path
 
-from _common import Result, alternate, machine, ratios
-from _hosts import (
+from benchmarks.common.hosts import (
     PAUSE,
     Hosts,
     add_hosts_arguments,
@@ -28,6 +27,7 @@ from _hosts import (
     read_job,
     run,
 )
+from benchmarks.common.results import Result, alternate, machine, ratios
 
 LINK = "1gbit"
 
@@ -35,9 +35,9 @@ LINK = "1gbit"
 def work(job: dict, report: Path) -> None:
     """What each host does; the first one writes the report."""
     # Here, because the process that only starts the hosts should not start MPI.
-    from _mlp import cut, minibatch, mlp, step_seconds
     from mpi4py import MPI
 
+    from benchmarks.common.perceptron import cut, minibatch, mlp, step_seconds
     from pipeline import Pipeline, abort_on_error
 
     abort_on_error()
@@ -95,7 +95,7 @@ def main() -> None:
     job = {name: getattr(arguments, name) for name in names}
     for n in arguments.hosts:
         hosts = Hosts(n, arguments.cpu / n, LINK)
-        answer = run(arguments.cluster, hosts, Path(__file__), job, arguments.timeout)
+        answer = run(arguments.cluster, hosts, __spec__.name, job, arguments.timeout)
         for m, seconds in answer.items():
             looks, none = seconds["between layers"], seconds["never"]
             mebi = 4 * arguments.width * arguments.batch / int(m) / 2**20

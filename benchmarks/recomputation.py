@@ -1,6 +1,6 @@
 """Memory and time of recomputation, measured against the simulator's prediction.
 
-    OMP_NUM_THREADS=1 mpiexec -n 2 python benchmarks/recomputation.py
+    OMP_NUM_THREADS=1 mpiexec -n 2 python -m benchmarks.recomputation
 
 The same pipeline makes steps with `checkpoint` never, except_last and always, in turn.
 Where a microbatch is recomputed, a stage holds only its input from forward to backward,
@@ -19,14 +19,19 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-import sys
 from pathlib import Path
 
-from _common import Result, alternate, machine, ratios
-from _mlp import cut, measured_costs, minibatch, mlp, step_seconds
-from memory import MIB, held_bytes, peaks
 from mpi4py import MPI
 
+from benchmarks.common.perceptron import (
+    cut,
+    measured_costs,
+    minibatch,
+    mlp,
+    step_seconds,
+)
+from benchmarks.common.results import Result, alternate, command, machine, ratios
+from benchmarks.memory import MIB, held_bytes, peaks
 from divisible import simulate
 from divisible.schedules import Costs
 from divisible.schedules.recomputation import CHECKPOINTS
@@ -51,7 +56,7 @@ def main() -> None:
     abort_on_error()
     result = Result("recomputation", arguments.output, silent=comm.rank != 0)
     result.write(
-        f"OMP_NUM_THREADS=1 mpiexec -n {comm.size} python " + " ".join(sys.argv),
+        command(f"OMP_NUM_THREADS=1 mpiexec -n {comm.size}"),
         machine("numpy", "chainer", "mpi4py", "mpich"),
         f"{comm.size} ranks, {arguments.layers} layers of width {arguments.width}, "
         f"{arguments.microbatches} microbatches of {arguments.samples} samples; "

@@ -1,6 +1,6 @@
 """Generates, validates and simulates 1F1B at a large scale on one core.
 
-    python benchmarks/simulator_scale.py
+    python -m benchmarks.simulator_scale
 
 Target: 1,024 ranks x 4,096 microbatches within 60 s and 4 GiB. Writes
 benchmarks/results/simulator_scale.txt.
@@ -15,8 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from _common import Result, machine
-
+from benchmarks.common.results import Result, command, machine
 from divisible.schedules import one_f_one_b
 from divisible.schedules.costs import Costs
 from divisible.schedules.simulator import simulate
@@ -72,7 +71,7 @@ def main() -> None:
 
     result = Result("simulator_scale", args.output)
     result.write(
-        "python " + " ".join(sys.argv),
+        command(),
         f"one core of: {machine('numpy')}",
         f"{ranks} ranks, {microbatches} microbatches, 1F1B: {len(schedule):,} actions; "
         f"makespan {timeline.makespan:g} = (m + d - 1) (F + B), bubble "

@@ -1,6 +1,6 @@
 """VGG16 with the paper's cut and with ours, and what its slowest layer allows.
 
-    python benchmarks/slowest_layer.py --cluster PATH_OF_emulated_cluster
+    python -m benchmarks.slowest_layer --cluster PATH_OF_emulated_cluster
 
 No schedule can make a step shorter than its slowest layer takes for all microbatches.
 The undivided step in plain Chainer, 1F1B with the paper's cut of equally many layers,
@@ -18,9 +18,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from _common import Result, machine, ratios
-from _hosts import add_hosts_arguments, command_line, prepare, read_job
-from _plans import UNDIVIDED, in_turn, work
+from benchmarks.common.hosts import add_hosts_arguments, command_line, prepare, read_job
+from benchmarks.common.plans import UNDIVIDED, in_turn, work
+from benchmarks.common.results import Result, machine, ratios
 
 SCHEDULES = ("1f1b", "zb_h1", "zb_h2")
 #: Of the undivided step, and of what the slowest layer allows.
@@ -36,11 +36,11 @@ def main() -> None:
         work(*task)
         return
     import numpy as np
-    from paper_tables.cli import MALLOC, profile
-    from paper_tables.models import equal_cuts
-    from paper_tables.points import Scale
-    from paper_tables.rows import bound, layer_seconds, seconds_in_step
 
+    from benchmarks.paper_tables.cli import MALLOC, profile
+    from benchmarks.paper_tables.models import equal_cuts
+    from benchmarks.paper_tables.points import Scale
+    from benchmarks.paper_tables.rows import bound, layer_seconds, seconds_in_step
     from divisible import Network, Plan, best_plan
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -89,7 +89,7 @@ def main() -> None:
     seconds, stages = in_turn(
         arguments.cluster,
         hosts,
-        Path(__file__),
+        __spec__.name,
         point,
         plans,
         arguments.rounds,

@@ -1,6 +1,6 @@
 """How much faster two ranks train a 32-layer perceptron than one.
 
-    OMP_NUM_THREADS=1 mpiexec -n 2 python benchmarks/speedup.py
+    OMP_NUM_THREADS=1 mpiexec -n 2 python -m benchmarks.speedup
 
 The baseline is one step of plain Chainer with the undivided model on one rank, on one
 thread: forward, softmax cross entropy, backward; the other rank sleeps. Against it run,
@@ -8,9 +8,9 @@ in turn within one run, the paper's loop (its Fig. 4, over ChainerMN) and
 pipeline.Pipeline with its schedules at several numbers of microbatches. No optimizer
 runs. The speed-up of a round is the baseline's time over the variant's, of that round.
 
-Beside it stands what divisible.simulate predicts for the same schedule from the times
-of F, B, I and W in the measured timelines, with messages that take no time. Below
-stands what no schedule can win back: how much slower the step's matrix products are by
+Beside it stands what divisible.simulate predicts for the same schedule from the times of
+F, B, I and W in the measured timelines, with messages that take no time. Below stands
+what no schedule can win back: how much slower the step's matrix products are by
 themselves at the size of a microbatch, and with both cores at work, which share a cache
 and a clock; and the speed-up if a step were nothing but these products.
 """
@@ -20,13 +20,14 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 from pathlib import Path
 from typing import Any, Callable
 
 import chainermn
-from _common import Result, alternate, machine, ratios
-from _mlp import (
+from mpi4py import MPI
+
+from benchmarks.accumulation import Products
+from benchmarks.common.perceptron import (
     cut,
     cut_like_v,
     measured_costs,
@@ -36,9 +37,7 @@ from _mlp import (
     step_seconds,
     undivided_step,
 )
-from accumulation import Products
-from mpi4py import MPI
-
+from benchmarks.common.results import Result, alternate, command, machine, ratios
 from divisible.schedules import one_f_one_b, zero_bubble_h1
 from divisible.schedules.costs import Costs
 from divisible.schedules.list_scheduling import list_schedule
@@ -188,7 +187,7 @@ def main() -> None:
     abort_on_error()
     result = Result("speedup", arguments.output, silent=comm.rank != 0)
     result.write(
-        "OMP_NUM_THREADS=1 mpiexec -n 2 python " + " ".join(sys.argv),
+        command("OMP_NUM_THREADS=1 mpiexec -n 2"),
         machine("numpy", "scipy", "chainer", "mpi4py", "mpich"),
         f"{arguments.layers} layers of width {arguments.width}, batch "
         f"{arguments.batch}; {arguments.rounds} rounds; speed-up: median (min..max)",

@@ -1,6 +1,6 @@
 """What the start-up hook of chainer_compat costs.
 
-    python benchmarks/startup.py
+    python -m benchmarks.startup
 
 Each figure is the least of several fresh processes, measured inside the process
 around one import: what else the machine does only adds to it.
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from _common import Result, machine
+from benchmarks.common.results import Result, command, machine
 
 RUNS = 40
 
@@ -58,7 +58,7 @@ def main() -> None:
     }
     result = Result("startup")
     result.write(
-        "python benchmarks/startup.py",
+        command(),
         machine("numpy", "chainer"),
         f"least of {RUNS}, milliseconds",
         "",

@@ -1,12 +1,11 @@
 """What messages between two ranks cost: ours, ChainerMN's, and with a progress thread.
 
-    OMP_NUM_THREADS=1 mpiexec -n 2 python benchmarks/transport.py
+    OMP_NUM_THREADS=1 mpiexec -n 2 python -m benchmarks.transport
 
 ``messages``: an array goes to the other rank and back, over
-divisible.communication.transport, over ChainerMN's send and recv, and with mpi4py's
-blocking calls into an array that is there already; half the time there and back is the
-time of a message. Shapes are agreed before, as in the second and later steps of
-training.
+divisible.communication.transport, over ChainerMN's send and recv, and with mpi4py's blocking
+calls into an array that is there already; half the time there and back is the time of a
+message. Shapes are agreed before, as in the second and later steps of training.
 
 ``loop``: the paper's loop (its Fig. 4) against pipeline.Pipeline with the same
 schedule, GPipe, over ChainerMN and over our transport.
@@ -25,7 +24,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import threading
 import time
 from pathlib import Path
@@ -33,10 +31,10 @@ from typing import Callable
 
 import chainermn
 import numpy as np
-from _common import Result, alternate, machine, ratios
-from _mlp import cut, minibatch, mlp, paper_loop, step_seconds
 from mpi4py import MPI
 
+from benchmarks.common.perceptron import cut, minibatch, mlp, paper_loop, step_seconds
+from benchmarks.common.results import Result, alternate, command, machine, ratios
 from divisible.communication.signatures import Tensor
 from divisible.communication.transport import Transport
 from pipeline import Pipeline, abort_on_error
@@ -298,7 +296,7 @@ def main() -> None:
     abort_on_error()
     result = Result("transport", arguments.output, silent=comm.rank != 0)
     result.write(
-        "OMP_NUM_THREADS=1 mpiexec -n 2 python " + " ".join(sys.argv),
+        command("OMP_NUM_THREADS=1 mpiexec -n 2"),
         machine("numpy", "chainer", "mpi4py", "mpich"),
         f"{arguments.rounds} rounds; medians, ratios with (min..max)",
         "",

@@ -1,6 +1,6 @@
 """Whether VGG16 is slower on 16 hosts than on 8 of them.
 
-    python benchmarks/twice_the_hosts.py --cluster PATH_OF_emulated_cluster
+    python -m benchmarks.twice_the_hosts --cluster PATH_OF_emulated_cluster
 
 In `paper_tables` all hosts together have the same cores, so each of 16 is half as fast
 as each of 8, and was measured to make less of its share. Here there are 16 equal hosts
@@ -19,9 +19,9 @@ import os
 import statistics
 from pathlib import Path
 
-from _common import Result, machine, ratios
-from _hosts import add_hosts_arguments, command_line, prepare, read_job
-from _plans import UNDIVIDED, in_turn, work
+from benchmarks.common.hosts import add_hosts_arguments, command_line, prepare, read_job
+from benchmarks.common.plans import UNDIVIDED, in_turn, work
+from benchmarks.common.results import Result, machine, ratios
 
 SCHEDULES = ("1f1b", "zb_h1")
 #: Seconds that the run may take.
@@ -34,9 +34,8 @@ def main() -> None:
     if task:
         work(*task)
         return
-    from paper_tables.cli import MALLOC, ROOT, profile
-    from paper_tables.points import Scale
-
+    from benchmarks.paper_tables.cli import MALLOC, ROOT, profile
+    from benchmarks.paper_tables.points import Scale
     from divisible import Network, best_plan
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -80,7 +79,7 @@ def main() -> None:
     seconds, _ = in_turn(
         arguments.cluster,
         hosts,
-        Path(__file__),
+        __spec__.name,
         point,
         plans,
         arguments.rounds,

@@ -1,6 +1,6 @@
 """What the trainer costs on a pipeline, beside the steps it makes.
 
-    OMP_NUM_THREADS=1 mpiexec -n 2 python benchmarks/updater_overhead.py
+    OMP_NUM_THREADS=1 mpiexec -n 2 python -m benchmarks.updater_overhead
 
 The paper's 32 fully connected layers are trained in three ways, which take turns:
 
@@ -18,18 +18,17 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import sys
 import tempfile
 from pathlib import Path
 
 import chainer
-from _common import Result, alternate, machine, ratios
-from _mlp import cut, minibatch, mlp, step_seconds
 from chainer import training
 from chainer.dataset import concat_examples
 from chainer.training import extensions
 from mpi4py import MPI
 
+from benchmarks.common.perceptron import cut, minibatch, mlp, step_seconds
+from benchmarks.common.results import Result, alternate, command, machine, ratios
 from pipeline import Pipeline, PipelineUpdater
 
 
@@ -49,7 +48,7 @@ def main() -> None:
     comm = MPI.COMM_WORLD
     result = Result("updater_overhead", args.output, silent=comm.rank > 0)
     result.write(
-        f"OMP_NUM_THREADS=1 mpiexec -n {comm.size} python {' '.join(sys.argv)}",
+        command(f"OMP_NUM_THREADS=1 mpiexec -n {comm.size}"),
         machine("numpy", "chainer", "mpi4py"),
         f"{args.layers} layers of width {args.width}, {args.batch} samples in"
         f" {args.microbatches} microbatches on {comm.size} ranks; {args.rounds} rounds"

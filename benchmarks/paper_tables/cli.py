@@ -10,9 +10,14 @@ import sys
 import time
 from pathlib import Path
 
-from _hosts import HostsFailedError, add_hosts_arguments, prepare, read_job, run
-
-from paper_tables.points import (
+from benchmarks.common.hosts import (
+    HostsFailedError,
+    add_hosts_arguments,
+    prepare,
+    read_job,
+    run,
+)
+from benchmarks.paper_tables.points import (
     BATCH,
     SAMPLES,
     Point,
@@ -23,10 +28,10 @@ from paper_tables.points import (
     to_json,
     with_serial,
 )
-from paper_tables.samples import read
+from benchmarks.paper_tables.samples import read
 
-SCRIPT = Path(__file__).with_name("__main__.py")
-ROOT = SCRIPT.parents[2]
+MODULE = "benchmarks.paper_tables"
+ROOT = Path(__file__).parents[2]
 #: Core seconds that an undivided step takes, about: for the estimate only.
 CORE_SECONDS = {"mlp": 2.0e-6, "vgg16": 4.3, "resnet50": 16.0}
 #: The C library then gives no memory back to the system, which would have to clear it
@@ -41,7 +46,7 @@ def main() -> None:
     task = read_job()
     if task:
         # Here, because the process that only starts the hosts should not start MPI.
-        from paper_tables.work import work
+        from benchmarks.paper_tables.work import work
 
         work(*task)
         return
@@ -50,7 +55,7 @@ def main() -> None:
     every = figures(scale)
     if arguments.write:
         # Not before: the process that starts the hosts needs no matplotlib.
-        from paper_tables.report import write
+        from benchmarks.paper_tables.report import write
 
         write(every, arguments.output, arguments.cpu, scale)
         return
@@ -77,7 +82,7 @@ def main() -> None:
         os.environ.update(MALLOC)
         arguments.output.mkdir(parents=True, exist_ok=True)
         failed = measure(arguments, todo)
-    command = [sys.executable, SCRIPT.parent, *sys.argv[1:], "--write"]
+    command = [sys.executable, "-m", MODULE, *sys.argv[1:], "--write"]
     subprocess.run(command, check=True)
     if failed:
         sys.exit("not measured, run again for these:\n" + "\n".join(failed))
@@ -86,7 +91,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(
-        prog="python benchmarks/paper_tables",
+        prog=f"python -m {MODULE}",
         description="Measures figures 6 to 14 of the paper on emulated hosts. What is"
         " measured is kept at once, so a run that was stopped goes on where it was.",
     )
@@ -149,7 +154,7 @@ def measure(arguments: argparse.Namespace, todo: list[tuple[Point, int]]) -> lis
     Returns:
         What failed, in words; the groups after it are measured nevertheless.
     """
-    from paper_tables.models import cuts, transfers
+    from benchmarks.paper_tables.models import cuts, transfers
 
     # All rounds of a point are cut alike, whatever is chosen now.
     samples_before = read(arguments.output / SAMPLES).items()
@@ -178,7 +183,7 @@ def measure(arguments: argparse.Namespace, todo: list[tuple[Point, int]]) -> lis
                 "todo": words,
                 "file": str((arguments.output / SAMPLES).resolve()),
             }
-            run(arguments.cluster, hosts, SCRIPT, job, DEADLINE)
+            run(arguments.cluster, hosts, MODULE, job, DEADLINE)
         except (HostsFailedError, subprocess.TimeoutExpired) as error:
             failed.append(f"{group}: {error}")
             print(failed[-1], flush=True)
@@ -190,8 +195,8 @@ def profile(arguments: argparse.Namespace, point: Point) -> list:
 
     A host has a whole core then: what it takes on a share of one is a prediction.
     """
+    from benchmarks.paper_tables.profiles import profile_files
     from divisible import Profile
-    from paper_tables.profiles import profile_files
 
     files = profile_files(arguments.output, point)
     for samples, file in files.items():
@@ -205,5 +210,5 @@ def profile(arguments: argparse.Namespace, point: Point) -> list:
                 "file": str(file.resolve()),
             }
             hosts = Point(point.model, point.size, samples, 1, 1).on(1.0)
-            run(arguments.cluster, hosts, SCRIPT, job, DEADLINE)
+            run(arguments.cluster, hosts, MODULE, job, DEADLINE)
     return [Profile.load(file) for file in files.values()]

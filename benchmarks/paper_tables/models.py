@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
-from _hosts import Hosts
 from chainer.initializers import HeNormal
 
+from benchmarks.common.hosts import Hosts
+from benchmarks.paper_tables.points import EQUAL, MLP_LAYERS, N_CLASSES, Point
 from divisible import Divisible, Network, Plan, Profile, best_plan, deferred_init
 from divisible.planning.interpolation import interpolate
-from paper_tables.points import EQUAL, MLP_LAYERS, N_CLASSES, Point
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def build(point: Point) -> Divisible:
@@ -25,9 +21,6 @@ def build(point: Point) -> Divisible:
     with deferred_init(seed=0):
         if point.model == "mlp":
             return perceptron(point.size)
-        # The examples are scripts, not a package that is installed.
-        if str(ROOT) not in sys.path:
-            sys.path.append(str(ROOT))
         from examples.train.models.resnet50 import ResNet50
         from examples.train.models.vgg16 import VGG16
 

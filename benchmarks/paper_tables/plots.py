@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from paper_tables.points import FIT
-from paper_tables.rows import Row
+from benchmarks.paper_tables.points import FIT
+from benchmarks.paper_tables.rows import Row
 
 #: Readable for colour-blind eyes.
 COLORS = ("#4477aa", "#228833", "#ee6677", "#ccbb44", "#aa3377", "#66ccee")

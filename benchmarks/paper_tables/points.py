@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from _hosts import Hosts
+from benchmarks.common.hosts import Hosts
 
 #: The paper's best speed-ups over the undivided step in section 5.1: processes,
 #: microbatches, speed-up.

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.paper_tables.points import Point
 from divisible import LayerCost, Profile
 from divisible.planning.profile import SECONDS
-from paper_tables.points import Point
 
 #: The sizes of microbatch at which layers are profiled, as parts of the minibatch.
 PROFILED = (1, 5, 20, 80)

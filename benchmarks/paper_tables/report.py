@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paper_tables import plots
-from paper_tables.points import (
+from benchmarks.paper_tables import plots
+from benchmarks.paper_tables.points import (
     EQUAL,
     FIGURE_7,
     FIGURE_13,
@@ -22,9 +22,9 @@ from paper_tables.points import (
     Point,
     Scale,
 )
-from paper_tables.rows import Row, rows
-from paper_tables.samples import read
-from paper_tables.verdicts import disturbed, older, repeatability, targets
+from benchmarks.paper_tables.rows import Row, rows
+from benchmarks.paper_tables.samples import read
+from benchmarks.paper_tables.verdicts import disturbed, older, repeatability, targets
 
 TITLES = {
     6: "Fig. 6, 7 and 12: number of microbatches",
@@ -121,7 +121,7 @@ def introduction(folder: Path, cpu: float, scale: Scale) -> list[str]:
     return [
         "# The paper's figures 6 to 14, measured again",
         "",
-        "Written by `python benchmarks/paper_tables`; do not edit.",
+        "Written by `python -m benchmarks.paper_tables`; do not edit.",
         "",
         f"Emulated hosts with equal shares of {cpu:g} cores (at most one each), links"
         f" of 1 Gbit/s unless the table says otherwise. The perceptron has {MLP_LAYERS}"
@@ -197,7 +197,7 @@ def summary(found: dict[Point, Row]) -> list[str]:
         "All hosts together have the same cores: each of 16 is half as fast as each of"
         " 8, and makes less of its share. With largest layers that nothing can cut, as"
         " VGG16 has, that may outweigh what more hosts gain. Of equal hosts 8 are"
-        " compared with 16 by `benchmarks/twice_the_hosts.py`"
+        " compared with 16 by `python -m benchmarks.twice_the_hosts`"
         " ([result](../../benchmarks/results/twice_the_hosts.txt)).",
         "",
         "A host that has used its quota stops until a later period of 10 ms or more;"

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from divisible import Profile
-from divisible.planning.interpolation import interpolate
-from paper_tables.points import FIT, SAMPLES, SERIAL, Point
-from paper_tables.profiles import profile_files
-from paper_tables.samples import Sample, read
-from paper_tables.simulations import (
+from benchmarks.paper_tables.points import FIT, SAMPLES, SERIAL, Point
+from benchmarks.paper_tables.profiles import profile_files
+from benchmarks.paper_tables.samples import Sample, read
+from benchmarks.paper_tables.simulations import (
     replay,
     simulate,
     stage_seconds,
     whole_core_seconds,
 )
+from divisible import Profile
+from divisible.planning.interpolation import interpolate
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paper_tables.points import Point, from_json, to_json
+from benchmarks.paper_tables.points import Point, from_json, to_json
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from _hosts import Hosts
 
+from benchmarks.common.hosts import Hosts
+from benchmarks.paper_tables.models import transfers
+from benchmarks.paper_tables.points import Point
+from benchmarks.paper_tables.samples import Sample
 from divisible import Network, Plan, Profile
 from divisible.planning.interpolation import interpolate
-from paper_tables.models import transfers
-from paper_tables.points import Point
-from paper_tables.samples import Sample
 
 if TYPE_CHECKING:
     from divisible.schedules import Costs, Schedule

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 import numpy as np
-from _common import STOLEN
 
-from paper_tables.points import OURS, Point
-from paper_tables.rows import Row
+from benchmarks.common.results import STOLEN
+from benchmarks.paper_tables.points import OURS, Point
+from benchmarks.paper_tables.rows import Row
 
 #: How far a simulated step may be from the measured one.
 TARGET_ERRORS = {"mlp": 0.10, "vgg16": 0.15, "resnet50": 0.15}

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
-from _common import machine, quiet_barrier, undisturbed
-from _hosts import PAUSE
-from _mlp import phase_seconds, step_seconds, undivided_step
 from mpi4py import MPI
 
+from benchmarks.common.hosts import PAUSE
+from benchmarks.common.perceptron import phase_seconds, step_seconds, undivided_step
+from benchmarks.common.results import machine, quiet_barrier, undisturbed
+from benchmarks.paper_tables.models import build, minibatch
+from benchmarks.paper_tables.points import SERIAL, Point, from_json
+from benchmarks.paper_tables.profiles import medians
+from benchmarks.paper_tables.samples import Sample, append
 from divisible import Divisible, Profile, profile
 from divisible.schedules.timeline import Timeline
-from paper_tables.models import build, minibatch
-from paper_tables.points import SERIAL, Point, from_json
-from paper_tables.profiles import medians
-from paper_tables.samples import Sample, append
 from pipeline import Pipeline, abort_on_error
 
 #: Seconds that a rank may wait for another: the smallest share of a core is slow.

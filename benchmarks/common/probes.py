@@ -7,9 +7,9 @@ import time
 
 import chainer
 import numpy as np
-from _common import quiet_barrier
 from mpi4py import MPI
 
+from benchmarks.common.results import quiet_barrier
 from divisible import Divisible
 from divisible.communication.signatures import Tensor
 from divisible.communication.transport import Transport

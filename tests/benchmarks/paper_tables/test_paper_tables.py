@@ -13,7 +13,7 @@ pytest.importorskip("divisible.planning.profile", reason="needs the planner")
 
 
 def sample(point, **values):
-    from paper_tables.samples import Sample
+    from benchmarks.paper_tables.samples import Sample
 
     one = [[1.0] * point.microbatches] * point.hosts
     fields = {
@@ -31,7 +31,7 @@ def sample(point, **values):
 
 
 def test_the_papers_points_are_among_those_measured():
-    from paper_tables.points import FIGURE_7, FIGURE_13, FIT, Scale, figures
+    from benchmarks.paper_tables.points import FIGURE_7, FIGURE_13, FIT, Scale, figures
 
     found = figures(Scale())
     assert sorted(found) == [6, 8, 9, 10, 11, 13, 14]
@@ -46,7 +46,7 @@ def test_the_papers_points_are_among_those_measured():
 
 
 def test_series_are_measured_beyond_their_ends():
-    from paper_tables.points import OURS, Point, beyond
+    from benchmarks.paper_tables.points import OURS, Point, beyond
 
     whole = [Point("mlp", 64, 40, 2, m) for m in (1, 4, 12)]
     ours = [Point("vgg16", 32, 40, 8, m, cut=OURS) for m in (3, 7, 30)]
@@ -60,8 +60,8 @@ def test_series_are_measured_beyond_their_ends():
 
 @pytest.mark.parametrize("n_hosts", [1, 2, 3, 8, 32])
 def test_the_papers_cut_has_equally_many_layers(n_hosts):
-    from paper_tables.models import build, cuts
-    from paper_tables.points import Point
+    from benchmarks.paper_tables.models import build, cuts
+    from benchmarks.paper_tables.points import Point
 
     point = Point("mlp", 8, 10, n_hosts, 1)
     hosts = point.on(1.6)
@@ -76,9 +76,8 @@ def test_the_papers_cut_has_equally_many_layers(n_hosts):
     "seconds, stages", [([1, 1, 1, 1], 4), ([1, 1, 12, 1], 3), ([1, 1, 1, 30], 2)]
 )
 def test_our_cut_has_only_stages_that_make_it_faster(seconds, stages):
-    from paper_tables.models import cuts
-    from paper_tables.points import OURS, Point
-
+    from benchmarks.paper_tables.models import cuts
+    from benchmarks.paper_tables.points import OURS, Point
     from divisible import LayerCost, Profile
 
     profiles = [
@@ -91,8 +90,7 @@ def test_our_cut_has_only_stages_that_make_it_faster(seconds, stages):
 
 
 def test_a_burst_of_noise_is_not_in_a_profile():
-    from paper_tables.profiles import medians
-
+    from benchmarks.paper_tables.profiles import medians
     from divisible import LayerCost, Profile
 
     def measured(*seconds):
@@ -104,9 +102,9 @@ def test_a_burst_of_noise_is_not_in_a_profile():
 
 
 def test_a_run_goes_on_where_it_was_stopped(tmp_path):
-    from paper_tables.cli import missing_rounds
-    from paper_tables.points import Point, with_serial
-    from paper_tables.samples import append, read
+    from benchmarks.paper_tables.cli import missing_rounds
+    from benchmarks.paper_tables.points import Point, with_serial
+    from benchmarks.paper_tables.samples import append, read
 
     points = with_serial(Point("mlp", 64, 40, 2, m) for m in (1, 4, 4))
     assert [p.schedule for p in points] == ["serial", "1f1b", "1f1b"]
@@ -158,8 +156,8 @@ def measured(point, cuts, seconds, slow, latency=0.0):
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 @pytest.mark.parametrize("m", [1, 4, 40])
 def test_a_step_is_simulated_by_others_of_the_same_hosts(schedule, m):
-    from paper_tables.points import Point
-    from paper_tables.simulations import replay, simulate
+    from benchmarks.paper_tables.points import Point
+    from benchmarks.paper_tables.simulations import replay, simulate
 
     seconds, slow, cuts = (3.0, 1.0, 2.0, 1.0), [5.0, 7.0, 4.0], [0, 1, 3, 4]
 
@@ -186,8 +184,8 @@ def test_a_step_is_simulated_by_others_of_the_same_hosts(schedule, m):
     ],
 )
 def test_the_next_fewer_and_more_microbatches_count(m, slow, latency):
-    from paper_tables.points import Point
-    from paper_tables.simulations import replay, simulate
+    from benchmarks.paper_tables.points import Point
+    from benchmarks.paper_tables.simulations import replay, simulate
 
     seconds, cuts = (3.0, 1.0), [0, 1, 2]
 
@@ -216,8 +214,8 @@ def test_the_next_fewer_and_more_microbatches_count(m, slow, latency):
     ],
 )
 def test_layers_are_as_slow_as_their_stages_in_another_cut(cuts, slow):
-    from paper_tables.points import OURS, Point
-    from paper_tables.simulations import replay, simulate
+    from benchmarks.paper_tables.points import OURS, Point
+    from benchmarks.paper_tables.simulations import replay, simulate
 
     seconds = (1.0, 2.0, 4.0)
     points = {m: Point("vgg16", 32, 40, 3, m, cut=OURS) for m in (4, 8)}
@@ -229,8 +227,12 @@ def test_layers_are_as_slow_as_their_stages_in_another_cut(cuts, slow):
 
 
 def test_older_samples_have_the_means_of_the_stages():
-    from paper_tables.points import Point
-    from paper_tables.simulations import layer_slowness, simulate, stage_seconds
+    from benchmarks.paper_tables.points import Point
+    from benchmarks.paper_tables.simulations import (
+        layer_slowness,
+        simulate,
+        stage_seconds,
+    )
 
     point, cuts, seconds = Point("mlp", 64, 40, 2, 4), [0, 2, 3], (2.0, 1.0, 1.0)
     new = measured(point, cuts, seconds, [2.0, 5.0])
@@ -249,8 +251,8 @@ def test_older_samples_have_the_means_of_the_stages():
 
 @pytest.mark.parametrize("cuts", [[0, 1, 2], [0, 2]])
 def test_phases_vary_as_at_the_same_part_of_the_other_steps(cuts):
-    from paper_tables.points import OURS, Point
-    from paper_tables.simulations import replay, simulate
+    from benchmarks.paper_tables.points import OURS, Point
+    from benchmarks.paper_tables.simulations import replay, simulate
 
     def step(m, cuts, patterns):
         """Each stage is slower in some parts of the step."""
@@ -279,15 +281,14 @@ def test_phases_vary_as_at_the_same_part_of_the_other_steps(cuts):
     ],
 )
 def test_equation_3_is_fitted_as_in_figure_12(found, chosen):
-    from paper_tables.rows import fit_points
+    from benchmarks.paper_tables.rows import fit_points
 
     assert fit_points(found) == chosen
 
 
 def test_equation_3_is_fitted_to_each_round():
-    from paper_tables.points import Point
-    from paper_tables.rows import by_equation, in_round
-
+    from benchmarks.paper_tables.points import Point
+    from benchmarks.paper_tables.rows import by_equation, in_round
     from divisible.schedules.paper_model import PerformanceModel
 
     models = [PerformanceModel(4, a, 2.0, 3.0) for a in (40.0, 80.0)]
@@ -308,7 +309,7 @@ def test_equation_3_is_fitted_to_each_round():
 
 
 def test_layers_share_the_seconds_of_their_stage():
-    from paper_tables.rows import seconds_in_step
+    from benchmarks.paper_tables.rows import seconds_in_step
 
     found = seconds_in_step([10.0, 2.0, 4.0], [0, 1, 3], [9.0, 18.0])
     assert found.tolist() == [9.0, 6.0, 12.0]
@@ -318,8 +319,8 @@ def test_layers_share_the_seconds_of_their_stage():
 @pytest.mark.parametrize("burst", [0.0, 0.05, 0.15])
 def test_phases_and_messages_of_a_timeline_make_up_its_step(name, burst):
     import numpy as np
-    from _mlp import phase_seconds
 
+    from benchmarks.common.perceptron import phase_seconds
     from divisible import schedules, simulate
     from divisible.schedules import Costs
 
@@ -341,9 +342,8 @@ def test_phases_and_messages_of_a_timeline_make_up_its_step(name, burst):
 
 
 def test_where_bursts_pass_at_once_messages_take_less_than_by_the_rate():
-    from paper_tables.points import Point
-    from paper_tables.simulations import replay, simulate
-
+    from benchmarks.paper_tables.points import Point
+    from benchmarks.paper_tables.simulations import replay, simulate
     from divisible import LayerCost, Profile
 
     profiles = [
@@ -370,15 +370,15 @@ def test_where_bursts_pass_at_once_messages_take_less_than_by_the_rate():
     "rate, bandwidth", [("1gbit", 125e6), ("100mbit", 12.5e6), (None, float("inf"))]
 )
 def test_rates_are_in_bits(rate, bandwidth):
-    from _hosts import Hosts
+    from benchmarks.common.hosts import Hosts
 
     assert Hosts(2, 0.5, rate).bandwidth == bandwidth
 
 
 def test_tables_say_what_chance_does():
-    from paper_tables.points import Point
-    from paper_tables.rows import Row
-    from paper_tables.verdicts import deviation, outliers, repeatability
+    from benchmarks.paper_tables.points import Point
+    from benchmarks.paper_tables.rows import Row
+    from benchmarks.paper_tables.verdicts import deviation, outliers, repeatability
 
     # 1 and 3 are half of their mean away from it, 10 is by itself.
     assert deviation([[1, 3], [10, 10]]) == pytest.approx(0.5)
@@ -399,9 +399,9 @@ def test_tables_say_what_chance_does():
 
 
 def test_speedups_are_of_rounds():
-    from paper_tables.points import Point
-    from paper_tables.report import spread
-    from paper_tables.rows import in_rounds_of
+    from benchmarks.paper_tables.points import Point
+    from benchmarks.paper_tables.report import spread
+    from benchmarks.paper_tables.rows import in_rounds_of
 
     # The machine is half as fast in the second round.
     point = Point("mlp", 32, 40, 2, 4)
@@ -418,11 +418,10 @@ def test_speedups_are_of_rounds():
 
 
 def test_tables_and_figures_are_written(tmp_path):
-    from paper_tables.points import OURS, Point, Scale, with_serial
-    from paper_tables.profiles import profile_files
-    from paper_tables.report import write
-    from paper_tables.samples import append
-
+    from benchmarks.paper_tables.points import OURS, Point, Scale, with_serial
+    from benchmarks.paper_tables.profiles import profile_files
+    from benchmarks.paper_tables.report import write
+    from benchmarks.paper_tables.samples import append
     from divisible import LayerCost, Profile
 
     def points(model, **options):
@@ -472,8 +471,8 @@ def test_tables_and_figures_are_written(tmp_path):
     ("simulated", "text"), [(2.0, "2 (0%)"), (1.999, "2 (0%)"), (2.2, "2.2 (+10%)")]
 )
 def test_errors_of_nothing_have_no_sign(simulated, text):
-    from paper_tables.report import with_error
-    from paper_tables.rows import Row
+    from benchmarks.paper_tables.report import with_error
+    from benchmarks.paper_tables.rows import Row
 
     row = Row(*[None] * len(dataclasses.fields(Row)))
     row = dataclasses.replace(row, seconds=[2.0])
@@ -481,8 +480,8 @@ def test_errors_of_nothing_have_no_sign(simulated, text):
 
 
 def test_predictions_of_rounds_have_the_median_error():
-    from paper_tables.report import with_error
-    from paper_tables.rows import Row
+    from benchmarks.paper_tables.report import with_error
+    from benchmarks.paper_tables.rows import Row
 
     row = Row(*[None] * len(dataclasses.fields(Row)))
     # The machine of the second round is ten times as fast.
@@ -493,10 +492,10 @@ def test_predictions_of_rounds_have_the_median_error():
 
 
 def test_rounds_are_predicted_by_themselves(tmp_path):
-    from paper_tables.points import Point, with_serial
-    from paper_tables.profiles import profile_files
-    from paper_tables.rows import rows
-    from paper_tables.samples import append
+    from benchmarks.paper_tables.points import Point, with_serial
+    from benchmarks.paper_tables.profiles import profile_files
+    from benchmarks.paper_tables.rows import rows
+    from benchmarks.paper_tables.samples import append
 
     cuts, seconds = [0, 1, 2], (3.0, 1.0)
     points = [Point("mlp", 32, 40, 2, m) for m in (1, 2, 8)]

@@ -15,10 +15,10 @@ from typing import Any, Callable, NamedTuple
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
-from _common import wall_seconds
 from chainer.initializers import HeNormal
 from mpi4py import MPI
 
+from benchmarks.common.results import wall_seconds
 from divisible import Divisible
 from divisible.schedules import automatic
 from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, WEIGHT
@@ -26,7 +26,7 @@ from divisible.schedules.costs import Costs
 from divisible.schedules.timeline import Timeline
 
 N_OUTPUTS = 10
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def mlp(width: int, n_layers: int) -> Divisible:

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _common import alternate
-from _hosts import Hosts, run
+from benchmarks.common.hosts import Hosts, run
+from benchmarks.common.results import alternate
 
 UNDIVIDED = "undivided"
 #: Seconds that a rank may wait for another.
@@ -30,7 +30,7 @@ class Turns(NamedTuple):
 def in_turn(
     cluster: Path,
     hosts: Hosts,
-    script: Path,
+    module: str,
     point: Any,
     plans: dict[str, Any],
     rounds: int,
@@ -41,31 +41,31 @@ def in_turn(
     Args:
         cluster: Path of emulated_cluster.
         hosts: All of them.
-        script: Which calls :func:`work` on a host.
+        module: Whose command calls :func:`work` on a host.
         point: The `paper_tables.points.Point` that says which model and minibatch.
         plans: By name, with their number of microbatches and schedule.
         rounds: Steps of each.
         deadline: Seconds that the run may take.
     """
-    from paper_tables.points import to_json
+    from benchmarks.paper_tables.points import to_json
 
     with tempfile.TemporaryDirectory() as folder:
         files = {name: str(Path(folder, f"{i}.json")) for i, name in enumerate(plans)}
         for name, plan in plans.items():
             plan.save(files[name])
         job = {"point": to_json(point), "plans": files, "rounds": rounds}
-        return Turns(**run(cluster, hosts, script, job, deadline))
+        return Turns(**run(cluster, hosts, module, job, deadline))
 
 
 def work(job: dict[str, Any], report: Path) -> None:
     """What each host does; the first one writes the report."""
     # Here, because the process that only starts the hosts should not start MPI.
-    from _hosts import PAUSE
-    from _mlp import step_seconds, undivided_step
     from mpi4py import MPI
-    from paper_tables.models import build, minibatch
-    from paper_tables.points import from_json
 
+    from benchmarks.common.hosts import PAUSE
+    from benchmarks.common.perceptron import step_seconds, undivided_step
+    from benchmarks.paper_tables.models import build, minibatch
+    from benchmarks.paper_tables.points import from_json
     from divisible import Plan
     from pipeline import Pipeline, abort_on_error
 

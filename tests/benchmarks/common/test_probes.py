@@ -1,21 +1,18 @@
 """How fast hosts are that are all busy."""
 
-import sys
 import time
 
 import numpy as np
 import pytest
 
-from tests.support.mpiexec import ROOT, assert_on_ranks
+from benchmarks.common.perceptron import mlp
+from benchmarks.common.probes import Traffic, busy_seconds
+from tests.support.mpiexec import assert_on_ranks
 
 N_SAMPLES, WIDTH = 6, 20
 
 
 def probe(comm, layers_per_rank):
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    from _mlp import mlp
-    from _probe import busy_seconds
-
     start = sum(layers_per_rank[: comm.rank])
     end = start + layers_per_rank[comm.rank]
     stage = mlp(WIDTH, (sum(layers_per_rank) + 1) // 2).divide(start, end)
@@ -34,9 +31,6 @@ def test_ranks_know_how_long_each_takes(layers_per_rank):
 
 
 def count_messages(comm):
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    from _probe import Traffic
-
     traffic = Traffic(comm, 1 - comm.rank, 100)
     # The second of one rank may go or not; what went arrives, and no more.
     for _ in range(2 - comm.rank):

@@ -1,10 +1,13 @@
 """What hosts do for the paper's tables, on ranks of this machine."""
 
-import sys
+from pathlib import Path
 
 import numpy as np
 
-from tests.support.mpiexec import ROOT, assert_on_ranks
+from benchmarks.paper_tables import work
+from benchmarks.paper_tables.points import OURS, Point, to_json
+from benchmarks.paper_tables.samples import read
+from tests.support.mpiexec import assert_on_ranks
 
 #: Hosts.
 N = 3
@@ -12,8 +15,6 @@ CUTS = {"1f1b": [0, 20, 41, 63], "zb_h1": [0, 30, 63]}
 
 
 def points():
-    from paper_tables.points import OURS, Point
-
     whole = Point("mlp", 16, 24, N, 4)
     # Ours may leave a host without a stage.
     ours = Point("mlp", 16, 24, N, 2, cut=OURS, schedule="zb_h1")
@@ -22,16 +23,7 @@ def points():
 
 
 def measure(comm, file):
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    from pathlib import Path
-
-    import _hosts
-
-    _hosts.PAUSE = 0.002
-    from paper_tables import work
-    from paper_tables.points import to_json
-
-    work.MANY = 4
+    work.PAUSE, work.MANY = 0.002, 4
     todo = [
         {
             "point": to_json(point),
@@ -45,8 +37,6 @@ def measure(comm, file):
 
 
 def test_hosts_time_steps_and_their_phases(tmp_path):
-    from paper_tables.samples import read
-
     file = tmp_path / "samples.jsonl"
     assert_on_ranks(N, measure, str(file), timeout=120)
     found = read(file)

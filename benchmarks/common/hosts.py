@@ -23,6 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.results import command
+
+ROOT = Path(__file__).parents[2]
 STATE = Path("/run/emulated_cluster.json")
 #: Seconds between two looks of a host that waits for the next step: seldom, because
 #: looking uses its quota.
@@ -97,9 +100,7 @@ def add_hosts_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command_line(cluster: Path) -> str:
     """Returns this process's command, the cluster without its folder."""
-    words = sys.argv.copy()
-    words[words.index(str(cluster))] = cluster.name
-    return "python " + " ".join(words)
+    return command().replace(str(cluster), cluster.name)
 
 
 @contextmanager
@@ -138,14 +139,14 @@ def _up(cluster: Path, hosts: Hosts) -> Iterator[None]:
 
 
 def run(
-    cluster: Path, hosts: Hosts, script: Path, job: dict[str, Any], timeout: float
+    cluster: Path, hosts: Hosts, module: str, job: dict[str, Any], timeout: float
 ) -> Any:
-    """Runs ``python SCRIPT --work JOB REPORT`` on every host.
+    """Runs ``python -m MODULE --work JOB REPORT`` on every host.
 
     Args:
         cluster: Path of emulated_cluster.
         hosts: The hosts, with one process each.
-        script: Whose ranks read the job with :func:`read_job`, and of which the first
+        module: Whose ranks read the job with :func:`read_job`, and of which the first
             writes the report.
         job: What goes into JSON.
         timeout: Seconds.
@@ -163,9 +164,9 @@ def run(
         task, report = Path(folder, "job.json"), Path(folder, "report.json")
         task.write_text(json.dumps(job))
         command = [sys.executable, cluster, "run", "-n", str(hosts.n), "--"]
-        command += [sys.executable, script, "--work", task, report]
+        command += [sys.executable, "-m", module, "--work", task, report]
         with _up(cluster, hosts):
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL)
             try:
                 code = process.wait(timeout)
             finally:

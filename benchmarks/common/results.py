@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, TypeVar
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 #: Part of a virtual machine's time that its hypervisor may give to others while
 #: something is measured that counts as undisturbed; how often, and for how many
 #: seconds, that is tried at least; and seconds of rest before the next try.
@@ -59,6 +61,16 @@ def machine(*packages: str) -> str:
             f"load average at the start {os.getloadavg()[0]:.1f}",
         ]
     )
+
+
+def command(before: str = "") -> str:
+    """Returns the command that started this benchmark, as one would type it.
+
+    Args:
+        before: What comes before ``python``, such as ``mpiexec -n 2``.
+    """
+    name = sys.modules["__main__"].__spec__.name.removesuffix(".__main__")
+    return f"{before} python -m {shlex.join([name, *sys.argv[1:]])}".lstrip()
 
 
 class Result:

@@ -1,9 +1,11 @@
-"""What the benchmarks share."""
+"""Measurements that the hypervisor may disturb."""
 
 import os
 import time
 
 import pytest
+
+from benchmarks.common import results
 
 
 class Alone:
@@ -19,8 +21,6 @@ class Alone:
     ids=["quiet", "quiet at last", "never quiet"],
 )
 def test_what_was_disturbed_is_measured_again(monkeypatch, parts, tries):
-    import _common
-
     now, stolen, done = [0.0], [0.0], []
 
     def measure():
@@ -32,14 +32,12 @@ def test_what_was_disturbed_is_measured_again(monkeypatch, parts, tries):
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(_common, "stolen_seconds", lambda: stolen[0])
-    found, part = _common.undisturbed(Alone(), measure)
+    monkeypatch.setattr(results, "stolen_seconds", lambda: stolen[0])
+    found, part = results.undisturbed(Alone(), measure)
     assert found == len(done) == tries
     assert part == pytest.approx(parts[tries - 1])
 
 
 def test_the_system_says_how_much_was_stolen():
-    import _common
-
-    first = _common.stolen_seconds()
-    assert 0.0 <= first <= _common.stolen_seconds() < 1e9
+    first = results.stolen_seconds()
+    assert 0.0 <= first <= results.stolen_seconds() < 1e9

@@ -1,0 +1,1 @@
+"""Every figure of the documentation, by ``python -m benchmarks.NAME``."""
