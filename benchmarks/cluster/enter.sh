@@ -1,0 +1,21 @@
+#!/bin/sh
+# Starts a command on a member of the cluster $EMULATED_CLUSTER:
+#
+#     enter.sh switch COMMAND ARGUMENT...
+#     enter.sh [-OPTION...] ADDRESS COMMAND_LINE     as mpiexec calls ssh
+set -eu
+while [ "${1#-}" != "$1" ]; do shift; done
+case $1 in
+  switch) member=$EMULATED_CLUSTER-switch ;;
+  *) member=$EMULATED_CLUSTER-$((${1##*.} - 1)) ;;
+esac
+shift
+for kind in cpu memory; do
+  echo $$ > "/sys/fs/cgroup/$kind/$member/cgroup.procs"
+done
+case $member in
+  # With this machine's /sys, where the control groups are that the line above needs.
+  *-switch) exec nsenter "--net=/run/netns/$member" "$@" ;;
+  # With a /sys of its own, where MPI finds the host's links.
+  *) exec ip netns exec "$member" /bin/sh -c "$*" ;;
+esac

@@ -1,0 +1,104 @@
+"""Which clusters are up: a file for each, locked by its guardian as long as that lives.
+
+A file without a lock is of a guardian that was killed, and what it names is left over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+FOLDER = Path("/run/emulated_hosts")
+#: Seconds to wait for a lock.
+PATIENCE = 0.5
+NAME = re.compile(r"[a-z0-9_]{1,30}")
+
+
+class Entry(NamedTuple):
+    """A cluster that is up, or on its way up or down.
+
+    Attributes:
+        name: Of the cluster.
+        guardian: The process that will take it down.
+        owner: The process at whose end it does; ``None`` if only when it is told to.
+    """
+
+    name: str
+    guardian: int
+    owner: int | None
+
+
+def file_of(name: str) -> Path:
+    """Returns the file of a cluster.
+
+    Raises:
+        ValueError: If that is no name for one.
+    """
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name: up to 30 of a to z, 0 to 9 and _")
+    return FOLDER / f"{name}.json"
+
+
+@contextmanager
+def locked(name: str) -> Iterator[IO | None]:
+    """Locks the file of a cluster; ``None`` if another process keeps it so."""
+    FOLDER.mkdir(exist_ok=True)
+    path, deadline = file_of(name), time.monotonic() + PATIENCE
+    while True:
+        with open(path, "a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                # Who only reads it has done so in a moment.
+                if time.monotonic() < deadline:
+                    time.sleep(0.01)
+                    continue
+                yield None
+                return
+            # Whoever had locked it may just have removed it.
+            if not path.exists() or not os.path.samestat(
+                path.stat(), os.fstat(file.fileno())
+            ):
+                continue
+            yield file
+            return
+
+
+def write(file: IO, entry: Entry) -> None:
+    """Writes who has locked a file."""
+    file.truncate(0)
+    file.write(json.dumps(entry._asdict()))
+    file.flush()
+
+
+def entries() -> tuple[list[Entry], list[str]]:
+    """Returns the clusters that are up, and the names of those left over."""
+    found, stale = [], []
+    for path in sorted(FOLDER.glob("*.json")):
+        entry = read(path.stem)
+        if entry is not None:
+            found.append(entry)
+        else:
+            stale.append(path.stem)
+    return found, stale
+
+
+def read(name: str) -> Entry | None:
+    """Returns what is known of a cluster; ``None`` if it is not up."""
+    try:
+        with open(file_of(name)) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return Entry(**json.loads(file.read()))
+    except (FileNotFoundError, json.JSONDecodeError):
+        # The latter just after it was locked: not up yet.
+        return None
+    return None
