@@ -1,6 +1,6 @@
 """Models cut anywhere against the same ones cut at block borders, on emulated hosts.
 
-    python -m benchmarks.cut_inside_blocks --cluster PATH_OF_emulated_cluster
+    python -m benchmarks.cut_inside_blocks
 
 Where a skip connection cannot leave a stage, a block is one layer, and the stages are
 only as equal as whole blocks allow. ResNet50's blocks are its bottlenecks; the U-Net's
@@ -16,7 +16,6 @@ Each host is a network namespace with a CPU quota and a link of 1 Gbit/s.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -28,12 +27,10 @@ from benchmarks.common.hosts import (
     PAUSE,
     Hosts,
     add_hosts_arguments,
-    command_line,
     prepare,
-    read_job,
     run,
 )
-from benchmarks.common.results import Result, alternate, machine, ratios
+from benchmarks.common.results import Result, alternate, command, machine, ratios
 
 MODELS = ("resnet50", "unet")
 CUTS = ("borders", "anywhere")
@@ -127,8 +124,8 @@ def _leaves(values: Any) -> Any:
     return chainer.Variable(chainer.as_array(values))
 
 
-def work(job: dict, report: Path) -> None:
-    """What each host does; the first one writes the report."""
+def work(job: dict) -> dict:
+    """What each host does; the answer of the first one counts."""
     # Here, because the process that only starts the hosts should not start MPI.
     import numpy as np
     from mpi4py import MPI
@@ -136,9 +133,8 @@ def work(job: dict, report: Path) -> None:
     from benchmarks.common.perceptron import step_seconds
     from divisible import simulate
     from divisible.schedules import Costs
-    from pipeline import Pipeline, abort_on_error
+    from pipeline import Pipeline
 
-    abort_on_error()
     comm = MPI.COMM_WORLD
     np.random.seed(0)
     model, borders = make_model(job)
@@ -177,18 +173,13 @@ def work(job: dict, report: Path) -> None:
     for name in CUTS:
         seconds_of(name)
     seconds = alternate({name: name for name in CUTS}, job["rounds"], seconds_of)
-    if comm.rank == 0:
-        for name in CUTS:
-            answer[name]["seconds"] = seconds[name]
-        report.write_text(json.dumps(answer))
+    for name in CUTS:
+        answer[name]["seconds"] = seconds[name]
+    return answer
 
 
 def main() -> None:
     """Runs the table and writes its result."""
-    task = read_job()
-    if task:
-        work(*task)
-        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_hosts_arguments(parser)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
@@ -205,7 +196,7 @@ def main() -> None:
 
     result = Result("cut_inside_blocks", arguments.output)
     result.write(
-        command_line(arguments.cluster),
+        command(),
         machine("numpy", "chainer", "mpi4py", "mpich"),
         f"1F1B, {arguments.microbatches} microbatches, batch {arguments.batch} of "
         f"{arguments.size} x {arguments.size} pixels; hosts with equal shares of "
@@ -219,7 +210,6 @@ def main() -> None:
         for n in arguments.hosts:
             hosts = Hosts(n, arguments.cpu / n, LINK)
             answer = run(
-                arguments.cluster,
                 hosts,
                 __spec__.name,
                 {**job, "model": model},

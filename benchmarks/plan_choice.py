@@ -1,6 +1,6 @@
 """The plan that is chosen against all others, measured.
 
-    python -m benchmarks.plan_choice --cluster PATH_OF_emulated_cluster
+    python -m benchmarks.plan_choice
 
 A perceptron of 12 unequal layers on 3 emulated hosts, with 1 to 16 microbatches: every
 cut with every number of microbatches makes a step (55 x 16 plans). `best_plan` chooses
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -34,12 +33,10 @@ from chainer.initializers import HeNormal
 from benchmarks.common.hosts import (
     Hosts,
     add_hosts_arguments,
-    command_line,
     prepare,
-    read_job,
     run,
 )
-from benchmarks.common.results import Result, alternate, machine, ratios
+from benchmarks.common.results import Result, alternate, command, machine, ratios
 from divisible import Divisible, Network, Plan, Profile, best_plan
 from divisible.planning.profile import SECONDS, LayerCost
 
@@ -75,24 +72,20 @@ def make_model() -> Divisible:
     return Divisible(*[Layer(*pair) for pair in zip(WIDTHS, WIDTHS[1:])])
 
 
-def work(job: dict[str, Any], report: Path) -> None:
-    """What each host does; the first one writes the report."""
+def work(job: dict[str, Any]) -> dict[str, Any] | None:
+    """What each host does; the answer of the first one counts."""
     # Here, because the process that only starts the hosts should not start MPI.
     from mpi4py import MPI
 
     from benchmarks.common.perceptron import minibatch
     from divisible import profile
-    from pipeline import abort_on_error
 
-    abort_on_error()
     x, t = minibatch(WIDTHS[0], job["batch"])
     if job["task"] == "profile":
         for file, n in zip(job["files"], job["sizes"]):
             profile(make_model(), x[:n], t[:n], repeat=9).save(file)
-        return
-    answer = Search(MPI.COMM_WORLD, x, t, job).answer()
-    if MPI.COMM_WORLD.rank == 0:
-        report.write_text(json.dumps(answer))
+        return None
+    return Search(MPI.COMM_WORLD, x, t, job).answer()
 
 
 class Search:
@@ -228,18 +221,14 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         files = [str(Path(folder, f"{n}.json")) for n in sizes]
         job = {"batch": arguments.batch, "files": files, "sizes": sizes}
         one, hosts = Hosts(1, 1.0), Hosts(N_HOSTS, arguments.cpu / N_HOSTS, LINK)
-        run(arguments.cluster, one, module, {**job, "task": "profile"}, timeout)
+        run(one, module, {**job, "task": "profile"}, timeout)
         for name in ("most", "rounds", "finalists", "sample"):
             job[name] = getattr(arguments, name)
-        return run(arguments.cluster, hosts, module, {**job, "task": "search"}, timeout)
+        return run(hosts, module, {**job, "task": "search"}, timeout)
 
 
 def main() -> None:
     """Runs the search and writes its result."""
-    task = read_job()
-    if task:
-        work(*task)
-        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_hosts_arguments(parser)
     add = parser.add_argument
@@ -254,7 +243,7 @@ def main() -> None:
     prepare()
     result = Result("plan_choice", arguments.output)
     result.write(
-        command_line(arguments.cluster),
+        command(),
         machine("numpy", "scipy", "chainer", "mpi4py", "mpich"),
     )
     answer = measure(arguments)

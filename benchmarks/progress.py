@@ -1,6 +1,6 @@
 """What looking at messages between layers gains, on emulated hosts.
 
-    python -m benchmarks.progress --cluster PATH_OF_emulated_cluster
+    python -m benchmarks.progress
 
 Over TCP an MPI library moves a large message only while the program is in one of its
 calls. `pipeline.progress` makes such calls between the layers; here steps of
@@ -13,7 +13,6 @@ Each host is a network namespace with a CPU quota and a link of 1 Gbit/s.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,25 +21,22 @@ from benchmarks.common.hosts import (
     PAUSE,
     Hosts,
     add_hosts_arguments,
-    command_line,
     prepare,
-    read_job,
     run,
 )
-from benchmarks.common.results import Result, alternate, machine, ratios
+from benchmarks.common.results import Result, alternate, command, machine, ratios
 
 LINK = "1gbit"
 
 
-def work(job: dict, report: Path) -> None:
-    """What each host does; the first one writes the report."""
+def work(job: dict) -> dict:
+    """What each host does; the answer of the first one counts."""
     # Here, because the process that only starts the hosts should not start MPI.
     from mpi4py import MPI
 
     from benchmarks.common.perceptron import cut, minibatch, mlp, step_seconds
-    from pipeline import Pipeline, abort_on_error
+    from pipeline import Pipeline
 
-    abort_on_error()
     comm = MPI.COMM_WORLD
     x, t = minibatch(job["width"], job["batch"])
     stage = cut(mlp(job["width"], job["layers"]), comm.size, comm.rank)
@@ -57,16 +53,11 @@ def work(job: dict, report: Path) -> None:
         seconds_of(ways["never"])
         answer[m] = alternate(ways, job["rounds"], seconds_of)
         pipe.close()
-    if comm.rank == 0:
-        report.write_text(json.dumps(answer))
+    return answer
 
 
 def main() -> None:
     """Runs the table and writes its result."""
-    task = read_job()
-    if task:
-        work(*task)
-        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_hosts_arguments(parser)
     parser.add_argument("--hosts", type=int, nargs="+", default=[2])
@@ -82,7 +73,7 @@ def main() -> None:
 
     result = Result("progress", arguments.output)
     result.write(
-        command_line(arguments.cluster),
+        command(),
         machine("numpy", "chainer", "mpi4py", "mpich"),
         f"1F1B, {arguments.layers} layers of width {arguments.width}, batch"
         f" {arguments.batch}; hosts with equal shares of {arguments.cpu:g} cores, links"
@@ -95,7 +86,7 @@ def main() -> None:
     job = {name: getattr(arguments, name) for name in names}
     for n in arguments.hosts:
         hosts = Hosts(n, arguments.cpu / n, LINK)
-        answer = run(arguments.cluster, hosts, __spec__.name, job, arguments.timeout)
+        answer = run(hosts, __spec__.name, job, arguments.timeout)
         for m, seconds in answer.items():
             looks, none = seconds["between layers"], seconds["never"]
             mebi = 4 * arguments.width * arguments.batch / int(m) / 2**20

@@ -1,6 +1,6 @@
 """VGG16 with the paper's cut and with ours, and what its slowest layer allows.
 
-    python -m benchmarks.slowest_layer --cluster PATH_OF_emulated_cluster
+    python -m benchmarks.slowest_layer
 
 No schedule can make a step shorter than its slowest layer takes for all microbatches.
 The undivided step in plain Chainer, 1F1B with the paper's cut of equally many layers,
@@ -18,9 +18,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.common.hosts import add_hosts_arguments, command_line, prepare, read_job
-from benchmarks.common.plans import UNDIVIDED, in_turn, work
-from benchmarks.common.results import Result, machine, ratios
+from benchmarks.common.hosts import add_hosts_arguments, prepare
+from benchmarks.common.plans import UNDIVIDED, in_turn
+from benchmarks.common.results import Result, command, machine, ratios
 
 SCHEDULES = ("1f1b", "zb_h1", "zb_h2")
 #: Of the undivided step, and of what the slowest layer allows.
@@ -31,10 +31,6 @@ DEADLINE = 3600
 
 def main() -> None:
     """Profiles, plans, measures and writes the result."""
-    task = read_job()
-    if task:
-        work(*task)
-        return
     import numpy as np
 
     from benchmarks.paper_tables.cli import MALLOC, profile
@@ -62,7 +58,7 @@ def main() -> None:
     hosts = point.on(arguments.cpu)
     result = Result("slowest_layer", arguments.output)
     result.write(
-        command_line(arguments.cluster),
+        command(),
         machine("numpy", "chainer", "mpi4py", "mpich"),
         f"{point.model} of {point.size} x {point.size} pixels, batch {point.batch}, in"
         f" {n} microbatches; {hosts.n} hosts with {hosts.share:g} of a core and links"
@@ -70,7 +66,7 @@ def main() -> None:
         "",
     )
     with tempfile.TemporaryDirectory() as folder:
-        where = argparse.Namespace(cluster=arguments.cluster, output=Path(folder))
+        where = argparse.Namespace(output=Path(folder))
         profiles = profile(where, point)
     plans = {
         "equal layers, 1f1b": Plan(equal_cuts(point), n_microbatches=n, schedule="1f1b")
@@ -87,9 +83,7 @@ def main() -> None:
             speeds=hosts.share,
         )
     seconds, stages = in_turn(
-        arguments.cluster,
         hosts,
-        __spec__.name,
         point,
         plans,
         arguments.rounds,

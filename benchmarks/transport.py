@@ -16,7 +16,7 @@ with a thread that polls MPI every 0.2 ms while the products run (which release 
 interpreter's lock). What the messages add to the products should become less.
 
 All variants take turns within one run. On one machine messages are copies in memory;
-over TCP, run it on two hosts, such as those of emulated_cluster.
+over TCP, run it on two hosts, such as those of benchmarks.cluster.
 """
 
 from __future__ import annotations

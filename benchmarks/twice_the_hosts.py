@@ -1,6 +1,6 @@
 """Whether VGG16 is slower on 16 hosts than on 8 of them.
 
-    python -m benchmarks.twice_the_hosts --cluster PATH_OF_emulated_cluster
+    python -m benchmarks.twice_the_hosts
 
 In `paper_tables` all hosts together have the same cores, so each of 16 is half as fast
 as each of 8, and was measured to make less of its share. Here there are 16 equal hosts
@@ -19,9 +19,9 @@ import os
 import statistics
 from pathlib import Path
 
-from benchmarks.common.hosts import add_hosts_arguments, command_line, prepare, read_job
-from benchmarks.common.plans import UNDIVIDED, in_turn, work
-from benchmarks.common.results import Result, machine, ratios
+from benchmarks.common.hosts import add_hosts_arguments, prepare
+from benchmarks.common.plans import UNDIVIDED, in_turn
+from benchmarks.common.results import Result, command, machine, ratios
 
 SCHEDULES = ("1f1b", "zb_h1")
 #: Seconds that the run may take.
@@ -30,10 +30,6 @@ DEADLINE = 3600
 
 def main() -> None:
     """Plans, measures and writes the result."""
-    task = read_job()
-    if task:
-        work(*task)
-        return
     from benchmarks.paper_tables.cli import MALLOC, ROOT, profile
     from benchmarks.paper_tables.points import Scale
     from divisible import Network, best_plan
@@ -53,11 +49,11 @@ def main() -> None:
 
     point = Scale().of("vgg16", arguments.hosts, arguments.microbatches)
     hosts = point.on(arguments.cpu)
-    where = argparse.Namespace(cluster=arguments.cluster, output=arguments.profiles)
+    where = argparse.Namespace(output=arguments.profiles)
     profiles = profile(where, point)
     result = Result("twice_the_hosts", arguments.output)
     result.write(
-        command_line(arguments.cluster),
+        command(),
         machine("numpy", "chainer", "mpi4py", "mpich"),
         f"VGG16 of {point.size} x {point.size} pixels, batch {point.batch}, in"
         f" {point.microbatches} microbatches; {hosts.n} hosts with"
@@ -77,9 +73,7 @@ def main() -> None:
             speeds=hosts.share,
         )
     seconds, _ = in_turn(
-        arguments.cluster,
         hosts,
-        __spec__.name,
         point,
         plans,
         arguments.rounds,

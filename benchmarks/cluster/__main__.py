@@ -22,13 +22,15 @@ class Group(click.Group):
         """Runs the command."""
         try:
             return super().invoke(context)
-        except (RuntimeError, ValueError) as error:
+        except click.exceptions.Exit:
+            raise
+        except (RuntimeError, ValueError, TimeoutError) as error:
             raise click.ClickException(str(error)) from error
 
 
 @click.group(cls=Group)
 def main() -> None:
-    r"""Emulates a small cluster on this machine, and runs MPI programs on it.
+    """Emulates a small cluster on this machine, and runs MPI programs on it.
 
     Every host is a network namespace and a control group (version 1), with a share of
     the machine's cores and limits on its link and its memory. Needs root, iproute2 and
@@ -41,7 +43,7 @@ def main() -> None:
     python -m benchmarks.cluster link 1 --down
     python -m benchmarks.cluster status
     python -m benchmarks.cluster down
-    """
+    """  # noqa: D301
 
 
 @main.command()

@@ -8,7 +8,6 @@ import math
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, NamedTuple
 
@@ -18,7 +17,7 @@ import numpy as np
 from chainer.initializers import HeNormal
 from mpi4py import MPI
 
-from benchmarks.common.results import wall_seconds
+from benchmarks.common.results import ROOT, wall_seconds
 from divisible import Divisible
 from divisible.schedules import automatic
 from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, WEIGHT
@@ -26,7 +25,6 @@ from divisible.schedules.costs import Costs
 from divisible.schedules.timeline import Timeline
 
 N_OUTPUTS = 10
-ROOT = Path(__file__).parents[2]
 
 
 def mlp(width: int, n_layers: int) -> Divisible:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,9 +27,7 @@ class Turns(NamedTuple):
 
 
 def in_turn(
-    cluster: Path,
     hosts: Hosts,
-    module: str,
     point: Any,
     plans: dict[str, Any],
     rounds: int,
@@ -39,9 +36,7 @@ def in_turn(
     """Measures plans in turn, each on the first hosts, as many as it has stages.
 
     Args:
-        cluster: Path of emulated_cluster.
         hosts: All of them.
-        module: Whose command calls :func:`work` on a host.
         point: The `paper_tables.points.Point` that says which model and minibatch.
         plans: By name, with their number of microbatches and schedule.
         rounds: Steps of each.
@@ -54,11 +49,11 @@ def in_turn(
         for name, plan in plans.items():
             plan.save(files[name])
         job = {"point": to_json(point), "plans": files, "rounds": rounds}
-        return Turns(**run(cluster, hosts, module, job, deadline))
+        return Turns(**run(hosts, __name__, job, deadline))
 
 
-def work(job: dict[str, Any], report: Path) -> None:
-    """What each host does; the first one writes the report."""
+def work(job: dict[str, Any]) -> dict[str, Any]:
+    """What each host does; the answer of the first one counts."""
     # Here, because the process that only starts the hosts should not start MPI.
     from mpi4py import MPI
 
@@ -67,9 +62,8 @@ def work(job: dict[str, Any], report: Path) -> None:
     from benchmarks.paper_tables.models import build, minibatch
     from benchmarks.paper_tables.points import from_json
     from divisible import Plan
-    from pipeline import Pipeline, abort_on_error
+    from pipeline import Pipeline
 
-    abort_on_error()
     comm, point = MPI.COMM_WORLD, from_json(job["point"])
     x, t = minibatch(point, point.batch)
     # What this rank does in a step: nothing, where others work for it.
@@ -104,5 +98,4 @@ def work(job: dict[str, Any], report: Path) -> None:
     for each in stages.values():
         each.clear()
     found = alternate(names, job["rounds"], seconds)
-    if comm.rank == 0:
-        report.write_text(json.dumps({"seconds": found, "stages": stages}))
+    return {"seconds": found, "stages": stages}

@@ -17,7 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, TypeVar
 
-RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
 #: Part of a virtual machine's time that its hypervisor may give to others while
 #: something is measured that counts as undisturbed; how often, and for how many
 #: seconds, that is tried at least; and seconds of rest before the next try.

@@ -12,5 +12,5 @@ verdicts.py     what to think of them: chance, older samples, targets met or mis
 plots.py        the figures
 cli.py          the command
 
-python -m benchmarks.paper_tables --cluster PATH_OF_emulated_cluster --quick
+python -m benchmarks.paper_tables --quick
 """

@@ -14,7 +14,6 @@ from benchmarks.common.hosts import (
     HostsFailedError,
     add_hosts_arguments,
     prepare,
-    read_job,
     run,
 )
 from benchmarks.paper_tables.points import (
@@ -43,13 +42,6 @@ DEADLINE = 4 * 3600
 
 def main() -> None:
     """Runs the command, or on a host its part of the work."""
-    task = read_job()
-    if task:
-        # Here, because the process that only starts the hosts should not start MPI.
-        from benchmarks.paper_tables.work import work
-
-        work(*task)
-        return
     arguments = parse()
     scale = Scale(arguments.width, arguments.image, arguments.batch)
     every = figures(scale)
@@ -183,7 +175,7 @@ def measure(arguments: argparse.Namespace, todo: list[tuple[Point, int]]) -> lis
                 "todo": words,
                 "file": str((arguments.output / SAMPLES).resolve()),
             }
-            run(arguments.cluster, hosts, MODULE, job, DEADLINE)
+            run(hosts, f"{MODULE}.work", job, DEADLINE)
         except (HostsFailedError, subprocess.TimeoutExpired) as error:
             failed.append(f"{group}: {error}")
             print(failed[-1], flush=True)
@@ -210,5 +202,5 @@ def profile(arguments: argparse.Namespace, point: Point) -> list:
                 "file": str(file.resolve()),
             }
             hosts = Point(point.model, point.size, samples, 1, 1).on(1.0)
-            run(arguments.cluster, hosts, MODULE, job, DEADLINE)
+            run(hosts, f"{MODULE}.work", job, DEADLINE)
     return [Profile.load(file) for file in files.values()]

@@ -23,7 +23,7 @@ from benchmarks.paper_tables.profiles import medians
 from benchmarks.paper_tables.samples import Sample, append
 from divisible import Divisible, Profile, profile
 from divisible.schedules.timeline import Timeline
-from pipeline import Pipeline, abort_on_error
+from pipeline import Pipeline
 
 #: Seconds that a rank may wait for another: the smallest share of a core is slow.
 TIMEOUT = 3600.0
@@ -38,9 +38,8 @@ SHORT, MANY, STEPS, LONG = 15.0, 15, 3, 60.0
 PAGES, COLD_STEPS = 5, 4
 
 
-def work(job: dict[str, Any], report: Path) -> None:
+def work(job: dict[str, Any]) -> None:
     """Does what the job says; what is measured goes into files of its own."""
-    abort_on_error()
     if job["task"] == "profile":
         measure_layers(from_json(job["point"]), job["samples"], Path(job["file"]))
         return

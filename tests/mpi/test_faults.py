@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 
@@ -14,6 +13,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
+from benchmarks.cluster import cluster, missing
 from divisible import Divisible, Plan
 from pipeline import Pipeline
 from tests.support.mpiexec import launcher, on_ranks, running, worker
@@ -279,57 +279,15 @@ def test_a_rank_that_closes_alone():
     assert time.monotonic() - start < DEADLINE
 
 
-def emulated_cluster():
-    """Returns the tool that emulates hosts, or skips the test."""
-    tool = os.environ.get("EMULATED_CLUSTER")
-    if not tool:
-        pytest.skip("EMULATED_CLUSTER does not say where the tool is")
-    if os.geteuid() != 0:
-        pytest.skip("emulated hosts need root")
-    for what, path in (("cgroups v1", "/sys/fs/cgroup/cpu/tasks"),):
-        if not os.path.exists(path):
-            pytest.skip(f"emulated hosts need {what}")
-    return tool
-
-
-INTERFACES = "/sys/class/net"
-
-
-@contextlib.contextmanager
-def hosts(n):
-    """Two emulated hosts for the time of a test."""
-    tool = emulated_cluster()
-
-    def call(*args):
-        return subprocess.run(
-            [tool, *args], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-
-    if call("status").returncode == 0:
-        pytest.skip("a cluster is up already, which may be somebody's")
-    before = set(os.listdir(INTERFACES))
-    up = call("up", "--cpus", "0.9", "--count", str(n))
-    mine = set(os.listdir(INTERFACES)) - before
-    try:
-        if up.returncode:
-            pytest.skip(f"no emulated hosts here: {up.stdout}")
-        yield tool, call
-    finally:
-        call("down")
-        # A host's network outlives it for a while, and would be in the next one's way.
-        for name in mine & set(os.listdir(INTERFACES)):
-            subprocess.run(["ip", "link", "delete", name], stderr=subprocess.DEVNULL)
-
-
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_link_that_is_cut(host):
-    timeout = 4
-    with hosts(2) as (tool, call):
-        folder = os.path.dirname(launcher())
-        env = {"PATH": f"{folder}:{os.environ['PATH']}"}
-        command = [tool, "run", "-n", "2", "--"]
+    reason, timeout = missing(), 4
+    if reason:
+        pytest.skip(f"no hosts can be emulated here: {reason}")
+    with cluster([0.9, 0.9], overcommit=True) as hosts:
+        command, env = hosts.launch(2, [])
         with training(2, command, env, timeout=timeout) as (program, _):
-            assert call("link", str(host), "--down").returncode == 0
+            hosts.link(host, False)
             # The rank behind the link cannot be reached by mpiexec and ends by itself.
             # What it has to say does not get through either.
             assert program.wait(timeout + DEADLINE) != 0
