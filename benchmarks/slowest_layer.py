@@ -66,8 +66,7 @@ def main() -> None:
         "",
     )
     with tempfile.TemporaryDirectory() as folder:
-        where = argparse.Namespace(output=Path(folder))
-        profiles = profile(where, point)
+        profiles = profile(Path(folder), point)
     plans = {
         "equal layers, 1f1b": Plan(equal_cuts(point), n_microbatches=n, schedule="1f1b")
     }

@@ -30,7 +30,7 @@ DEADLINE = 3600
 
 def main() -> None:
     """Plans, measures and writes the result."""
-    from benchmarks.paper_tables.cli import MALLOC, ROOT, profile
+    from benchmarks.paper_tables.cli import DATA, MALLOC, profile
     from benchmarks.paper_tables.points import Scale
     from divisible import Network, best_plan
 
@@ -40,7 +40,7 @@ def main() -> None:
     add("--hosts", type=int, default=16, help="of which half are compared with all")
     add("--microbatches", type=int, default=20)
     add("--rounds", type=int, default=9)
-    add("--profiles", type=Path, default=ROOT / "docs" / "paper_tables")
+    add("--data", type=Path, default=DATA, help="folder with the profiles")
     add("--output", type=Path, help="of the result")
     arguments = parser.parse_args()
     prepare()
@@ -49,8 +49,7 @@ def main() -> None:
 
     point = Scale().of("vgg16", arguments.hosts, arguments.microbatches)
     hosts = point.on(arguments.cpu)
-    where = argparse.Namespace(output=arguments.profiles)
-    profiles = profile(where, point)
+    profiles = profile(arguments.data, point)
     result = Result("twice_the_hosts", arguments.output)
     result.write(
         command(),

@@ -16,6 +16,7 @@ from benchmarks.common.hosts import (
     prepare,
     run,
 )
+from benchmarks.common.results import ROOT
 from benchmarks.paper_tables.points import (
     BATCH,
     SAMPLES,
@@ -30,7 +31,9 @@ from benchmarks.paper_tables.points import (
 from benchmarks.paper_tables.samples import read
 
 MODULE = "benchmarks.paper_tables"
-ROOT = Path(__file__).parents[2]
+#: Where samples and profiles are, and the page with its figures.
+DATA = Path(__file__).parent / "data"
+PAGE = ROOT / "docs" / "paper_tables"
 #: Core seconds that an undivided step takes, about: for the estimate only.
 CORE_SECONDS = {"mlp": 2.0e-6, "vgg16": 4.3, "resnet50": 16.0}
 #: The C library then gives no memory back to the system, which would have to clear it
@@ -49,7 +52,7 @@ def main() -> None:
         # Not before: the process that starts the hosts needs no matplotlib.
         from benchmarks.paper_tables.report import write
 
-        write(every, arguments.output, arguments.cpu, scale)
+        write(every, arguments.data, arguments.page, arguments.cpu, scale)
         return
     rounds = 1 if arguments.quick else arguments.rounds
     points = itertools.chain.from_iterable(every[n] for n in arguments.figures)
@@ -60,7 +63,7 @@ def main() -> None:
         and point.size in (arguments.sizes or [point.size])
     ]
     points = with_serial(quick(points) if arguments.quick else points + beyond(points))
-    todo = missing_rounds(arguments.output / SAMPLES, points, rounds)
+    todo = missing_rounds(arguments.data / SAMPLES, points, rounds)
     seconds = sum(estimate(point, arguments.cpu) for point, _ in todo)
     print(f"{len(todo)} of {len(points) * rounds} steps to measure,", end=" ")
     print(f"{seconds / 60:.0f} minutes at least, besides what comes first:", end=" ")
@@ -72,7 +75,7 @@ def main() -> None:
         prepare()
         # What a step frees is kept, so that later ones find their memory there.
         os.environ.update(MALLOC)
-        arguments.output.mkdir(parents=True, exist_ok=True)
+        arguments.data.mkdir(parents=True, exist_ok=True)
         failed = measure(arguments, todo)
     command = [sys.executable, "-m", MODULE, *sys.argv[1:], "--write"]
     subprocess.run(command, check=True)
@@ -107,8 +110,11 @@ def parse() -> argparse.Namespace:
     add("--image", type=int, default=32, help="pixels on a side; paper: 224")
     add("--batch", type=int, help="samples, to try it out; paper: 1200, 84, 90")
     add("--rounds", type=int, default=2, help="steps of each point; paper: 10")
-    add("--output", type=Path, default=ROOT / "docs" / "paper_tables")
-    return parser.parse_args()
+    add("--output", type=Path, help="folder, in place of docs/paper_tables and data")
+    arguments = parser.parse_args()
+    arguments.data = DATA if arguments.output is None else arguments.output / "data"
+    arguments.page = arguments.output or PAGE
+    return arguments
 
 
 def missing_rounds(
@@ -149,7 +155,7 @@ def measure(arguments: argparse.Namespace, todo: list[tuple[Point, int]]) -> lis
     from benchmarks.paper_tables.models import cuts, transfers
 
     # All rounds of a point are cut alike, whatever is chosen now.
-    samples_before = read(arguments.output / SAMPLES).items()
+    samples_before = read(arguments.data / SAMPLES).items()
     kept = {point: each[-1].cuts for point, each in samples_before}
     points = {point.group: point for point, _ in todo}
     failed = []
@@ -157,7 +163,7 @@ def measure(arguments: argparse.Namespace, todo: list[tuple[Point, int]]) -> lis
         entries = [entry for entry in todo if entry[0].group == group]
         hosts = point.on(arguments.cpu)
         try:
-            profiles = profile(arguments, point)
+            profiles = profile(arguments.data, point)
             words = []
             for each, number in entries:
                 chosen = kept.get(each) or cuts(each, profiles, hosts)
@@ -173,7 +179,7 @@ def measure(arguments: argparse.Namespace, todo: list[tuple[Point, int]]) -> lis
             job = {
                 "task": "steps",
                 "todo": words,
-                "file": str((arguments.output / SAMPLES).resolve()),
+                "file": str((arguments.data / SAMPLES).resolve()),
             }
             run(hosts, f"{MODULE}.work", job, DEADLINE)
         except (HostsFailedError, subprocess.TimeoutExpired) as error:
@@ -182,7 +188,7 @@ def measure(arguments: argparse.Namespace, todo: list[tuple[Point, int]]) -> lis
     return failed
 
 
-def profile(arguments: argparse.Namespace, point: Point) -> list:
+def profile(folder: Path, point: Point) -> list:
     """Returns profiles of a model, which are measured on one host if they are missing.
 
     A host has a whole core then: what it takes on a share of one is a prediction.
@@ -190,11 +196,11 @@ def profile(arguments: argparse.Namespace, point: Point) -> list:
     from benchmarks.paper_tables.profiles import profile_files
     from divisible import Profile
 
-    files = profile_files(arguments.output, point)
+    files = profile_files(folder, point)
     for samples, file in files.items():
         if not file.exists():
             print(f"{time.strftime('%H:%M')} {file.name}", flush=True)
-            file.parent.mkdir(exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
             job = {
                 "task": "profile",
                 "point": to_json(point),

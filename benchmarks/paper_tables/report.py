@@ -84,21 +84,22 @@ CSV_COLUMNS = (
 
 
 def write(
-    figures: dict[int, list[Point]], folder: Path, cpu: float, scale: Scale
+    figures: dict[int, list[Point]], data: Path, folder: Path, cpu: float, scale: Scale
 ) -> None:
     """Writes README.md, points.csv and the figures of which something was measured.
 
     Args:
         figures: Points by figure; one appears if it has a measured point that is not
             in those before it.
-        folder: Where the samples are, and where to write.
+        data: Where the samples are, and points.csv goes.
+        folder: Where the page goes, and its figures.
         cpu: Of all hosts together, in cores.
         scale: Of the experiments.
     """
     every = [point for points in figures.values() for point in points]
-    found = rows(folder, every, cpu)
-    write_csv(folder / "points.csv", found.values())
-    text = [*introduction(folder, cpu, scale), *summary(found)]
+    found = rows(data, every, cpu)
+    write_csv(data / "points.csv", found.values())
+    text = [*introduction(data, cpu, scale), *summary(found)]
     shown: set[Point] = set()
     for figure, points in figures.items():
         mine = [found[point] for point in dict.fromkeys(points) if point in found]

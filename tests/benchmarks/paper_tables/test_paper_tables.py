@@ -442,7 +442,7 @@ def test_tables_and_figures_are_written(tmp_path):
         for n, file in profile_files(tmp_path, point).items():
             file.parent.mkdir(exist_ok=True)
             Profile([LayerCost(n / 40, n / 40, n / 40)] * 4, n).save(file)
-    write(figures, tmp_path, 1.6, Scale())
+    write(figures, tmp_path, tmp_path, 1.6, Scale())
     text = (tmp_path / "README.md").read_text()
     # All but 3 of 1, 3 and 12 microbatches are at an end.
     assert re.search(r"vgg16: simulated, .* of 12 points \(\d of 4 between two", text)
