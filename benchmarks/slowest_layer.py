@@ -13,14 +13,22 @@ profiles say that this was the layer.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.common.hosts import add_hosts_arguments, prepare
+import numpy as np
+
+from benchmarks.common.hosts import add_hosts_arguments, keep_freed_memory, prepare
 from benchmarks.common.plans import UNDIVIDED, in_turn
 from benchmarks.common.results import Result, command, machine, ratios
+from benchmarks.paper_tables.models import equal_cuts
+from benchmarks.paper_tables.points import Point, Scale
+from benchmarks.paper_tables.profiles import profiles_of
+from divisible import Network, Plan, Profile, best_plan
+from divisible.planning.interpolation import interpolate
+from divisible.planning.prediction import microbatch_sizes
 
 SCHEDULES = ("1f1b", "zb_h1", "zb_h2")
 #: Of the undivided step, and of what the slowest layer allows.
@@ -29,16 +37,37 @@ SPEEDUP, ATTAINED = 3.5, 0.90
 DEADLINE = 3600
 
 
+def layer_seconds(point: Point, profiles: list[Profile]) -> np.ndarray:
+    """Returns the seconds of each layer in a step, on a whole core."""
+    sizes = microbatch_sizes(point.batch, point.microbatches)
+    layers = [
+        [layer.seconds for layer in interpolate(profiles, size).layers]
+        for size in sizes
+    ]
+    return np.sum(layers, axis=0)
+
+
+def seconds_in_step(
+    layers: Sequence[float], cuts: Sequence[int], stages: Sequence[float]
+) -> np.ndarray:
+    """Returns the seconds of each layer in a step, from those of its stage.
+
+    Args:
+        layers: Seconds of each elsewhere, as which they share those of their stage.
+        cuts: Between the stages.
+        stages: Seconds that each computed in the step.
+    """
+    parts = np.divide(stages, np.add.reduceat(layers, cuts[:-1]))
+    return np.multiply(layers, np.repeat(parts, np.diff(cuts)))
+
+
+def bound(layers: np.ndarray, n_hosts: int) -> float:
+    """Returns seconds that no schedule of these layers can fall below."""
+    return float(max(layers.max(), layers.sum() / n_hosts))
+
+
 def main() -> None:
     """Profiles, plans, measures and writes the result."""
-    import numpy as np
-
-    from benchmarks.paper_tables.cli import MALLOC, profile
-    from benchmarks.paper_tables.models import equal_cuts
-    from benchmarks.paper_tables.points import Scale
-    from benchmarks.paper_tables.rows import bound, layer_seconds, seconds_in_step
-    from divisible import Network, Plan, best_plan
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_hosts_arguments(parser)
     add = parser.add_argument
@@ -50,8 +79,7 @@ def main() -> None:
     add("--output", type=Path, help="of the result")
     arguments = parser.parse_args()
     prepare()
-    # What a step frees is kept, so that later ones find their memory there.
-    os.environ.update(MALLOC)
+    keep_freed_memory()
 
     n = arguments.microbatches
     point = Scale(image=arguments.image).of(arguments.model, arguments.hosts, n)
@@ -66,7 +94,7 @@ def main() -> None:
         "",
     )
     with tempfile.TemporaryDirectory() as folder:
-        profiles = profile(Path(folder), point)
+        profiles = profiles_of(Path(folder), point)
     plans = {
         "equal layers, 1f1b": Plan(equal_cuts(point), n_microbatches=n, schedule="1f1b")
     }

@@ -3,10 +3,10 @@
     python -m benchmarks.twice_the_hosts
 
 In `paper_tables` all hosts together have the same cores, so each of 16 is half as fast
-as each of 8, and was measured to make less of its share. Here there are 16 equal hosts
-from the beginning. `best_plan` cuts the model for 8 of them and for all, and the
-undivided step in plain Chainer and both plans take turns on these hosts. With 16 the
-slowest layer limits the step: more of them can help only until it is alone on its host.
+as each of 8. Here there are 16 equal hosts from the beginning. `best_plan` cuts the
+model for 8 of them and for all, and the undivided step in plain Chainer and both plans
+take turns on these hosts. With 16 the slowest layer limits the step: more of them can
+help only until it is alone on its host.
 
 The layers' profiles are those of `paper_tables`, which are measured if they are not
 there.
@@ -15,13 +15,15 @@ there.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from pathlib import Path
 
-from benchmarks.common.hosts import add_hosts_arguments, prepare
+from benchmarks.common.hosts import add_hosts_arguments, keep_freed_memory, prepare
 from benchmarks.common.plans import UNDIVIDED, in_turn
 from benchmarks.common.results import Result, command, machine, ratios
+from benchmarks.paper_tables.points import DATA, Scale
+from benchmarks.paper_tables.profiles import profiles_of
+from divisible import Network, best_plan
 
 SCHEDULES = ("1f1b", "zb_h1")
 #: Seconds that the run may take.
@@ -30,10 +32,6 @@ DEADLINE = 3600
 
 def main() -> None:
     """Plans, measures and writes the result."""
-    from benchmarks.paper_tables.cli import DATA, MALLOC, profile
-    from benchmarks.paper_tables.points import Scale
-    from divisible import Network, best_plan
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_hosts_arguments(parser)
     add = parser.add_argument
@@ -44,12 +42,11 @@ def main() -> None:
     add("--output", type=Path, help="of the result")
     arguments = parser.parse_args()
     prepare()
-    # What a step frees is kept, so that later ones find their memory there.
-    os.environ.update(MALLOC)
+    keep_freed_memory()
 
     point = Scale().of("vgg16", arguments.hosts, arguments.microbatches)
     hosts = point.on(arguments.cpu)
-    profiles = profile(arguments.data, point)
+    profiles = profiles_of(arguments.data, point)
     result = Result("twice_the_hosts", arguments.output)
     result.write(
         command(),

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
-import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from types import ModuleType
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import chainer.functions as F
 import chainer.links as L
@@ -20,7 +19,6 @@ from mpi4py import MPI
 from benchmarks.common.results import ROOT, wall_seconds
 from divisible import Divisible
 from divisible.schedules import automatic
-from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from divisible.schedules.costs import Costs
 from divisible.schedules.timeline import Timeline
 
@@ -125,70 +123,3 @@ def measured_costs(
     """
     costs = automatic.measured_costs(timelines, n_stages)
     return dataclasses.replace(costs, transfer=transfer)
-
-
-class PhaseSeconds(NamedTuple):
-    """What every single phase of a step took.
-
-    Attributes:
-        forward: Of shape (n_stages, n_microbatches), with the seconds since the phase
-            before if its message had been there by then.
-        backward_input: The same; of a backward that was not split, the whole.
-        backward_weight: The same.
-        latency: For how long idle ranks waited for a message that had been sent, on
-            average, without its transfer. Negative where links let a burst pass at
-            once, and so carry more than their rate says.
-    """
-
-    forward: np.ndarray
-    backward_input: np.ndarray
-    backward_weight: np.ndarray
-    latency: float
-
-
-def phase_seconds(timeline: Timeline, transfer: Sequence[float]) -> PhaseSeconds:
-    """Returns what every single phase took in a measured timeline.
-
-    Where hosts have a quota, the phases of a stage differ much: one that uses the quota
-    up takes until the next period, and so may a message.
-
-    Args:
-        timeline: Of one step with one stage on each rank.
-        transfer: Bytes over bandwidth of a message between each two stages.
-    """
-    events = [
-        (stage, INPUT if kind == BACKWARD else kind, microbatch, start, end)
-        for stage, kind, category, microbatch, start, end in zip(
-            timeline.stage.tolist(),
-            timeline.kind.tolist(),
-            timeline.category.tolist(),
-            timeline.microbatch.tolist(),
-            timeline.start.tolist(),
-            timeline.end.tolist(),
-        )
-        # Messages have the kind of what they carry, but a category of their own.
-        if kind == category
-    ]
-    ends = {event[:3]: event[-1] for event in events}
-    # When the rank was free, and when its message left and arrives at the earliest.
-    known: list[tuple[float, float, float]] = []
-    before: dict[int, float] = {}
-    for stage, kind, microbatch, start, end in events:
-        supplier = {FORWARD: stage - 1, INPUT: stage + 1}.get(kind)
-        sent = ends.get((supplier, kind, microbatch), -math.inf)
-        arrival = sent + transfer[min(stage, supplier)] if sent > -math.inf else sent
-        known.append((before.get(stage, start), sent, arrival))
-        before[stage] = end
-    delays = [
-        start - arrival
-        for (*_, start, _), (free, sent, arrival) in zip(events, known)
-        if sent > free
-    ]
-    latency = statistics.fmean(delays) if delays else 0.0
-    shape = len(transfer) + 1, int(timeline.microbatch.max()) + 1
-    seconds = {kind: np.zeros(shape) for kind in (FORWARD, INPUT, WEIGHT)}
-    for event, (free, sent, arrival) in zip(events, known):
-        stage, kind, microbatch, start, end = event
-        begin = start if sent > free else min(start, max(free, arrival + latency))
-        seconds[kind][stage, microbatch] = end - begin
-    return PhaseSeconds(*seconds.values(), latency)

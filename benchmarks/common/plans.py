@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.common.hosts import Hosts, run
 from benchmarks.common.results import alternate
+from benchmarks.paper_tables.points import Point, from_json, to_json
 
 UNDIVIDED = "undivided"
 #: Seconds that a rank may wait for another.
@@ -28,7 +29,7 @@ class Turns(NamedTuple):
 
 def in_turn(
     hosts: Hosts,
-    point: Any,
+    point: Point,
     plans: dict[str, Any],
     rounds: int,
     deadline: float,
@@ -37,13 +38,11 @@ def in_turn(
 
     Args:
         hosts: All of them.
-        point: The `paper_tables.points.Point` that says which model and minibatch.
+        point: Which model and minibatch.
         plans: By name, with their number of microbatches and schedule.
         rounds: Steps of each.
         deadline: Seconds that the run may take.
     """
-    from benchmarks.paper_tables.points import to_json
-
     with tempfile.TemporaryDirectory() as folder:
         files = {name: str(Path(folder, f"{i}.json")) for i, name in enumerate(plans)}
         for name, plan in plans.items():
@@ -60,7 +59,6 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.common.hosts import PAUSE
     from benchmarks.common.perceptron import step_seconds, undivided_step
     from benchmarks.paper_tables.models import build, minibatch
-    from benchmarks.paper_tables.points import from_json
     from divisible import Plan
     from pipeline import Pipeline
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import subprocess
 import sys
 import time
@@ -13,34 +12,30 @@ from pathlib import Path
 from benchmarks.common.hosts import (
     HostsFailedError,
     add_hosts_arguments,
+    keep_freed_memory,
     prepare,
     run,
 )
 from benchmarks.common.results import ROOT
+from benchmarks.paper_tables.models import cuts
 from benchmarks.paper_tables.points import (
     BATCH,
+    DATA,
     SAMPLES,
     Point,
     Scale,
-    beyond,
     figures,
     quick,
     to_json,
     with_serial,
 )
+from benchmarks.paper_tables.profiles import DEADLINE, WORK, profiles_of
 from benchmarks.paper_tables.samples import read
 
-MODULE = "benchmarks.paper_tables"
-#: Where samples and profiles are, and the page with its figures.
-DATA = Path(__file__).parent / "data"
+#: Where the page is, with its figures.
 PAGE = ROOT / "docs" / "paper_tables"
 #: Core seconds that an undivided step takes, about: for the estimate only.
 CORE_SECONDS = {"mlp": 2.0e-6, "vgg16": 4.3, "resnet50": 16.0}
-#: The C library then gives no memory back to the system, which would have to clear it
-#: at every step.
-MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-#: Seconds that the hosts of a group may take.
-DEADLINE = 4 * 3600
 
 
 def main() -> None:
@@ -49,10 +44,7 @@ def main() -> None:
     scale = Scale(arguments.width, arguments.image, arguments.batch)
     every = figures(scale)
     if arguments.write:
-        # Not before: the process that starts the hosts needs no matplotlib.
-        from benchmarks.paper_tables.report import write
-
-        write(every, arguments.data, arguments.page, arguments.cpu, scale)
+        write_page(arguments, every, scale)
         return
     rounds = 1 if arguments.quick else arguments.rounds
     points = itertools.chain.from_iterable(every[n] for n in arguments.figures)
@@ -62,7 +54,7 @@ def main() -> None:
         if point.hosts in (arguments.hosts or [point.hosts])
         and point.size in (arguments.sizes or [point.size])
     ]
-    points = with_serial(quick(points) if arguments.quick else points + beyond(points))
+    points = with_serial(quick(points) if arguments.quick else points)
     todo = missing_rounds(arguments.data / SAMPLES, points, rounds)
     seconds = sum(estimate(point, arguments.cpu) for point, _ in todo)
     print(f"{len(todo)} of {len(points) * rounds} steps to measure,", end=" ")
@@ -73,20 +65,28 @@ def main() -> None:
     failed: list[str] = []
     if todo:
         prepare()
-        # What a step frees is kept, so that later ones find their memory there.
-        os.environ.update(MALLOC)
+        keep_freed_memory()
         arguments.data.mkdir(parents=True, exist_ok=True)
         failed = measure(arguments, todo)
-    command = [sys.executable, "-m", MODULE, *sys.argv[1:], "--write"]
-    subprocess.run(command, check=True)
+    write_page(arguments, every, scale)
     if failed:
         sys.exit("not measured, run again for these:\n" + "\n".join(failed))
+
+
+def write_page(
+    arguments: argparse.Namespace, every: dict[int, list[Point]], scale: Scale
+) -> None:
+    """Writes what was measured so far."""
+    # Here, because matplotlib is not needed to measure.
+    from benchmarks.paper_tables.page import write
+
+    write(every, arguments.data, arguments.page, arguments.cpu, scale)
 
 
 def parse() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m {MODULE}",
+        prog="python -m benchmarks.paper_tables",
         description="Measures figures 6 to 14 of the paper on emulated hosts. What is"
         " measured is kept at once, so a run that was stopped goes on where it was.",
     )
@@ -152,8 +152,6 @@ def measure(arguments: argparse.Namespace, todo: list[tuple[Point, int]]) -> lis
     Returns:
         What failed, in words; the groups after it are measured nevertheless.
     """
-    from benchmarks.paper_tables.models import cuts, transfers
-
     # All rounds of a point are cut alike, whatever is chosen now.
     samples_before = read(arguments.data / SAMPLES).items()
     kept = {point: each[-1].cuts for point, each in samples_before}
@@ -163,50 +161,22 @@ def measure(arguments: argparse.Namespace, todo: list[tuple[Point, int]]) -> lis
         entries = [entry for entry in todo if entry[0].group == group]
         hosts = point.on(arguments.cpu)
         try:
-            profiles = profile(arguments.data, point)
+            profiles = profiles_of(arguments.data, point)
             words = []
             for each, number in entries:
-                chosen = kept.get(each) or cuts(each, profiles, hosts)
-                kept[each] = chosen
-                entry = {
-                    "point": to_json(each),
-                    "round": number,
-                    "cuts": chosen,
-                    "transfer": transfers(each, chosen, profiles, hosts),
-                }
-                words.append(entry)
+                if each not in kept:
+                    kept[each] = cuts(each, profiles, hosts)
+                words.append(
+                    {"point": to_json(each), "round": number, "cuts": kept[each]}
+                )
             print(f"{time.strftime('%H:%M')} {group}: {len(words)} steps", flush=True)
             job = {
                 "task": "steps",
                 "todo": words,
                 "file": str((arguments.data / SAMPLES).resolve()),
             }
-            run(hosts, f"{MODULE}.work", job, DEADLINE)
+            run(hosts, WORK, job, DEADLINE)
         except (HostsFailedError, subprocess.TimeoutExpired) as error:
             failed.append(f"{group}: {error}")
             print(failed[-1], flush=True)
     return failed
-
-
-def profile(folder: Path, point: Point) -> list:
-    """Returns profiles of a model, which are measured on one host if they are missing.
-
-    A host has a whole core then: what it takes on a share of one is a prediction.
-    """
-    from benchmarks.paper_tables.profiles import profile_files
-    from divisible import Profile
-
-    files = profile_files(folder, point)
-    for samples, file in files.items():
-        if not file.exists():
-            print(f"{time.strftime('%H:%M')} {file.name}", flush=True)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            job = {
-                "task": "profile",
-                "point": to_json(point),
-                "samples": samples,
-                "file": str(file.resolve()),
-            }
-            hosts = Point(point.model, point.size, samples, 1, 1).on(1.0)
-            run(hosts, f"{MODULE}.work", job, DEADLINE)
-    return [Profile.load(file) for file in files.values()]

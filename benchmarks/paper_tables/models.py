@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import chainer.functions as F
@@ -13,7 +12,6 @@ from chainer.initializers import HeNormal
 from benchmarks.common.hosts import Hosts
 from benchmarks.paper_tables.points import EQUAL, MLP_LAYERS, N_CLASSES, Point
 from divisible import Divisible, Network, Plan, Profile, best_plan, deferred_init
-from divisible.planning.interpolation import interpolate
 
 
 def build(point: Point) -> Divisible:
@@ -68,15 +66,6 @@ def cuts(point: Point, profiles: list[Profile], hosts: Hosts) -> list[int]:
         speeds=hosts.share,
     )
     return list(plan.cuts)
-
-
-def transfers(
-    point: Point, cuts: Sequence[int], profiles: list[Profile], hosts: Hosts
-) -> list[float]:
-    """Returns bytes over bandwidth of the largest messages between the stages."""
-    edges = [cut - 1 for cut in cuts[1:-1]]
-    n_bytes = interpolate(profiles, point.samples).column("output_bytes")[edges]
-    return (n_bytes / hosts.bandwidth).tolist()
 
 
 def equal_cuts(point: Point) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks.paper_tables.points import FIT
+from benchmarks.paper_tables.points import EQUAL, FIT, PRINTED
 from benchmarks.paper_tables.rows import Row
 
 #: Readable for colour-blind eyes.
@@ -53,17 +53,17 @@ def times(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def speedups(figure: Figure, rows: Sequence[Row]) -> None:
-    """Fig. 7: the same as speed-ups; dashed what was simulated."""
+    """Fig. 7: the same as speed-ups, with those of equation (3) and of the paper."""
     axes = _axes(figure, "microbatches", "speed-up over the undivided step")
-    _lines(axes, rows, _hosts, _speedup, _simulated_speedup)
-    _legend_beside(axes, "dashed:\nsimulated")
+    _lines(axes, rows, _hosts, _speedup, _speedup_by_equation)
+    _legend_beside(axes, "dashed:\nequation (3)\nstars:\nin the paper")
 
 
 def rates(figure: Figure, rows: Sequence[Row]) -> None:
     """Fig. 8: the step by number of microbatches, for every rate of the links."""
     axes = _axes(figure, "microbatches", "seconds of a step")
-    _lines(axes, rows, lambda r: r.point.rate, lambda r: r.step, _simulated)
-    _legend_beside(axes, "dashed:\nsimulated")
+    _lines(axes, rows, lambda r: r.point.rate, lambda r: r.step, _by_equation)
+    _legend_beside(axes, "dashed:\nequation (3)")
 
 
 def sizes(figure: Figure, rows: Sequence[Row]) -> None:
@@ -87,9 +87,8 @@ def equation(figure: Figure, rows: Sequence[Row]) -> None:
     rows = [r for r in rows if r.point.hosts == hosts]
     m = [r.point.microbatches for r in rows]
     axes.plot(m, [r.step for r in rows], "o-", color=COLORS[0], label="measured")
-    if all(r.equation for r in rows):
-        values = [float(np.median(r.equation)) for r in rows]
-        axes.plot(m, values, "--", color=COLORS[2], label="equation (3)")
+    values = [_by_equation(r) for r in rows]
+    axes.plot(m, values, "--", color=COLORS[2], label="equation (3)")
     fitted = [r for r in rows if r.point.microbatches in FIT]
     axes.plot(
         [r.point.microbatches for r in fitted],
@@ -100,8 +99,6 @@ def equation(figure: Figure, rows: Sequence[Row]) -> None:
         fillstyle="none",
         label="fitted to",
     )
-    values = [_simulated(r) for r in rows]
-    axes.plot(m, values, ":", color=COLORS[1], label="simulated")
     axes.set_xticks(m, [f"{tick:g}" for tick in m])
     axes.minorticks_off()
     axes.legend()
@@ -115,10 +112,11 @@ def models(figure: Figure, rows: Sequence[Row]) -> None:
         mine = [r for r in rows if (r.point.cut, r.point.schedule) == kind]
         _style(axes, "microbatches")
         axes.set_title(", ".join(kind))
-        _lines(axes, mine, _hosts, _speedup, _simulated_speedup)
+        _lines(axes, mine, _hosts, _speedup, _speedup_by_equation)
     # One for all panels, where it covers nothing.
     lines, names = panels[0].get_legend_handles_labels()
-    title = "dashed: simulated"
+    has_stars = not np.all(np.isnan(list(map(_printed, rows))))
+    title = "dashed: equation (3)" + "; star: in the paper" * has_stars
     place = "outside lower center"
     figure.legend(lines, names, loc=place, ncols=len(lines), title=title)
     panels[0].set_ylabel("speed-up over the undivided step")
@@ -132,13 +130,20 @@ def _speedup(row: Row) -> float:
     return row.speedup
 
 
-def _simulated(row: Row) -> float:
-    return float(np.median(row.simulated)) if row.simulated else np.nan
+def _speedup_by_equation(row: Row) -> float:
+    return row.speedup_by_equation
 
 
-def _simulated_speedup(row: Row) -> float:
-    ratios = np.divide(row.serial, row.simulated) if row.simulated else np.nan
-    return float(np.median(ratios))
+def _by_equation(row: Row) -> float:
+    return float(np.median(row.equation)) if row.equation else np.nan
+
+
+def _printed(row: Row) -> float:
+    """Returns the speed-up that the paper has for a point, if it has one."""
+    point = row.point
+    m, speedup = PRINTED.get(point.model, {}).get(point.hosts, (None, np.nan))
+    is_same = (point.microbatches, point.cut) == (m, EQUAL)
+    return speedup if is_same else np.nan
 
 
 def _axes(figure: Figure, x: str, y: str) -> Any:
@@ -176,7 +181,9 @@ def _lines(
         values = [measured(row) for row in group]
         axes.plot(places, values, marker=marker, label=name, **style)
         if expected is not None:
-            axes.plot(places, [expected(row) for row in group], "--.", **style)
+            axes.plot(places, [expected(row) for row in group], "--", **style)
+        if measured is _speedup:
+            axes.plot(places, list(map(_printed, group)), "*", color=color, ms=12)
     axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)])
     axes.minorticks_off()
 

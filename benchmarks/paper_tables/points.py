@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from benchmarks.common.hosts import Hosts
 
-#: The paper's best speed-ups over the undivided step in section 5.1: processes,
-#: microbatches, speed-up.
-FIGURE_7 = {2: (5, 1.34), 4: (5, 1.93), 8: (20, 2.70), 16: (20, 3.49), 32: (20, 3.72)}
-#: Section 7: of VGG16 on 8 processes with 20 microbatches.
-FIGURE_13 = {8: (20, 2.32)}
+#: The speed-ups over the undivided step that the text of the paper has, in its sections
+#: 5.1 and 7: processes, microbatches, speed-up.
+PRINTED = {
+    "mlp": {2: (5, 1.34), 4: (5, 1.93), 8: (20, 2.70), 16: (20, 3.49), 32: (20, 3.72)},
+    "vgg16": {8: (20, 2.32)},
+}
 #: The numbers of microbatches from which Fig. 12 finds the constants of equation (3).
 FIT = (3, 12, 40)
 
@@ -27,7 +29,8 @@ MICROBATCHES = {
 }
 #: Microbatches of 600, 240, 120, 60 and 30 samples in Fig. 9 to 11.
 SIZES_MICROBATCHES = (1, 2, 5, 10, 20, 40)
-#: The file of what was measured.
+#: The folder of samples and profiles, and the file of samples in it.
+DATA = Path(__file__).parent / "data"
 SAMPLES = "samples.jsonl"
 #: Input sizes of Fig. 9 to 11.
 PAPER_SIZES = (1000, 2000, 3000, 5000, 10000)
@@ -156,24 +159,6 @@ def figures(scale: Scale) -> dict[int, list[Point]]:
         figure: [point for point in points if point.microbatches <= point.batch]
         for figure, points in found.items()
     }
-
-
-def beyond(points: Iterable[Point]) -> list[Point]:
-    """Returns points at either end of each series that no figure shows.
-
-    They have half and twice as many microbatches, as far as there are samples for them.
-    Without them the first and last points of a series would have other steps by which
-    they are simulated on one side only.
-    """
-    counts: dict[Point, list[int]] = {}
-    for point in points:
-        counts.setdefault(point.series, []).append(point.microbatches)
-    return [
-        replace(series, microbatches=m)
-        for series, found in counts.items()
-        for m in (-(-min(found) // 2), min(2 * max(found), series.batch))
-        if m not in found
-    ]
 
 
 def quick(points: Iterable[Point]) -> list[Point]:

@@ -1,18 +1,43 @@
-"""The profiles of the models: where they are, and one of several."""
+"""The profiles of the models: where they are, and how they come there."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.paper_tables.points import Point
+from benchmarks.common.hosts import run
+from benchmarks.paper_tables.points import Point, to_json
 from divisible import LayerCost, Profile
 from divisible.planning.profile import SECONDS
 
 #: The sizes of microbatch at which layers are profiled, as parts of the minibatch.
 PROFILED = (1, 5, 20, 80)
+#: The module of what hosts do, and seconds that they may take.
+WORK, DEADLINE = "benchmarks.paper_tables.work", 4 * 3600.0
+
+
+def profiles_of(folder: Path, point: Point) -> list[Profile]:
+    """Returns profiles of a model, which are measured on one host if they are missing.
+
+    A host has a whole core then: what it takes on a share of one is a prediction.
+    """
+    files = profile_files(folder, point)
+    for samples, file in files.items():
+        if not file.exists():
+            print(f"{time.strftime('%H:%M')} {file.name}", flush=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            job = {
+                "task": "profile",
+                "point": to_json(point),
+                "samples": samples,
+                "file": str(file.resolve()),
+            }
+            hosts = Point(point.model, point.size, samples, 1, 1).on(1.0)
+            run(hosts, WORK, job, DEADLINE)
+    return [Profile.load(file) for file in files.values()]
 
 
 def profile_files(folder: Path, point: Point) -> dict[int, Path]:

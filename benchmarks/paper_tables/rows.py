@@ -1,4 +1,4 @@
-"""A row for each point: measured, predicted by equation (3), simulated."""
+"""A row for each point: measured, and by the paper's equation (3)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.paper_tables.points import FIT, SAMPLES, SERIAL, Point
-from benchmarks.paper_tables.profiles import profile_files
 from benchmarks.paper_tables.samples import Sample, read
-from benchmarks.paper_tables.simulations import (
-    replay,
-    simulate,
-    stage_seconds,
-    whole_core_seconds,
-)
-from divisible import Profile
-from divisible.planning.interpolation import interpolate
+from divisible.schedules.paper_model import PerformanceModel
 
 
 @dataclass(frozen=True)
@@ -36,19 +28,6 @@ class Row:
         equation: For each step the seconds by equation (3), whose constants come from
             three points of the same series and round; empty on one host.
         is_fitted: Whether this is one of the three.
-        simulated: For each step the seconds simulated from profiles of the layers on a
-            whole core, and from the hosts' speed in other steps of the same series and
-            round; empty if there are none.
-        is_between: Whether there are some with fewer and some with more microbatches.
-        replayed: For each step the seconds simulated from the times of its own phases.
-        relative_speed: Of the hosts in the steps, all together; 1 where it is their
-            share of the core that the profiles were measured on.
-        bounds: For each step seconds that no schedule can fall below on hosts that are
-            as fast as they were in it: those of the slowest layer in all microbatches,
-            or of all layers spread evenly. How much of its stage a layer is say the
-            profiles.
-        share_bound: The same by the profiles, on hosts as fast as their share of a
-            core.
         stolen: Part of the machine's time that its hypervisor gave to others meanwhile,
             at most; ``None`` if that is not known of every sample.
     """
@@ -60,12 +39,6 @@ class Row:
     cuts: list[int]
     equation: list[float]
     is_fitted: bool
-    simulated: list[float]
-    is_between: bool
-    replayed: list[float]
-    relative_speed: float
-    bounds: list[float]
-    share_bound: float
     stolen: float | None
 
     @property
@@ -84,50 +57,40 @@ class Row:
         return float(np.median(np.divide(self.serial, self.seconds)))
 
     @property
-    def attained(self) -> float:
-        """What part of a step nothing could have saved, in the median."""
-        return float(np.median(np.divide(self.bounds, self.seconds)))
+    def speedup_by_equation(self) -> float:
+        """The same by equation (3); not a number where there is none."""
+        if not self.equation:
+            return np.nan
+        return float(np.median(np.divide(self.serial, self.equation)))
 
-    def error(self, predicted: list[float]) -> float:
-        """Returns the relative error of a prediction for each step, the median."""
-        return float(np.median(np.divide(predicted, self.seconds))) - 1
+    @property
+    def error_of_equation(self) -> float:
+        """Relative error of equation (3), the median of the rounds."""
+        if not self.equation:
+            return np.nan
+        return float(np.median(np.divide(self.equation, self.seconds))) - 1
 
 
-def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
+def rows(data: Path, points: Iterable[Point]) -> dict[Point, Row]:
     """Returns a row for every point of which there are samples.
 
     Args:
-        folder: Of the samples and profiles.
+        data: Folder of the samples.
         points: What to look for.
-        cpu: Of all hosts together, in cores.
     """
-    samples = read(folder / SAMPLES)
-    found = {}
+    samples = read(data / SAMPLES)
     measured = [p for p in dict.fromkeys(points) if p in samples]
-    all_series, shown = _by_series(samples), _by_series(measured)
+    of_series: dict[Point, dict[int, list[Sample]]] = {}
+    for point in measured:
+        series = of_series.setdefault(point.series, {})
+        series[point.microbatches] = samples[point]
+    found = {}
     for point in measured:
         if point.serial not in samples or point.schedule == SERIAL:
             continue
-        files = profile_files(folder, point).values()
-        profiles = [Profile.load(file) for file in files]
-        hosts = point.on(cpu)
-        mine, m = samples[point], point.microbatches
-        # Points beyond its ends are not in the tables.
-        series = {p.microbatches: samples[p] for p in all_series[point.series]}
-        fitted = {p.microbatches: samples[p] for p in shown[point.series]}
-        layers = layer_seconds(point, profiles)
-        others = [others_in_round(series, sample) for sample in mine]
-        simulated = [
-            simulate(point, sample.cuts, steps, profiles, hosts)
-            for sample, steps in zip(mine, others)
-            if steps
-        ]
-        speeds = [
-            whole_core_seconds(sample, profiles).sum() / stage_seconds(sample).sum()
-            for sample in mine
-        ]
+        mine, series = samples[point], of_series[point.series]
         stolen = [sample.stolen for sample in mine]
-        rounds = [in_round(fitted, sample.round) for sample in mine]
+        rounds = [in_round(series, sample.round) for sample in mine]
         found[point] = Row(
             point=point,
             seconds=[sample.seconds for sample in mine],
@@ -135,13 +98,7 @@ def rows(folder: Path, points: Iterable[Point], cpu: float) -> dict[Point, Row]:
             single=in_rounds_of(mine, samples.get(replace(point, microbatches=1))),
             cuts=mine[-1].cuts,
             equation=by_equation(point, rounds),
-            is_fitted=m in fit_points(fitted),
-            simulated=simulated,
-            is_between=all(steps and min(steps) < m < max(steps) for steps in others),
-            replayed=[replay(sample, profiles, hosts) for sample in mine],
-            relative_speed=float(np.median(speeds)) / hosts.share,
-            bounds=[_bound_of_step(sample, layers, point.hosts) for sample in mine],
-            share_bound=bound(layers / hosts.share, point.hosts),
+            is_fitted=point.microbatches in fit_points(series),
             stolen=None if None in stolen else max(stolen),
         )
     return found
@@ -164,34 +121,9 @@ def in_round(series: Mapping[int, list[Sample]], number: int) -> dict[int, Sampl
     return {m: of_round(samples, number) for m, samples in series.items()}
 
 
-def others_in_round(
-    series: Mapping[int, list[Sample]], sample: Sample
-) -> dict[int, Sample]:
-    """Returns samples of other points of a series, of the same round and machine.
-
-    If there are none, the last of each point. A point that was added later may have got
-    the number of an old round on another machine.
-    """
-    others = {m: s for m, s in series.items() if m != sample.point.microbatches}
-    found = {
-        m: other
-        for m, samples in others.items()
-        for other in samples
-        if (other.round, other.machine) == (sample.round, sample.machine)
-    }
-    return found or {m: samples[-1] for m, samples in others.items()}
-
-
 def of_round(samples: Sequence[Sample], number: int) -> Sample:
     """Returns the sample of a round, or the last if that was not measured."""
     return next((s for s in samples if s.round == number), samples[-1])
-
-
-def _by_series(points: Iterable[Point]) -> dict[Point, list[Point]]:
-    found: dict[Point, list[Point]] = {}
-    for point in points:
-        found.setdefault(point.series, []).append(point)
-    return found
 
 
 def fit_points(microbatches: Iterable[int]) -> list[int]:
@@ -214,8 +146,6 @@ def by_equation(point: Point, rounds: Iterable[Mapping[int, Sample]]) -> list[fl
         point: The step.
         rounds: Samples of its series by their number of microbatches.
     """
-    from divisible.schedules.paper_model import PerformanceModel
-
     found = []
     for samples in rounds:
         chosen = fit_points(samples)
@@ -224,40 +154,3 @@ def by_equation(point: Point, rounds: Iterable[Mapping[int, Sample]]) -> list[fl
             model = PerformanceModel.fit(point.hosts, chosen, seconds)
             found.append(float(model(point.microbatches)))
     return found
-
-
-def layer_seconds(point: Point, profiles: list[Profile]) -> np.ndarray:
-    """Returns the seconds of each layer in a step, on a whole core."""
-    from divisible.planning.prediction import microbatch_sizes
-
-    sizes = microbatch_sizes(point.batch, point.microbatches)
-    layers = [
-        [layer.seconds for layer in interpolate(profiles, size).layers]
-        for size in sizes
-    ]
-    return np.sum(layers, axis=0)
-
-
-def bound(layers: np.ndarray, n_hosts: int) -> float:
-    """Returns seconds that no schedule of these layers can fall below."""
-    return float(max(layers.max(), layers.sum() / n_hosts))
-
-
-def _bound_of_step(sample: Sample, layers: np.ndarray, n_hosts: int) -> float:
-    """Returns that bound for hosts as fast as they were in a measured step."""
-    stages = stage_seconds(sample)
-    return bound(seconds_in_step(layers, sample.cuts, stages), n_hosts)
-
-
-def seconds_in_step(
-    layers: Sequence[float], cuts: Sequence[int], stages: Sequence[float]
-) -> np.ndarray:
-    """Returns the seconds of each layer in a step, from those of its stage.
-
-    Args:
-        layers: Seconds of each elsewhere, as which they share those of their stage.
-        cuts: Between the stages.
-        stages: Seconds that each computed in the step.
-    """
-    parts = np.divide(stages, np.add.reduceat(layers, cuts[:-1]))
-    return np.multiply(layers, np.repeat(parts, np.diff(cuts)))

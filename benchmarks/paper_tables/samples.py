@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.paper_tables.points import Point, from_json, to_json
@@ -23,12 +23,6 @@ class Sample:
         machine: Where.
         load: Load average when the hosts came up.
         date: When.
-        forward: Seconds of F on each stage, of each microbatch. In samples from before
-            these were kept, the means of the stages.
-        backward_input: Of I, or of B if it was not split.
-        backward_weight: Of W.
-        latency: Of messages in the step, besides their transfer; negative where links
-            let a burst pass at once. In older samples 0 then.
         pages: Of memory that a rank got from the system in the step, at most. Unknown
             in older samples, most of which are first steps.
         stolen: Part of the machine's time that its hypervisor gave to others during
@@ -42,10 +36,6 @@ class Sample:
     machine: str
     load: float
     date: str
-    forward: list[list[float]] = field(default_factory=list)
-    backward_input: list[list[float]] = field(default_factory=list)
-    backward_weight: list[list[float]] = field(default_factory=list)
-    latency: float = 0.0
     pages: int | None = None
     stolen: float | None = None
 

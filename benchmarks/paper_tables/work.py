@@ -11,18 +11,16 @@ import time
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-import numpy as np
 from mpi4py import MPI
 
 from benchmarks.common.hosts import PAUSE
-from benchmarks.common.perceptron import phase_seconds, step_seconds, undivided_step
+from benchmarks.common.perceptron import step_seconds, undivided_step
 from benchmarks.common.results import machine, quiet_barrier, undisturbed
 from benchmarks.paper_tables.models import build, minibatch
 from benchmarks.paper_tables.points import SERIAL, Point, from_json
 from benchmarks.paper_tables.profiles import medians
 from benchmarks.paper_tables.samples import Sample, append
 from divisible import Divisible, Profile, profile
-from divisible.schedules.timeline import Timeline
 from pipeline import Pipeline
 
 #: Seconds that a rank may wait for another: the smallest share of a core is slow.
@@ -61,17 +59,11 @@ def measure_layers(point: Point, samples: int, file: Path) -> None:
     medians(profiles).save(file)
 
 
-def rounded(seconds: np.ndarray) -> list[list[float]]:
-    """Returns seconds to the microsecond, for a file of many."""
-    return np.round(seconds, 6).tolist()
-
-
 class Timed(NamedTuple):
-    """A step, and what ran in it; ``None`` if that is not known."""
+    """A step: its seconds, and the pages of memory that it got from the system."""
 
     seconds: float
     pages: int
-    timeline: Timeline | None
 
 
 class Steps:
@@ -96,20 +88,20 @@ class Steps:
         """Measures points and rounds in turn; writes each sample as it comes.
 
         Args:
-            todo: Dictionaries of ``point``, ``cuts``, ``round``, and ``transfer`` of
-                the links between the stages.
+            todo: Dictionaries of ``point``, ``cuts`` and ``round``.
         """
         for entry in todo:
             point = from_json(entry["point"])
             step = self._undivided if point.schedule == SERIAL else self._pipelined
             self._stolen = 0.0
-            measured = step(point, entry)
+            timed = step(point, entry["cuts"])
             if self._comm.rank == 0:
                 sample = Sample(
                     point,
                     entry["round"],
-                    cuts=entry["cuts"],
-                    **measured,
+                    timed.seconds,
+                    entry["cuts"],
+                    pages=timed.pages,
                     stolen=round(self._stolen, 4),
                     machine=self._where,
                     load=self._load,
@@ -118,36 +110,26 @@ class Steps:
                 append(self._file, sample)
                 print(f"{point}: {sample.seconds:.3f} s", flush=True)
 
-    def _pipelined(self, point: Point, entry: dict) -> dict[str, Any]:
+    def _pipelined(self, point: Point, cuts: list[int]) -> Timed:
         """Times a step on a rank for each stage."""
-        rank, cuts = self._comm.rank, entry["cuts"]
+        rank = self._comm.rank
         n_stages = len(cuts) - 1
         comm = self._comm.Split(rank < n_stages, rank)
         try:
             if rank >= n_stages:
                 # More hosts than stages: only the timing needs this one.
-                self._typical(lambda: None)
-                return {}
+                return self._typical(lambda: None)
             x, t = minibatch(point, point.batch)
             stage = self._divided(point, *cuts[rank : rank + 2])
             n = point.microbatches
             with Pipeline(stage, comm, n, point.schedule, timeout=TIMEOUT) as pipe:
                 # In the first, ranks agree on messages' shapes; none is awaited before.
                 pipe.step(x, t)
-                timed = self._typical(lambda: pipe.step(x, t), pipe.timeline)
-                phases = phase_seconds(timed.timeline, entry["transfer"])
+                return self._typical(lambda: pipe.step(x, t))
         finally:
             comm.Free()
-        return {
-            "seconds": timed.seconds,
-            "pages": timed.pages,
-            "forward": rounded(phases.forward),
-            "backward_input": rounded(phases.backward_input),
-            "backward_weight": rounded(phases.backward_weight),
-            "latency": phases.latency,
-        }
 
-    def _undivided(self, point: Point, entry: dict) -> dict[str, Any]:
+    def _undivided(self, point: Point, cuts: list[int]) -> Timed:
         """Times the undivided model on the first host, while the others sleep."""
         step: Callable[[], Any] = lambda: None  # noqa: E731
         if self._comm.rank == 0:
@@ -155,8 +137,7 @@ class Steps:
             model = self._divided(point, None, None)
             step = undivided_step(model, x, t)
         quiet_barrier(self._comm, PAUSE)
-        timed = self._typical(step)
-        return {"seconds": timed.seconds, "pages": timed.pages}
+        return self._typical(step)
 
     def _divided(self, point: Point, start: int | None, end: int | None) -> Divisible:
         key = (point.model, point.size, start, end)
@@ -166,38 +147,31 @@ class Steps:
             self._stage = (key, build(point).divide(start, end))
         return self._stage[1]
 
-    def _typical(
-        self, step: Callable[[], Any], timeline: Callable[[], Any] = lambda: None
-    ) -> Timed:
-        """Times a step several times, if it is not a long one, and returns the middle.
-
-        Args:
-            step: What to time.
-            timeline: What returns what ran in it.
-        """
-        steps = [self._warm(step, timeline)]
+    def _typical(self, step: Callable[[], Any]) -> Timed:
+        """Times a step, several times if it is not a long one: returns the middle."""
+        steps = [self._warm(step)]
         total = steps[0].seconds
         while (total < SHORT and len(steps) < MANY) or (
             total < LONG and len(steps) < STEPS
         ):
-            steps.append(self._timed(step, timeline))
+            steps.append(self._timed(step))
             total += steps[-1].seconds
         steps.sort(key=lambda timed: timed.seconds)
         return steps[(len(steps) - 1) // 2]
 
-    def _warm(self, step: Callable[[], Any], timeline: Callable[[], Any]) -> Timed:
+    def _warm(self, step: Callable[[], Any]) -> Timed:
         """Times a step until it finds all its memory in the process, or times enough.
 
         Memory from the system is cleared page by page, which takes a host with a part
         of a core up to as long as all that it computes.
         """
         for _ in range(COLD_STEPS + 1):
-            found = self._timed(step, timeline)
+            found = self._timed(step)
             if found.pages <= PAGES * max(1.0, found.seconds):
                 break
         return found
 
-    def _timed(self, step: Callable[[], Any], timeline: Callable[[], Any]) -> Timed:
+    def _timed(self, step: Callable[[], Any]) -> Timed:
         def once() -> tuple[float, int]:
             before = _pages()
             seconds = step_seconds(self._comm, step, PAUSE)
@@ -205,7 +179,7 @@ class Steps:
 
         (seconds, pages), stolen = undisturbed(self._comm, once)
         self._stolen = max(self._stolen, stolen)
-        return Timed(seconds, self._comm.allreduce(pages, MPI.MAX), timeline())
+        return Timed(seconds, self._comm.allreduce(pages, MPI.MAX))
 
 
 def _pages() -> int:

@@ -1,8 +1,6 @@
-"""What hosts do for the paper's tables, on ranks of this machine."""
+"""What hosts do for the paper's figures, on ranks of this machine."""
 
 from pathlib import Path
-
-import numpy as np
 
 from benchmarks.paper_tables import work
 from benchmarks.paper_tables.points import OURS, Point, to_json
@@ -29,26 +27,17 @@ def measure(comm, file):
             "point": to_json(point),
             "round": 0,
             "cuts": CUTS.get(point.schedule, [0, 63]),
-            "transfer": [1e-6] * (N - 1 if point.schedule == "1f1b" else 1),
         }
         for point in points()
     ]
     work.Steps(comm, Path(file)).measure(todo)
 
 
-def test_hosts_time_steps_and_their_phases(tmp_path):
+def test_hosts_time_steps(tmp_path):
     file = tmp_path / "samples.jsonl"
     assert_on_ranks(N, measure, str(file), timeout=120)
     found = read(file)
     assert list(found) == points()
-    (serial,), *samples = found.values()
-    assert serial.seconds > 0 and serial.forward == []
-    for point, (sample,) in zip(points()[1:], samples):
-        n_stages = len(CUTS[point.schedule]) - 1
-        assert sample.seconds > 0 and sample.cuts == CUTS[point.schedule]
-        shape = n_stages, point.microbatches
-        assert np.shape(sample.forward) == np.shape(sample.backward_input) == shape
-        assert np.min(sample.forward) > 0 and np.min(sample.backward_input) > 0
-        # Only a split backward has weight gradients of its own.
-        assert np.any(sample.backward_weight) == (point.schedule == "zb_h1")
-        assert np.sum(sample.forward) < n_stages * sample.seconds
+    for point, (sample,) in found.items():
+        assert sample.seconds > 0 and sample.pages >= 0 and sample.round == 0
+        assert sample.cuts == CUTS.get(point.schedule, [0, 63])
