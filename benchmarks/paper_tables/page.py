@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import os
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -77,7 +78,12 @@ def write(
     """
     found = rows(data, (point for points in figures.values() for point in points))
     write_csv(data / "points.csv", found.values())
-    text = [*introduction(data, cpu, scale), *best_speedups(found), *remarks(found)]
+    every = os.path.relpath(data / "points.csv", folder)
+    text = [
+        *introduction(data, cpu, scale, every),
+        *best_speedups(found),
+        *remarks(found),
+    ]
     shown: set[Point] = set()
     for figure, points in figures.items():
         mine = [found[point] for point in dict.fromkeys(points) if point in found]
@@ -91,7 +97,7 @@ def write(
     print(f"{len(found)} points in {path} and {data / 'points.csv'}", flush=True)
 
 
-def introduction(data: Path, cpu: float, scale: Scale) -> list[str]:
+def introduction(data: Path, cpu: float, scale: Scale, every: str) -> list[str]:
     """Says what was done, and on what."""
     samples = [s for group in read(data / SAMPLES).values() for s in group]
     machines = sorted({sample.machine for sample in samples})
@@ -100,7 +106,7 @@ def introduction(data: Path, cpu: float, scale: Scale) -> list[str]:
         "# The paper's figures 6 to 14, measured again",
         "",
         "Written by `python -m benchmarks.paper_tables`; do not edit. Every point is in"
-        " [points.csv](../../benchmarks/paper_tables/data/points.csv).",
+        f" [points.csv]({every}).",
         "",
         f"Emulated hosts have equal shares of {cpu:g} cores (at most one each) and"
         " links of 1 Gbit/s, unless the figure says otherwise. The perceptron has"
