@@ -4,9 +4,9 @@
 
 A multi-layer perceptron makes one step, forward and backward, in four ways: undivided;
 in microbatches whose gradients Chainer accumulates; and in microbatches by
-divisible.backward.backprop, with whole backward (B) and with split backward (I, then W).
-The step's matrix products are timed by themselves as well: they are less efficient at
-the size of a microbatch, which no accumulation can win back.
+divisible.backward.backprop, with whole backward (B) and with split backward (I, then
+W). The step's matrix products are timed by themselves as well: they are less efficient
+at the size of a microbatch, which no accumulation can win back.
 
 The variants alternate within one run, and ratios are taken within a round. Times are
 CPU times of the one thread, which other jobs on the machine disturb least.

@@ -8,9 +8,9 @@ in turn within one run, the paper's loop (its Fig. 4, over ChainerMN) and
 pipeline.Pipeline with its schedules at several numbers of microbatches. No optimizer
 runs. The speed-up of a round is the baseline's time over the variant's, of that round.
 
-Beside it stands what divisible.simulate predicts for the same schedule from the times of
-F, B, I and W in the measured timelines, with messages that take no time. Below stands
-what no schedule can win back: how much slower the step's matrix products are by
+Beside it stands what divisible.simulate predicts for the same schedule from the times
+of F, B, I and W in the measured timelines, with messages that take no time. Below
+stands what no schedule can win back: how much slower the step's matrix products are by
 themselves at the size of a microbatch, and with both cores at work, which share a cache
 and a clock; and the speed-up if a step were nothing but these products.
 """

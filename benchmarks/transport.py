@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 mpiexec -n 2 python -m benchmarks.transport
 
 ``messages``: an array goes to the other rank and back, over
-divisible.communication.transport, over ChainerMN's send and recv, and with mpi4py's blocking
-calls into an array that is there already; half the time there and back is the time of a
-message. Shapes are agreed before, as in the second and later steps of training.
+divisible.communication.transport, over ChainerMN's send and recv, and with mpi4py's
+blocking calls into an array that is there already; half the time there and back is the
+time of a message. Shapes are agreed before, as in the second and later steps of
+training.
 
 ``loop``: the paper's loop (its Fig. 4) against pipeline.Pipeline with the same
 schedule, GPipe, over ChainerMN and over our transport.
