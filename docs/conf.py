@@ -20,6 +20,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_click",
     "predicted_timeline",
+    "schedule_tables",
 ]
 exclude_patterns = ["_build", "_extensions", "programs"]
 # Docstrings put names in single backticks.

@@ -22,6 +22,7 @@ from divisible.communication.aborting import (
     let_lower_ranks_speak,
 )
 from divisible.schedules import Schedule, Timeline
+from divisible.schedules.catalogue import CATALOGUE
 from divisible.schedules.recomputation import CHECKPOINTS
 from pipeline import Pipeline, SnapshotError
 
@@ -224,7 +225,7 @@ def make_plan(
         args.schedule = plan.schedule or args.schedule
         args.checkpoint = plan.checkpoint
         return plan
-    n_stages = schedules.STAGES_PER_RANK[args.schedule] * comm.size
+    n_stages = CATALOGUE[args.schedule].stages_per_rank * comm.size
     if args.cuts is None or args.cuts == "auto":
         plan = Plan.uniform(len(model), n_stages)
         if args.cuts == "auto" and comm.rank == 0:

@@ -11,8 +11,9 @@ from typing import Any
 import chainer
 import numpy as np
 
-from divisible import Divisible, schedules
+from divisible import Divisible
 from divisible.schedules.automatic import AUTO, first_schedule
+from divisible.schedules.catalogue import create
 from divisible.schedules.schedule import Schedule
 
 
@@ -106,7 +107,7 @@ def make_schedule(
     n_microbatches = operator.index(n_microbatches)
     if schedule == AUTO:
         return first_schedule(stage_ranks, n_microbatches)
-    return schedules.create(schedule, len(stage_ranks), n_microbatches, n_ranks)
+    return create(schedule, len(stage_ranks), n_microbatches, n_ranks)
 
 
 def check_losses(lossfun: Any, accfun: Any) -> None:

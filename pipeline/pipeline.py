@@ -81,12 +81,11 @@ class Pipeline:
             follow each other and make up the whole model.
         n_microbatches (int): Number of microbatches to cut a minibatch into. A
             minibatch with fewer samples is cut into single samples.
-        schedule (str or Schedule): With one stage on each rank ``'gpipe'``,
-            ``'1f1b'``, ``'zb_h1'`` or ``'zb_h2'``; with several ``'interleaved'`` or
-            ``'looped_bfs'``; with two, placed in the shape of a V, ``'zb_v'``. See
-            :mod:`divisible.schedules`. ``'auto'``, for any placement, runs four
-            minibatches and goes on with what is fastest by simulation of their times;
-            no rank holds more microbatches than the first one does with ``'1f1b'``.
+        schedule (str or Schedule): One of ``divisible.schedules.NAMES``, such as
+            ``'1f1b'``, which says how stages lie on ranks; or ``'auto'``, for any
+            placement, which runs four minibatches and goes on with what is fastest by
+            simulation of their times; no rank holds more microbatches than the first
+            one does with ``'1f1b'``.
         lossfun: ``lossfun(*outputs, *targets)``, a mean over the samples; used on
             the last stage.
         accfun: The same for the accuracy; ``None`` for none.

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from divisible import schedules as generators
 from divisible.planning.interpolation import interpolate
 from divisible.planning.machine import (
     Network,
@@ -32,6 +31,7 @@ from divisible.planning.prediction import microbatch_sizes, run
 from divisible.planning.profile import Profile
 from divisible.planning.units import count, format_bytes
 from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, RECOMPUTE
+from divisible.schedules.catalogue import create
 from divisible.schedules.costs import Costs
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
@@ -396,6 +396,6 @@ def _create(
     name: str, n_stages: int, n_microbatches: int, n_ranks: int, checkpoint: str
 ) -> Schedule:
     if checkpoint == "never":
-        return generators.create(name, n_stages, n_microbatches, n_ranks)
+        return create(name, n_stages, n_microbatches, n_ranks)
     without = _create(name, n_stages, n_microbatches, n_ranks, "never")
     return recompute(without, checkpoint)

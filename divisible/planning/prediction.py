@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from divisible import schedules
 from divisible.planning.interpolation import interpolate, sort_profiles
 from divisible.planning.machine import Network, PerRank, slowest_replica, spread_speeds
 from divisible.planning.memory import fixed_memory, stage_costs
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, check_layers
+from divisible.schedules.catalogue import create
 from divisible.schedules.costs import Costs
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
@@ -58,7 +58,7 @@ def predict(
     profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
     check_plan(plan, profiles[0])
     schedule = recompute(
-        schedules.create(
+        create(
             plan.schedule,
             plan.n_stages,
             plan.n_microbatches,

@@ -19,7 +19,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from divisible import schedules as generators
 from divisible.planning.candidates import SAME, Candidate, Configuration, Configurations
 from divisible.planning.interpolation import sort_profiles
 from divisible.planning.machine import Network, PerRank
@@ -27,10 +26,14 @@ from divisible.planning.partition import MemoryLimitError
 from divisible.planning.plan import Alternative, Plan
 from divisible.planning.profile import Profile
 from divisible.planning.units import format_seconds
+from divisible.schedules.catalogue import (
+    CATALOGUE,
+    NAMES,
+    ONE_PER_RANK,
+    TRIED_BY_DEFAULT,
+    create,
+)
 from divisible.schedules.recomputation import CHECKPOINTS
-
-#: What is tried by default.
-SCHEDULES = ("1f1b", "gpipe", "zb_h1", "zb_h2", "interleaved", "zb_v")
 
 # Candidates that are cut still better: so many at most, and so much slower at most.
 _IMPROVED, _NEAR = 5, 1.1
@@ -48,7 +51,7 @@ def best_plan(
     *,
     batch: int | None = None,
     microbatches: Sequence[int] | None = None,
-    schedules: Sequence[str] = SCHEDULES,
+    schedules: Sequence[str] = TRIED_BY_DEFAULT,
     checkpoints: Sequence[str] = CHECKPOINTS,
     pipeline_ranks: Sequence[int] | None = None,
     max_replicas: int = 1,
@@ -165,7 +168,7 @@ def _thrift(entry: tuple[Configuration, str]) -> tuple:
         -configuration.stages_per_rank,
         configuration.n_microbatches,
         CHECKPOINTS.index(configuration.checkpoint),
-        configuration.schedule == "1f1b",
+        -NAMES.index(configuration.schedule),
     )
 
 
@@ -178,9 +181,11 @@ def _configurations(
     checkpoints: Sequence[str],
     max_replicas: int,
 ) -> Iterator[Configuration]:
-    # On one rank all schedules take the same time, and this order holds the least.
-    serial = next(
-        (n for n in ("1f1b", "zb_h1", "zb_h2", "gpipe") if n in schedules), ""
+    # On one rank all schedules take the same time.
+    serial = min(
+        (name for name in ONE_PER_RANK if name in schedules),
+        key=lambda name: create(name, n_stages=1, n_microbatches=2).validate().held,
+        default=None,
     )
     for replicas in range(1, max_replicas + 1):
         share = -(-batch // replicas)
@@ -189,7 +194,7 @@ def _configurations(
         for n_ranks, m, name, checkpoint in itertools.product(
             range(1, ranks // replicas + 1), numbers, schedules, checkpoints
         ):
-            per_rank = generators.STAGES_PER_RANK[name]
+            per_rank = CATALOGUE[name].stages_per_rank
             if n_ranks == 1 and name != serial:
                 continue
             if n_ranks * per_rank <= n_layers and not (
@@ -329,7 +334,7 @@ def _check(ranks, batch, schedules, checkpoints, max_replicas) -> None:
         if number < 1:
             raise ValueError(f"{name} must be at least 1, not {number}")
     for name, values, known in (
-        ("schedules", schedules, generators.NAMES),
+        ("schedules", schedules, NAMES),
         ("checkpoints", checkpoints, CHECKPOINTS),
     ):
         unknown = [value for value in values if value not in known]

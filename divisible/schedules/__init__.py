@@ -3,55 +3,40 @@
 ::
 
     actions             the vocabulary
+    table               the actions of all ranks as columns
     schedule            for each rank its actions, in order
     grid                as text, and back
     dependencies        what each action waits for
     validation          complete, in order, free of deadlock; how much is held
     generators          GPipe, 1F1B, interleaved, looped BFS, zero bubble
+    catalogue           by name, with all that is known of each
     list_scheduling     one made for given costs
-    lowering            the sends and receives between the actions
-    program_validation  free of deadlock with them, whatever they wait for
-    simulator           how long all that takes
     recomputation       the same with forwards that run again
-    timeline            what ran when, predicted or measured; trace and plot: as files
+    lowering            the sends and receives between the actions
+    costs               what stages and edges cost
+    simulator           how long all that takes
+    events, timeline    what ran when, predicted or measured
+    critical_path       what decided how long it took
+    trace, plot         timelines as files and pictures
     automatic           the schedule that the first minibatches choose
     paper_model         the paper's equations
 
-Nothing in here imports Chainer or MPI.
+Nothing in here imports Chainer or MPI. Names are imported when they are first used.
 """
 
-from divisible.schedules.actions import Action, ScheduleError, Transfer
-from divisible.schedules.catalogue import NAMES, STAGES_PER_RANK, create
-from divisible.schedules.costs import Costs
-from divisible.schedules.generators import (
-    gpipe,
-    interleaved,
-    looped_bfs,
-    one_f_one_b,
-    zero_bubble_h1,
-    zero_bubble_h2,
-    zero_bubble_v,
-)
-from divisible.schedules.list_scheduling import list_schedule
-from divisible.schedules.schedule import Schedule
-from divisible.schedules.timeline import Timeline
+from divisible.lazy_names import lazy_names
+from divisible.schedules.catalogue import CATALOGUE
 
-__all__ = [
-    "NAMES",
-    "STAGES_PER_RANK",
-    "Action",
-    "Costs",
-    "Transfer",
-    "Schedule",
-    "ScheduleError",
-    "Timeline",
-    "create",
-    "gpipe",
-    "interleaved",
-    "list_schedule",
-    "looped_bfs",
-    "one_f_one_b",
-    "zero_bubble_h1",
-    "zero_bubble_h2",
-    "zero_bubble_v",
-]
+_MODULES = {
+    "divisible.schedules.actions": ["Action", "ScheduleError", "Transfer"],
+    "divisible.schedules.catalogue": ["NAMES", "create"],
+    "divisible.schedules.costs": ["Costs"],
+    "divisible.schedules.list_scheduling": ["list_schedule"],
+    "divisible.schedules.schedule": ["Schedule"],
+    "divisible.schedules.timeline": ["Timeline"],
+}
+# The generators are those of the catalogue.
+for _entry in CATALOGUE.values():
+    _MODULES.setdefault(_entry.make.__module__, []).append(_entry.make.__name__)
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULES)

@@ -1,10 +1,18 @@
-"""Schedules by name."""
+"""Schedules by name: everything that is known of each, in one entry.
+
+Names, the command line's choices, what `divisible.best_plan` tries, the tables of the
+documentation and the tests' matrices follow from `CATALOGUE`. A new schedule is one
+function, one `Entry` here and one paragraph in ``docs/explanation/schedules.rst``.
+"""
 
 from __future__ import annotations
 
+import enum
+from typing import Callable, NamedTuple
+
 from divisible.schedules.actions import ScheduleError
 from divisible.schedules.generators import (
-    _positive,
+    check_positive,
     gpipe,
     interleaved,
     looped_bfs,
@@ -15,18 +23,117 @@ from divisible.schedules.generators import (
 )
 from divisible.schedules.schedule import Schedule
 
-#: How many stages a rank usually has, by the names that `create` knows.
-STAGES_PER_RANK = {
-    "gpipe": 1,
-    "1f1b": 1,
-    "interleaved": 2,
-    "looped_bfs": 2,
-    "zb_h1": 1,
-    "zb_h2": 1,
-    "zb_v": 2,
-}
+
+class Placement(enum.Enum):
+    """How stages lie on ranks; the value says how many a rank has."""
+
+    LINE = "one"
+    LOOP = "several, in turn"
+    V = "two, in the shape of a V"
+
+    def ranks(self, n_ranks: int, n_stages: int) -> tuple[int, ...]:
+        """Tells which rank holds which stage.
+
+        Args:
+            n_ranks: Number of ranks.
+            n_stages: Number of stages on all ranks together.
+
+        Returns:
+            For each stage its rank.
+
+        Example:
+            >>> Placement.LOOP.ranks(2, 4), Placement.V.ranks(2, 4)
+            ((0, 1, 0, 1), (0, 1, 1, 0))
+        """
+        if self is Placement.V:
+            return tuple(min(s, n_stages - 1 - s) for s in range(n_stages))
+        return tuple(s % n_ranks for s in range(n_stages))
+
+
+class Entry(NamedTuple):
+    """One schedule.
+
+    Attributes:
+        name: What users call it.
+        make: Makes it from the number of ranks, with `Placement.LOOP` that of the
+            stages on each, and the number of microbatches.
+        stages_per_rank: How many stages a rank has, or with `Placement.LOOP` usually.
+        placement: How stages lie on ranks.
+        tried_by_default: Whether `divisible.best_plan` tries it unasked.
+        summary: When to take it, in reStructuredText.
+    """
+
+    name: str
+    make: Callable[..., Schedule]
+    stages_per_rank: int
+    placement: Placement
+    tried_by_default: bool
+    summary: str
+
+
+_ENTRIES = (
+    Entry(
+        "1f1b",
+        one_f_one_b,
+        1,
+        Placement.LINE,
+        True,
+        "First. Memory does not grow with the number of microbatches.",
+    ),
+    Entry(
+        "zb_h1",
+        zero_bubble_h1,
+        1,
+        Placement.LINE,
+        True,
+        "To wait less, if the model consists of layers whose backward can be split. "
+        "Every rank holds as many microbatches as the first one does in 1F1B, and "
+        "output gradients for W.",
+    ),
+    Entry(
+        "zb_h2",
+        zero_bubble_h2,
+        1,
+        Placement.LINE,
+        True,
+        "Instead, if messages take long, there are twice as many microbatches as "
+        "stages and there is memory for nearly twice as many of them as in "
+        "``'zb_h1'``.",
+    ),
+    Entry(
+        "zb_v",
+        zero_bubble_v,
+        2,
+        Placement.V,
+        True,
+        "To wait least, if the model has enough layers for two stages on each rank.",
+    ),
+    Entry(
+        "interleaved",
+        interleaved,
+        2,
+        Placement.LOOP,
+        True,
+        "To wait less without splitting the backward. Sends more messages.",
+    ),
+    Entry(
+        "looped_bfs",
+        looped_bfs,
+        2,
+        Placement.LOOP,
+        False,
+        "If something costs time once for each stage and minibatch. Memory as GPipe.",
+    ),
+    Entry("gpipe", gpipe, 1, Placement.LINE, True, "To compare with."),
+)
+#: All of them by name.
+CATALOGUE = {entry.name: entry for entry in _ENTRIES}
 #: The names that `create` knows.
-NAMES = tuple(STAGES_PER_RANK)
+NAMES = tuple(CATALOGUE)
+#: Those with one stage on each rank.
+ONE_PER_RANK = tuple(n for n, e in CATALOGUE.items() if e.placement is Placement.LINE)
+#: Those that `divisible.best_plan` tries unasked.
+TRIED_BY_DEFAULT = tuple(n for n, e in CATALOGUE.items() if e.tried_by_default)
 
 
 def create(
@@ -38,8 +145,7 @@ def create(
         name: One of `NAMES`.
         n_stages: Number of stages on all ranks together.
         n_microbatches: Number of microbatches.
-        n_ranks: Number of ranks. Left out, half of ``n_stages`` for ``'zb_v'`` and
-            ``n_stages`` for the others.
+        n_ranks: Number of ranks. Left out, as many as have the usual number of stages.
 
     Returns:
         The schedule.
@@ -52,36 +158,26 @@ def create(
         >>> create("zb_v", n_stages=4, n_microbatches=2).stage_ranks
         (0, 1, 1, 0)
     """
-    if name not in NAMES:
+    if name not in CATALOGUE:
         raise ScheduleError(
             f"there is no schedule {name!r}; choose one of {', '.join(NAMES)}"
         )
-    _positive(n_stages=n_stages, n_microbatches=n_microbatches)
+    _, make, per_rank, placement, *_ = CATALOGUE[name]
+    check_positive(n_stages=n_stages, n_microbatches=n_microbatches)
     if n_ranks is None:
-        n_ranks = max(1, n_stages // 2) if name == "zb_v" else n_stages
-    _positive(n_ranks=n_ranks)
-    if name in ("interleaved", "looped_bfs"):
+        n_ranks = max(1, n_stages // per_rank)
+    check_positive(n_ranks=n_ranks)
+    if placement is Placement.LOOP:
         if n_stages % n_ranks:
             raise ScheduleError(
                 f"{name} needs the same number of stages on each rank, but {n_stages} "
                 f"stages do not divide among {n_ranks} ranks; cut the model into a "
                 f"multiple of {n_ranks} stages"
             )
-        chunks = n_stages // n_ranks
-        make = interleaved if name == "interleaved" else looped_bfs
-        return make(n_ranks, chunks, n_microbatches)
-    per_rank = STAGES_PER_RANK[name]
+        return make(n_ranks, n_stages // n_ranks, n_microbatches)
     if n_stages != per_rank * n_ranks:
         raise ScheduleError(
             f"{name} needs {per_rank} stage{'s' * (per_rank > 1)} on each rank, that "
             f"is {per_rank * n_ranks} on {n_ranks} ranks, not {n_stages}"
         )
-    if name == "zb_v":
-        return zero_bubble_v(n_ranks, n_microbatches)
-    make = {
-        "gpipe": gpipe,
-        "1f1b": one_f_one_b,
-        "zb_h1": zero_bubble_h1,
-        "zb_h2": zero_bubble_h2,
-    }[name]
-    return make(n_stages, n_microbatches)
+    return make(n_ranks, n_microbatches)

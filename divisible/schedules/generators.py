@@ -31,7 +31,12 @@ from divisible.schedules.actions import BACKWARD, FORWARD, Action, ScheduleError
 from divisible.schedules.schedule import Schedule
 
 
-def _positive(**numbers: int) -> None:
+def check_positive(**numbers: int) -> None:
+    """Refuses numbers of something that are less than 1.
+
+    Raises:
+        ScheduleError: With the name of the first one.
+    """
     for name, number in numbers.items():
         if number < 1:
             raise ScheduleError(f"{name} must be at least 1, not {number}")
@@ -68,7 +73,7 @@ def gpipe(n_stages: int, n_microbatches: int) -> Schedule:
         rank 1    . 1F0 1F1 1F2 1F3   .   . 1B0 1B1 1B2 1B3   .
         rank 2    .   . 2F0 2F1 2F2 2F3 2B0 2B1 2B2 2B3   .   .
     """
-    _positive(n_stages=n_stages, n_microbatches=n_microbatches)
+    check_positive(n_stages=n_stages, n_microbatches=n_microbatches)
     d, m = n_stages, n_microbatches
     return Schedule.from_arrays(
         np.repeat(np.arange(d), 2 * m),
@@ -114,7 +119,7 @@ def one_f_one_b(n_stages: int, n_microbatches: int) -> Schedule:
         rank 1    . 1F0 1F1   . 1B0 1F2 1B1 1F3 1B2   . 1B3   .
         rank 2    .   . 2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3   .   .
     """
-    _positive(n_stages=n_stages, n_microbatches=n_microbatches)
+    check_positive(n_stages=n_stages, n_microbatches=n_microbatches)
     d, m = n_stages, n_microbatches
     kind = np.empty((d, 2 * m), np.int8)
     microbatch = np.empty((d, 2 * m), np.int32)
@@ -178,7 +183,7 @@ def interleaved(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
         rank 0  0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1   . 2B2   . 2B3 0B2 0B3
         rank 1    . 1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3   .
     """
-    _positive(n_ranks=n_ranks, n_chunks=n_chunks, n_microbatches=n_microbatches)
+    check_positive(n_ranks=n_ranks, n_chunks=n_chunks, n_microbatches=n_microbatches)
     p, v = n_ranks, n_chunks
     groups = -(-n_microbatches // p)
     rows = []
@@ -229,7 +234,7 @@ def looped_bfs(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
         rank 0  0F0 0F1 0F2 2F0 2F1 2F2   .   . 2B0 2B1 2B2 0B0 0B1 0B2
         rank 1    . 1F0 1F1 1F2 3F0 3F1 3F2 3B0 3B1 3B2 1B0 1B1 1B2   .
     """
-    _positive(n_ranks=n_ranks, n_chunks=n_chunks, n_microbatches=n_microbatches)
+    check_positive(n_ranks=n_ranks, n_chunks=n_chunks, n_microbatches=n_microbatches)
     p, v, m = n_ranks, n_chunks, n_microbatches
     rows = [
         [(chunk * p + rank, "F", k) for chunk in range(v) for k in range(m)]
@@ -352,7 +357,7 @@ def zero_bubble_v(n_ranks: int, n_microbatches: int) -> Schedule:
         rank 0  0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2   .
         rank 1    . 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2
     """  # noqa: E501
-    _positive(n_ranks=n_ranks, n_microbatches=n_microbatches)
+    check_positive(n_ranks=n_ranks, n_microbatches=n_microbatches)
     p = n_ranks
     # With fewer microbatches than fill the pipeline the order is that of enough of
     # them, without the surplus.
@@ -388,7 +393,7 @@ def _zero_bubble(n_stages: int, n_microbatches: int, depth: int, name: str) -> S
     Those ahead are for the stages behind, which their input gradients come back from;
     the W kept back fill the end, when the stages before have no more forwards to send.
     """
-    _positive(n_stages=n_stages, n_microbatches=n_microbatches)
+    check_positive(n_stages=n_stages, n_microbatches=n_microbatches)
     d, m = n_stages, n_microbatches
     rows = []
     for stage in range(d):

@@ -12,14 +12,13 @@ from pathlib import Path
 import click
 import numpy as np
 
-from divisible import __version__, schedules
+from divisible import __version__
 from divisible.planning.machine import Network
-from divisible.planning.memory import ONE_STAGE
 from divisible.planning.partition import METHODS, partition
 from divisible.planning.plan import Plan
 from divisible.planning.prediction import predict
 from divisible.planning.profile import Profile
-from divisible.planning.search import SCHEDULES, best_plan
+from divisible.planning.search import best_plan
 from divisible.planning.tables import (
     PLAN_COLUMNS,
     PROFILE_COLUMNS,
@@ -27,6 +26,7 @@ from divisible.planning.tables import (
     profile_rows,
 )
 from divisible.planning.units import count, format_bytes, format_seconds
+from divisible.schedules.catalogue import NAMES, ONE_PER_RANK, TRIED_BY_DEFAULT
 from divisible.schedules.recomputation import CHECKPOINTS
 from divisible.schedules.timeline import Timeline
 from pipeline.command_line.console import (
@@ -201,9 +201,10 @@ def _numbered(path: str, size: int, sizes: list[int]) -> str:
 )
 @click.option(
     "--schedule",
-    type=click.Choice(schedules.NAMES),
+    type=click.Choice(NAMES),
     multiple=True,
-    help=f"With --ranks those to try.  [default: {', '.join(SCHEDULES)}; 1f1b to cut]",
+    help="With --ranks those to try."
+    f"  [default: {', '.join(TRIED_BY_DEFAULT)}; 1f1b to cut]",
 )
 @click.option(
     "--checkpoint",
@@ -272,7 +273,7 @@ def _choose(loaded, ranks, memory, network, options) -> Plan:
             network,
             batch=options["batch"],
             microbatches=options["microbatches"],
-            schedules=options["schedule"] or SCHEDULES,
+            schedules=options["schedule"] or TRIED_BY_DEFAULT,
             checkpoints=options["checkpoint"] or CHECKPOINTS,
             max_replicas=options["replicas"],
             speeds=options["speeds"],
@@ -291,10 +292,11 @@ def _cut(loaded, stages, memory, network, plot, options) -> Plan:
         )
     if len(loaded) > 1:
         raise click.UsageError("--stages takes one profile, at the size of microbatch")
-    if not set(options["schedule"]) <= set(ONE_STAGE):
+    if not set(options["schedule"]) <= set(ONE_PER_RANK):
         raise click.UsageError(
-            f"--stages cuts for one stage on each rank, so for {', '.join(ONE_STAGE)};"
-            f" --ranks chooses among the other schedules as well"
+            "--stages cuts for one stage on each rank, so for"
+            f" {', '.join(ONE_PER_RANK)}; --ranks chooses among the other schedules as"
+            " well"
         )
     if plot is not None and options["microbatches"] is None:
         raise click.UsageError(
@@ -319,9 +321,7 @@ def _cut(loaded, stages, memory, network, plot, options) -> Plan:
 @machine
 @batch
 @click.option("--microbatches", type=Parsed("number", positive), help="Not the plan's.")
-@click.option(
-    "--schedule", type=click.Choice(schedules.NAMES), help="Another than the plan's."
-)
+@click.option("--schedule", type=click.Choice(NAMES), help="Another than the plan's.")
 @click.option(
     "--checkpoint", type=click.Choice(CHECKPOINTS), help="Not that of the plan."
 )

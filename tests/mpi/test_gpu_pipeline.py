@@ -11,7 +11,7 @@ import pytest
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline
-from tests.support.equivalence import STAGES_PER_RANK, assert_close
+from tests.support.equivalence import STAGES_PER_RANK, assert_close, stages_of_rank
 from tests.support.mpiexec import assert_on_ranks
 
 N_LAYERS = 8
@@ -42,10 +42,7 @@ def train(comm, device, dtype, schedule):
         )
     n_stages = STAGES_PER_RANK[schedule] * comm.size
     plan = Plan.uniform(N_LAYERS, n_stages)
-    if schedule == "zb_v":
-        mine = [comm.rank, n_stages - 1 - comm.rank]
-    else:
-        mine = range(comm.rank, n_stages, comm.size)
+    mine = stages_of_rank(comm, n_stages, schedule)
     stages = [model.divide(*plan.range(i)) for i in mine]
     for stage in stages:
         stage.to_device(device)

@@ -18,7 +18,7 @@ from mixed_precision import (
     to_float16,
 )
 from pipeline import Pipeline, PipelineUpdater
-from tests.support.equivalence import STAGES_PER_RANK, make_batches
+from tests.support.equivalence import STAGES_PER_RANK, make_batches, stages_of_rank
 from tests.support.mpiexec import assert_on_ranks, on_ranks
 
 SCALE = {"initial": 2.0**20, "growth_interval": 3}
@@ -70,9 +70,7 @@ def bit_for_bit(comm, name, schedule, n_microbatches):
     model = deep_model()
     per_rank = STAGES_PER_RANK[schedule]
     plan = Plan.uniform(len(model), per_rank * comm.size)
-    mine = range(comm.rank, plan.n_stages, comm.size)
-    if schedule == "zb_v":
-        mine = [comm.rank, plan.n_stages - 1 - comm.rank]
+    mine = stages_of_rank(comm, plan.n_stages, schedule)
     stages = [model.divide(*plan.range(i)) for i in mine]
     del model
     options["schedule"] = schedule

@@ -7,6 +7,7 @@ import numpy as np
 from divisible import Divisible, Network, best_plan, partition, profile
 from divisible.planning.prediction import predict
 from pipeline import Pipeline
+from tests.support.equivalence import stages_of_rank
 from tests.support.mpiexec import assert_on_ranks
 
 
@@ -51,8 +52,7 @@ def run_chosen_plan(comm, schedules, checkpoint):
     plan.check(model, comm.size)
     mine = [
         model.divide(*plan.range(stage))
-        for stage, rank in enumerate(stage_ranks(plan, comm.size))
-        if rank == comm.rank
+        for stage in stages_of_rank(comm, plan.n_stages, plan.schedule)
     ]
     with Pipeline(
         mine,
@@ -77,12 +77,6 @@ def run_chosen_plan(comm, schedules, checkpoint):
     for stage in mine:
         for path, param in stage.namedparams():
             np.testing.assert_allclose(param.grad, gradients[path], 1e-4, 1e-6)
-
-
-def stage_ranks(plan, size):
-    if plan.schedule == "zb_v":
-        return [*range(size), *reversed(range(size))]
-    return [stage % size for stage in range(plan.n_stages)]
 
 
 def test_a_chosen_plan_runs():

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from divisible import Divisible, Plan
-from divisible.planning.memory import ONE_STAGE
+from divisible.schedules.catalogue import ONE_PER_RANK
 from pipeline import Pipeline
 from tests.support.equivalence import (
     N_STEPS,
@@ -127,7 +127,7 @@ def cases(draw):
     schedule = draw(st.sampled_from(sorted(STAGES_PER_RANK)))
     # On two ranks; models too small for two stages each get the others' one.
     if n_layers < 4:
-        schedule = draw(st.sampled_from(ONE_STAGE))
+        schedule = draw(st.sampled_from(ONE_PER_RANK))
     n_cuts = 2 * STAGES_PER_RANK[schedule] - 1
     cuts = draw(
         st.lists(

@@ -8,19 +8,16 @@ import chainer.links as L
 import numpy as np
 
 from divisible import Divisible, Plan, RandomKey, keyed_random_state
+from divisible.schedules.automatic import AUTO
+from divisible.schedules.catalogue import CATALOGUE, Placement
 from pipeline import Pipeline
 
 N_STEPS = 5
 
+#: Every schedule that a pipeline knows by name, and how many stages a rank gets.
 STAGES_PER_RANK = {
-    "gpipe": 1,
-    "1f1b": 1,
-    "zb_h1": 1,
-    "zb_h2": 1,
-    "interleaved": 2,
-    "looped_bfs": 2,
-    "zb_v": 2,
-    "auto": 1,
+    **{name: entry.stages_per_rank for name, entry in CATALOGUE.items()},
+    AUTO: 1,
 }
 
 
@@ -112,17 +109,15 @@ def check_equal(
 ):
     """Trains on all ranks and serially.
 
-    With a multiple of the number of ranks as stages, rank r has the stages r, r +
-    comm.size and so on; for zb_v in the shape of a V.
+    Stages lie on the ranks as the schedule wants them; in turn, if it wants nothing.
     """
     np.random.seed(3)
     model = make_model()
     plan = Plan(cuts)
-    if options.get("schedule") == "zb_v":
-        mine = [comm.rank, plan.n_stages - 1 - comm.rank]
-    else:
-        mine = range(comm.rank, plan.n_stages, comm.size)
-    stages = [model.divide(*plan.range(i)) for i in mine]
+    stages = [
+        model.divide(*plan.range(i))
+        for i in stages_of_rank(comm, plan.n_stages, options.get("schedule"))
+    ]
     del model
     losses = train_on(
         comm, stages, batches, lr, frozen, **measures._asdict(), **options
@@ -145,6 +140,14 @@ def check_equal(
     for stage in stages:
         for path, param in stage.namedparams():
             assert_close(param.array, expected[path].array, rtol, atol, path)
+
+
+def stages_of_rank(comm, n_stages, schedule=None):
+    """Returns the numbers of this rank's stages, as the schedule wants them."""
+    entry = CATALOGUE.get(schedule)
+    placement = Placement.LOOP if entry is None else entry.placement
+    ranks = placement.ranks(comm.size, n_stages)
+    return [stage for stage, rank in enumerate(ranks) if rank == comm.rank]
 
 
 def assert_close(actual, expected, rtol=1e-5, atol=0, what=""):

@@ -10,7 +10,7 @@ import numpy as np
 from divisible import Divisible, Plan
 from pipeline import Pipeline, Snapshot, load_snapshot, save_snapshot
 from pipeline.snapshots.files import position
-from tests.support.equivalence import make_batches
+from tests.support.equivalence import make_batches, stages_of_rank
 
 N_LAYERS = 8
 BATCHES = make_batches([16, 16, 13, 16, 16, 9], n_in=8)
@@ -55,9 +55,7 @@ class Run:
     def __init__(self, comm, layout, seed=3, make_optimizer=adam, timeout=20):
         _, schedule, n_stages = LAYOUTS[layout]
         model, plan = make_model(seed), Plan.uniform(N_LAYERS, n_stages)
-        numbers = range(comm.rank, n_stages, comm.size)
-        if schedule == "zb_v":
-            numbers = [comm.rank, n_stages - 1 - comm.rank]
+        numbers = stages_of_rank(comm, n_stages, schedule)
         self.stages = [model.divide(*plan.range(number)) for number in numbers]
         self.optimizers = [make_optimizer().setup(stage) for stage in self.stages]
         for optimizer in self.optimizers:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from divisible import LayerCost, MemoryLimitError, Network, Plan, Profile, partition
 from divisible.planning import dynamic_program
-from divisible.planning.memory import ONE_STAGE, microbatches_held
+from divisible.planning.memory import microbatches_held
+from divisible.schedules.catalogue import ONE_PER_RANK
 
 SETTINGS = settings(max_examples=400, deadline=None)
 
@@ -71,7 +72,7 @@ def requests(draw):
         )
         if edges
         else None,
-        "schedule": draw(st.sampled_from(ONE_STAGE)),
+        "schedule": draw(st.sampled_from(ONE_PER_RANK)),
         "n_microbatches": draw(st.integers(1, 5)),
         "checkpoint": draw(st.sampled_from(["never", "except_last", "always"])),
     }

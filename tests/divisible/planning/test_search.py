@@ -18,11 +18,16 @@ from divisible import (
     simulate,
 )
 from divisible.planning.interpolation import interpolate
-from divisible.planning.memory import ONE_STAGE, ZERO_BUBBLE_DEPTHS, microbatches_held
+from divisible.planning.memory import ZERO_BUBBLE_DEPTHS, microbatches_held
 from divisible.planning.plan import StagePlan
 from divisible.planning.prediction import predict
-from divisible.planning.search import SCHEDULES, best_plan
+from divisible.planning.search import best_plan
 from divisible.schedules.actions import RECOMPUTE
+from divisible.schedules.catalogue import (
+    CATALOGUE,
+    ONE_PER_RANK,
+    TRIED_BY_DEFAULT,
+)
 from divisible.schedules.costs import Costs
 from divisible.schedules.recomputation import CHECKPOINTS, recompute
 
@@ -45,7 +50,7 @@ def uneven(n=8, n_samples=12):
     return Profile(layers, n_samples, input_bytes=2000, loss=LayerCost(0.01, 0.01, 0))
 
 
-@pytest.mark.parametrize("schedule", ONE_STAGE)
+@pytest.mark.parametrize("schedule", ONE_PER_RANK)
 @pytest.mark.parametrize("n_stages", [1, 2, 5])
 @pytest.mark.parametrize("m", [1, 2, 4, 9])
 def test_what_schedules_hold(schedule, n_stages, m):
@@ -55,7 +60,7 @@ def test_what_schedules_hold(schedule, n_stages, m):
     assert pending.max(axis=0).tolist() == list(report.pending)
 
 
-@pytest.mark.parametrize("schedule", ONE_STAGE)
+@pytest.mark.parametrize("schedule", ONE_PER_RANK)
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 @pytest.mark.parametrize("m", [1, 2, 4])
 def test_predicted_memory_is_what_the_cut_reckons_with(schedule, checkpoint, m):
@@ -132,9 +137,9 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
     """The bounds spare simulations; they never spare the best configuration."""
     found = []
     for n_ranks, m, name, checkpoint in itertools.product(
-        range(1, ranks + 1), (1, 2, 4), SCHEDULES, CHECKPOINTS
+        range(1, ranks + 1), (1, 2, 4), TRIED_BY_DEFAULT, CHECKPOINTS
     ):
-        per_rank = 2 if name in ("interleaved", "zb_v") else 1
+        per_rank = CATALOGUE[name].stages_per_rank
         if n_ranks * per_rank > len(profile) or (n_ranks == 1 and name != "1f1b"):
             continue
         options = {"checkpoint": checkpoint, "network": network, "n_microbatches": m}
@@ -241,7 +246,7 @@ def test_impossible_speeds_are_refused(speed):
 def test_one_rank_needs_no_other_schedule():
     plan = best_plan(uneven(), 1, schedules=["interleaved", "gpipe", "1f1b"])
     assert (plan.schedule, plan.n_stages) == ("1f1b", 1)
-    for name in ONE_STAGE:
+    for name in ONE_PER_RANK:
         assert best_plan(uneven(), 1, schedules=[name]).schedule == name
     with pytest.raises(ValueError, match="no configuration of 1 ranks"):
         best_plan(uneven(), 1, schedules=["interleaved"])
@@ -334,7 +339,7 @@ def test_the_others_lost_for_a_reason():
     used = plan.n_ranks
     for n in {1, 2, 3, 4} - {used}:
         assert f"{n} stage" in names or f"on {n} ranks" in names
-    assert all(name in f"{names} {plan.schedule}" for name in SCHEDULES)
+    assert all(name in f"{names} {plan.schedule}" for name in TRIED_BY_DEFAULT)
 
 
 def test_memory_forces_recomputation():

@@ -6,22 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import simulate
-from divisible.schedules import NAMES, create, gpipe, one_f_one_b, zero_bubble_h1
+from divisible.schedules import gpipe, one_f_one_b, zero_bubble_h1
 from divisible.schedules.actions import ScheduleError
 from divisible.schedules.costs import Costs
 from divisible.schedules.recomputation import CHECKPOINTS, recompute
 from divisible.schedules.schedule import Schedule
+from tests.support.schedules import named_schedules
 
 
-@st.composite
-def schedules(draw):
-    name = draw(st.sampled_from(NAMES))
-    n_ranks = draw(st.integers(1, 5))
-    several = {"zb_v": 2, "interleaved": 3, "looped_bfs": 2}.get(name, 1)
-    return create(name, several * n_ranks, draw(st.integers(1, 8)), n_ranks)
-
-
-@given(schedules(), st.sampled_from(CHECKPOINTS))
+@given(named_schedules(), st.sampled_from(CHECKPOINTS))
 def test_every_schedule_stays_valid(schedule, mode):
     again = recompute(schedule, mode)
     report = again.validate()
@@ -38,7 +31,7 @@ def test_every_schedule_stays_valid(schedule, mode):
     assert recompute(again, mode) == again
 
 
-@given(schedules())
+@given(named_schedules())
 def test_at_most_one_microbatch_per_stage_is_held_in_full(schedule):
     assert max(recompute(schedule).validate().stage_in_flight) == 1
 

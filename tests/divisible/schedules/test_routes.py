@@ -4,24 +4,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from divisible.schedules import NAMES, create, interleaved, one_f_one_b
+from divisible.schedules import interleaved, one_f_one_b
 from divisible.schedules.actions import Action, Route, ScheduleError, Transfer
 from divisible.schedules.lowering import lower
 from divisible.schedules.recomputation import CHECKPOINTS, recompute
 from tests.support.program_validation import check_programs
+from tests.support.schedules import named_schedules
 
 
 @st.composite
 def lowered(draw):
-    name = draw(st.sampled_from(NAMES))
-    n_ranks = draw(st.integers(1, 4))
-    n_stages = {"zb_v": 2, "interleaved": 3, "looped_bfs": 2}.get(name, 1) * n_ranks
-    schedule = create(name, n_stages, draw(st.integers(1, 6)), n_ranks)
+    schedule = draw(named_schedules(4, 6, max_chunks=3))
     if draw(st.booleans()):
         schedule = recompute(schedule, draw(st.sampled_from(CHECKPOINTS)))
     elif draw(st.booleans()):
         schedule = schedule.forward_only()
-    stages = st.integers(0, n_stages - 1)
+    stages = st.integers(0, schedule.n_stages - 1)
     pairs = draw(st.lists(st.tuples(stages, stages).filter(lambda p: p[0] < p[1])))
     routes = [Route(f"skip{k}", *pair) for k, pair in enumerate(pairs)]
     return schedule, routes

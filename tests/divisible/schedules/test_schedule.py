@@ -9,26 +9,7 @@ from divisible.schedules.actions import Action, ScheduleError, Transfer, parse_o
 from divisible.schedules.lowering import lower
 from divisible.schedules.schedule import Schedule
 from tests.support.program_validation import check_programs
-
-NAMES_AND_CHUNKS = [
-    ("gpipe", 1),
-    ("1f1b", 1),
-    ("interleaved", 1),
-    ("interleaved", 2),
-    ("interleaved", 4),
-    ("looped_bfs", 3),
-    ("zb_h1", 1),
-    ("zb_h2", 1),
-    ("zb_v", 2),
-]
-
-
-@st.composite
-def small_schedules(draw, max_ranks=5, max_microbatches=8):
-    name, chunks = draw(st.sampled_from(NAMES_AND_CHUNKS))
-    ranks = draw(st.integers(1, max_ranks))
-    microbatches = draw(st.integers(1, max_microbatches))
-    return schedules.create(name, ranks * chunks, microbatches, ranks)
+from tests.support.schedules import named_schedules
 
 
 def rows_of(schedule):
@@ -156,7 +137,7 @@ def test_malformed_schedules_are_refused(rows, options, message):
 
 
 @settings(max_examples=60, deadline=None)
-@given(small_schedules())
+@given(named_schedules())
 def test_text_round_trip(schedule):
     text = str(schedule)
     again = Schedule.parse(text)
@@ -168,7 +149,7 @@ def test_text_round_trip(schedule):
 
 
 @settings(max_examples=40, deadline=None)
-@given(small_schedules(), st.randoms(use_true_random=False))
+@given(named_schedules(), st.randoms(use_true_random=False))
 def test_text_round_trip_of_what_cannot_run(schedule, rng):
     rows = rows_of(schedule)
     for row in rows:
@@ -248,7 +229,7 @@ def test_deadlock_shows_the_circle():
 
 
 @settings(max_examples=100, deadline=None)
-@given(small_schedules(), st.data())
+@given(named_schedules(), st.data())
 def test_corruptions_are_caught(schedule, data):
     rows = rows_of(schedule)
     actions = [(r, k) for r, row in enumerate(rows) for k in range(len(row))]
@@ -291,7 +272,7 @@ def verdict(check):
 
 
 @settings(max_examples=150, deadline=None)
-@given(small_schedules(4, 5), st.integers(0, 6), st.randoms(use_true_random=False))
+@given(named_schedules(4, 5), st.integers(0, 6), st.randoms(use_true_random=False))
 def test_validator_agrees_with_brute_force(schedule, swaps, rng):
     rows = rows_of(schedule)
     for _ in range(swaps):
@@ -306,7 +287,7 @@ def test_validator_agrees_with_brute_force(schedule, swaps, rng):
 
 
 @settings(max_examples=150, deadline=None)
-@given(small_schedules(4, 4), st.integers(0, 8), st.randoms(use_true_random=False))
+@given(named_schedules(4, 4), st.integers(0, 8), st.randoms(use_true_random=False))
 def test_program_check_agrees_with_brute_force(schedule, swaps, rng):
     programs = [list(program) for program in lower(schedule)]
     for _ in range(swaps):
@@ -335,7 +316,7 @@ def test_brute_force_comparison_sees_both_verdicts():
 
 
 @settings(max_examples=60, deadline=None)
-@given(small_schedules(), st.booleans(), st.booleans())
+@given(named_schedules(), st.booleans(), st.booleans())
 def test_lowered_programs(schedule, blocking, forward_only):
     if forward_only:
         schedule = schedule.forward_only()

@@ -1,3 +1,5 @@
+import doctest
+import re
 from pathlib import Path
 
 import pytest
@@ -17,13 +19,17 @@ from divisible.schedules import (
     zero_bubble_v,
 )
 from divisible.schedules.actions import ScheduleError
+from divisible.schedules.catalogue import CATALOGUE, ONE_PER_RANK
 from divisible.schedules.costs import Costs
 from divisible.schedules.lowering import lower
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import simulate
+from tests.support.mpiexec import ROOT
 from tests.support.program_validation import check_programs
+from tests.support.schedules import stages_per_rank
 
 GOLDEN = Path(__file__).parent / "golden"
+EXPLANATION = ROOT / "docs" / "explanation" / "schedules.rst"
 UNIT = Costs(1, 1, 1)
 
 stages = st.integers(1, 16)
@@ -57,28 +63,43 @@ def checked(schedule):
 
 
 @pytest.mark.parametrize(
-    "name, schedule",
-    [
-        ("gpipe", gpipe(4, 6)),
-        ("1f1b", one_f_one_b(4, 6)),
-        ("1f1b_few_microbatches", one_f_one_b(5, 2)),
-        ("interleaved", interleaved(3, 2, 6)),
-        ("interleaved_uneven", interleaved(3, 2, 4)),
-        ("looped_bfs", looped_bfs(3, 2, 4)),
-        ("zb_h1", zero_bubble_h1(4, 6)),
-        ("zb_h2", zero_bubble_h2(3, 6)),
-        ("zb_v", zero_bubble_v(3, 5)),
-        (
-            "list_uneven_costs",
-            list_schedule(Costs([1, 2, 1], [1, 2, 1.5], [1, 1, 1], transfer=0.1), 5, 3),
-        ),
-    ],
+    "path", sorted(GOLDEN.glob("*.txt")), ids=lambda path: path.stem
 )
-def test_golden_grids(name, schedule):
-    text = (GOLDEN / f"{name}.txt").read_text()
+def test_golden_grids(path):
+    text = path.read_text()
+    golden = Schedule.parse(text)
+    if golden.name == "list":
+        uneven = Costs([1, 2, 1], [1, 2, 1.5], [1, 1, 1], transfer=0.1)
+        schedule = list_schedule(uneven, 5, 3)
+    else:
+        n_stages, n_ranks = golden.n_stages, golden.n_ranks
+        schedule = create(golden.name, n_stages, golden.n_microbatches, n_ranks)
     assert f"{schedule}\n" == text
-    assert Schedule.parse(text) == schedule
+    assert golden == schedule
     schedule.validate()
+
+
+@pytest.mark.parametrize("entry", CATALOGUE.values(), ids=list(CATALOGUE))
+def test_every_schedule_shows_its_grid(entry):
+    """The docstring's example, which runs as a doctest, is a grid of it as well."""
+    examples = doctest.DocTestParser().get_examples(entry.make.__doc__)
+    shown = Schedule.parse(examples[-1].want)
+    assert shown.name == entry.name
+    n_stages, n_ranks = shown.n_stages, shown.n_ranks
+    assert create(entry.name, n_stages, shown.n_microbatches, n_ranks) == shown
+    assert shown.stage_ranks == entry.placement.ranks(n_ranks, n_stages)
+    page = EXPLANATION.read_text()
+    assert re.search(rf"^{re.escape(entry.name)}: \d+ microbatch", page, re.MULTILINE)
+
+
+@pytest.mark.parametrize("entry", CATALOGUE.values(), ids=list(CATALOGUE))
+def test_stages_lie_as_the_catalogue_says(entry):
+    for n_ranks in (1, 2, 5):
+        n_stages = n_ranks * entry.stages_per_rank
+        schedule = create(entry.name, n_stages, 3)
+        assert schedule == create(entry.name, n_stages, 3, n_ranks)
+        assert schedule.stage_ranks == entry.placement.ranks(n_ranks, n_stages)
+        assert (entry.name in ONE_PER_RANK) == (schedule.n_stages == n_ranks)
 
 
 @quick
@@ -192,8 +213,7 @@ def test_looped_bfs(d, v, m):
 @settings(max_examples=12, deadline=None)
 @given(st.sampled_from(NAMES), stages, chunks, microbatches)
 def test_large_schedules_round_trip_and_lower(name, d, v, m):
-    per_rank = {"interleaved": v, "looped_bfs": v, "zb_v": 2}.get(name, 1)
-    schedule = create(name, d * per_rank, m, d)
+    schedule = create(name, d * stages_per_rank(name, v), m, d)
     assert Schedule.parse(str(schedule)) == schedule
     check_programs(lower(schedule))
     check_programs(lower(schedule.forward_only()))
@@ -203,8 +223,8 @@ def test_large_schedules_round_trip_and_lower(name, d, v, m):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_rank_and_one_microbatch(name):
-    per_rank = 2 if name == "zb_v" else 1
-    schedule = create(name, per_rank, 1)
+    per_rank = stages_per_rank(name, 1)
+    schedule = create(name, per_rank, 1, 1)
     report, makespan = checked(schedule)
     assert makespan == 3 * per_rank
     assert report.held == (per_rank,)
@@ -218,7 +238,7 @@ def test_one_rank_and_one_microbatch(name):
         (lambda: one_f_one_b(1, 0), "n_microbatches must be at least 1"),
         (lambda: interleaved(2, 0, 1), "n_chunks must be at least 1"),
         (lambda: zero_bubble_v(0, 1), "n_ranks must be at least 1"),
-        (lambda: create("2f2b", 4, 4), "choose one of gpipe, 1f1b"),
+        (lambda: create("2f2b", 4, 4), "choose one of 1f1b, zb_h1"),
         (lambda: create("interleaved", 5, 4, 2), "multiple of 2 stages"),
         (lambda: create("gpipe", 4, 4, 2), "1 stage on each rank, that is 2 on 2"),
         (lambda: create("zb_v", 3, 4), "2 stages on each rank"),

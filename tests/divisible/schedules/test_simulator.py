@@ -9,6 +9,7 @@ from divisible.schedules.costs import Costs
 from divisible.schedules.lowering import lower
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import simulate
+from tests.support.schedules import named_schedules
 
 # Sums of these are exact, so that results can be compared for equality.
 seconds = st.integers(0, 16).map(lambda n: n / 8)
@@ -16,28 +17,14 @@ seconds = st.integers(0, 16).map(lambda n: n / 8)
 
 @st.composite
 def cases(draw):
-    name, chunks = draw(
-        st.sampled_from(
-            [
-                ("gpipe", 1),
-                ("1f1b", 1),
-                ("interleaved", 2),
-                ("looped_bfs", 3),
-                ("zb_h1", 1),
-                ("zb_h2", 1),
-                ("zb_v", 2),
-            ]
-        )
-    )
-    ranks = draw(st.integers(1, 5))
-    n = ranks * chunks
-    m = draw(st.integers(1, 6))
+    schedule = draw(named_schedules(max_microbatches=6, max_chunks=3))
+    n = schedule.n_stages
 
     def values(size):
         return draw(st.one_of(seconds, st.lists(seconds, min_size=size, max_size=size)))
 
     costs = Costs(values(n), values(n), values(n), values(n - 1), values(n - 1))
-    return schedules.create(name, n, m, ranks), costs
+    return schedule, costs
 
 
 def duration(costs, action):

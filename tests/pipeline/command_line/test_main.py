@@ -235,7 +235,7 @@ def test_everything_has_help():
         (
             ["plan", "profile-1.json", "--stages", "2", "--schedule", "zb_v"],
             2,
-            "for gpipe, 1f1b, zb_h1, zb_h2; --ranks chooses among the other schedules",
+            "for 1f1b, zb_h1, zb_h2, gpipe; --ranks chooses among the other schedules",
         ),
         (
             ["plan", "profile-1.json", "--ranks", "2", "--bandwidth", "1Gb/s"],

@@ -1,0 +1,85 @@
+"""Shows in the documentation what the catalogue knows of the schedules.
+
+    .. schedule-choices::       when to take which
+    .. schedule-comparison::    what they take and hold, by simulation
+    .. schedule-functions::     the reference of their functions
+
+A new entry of `divisible.schedules.catalogue` appears in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.util.docutils import SphinxDirective
+
+from divisible import simulate
+from divisible.schedules import Costs, catalogue
+from divisible.schedules.catalogue import CATALOGUE, Entry, create
+
+# What is compared.
+_N_RANKS, _N_MICROBATCHES = 4, 8
+
+
+def choices() -> list[str]:
+    """Tells when to take which schedule, and how many stages it needs on a rank."""
+    rows = [
+        (f"``'{entry.name}'``", entry.summary, entry.placement.value)
+        for entry in CATALOGUE.values()
+    ]
+    return _table("15 60 25", [("schedule", "take it", "stages on a rank"), *rows])
+
+
+def comparison() -> list[str]:
+    """Simulates all schedules with stages that take equally long."""
+    rows = [(f"``'{entry.name}'``", *_simulated(entry)) for entry in CATALOGUE.values()]
+    return _table("auto", [("schedule", "seconds", "bubble", "held"), *rows])
+
+
+def functions() -> list[str]:
+    """Names the functions that make the schedules."""
+    return [
+        f".. autofunction:: divisible.schedules.{entry.make.__name__}"
+        for entry in CATALOGUE.values()
+    ]
+
+
+def _simulated(entry: Entry) -> tuple[str, str, str]:
+    # Several stages on a rank are as much shorter.
+    chunks = entry.stages_per_rank
+    schedule = create(entry.name, _N_RANKS * chunks, _N_MICROBATCHES, _N_RANKS)
+    seconds = 1 / chunks
+    timeline = simulate(schedule, Costs(seconds, seconds, seconds))
+    held = max(schedule.validate().held) / chunks
+    return f"{timeline.makespan:g}", f"{timeline.bubble[0]:.1%}", f"{held:g}"
+
+
+def _table(widths: str, rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [".. list-table::", "   :header-rows: 1", f"   :widths: {widths}", ""]
+    for first, *others in rows:
+        lines += [f"   * - {first}", *(f"     - {cell}" for cell in others)]
+    return lines
+
+
+def _directive(make: Callable[[], list[str]]) -> type[SphinxDirective]:
+    class FromCatalogue(SphinxDirective):
+        """Reads what a function makes of the catalogue."""
+
+        def run(self) -> list[nodes.Node]:
+            """Parses the lines in place of the directive."""
+            self.env.note_dependency(catalogue.__file__)
+            node = nodes.Element(document=self.state.document)
+            lines = StringList(make(), source=catalogue.__file__)
+            self.state.nested_parse(lines, self.content_offset, node)
+            return node.children
+
+    return FromCatalogue
+
+
+def setup(app) -> dict[str, bool]:
+    """Registers the directives with Sphinx."""
+    for make in (choices, comparison, functions):
+        app.add_directive(f"schedule-{make.__name__}", _directive(make))
+    return {"parallel_read_safe": True}
