@@ -12,12 +12,13 @@ same order under any schedule, so the choice does not change what is computed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Callable
 
 import numpy as np
 
-from divisible import schedules
 from divisible.schedules.actions import (
     BACKWARD,
     FORWARD,
@@ -26,8 +27,10 @@ from divisible.schedules.actions import (
     WEIGHT,
     ScheduleError,
 )
+from divisible.schedules.catalogue import NAMES, create
 from divisible.schedules.costs import Costs
 from divisible.schedules.events import CATEGORIES
+from divisible.schedules.list_scheduling import list_schedule
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import simulate
@@ -88,20 +91,25 @@ class Trial:
     def choose(self) -> Schedule:
         """Returns what is fastest by simulation.
 
-        Candidates are a schedule made for the measured times and those that have a
-        name, if they suit the placement of the stages; a rank may hold as many
-        microbatches as the first one does in 1F1B, in each of its stages.
+        Candidates are those that have a name, if they suit the placement of the
+        stages, the one that has been running, and what is made for the measured times;
+        a rank may hold as many microbatches as the first one does in 1F1B, in each of
+        its stages.
         """
         costs = measured_costs(self._timelines, len(self._stage_ranks))
-        n = self._n_microbatches
-        candidates = [*self._named(), _list_schedule(costs, self._stage_ranks, n)]
-        limits = _limits(self._stage_ranks, n)
+        where = self._stage_ranks, self._n_microbatches
+        # Of those that are as fast, the first: one that is known by a name, then the
+        # one that runs.
+        candidates = [*self._named(), first_schedule(*where)]
+        candidates.append(_list_schedule(costs, *where))
+        if self._checkpoint != "never":
+            candidates.append(_list_schedule(_recomputing(costs), *where))
+        limits = _limits(*where)
         best, least = None, np.inf
         for plain in candidates:
             schedule = recompute(plain, self._checkpoint)
             timeline = simulate(schedule, costs)
             fits = np.all(timeline.peak_held <= limits)
-            # Of two that are as fast, the one that is known by a name.
             if fits and timeline.makespan < least * (1 - 1e-9):
                 best, least = schedule, timeline.makespan
         return best
@@ -109,15 +117,12 @@ class Trial:
     def _named(self) -> Iterable[Schedule]:
         n_ranks = len(set(self._stage_ranks))
         n_stages = len(self._stage_ranks)
-        for name in schedules.NAMES:
-            try:
-                schedule = schedules.create(
-                    name, n_stages, self._n_microbatches, n_ranks
-                )
-            except ScheduleError:
-                continue
-            if schedule.stage_ranks == self._stage_ranks:
-                yield schedule
+        for name in NAMES:
+            # A name that needs another number of stages on each rank is no candidate.
+            with contextlib.suppress(ScheduleError):
+                schedule = create(name, n_stages, self._n_microbatches, n_ranks)
+                if schedule.stage_ranks == self._stage_ranks:
+                    yield schedule
 
 
 def measured_costs(timelines: Iterable[Timeline], n_stages: int) -> Costs:
@@ -185,11 +190,17 @@ def _add_delays(timeline: Timeline, delays: Sequence[list[float]]) -> None:
             delays[edge].append(max(0.0, end - sent))
 
 
+def _recomputing(costs: Costs) -> Costs:
+    """Lets the forward run again as a part of each backward."""
+    again = np.add(costs.forward, costs.backward_input).tolist()
+    return replace(costs, backward_input=again)
+
+
 def _list_schedule(
     costs: Costs, stage_ranks: Sequence[int], n_microbatches: int
 ) -> Schedule:
     limits = _limits(stage_ranks, n_microbatches)
-    return schedules.list_schedule(costs, n_microbatches, limits, stage_ranks)
+    return list_schedule(costs, n_microbatches, limits, stage_ranks)
 
 
 def _limits(stage_ranks: Sequence[int], n_microbatches: int) -> list[int]:
