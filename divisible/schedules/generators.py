@@ -23,12 +23,14 @@ holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from divisible.schedules.actions import BACKWARD, FORWARD, Action, ScheduleError
+from divisible.schedules.actions import ScheduleError
 from divisible.schedules.schedule import Schedule
+from divisible.schedules.table import CODES
 
 
 def check_positive(**numbers: int) -> None:
@@ -74,16 +76,8 @@ def gpipe(n_stages: int, n_microbatches: int) -> Schedule:
         rank 2    .   . 2F0 2F1 2F2 2F3 2B0 2B1 2B2 2B3   .   .
     """
     check_positive(n_stages=n_stages, n_microbatches=n_microbatches)
-    d, m = n_stages, n_microbatches
-    return Schedule.from_arrays(
-        np.repeat(np.arange(d), 2 * m),
-        np.tile(np.repeat([FORWARD, BACKWARD], m), d),
-        np.tile(np.arange(m), 2 * d),
-        np.arange(d + 1) * 2 * m,
-        range(d),
-        m,
-        "gpipe",
-    )
+    m = n_microbatches
+    return _collect([(s, "F" * m + "B" * m) for s in range(n_stages)], m, "gpipe")
 
 
 def one_f_one_b(n_stages: int, n_microbatches: int) -> Schedule:
@@ -121,27 +115,8 @@ def one_f_one_b(n_stages: int, n_microbatches: int) -> Schedule:
     """
     check_positive(n_stages=n_stages, n_microbatches=n_microbatches)
     d, m = n_stages, n_microbatches
-    kind = np.empty((d, 2 * m), np.int8)
-    microbatch = np.empty((d, 2 * m), np.int32)
-    for stage in range(d):
-        ahead = min(m, d - 1 - stage)
-        both = m - ahead
-        kind[stage, :ahead] = FORWARD
-        kind[stage, ahead : ahead + 2 * both : 2] = FORWARD
-        kind[stage, ahead + 1 : ahead + 2 * both : 2] = BACKWARD
-        kind[stage, ahead + 2 * both :] = BACKWARD
-        backward = kind[stage] == BACKWARD
-        microbatch[stage, ~backward] = np.arange(m)
-        microbatch[stage, backward] = np.arange(m)
-    return Schedule.from_arrays(
-        np.repeat(np.arange(d), 2 * m),
-        kind.ravel(),
-        microbatch.ravel(),
-        np.arange(d + 1) * 2 * m,
-        range(d),
-        m,
-        "1f1b",
-    )
+    rows = [(s, _alternate(m, min(m, d - 1 - s))) for s in range(d)]
+    return _collect(rows, m, "1f1b")
 
 
 def interleaved(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
@@ -186,20 +161,18 @@ def interleaved(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
     check_positive(n_ranks=n_ranks, n_chunks=n_chunks, n_microbatches=n_microbatches)
     p, v = n_ranks, n_chunks
     groups = -(-n_microbatches // p)
+    # The chunk of each forward in turn; backwards take them the other way round.
+    chunk = np.tile(np.repeat(np.arange(v), p), groups)
     rows = []
     for rank in range(p):
-        forward, backward = (
-            [
-                (chunk * p + rank, kind, group * p + k)
-                for group in range(groups)
-                for chunk in chunks
-                for k in range(p)
-            ]
-            for kind, chunks in (("F", range(v)), ("B", range(v - 1, -1, -1)))
-        )
-        ahead = min(len(forward), 2 * (p - 1 - rank) + (v - 1) * p)
-        rows.append(_alternate(forward, backward, ahead))
-    return _collect(rows, [s % p for s in range(p * v)], n_microbatches, "interleaved")
+        ahead = min(len(chunk), 2 * (p - 1 - rank) + (v - 1) * p)
+        kinds = _alternate(len(chunk), ahead)
+        is_forward = np.array([*kinds]) == "F"
+        stage = np.empty(len(kinds), int)
+        stage[is_forward] = chunk * p + rank
+        stage[~is_forward] = (v - 1 - chunk) * p + rank
+        rows.append((stage, kinds))
+    return _collect(rows, n_microbatches, "interleaved")
 
 
 def looped_bfs(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
@@ -235,17 +208,12 @@ def looped_bfs(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
         rank 1    . 1F0 1F1 1F2 3F0 3F1 3F2 3B0 3B1 3B2 1B0 1B1 1B2   .
     """
     check_positive(n_ranks=n_ranks, n_chunks=n_chunks, n_microbatches=n_microbatches)
-    p, v, m = n_ranks, n_chunks, n_microbatches
-    rows = [
-        [(chunk * p + rank, "F", k) for chunk in range(v) for k in range(m)]
-        + [
-            (chunk * p + rank, "B", k)
-            for chunk in range(v - 1, -1, -1)
-            for k in range(m)
-        ]
-        for rank in range(p)
-    ]
-    return _collect(rows, [s % p for s in range(p * v)], m, "looped_bfs")
+    m = n_microbatches
+    forward = np.repeat(np.arange(n_chunks) * n_ranks, m)
+    there_and_back = np.concatenate([forward, forward[::-1]])
+    kinds = "F" * len(forward) + "B" * len(forward)
+    rows = [(there_and_back + rank, kinds) for rank in range(n_ranks)]
+    return _collect(rows, m, "looped_bfs")
 
 
 def zero_bubble_h1(n_stages: int, n_microbatches: int) -> Schedule:
@@ -364,27 +332,23 @@ def zero_bubble_v(n_ranks: int, n_microbatches: int) -> Schedule:
     m = max(2 * p - 1, n_microbatches)
     rows = []
     for rank in range(p):
-        row: list[tuple[int, str, int]] = []
-        near = {kind: iter([(rank, kind, k) for k in range(m)]) for kind in "FIW"}
-        far = {
-            kind: iter([(2 * p - 1 - rank, kind, k) for k in range(m)])
-            for kind in "FIW"
-        }
-        # Fill: ahead on the way to the V's tip, then in turn on both ways.
-        row += _take(near, "F" * (2 * (p - rank) - 1))
-        for _ in range(rank):
-            row += [*_take(far, "F"), *_take(near, "F")]
-        row += _take(far, "FIW" * (p - rank))
-        # Full: one forward and one backward in turn, on each way.
-        for _ in range(m - p):
-            row += [*_take(near, "FIW"), *_take(far, "FIW")]
-        # Drain: input gradients first where other ranks still wait for them.
-        for _ in range(rank):
-            row += [*_take(near, "I"), *_take(far, "I")]
-        row += _take(near, "IW" * (p - rank))
-        row += [*far["W"], *near["W"]]
-        rows.append(row)
-    return _collect(rows, [*range(p), *range(p - 1, -1, -1)], n_microbatches, "zb_v")
+        near, far = rank, 2 * p - 1 - rank
+        parts = [
+            # Fill: ahead on the way to the V's tip, then in turn on both ways.
+            (near, "F" * (2 * (p - rank) - 1)),
+            *[(far, "F"), (near, "F")] * rank,
+            (far, "FIW" * (p - rank)),
+            # Full: one forward and one backward in turn, on each way.
+            *[(near, "FIW"), (far, "FIW")] * (m - p),
+            # Drain: input gradients first where other ranks still wait for them.
+            *[(near, "I"), (far, "I")] * rank,
+            (near, "IW" * (p - rank)),
+            (far, "W" * rank),
+            (near, "W" * rank),
+        ]
+        stages, kinds = zip(*parts)
+        rows.append((np.repeat(stages, [*map(len, kinds)]), "".join(kinds)))
+    return _collect(rows, n_microbatches, "zb_v")
 
 
 def _zero_bubble(n_stages: int, n_microbatches: int, depth: int, name: str) -> Schedule:
@@ -397,44 +361,44 @@ def _zero_bubble(n_stages: int, n_microbatches: int, depth: int, name: str) -> S
     d, m = n_stages, n_microbatches
     rows = []
     for stage in range(d):
-        forward = [(stage, "F", k) for k in range(m)]
-        backward = [(stage, "I", k) for k in range(m)]
-        row = []
-        done = weights = 0
-        for action in _alternate(forward, backward, min(m, depth * (d - 1 - stage))):
-            row.append(action)
-            done += action[1] == "I"
-            if done - weights > depth * stage:
-                row.append((stage, "W", weights))
-                weights += 1
-        row += [(stage, "W", k) for k in range(weights, m)]
-        rows.append(row)
-    return _collect(rows, range(d), m, name)
+        ahead, kept = min(m, depth * (d - 1 - stage)), min(m, depth * stage)
+        turns = m - ahead
+        kinds = "F" * ahead
+        # Behind the first I so many W are kept back.
+        kinds += "FI" * min(kept, turns) + "FIW" * (turns - kept)
+        kinds += "I" * (kept - turns) + "IW" * min(ahead, m - kept)
+        rows.append((stage, kinds + "W" * kept))
+    return _collect(rows, m, name)
 
 
-def _alternate(forward: list, backward: list, ahead: int) -> list:
-    """Runs ``ahead`` forwards, then one forward and one backward in turn."""
-    row = forward[:ahead]
-    for pair in zip(forward[ahead:], backward):
-        row += pair
-    return row + backward[len(forward) - ahead :]
-
-
-def _take(source: dict, kinds: str) -> list[tuple[int, str, int]]:
-    """Takes the next action of each kind, as far as there is one."""
-    return [action for kind in kinds for action in [next(source[kind], None)] if action]
+def _alternate(n: int, ahead: int) -> str:
+    """Runs ``ahead`` of ``n`` forwards, then one and one backward in turn."""
+    return "F" * ahead + "FB" * (n - ahead) + "B" * ahead
 
 
 def _collect(
-    rows: Sequence[Iterable[tuple[int, str, int]]],
-    stage_ranks: Iterable[int],
-    n_microbatches: int,
-    name: str,
+    rows: Sequence[tuple[ArrayLike, str]], n_microbatches: int, name: str
 ) -> Schedule:
-    """Builds a schedule, without the microbatches from ``n_microbatches`` on."""
-    return Schedule(
-        [[Action(*a) for a in row if a[2] < n_microbatches] for row in rows],
-        list(stage_ranks),
-        n_microbatches,
-        name,
+    """Builds a schedule in which every stage takes the microbatches in order.
+
+    Args:
+        rows: For each rank the kinds of its actions in order, and their stages; one
+            number, if all are of the same.
+        n_microbatches: Number of microbatches; those beyond are left out.
+        name: What to call it.
+    """
+    kind = np.array([CODES[letter] for _, kinds in rows for letter in kinds], np.int8)
+    stage = np.concatenate([np.broadcast_to(at, len(kinds)) for at, kinds in rows])
+    # An action's microbatch is how many of its stage and kind come before it.
+    what = stage * len(CODES) + kind
+    order = np.argsort(what, kind="stable")
+    first = np.flatnonzero(np.diff(what[order], prepend=-1))
+    lengths = np.diff(first, append=len(what))
+    microbatch = np.empty(len(what), int)
+    microbatch[order] = np.arange(len(what)) - np.repeat(first, lengths)
+    kept = microbatch < n_microbatches
+    ends = np.cumsum([len(kinds) for _, kinds in rows])
+    offsets = np.concatenate([[0], np.cumsum(kept)[ends - 1]])
+    return Schedule.from_arrays(
+        stage[kept], kind[kept], microbatch[kept], offsets, None, n_microbatches, name
     )
