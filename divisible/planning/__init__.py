@@ -8,6 +8,7 @@
     stopwatch          seconds and peak memory of a call
     retained_arrays    what a graph holds between forward and backward
     interpolation      a profile at another size of microbatch
+    layer_sums         sums over its layers, and over those of stages
 
     machine            speeds, memory and links of ranks
     memory             what stages hold and take

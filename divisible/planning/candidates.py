@@ -10,7 +10,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -24,18 +24,17 @@ from divisible.planning.machine import (
     spread_memory,
     spread_speeds,
 )
-from divisible.planning.memory import fixed_memory, stage_costs
-from divisible.planning.partition import MemoryLimitError, partition
+from divisible.planning.memory import StageCosts, rank_bytes, stage_costs
+from divisible.planning.partition import MemoryLimitError, describe, find_cuts
 from divisible.planning.plan import Plan
 from divisible.planning.prediction import microbatch_sizes, run
 from divisible.planning.profile import Profile
 from divisible.planning.units import count, format_bytes
-from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, RECOMPUTE
+from divisible.schedules.actions import BACKWARD, FORWARD, INPUT
 from divisible.schedules.catalogue import create
 from divisible.schedules.costs import Costs
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
-from divisible.schedules.validation import peaks
 
 #: Predictions of equal time differ by rounding.
 SAME = 1 + 1e-6
@@ -100,17 +99,52 @@ class Candidate:
 
     Attributes:
         configuration: What it is.
-        plan: Where it is cut.
+        cuts: Where it is cut.
         bound: Seconds that a step takes at least.
         gradient_seconds: For each rank, to add up the gradients of the replicas.
         outcome: Of the simulation, if it has been simulated.
     """
 
     configuration: Configuration
-    plan: Plan
+    cuts: Sequence[int]
     bound: float
     gradient_seconds: np.ndarray
     outcome: Outcome | None = None
+
+
+class _Setting(NamedTuple):
+    """What a configuration runs, and on what.
+
+    Attributes:
+        schedule: With the forwards that run again.
+        profiles: One for each microbatch, at its size.
+        network: The links between the ranks of a replica.
+        speeds: Of these ranks.
+        memory: Bytes that they may use.
+    """
+
+    schedule: Schedule
+    profiles: list[Profile]
+    network: Network
+    speeds: np.ndarray
+    memory: np.ndarray
+
+    @property
+    def largest(self) -> Profile:
+        """At the size of the largest microbatch."""
+        return self.profiles[0]
+
+    def costs(self, cuts: Sequence[int]) -> Costs:
+        """Returns what the simulator needs to know of cuts."""
+        return stage_costs(
+            cuts, self.schedule, self.profiles, self.network, self.speeds
+        )
+
+    def stages(self) -> StageCosts:
+        """Returns what stages cost, whatever layers they have."""
+        speeds = self.speeds[list(self.schedule.stage_ranks)]
+        links = edges(self.network, self.schedule)
+        return StageCosts.of(self.largest, self.schedule, speeds, links)
 
 
 class Configurations:
@@ -149,73 +183,57 @@ class Configurations:
             MemoryLimitError: If it does not fit. Where ranks have several stages, it
                 is cut for several ways to share their memory, which are not all.
         """
-        replicas, n_ranks, per_rank, name, m, checkpoint = configuration
-        sizes = microbatch_sizes(-(-self.batch // replicas), m)
-        profile = self._at(max(sizes))
-        schedule = _create(name, configuration.n_stages, m, n_ranks, checkpoint)
-        network, speeds = self._slowest_replica(configuration)
-        memory = self.memory[: replicas * n_ranks].reshape(replicas, -1).min(axis=0)
-        at = np.array(schedule.stage_ranks)
-        links = edges(network, schedule)
-        options = {
-            "speeds": speeds[at],
-            "network": links,
-            "checkpoint": checkpoint,
-            "cuts": cuts,
-        }
+        setting = self._setting(configuration)
+        if cuts is not None:
+            return self._costed(configuration, setting, cuts)
+        stages = setting.stages()
 
-        def costed(plan: Plan) -> Candidate:
-            plan = replace(
-                plan,
-                n_microbatches=m,
-                schedule=name,
-                replicas=replicas,
-                stages_per_rank=per_rank,
-            )
-            each = [self._at(size) for size in sizes]
-            costs = stage_costs(plan, schedule, each, network, speeds)
-            if per_rank > 1:
-                plan = _check_memory(plan, schedule, costs, profile, memory)
-            gradients = self._gradient_seconds(plan, schedule, replicas)
-            bound = lower_bound(schedule, costs) + gradients.min()
-            # Costs and schedules of thousands of configurations would take gigabytes.
-            return Candidate(configuration, plan, bound, gradients)
+        def cut(limits: np.ndarray) -> Candidate:
+            cuts = find_cuts(stages, limits)
+            return self._costed(configuration, setting, cuts)
 
-        if per_rank == 1:
-            options.update(memory=memory, schedule=name, n_microbatches=m)
-            return costed(partition(profile, n_ranks, **options))
-        # How many are in flight does not depend on what is held of them.
-        held = _create(name, configuration.n_stages, m, n_ranks, "never").validate()
-        again = schedule.stage[schedule.kind == RECOMPUTE]
-        options.update(
-            in_flight=held.stage_in_flight,
-            pending=np.array(held.pending)[at],
-            recomputed=np.bincount(again, minlength=schedule.n_stages) / m,
-            n_microbatches=m,
-        )
-
-        def cut(limits: np.ndarray | None) -> Candidate:
-            return costed(
-                partition(profile, schedule.n_stages, memory=limits, **options)
-            )
-
+        if configuration.stages_per_rank == 1:
+            return cut(setting.memory)
         try:
-            return cut(None)
+            return cut(np.full(stages.n_stages, np.inf))
         except MemoryLimitError as error:
-            if cuts is not None:
-                raise
-            return _fastest_that_fits(cut, memory, at, error)
+            at = np.array(setting.schedule.stage_ranks)
+            return _fastest_that_fits(cut, setting.memory, at, error)
+
+    def _costed(
+        self, configuration: Configuration, setting: _Setting, cuts: Sequence[int]
+    ) -> Candidate:
+        _check_memory(cuts, setting)
+        gradients = self._gradient_seconds(configuration, setting, cuts)
+        bound = lower_bound(setting.schedule, setting.costs(cuts)) + gradients.min()
+        # Costs and schedules of thousands of configurations would take gigabytes.
+        return Candidate(configuration, cuts, bound, gradients)
+
+    def plan(self, candidate: Candidate) -> Plan:
+        """Returns a candidate's plan, with what its stages cost."""
+        configuration = candidate.configuration
+        setting = self._setting(configuration)
+        stages = setting.stages()
+        # Stages that share the memory of a rank have no limit of their own.
+        is_shared = configuration.stages_per_rank > 1
+        limits = np.full(stages.n_stages, np.inf) if is_shared else setting.memory
+        return Plan(
+            candidate.cuts,
+            n_microbatches=configuration.n_microbatches,
+            schedule=configuration.schedule,
+            checkpoint=configuration.checkpoint,
+            replicas=configuration.replicas,
+            stages_per_rank=configuration.stages_per_rank,
+            layers=tuple(layer.name for layer in setting.largest.layers),
+            stages=describe(stages, candidate.cuts, limits),
+        )
 
     def simulate(self, candidate: Candidate) -> Outcome:
         """Simulates a step."""
-        replicas, n_ranks, _, name, m, checkpoint = candidate.configuration
-        sizes = microbatch_sizes(-(-self.batch // replicas), m)
-        schedule = _create(name, candidate.plan.n_stages, m, n_ranks, checkpoint)
-        network, speeds = self._slowest_replica(candidate.configuration)
-        each = [self._at(size) for size in sizes]
-        costs = stage_costs(candidate.plan, schedule, each, network, speeds)
-        timeline = run(schedule, costs, network)
-        ends = np.zeros(n_ranks)
+        setting = self._setting(candidate.configuration)
+        costs = setting.costs(candidate.cuts)
+        timeline = run(setting.schedule, costs, setting.network)
+        ends = np.zeros(setting.schedule.n_ranks)
         np.maximum.at(ends, timeline.rank, timeline.end)
         return Outcome(
             seconds=float((ends + candidate.gradient_seconds).max()),
@@ -239,7 +257,7 @@ class Configurations:
             Candidate: The best found, with its outcome.
         """
         configuration = candidate.configuration
-        n_stages, n_layers = configuration.n_stages, candidate.plan.n_layers
+        n_stages, n_layers = configuration.n_stages, candidate.cuts[-1]
         each = n_stages * (n_layers + 3 * configuration.n_microbatches)
         before = None
         while candidate is not before:
@@ -247,7 +265,7 @@ class Configurations:
             for k, move in itertools.product(range(1, n_stages), MOVES):
                 if effort < each:
                     return candidate
-                cuts = list(candidate.plan.cuts)
+                cuts = list(candidate.cuts)
                 for i, distance in enumerate(move, k):
                     cuts[i] += distance
                 is_cut = cuts[-1] == n_layers and all(map(operator.lt, cuts, cuts[1:]))
@@ -273,22 +291,27 @@ class Configurations:
             self.sized[size] = interpolate(self.profiles, size)
         return self.sized[size]
 
-    def _slowest_replica(
-        self, configuration: Configuration
-    ) -> tuple[Network, np.ndarray]:
-        used = configuration.replicas * configuration.n_ranks
-        return slowest_replica(self.network, self.speeds[:used], configuration.replicas)
+    def _setting(self, configuration: Configuration) -> _Setting:
+        replicas, n_ranks, _, name, m, checkpoint = configuration
+        used = replicas * n_ranks
+        # The first microbatches are the largest.
+        sizes = microbatch_sizes(-(-self.batch // replicas), m)
+        return _Setting(
+            _create(name, configuration.n_stages, m, n_ranks, checkpoint),
+            [self._at(size) for size in sizes],
+            *slowest_replica(self.network, self.speeds[:used], replicas),
+            self.memory[:used].reshape(replicas, -1).min(axis=0),
+        )
 
     def _gradient_seconds(
-        self, plan: Plan, schedule: Schedule, replicas: int
+        self, configuration: Configuration, setting: _Setting, cuts: Sequence[int]
     ) -> np.ndarray:
         """Returns how long each rank takes to add its gradients to the replicas'."""
-        if replicas == 1:
-            return np.zeros(schedule.n_ranks)
-        sizes = np.add.reduceat(
-            self.profiles[0].column("parameter_bytes"), plan.cuts[:-1]
-        )
+        schedule, replicas = setting.schedule, configuration.replicas
         per_rank = np.zeros(schedule.n_ranks)
+        if replicas == 1:
+            return per_rank
+        sizes = setting.largest.sums.stages(cuts).parameter_bytes
         np.add.at(per_rank, list(schedule.stage_ranks), sizes)
         used = replicas * schedule.n_ranks - 1
         steps = 2 * (replicas - 1)
@@ -363,30 +386,18 @@ def _shared(memory: np.ndarray, at: np.ndarray, share: float) -> np.ndarray:
     return memory[at] * parts
 
 
-def _check_memory(
-    plan: Plan,
-    schedule: Schedule,
-    costs: Costs,
-    profile: Profile,
-    memory: np.ndarray,
-) -> Plan:
-    """Refuses what does not fit when the stages of a rank share its memory.
-
-    Returns:
-        Plan: The same without the limits that it was cut for, which were shares.
-    """
-    held = peaks(schedule, *costs.units(schedule.n_stages))
-    needed = fixed_memory(plan, schedule, profile) + np.array(held)
-    lacks = needed - memory
+def _check_memory(cuts: Sequence[int], setting: _Setting) -> None:
+    """Refuses what does not fit when the stages of a rank share its memory."""
+    needed = rank_bytes(cuts, setting.schedule, setting.largest)
+    lacks = needed - setting.memory
     rank = int(lacks.argmax())
     if lacks[rank] > 0:
         raise MemoryLimitError(
-            f"cut at {plan.cuts}, rank {rank} with the stages"
-            f" {schedule.rank_stages(rank)} needs {format_bytes(needed[rank])},"
-            f" {format_bytes(lacks[rank])} more than its {format_bytes(memory[rank])}"
+            f"cut at {cuts}, rank {rank} with the stages"
+            f" {setting.schedule.rank_stages(rank)} needs {format_bytes(needed[rank])},"
+            f" {format_bytes(lacks[rank])} more than its"
+            f" {format_bytes(setting.memory[rank])}"
         )
-    stages = [replace(stage, memory_limit=None) for stage in plan.stages]
-    return replace(plan, stages=stages)
 
 
 # Configurations that follow each other often have the same one, or one that differs in

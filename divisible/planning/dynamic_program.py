@@ -85,17 +85,18 @@ def _solve(
         The least cost, and the cuts; ``None`` if nothing fits.
     """
     lacking = cost is None
+    memory, layers = costs.memory(), costs.layers
     if lacking:
-        none = np.zeros_like(costs.times)
-        cost = StageCost(none, none, none, costs.grows[0])
+        none = np.zeros_like(memory.at_least)
+        cost = StageCost(none, none, none, memory.at_least)
     value, parents = _program()(
         *map(np.ascontiguousarray, cost),
-        costs.grows + costs.ends,
-        costs.grows - costs.starts,
-        costs.inputs,
-        costs.crossing,
-        costs.ended_skips,
-        costs.workspace,
+        memory.ends,
+        memory.starts,
+        memory.inputs,
+        layers.passing,
+        layers.ended_skips,
+        layers.workspace,
         limits,
         lacking,
         np.inf if cap is None else cap,
@@ -126,7 +127,7 @@ def _dynamic_program(
     memory_ends,
     memory_starts,
     inputs,
-    crossing,
+    passing,
     ended_skips,
     workspace,
     limits,
@@ -182,7 +183,7 @@ def _dynamic_program(
                     peak = max(peak, workspace[i])
                     if before[i] >= best:
                         continue
-                    skips = min(crossing[i], ended_skips[j] - ended_skips[i])
+                    skips = min(passing[i], ended_skips[j] - ended_skips[i])
                     held = -np.inf
                     for k in range(memory_ends.shape[0]):
                         moment = memory_ends[k, s, j] - memory_starts[k, s, i]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from divisible.planning.dynamic_program import StageCost, evenest, least_lacking
-from divisible.planning.machine import Network, PerRank, spread, spread_memory
-from divisible.planning.memory import StageCosts, microbatches_held, recomputed_shares
+from divisible.planning.machine import Network, PerRank, spread_memory
+from divisible.planning.memory import StageCosts
 from divisible.planning.plan import Plan, StagePlan
 from divisible.planning.profile import Profile
 from divisible.planning.units import count, format_bytes
+from divisible.schedules.catalogue import CATALOGUE, ONE_PER_RANK, create
+from divisible.schedules.recomputation import recompute
+from divisible.schedules.schedule import Schedule
 
 METHODS = ("optimal", "uniform", "parameters", "time")
 # How many stages without enough memory an error lists.
@@ -30,12 +34,9 @@ def partition(
     speeds: PerRank | None = None,
     memory: PerRank | None = None,
     network: Network | None = None,
-    schedule: str | None = "1f1b",
+    schedule: str | Schedule = "1f1b",
     n_microbatches: int | None = None,
     checkpoint: str = "never",
-    in_flight: Sequence[float] | None = None,
-    pending: Sequence[float] | None = None,
-    recomputed: Sequence[float] | None = None,
     cuts: Sequence[int] | None = None,
 ) -> Plan:
     """Cuts a model so that the slowest stage is as fast as possible.
@@ -58,17 +59,15 @@ def partition(
         memory: Bytes that a rank may use; one number for all or one for each. No limit
             by default.
         network (Network): The links; infinitely fast by default.
-        schedule (str): Tells how many microbatches a stage holds: ``'gpipe'``,
-            ``'1f1b'``, ``'zb_h1'`` or ``'zb_h2'``.
-        n_microbatches (int): Number of microbatches, needed for ``'gpipe'``.
+        schedule (str or Schedule): Tells how many microbatches a stage holds: a name of
+            one with one stage on each rank, or the schedule itself. If that puts
+            several stages on a rank, ``speeds``, ``memory`` and ``network`` are still
+            those of the stages, one after the other.
+        n_microbatches (int): Number of microbatches. It may be left out with a name
+            where more of them take no more memory, which they do in ``'gpipe'``.
         checkpoint (str): ``'never'``, ``'except_last'`` or ``'always'``: for which
             microbatches the forward runs again before the backward, and only the
             stage's input is held in between.
-        in_flight: For each stage the microbatches held between forward and backward,
-            for another schedule.
-        pending: For each stage those between I and W.
-        recomputed: For each stage the share of the microbatches whose forward runs
-            again, for another schedule.
         cuts: Where to cut, in place of a method: to learn what the stages cost, and
             whether they fit.
 
@@ -108,25 +107,16 @@ def partition(
         )
     if n_microbatches is not None and n_microbatches < 1:
         raise ValueError(f"n_microbatches must be positive, not {n_microbatches}")
-    if in_flight is not None:
-        schedule = None
-    else:
-        held = microbatches_held(schedule, n_stages, n_microbatches, checkpoint)
-        in_flight, pending = held if pending is None else (held[0], pending)
-        if recomputed is None:
-            recomputed = recomputed_shares(
-                schedule, checkpoint, n_stages, n_microbatches
-            )
-    in_flight, pending = np.broadcast_arrays(
-        _microbatches("in_flight", in_flight, n_stages),
-        _microbatches("pending", 0.0 if pending is None else pending, n_stages),
-    )
-    costs = StageCosts.of(
-        profile, in_flight, pending, checkpoint, recomputed, speeds, network
-    )
+    chosen = _schedule(schedule, n_stages, n_microbatches, checkpoint)
+    costs = StageCosts.of(profile, chosen, speeds, network)
+    if isinstance(schedule, Schedule):
+        n_microbatches, schedule = schedule.n_microbatches, None
+    elif n_microbatches is None:
+        # Of many microbatches one that is spared does not count.
+        costs = replace(costs, recomputed=np.ceil(costs.recomputed))
     limits = spread_memory(memory, n_stages)
     if cuts is None:
-        cuts = _cut(profile, costs, limits, method)
+        cuts = find_cuts(costs, limits, method)
     else:
         _check_cuts(costs, cuts, limits)
     return Plan(
@@ -135,38 +125,90 @@ def partition(
         schedule=schedule,
         checkpoint=checkpoint,
         layers=tuple(layer.name for layer in profile.layers),
-        stages=_describe(costs, cuts, limits),
+        stages=describe(costs, cuts, limits),
     )
 
 
-def _microbatches(name: str, values: PerRank, n_stages: int) -> np.ndarray:
-    """Returns how many microbatches stages hold, of shape (n_moments, n_stages)."""
-    array = np.asarray(values, float)
-    if array.ndim < 2:
-        array = spread(name, array, n_stages, "stages")[None]
-    if not np.all(np.isfinite(array) & (array >= 0)):
-        raise ValueError(f"{name} must be finite and not negative, not {values}")
-    return array
+def _schedule(
+    schedule: str | Schedule, n_stages: int, n_microbatches: int | None, checkpoint: str
+) -> Schedule:
+    """Returns what the stages run, with the forwards that run again."""
+    if isinstance(schedule, Schedule):
+        if schedule.n_stages != n_stages:
+            raise ValueError(
+                f"the schedule {schedule.name} is of"
+                f" {count(schedule.n_stages, 'stage')}, not of {n_stages}"
+            )
+        if n_microbatches not in (None, schedule.n_microbatches):
+            raise ValueError(
+                f"n_microbatches is {n_microbatches}, but the schedule has"
+                f" {schedule.n_microbatches}"
+            )
+        schedule.validate()
+        return recompute(schedule, checkpoint)
+    if schedule in CATALOGUE and schedule not in ONE_PER_RANK:
+        raise ValueError(
+            f"{schedule} puts several stages on a rank, which share its memory:"
+            f" best_plan cuts for that. Choose one of {', '.join(ONE_PER_RANK)}, or"
+            f" pass a Schedule, with speeds and memory of its stages"
+        )
+
+    def make(m: int) -> Schedule:
+        return recompute(create(schedule, n_stages, m), checkpoint)
+
+    if n_microbatches is not None:
+        return make(n_microbatches)
+    some, more = make(2 * n_stages), make(3 * n_stages)
+    if not all(map(np.array_equal, some.moments, more.moments)):
+        raise ValueError(
+            f"{schedule} holds more of them the more microbatches there are:"
+            f" n_microbatches is needed to know how much memory that is"
+        )
+    return some
 
 
-def _cut(
-    profile: Profile, costs: StageCosts, limits: np.ndarray, method: str = "optimal"
+def find_cuts(
+    costs: StageCosts, limits: np.ndarray, method: str = "optimal"
 ) -> list[int]:
+    """Finds cuts by a method.
+
+    Args:
+        costs: Of the stages.
+        limits: The memory that each stage may use, in bytes.
+        method: One of `METHODS`.
+
+    Raises:
+        MemoryLimitError: If they do not fit; with the optimal method, if none does.
+    """
     if method == "optimal":
         cuts = _optimal(costs, limits)
         if cuts is None:
             raise _explain(costs, limits)
         return cuts
+    n_layers = costs.n_layers
     if method == "uniform":
-        cuts = Plan.uniform(len(profile), costs.n_stages).cuts
+        cuts = Plan.uniform(n_layers, costs.n_stages).cuts
     elif method == "parameters":
         # Layers without parameters are spread as well, all together as half a byte.
-        some = 0.5 / len(profile)
-        cuts = _balanced(profile.column("parameter_bytes") + some, costs)
+        cuts = _balanced(
+            costs.layers.parameters + np.linspace(0, 0.5, n_layers + 1), costs
+        )
     else:
-        cuts = _balanced(np.diff(costs.times[0]), costs)
+        cuts = _balanced(costs.busy()[0], costs)
     _check_cuts(costs, cuts, limits)
     return cuts
+
+
+def describe(
+    costs: StageCosts, cuts: Sequence[int], limits: np.ndarray
+) -> tuple[StagePlan, ...]:
+    """Returns what the stages of a plan cost."""
+    before = np.diagonal(costs.link_seconds()[:, cuts[:-1]])
+    columns = costs.seconds(cuts), before, costs.bytes(cuts).round().astype(int), limits
+    return tuple(
+        StagePlan(seconds, link, memory, None if limit == np.inf else limit)
+        for seconds, link, memory, limit in zip(*(c.tolist() for c in columns))
+    )
 
 
 def _check_cuts(costs: StageCosts, cuts: Sequence[int], limits: np.ndarray) -> None:
@@ -183,28 +225,12 @@ def _check_cuts(costs: StageCosts, cuts: Sequence[int], limits: np.ndarray) -> N
         raise MemoryLimitError(f"the cuts {plan.cuts} do not fit: {shortage}")
 
 
-def _describe(
-    costs: StageCosts, cuts: Sequence[int], limits: np.ndarray
-) -> tuple[StagePlan, ...]:
-    """Returns what the stages of a plan cost."""
-    links = costs.link_seconds()
-    return tuple(
-        StagePlan(
-            seconds=costs.seconds(s, start, end),
-            link_seconds=float(links[s, start]),
-            memory=round(costs.bytes(s, start, end)),
-            memory_limit=None if np.isinf(limits[s]) else float(limits[s]),
-        )
-        for s, (start, end) in enumerate(zip(cuts, cuts[1:]))
-    )
-
-
 def _optimal(costs: StageCosts, limits: np.ndarray) -> list[int] | None:
     """Minimises the slowest stage; None if nothing fits."""
-    busy = costs.times / costs.speeds[:, None]
+    busy = costs.busy()
     links = costs.link_seconds()
     before, behind = links[:-1], links[1:]
-    if costs.overlap:
+    if costs.network.overlap:
         cost = StageCost(busy, busy, before, busy)
     else:
         # Each message keeps both of its ranks: one each way, on either side.
@@ -213,9 +239,8 @@ def _optimal(costs: StageCosts, limits: np.ndarray) -> list[int] | None:
     return evenest(costs, cost, limits)
 
 
-def _balanced(weights: np.ndarray, costs: StageCosts) -> list[int]:
-    """Minimises the greatest sum of weights, whatever ranks and links are like."""
-    sums = np.concatenate([[0.0], np.cumsum(weights)])
+def _balanced(sums: np.ndarray, costs: StageCosts) -> list[int]:
+    """Minimises the greatest difference of sums, whatever ranks and links are like."""
     sums = np.tile(sums, (costs.n_stages, 1))
     cost = StageCost(sums, sums, np.zeros_like(sums), sums)
     return evenest(costs, cost, np.full(costs.n_stages, np.inf))
@@ -254,15 +279,15 @@ def _may_hold(n_stages: int, n_layers: int) -> np.ndarray:
 
 def _shortage(costs: StageCosts, cuts: Sequence[int], limits: np.ndarray) -> str:
     """Says which stages lack how much; nothing if none does."""
-    lacks = []
-    for s, (start, end) in enumerate(zip(cuts, cuts[1:])):
-        needed = costs.bytes(s, start, end)
-        if needed > limits[s]:
-            lacks.append(
-                f"stage {s} (layers {start} to {end - 1}) needs"
-                f" {format_bytes(needed)}, {format_bytes(needed - limits[s])} more than"
-                f" the {format_bytes(limits[s])} of its rank"
-            )
+    lacks = [
+        f"stage {s} (layers {start} to {end - 1}) needs {format_bytes(needed)},"
+        f" {format_bytes(needed - limit)} more than the {format_bytes(limit)} of its"
+        f" rank"
+        for s, (start, end, needed, limit) in enumerate(
+            zip(cuts, cuts[1:], costs.bytes(cuts).tolist(), limits.tolist())
+        )
+        if needed > limit
+    ]
     if len(lacks) > _SHOWN:
         lacks[_SHOWN:] = [f"and {len(lacks) - _SHOWN} more stages lack memory"]
     return "; ".join(lacks)

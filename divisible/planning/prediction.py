@@ -8,7 +8,7 @@ import numpy as np
 
 from divisible.planning.interpolation import interpolate, sort_profiles
 from divisible.planning.machine import Network, PerRank, slowest_replica, spread_speeds
-from divisible.planning.memory import fixed_memory, stage_costs
+from divisible.planning.memory import rank_bytes, stage_costs
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, check_layers
 from divisible.schedules.catalogue import create
@@ -75,9 +75,9 @@ def predict(
     )
     sized = {size: interpolate(profiles, size) for size in set(sizes)}
     each = [sized[size] for size in sizes]
-    costs = stage_costs(plan, schedule, each, network, speeds)
+    costs = stage_costs(plan.cuts, schedule, each, network, speeds)
     timeline = run(schedule, costs, network)
-    timeline.peak_memory += fixed_memory(plan, schedule, sized[max(sizes)])
+    timeline.peak_memory = rank_bytes(plan.cuts, schedule, sized[max(sizes)])
     return timeline
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import operator
@@ -16,6 +17,7 @@ import numpy as np
 
 from divisible.files import write_json
 from divisible.model import Divisible
+from divisible.planning.layer_sums import LayerSums
 from divisible.planning.tables import PROFILE_COLUMNS, profile_rows
 
 SECONDS = ("forward", "backward_input", "backward_weight")
@@ -191,6 +193,11 @@ class Profile:
         else:
             values[-1] += loss
         return values
+
+    @functools.cached_property
+    def sums(self) -> LayerSums:
+        """Sums over the layers before each position."""
+        return LayerSums(self.column, self.input_bytes)
 
     def check(self, model: Divisible) -> None:
         """Makes sure that this is a profile of a model.

@@ -154,9 +154,9 @@ def best_plan(
     _improve(fitting, search)
     best = _fastest(fitting)
     return replace(
-        best.plan,
+        search.plan(best),
         step_seconds=best.outcome.seconds,
-        alternatives=_alternatives(best, fitting, out),
+        alternatives=_alternatives(search, best, fitting, out),
     )
 
 
@@ -257,7 +257,10 @@ def _frugality(candidate: Candidate) -> tuple:
 
 
 def _alternatives(
-    best: Candidate, candidates: list[Candidate], out: list[tuple[Configuration, str]]
+    search: Configurations,
+    best: Candidate,
+    candidates: list[Candidate],
+    out: list[tuple[Configuration, str]],
 ) -> tuple[Alternative, ...]:
     """Says of the others why they lost: the best, and the best one of every kind."""
     simulated = [c for c in candidates if c.outcome is not None and c is not best]
@@ -276,28 +279,27 @@ def _alternatives(
         if isinstance(other, str):
             kept.append(Alternative(str(configuration), np.inf, other))
         else:
-            kept.append(_alternative(other, best))
+            seconds, reason = _why_not(other, best)
+            plan = search.plan(other)
+            kept.append(Alternative(str(configuration), seconds, reason, plan))
     return tuple(kept)
 
 
-def _alternative(other: Candidate, best: Candidate) -> Alternative:
-    """Says of one why it lost."""
-    name, mine, its = str(other.configuration), best.outcome, other.outcome
+def _why_not(other: Candidate, best: Candidate) -> tuple[float, str]:
+    """Returns the seconds of a candidate, and why it lost."""
+    mine, its = best.outcome, other.outcome
     if its is None:
-        reason = (
+        return other.bound, (
             f"takes {format_seconds(other.bound)} at least, by what its ranks and"
-            f" links have to do, cut at {other.plan.cuts}"
+            f" links have to do, cut at {other.cuts}"
         )
-        return Alternative(name, other.bound, reason, other.plan)
     if its.seconds <= mine.seconds * SAME:
-        reason = "as fast, but needs more ranks or memory"
-    else:
-        reason = (
-            f"{its.seconds / mine.seconds - 1:.1%} slower: its busiest rank computes"
-            f" {format_seconds(its.busy)} (chosen: {format_seconds(mine.busy)}), its"
-            f" ranks wait {its.bubble:.0%} of the time ({mine.bubble:.0%})"
-        )
-    return Alternative(name, its.seconds, reason, other.plan)
+        return its.seconds, "as fast, but needs more ranks or memory"
+    return its.seconds, (
+        f"{its.seconds / mine.seconds - 1:.1%} slower: its busiest rank computes"
+        f" {format_seconds(its.busy)} (chosen: {format_seconds(mine.busy)}), its"
+        f" ranks wait {its.bubble:.0%} of the time ({mine.bubble:.0%})"
+    )
 
 
 def _kinds(configuration: Configuration) -> list[tuple[str, object]]:

@@ -7,7 +7,8 @@
     schedule            for each rank its actions, in order
     grid                as text, and back
     dependencies        what each action waits for
-    validation          complete, in order, free of deadlock; how much is held
+    validation          complete, in order, free of deadlock
+    held                what is held meanwhile, moment by moment
     generators          GPipe, 1F1B, interleaved, looped BFS, zero bubble
     catalogue           by name, with all that is known of each
     list_scheduling     one made for given costs

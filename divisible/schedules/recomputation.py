@@ -76,6 +76,24 @@ def recompute(schedule: Schedule, checkpoint: str = "always") -> Schedule:
     )
 
 
+def recomputed_share(schedule: Schedule) -> np.ndarray:
+    """Tells for each stage the share of the microbatches whose forward runs twice.
+
+    Args:
+        schedule: Any schedule.
+
+    Returns:
+        Numbers from 0 to 1, of shape (n_stages,).
+
+    Example:
+        >>> from divisible.schedules import one_f_one_b
+        >>> recomputed_share(recompute(one_f_one_b(2, 4), "except_last"))
+        array([0.75, 0.  ])
+    """
+    again = schedule.stage[schedule.kind == RECOMPUTE]
+    return np.bincount(again, minlength=schedule.n_stages) / schedule.n_microbatches
+
+
 def check_checkpoint(checkpoint: str) -> None:
     """Refuses what is none of `CHECKPOINTS`.
 

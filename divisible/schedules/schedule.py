@@ -18,19 +18,17 @@ in this drawing, whatever they cost in seconds; the `simulator` knows the costs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from operator import index
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from divisible.schedules.actions import (
-    FORWARD,
-    Action,
-    ScheduleError,
-)
+from divisible.schedules.actions import FORWARD, Action, ScheduleError
 from divisible.schedules.grid import draw, read
+from divisible.schedules.held import Moments, Report, moments
 from divisible.schedules.table import CODES, Table
-from divisible.schedules.validation import Report, validate
+from divisible.schedules.validation import validate
 
 
 class Schedule(Table):
@@ -179,7 +177,16 @@ class Schedule(Table):
         Raises:
             ScheduleError: If it cannot, with the grid and the fault marked.
         """
+        return self._report
+
+    @cached_property
+    def _report(self) -> Report:
         return validate(self)
+
+    @cached_property
+    def moments(self) -> Moments:
+        """When its stages may hold most, if it is valid; see `held.moments`."""
+        return moments(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schedule):

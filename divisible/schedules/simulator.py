@@ -13,9 +13,7 @@ import heapq
 
 import numpy as np
 
-from divisible.schedules.actions import (
-    FORWARD,
-)
+from divisible.schedules.actions import FORWARD
 from divisible.schedules.costs import Costs
 from divisible.schedules.dependencies import (
     NONE,
@@ -24,10 +22,10 @@ from divisible.schedules.dependencies import (
     receivers,
 )
 from divisible.schedules.events import CATEGORIES
+from divisible.schedules.held import peaks
 from divisible.schedules.lowering import rendezvous_order
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
-from divisible.schedules.validation import peaks, validate
 
 LINKS = ("parallel", "serial", "shared")
 
@@ -74,7 +72,7 @@ def simulate(
             f"links={links!r} needs overlap=True: without overlap each message "
             "already has both ranks to itself"
         )
-    validate(schedule)
+    schedule.validate()
     table = costs.durations(schedule.n_stages, schedule.n_microbatches)
     duration = table[schedule.kind, schedule.stage, schedule.microbatch]
     receiver = receivers(schedule)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,35 +18,12 @@ from divisible.schedules.actions import (
 )
 from divisible.schedules.dependencies import NONE, locate, suppliers, unit_steps
 from divisible.schedules.grid import draw, grid_steps
+from divisible.schedules.held import Report, report
 from divisible.schedules.table import Table
 
 # How much of a large grid an error shows around the fault.
 _SHOWN_RANKS = 16
 _SHOWN_STEPS = 24
-
-
-class Report(NamedTuple):
-    """What a valid schedule holds in memory at its peak.
-
-    A unit is one stage's share of one microbatch. A whole backward (B) or input
-    gradient (I) frees the activations; an I leaves its W pending, which keeps the
-    stage's inputs and output gradients. Where the forward is recomputed (R), only the
-    stage's input is held between the two.
-
-    Attributes:
-        in_flight: For each rank the peak of held activations, from F, or R where
-            there is one, to B or I.
-        stage_in_flight: The same for each stage.
-        pending: For each rank the peak of pending weight gradients, from I to W.
-        held: For each rank the peak of both together.
-        inputs: For each rank the peak of inputs that wait for R, from F on.
-    """
-
-    in_flight: tuple[int, ...]
-    stage_in_flight: tuple[int, ...]
-    pending: tuple[int, ...]
-    held: tuple[int, ...]
-    inputs: tuple[int, ...]
 
 
 def validate(schedule: Table) -> Report:
@@ -91,78 +67,6 @@ def validate(schedule: Table) -> Report:
     _check_rank_order(schedule, table, needed)
     _check_progress(schedule, needed)
     return report(schedule)
-
-
-def report(schedule: Table) -> Report:
-    """Counts what a schedule holds at its peak.
-
-    Args:
-        schedule: A valid schedule. With forward actions only, nothing is held.
-
-    Returns:
-        The peaks.
-    """
-    ones, none = np.ones(schedule.n_stages, np.int64), np.zeros(schedule.n_stages, int)
-    # A stage's actions are all on one rank, so a stable sort keeps their order.
-    order = np.argsort(schedule.stage, kind="stable")
-    starts = np.searchsorted(schedule.stage[order], np.arange(1, schedule.n_stages))
-    stages = np.split(_changes(schedule, ones, none, none)[order], starts)
-    return Report(
-        peaks(schedule, ones, none),
-        tuple(int(np.cumsum(change).max(initial=0)) for change in stages),
-        peaks(schedule, none, ones),
-        peaks(schedule, ones, ones),
-        peaks(schedule, none, none, ones),
-    )
-
-
-def peaks(
-    schedule: Table,
-    activation: np.ndarray,
-    pending: np.ndarray,
-    checkpoint: np.ndarray | int = 0,
-) -> tuple[int, ...]:
-    """Weighs what each rank holds at its peak.
-
-    Args:
-        schedule: A valid schedule.
-        activation: For each stage the size of a microbatch's activations.
-        pending: For each stage the size of what a pending W keeps.
-        checkpoint: For each stage the size of the input that waits for an R.
-
-    Returns:
-        For each rank the peak, rounded to an integer.
-    """
-    change = _changes(schedule, activation, pending, checkpoint)
-    return tuple(
-        int(np.cumsum(change[begin:end]).max(initial=0))
-        for begin, end in zip(schedule.offsets[:-1], schedule.offsets[1:])
-    )
-
-
-def _changes(
-    schedule: Table,
-    activation: np.ndarray,
-    pending: np.ndarray,
-    checkpoint: np.ndarray | int,
-) -> np.ndarray:
-    """Returns what each action adds to, or with a minus frees from, its rank."""
-    kind, stage, microbatch = schedule.kind, schedule.stage, schedule.microbatch
-    if kind.max(initial=FORWARD) == FORWARD:
-        return np.zeros(kind.size, np.int64)
-    checkpoint = np.broadcast_to(checkpoint, activation.shape)
-    table = np.stack(
-        [activation, -activation, pending - activation, -pending, activation]
-    )
-    change = table[kind, stage].astype(np.result_type(table, checkpoint))
-    again = kind == RECOMPUTE
-    if again.any():
-        is_recomputed = np.zeros((schedule.n_stages, schedule.n_microbatches), bool)
-        is_recomputed[stage[again], microbatch[again]] = True
-        first = (kind == FORWARD) & is_recomputed[stage, microbatch]
-        change[first] = checkpoint[stage[first]]
-        change[again] -= checkpoint[stage[again]]
-    return change
 
 
 def _check_ranks(schedule: Table) -> None:

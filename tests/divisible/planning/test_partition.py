@@ -9,10 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from divisible import LayerCost, MemoryLimitError, Network, Plan, Profile, partition
+from divisible import (
+    LayerCost,
+    MemoryLimitError,
+    Network,
+    Plan,
+    Profile,
+    partition,
+    schedules,
+)
 from divisible.planning import dynamic_program
-from divisible.planning.memory import microbatches_held
 from divisible.schedules.catalogue import ONE_PER_RANK
+from divisible.schedules.recomputation import CHECKPOINTS, recompute
+from tests.support.schedules import held_moments
 
 SETTINGS = settings(max_examples=400, deadline=None)
 
@@ -88,7 +97,8 @@ def costs_of(profile, cuts, options):
     m, checkpoint = options["n_microbatches"], options["checkpoint"]
     network = options["network"] or Network()
     bandwidth, latency = network.edges(n_stages)
-    in_flight, pending = microbatches_held(options["schedule"], n_stages, m, checkpoint)
+    schedule = schedules.create(options["schedule"], n_stages, m)
+    moments = held_moments(recompute(schedule, checkpoint))
     again = {"never": 0, "except_last": (m - 1) / m, "always": 1}[checkpoint]
     slowest, squares, fits = 0.0, 0.0, True
     for s, (i, j) in enumerate(zip(cuts, cuts[1:])):
@@ -121,11 +131,9 @@ def costs_of(profile, cuts, options):
         outgoing -= layers[-1].passing_bytes if j < n else 0
         memory += max(c.workspace_bytes for c in layers) + incoming + outgoing
         waiting = sum(c.pending_bytes for c in layers)
-        # The one at work, and the last one, which is not recomputed.
-        graphs = {"never": math.inf, "except_last": 2, "always": 1}[checkpoint]
         memory += max(
-            n * incoming + min(n, graphs) * (held + loose) + n_pending * waiting
-            for n, n_pending in zip(in_flight[:, s], pending[:, s])
+            in_flight * incoming + graphs * (held + loose) + pending * waiting
+            for in_flight, graphs, pending in moments[s]
         )
         if options["memory"] is not None:
             fits = fits and memory <= options["memory"][s]
@@ -390,15 +398,20 @@ def test_what_lacks_for_a_skip_is_said():
         ({"memory": [1e9]}, "there are 2 ranks"),
         ({"memory": -1}, "memory must be positive"),
         ({"memory": float("nan")}, "memory must be positive"),
-        ({"schedule": "1f2b"}, "not known how many microbatches"),
+        ({"schedule": "1f2b"}, "no schedule '1f2b'; choose one of 1f1b"),
         ({"schedule": "gpipe"}, "n_microbatches is needed"),
         ({"checkpoint": "often"}, "checkpoint must be one of never"),
         ({"checkpoint": "often", "schedule": "zb_h1"}, "checkpoint must be one of"),
-        ({"in_flight": [1, 1], "recomputed": [-5, 0]}, "recomputed must be between"),
-        ({"in_flight": [1, 1], "recomputed": [math.nan, 0]}, "must be between 0 and 1"),
-        ({"in_flight": [1]}, "there are 2 stages"),
-        ({"in_flight": [float("nan"), 1]}, "in_flight must be finite"),
-        ({"pending": [0, -1]}, "pending must be finite and not negative"),
+        ({"schedule": "zb_v"}, "zb_v puts several stages on a rank.* best_plan cuts"),
+        ({"schedule": schedules.gpipe(3, 4)}, "gpipe is of 3 stages, not of 2"),
+        (
+            {"schedule": schedules.gpipe(2, 4), "n_microbatches": 5},
+            "n_microbatches is 5, but the schedule has 4",
+        ),
+        (
+            {"schedule": schedules.Schedule([["0B0", "0F0"], ["1F0", "1B0"]])},
+            "0B0 runs before",
+        ),
         ({"n_microbatches": 0}, "n_microbatches must be positive"),
         ({"cuts": [0, 2, 4], "method": "time"}, "nothing for 'time' to cut"),
         ({"cuts": [0, 4]}, "make 1 stage of 4 layers, not 2 of 4"),
@@ -441,6 +454,37 @@ def test_the_last_stage_recomputes_nothing():
     options = {"n_microbatches": 8, "checkpoint": "always"}
     assert partition(profile, 2, schedule="1f1b", **options).cuts == [0, 6, 14]
     assert partition(profile, 2, schedule="gpipe", **options).cuts == [0, 7, 14]
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("name", [name for name in ONE_PER_RANK if name != "gpipe"])
+def test_any_number_of_microbatches_are_as_many(name, checkpoint):
+    layers = layers_of([1.0] * 9, activation_bytes=[10] * 9, output_bytes=[3] * 9)
+    layers = [replace(layer, pending_bytes=5) for layer in layers]
+    profile = Profile(layers, n_samples=1)
+    options = {"schedule": name, "checkpoint": checkpoint}
+    for n_stages in (1, 2, 4):
+        plan = partition(profile, n_stages, **options)
+        many = partition(profile, n_stages, n_microbatches=10**4, **options)
+        assert plan.n_microbatches is None
+        for stage, other in zip(plan.stages, many.stages):
+            assert stage.memory == other.memory
+            assert stage.seconds == pytest.approx(other.seconds, rel=1e-3)
+
+
+def test_a_schedule_of_ones_own():
+    """What it holds is read from its actions, with several stages on a rank too."""
+    layers = layers_of([1.0] * 4, activation_bytes=[100] * 4)
+    profile = Profile(layers, n_samples=1)
+    mine = schedules.Schedule(
+        [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1F1", "1B1", "1B0"]]
+    )
+    plan = partition(profile, 2, schedule=mine)
+    assert (plan.schedule, plan.n_microbatches) == (None, 2)
+    assert [stage.memory for stage in plan.stages] == [400, 400]
+    folded = partition(profile, 4, schedule=schedules.zero_bubble_v(2, 8))
+    held = schedules.zero_bubble_v(2, 8).validate().stage_in_flight
+    assert [stage.memory for stage in folded.stages] == [100 * n for n in held]
 
 
 def test_a_single_microbatch_is_not_recomputed():

@@ -18,18 +18,16 @@ from divisible import (
     simulate,
 )
 from divisible.planning.interpolation import interpolate
-from divisible.planning.memory import ZERO_BUBBLE_DEPTHS, microbatches_held
 from divisible.planning.plan import StagePlan
 from divisible.planning.prediction import predict
 from divisible.planning.search import best_plan
-from divisible.schedules.actions import RECOMPUTE
 from divisible.schedules.catalogue import (
     CATALOGUE,
     ONE_PER_RANK,
     TRIED_BY_DEFAULT,
 )
 from divisible.schedules.costs import Costs
-from divisible.schedules.recomputation import CHECKPOINTS, recompute
+from divisible.schedules.recomputation import CHECKPOINTS
 
 
 def uneven(n=8, n_samples=12):
@@ -51,16 +49,6 @@ def uneven(n=8, n_samples=12):
 
 
 @pytest.mark.parametrize("schedule", ONE_PER_RANK)
-@pytest.mark.parametrize("n_stages", [1, 2, 5])
-@pytest.mark.parametrize("m", [1, 2, 4, 9])
-def test_what_schedules_hold(schedule, n_stages, m):
-    in_flight, pending = microbatches_held(schedule, n_stages, m)
-    report = schedules.create(schedule, n_stages, m).validate()
-    assert in_flight.max(axis=0).tolist() == list(report.stage_in_flight)
-    assert pending.max(axis=0).tolist() == list(report.pending)
-
-
-@pytest.mark.parametrize("schedule", ONE_PER_RANK)
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 @pytest.mark.parametrize("m", [1, 2, 4])
 def test_predicted_memory_is_what_the_cut_reckons_with(schedule, checkpoint, m):
@@ -68,13 +56,7 @@ def test_predicted_memory_is_what_the_cut_reckons_with(schedule, checkpoint, m):
     options = {"n_microbatches": m, "schedule": schedule, "checkpoint": checkpoint}
     plan = partition(profile, 3, **options)
     timeline = predict(plan, profile, batch=m * profile.n_samples)
-    predicted = timeline.peak_memory.tolist()
-    reckoned = [stage.memory for stage in plan.stages]
-    if schedule in ZERO_BUBBLE_DEPTHS and checkpoint != "never":
-        # Not all that are reckoned to be there at the same moment are.
-        assert all(p <= r for p, r in zip(predicted, reckoned))
-    else:
-        assert predicted == reckoned
+    assert timeline.peak_memory.tolist() == [stage.memory for stage in plan.stages]
 
 
 def test_a_prediction_is_a_simulation_of_the_stages_sums():
@@ -148,20 +130,11 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
             if n_ranks > 2:
                 continue
             schedule = schedules.create(name, 2 * n_ranks, m, n_ranks)
-            held = schedule.validate()
             if name == "zb_v" and network is not None:
                 continue  # the two middle stages lie on one rank
             if network is not None and n_ranks > 1:
                 continue
-            again = recompute(schedule, checkpoint)
-            again = again.stage[again.kind == RECOMPUTE]
-            plan = partition(
-                sized,
-                2 * n_ranks,
-                in_flight=held.stage_in_flight,
-                recomputed=np.bincount(again, minlength=2 * n_ranks) / m,
-                **options,
-            )
+            plan = partition(sized, 2 * n_ranks, schedule=schedule, **options)
             plan = Plan(
                 plan.cuts, m, name, checkpoint=checkpoint, stages_per_rank=per_rank
             )

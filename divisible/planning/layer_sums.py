@@ -1,0 +1,128 @@
+"""Sums over the layers of a profile, and over those of each stage.
+
+Of any range of layers what adds up is a difference of two sums::
+
+    sum over layers i to j-1  =  before[j] - before[i]
+
+so that every possible stage can be weighed, and those of given cuts at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class StageSums(NamedTuple):
+    """What stages take for one microbatch, each an array of shape (n_stages,).
+
+    Attributes:
+        forward: Seconds of F.
+        backward_input: Seconds of I.
+        backward_weight: Seconds of W.
+        parameter_bytes: Of the parameters.
+        fixed_bytes: Of the parameters, their gradients and the optimizer's state.
+        graph_bytes: What is held from F, or R, to B or I besides the input.
+        pending_bytes: What is held between I and W.
+        workspace_bytes: What the greediest layer allocates and frees again.
+        input_bytes: What comes in: the output of the layer before, and what skip
+            connections that end in the stage bring.
+        output_bytes: What goes out to the next stage and over skip connections.
+        own_output_bytes: The same without skip connections that pass by.
+    """
+
+    forward: np.ndarray
+    backward_input: np.ndarray
+    backward_weight: np.ndarray
+    parameter_bytes: np.ndarray
+    fixed_bytes: np.ndarray
+    graph_bytes: np.ndarray
+    pending_bytes: np.ndarray
+    workspace_bytes: np.ndarray
+    input_bytes: np.ndarray
+    output_bytes: np.ndarray
+    own_output_bytes: np.ndarray
+
+
+class LayerSums:
+    """Sums over the layers before each position of a model.
+
+    Args:
+        column: Gives an attribute of all layers, as `Profile.column` does.
+        input_bytes: Of the first layer's input.
+
+    Attributes:
+        forward, backward_input, backward_weight: Seconds of the layers before each
+            position; these and all below are of shape (n_layers + 1,), but for
+            ``workspace``.
+        parameters, fixed, activations, pending: Bytes of the layers before.
+        ended_skips: Bytes of the skip connections that end before it.
+        crossing: Bytes that cross a cut there in one direction.
+        passing: The part of it that skip connections carry. They go straight to where
+            they end, not through the stages in between.
+        own_output: The other part, from the layer before the cut.
+        own_input: The same, but at the beginning the input of the model.
+        boundary: Bytes held on top for ending there.
+        workspace: What a layer needs while it runs, of shape (n_layers,).
+    """
+
+    def __init__(self, column: Callable[[str], np.ndarray], input_bytes: int) -> None:
+        self.forward = _before(column("forward"))
+        self.backward_input = _before(column("backward_input"))
+        self.backward_weight = _before(column("backward_weight"))
+        self.parameters = _before(column("parameter_bytes"))
+        self.fixed = 2 * self.parameters + _before(column("optimizer_bytes"))
+        self.activations = _before(column("activation_bytes"))
+        self.pending = _before(column("pending_bytes"))
+        self.ended_skips = _before(column("skip_bytes"))
+        self.crossing = _behind(column("output_bytes"))
+        self.passing = _behind(column("passing_bytes"))
+        # Nothing crosses the end of the model.
+        self.passing[-1] = 0.0
+        self.own_output = self.crossing - self.passing
+        self.own_input = self.own_output.copy()
+        self.own_input[0] = input_bytes
+        self.boundary = _behind(column("boundary_output_bytes"))
+        self.workspace = column("workspace_bytes")
+
+    def stages(self, cuts: Sequence[int]) -> StageSums:
+        """Adds up the layers of each stage.
+
+        A skip connection comes into a stage if it begins before and ends in it. Those
+        are no more than all that are open where the stage begins, and no more than all
+        that end in it; the lesser of the two is reckoned.
+
+        Args:
+            cuts: Where the stages begin, and where the last one ends.
+
+        Returns:
+            One of each for every stage.
+        """
+        cuts = np.asarray(cuts)
+        start, end = cuts[:-1], cuts[1:]
+        skips = np.minimum(self.passing[start], np.diff(self.ended_skips[cuts]))
+        return StageSums(
+            forward=np.diff(self.forward[cuts]),
+            backward_input=np.diff(self.backward_input[cuts]),
+            backward_weight=np.diff(self.backward_weight[cuts]),
+            parameter_bytes=np.diff(self.parameters[cuts]),
+            fixed_bytes=np.diff(self.fixed[cuts]),
+            graph_bytes=np.diff(self.activations[cuts]) + self.boundary[end],
+            pending_bytes=np.diff(self.pending[cuts]),
+            workspace_bytes=np.maximum.reduceat(self.workspace, start),
+            input_bytes=self.own_input[start] + skips,
+            output_bytes=self.crossing[end],
+            own_output_bytes=self.own_output[end],
+        )
+
+
+def _before(values: np.ndarray) -> np.ndarray:
+    """Returns the sum of the values before each position."""
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
+def _behind(values: np.ndarray) -> np.ndarray:
+    """Returns the value of the layer before each position."""
+    return np.concatenate([[0.0], values])

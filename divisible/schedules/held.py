@@ -1,0 +1,170 @@
+"""What a schedule holds in memory, moment by moment.
+
+From its F to its B or I a microbatch is *in flight*: its stage holds the input. From F,
+or R where there is one, it holds the activations, the *graph* of the backward, as well.
+From I to W it keeps what the weight gradients need, which are *pending*::
+
+                 F ..... R ..... I ..... W
+    in flight    =================
+    graph                =========            without R from F on
+    pending                       ========
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from divisible.schedules.actions import FORWARD, RECOMPUTE
+from divisible.schedules.dependencies import NONE
+from divisible.schedules.table import Table
+
+# What an action of each kind adds to those in flight, to the graphs and to the pending.
+_CHANGES = np.array([[1, -1, -1, 0, 0], [1, -1, -1, 0, 1], [0, 0, 1, -1, 0]])
+
+
+class Report(NamedTuple):
+    """What a valid schedule holds in memory at its peak.
+
+    A unit is one stage's share of one microbatch. A whole backward (B) or input
+    gradient (I) frees the activations; an I leaves its W pending, which keeps the
+    stage's inputs and output gradients. Where the forward is recomputed (R), only the
+    stage's input is held between the two.
+
+    Attributes:
+        in_flight: For each rank the peak of held activations, from F, or R where
+            there is one, to B or I.
+        stage_in_flight: The same for each stage.
+        pending: For each rank the peak of pending weight gradients, from I to W.
+        held: For each rank the peak of both together.
+        inputs: For each rank the peak of inputs that wait for R, from F on.
+    """
+
+    in_flight: tuple[int, ...]
+    stage_in_flight: tuple[int, ...]
+    pending: tuple[int, ...]
+    held: tuple[int, ...]
+    inputs: tuple[int, ...]
+
+
+class Moments(NamedTuple):
+    """The moments at which the stages of a schedule may hold most.
+
+    Whatever an input, a graph and a pending W take, a stage never holds more than at
+    the worst of these moments. None of a stage's is as much as another in all three.
+    Stages that have fewer of them than others have empty ones.
+
+    Attributes:
+        in_flight: Microbatches from F to B or I, of shape (n_moments, n_stages).
+        graphs: Those of them whose activations are held, of that shape.
+        pending: Microbatches from I to W, of that shape.
+    """
+
+    in_flight: np.ndarray
+    graphs: np.ndarray
+    pending: np.ndarray
+
+
+def report(schedule: Table) -> Report:
+    """Counts what a schedule holds at its peak.
+
+    Args:
+        schedule: A valid schedule. With forward actions only, nothing is held.
+
+    Returns:
+        The peaks.
+    """
+    in_flight, graphs, pending = _changes(schedule)
+    order = np.argsort(schedule.stage, kind="stable")
+    ranks = schedule.action_ranks, schedule.n_ranks
+    return Report(
+        _peaks(graphs, *ranks),
+        _peaks(graphs[order], schedule.stage[order], schedule.n_stages),
+        _peaks(pending, *ranks),
+        _peaks(graphs + pending, *ranks),
+        _peaks(in_flight - graphs, *ranks),
+    )
+
+
+def peaks(
+    schedule: Table,
+    activation: np.ndarray,
+    pending: np.ndarray,
+    checkpoint: np.ndarray,
+) -> tuple[int, ...]:
+    """Weighs what each rank holds at its peak.
+
+    Args:
+        schedule: A valid schedule.
+        activation: For each stage the size of a microbatch's input and activations.
+        pending: For each stage the size of what a pending W keeps.
+        checkpoint: For each stage the size of the input alone.
+
+    Returns:
+        For each rank the peak, rounded to an integer.
+    """
+    sizes = np.stack([checkpoint, activation - checkpoint, pending])
+    change = (_changes(schedule) * sizes[:, schedule.stage]).sum(axis=0)
+    return _peaks(change, schedule.action_ranks, schedule.n_ranks)
+
+
+def moments(schedule: Table) -> Moments:
+    """Finds when the stages of a schedule may hold most.
+
+    Args:
+        schedule: A valid schedule.
+
+    Returns:
+        For each stage the moments that no other one outdoes.
+
+    Example:
+        >>> from divisible.schedules import zero_bubble_h1
+        >>> for counts in moments(zero_bubble_h1(n_stages=3, n_microbatches=4)):
+        ...     print(counts.tolist())
+        [[2, 1, 0], [3, 2, 1]]
+        [[2, 1, 0], [3, 2, 1]]
+        [[1, 2, 3], [0, 1, 2]]
+    """
+    # A stage's actions are all on one rank, so a stable sort keeps their order.
+    order = np.argsort(schedule.stage, kind="stable")
+    stage, change = schedule.stage[order], _changes(schedule)[:, order]
+    # In between what is held only grows, until an action frees something.
+    full = np.flatnonzero((change < 0).any(axis=0)) - 1
+    rows = np.stack([stage[full], *np.cumsum(change, axis=1)[:, full]], axis=1)
+    rows = np.unique(rows, axis=0)
+    starts = np.searchsorted(rows[:, 0], np.arange(1, schedule.n_stages))
+    each = [_largest(part[:, 1:]) for part in np.split(rows, starts)]
+    table = np.zeros((3, max(1, *map(len, each)), schedule.n_stages), np.int64)
+    for number, part in enumerate(each):
+        table[:, : len(part), number] = part.T
+    return Moments(*table)
+
+
+def _changes(schedule: Table) -> np.ndarray:
+    """Returns what each action adds, of shape (3, n_actions)."""
+    kind, stage, microbatch = schedule.kind, schedule.stage, schedule.microbatch
+    change = _CHANGES[:, kind]
+    if kind.max(initial=FORWARD) == FORWARD:
+        return np.zeros_like(change)
+    again = kind == RECOMPUTE
+    if again.any():
+        is_recomputed = np.zeros((schedule.n_stages, schedule.n_microbatches), bool)
+        is_recomputed[stage[again], microbatch[again]] = True
+        change[1, (kind == FORWARD) & is_recomputed[stage, microbatch]] = 0
+    return change
+
+
+def _peaks(change: np.ndarray, owner: np.ndarray, n_owners: int) -> tuple[int, ...]:
+    """Adds up changes; each owner's lie side by side, and end with nothing held."""
+    first = np.flatnonzero(np.diff(owner, prepend=NONE))
+    peak = np.zeros(n_owners)
+    if first.size:
+        peak[owner[first]] = np.maximum.reduceat(np.cumsum(change), first)
+    return tuple(np.rint(peak).astype(np.int64).tolist())
+
+
+def _largest(rows: np.ndarray) -> np.ndarray:
+    """Leaves out of different rows those that another one outdoes."""
+    outdone_by = (rows[:, None] <= rows).all(axis=2).sum(axis=1)
+    return rows[outdone_by == 1]
