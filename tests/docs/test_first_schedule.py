@@ -1,0 +1,123 @@
+"""A new schedule is one function, one entry and one paragraph; all else follows."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from divisible import LayerCost, Plan, Profile
+from tests.support.mpiexec import ROOT
+
+PATCH = ROOT / "docs" / "first_changes" / "schedule.patch"
+NAME = "eager_1f1b"
+#: What the copy needs to run its own tests.
+COPIED = (
+    *("chainer_compat", "chainer_kernels", "divisible", "mixed_precision", "pipeline"),
+    *("docs", "examples", "tests", "setup.cfg", "pyproject.toml"),
+)
+TRAIN = f"""
+import sys
+from tests.docs.test_first_schedule import train
+from tests.support.mpiexec import assert_on_ranks
+assert_on_ranks(2, train, {NAME!r})
+"""
+PLAN = f"""
+from divisible import LayerCost, Network, Profile, best_plan, schedules
+from divisible.planning.search import TRIED_BY_DEFAULT
+assert {NAME!r} in schedules.NAMES and {NAME!r} in TRIED_BY_DEFAULT
+assert schedules.eager_one_f_one_b.__name__ in schedules.__all__
+profile = Profile([LayerCost(1, 1, 1, output_bytes=10)] * 4, n_samples=64)
+options = dict(network=Network(latency=0.05), checkpoints=["never"])
+plan = best_plan(profile, 4, schedules=["1f1b", {NAME!r}], **options)
+assert plan.schedule == {NAME!r}, plan
+"""
+PAGES = f"""
+import sys
+sys.path.append("docs/_extensions")
+import schedule_tables
+for make in (schedule_tables.choices, schedule_tables.comparison):
+    assert any({NAME!r} in line for line in make())
+assert any("eager_one_f_one_b" in line for line in schedule_tables.functions())
+"""
+
+
+def train(comm, schedule):
+    """Trains with it on a rank each, as the undivided model is trained."""
+    from tests.support.equivalence import check_equal, make_batches, tuple_model
+
+    cuts = Plan.uniform(4, comm.size).cuts
+    batches = make_batches([8, 5, 2])
+    options = {"n_microbatches": 3, "schedule": schedule}
+    check_equal(comm, tuple_model, cuts, batches, **options)
+
+
+def ignored(folder, names):
+    return {name for name in names if name in ("__pycache__", "_pictures", "_build")}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Applies the patch to a copy of the repository, and runs Python in it."""
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, tmp_path / name)
+    command = ["git", "apply", "--verbose", PATCH]
+    # The copy may lie within some repository.
+    apart = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
+    subprocess.run(command, cwd=tmp_path, env=apart, check=True)
+
+    def python(*arguments):
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    return python
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patch")
+def test_a_new_schedule(run, tmp_path):
+    touched = re.findall(r"^\+\+\+ b/(.*)$", PATCH.read_text(), re.MULTILINE)
+    assert touched == [
+        "divisible/schedules/catalogue.py",
+        "divisible/schedules/generators.py",
+        "docs/explanation/schedules.rst",
+    ]
+
+    # The doctests of function and page, the golden grids and the proofs.
+    tests = "tests/divisible/schedules/test_schedules.py"
+    files = ["divisible/schedules/generators.py", "docs/explanation/schedules.rst"]
+    chosen = f"{NAME} or eager_one_f_one_b or schedules.rst"
+    options = ["-q", "-p", "no:cacheprovider", "-rA", "-k", chosen]
+    output = run("-m", "pytest", *options, tests, *files)
+    for passed in (
+        f"test_every_schedule_shows_its_grid[{NAME}]",
+        f"test_stages_lie_as_the_catalogue_says[{NAME}]",
+        f"test_one_rank_and_one_microbatch[{NAME}]",
+        "generators.eager_one_f_one_b",
+        "schedules.rst::schedules.rst",
+    ):
+        assert re.search(rf"PASSED .*{re.escape(passed)}", output), output
+
+    # The pipeline, the search, the command line, the tables.
+    run("-c", TRAIN)
+    run("-c", PLAN)
+    Profile([LayerCost(1, 1, 1)] * 4, n_samples=8).save(tmp_path / "profile.json")
+    Plan([0, 2, 4], n_microbatches=8, schedule="1f1b").save(tmp_path / "plan.json")
+    command = ["-m", "pipeline.command_line.main", "simulate", "plan.json"]
+    assert NAME in run(*command, "profile.json", "--schedule", NAME)
+    assert NAME in run("-m", "pipeline.command_line.main", "plan", "--help")
+    pytest.importorskip("sphinx", reason="the tables are made by Sphinx")
+    run("-c", PAGES)
