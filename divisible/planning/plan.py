@@ -15,7 +15,7 @@ from divisible.files import write_json
 from divisible.planning.profile import check_layers, plain_number
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
 from divisible.planning.units import count, format_seconds
-from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.schedules.recomputation import check_checkpoint
 
 if TYPE_CHECKING:
     from divisible.model import Divisible
@@ -147,11 +147,7 @@ class Plan:
                 f"cuts {cuts} make {count(self.n_stages, 'stage')}, which do not lie"
                 f" {self.stages_per_rank} on each rank"
             )
-        if self.checkpoint not in CHECKPOINTS:
-            raise ValueError(
-                f"checkpoint must be one of {', '.join(CHECKPOINTS)}, not"
-                f" {self.checkpoint!r}"
-            )
+        check_checkpoint(self.checkpoint)
         for name, n in (("layers", cuts[-1]), ("stages", len(cuts) - 1)):
             values = getattr(self, name)
             if values is not None:

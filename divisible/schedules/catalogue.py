@@ -57,35 +57,29 @@ class Entry(NamedTuple):
         name: What users call it.
         make: Makes it from the number of ranks, with `Placement.LOOP` that of the
             stages on each, and the number of microbatches.
+        summary: When to take it, in reStructuredText.
         stages_per_rank: How many stages a rank has, or with `Placement.LOOP` usually.
         placement: How stages lie on ranks.
         tried_by_default: Whether `divisible.best_plan` tries it unasked.
-        summary: When to take it, in reStructuredText.
     """
 
     name: str
     make: Callable[..., Schedule]
-    stages_per_rank: int
-    placement: Placement
-    tried_by_default: bool
     summary: str
+    stages_per_rank: int = 1
+    placement: Placement = Placement.LINE
+    tried_by_default: bool = True
 
 
 _ENTRIES = (
     Entry(
         "1f1b",
         one_f_one_b,
-        1,
-        Placement.LINE,
-        True,
         "First. Memory does not grow with the number of microbatches.",
     ),
     Entry(
         "zb_h1",
         zero_bubble_h1,
-        1,
-        Placement.LINE,
-        True,
         "To wait less, if the model consists of layers whose backward can be split. "
         "Every rank holds as many microbatches as the first one does in 1F1B, and "
         "output gradients for W.",
@@ -93,9 +87,6 @@ _ENTRIES = (
     Entry(
         "zb_h2",
         zero_bubble_h2,
-        1,
-        Placement.LINE,
-        True,
         "Instead, if messages take long, there are twice as many microbatches as "
         "stages and there is memory for nearly twice as many of them as in "
         "``'zb_h1'``.",
@@ -103,28 +94,26 @@ _ENTRIES = (
     Entry(
         "zb_v",
         zero_bubble_v,
+        "To wait least, if the model has enough layers for two stages on each rank.",
         2,
         Placement.V,
-        True,
-        "To wait least, if the model has enough layers for two stages on each rank.",
     ),
     Entry(
         "interleaved",
         interleaved,
+        "To wait less without splitting the backward. Sends more messages.",
         2,
         Placement.LOOP,
-        True,
-        "To wait less without splitting the backward. Sends more messages.",
     ),
     Entry(
         "looped_bfs",
         looped_bfs,
+        "If something costs time once for each stage and minibatch. Memory as GPipe.",
         2,
         Placement.LOOP,
-        False,
-        "If something costs time once for each stage and minibatch. Memory as GPipe.",
+        tried_by_default=False,
     ),
-    Entry("gpipe", gpipe, 1, Placement.LINE, True, "To compare with."),
+    Entry("gpipe", gpipe, "To compare with."),
 )
 #: All of them by name.
 CATALOGUE = {entry.name: entry for entry in _ENTRIES}
@@ -162,7 +151,7 @@ def create(
         raise ScheduleError(
             f"there is no schedule {name!r}; choose one of {', '.join(NAMES)}"
         )
-    _, make, per_rank, placement, *_ = CATALOGUE[name]
+    _, make, _, per_rank, placement, _ = CATALOGUE[name]
     check_positive(n_stages=n_stages, n_microbatches=n_microbatches)
     if n_ranks is None:
         n_ranks = max(1, n_stages // per_rank)

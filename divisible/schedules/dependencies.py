@@ -8,6 +8,8 @@ costs a few NumPy calls per step, not one Python object per action.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, RECOMPUTE, WEIGHT
@@ -116,25 +118,14 @@ def unit_steps(
     """
     if needed is None:
         needed = suppliers(schedule)
-    step = np.full(schedule.stage.size + 1, NONE, np.int64)
-    # An action that needs nothing looks at the extra entry, which is always done.
-    step[-1] = 0
-    cursor = schedule.offsets[:-1].copy()
-    end = schedule.offsets[1:]
-    running = np.flatnonzero(cursor < end)
-    now = 0
-    while running.size:
-        action = cursor[running]
-        ready = step[needed[action]] >= 0
-        started = action[ready]
-        if not started.size:
-            break
-        step[started] = now
-        cursor[running[ready]] = started + 1
-        running = running[cursor[running] < end[running]]
-        now += 1
-    stuck = np.where(cursor < end, cursor, NONE)
-    return step[:-1], stuck
+    step = np.full(schedule.stage.size, NONE, np.int64)
+    for now, (action, _) in enumerate(_rounds(schedule, needed)):
+        step[action] = now
+    reached = np.bincount(
+        schedule.action_ranks[step != NONE], minlength=schedule.n_ranks
+    )
+    first = schedule.offsets[:-1] + reached
+    return step, np.where(first < schedule.offsets[1:], first, NONE)
 
 
 def earliest_starts(
@@ -155,26 +146,42 @@ def earliest_starts(
     """
     needed = other_rank_suppliers(schedule)
     start = np.empty(needed.size)
-    arrival = np.full(needed.size + 1, np.nan)
     # An action that needs nothing looks at the extra entry.
-    arrival[-1] = 0.0
+    arrival = np.zeros(needed.size + 1)
     free = np.zeros(schedule.n_ranks)
-    cursor = schedule.offsets[:-1].copy()
-    end = schedule.offsets[1:]
-    running = np.flatnonzero(cursor < end)
     after = duration if delay is None else duration + delay
-    while running.size:
-        action = cursor[running]
-        arrived = arrival[needed[action]]
-        ready = ~np.isnan(arrived)
-        action, ranks = action[ready], running[ready]
-        begin = np.maximum(free[ranks], arrived[ready])
+    for action, ranks in _rounds(schedule, needed):
+        begin = np.maximum(free[ranks], arrival[needed[action]])
         start[action] = begin
         free[ranks] = begin + duration[action]
         arrival[action] = begin + after[action]
+    return start
+
+
+def _rounds(
+    schedule: Table, needed: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Lets every rank run its next action in each round, if it can.
+
+    Yields:
+        The actions that run in a round, and their ranks. Actions are left out if they
+        never can.
+    """
+    done = np.zeros(schedule.stage.size + 1, bool)
+    # An action that needs nothing looks at the extra entry, which is always done.
+    done[-1] = True
+    cursor, end = schedule.offsets[:-1].copy(), schedule.offsets[1:]
+    running = np.flatnonzero(cursor < end)
+    while running.size:
+        action = cursor[running]
+        ready = done[needed[action]]
+        action, ranks = action[ready], running[ready]
+        if not action.size:
+            return
+        yield action, ranks
+        done[action] = True
         cursor[ranks] = action + 1
         running = running[cursor[running] < end[running]]
-    return start
 
 
 def other_rank_suppliers(schedule: Table) -> np.ndarray:

@@ -13,8 +13,6 @@ import numpy as np
 
 from divisible.schedules.actions import (
     FORWARD,
-    KINDS,
-    Action,
     Operation,
     Route,
     ScheduleError,
@@ -22,25 +20,6 @@ from divisible.schedules.actions import (
 )
 from divisible.schedules.dependencies import NONE, locate, suppliers, unit_steps
 from divisible.schedules.table import Table
-
-COMPUTE, SEND, RECEIVE = range(3)
-
-
-class Program(NamedTuple):
-    """One rank's operations as arrays of equal length.
-
-    Attributes:
-        what: `COMPUTE`, `SEND` or `RECEIVE`.
-        action: The number of the action that is run or whose result travels.
-        peer: The rank at the other end of a message, `NONE` for computations.
-        route: Which skip connection a message goes over; `NONE` for other messages
-            and computations.
-    """
-
-    what: np.ndarray
-    action: np.ndarray
-    peer: np.ndarray
-    route: np.ndarray
 
 
 class _Messages(NamedTuple):
@@ -116,54 +95,25 @@ def lower(
         0F0<0 1F0 1F0>2 2B0<2 1B0 1B0>0
         0F0.a<0 1F0<1 2F0 2B0 2B0>1 2B0.a>0
     """
-    kinds = [KINDS[code] for code in schedule.kind.tolist()]
-    names = [
-        Action(stage, kind, microbatch)
-        for stage, kind, microbatch in zip(
-            schedule.stage.tolist(), kinds, schedule.microbatch.tolist()
-        )
-    ]
-    direction = {SEND: "send", RECEIVE: "receive"}
-    skips = [*(route.name for route in routes), ""]
-    return tuple(
-        tuple(
-            names[action]
-            if what == COMPUTE
-            else Transfer(names[action], peer, direction[what], skips[route])
-            for what, action, peer, route in zip(
-                *(column.tolist() for column in program)
-            )
-        )
-        for program in lower_arrays(schedule, rendezvous, routes)
-    )
-
-
-def lower_arrays(
-    schedule: Table, rendezvous: bool = True, routes: Sequence[Route] = ()
-) -> list[Program]:
-    """Does the work of `lower` on compact arrays.
-
-    Args:
-        schedule: See `lower`.
-        rendezvous: See `lower`.
-        routes: See `lower`.
-
-    Returns:
-        For each rank its program.
-
-    Raises:
-        ScheduleError: If the ranks wait for each other in a circle.
-    """
+    names = [action for row in schedule.actions for action in row]
     messages = _find_messages(schedule, routes)
-    number = np.arange(schedule.stage.size)
     if rendezvous:
         moment, message_moment = rendezvous_order(schedule)
         send_moment = receive_moment = message_moment[messages.action]
     else:
         # Ties go to receives, then the computation, then its sends.
-        moment = number
+        moment = np.arange(len(names))
         send_moment = messages.action
         receive_moment = _latest(messages, schedule.n_ranks)
+
+    skips = [*(route.name for route in routes), ""]
+
+    def transfers(chosen: np.ndarray, peers: np.ndarray, way: str) -> list[Transfer]:
+        columns = messages.action[chosen], peers[chosen], messages.route[chosen]
+        return [
+            Transfer(names[action], peer, way, skips[route])
+            for action, peer, route in zip(*(column.tolist() for column in columns))
+        ]
 
     programs = []
     starts = np.arange(1, schedule.n_ranks)
@@ -173,22 +123,20 @@ def lower_arrays(
         for order in [np.argsort(ranks, kind="stable")]
     )
     for rank, (out, into) in enumerate(zip(outboxes, inboxes)):
-        own = number[schedule.offsets[rank] : schedule.offsets[rank + 1]]
+        own = slice(*schedule.offsets[rank : rank + 2])
+        operations = [
+            *names[own],
+            *transfers(out, messages.target, "send"),
+            *transfers(into, messages.source, "receive"),
+        ]
         places = np.concatenate([moment[own], send_moment[out], receive_moment[into]])
-        phase = np.repeat([1, 2, 0], [own.size, out.size, into.size])
+        n_own = len(operations) - out.size - into.size
+        phase = np.repeat([1, 2, 0], [n_own, out.size, into.size])
         # Where messages have moments of their own, those over skip connections share
         # that of their action, and keep the order of sending.
         order = np.lexsort((phase, places))
-        what = np.repeat([COMPUTE, SEND, RECEIVE], [own.size, out.size, into.size])
-        none = np.full(own.size, NONE)
-        columns = (
-            what,
-            np.concatenate([own, messages.action[out], messages.action[into]]),
-            np.concatenate([none, messages.target[out], messages.source[into]]),
-            np.concatenate([none, messages.route[out], messages.route[into]]),
-        )
-        programs.append(Program(*(column[order] for column in columns)))
-    return programs
+        programs.append(tuple(operations[k] for k in order.tolist()))
+    return tuple(programs)
 
 
 def rendezvous_order(schedule: Table) -> tuple[np.ndarray, np.ndarray]:

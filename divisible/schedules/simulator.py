@@ -177,33 +177,23 @@ def _run_rendezvous(
 
     Returns the columns of all events, those of each rank in the order of its program.
     """
-    rank = columns["rank"]
+    rank, n = columns["rank"], duration.size
     compute, message = rendezvous_order(schedule)
     sent = np.flatnonzero(receiver != NONE)
-    sent = sent[np.argsort(message[sent], kind="stable")]
-    message_start = np.empty(sent.size)
-    start = np.empty(rank.size)
-    free = np.zeros(schedule.n_ranks)
-
-    # At one place each rank computes at most once.
-    moments, actions = _groups(compute)
-    places = np.searchsorted(message[sent], moments)
-    done = 0
-    for numbers, place in zip(actions, places.tolist()):
-        if place > done:
-            _exchange(
-                sent[done:place], done, free, message_start, rank, receiver, seconds
-            )
-            done = place
-        ranks = rank[numbers]
-        start[numbers] = free[ranks]
-        free[ranks] += duration[numbers]
-    _exchange(sent[done:], done, free, message_start, rank, receiver, seconds)
+    # Each computation and message keeps these two ranks, for so long.
+    one = np.concatenate([rank, rank[sent]]).tolist()
+    other = np.concatenate([rank, receiver[sent]]).tolist()
+    took = np.concatenate([duration, seconds[sent]])
+    place = np.concatenate([compute, message[sent]])
+    start, free, lasts = [0.0] * len(one), [0.0] * schedule.n_ranks, took.tolist()
+    for number in np.argsort(place, kind="stable").tolist():
+        a, b = one[number], other[number]
+        start[number] = max(free[a], free[b])
+        free[a] = free[b] = start[number] + lasts[number]
     columns = {
         name: np.concatenate([column, column[sent], column[sent]])
         for name, column in columns.items()
     }
-    n = rank.size
     columns["rank"][n + sent.size :] = receiver[sent]
     columns["category"][n:] = np.repeat(
         [CATEGORIES.index("send"), CATEGORIES.index("receive")], sent.size
@@ -211,34 +201,9 @@ def _run_rendezvous(
     columns["peer"] = np.concatenate(
         [np.full(n, NONE, np.int64), receiver[sent], rank[sent]]
     )
-    columns["start"] = np.concatenate([start, message_start, message_start])
-    columns["end"] = columns["start"] + np.concatenate(
-        [duration, seconds[sent], seconds[sent]]
-    )
-    place = np.concatenate([compute, message[sent], message[sent]])
-    order = np.lexsort((place, columns["rank"]))
+    # A message shows on both of its ranks.
+    both = np.concatenate([np.arange(n + sent.size), np.arange(n, n + sent.size)])
+    columns["start"] = np.array(start)[both]
+    columns["end"] = columns["start"] + took[both]
+    order = np.lexsort((place[both], columns["rank"]))
     return {name: column[order] for name, column in columns.items()}
-
-
-def _groups(values: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Returns the distinct values and, for each, where it stands."""
-    order = np.argsort(values, kind="stable")
-    distinct, first = np.unique(values[order], return_index=True)
-    return distinct, np.split(order, first[1:])
-
-
-def _exchange(messages, first, free, start, rank, receiver, seconds) -> None:
-    """Lets blocking messages take place one after the other."""
-    times = free.tolist()
-    for number, (source, target, took) in enumerate(
-        zip(
-            rank[messages].tolist(),
-            receiver[messages].tolist(),
-            seconds[messages].tolist(),
-        ),
-        first,
-    ):
-        both = max(times[source], times[target])
-        start[number] = both
-        times[source] = times[target] = both + took
-    free[:] = times

@@ -85,11 +85,10 @@ class Timeline:
         n_ranks: int | None = None,
         name: str = "timeline",
     ) -> None:
-        columns: dict[str, list] = {column: [] for column in _COLUMNS}
-        labels: dict[str, int] = {}
+        rows, labels = [], {}
         for rank, what, start, end, *rest in events:
-            action, label, category = None, _NONE, "other"
-            peer = direction = _NONE
+            action, category = (_NONE, _NONE, _NONE), "other"
+            peer = direction = label = _NONE
             if isinstance(what, str):
                 what = _parse(what)
             if isinstance(what, Transfer):
@@ -108,18 +107,12 @@ class Timeline:
                     f"rank {rank}, {what}: category {category!r} is none of "
                     f"{', '.join(CATEGORIES)}"
                 )
-            columns["rank"].append(rank)
-            columns["category"].append(CATEGORIES.index(category))
-            columns["stage"].append(_NONE if action is None else action.stage)
-            columns["kind"].append(
-                _NONE if action is None else KINDS.index(action.kind)
-            )
-            columns["microbatch"].append(_NONE if action is None else action.microbatch)
-            columns["peer"].append(peer)
-            columns["direction"].append(direction)
-            columns["label"].append(label)
-            columns["start"].append(start)
-            columns["end"].append(end)
+            stage, kind, microbatch = action
+            kind = _NONE if kind == _NONE else KINDS.index(kind)
+            category = CATEGORIES.index(category)
+            place = stage, kind, microbatch, peer, direction, label
+            rows.append((rank, category, *place, start, end))
+        columns = dict(zip(_COLUMNS, zip(*rows) if rows else [()] * len(_COLUMNS)))
         self._fill(columns, n_ranks, name, tuple(labels))
 
     @classmethod
