@@ -25,49 +25,15 @@ none of their activations needs a gradient.
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import heapq
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import chainer
-from chainer import _backprop_utils, backend, variable
-from chainer.functions.array import concat
-from chainer.functions.connection import (
-    convolution_2d,
-    convolution_nd,
-    deconvolution_2d,
-    deconvolution_nd,
-    linear,
-    local_convolution_2d,
-)
-from chainer.functions.math import basic_math, einsum, matmul, tensordot
 
-from divisible.backward.in_place import IN_PLACE
+from divisible.backward.graph_walk import GraphWalk
 from divisible.backward.weight_gradients import WeightGradients
 
 Array = Any
-
-#: Functions whose ``backward`` may be called twice, for a part of the inputs each time,
-#: at no extra cost. Exact types: a subclass may do anything.
-SPLITTABLE = frozenset(
-    {
-        basic_math.Add,
-        basic_math.Mul,
-        basic_math.Sub,
-        concat.Concat,
-        convolution_2d.Convolution2DFunction,
-        convolution_nd.ConvolutionND,
-        deconvolution_2d.Deconvolution2DFunction,
-        deconvolution_nd.DeconvolutionND,
-        einsum.EinSum,
-        linear.LinearFunction,
-        local_convolution_2d.LocalConvolution2DFunction,
-        matmul.MatMul,
-        tensordot.TensorDot,
-    }
-)
 
 
 class PendingWeightGradients:
@@ -79,8 +45,8 @@ class PendingWeightGradients:
     before :meth:`run`.
     """
 
-    def __init__(self, backprop: _Backprop) -> None:
-        self._backprop: _Backprop | None = backprop
+    def __init__(self, walk: GraphWalk) -> None:
+        self._walk: GraphWalk | None = walk
 
     def run(self) -> None:
         """Computes the weight gradients (W) and releases everything held for them.
@@ -88,17 +54,17 @@ class PendingWeightGradients:
         Raises:
             RuntimeError: If it has run before.
         """
-        if self._backprop is None:
+        if self._walk is None:
             raise RuntimeError(
                 "the weight gradients of this microbatch have been computed already"
             )
-        backprop, self._backprop = self._backprop, None
-        backprop.run_weights()
+        walk, self._walk = self._walk, None
+        walk.run_weights()
 
     def arrays(self) -> Iterator[Array]:
         """Yields the arrays that it holds, parameters among them, some twice."""
-        if self._backprop is not None:
-            yield from self._backprop.held_arrays()
+        if self._walk is not None:
+            yield from self._walk.held_arrays()
 
 
 def backward(
@@ -146,9 +112,9 @@ def backward(
         >>> gx[0], link.W.grad
         (array([3., 3.], dtype=float32), array([[20., 20.]], dtype=float32))
     """
-    backprop = _Backprop(weight_gradients, defer=False)
-    gradients = backprop.run_activations(inputs, outputs, output_gradients)
-    backprop.run_weights()
+    walk = GraphWalk(weight_gradients, defer=False)
+    gradients = walk.run_activations(inputs, outputs, output_gradients)
+    walk.run_weights()
     return gradients
 
 
@@ -192,283 +158,6 @@ def backward_input(
         >>> link.W.grad
         array([[4., 4.]], dtype=float32)
     """
-    backprop = _Backprop(weight_gradients, defer=True)
-    gradients = backprop.run_activations(inputs, outputs, output_gradients)
-    return gradients, PendingWeightGradients(backprop)
-
-
-class _Backprop:
-    """One microbatch on its way backward.
-
-    Functions wait in two queues, those between activations and those between weights,
-    and run in the order of :meth:`chainer.Variable.backward`, on which the order of
-    additions depends: by rank (all consumers of a value rank higher than its
-    creator), then first come, first served.
-    """
-
-    def __init__(self, weight_gradients: WeightGradients, defer: bool) -> None:
-        self._weight_gradients = weight_gradients
-        self._defer = defer
-        # More than one gradient of a node only under chainer.config.lazy_grad_sum.
-        self._gradients: dict[variable.VariableNode, list[chainer.Variable]] = {}
-        self._activations = _RankQueue()
-        self._weights = _RankQueue()
-        self._deferred: collections.deque[tuple] = collections.deque()
-        self._inputs: frozenset[variable.VariableNode] = frozenset()
-        self._weight_functions: frozenset[chainer.FunctionNode] = frozenset()
-
-    def run_activations(
-        self,
-        inputs: Sequence[chainer.Variable],
-        outputs: Sequence[chainer.Variable],
-        output_gradients: Sequence[Array | None],
-    ) -> tuple[Array | None, ...]:
-        if len(outputs) != len(output_gradients):
-            raise ValueError(
-                f"{len(output_gradients)} output gradients for {len(outputs)} outputs"
-            )
-        for y, gy in zip(outputs, output_gradients):
-            if gy is not None:
-                variable._check_grad_type(None, y, False, gy)
-
-        self._inputs = frozenset(x.node for x in inputs)
-        self._weight_functions = _weight_functions(outputs)
-        with chainer.using_config("enable_backprop", False):
-            for y, gy in zip(outputs, output_gradients):
-                if gy is not None and y.requires_grad:
-                    gy = chainer.Variable(gy, requires_grad=False, layout=y.layout)
-                    self._gradients.setdefault(y.node, []).append(gy)
-                    self._route(y.node)
-            while self._activations:
-                self._run_activation(self._activations.pop())
-            gradients = [self._pop_gradient(x.node) for x in inputs]
-
-        self._release_unneeded()
-        # Parts that no gradient reached still hang on these.
-        for y in outputs:
-            if not self._is_weight(y.node):
-                y.node.unchain()
-        self._inputs = frozenset()
-        return tuple(None if g is None else g.array for g in gradients)
-
-    def run_weights(self) -> None:
-        with chainer.using_config("enable_backprop", False):
-            while self._deferred:
-                self._run_weight(*self._deferred.popleft())
-            while self._weights:
-                function = self._weights.pop()
-                output_gradients = self._pop_output_gradients(function)
-                self._step(function, _targets(function), output_gradients)
-
-    def held_arrays(self) -> Iterator[Array]:
-        for function, _, output_gradients in self._deferred:
-            yield from (x.data for x in function.inputs if x.data is not None)
-            yield from function._retained_output_data or ()
-            yield from (g.array for g in output_gradients if g is not None)
-        for gradients in self._gradients.values():
-            yield from (g.array for g in gradients)
-
-    def _run_activation(self, function: chainer.FunctionNode) -> None:
-        output_gradients = self._pop_output_gradients(function)
-        targets = _targets(function)
-        weights = tuple(i for i in targets if self._is_weight(function.inputs[i]))
-        activations = tuple(i for i in targets if i not in weights)
-        if self._defer:
-            apart = not activations or type(function) in SPLITTABLE
-        else:
-            apart = type(function) in IN_PLACE
-        if not (weights and apart):
-            self._step(function, targets, output_gradients)
-            return
-        self._step(function, activations, output_gradients)
-        if self._defer:
-            self._deferred.append((function, weights, output_gradients))
-        else:
-            self._run_weight(function, weights, output_gradients)
-
-    def _run_weight(
-        self,
-        function: chainer.FunctionNode,
-        targets: tuple[int, ...],
-        output_gradients: tuple[chainer.Variable | None, ...],
-    ) -> None:
-        with _observed(function, output_gradients):
-            in_place = IN_PLACE.get(type(function))
-            # Debug mode looks for NaN in the arrays that functions return.
-            if in_place is not None and not chainer.is_debug():
-                done = in_place(
-                    function,
-                    {i: _parameter(function.inputs[i]) for i in targets},
-                    output_gradients[0].array,
-                    self._weight_gradients,
-                )
-                targets = tuple(i for i in targets if i not in done)
-            self._compute(function, targets, output_gradients)
-
-    def _step(
-        self,
-        function: chainer.FunctionNode,
-        targets: tuple[int, ...],
-        output_gradients: tuple[chainer.Variable | None, ...],
-    ) -> None:
-        if targets:
-            with _observed(function, output_gradients):
-                self._compute(function, targets, output_gradients)
-
-    def _compute(
-        self,
-        function: chainer.FunctionNode,
-        targets: tuple[int, ...],
-        output_gradients: tuple[chainer.Variable | None, ...],
-    ) -> None:
-        """Computes gradients of the inputs asked for and pass them on."""
-        if not targets:
-            return
-        gradients: dict[variable.VariableNode, list[chainer.Variable]] = {}
-        for i in targets:
-            x = function.inputs[i]
-            if x not in gradients:
-                gradients[x] = self._gradients.setdefault(x, [])
-        _backprop_utils.backprop_step(
-            function, targets, output_gradients, gradients, chainer.is_debug()
-        )
-        for x, received in gradients.items():
-            for gx in received:
-                variable._check_grad_type(function, x, True, gx.raw_array)
-            self._route(x)
-
-    def _route(self, x: variable.VariableNode) -> None:
-        """Sees to the gradient that a node has received."""
-        creator = x.creator_node
-        if not self._gradients[x]:
-            del self._gradients[x]
-        elif creator in self._weight_functions:
-            self._weights.push(creator)
-        elif creator is not None:
-            self._activations.push(creator)
-        elif x not in self._inputs:
-            gradient = self._pop_gradient(x)
-            parameter = _parameter(x)
-            # Other leaves are constants, which nobody asks for the gradient of.
-            if parameter is not None:
-                self._weight_gradients.add(parameter, gradient.array)
-
-    def _pop_gradient(self, x: variable.VariableNode | None) -> chainer.Variable | None:
-        received = self._gradients.pop(x, None)
-        if not received:
-            return None
-        return received[0] if len(received) == 1 else chainer.functions.add(*received)
-
-    def _pop_output_gradients(
-        self, function: chainer.FunctionNode
-    ) -> tuple[chainer.Variable | None, ...]:
-        outputs = [y() for y in function.outputs]
-        for y in outputs:
-            if y is not None:
-                # All consumers have run. One that is deferred and keeps this node would
-                # keep the graph below it as well.
-                y.unchain()
-        return tuple(self._pop_gradient(y) for y in outputs)
-
-    def _is_weight(self, x: variable.VariableNode) -> bool:
-        if x.creator_node is None:
-            return x not in self._inputs and _parameter(x) is not None
-        return x.creator_node in self._weight_functions
-
-    def _release_unneeded(self) -> None:
-        """Cuts what deferred functions hold beyond what their weights need."""
-        retained, others = set(), set()
-        for function, _, _ in self._deferred:
-            indexes = function._input_indexes_to_retain or ()
-            for i, x in enumerate(function.inputs):
-                if not self._is_weight(x):
-                    x.unchain()
-                    # Functions not on the list might look at inputs all the same.
-                    needed = i in indexes or type(function) not in SPLITTABLE
-                    (retained if needed else others).add(x)
-        for x in others - retained:
-            # A function that ran in I retained it. The property would forget the
-            # shape, which some functions read.
-            x._data = None
-
-
-class _RankQueue:
-    """Functions by falling rank, each once; equal ranks in the order they came."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, int, chainer.FunctionNode]] = []
-        self._waiting: set[chainer.FunctionNode] = set()
-        self._pushed = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._heap)
-
-    def push(self, function: chainer.FunctionNode) -> None:
-        if function not in self._waiting:
-            self._waiting.add(function)
-            heapq.heappush(self._heap, (-function.rank, self._pushed, function))
-            self._pushed += 1
-
-    def pop(self) -> chainer.FunctionNode:
-        function = heapq.heappop(self._heap)[2]
-        # No second push can follow: whoever could, ranks higher and has run.
-        self._waiting.remove(function)
-        return function
-
-
-def _targets(function: chainer.FunctionNode) -> tuple[int, ...]:
-    return tuple(i for i, x in enumerate(function.inputs) if x.requires_grad)
-
-
-def _parameter(x: variable.VariableNode) -> chainer.Parameter | None:
-    owner = x.get_variable_or_none()
-    return owner if isinstance(owner, chainer.Parameter) else None
-
-
-def _weight_functions(
-    outputs: Sequence[chainer.Variable],
-) -> frozenset[chainer.FunctionNode]:
-    """Finds the functions that compute a value from parameters alone."""
-    functions: set[chainer.FunctionNode] = set()
-    found = [y.creator_node for y in outputs if y.creator_node is not None]
-    while found:
-        function = found.pop()
-        if function not in functions:
-            functions.add(function)
-            creators = [x.creator_node for x in function.inputs]
-            found.extend(creator for creator in creators if creator is not None)
-
-    weights: set[chainer.FunctionNode] = set()
-    for function in sorted(functions, key=lambda function: function.rank):
-        if all(
-            x.creator_node in weights
-            if x.creator_node is not None
-            else _parameter(x) is not None
-            for x in function.inputs
-        ):
-            weights.add(function)
-    return frozenset(weights)
-
-
-@contextlib.contextmanager
-def _observed(
-    function: chainer.FunctionNode,
-    output_gradients: tuple[chainer.Variable | None, ...],
-) -> Iterator[None]:
-    """Runs function hooks around a step, on the device of its arrays."""
-    hooks = dict(chainer.get_function_hooks())
-    if function._n_local_function_hooks:
-        hooks.update(function.local_function_hooks)
-    inputs = tuple([x.data for x in function.inputs])
-    gradients = tuple([None if g is None else g.raw_array for g in output_gradients])
-    with chainer.using_device(backend.get_device_from_array(*inputs, *gradients)):
-        for hook in hooks.values():
-            hook.backward_preprocess(function, inputs, gradients)
-        try:
-            yield
-        except Exception as error:
-            # The traceback shows the code of the function, not whose it is.
-            error.function_node = function
-            raise
-        for hook in hooks.values():
-            hook.backward_postprocess(function, inputs, gradients)
+    walk = GraphWalk(weight_gradients, defer=True)
+    gradients = walk.run_activations(inputs, outputs, output_gradients)
+    return gradients, PendingWeightGradients(walk)
