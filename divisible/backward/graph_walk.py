@@ -115,7 +115,7 @@ class GraphWalk:
         """Runs what was left out, and the functions between weights."""
         with chainer.using_config("enable_backprop", False):
             while self._deferred:
-                self._run_weight(*self._deferred.popleft())
+                self._step(*self._deferred.popleft())
             while self._weights:
                 function = self._weights.pop()
                 output_gradients = self._pop_output_gradients(function)
@@ -133,39 +133,13 @@ class GraphWalk:
     def _run_activation(self, function: chainer.FunctionNode) -> None:
         output_gradients = self._pop_output_gradients(function)
         targets = _targets(function)
-        weights = tuple(i for i in targets if self._is_weight(function.inputs[i]))
-        activations = tuple(i for i in targets if i not in weights)
         if self._defer:
-            apart = not activations or type(function) in SPLITTABLE
-        else:
-            apart = type(function) in IN_PLACE
-        if not (weights and apart):
-            self._step(function, targets, output_gradients)
-            return
-        self._step(function, activations, output_gradients)
-        if self._defer:
-            self._deferred.append((function, weights, output_gradients))
-        else:
-            self._run_weight(function, weights, output_gradients)
-
-    def _run_weight(
-        self,
-        function: chainer.FunctionNode,
-        targets: tuple[int, ...],
-        output_gradients: tuple[chainer.Variable | None, ...],
-    ) -> None:
-        with _observed(function, output_gradients):
-            in_place = IN_PLACE.get(type(function))
-            # Debug mode looks for NaN in the arrays that functions return.
-            if in_place is not None and not chainer.is_debug():
-                done = in_place(
-                    function,
-                    {i: _parameter(function.inputs[i]) for i in targets},
-                    output_gradients[0].array,
-                    self._weight_gradients,
-                )
-                targets = tuple(i for i in targets if i not in done)
-            self._compute(function, targets, output_gradients)
+            weights = tuple(i for i in targets if self._is_weight(function.inputs[i]))
+            others = tuple(i for i in targets if i not in weights)
+            if weights and (not others or type(function) in SPLITTABLE):
+                self._deferred.append((function, weights, output_gradients))
+                targets = others
+        self._step(function, targets, output_gradients)
 
     def _step(
         self,
@@ -173,8 +147,20 @@ class GraphWalk:
         targets: tuple[int, ...],
         output_gradients: tuple[chainer.Variable | None, ...],
     ) -> None:
-        if targets:
-            with _observed(function, output_gradients):
+        """Sees to the gradients of the inputs asked for."""
+        if not targets:
+            return
+        with _observed(function, output_gradients):
+            rule = IN_PLACE.get(type(function))
+            # Debug mode looks for NaN in the arrays that functions return.
+            if rule is not None and not chainer.is_debug():
+                found = ((i, self._own_parameter(function.inputs[i])) for i in targets)
+                parameters = {i: param for i, param in found if param is not None}
+                added = rule(function, parameters, output_gradients[0].array)
+                for i, contribution in added.items():
+                    self._weight_gradients.accumulate(parameters[i], contribution)
+                targets = tuple(i for i in targets if i not in added)
+            if targets:
                 self._compute(function, targets, output_gradients)
 
     def _compute(
@@ -183,9 +169,7 @@ class GraphWalk:
         targets: tuple[int, ...],
         output_gradients: tuple[chainer.Variable | None, ...],
     ) -> None:
-        """Computes gradients of the inputs asked for and pass them on."""
-        if not targets:
-            return
+        """Lets the function compute gradients, and passes them on."""
         gradients: dict[variable.VariableNode, list[chainer.Variable]] = {}
         for i in targets:
             x = function.inputs[i]
@@ -234,8 +218,12 @@ class GraphWalk:
 
     def _is_weight(self, x: variable.VariableNode) -> bool:
         if x.creator_node is None:
-            return x not in self._inputs and _parameter(x) is not None
+            return self._own_parameter(x) is not None
         return x.creator_node in self._weight_functions
+
+    def _own_parameter(self, x: variable.VariableNode) -> chainer.Parameter | None:
+        """Returns the parameter that a leaf is, unless it is an input."""
+        return None if x in self._inputs else _parameter(x)
 
     def _release_unneeded(self) -> None:
         """Cuts what deferred functions hold beyond what their weights need."""

@@ -1,56 +1,47 @@
-"""Weight gradients that are accumulated without forming them first.
+"""Functions that tell the gradients of their parameters without forming them.
 
-``Variable.backward`` makes an array for the weight gradient of each microbatch, and
-adds it to the sum. BLAS adds a product to an array that is there at no extra cost.
+A rule gets a function, the inputs that are parameters by their positions, and the
+output gradient; it returns by position what to add to their gradients. Inputs that it
+leaves out are left to the function's own ``backward``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Callable
 
 import chainer
 import numpy
 from chainer.functions.connection import linear
 
-from divisible.backward.weight_gradients import WeightGradients
+from divisible.backward.contributions import Contribution, Product, Sum
 
 Array = Any
+Rule = Callable[[Any, Mapping[int, chainer.Parameter], Array], dict[int, Contribution]]
 
 
-def _linear_in_place(
+def _linear(
     function: linear.LinearFunction,
-    parameters: dict[int, chainer.Parameter | None],
+    parameters: Mapping[int, chainer.Parameter],
     gy: Array,
-    weight_gradients: WeightGradients,
-) -> tuple[int, ...]:
-    """Accumulates the weight gradients of a linear layer by GEMM.
+) -> dict[int, Contribution]:
+    """Multiplies into the weight gradients of a linear layer by GEMM.
 
     Args:
         function: The function, of the inputs x (N, n_in), W (n_out, n_in) and b.
-        parameters: For each input asked for the parameter, if it is one itself.
+        parameters: Those of them that are parameters.
         gy: Output gradient of shape (N, n_out).
-        weight_gradients: Where to add.
-
-    Returns:
-        The inputs that have been seen to; the others are left to ``backward``.
     """
-    done = []
     multiplied = _for_gemm(gy)
+    contributions: dict[int, Contribution] = {}
     for i, parameter in parameters.items():
-        if parameter is None or not _has_gemm(parameter.array, gy):
+        if not _has_gemm(parameter.array, gy):
             continue
-        if i == 1:
-            x = function.inputs[0].data
-            if not _has_gemm(x, gy):
-                continue
-            weight_gradients.add_product(parameter, multiplied.T, _for_gemm(x))
+        if i == 1 and _has_gemm(x := function.inputs[0].data, gy):
+            contributions[i] = Product(multiplied.T, _for_gemm(x))
         elif i == 2:
-            weight_gradients.add_sum(parameter, multiplied, axis=(0,))
-        else:
-            continue
-        done.append(i)
-    return tuple(done)
+            contributions[i] = Sum(multiplied)
+    return contributions
 
 
 def _has_gemm(array: Array, gy: Array) -> bool:
@@ -70,9 +61,5 @@ def _for_gemm(array: Array) -> Array:
 
 _GEMM_ARRAYS = (numpy.ndarray, chainer.backends.cuda.ndarray)
 
-#: By the exact type of a function what sees to the gradients of some of its inputs. It
-#: gets the function, by input the parameter asked for, the output gradient and where to
-#: add; it returns the inputs that it has seen to, and leaves the others to `backward`.
-IN_PLACE: dict[type, Callable[..., tuple[int, ...]]] = {
-    linear.LinearFunction: _linear_in_place,
-}
+#: The rules by the exact type of a function; a subclass may do anything.
+IN_PLACE: dict[type, Rule] = {linear.LinearFunction: _linear}

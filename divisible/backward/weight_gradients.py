@@ -4,7 +4,7 @@ Chainer accumulates the gradient of a parameter with ``F.add``: every microbatch
 allocates an array as large as the parameter for its own gradient and another one for
 the sum. :class:`WeightGradients` gives each parameter one array for good. The first
 microbatch overwrites it, so nothing is filled with zeros, and the later ones add to
-it; for matrix products the addition happens inside the GEMM.
+it; what is not an array yet, such as a matrix product, is computed into it.
 
 Gradients of float16 parameters are added up in float32 and rounded once, at the end of
 the minibatch.
@@ -20,7 +20,7 @@ import chainer
 import numpy
 from chainer import backend
 
-from chainer_kernels.gemm import blas_threads, gemm_add
+from divisible.backward.contributions import Contribution, Scratch, Whole
 
 Array = Any
 
@@ -61,9 +61,8 @@ class WeightGradients:
 
     Args:
         parameters: Returns the parameters in question, for example ``stage.params``.
-            It is called at both ends of every minibatch, so parameters may be added or
-            initialized in between. Others that receive a gradient are served as well,
-            from then on.
+            It is called at the beginning of every minibatch. Others that receive a
+            gradient are served as well, from then on.
 
     Example:
         >>> import chainer, numpy as np
@@ -86,17 +85,16 @@ class WeightGradients:
         # Keyed by id because variables do not hash. Each keeps its parameter alive, so
         # no id is used twice.
         self._gradients: dict[int, _Gradient] = {}
-        # Of those known when the minibatch began.
-        self._cleared: frozenset[int] = frozenset()
-        self._scratch: dict[numpy.dtype, numpy.ndarray] = {}
+        # Those that were given when the minibatch began.
+        self._given: dict[int, chainer.Parameter] = {}
+        self._scratch = Scratch()
 
     def begin(self) -> None:
         """Empties all gradients; what an unfinished minibatch left is forgotten."""
         for gradient in self._gradients.values():
             gradient.filled = False
-        known = self._known_parameters()
-        self._cleared = frozenset(map(id, known))
-        for parameter in known:
+        self._given = {id(parameter): parameter for parameter in self._parameters()}
+        for parameter in self.known():
             # It also spares uninitialized parameters the array of NaN that Chainer
             # would create beside their data.
             parameter.cleargrad()
@@ -108,59 +106,23 @@ class WeightGradients:
             parameter: An initialized parameter.
             array: Its gradient, of the parameter's shape and dtype. It is only read.
         """
-        gradient = self._gradient(parameter)
-        if gradient.filled:
-            gradient.array += array
-        else:
-            gradient.array[...] = array
-            gradient.filled = True
+        self.accumulate(parameter, Whole(array))
 
-    def add_product(self, parameter: chainer.Parameter, a: Array, b: Array) -> None:
-        """Adds the matrix product of two arrays without forming it elsewhere.
-
-        Args:
-            parameter: A parameter whose array, with all axes but the first flattened,
-                has the shape (m, n).
-            a: Array of shape (m, k), of the parameter's dtype; float32 for float16.
-            b: Array of shape (k, n), of the dtype of `a`.
-        """
-        gradient = self._gradient(parameter)
-        out = gradient.array.reshape(a.shape[0], b.shape[1])
-        if not gradient.filled:
-            # NumPy's own BLAS, not SciPy's: the result equals Chainer's bit for bit.
-            backend.get_array_module(a).dot(a, b, out=out)
-            gradient.filled = True
-        elif isinstance(out, numpy.ndarray) and blas_threads() == 1:
-            gemm_add(out, a, b)
-        elif isinstance(out, numpy.ndarray):
-            out += self._product(a, b)
-        else:
-            out += a.dot(b)
-
-    def _product(self, a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray:
-        """Multiplies into an array that all products share."""
-        size = a.shape[0] * b.shape[1]
-        scratch = self._scratch.get(a.dtype)
-        if scratch is None or scratch.size < size:
-            scratch = self._scratch[a.dtype] = numpy.empty(size, a.dtype)
-        out = scratch[:size].reshape(a.shape[0], b.shape[1])
-        return numpy.dot(a, b, out=out)
-
-    def add_sum(
-        self, parameter: chainer.Parameter, array: Array, axis: tuple[int, ...]
+    def accumulate(
+        self, parameter: chainer.Parameter, contribution: Contribution
     ) -> None:
-        """Adds the sum of an array over some axes.
+        """Adds one contribution that need not be an array yet.
 
         Args:
-            parameter: A parameter of the shape that remains.
-            array: Array of the parameter's dtype; float32 for float16.
-            axis: The axes to sum over.
+            parameter: An initialized parameter.
+            contribution: Of the parameter's shape, if its axes but the first are
+                flattened, and dtype; of float32 for float16.
         """
         gradient = self._gradient(parameter)
         if gradient.filled:
-            gradient.array += array.sum(axis=axis)
+            contribution.add(gradient.array, self._scratch)
         else:
-            array.sum(axis=axis, out=gradient.array)
+            contribution.write(gradient.array)
             gradient.filled = True
 
     def finish(self) -> None:
@@ -169,7 +131,7 @@ class WeightGradients:
         Parameters that received nothing have ``None`` there, as after Chainer's
         ``cleargrads`` and ``backward``.
         """
-        for parameter in self._known_parameters():
+        for parameter in self.known():
             written = parameter.grad
             if written is not None:
                 self.add(parameter, written)
@@ -179,24 +141,20 @@ class WeightGradients:
 
     def others(self) -> list[chainer.Parameter]:
         """Returns what received a gradient and is not among the given parameters."""
-        given = {id(parameter) for parameter in self._parameters()}
         return [
             gradient.parameter
             for key, gradient in self._gradients.items()
-            if key not in given
+            if key not in self._given
         ]
 
-    def _known_parameters(self) -> list[chainer.Parameter]:
-        known = {id(p): p for p in self._parameters()}
-        known.update(
-            (key, gradient.parameter) for key, gradient in self._gradients.items()
-        )
-        return list(known.values())
+    def known(self) -> list[chainer.Parameter]:
+        """Returns all parameters of the minibatch, those given and the others."""
+        return [*self._given.values(), *self.others()]
 
     def _gradient(self, parameter: chainer.Parameter) -> _Gradient:
         data = parameter.array
         gradient = self._gradients.get(id(parameter))
-        if gradient is None and id(parameter) not in self._cleared:
+        if gradient is None and id(parameter) not in self._given:
             # Not known at the beginning: what it has is of before, or Chainer's NaN.
             parameter.cleargrad()
         if gradient is None or not _fits(gradient.array, data):
@@ -227,4 +185,7 @@ def _in_dtype_of(parameter: chainer.Parameter, gradient: _Gradient) -> Array:
 def _fits(array: Array, data: Array) -> bool:
     if array.shape != data.shape or array.dtype != _sum_dtype(data.dtype):
         return False
+    if type(array) is type(data) is numpy.ndarray:
+        # Most of them, and to ask for devices takes longer.
+        return True
     return backend.get_device_from_array(array) == backend.get_device_from_array(data)

@@ -337,7 +337,7 @@ def test_an_error_in_a_late_weight_gradient_says_which_layer(monkeypatch):
     def spill(*args):
         raise ArithmeticError("spilt")
 
-    monkeypatch.setattr(stage._weight_gradients, "add_product", spill)
+    monkeypatch.setattr(stage._weight_gradients, "accumulate", spill)
     with pytest.raises(ArithmeticError, match="spilt") as caught:
         stage.backward_weight(0)
     assert caught.value.layer_position == 2

@@ -1,0 +1,100 @@
+"""What is added to a gradient, in a form that need not be an array of its own.
+
+``Variable.backward`` makes an array for the weight gradient of each microbatch, and
+adds it to the sum. BLAS adds a product to an array that is there at no extra cost, so
+the gradient of a weight matrix is told as the product that it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy
+from chainer import backend
+
+from chainer_kernels.gemm import blas_threads, gemm_add
+
+Array = Any
+
+
+class Scratch:
+    """Memory that all who need some for a moment share, one array for each dtype."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[numpy.dtype, numpy.ndarray] = {}
+
+    def empty(self, shape: tuple[int, int], dtype: numpy.dtype) -> numpy.ndarray:
+        """Returns an array whose values are whatever they are."""
+        size = shape[0] * shape[1]
+        array = self._arrays.get(dtype)
+        if array is None or array.size < size:
+            array = self._arrays[dtype] = numpy.empty(size, dtype)
+        return array[:size].reshape(shape)
+
+
+class Contribution(Protocol):
+    """A share of a gradient: it overwrites what is there, or is added to it."""
+
+    def write(self, out: Array) -> None:
+        """Overwrites an array."""
+
+    def add(self, out: Array, scratch: Scratch) -> None:
+        """Adds to an array."""
+
+
+class Whole(NamedTuple):
+    """An array that is there, of the gradient's shape; it is only read."""
+
+    array: Array
+
+    def write(self, out: Array) -> None:
+        """Overwrites an array."""
+        out[...] = self.array
+
+    def add(self, out: Array, scratch: Scratch) -> None:
+        """Adds to an array."""
+        out += self.array
+
+
+class Sum(NamedTuple):
+    """The sum of an array over its first axis."""
+
+    array: Array
+
+    def write(self, out: Array) -> None:
+        """Overwrites an array."""
+        self.array.sum(axis=0, out=out)
+
+    def add(self, out: Array, scratch: Scratch) -> None:
+        """Adds to an array."""
+        out += self.array.sum(axis=0)
+
+
+class Product(NamedTuple):
+    """A matrix product, of arrays of the shapes (m, k) and (k, n), and of one dtype.
+
+    The gradient is C contiguous and has the shape (m, n), if all axes but the first
+    are flattened.
+    """
+
+    a: Array
+    b: Array
+
+    def write(self, out: Array) -> None:
+        """Overwrites an array."""
+        # NumPy's own BLAS, not SciPy's: the result equals Chainer's bit for bit.
+        backend.get_array_module(self.a).dot(self.a, self.b, out=self._matrix(out))
+
+    def add(self, out: Array, scratch: Scratch) -> None:
+        """Adds to an array."""
+        out = self._matrix(out)
+        if not isinstance(out, numpy.ndarray):
+            out += self.a.dot(self.b)
+        elif blas_threads() == 1:
+            gemm_add(out, self.a, self.b)
+        else:
+            product = scratch.empty(out.shape, out.dtype)
+            out += numpy.dot(self.a, self.b, out=product)
+
+    def _matrix(self, out: Array) -> Array:
+        return out.reshape(self.a.shape[0], self.b.shape[1])
