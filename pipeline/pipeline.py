@@ -97,8 +97,7 @@ class Pipeline:
             ``'except_last'`` or ``'always'``; see
             :mod:`divisible.schedules.recomputation`.
             Layers that were appended with ``recompute=True`` always are. What a
-            recomputed layer does besides returning its output, it does twice; three
-            times if both it and its microbatch are recomputed.
+            recomputed layer does besides returning its output, it does twice.
         seed (int): For the layers' random numbers, and for the weights of layers that
             are sized at their first call. Replicas of a pipeline need one each, or
             their masks are the same. Of the global generators, only NumPy's and CuPy's

@@ -15,8 +15,7 @@ the activations is still the microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import chainer
@@ -75,7 +74,7 @@ class BatchStatistics(function_hook.FunctionHook):
 
     and around one that is only run again::
 
-        with statistics.discarded():
+        with discarded():
             layers(x)
 
     Args:
@@ -103,13 +102,6 @@ class BatchStatistics(function_hook.FunctionHook):
         self._calls: dict[int, int] = {}
         self._lent: tuple[_Average, tuple[Array, Array]] | None = None
         self._n_microbatches += 1
-
-    @contextmanager
-    def discarded(self) -> Iterator[None]:
-        """Lets a forward move no averages and count for nothing."""
-        discarding = BatchStatistics(tuple)
-        with discarding:
-            yield
 
     def finish(self) -> None:
         """Ends a minibatch: moves the running averages."""
@@ -152,6 +144,11 @@ class BatchStatistics(function_hook.FunctionHook):
         # ChainerMN's link reads them from the function.
         for name, array in zip(names, arrays):
             setattr(function, name, array)
+
+
+def discarded() -> BatchStatistics:
+    """Returns a context in which forwards move no averages and count for nothing."""
+    return BatchStatistics(tuple)
 
 
 def _averages_of(function: Any) -> tuple[Any, tuple[str, str] | None]:

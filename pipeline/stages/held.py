@@ -1,14 +1,55 @@
-"""What a stage holds of a microbatch between its forward and its backward."""
+"""What a segment holds of a microbatch between its forward and its backward.
+
+::
+
+    held     from F on    before the backward     costs
+    graph    the graph    nothing                 memory for all activations
+    inputs   the inputs   the forward again (R)   another forward
+
+Layers that are marked hold inputs, and so do all layers of a microbatch that the
+schedule recomputes. What is held lies in memory, in a dictionary of each segment: what
+is to lie elsewhere meanwhile takes the dictionary's place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Callable
+from typing import Any, NamedTuple
 
 import chainer
 
 from divisible.communication.signatures import Tensors
+
+
+class Graph(NamedTuple):
+    """A microbatch's graph, from fresh leaf variables to the outputs.
+
+    Attributes:
+        inputs: What the first layer was called with.
+        skipped: By name what skip connections brought.
+        outputs: What the last layer returned, or the loss.
+        handed_over: By name what skip connections take.
+    """
+
+    inputs: Sequence[Any]
+    skipped: Mapping[str, Sequence[Any]]
+    outputs: Sequence[Any]
+    handed_over: Mapping[str, Sequence[Any]]
+
+
+class Inputs(NamedTuple):
+    """All that it takes to run a microbatch's forward again.
+
+    Attributes:
+        inputs: The tensors of the layer before.
+        skipped: By name those of skip connections.
+        persistents: What the links kept when it first ran.
+    """
+
+    inputs: Tensors
+    skipped: Mapping[str, Tensors]
+    persistents: Persistents
 
 
 class Persistents:
@@ -49,43 +90,3 @@ class Persistents:
 def _copy(value: Any) -> Any:
     is_array = isinstance(value, chainer.get_array_types())
     return value.copy() if is_array else value
-
-
-class Recomputable:
-    """Forwards that keep their inputs only, and are run again for the backward.
-
-    Args:
-        run: ``run(microbatch, inputs, skipped)`` is the forward.
-        links: Returns all links that the forward may call.
-    """
-
-    def __init__(
-        self,
-        run: Callable[[int, Tensors, Mapping[str, Tensors]], Any],
-        links: Callable[[], Iterable[chainer.Link]],
-    ) -> None:
-        self._run = run
-        self._links = links
-        self._kept: dict[int, tuple[Tensors, Mapping[str, Tensors], Persistents]] = {}
-
-    def forward(
-        self, microbatch: int, inputs: Tensors, skipped: Mapping[str, Tensors]
-    ) -> Any:
-        """Runs the forward of one microbatch without a graph."""
-        self._kept[microbatch] = inputs, skipped, Persistents(self._links())
-        with chainer.no_backprop_mode():
-            return self._run(microbatch, inputs, skipped)
-
-    def again(self, microbatch: int) -> None:
-        """Runs it again, with a graph."""
-        inputs, skipped, persistents = self._kept.pop(microbatch)
-        with persistents.put_back():
-            self._run(microbatch, inputs, skipped)
-
-    def __contains__(self, microbatch: int) -> bool:
-        """Whether a microbatch waits to be run again."""
-        return microbatch in self._kept
-
-    def clear(self) -> None:
-        """Lets go of all inputs."""
-        self._kept.clear()

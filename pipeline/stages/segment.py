@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Callable
 
 import chainer
 
@@ -15,19 +15,8 @@ from divisible.backward.tensors import from_tensor, to_tensor
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensor, Tensors
 from divisible.random_streams import layer_streams
-from pipeline.stages.held import Recomputable
+from pipeline.stages.held import Graph, Inputs, Persistents
 from pipeline.stages.loss import Loss
-
-
-class _Graph(NamedTuple):
-    """One microbatch's graph, from fresh leaf variables to the outputs."""
-
-    #: What the first layer was called with, and what skip connections brought.
-    inputs: Sequence[Any]
-    skipped: Mapping[str, Sequence[Any]]
-    #: What the last layer returned, or the loss, and what is handed over.
-    outputs: Sequence[Any]
-    handed_over: Mapping[str, Sequence[Any]]
 
 
 def skips_across(layers: Divisible) -> tuple[list[str], list[str]]:
@@ -50,32 +39,29 @@ class Segment:
         weight_gradients (WeightGradients): Where gradients of parameters are added.
         loss (Loss or None): What follows the layers at the end of the model.
         is_recomputed (bool): Whether the layers are marked to be recomputed.
-
-    Attributes:
-        forgotten (Recomputable): Microbatches whose forward must run again before their
-            backward.
+        again: ``again(microbatch)`` is the context of a forward that was run before.
     """
 
     def __init__(
         self,
         layers: Divisible,
         weight_gradients: WeightGradients,
-        loss: Loss | None = None,
-        is_recomputed: bool = False,
+        loss: Loss | None,
+        is_recomputed: bool,
+        again: Callable[[int], AbstractContextManager],
     ) -> None:
         self.layers = layers
         self.loss = loss
         self.is_recomputed = is_recomputed
         self._weight_gradients = weight_gradients
+        self._again = again
         self.takes, self.hands_over = skips_across(layers)
-        self._graphs: dict[int, _Graph] = {}
-        self.forgotten = Recomputable(self._run, self.links)
+        self._held: dict[int, Graph | Inputs] = {}
         self._pending: dict[int, PendingWeightGradients] = {}
 
     def begin(self) -> None:
         """Forgets what an unfinished minibatch left."""
-        self._graphs.clear()
-        self.forgotten.clear()
+        self._held.clear()
         self._pending.clear()
 
     def forward(
@@ -83,6 +69,7 @@ class Segment:
         microbatch: int,
         inputs: Tensors,
         skipped: Mapping[str, Tensors],
+        is_recomputed: bool = False,
     ) -> tuple[Tensors, dict[str, Tensors]]:
         """Runs the layers on one microbatch.
 
@@ -90,62 +77,75 @@ class Segment:
             microbatch (int): Its position in the minibatch.
             inputs: The tensors of the layer before.
             skipped: By name what skip connections bring.
+            is_recomputed (bool): Whether to hold the inputs only, whatever the mark.
 
         Returns:
             The outputs as tensors, none once the loss has used them; and by name what
             skip connections take.
         """
-        if self.is_recomputed and chainer.config.enable_backprop and self.is_sized:
-            return self.forgotten.forward(microbatch, inputs, skipped)
-        return self._run(microbatch, inputs, skipped)
+        trains = chainer.config.enable_backprop
+        if trains and (is_recomputed or self.is_recomputed) and self._is_sized():
+            persistents = Persistents(self._links())
+            self._held[microbatch] = Inputs(inputs, skipped, persistents)
+            with chainer.no_backprop_mode():
+                graph = self._run(microbatch, inputs, skipped)
+        else:
+            graph = self._run(microbatch, inputs, skipped)
+            if trains:
+                self._held[microbatch] = graph
+        outputs = () if self._has_loss() else tuple(map(to_tensor, graph.outputs))
+        return outputs, {
+            name: tuple(to_tensor(y, f"stash({name!r}) handed over") for y in ys)
+            for name, ys in graph.handed_over.items()
+        }
 
     def holds(self, microbatch: int) -> bool:
         """Whether a microbatch is on its way, and waits for its backward."""
-        return microbatch in self._graphs or microbatch in self.forgotten
+        return microbatch in self._held
 
-    @property
-    def is_sized(self) -> bool:
+    def recompute(self, microbatch: int) -> None:
+        """Runs the forward of one microbatch again, if only its inputs are held."""
+        held = self._held.get(microbatch)
+        if isinstance(held, Inputs):
+            with self._again(microbatch), held.persistents.put_back():
+                graph = self._run(microbatch, held.inputs, held.skipped)
+            self._held[microbatch] = graph
+
+    def _is_sized(self) -> bool:
         """Whether all parameters and running averages are there.
 
         The forward that makes them draws them from the stream of their layer, and so
         draws other numbers afterwards than when it is run again.
         """
-        return all(param.is_initialized for param in self.layers.params()) and all(
-            getattr(link, "avg_mean", 0) is not None for link in self.layers.links()
+        params = [*self.layers.params(), *(self.loss.params() if self.loss else ())]
+        return all(param.is_initialized for param in params) and all(
+            getattr(link, "avg_mean", 0) is not None for link in self._links()
         )
 
-    def links(self) -> Iterator[chainer.Link]:
+    def _links(self) -> Iterator[chainer.Link]:
         """Yields all links that the forward may call."""
         yield from self.layers.links()
         if self.loss is not None:
             for _, link in self.loss.namedlinks():
                 yield link
 
+    def _has_loss(self) -> bool:
+        return self.loss is not None and self.loss.is_wanted
+
     def _run(
         self, microbatch: int, inputs: Tensors, skipped: Mapping[str, Tensors]
-    ) -> tuple[Tensors, dict[str, Tensors]]:
-        values = tuple(from_tensor(tensor) for tensor in inputs)
-        skips = {
-            name: tuple(from_tensor(tensor) for tensor in skipped[name])
-            for name in self.takes
-        }
+    ) -> Graph:
+        values = tuple(map(from_tensor, inputs))
+        skips = {name: tuple(map(from_tensor, skipped[name])) for name in self.takes}
         y, stashed = self.layers.run(values, skips)
         outputs = _as_tuple(y)
-        handed_over = {name: _as_tuple(value) for name, value in stashed.items()}
-        if self.loss is not None and self.loss.is_wanted:
+        if self._has_loss():
             with layer_streams() as streams:
                 # What a random loss draws from follows the last layer's.
                 streams.enter(len(self.layers.model_layers))
                 outputs = (self.loss(microbatch, outputs),)
-            result = ()
-        else:
-            result = tuple(map(to_tensor, outputs))
-        if chainer.config.enable_backprop:
-            self._graphs[microbatch] = _Graph(values, skips, outputs, handed_over)
-        return result, {
-            name: tuple(to_tensor(y, f"stash({name!r}) handed over") for y in ys)
-            for name, ys in handed_over.items()
-        }
+        handed_over = {name: _as_tuple(value) for name, value in stashed.items()}
+        return Graph(values, skips, outputs, handed_over)
 
     def backward(
         self,
@@ -154,7 +154,7 @@ class Segment:
         skip_gradients: Mapping[str, Tensors],
         split: bool = False,
     ) -> tuple[Tensors, dict[str, Tensors]]:
-        """Runs the backward of one microbatch.
+        """Runs the backward of one microbatch, and before it what it takes again.
 
         Args:
             microbatch (int): Its position in the minibatch.
@@ -168,7 +168,8 @@ class Segment:
             One tensor per input: its gradient, or none where there is none; and by
             name those of what skip connections brought.
         """
-        graph = self._graphs.pop(microbatch)
+        self.recompute(microbatch)
+        graph = self._held.pop(microbatch)
         if self.loss is not None:
             gradients = (Tensor(self.loss.gradient(microbatch, graph.outputs[0])),)
         variables = [

@@ -6,13 +6,15 @@ tensors to each other as stages do::
 
     layers     0    1    2    3    4    5          recompute=True for 2 and 3
     segments   '-- 0 --' '-- 1 --' '-- 2 --'
-    held       graph     inputs    graph           between forward and backward
+    held       graph     inputs    graph           between F and B
+               inputs    inputs    inputs          between F and R
+               graph     inputs    graph           between R and B
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import groupby
 
 import chainer
@@ -20,8 +22,7 @@ import chainer
 from divisible import Divisible, RandomKey, keyed_random_state
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors
-from pipeline.stages.batch_statistics import BatchStatistics
-from pipeline.stages.held import Recomputable
+from pipeline.stages.batch_statistics import BatchStatistics, discarded
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import Reports
 from pipeline.stages.segment import Segment, skips_across
@@ -62,21 +63,23 @@ class Stage:
         self.reports = Reports(self._observers())
         self._segments = self._cut()
         self._takes, self._hands_over = skips_across(layers)
-        self._forgotten = Recomputable(self._run, self._links)
 
     def _cut(self) -> list[Segment]:
         """Cuts the layers where the mark to recompute them changes."""
-        runs = groupby(enumerate(self.layers.recomputed), lambda pair: pair[1])
-        lengths = [(mark, len(list(run))) for mark, run in runs]
         segments = []
         start, end = self.layers.layer_range
-        for is_recomputed, length in lengths:
-            loss = self.loss if start + length == end else None
-            layers = self.layers.view(start, start + length)
+        for is_recomputed, run in groupby(self.layers.recomputed):
+            stop = start + len(list(run))
             segments.append(
-                Segment(layers, self._weight_gradients, loss, is_recomputed)
+                Segment(
+                    self.layers.view(start, stop),
+                    self._weight_gradients,
+                    self.loss if stop == end else None,
+                    is_recomputed,
+                    self._again,
+                )
             )
-            start += length
+            start = stop
         return segments
 
     def _check_own(self, param: chainer.Parameter) -> None:
@@ -96,10 +99,9 @@ class Stage:
         if self.loss is not None:
             yield from self.loss.params()
 
-    def trained(self) -> Iterator[chainer.Parameter]:
-        """Yields what may have a gradient: :meth:`params`, and others layers use."""
-        yield from self.params()
-        yield from self._weight_gradients.others()
+    def trained(self) -> list[chainer.Parameter]:
+        """Returns what may have a gradient: :meth:`params`, and others layers use."""
+        return self._weight_gradients.known()
 
     def _observers(self) -> Iterator[tuple[str, chainer.Link]]:
         yield from self.layers.namedlinks()
@@ -119,7 +121,6 @@ class Stage:
         self._weight_gradients.begin()
         if self._statistics is not None:
             self._statistics.begin()
-        self._forgotten.clear()
         for segment in self._segments:
             segment.begin()
 
@@ -157,31 +158,27 @@ class Stage:
         """
         if not inputs:
             return (), dict.fromkeys(self._hands_over, ())
-        with ExitStack() as stack:
-            stack.enter_context(self._random_state(microbatch))
-            stack.enter_context(self.reports.collect(_n_samples(inputs)))
-            if self._statistics is not None and chainer.config.enable_backprop:
-                stack.enter_context(self._statistics)
-            if is_recomputed and all(segment.is_sized for segment in self._segments):
-                return self._forgotten.forward(microbatch, inputs, skipped)
-            return self._run(microbatch, inputs, skipped)
-
-    def _run(
-        self, microbatch: int, inputs: Tensors, skipped: Mapping[str, Tensors]
-    ) -> tuple[Tensors, dict[str, Tensors]]:
         skipped = dict(skipped)
-        for segment in self._segments:
-            inputs, handed_over = segment.forward(
-                microbatch, inputs, _pop_all(skipped, segment.takes)
-            )
-            skipped.update(handed_over)
+        moves = self._statistics is not None and chainer.config.enable_backprop
+        statistics = self._statistics if moves else nullcontext()
+        reports = self.reports.collect(_n_samples(inputs))
+        with self._random_state(microbatch), reports, statistics:
+            for segment in self._segments:
+                taken = {name: skipped.pop(name) for name in segment.takes}
+                inputs, handed_over = segment.forward(
+                    microbatch, inputs, taken, is_recomputed
+                )
+                skipped.update(handed_over)
         return inputs, skipped
 
     def recompute(self, microbatch: int) -> None:
-        """Runs the forward of one microbatch again, for its backward (R)."""
-        if microbatch in self._forgotten:
-            with self._again(microbatch):
-                self._forgotten.again(microbatch)
+        """Runs the forward of one microbatch again, for its backward (R).
+
+        Layers that are marked wait for their own backward with that.
+        """
+        for segment in self._segments:
+            if not segment.is_recomputed:
+                segment.recompute(microbatch)
 
     def backward(
         self,
@@ -208,14 +205,11 @@ class Stage:
             return (), dict.fromkeys(self._takes, ())
         skip_gradients = dict(skip_gradients)
         for segment in reversed(self._segments):
-            if microbatch in segment.forgotten:
-                with self._again(microbatch):
-                    segment.forgotten.again(microbatch)
+            handed_over = {
+                name: skip_gradients.pop(name) for name in segment.hands_over
+            }
             gradients, taken = segment.backward(
-                microbatch,
-                gradients,
-                _pop_all(skip_gradients, segment.hands_over),
-                split,
+                microbatch, gradients, handed_over, split
             )
             skip_gradients.update(taken)
         return gradients, skip_gradients
@@ -228,16 +222,9 @@ class Stage:
     @contextmanager
     def _again(self, microbatch: int) -> Iterator[None]:
         """Prepares for a forward that was run before."""
-        with ExitStack() as stack:
-            stack.enter_context(self._random_state(microbatch))
-            stack.enter_context(self.reports.discard())
-            if self._statistics is not None:
-                stack.enter_context(self._statistics.discarded())
+        statistics = nullcontext() if self._statistics is None else discarded()
+        with self._random_state(microbatch), self.reports.discard(), statistics:
             yield
-
-    def _links(self) -> Iterator[chainer.Link]:
-        for segment in self._segments:
-            yield from segment.links()
 
     def _random_state(self, microbatch: int) -> AbstractContextManager:
         key = RandomKey(self._seed, self._step, microbatch, chainer.config.train)
@@ -247,7 +234,3 @@ class Stage:
 def _n_samples(inputs: Tensors) -> int:
     shape = inputs[0].array.shape
     return shape[0] if shape else 1
-
-
-def _pop_all(tensors: dict[str, Tensors], names: Sequence[str]) -> dict[str, Tensors]:
-    return {name: tensors.pop(name) for name in names}

@@ -428,6 +428,62 @@ def test_a_recomputed_microbatch_holds_no_graph():
     assert not any(kept.held + forgotten.held)
 
 
+@pytest.mark.parametrize("is_split", [False, True])
+def test_no_layer_is_computed_three_times(is_split):
+    calls = {}
+
+    def counted(i):
+        def layer(x):
+            calls[i, len(x)] = calls.get((i, len(x)), 0) + 1
+            return F.tanh(x)
+
+        return layer
+
+    marks = [False, True, True, False, True]
+    model = Divisible(L.Linear(4, 4))
+    for i, mark in enumerate(marks):
+        model.append(counted(i), recompute=mark)
+    # The microbatches have 2, 3 and 1 samples.
+    run_stage(Stage(model), make_inputs(), recomputed=(0, 2), is_split=is_split)
+    for i, mark in enumerate(marks):
+        assert [calls[i, n] for n in (2, 3, 1)] == [2, 1 + mark, 2]
+
+
+class Head(chainer.Chain):
+    """A loss that draws its weights at its first call, and a mask at each."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.output = L.Linear(None, 3)
+
+    def __call__(self, y, t):
+        return F.softmax_cross_entropy(F.dropout(self.output(y)), t)
+
+
+@pytest.mark.parametrize("sized_in", ["layer", "loss"])
+def test_a_first_microbatch_that_sizes_a_layer_sees_one_mask(sized_in):
+    def train(is_recomputed):
+        head = Head()
+        if sized_in == "layer":
+            model, lossfun = Divisible(head.output, F.dropout), F.softmax_cross_entropy
+            model = Divisible(F.tanh, model)
+        else:
+            model, lossfun = Divisible(F.tanh), head
+        loss = Loss(lossfun, None)
+        stage = Stage(model, loss)
+        x, t = make_inputs(n_in=40, sizes=[6])[0], np.zeros(6, np.int32)
+        loss.start([(t,)])
+        stage.begin()
+        super(Stage, stage).forward(0, variable(x), {}, is_recomputed)
+        stage.recompute(0)
+        stage.backward(0, ())
+        stage.finish()
+        return head.output.W.grad
+
+    np.testing.assert_array_equal(train(True), train(False))
+
+
 def test_a_recomputed_loss_counts_once():
     model = layers()
     loss = Loss(F.softmax_cross_entropy, F.accuracy)
