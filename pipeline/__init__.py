@@ -5,7 +5,7 @@
     pipeline         what a training script calls: step, evaluate, predict
     arguments        what one rank can check of its arguments alone
     agreement        what all ranks compare when a pipeline is made
-    minibatch        x and t as arrays, cut into microbatches
+    minibatch        cut into microbatches, and put together again
     rank_program     a schedule as one rank sees it
     runner           runs it, on stages and over a transport
     stages           forward and backward of the layers of one stage

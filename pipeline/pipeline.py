@@ -25,6 +25,7 @@ from divisible.communication.collectives import (
 from divisible.communication.signatures import Tensor, Tensors
 from divisible.communication.transport import Transport
 from divisible.dtypes import as_trainable
+from divisible.minibatch import as_arrays
 from divisible.random_streams import restored_random_state
 from divisible.schedules.actions import Action, Operation
 from divisible.schedules.automatic import AUTO, Trial
@@ -49,7 +50,7 @@ from pipeline.arguments import (
     warn_of_float16,
 )
 from pipeline.call_agreement import CALLS, CallAgreement
-from pipeline.minibatch import as_arrays, split
+from pipeline.minibatch import join, split
 from pipeline.rank_program import RankProgram, Record
 from pipeline.ranks import Ranks
 from pipeline.runner import Runner
@@ -378,7 +379,7 @@ class Pipeline:
             self._loss.start(None)
             self._calls.start()
             results = self._run(self._evaluation, inputs)
-            outputs = _together(results) if self.is_last else None
+            outputs = join(results) if self.is_last else None
             self._calls.finish()
             outputs = broadcast_object(
                 self._comm, outputs, self._last_rank, self._timeout
@@ -549,7 +550,7 @@ class Pipeline:
         n_inputs = sum(map(_n_samples, inputs)) if self.is_first else -1
         n_targets = -1
         if self.is_last:
-            targets = as_arrays("t", t, self._comm.rank, "the last stage")
+            targets = as_arrays("t", t, self._reads("last"))
             n_targets = len(targets[0])
             parts = split(targets, self.schedule.n_microbatches)
             self._loss.start(parts, self._device)
@@ -562,7 +563,7 @@ class Pipeline:
             return []
         arrays = [
             as_trainable(array, self._dtypes)
-            for array in as_arrays("x", x, self._comm.rank, "the first stage")
+            for array in as_arrays("x", x, self._reads("first"))
         ]
         return [
             tuple(Tensor(self._device.send(array)) for array in part)
@@ -570,6 +571,9 @@ class Pipeline:
             else ()
             for part in split(arrays, self.schedule.n_microbatches)
         ]
+
+    def _reads(self, which: str) -> str:
+        return f" on rank {self.rank}, which has the {which} stage and reads it"
 
     def _report(self) -> dict[str, float]:
         means = self._loss.means if self.is_last else np.empty(len(self._loss.names))
@@ -590,20 +594,6 @@ class Pipeline:
             self._comm, pending.take(), self._timeout, "to tell what layers reported"
         )
         return means_of_reports([sums for rank in gathered for sums in rank])
-
-
-def _together(results: Sequence[Tensors]) -> tuple[np.ndarray, ...]:
-    """Returns the outputs of all microbatches as one, on the host."""
-    host = chainer.get_device("@numpy")
-    columns = [
-        [host.send(y) for y, _ in column] for column in zip(*filter(None, results))
-    ]
-    if any(y.ndim == 0 for column in columns for y in column):
-        raise TypeError(
-            "the last layer returned a scalar for a microbatch: to predict, it must"
-            " return samples along the first axis"
-        )
-    return tuple(map(np.concatenate, columns))
 
 
 @contextmanager

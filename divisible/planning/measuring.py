@@ -31,6 +31,7 @@ from divisible.backward.tensors import to_tensor
 from divisible.communication.signatures import Tensor, Tensors
 from divisible.dtypes import as_trainable, floating_dtypes, in_loss_dtype
 from divisible.model import Divisible
+from divisible.minibatch import as_arrays
 from divisible.planning.profile import LayerCost, Profile
 from divisible.planning.retained_arrays import BufferSet, retained_arrays
 from divisible.planning.timed_phases import Phases
@@ -119,9 +120,13 @@ def profile(
         )
     # As a pipeline does, which casts inputs to float16 if the layers are.
     dtypes = floating_dtypes(model)
-    arrays = tuple(as_trainable(array, dtypes) for array in _arrays("x", x))
-    targets = None if t is None else _arrays("t", t)
-    _check_lengths(arrays, targets or ())
+    arrays = tuple(as_trainable(array, dtypes) for array in as_arrays("x", x))
+    targets = None if t is None else as_arrays("t", t)
+    if targets is not None and len(targets[0]) != len(arrays[0]):
+        raise ValueError(
+            f"x has {len(arrays[0])} samples, but t has {len(targets[0])}: x and t must"
+            f" be of the same minibatch"
+        )
     device = model.device
     inputs: Tensors = tuple(Tensor(device.send(array)) for array in arrays)
     # Arrays that are counted already, on their way from layer to layer.
@@ -393,29 +398,6 @@ def _loss_cost(
         workspace_bytes=runs.workspace(device),
         name=getattr(lossfun, "__qualname__", type(lossfun).__name__),
     )
-
-
-def _arrays(name: str, value: Any) -> tuple:
-    arrays = value if isinstance(value, (tuple, list)) else (value,)
-    for array in arrays:
-        if not isinstance(array, chainer.get_array_types()):
-            raise TypeError(
-                f"{name} must be an array or a tuple of arrays, not"
-                f" {type(array).__name__}"
-            )
-        if array.ndim == 0 or len(array) == 0:
-            raise ValueError(f"{name} has no samples: its shape is {array.shape}")
-    return tuple(arrays)
-
-
-def _check_lengths(arrays: tuple, targets: tuple) -> None:
-    """Refuses inputs and targets that are not of as many samples."""
-    lengths = [len(array) for array in (*arrays, *targets)]
-    if len(set(lengths)) > 1:
-        raise ValueError(
-            f"x and t must be of as many samples, but have"
-            f" {lengths[: len(arrays)]} and {lengths[len(arrays) :]}"
-        )
 
 
 def _run_again(

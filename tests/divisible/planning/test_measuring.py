@@ -472,9 +472,9 @@ def test_errors_name_the_layer():
         (
             {"t": np.zeros(2, np.int32)},
             ValueError,
-            r"as many samples, but have \[1\] and \[2\]",
+            "x has 1 samples, but t has 2",
         ),
-        ({"x": (ones(1, 2), ones(3, 2))}, ValueError, "as many samples"),
+        ({"x": (ones(1, 2), ones(3, 2))}, ValueError, "of x have 1 and 3 samples"),
         ({"optimizer": "Adam"}, TypeError, "optimizer must be a GradientMethod"),
         ({"optimizer": chainer.optimizers.Adam}, TypeError, "GradientMethod"),
         ({"optimizer": MixedPrecision}, TypeError, "GradientMethod"),
