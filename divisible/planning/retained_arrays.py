@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableSet
 from typing import Any
 
 import chainer
 
 
-class BufferSet:
+class BufferSet(MutableSet):
     """A set of the buffers behind arrays; views of one buffer count once.
 
     Args:
@@ -25,45 +25,33 @@ class BufferSet:
         # The buffers are kept as well, so that no id is used twice.
         self._owners: dict[int, Any] = {}
         for array in arrays:
-            if array is not None:
-                owner = _owner(array)
-                self._owners[id(owner)] = owner
+            self.add(array)
+
+    def add(self, array: Any) -> None:
+        """Adds the buffer behind an array."""
+        if array is not None:
+            owner = _owner(array)
+            self._owners[id(owner)] = owner
+
+    def discard(self, array: Any) -> None:
+        """Takes the buffer behind an array out, if it is in."""
+        self._owners.pop(id(_owner(array)), None)
+
+    def __contains__(self, array: Any) -> bool:
+        return id(_owner(array)) in self._owners
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._owners.values())
+
+    def __len__(self) -> int:
+        return len(self._owners)
 
     @property
     def nbytes(self) -> int:
         """The size of all buffers together."""
         return sum(
-            owner.nbytes if hasattr(owner, "nbytes") else owner.size
-            for owner in self._owners.values()
+            owner.nbytes if hasattr(owner, "nbytes") else owner.size for owner in self
         )
-
-    def _with(self, owners: dict[int, Any]) -> BufferSet:
-        result = BufferSet()
-        result._owners = owners
-        return result
-
-    def __and__(self, other: BufferSet) -> BufferSet:
-        return self._with({k: v for k, v in self._owners.items() if k in other._owners})
-
-    def __sub__(self, other: BufferSet) -> BufferSet:
-        return self._with(
-            {k: v for k, v in self._owners.items() if k not in other._owners}
-        )
-
-    def __or__(self, other: BufferSet) -> BufferSet:
-        return self._with({**self._owners, **other._owners})
-
-    def __iand__(self, other: BufferSet) -> BufferSet:
-        self._owners = (self & other)._owners
-        return self
-
-    def __isub__(self, other: BufferSet) -> BufferSet:
-        self._owners = (self - other)._owners
-        return self
-
-    def __ior__(self, other: BufferSet) -> BufferSet:
-        self._owners.update(other._owners)
-        return self
 
 
 def retained_arrays(outputs: Iterable[Any]) -> Iterator[Any]:
@@ -101,10 +89,10 @@ def _attributes(function: Any) -> Iterator[Any]:
 
 
 def _owner(array: Any) -> Any:
-    """Returns the buffer behind an array."""
+    """Returns the buffer behind an array, or a buffer itself."""
     memory = getattr(array, "data", None)
     if hasattr(memory, "mem"):  # CuPy
         return memory.mem
-    while isinstance(array.base, type(array)):
+    while isinstance(getattr(array, "base", None), type(array)):
         array = array.base
     return array
