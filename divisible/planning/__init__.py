@@ -3,10 +3,12 @@
 ::
 
     profile            what each layer costs
-    measuring          profile(): measures each layer by itself
+    measuring          profile(): measures a model
+    layer_meter        layer after layer, each by itself
     timed_phases       how: forward, input gradients and weight gradients, timed
     stopwatch          seconds and peak memory of a call
     retained_arrays    what a graph holds between forward and backward
+    optimizer_state    what an optimizer holds
     interpolation      a profile at another size of microbatch
     layer_sums         sums over its layers, and over those of stages
 

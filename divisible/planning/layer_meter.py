@@ -1,0 +1,279 @@
+"""Measures layer after layer, and counts what each holds once.
+
+An array that passes from layer to layer may be held by several: by the function that
+made it, by the next one, which retains its input, by a skip connection. It counts for
+the first of them, so that the shares of layers add up to what a stage holds::
+
+    x --Linear--> y0 --ReLU--> y1 --Linear--> y2
+    |             |            |              |
+    Linear        nobody       ReLU, and      nobody, unless a stage ends here
+                               Linear too
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Callable
+
+import chainer
+
+from divisible.backward.tensors import to_tensor
+from divisible.communication.signatures import Tensors
+from divisible.dtypes import in_loss_dtype
+from divisible.model import Divisible
+from divisible.planning.optimizer_state import state_bytes
+from divisible.planning.profile import LayerCost
+from divisible.planning.retained_arrays import BufferSet, retained_arrays
+from divisible.planning.timed_phases import Phases
+
+
+class LayerMeter:
+    """Measures the layers of a model, each copied and run by itself.
+
+    Args:
+        model (Divisible): The undivided model.
+        inputs: Its input.
+        optimizer: The optimizer in use, if any.
+        repeat (int): How often to measure each layer.
+
+    Attributes:
+        mean_seconds (float): What the layers took on average, all together; their
+            costs are medians.
+    """
+
+    def __init__(
+        self,
+        model: Divisible,
+        inputs: Tensors,
+        optimizer: chainer.GradientMethod | None,
+        repeat: int,
+    ) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._optimizer = optimizer
+        self._repeat = repeat
+        self._costs: list[LayerCost] = []
+        #: For each layer what it holds while it is run again.
+        self._held_again: list[int] = []
+        # Arrays that count already, on their way from layer to layer.
+        self._counted = BufferSet(tensor.array for tensor in inputs)
+        self._skips = _Skips(model)
+        self.mean_seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What the layers took by their medians, all together."""
+        return sum(cost.seconds for cost in self._costs)
+
+    def measure(self, position: int) -> None:
+        """Measures the next layer.
+
+        Args:
+            position (int): Of the layer.
+        """
+        part = self._model.divide(position, position + 1, mode="copy")
+        skipped = self._skips.take(position, self._counted)
+        inputs = tuple(itertools.chain(self._inputs, *skipped.values()))
+        runs = Phases(_as_function(part, skipped), part.params, inputs)
+        # Parameters may be made in this first run.
+        runs.forward()
+        name = self._model.model_layers[position]
+        source = f"layer {position} ({name}) returned"
+        outputs = tuple(to_tensor(y, source) for y in runs.outputs)
+        own, loose = self._count(part, position, inputs, runs.outputs)
+        handed_over = self._skips.hand_over(position, outputs, self._counted)
+        runs.backward_input()
+        pending = BufferSet(runs.pending.arrays()) - _persistents(part)
+        runs.backward_weight()
+        cost = self._cost(
+            runs,
+            # A layer may have some that its forward does not use, and never makes.
+            list(part.params(include_uninit=False)),
+            output_bytes=_nbytes([outputs]) + self._skips.nbytes,
+            passing_bytes=self._skips.nbytes,
+            skip_bytes=_nbytes(skipped.values()),
+            activation_bytes=own + handed_over,
+            boundary_output_bytes=max(0, loose - handed_over),
+            pending_bytes=pending.nbytes,
+            name=name,
+        )
+        self.mean_seconds += runs.mean_seconds
+        self._costs.append(cost)
+        self._inputs = outputs
+
+    def measure_loss(self, lossfun: Callable, targets: tuple) -> LayerCost:
+        """Measures the loss, which follows the last layer.
+
+        Args:
+            lossfun: ``lossfun(*outputs, *targets)``, a scalar variable.
+            targets: Arrays on any device.
+        """
+        targets = tuple(map(self._model.device.send, targets))
+        parameters: Callable[[], Iterable[chainer.Parameter]] = tuple
+        if isinstance(lossfun, chainer.Link):
+            lossfun = copy.deepcopy(lossfun)
+            parameters = lossfun.params
+
+        def loss(*outputs: Any) -> chainer.Variable:
+            return lossfun(*map(in_loss_dtype, outputs), *targets)
+
+        runs = Phases(loss, parameters, self._inputs)
+        runs.forward()
+        (y, *others) = runs.outputs
+        if others or not isinstance(y, chainer.Variable):
+            raise TypeError(f"lossfun must return one variable, not {runs.outputs}")
+        made = [param for param in parameters() if param.is_initialized]
+        # The last layer's outputs are among it, if the loss holds them and that does
+        # not.
+        held = BufferSet(retained_arrays(runs.outputs)) - BufferSet(targets)
+        held -= self._counted | BufferSet(param.array for param in made)
+        runs.backward_input()
+        runs.backward_weight()
+        name = getattr(lossfun, "__qualname__", type(lossfun).__name__)
+        return self._cost(runs, made, activation_bytes=held.nbytes, name=name)
+
+    def costs(self) -> list[LayerCost]:
+        """Returns the costs of all layers, with those of a second forward.
+
+        Neighbouring layers that are recomputed hold what they compute together, in
+        whichever of them the backward is.
+        """
+        result = list(self._costs)
+        marks = self._model.recomputed
+        runs = itertools.groupby(range(len(result)), marks.__getitem__)
+        for run in [list(run) for is_recomputed, run in runs if is_recomputed]:
+            together = sum(self._held_again[i] for i in run)
+            for i in run:
+                result[i] = dataclasses.replace(
+                    result[i],
+                    backward_input=result[i].backward_input + result[i].forward,
+                    workspace_bytes=result[i].workspace_bytes + together,
+                )
+        return result
+
+    def _cost(
+        self, runs: Phases, parameters: Sequence[chainer.Parameter], **known: Any
+    ) -> LayerCost:
+        device = self._model.device
+        return LayerCost(
+            **runs.seconds(device, self._repeat),
+            **known,
+            parameter_bytes=sum(param.array.nbytes for param in parameters),
+            optimizer_bytes=state_bytes(self._optimizer, parameters),
+            workspace_bytes=runs.workspace(device),
+        )
+
+    def _count(
+        self, part: Divisible, position: int, inputs: Tensors, results: tuple
+    ) -> tuple[int, int]:
+        """Counts the arrays of a layer that do not count yet.
+
+        Returns:
+            The bytes that it holds between forward and backward, and those of outputs
+            that somebody else holds, or nobody.
+        """
+        before = BufferSet(tensor.array for tensor in inputs)
+        held = BufferSet(retained_arrays(results)) - _persistents(part)
+        returned = BufferSet(map(chainer.as_array, results))
+        is_recomputed = self._model.recomputed[position]
+        self._held_again.append(((held | returned) - before).nbytes)
+        if is_recomputed:
+            # Between forward and backward nothing but the first one's inputs.
+            begins = position == 0 or not self._model.recomputed[position - 1]
+            held = before if begins else BufferSet()
+        if self._costs:
+            # What the layer before returned and did not hold, but this one does.
+            late = ((held & before) - self._counted).nbytes
+            last = self._costs[-1]
+            self._costs[-1] = dataclasses.replace(
+                last,
+                activation_bytes=last.activation_bytes + late,
+                boundary_output_bytes=max(0, last.boundary_output_bytes - late),
+            )
+        own = held - before
+        self._counted |= held
+        # Inputs that are passed on, if they do not count already: a view of one, say.
+        loose = BufferSet() if is_recomputed else returned - self._counted
+        self._counted &= returned
+        return own.nbytes, loose.nbytes
+
+
+class _Skips:
+    """What skip connections carry past the layer that is measured.
+
+    Args:
+        model: The undivided model.
+    """
+
+    def __init__(self, model: Divisible) -> None:
+        self._ends = model.skips
+        self._carried: dict[str, tuple[Tensors, BufferSet]] = {}
+
+    def take(self, position: int, counted: BufferSet) -> dict[str, Tensors]:
+        """Returns what a layer takes, by name."""
+        taken = {}
+        for skip in self._ends:
+            if skip.pop == position:
+                taken[skip.name], counted_before = self._carried.pop(skip.name)
+                counted |= counted_before
+        return taken
+
+    def hand_over(self, position: int, outputs: Tensors, counted: BufferSet) -> int:
+        """Keeps what a layer hands over, which is what it passes on as well.
+
+        Args:
+            position: Of the layer.
+            outputs: Of the layer.
+            counted: Arrays among them that count already; changed to all of them.
+
+        Returns:
+            The bytes of those that did not count. A stage holds them from forward to
+            backward, whether a function of its own retains them or not.
+        """
+        uncounted = BufferSet()
+        for skip in self._ends:
+            if skip.stash == position:
+                uncounted |= BufferSet(tensor.array for tensor in outputs) - counted
+                counted |= uncounted
+                self._carried[skip.name] = outputs, counted & counted
+        return uncounted.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that cross a cut here besides the layer's output."""
+        return _nbytes(tensors for tensors, _ in self._carried.values())
+
+
+def _as_function(part: Divisible, skipped: dict[str, Tensors]) -> Callable:
+    """Returns a layer as a function of its inputs and, behind them, of skips."""
+
+    def run(*values: Any) -> Any:
+        end = len(values) - sum(map(len, skipped.values()))
+        rest = iter(values[end:])
+        brought = {
+            name: tuple(itertools.islice(rest, len(tensors)))
+            for name, tensors in skipped.items()
+        }
+        y, _ = part.run(values[:end], brought)
+        return y
+
+    return run
+
+
+def _nbytes(messages: Iterable[Tensors]) -> int:
+    return sum(tensor.array.nbytes for tensors in messages for tensor in tensors)
+
+
+def _persistents(part: Divisible) -> BufferSet:
+    """Returns the arrays that a layer keeps whatever runs through it."""
+
+    def arrays() -> Iterator[Any]:
+        for link in part.links():
+            values = (vars(link)[name] for name in link._persistent)
+            yield from (v for v in values if isinstance(v, chainer.get_array_types()))
+        yield from (param.array for param in part.params())
+
+    return BufferSet(arrays())

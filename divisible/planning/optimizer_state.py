@@ -1,0 +1,48 @@
+"""What an optimizer needs of memory, parameter by parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import chainer
+import numpy as np
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Refuses what is neither an optimizer nor ``None``.
+
+    Raises:
+        TypeError: With what it is.
+    """
+    is_mixed = hasattr(optimizer, "update_bytes") and not isinstance(optimizer, type)
+    if not (isinstance(optimizer, (chainer.GradientMethod, type(None))) or is_mixed):
+        raise TypeError(
+            f"optimizer must be a GradientMethod, such as optimizers.Adam(), or"
+            f" MixedPrecision of one, not {optimizer!r}"
+        )
+
+
+def state_bytes(
+    optimizer: chainer.GradientMethod | None, parameters: Iterable[chainer.Parameter]
+) -> int:
+    """Returns what an update needs beside parameters and gradients like them.
+
+    The state of an optimizer is made for one parameter at a time.
+    """
+    return sum(_state_bytes(optimizer, parameter) for parameter in parameters)
+
+
+def _state_bytes(
+    optimizer: chainer.GradientMethod | None, parameter: chainer.Parameter
+) -> int:
+    # Gradients of microbatches are added up in float32.
+    sums = 4 * parameter.size if parameter.dtype == np.float16 else 0
+    if optimizer is None:
+        return sums
+    if hasattr(optimizer, "update_bytes"):
+        # MixedPrecision, which has more than its rules' state.
+        return sums + optimizer.update_bytes(parameter)
+    rule = optimizer.create_update_rule()
+    rule._init_states(parameter)
+    arrays = chainer.get_array_types()
+    return sums + sum(v.nbytes for v in rule.state.values() if isinstance(v, arrays))
