@@ -1,6 +1,7 @@
 """Writes on the functions of a graph at which position of the model they were made.
 
-An error in their backward can then name the layer; `pipeline.stages.segment` reads it.
+An error in their backward can then name the layer; `divisible.backward.graph_walk`
+reads it.
 """
 
 from __future__ import annotations

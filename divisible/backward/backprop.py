@@ -99,6 +99,7 @@ def backward(
     Raises:
         ValueError: The number of gradients or a shape does not fit the outputs.
         TypeError: The type or dtype of a gradient does not fit its output.
+        Exception: What a function raises, with its layer's ``layer_position``.
 
     Example:
         >>> import chainer, numpy as np
@@ -141,6 +142,7 @@ def backward_input(
     Raises:
         ValueError: The number of gradients or a shape does not fit the outputs.
         TypeError: The type or dtype of a gradient does not fit its output.
+        Exception: What a function raises, with its layer's ``layer_position``.
 
     Example:
         >>> import chainer, numpy as np

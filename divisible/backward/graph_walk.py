@@ -317,8 +317,9 @@ def _observed(
         try:
             yield
         except Exception as error:
-            # The traceback shows the code of the function, not whose it is.
-            error.function_node = function
+            # As a model's forward does: the traceback shows the code of the function,
+            # not whose it is.
+            error.layer_position = getattr(function, "layer_position", None)
             raise
         for hook in hooks.values():
             hook.backward_postprocess(function, inputs, gradients)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Callable
 
 import chainer
@@ -71,11 +71,6 @@ class Phases:
         self.pending.run()
         self.pending = None
 
-    def phases(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Yields what to run, in its order."""
-        for name in _NAMES:
-            yield name, getattr(self, name)
-
     def seconds(self, device: Any, repeat: int) -> dict[str, float]:
         """Returns the median seconds of each phase; it runs once before."""
         seconds = stopwatch(device)
@@ -85,8 +80,8 @@ class Phases:
         gc.disable()
         try:
             for _ in range(repeat + 1):
-                for name, run in self.phases():
-                    times[name].append(seconds(run))
+                for name, values in times.items():
+                    values.append(seconds(getattr(self, name)))
         finally:
             if enabled:
                 gc.enable()
@@ -98,9 +93,9 @@ class Phases:
         """Returns the most bytes that a phase allocates and frees again."""
         most = 0
         with memory_tracer(device) as tracer:
-            for _, run in self.phases():
+            for name in _NAMES:
                 before = tracer.now()
-                run()
+                getattr(self, name)()
                 peak = tracer.peak()
                 most = max(most, peak - max(before, tracer.now()))
         return most

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Callable
 
 import chainer
@@ -187,11 +187,10 @@ class Segment:
                     outputs.append(y)
                     output_gradients.append(tensor.array)
         arguments = variables, outputs, output_gradients, self._weight_gradients
-        with _layer_named():
-            if split:
-                found, self._pending[microbatch] = backprop.backward_input(*arguments)
-            else:
-                found = backprop.backward(*arguments)
+        if split:
+            found, self._pending[microbatch] = backprop.backward_input(*arguments)
+        else:
+            found = backprop.backward(*arguments)
         by_variable = dict(zip(map(id, variables), found))
 
         def in_places(values: Sequence[Any]) -> Tensors:
@@ -205,20 +204,8 @@ class Segment:
         """Adds the weight gradients that a split backward left out."""
         # There are none of a microbatch without samples.
         if microbatch in self._pending:
-            with _layer_named():
-                self._pending.pop(microbatch).run()
+            self._pending.pop(microbatch).run()
 
 
 def _as_tuple(y: Any) -> tuple:
     return y if isinstance(y, tuple) else (y,)
-
-
-@contextmanager
-def _layer_named() -> Iterator[None]:
-    """Says in an error which layer's backward raised it, as forward does."""
-    try:
-        yield
-    except Exception as error:
-        function = getattr(error, "function_node", None)
-        error.layer_position = getattr(function, "layer_position", None)
-        raise
