@@ -4,8 +4,10 @@
 
     stage             forward and backward, with what is kept in between
     segment           a run of its layers, computed or recomputed as one
+    held              what is held in between: the graph, or only the inputs
     batch_statistics  running averages that see the whole minibatch
     loss              what follows the last layer
+    labels            the class labels that it takes
     reports           what layers tell chainer.report
 
 Nothing in here imports MPI.

@@ -10,7 +10,7 @@ import numpy as np
 
 from divisible.backward.tensors import to_tensor
 from divisible.dtypes import in_loss_dtype
-from pipeline.stages.labels import _unwrapped, check_labels, label_left_out
+from pipeline.stages.labels import highest_label, label_left_out, unwrap
 
 _HOST = chainer.get_device("@numpy")
 
@@ -41,7 +41,7 @@ class Loss:
         if accfun is not None:
             self._functions["accuracy"] = accfun
         self.names = tuple(self._functions)
-        function, options = _unwrapped(lossfun)
+        function, options = unwrap(lossfun)
         self._classifies = function is chainer.functions.softmax_cross_entropy
         self._ignored = options.get("ignore_label", -1)
         # By name of the function, if it leaves one out.
@@ -74,12 +74,10 @@ class Loss:
         if self._classifies or self._labels_left_out:
             # Before they are on a GPU, which would have to be waited for.
             hosted = [_HOST.send(labels) for labels, *_ in parts]
-            if self._classifies:
-                check_labels(hosted)
             for name, label in self._labels_left_out.items():
                 counts[name] = [int((labels != label).sum()) for labels in hosted]
             if self._classifies:
-                self._highest_labels = [self._highest_label(some) for some in hosted]
+                self._highest = [highest_label(some, self._ignored) for some in hosted]
         self._targets = None
         if targets is not None:
             self._targets = [tuple(map(device.send, part)) for part in parts]
@@ -168,23 +166,10 @@ class Loss:
                 f" targets: x and t must be of the same minibatch"
             )
         # Of this microbatch: in some models the number of classes varies.
-        highest, n_classes = self._highest_labels[microbatch], outputs[0].shape[1]
+        highest, n_classes = self._highest[microbatch], outputs[0].shape[1]
         if highest >= n_classes:
             raise ValueError(
                 f"microbatch {microbatch} has the label {highest}, but the model has"
                 f" {n_classes} outputs: labels go from 0 to {n_classes - 1}, and"
                 f" {self._ignored} is ignored"
             )
-
-    def _highest_label(self, labels: np.ndarray) -> int:
-        """Returns the highest label to learn; -1 if there is none."""
-        labels = labels[labels != self._ignored]
-        if labels.size == 0 or labels.dtype.kind != "i":
-            return -1
-        # NumPy would take them from the end, and CuPy from anywhere.
-        if labels.min() < 0:
-            raise ValueError(
-                f"t has the label {labels.min()}: labels start at 0, and only"
-                f" {self._ignored} is ignored"
-            )
-        return int(labels.max())
