@@ -13,11 +13,9 @@ activations.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import warnings
-from collections.abc import Iterator
 from typing import Any, Callable
 
 import chainer
@@ -31,6 +29,7 @@ from divisible.model import Divisible
 from divisible.planning.layer_meter import LayerMeter
 from divisible.planning.optimizer_state import check_optimizer
 from divisible.planning.profile import Profile
+from divisible.random_streams import restored_random_state
 
 # How many times their medians the layers may take on average without a warning, and
 # how many seconds more: those of an interrupt or two.
@@ -122,7 +121,12 @@ def profile(
     inputs = tuple(Tensor(device.send(array)) for array in arrays)
     meter = LayerMeter(model, inputs, optimizer, repeat)
     loss = None
-    with _as_in_training(), chainer.using_device(device):
+    with (
+        restored_random_state(device),
+        chainer.using_device(device),
+        chainer.using_config("train", True),
+        chainer.force_backprop_mode(),
+    ):
         for position in range(len(model)):
             try:
                 meter.measure(position)
@@ -169,13 +173,3 @@ def _machine(device: Any) -> str:
         return str(device)
     threads = os.environ.get("OMP_NUM_THREADS", "unset")
     return f"{platform.node()}, {device}, OMP_NUM_THREADS={threads}"
-
-
-@contextlib.contextmanager
-def _as_in_training() -> Iterator[None]:
-    state = np.random.get_state()
-    try:
-        with chainer.using_config("train", True), chainer.force_backprop_mode():
-            yield
-    finally:
-        np.random.set_state(state)
