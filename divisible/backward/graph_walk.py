@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import chainer
@@ -275,21 +275,28 @@ def _parameter(x: variable.VariableNode) -> chainer.Parameter | None:
     return owner if isinstance(owner, chainer.Parameter) else None
 
 
+def functions_behind(outputs: Iterable[Any]) -> Iterator[chainer.FunctionNode]:
+    """Yields the functions of the graph behind some outputs, each once.
+
+    Args:
+        outputs: What a forward returned; all but variables is ignored.
+    """
+    seen = set()
+    found = [y.creator_node for y in outputs if isinstance(y, chainer.Variable)]
+    while found:
+        function = found.pop()
+        if function is not None and function not in seen:
+            seen.add(function)
+            found.extend(x.creator_node for x in function.inputs)
+            yield function
+
+
 def _weight_functions(
     outputs: Sequence[chainer.Variable],
 ) -> frozenset[chainer.FunctionNode]:
-    """Finds the functions that compute a value from parameters alone."""
-    functions: set[chainer.FunctionNode] = set()
-    found = [y.creator_node for y in outputs if y.creator_node is not None]
-    while found:
-        function = found.pop()
-        if function not in functions:
-            functions.add(function)
-            creators = [x.creator_node for x in function.inputs]
-            found.extend(creator for creator in creators if creator is not None)
-
+    """Returns the functions that compute a value from parameters alone."""
     weights: set[chainer.FunctionNode] = set()
-    for function in sorted(functions, key=lambda function: function.rank):
+    for function in sorted(functions_behind(outputs), key=lambda f: f.rank):
         if all(
             x.creator_node in weights
             if x.creator_node is not None

@@ -7,6 +7,8 @@ from typing import Any
 
 import chainer
 
+from divisible.backward.graph_walk import functions_behind
+
 
 class BufferSet(MutableSet):
     """A set of the buffers behind arrays; views of one buffer count once.
@@ -63,16 +65,8 @@ def retained_arrays(outputs: Iterable[Any]) -> Iterator[Any]:
     Args:
         outputs: What a forward returned; all but variables is ignored.
     """
-    seen = set()
-    found = [y.creator_node for y in outputs if isinstance(y, chainer.Variable)]
-    while found:
-        function = found.pop()
-        if function is None or function in seen:
-            continue
-        seen.add(function)
-        for x in function.inputs:
-            yield x.data
-            found.append(x.creator_node)
+    for function in functions_behind(outputs):
+        yield from (x.data for x in function.inputs)
         yield from function._retained_output_data or ()
         yield from _attributes(function)
         if isinstance(function, chainer.function.FunctionAdapter):
