@@ -371,12 +371,13 @@ def test_reckoned_memory_is_that_of_a_stage():
     x = np.random.RandomState(0).rand(64, 2, 16, 16).astype(np.float32)
     costs = profile(model, x, repeat=1)
     for start, end in ((0, 10), (0, 3), (2, 6), (3, 10), (6, 7)):
-        # The graph's own objects take a kilobyte or two for each layer.
+        # The graph's own objects take some kilobytes for each layer.
         held = costs.column("activation_bytes")[start:end].sum()
         held += costs.column("boundary_output_bytes")[end - 1] if end < 10 else 0
         y = chainer.as_array(model.divide(0, start)(x)) if start else x
         measured = measure_held(model.divide(start, end), y, microbatches=4)
-        assert held == pytest.approx(measured, rel=0.01, abs=20_000)
+        slack = 4_000 * (end - start)
+        assert held == pytest.approx(measured, rel=0.01, abs=slack)
 
 
 def test_outputs_that_pass_through_are_reckoned():
