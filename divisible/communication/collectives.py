@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 from mpi4py import MPI
@@ -66,25 +66,38 @@ def all_gather(
     ]
 
 
-def broadcast(comm: MPI.Comm, buffer: np.ndarray, root: int, timeout: float) -> None:
-    """Fills ``buffer`` on every rank with ``root``'s."""
+def broadcast(
+    comm: MPI.Comm,
+    buffer: np.ndarray,
+    root: int,
+    timeout: float,
+    what: str = "the result",
+    watch: Callable[[], None] | None = None,
+) -> None:
+    """Fills ``buffer`` on every rank with ``root``'s.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Of the ranks.
+        buffer (numpy.ndarray): A few numbers.
+        root (int): The rank that has them.
+        timeout (float): Seconds to wait for another rank.
+        what (str): What it is, for the error message.
+        watch: Called while waiting; may raise to end the wait.
+
+    Raises:
+        StallError: If another rank does not come in time.
+    """
     # Not MPI's broadcast, which passes through ranks in between: when one of them is
     # stopped, nobody can tell which. What is broadcast here is small.
     if comm.rank != root:
         request = comm.Irecv(buffer, root, BROADCAST_TAG)
-        wait(request.Test, timeout, lambda: f"rank {root} to say the result")
+        wait(request.Test, timeout, lambda: f"rank {root} to tell {what}", watch)
         return
-    requests = {
-        rank: comm.Isend(buffer, rank, BROADCAST_TAG)
-        for rank in range(comm.size)
-        if rank != root
-    }
-    for rank, request in requests.items():
-        wait(
-            request.Test,
-            timeout,
-            lambda rank=rank: f"rank {rank} to take the result",
-        )
+    others = [rank for rank in range(comm.size) if rank != root]
+    requests = [comm.Isend(buffer, rank, BROADCAST_TAG) for rank in others]
+    for rank, request in zip(others, requests):
+        take = f"rank {rank} to take {what}"
+        wait(request.Test, timeout, lambda take=take: take, watch)
 
 
 def broadcast_object(comm: MPI.Comm, value: Any, root: int, timeout: float) -> Any:

@@ -20,7 +20,6 @@ anew, and never cut off or guessed.
 
 from __future__ import annotations
 
-import math
 import pickle
 import sys
 import time
@@ -73,7 +72,7 @@ class Transport:
         self.memory = create_buffers(xp)
         self._wire_dtype = None if wire_dtype is None else np.dtype(wire_dtype)
         #: Called while waiting; may raise to end the wait.
-        self.watch: Callable[[], None] = lambda: None
+        self.watch: Callable[[], None] | None = None
         self._sent: list[list[MPI.Request]] = []
         self._has_large = False
         self._next_look = 0.0
@@ -119,16 +118,12 @@ class Transport:
         Raises:
             StallError: If that takes longer than the timeout.
         """
-
-        def sent() -> bool:
-            self.watch()
-            return MPI.Request.Testall(self._sent[-1])
-
         while self._sent:
             wait(
-                sent,
+                lambda: MPI.Request.Testall(self._sent[-1]),
                 self.timeout,
                 lambda: "the other ranks to take what was sent to them",
+                self.watch,
             )
             self._sent.pop()
 
@@ -140,11 +135,15 @@ class _Channel:
         self._peer = peer
         # Pieces of agreed signatures, signatures, pieces of new ones.
         self._data_tag, self._signature_tag, self._new_tag = channel_tags(channel)
-        self._agreed: dict[int, Signature] = {}
 
 
 class Sender(_Channel):
     """The sending end of a channel."""
+
+    def __init__(self, transport: Transport, channel: int, peer: int) -> None:
+        super().__init__(transport, channel, peer)
+        # By microbatch, and in how many pieces such messages go.
+        self._agreed: dict[int, tuple[Signature, int]] = {}
 
     def send(self, microbatch: int, message: Sequence[Tensor]) -> None:
         """Starts to send a message; does not wait for the receiver.
@@ -162,31 +161,17 @@ class Sender(_Channel):
         pieces = list(_pieces(buffers))
         transport.note_sizes(pieces)
         new = signature(message)
-        agreed = self._agreed.get(microbatch)
+        agreed, n_pieces = self._agreed.get(microbatch, (None, 0))
         if new == agreed:
             requests = [self._isend(piece, self._data_tag) for piece in pieces]
         else:
-            self._agreed[microbatch] = new
+            self._agreed[microbatch] = new, len(pieces)
             text = np.frombuffer(pickle.dumps(new), dtype=np.uint8)
-            requests = []
-            if agreed is not None:
-                empty = text[:0]
-                requests += [
-                    self._isend(empty, self._data_tag)
-                    for _ in range(self._n_pieces(agreed))
-                ]
+            requests = [self._isend(text[:0], self._data_tag) for _ in range(n_pieces)]
             requests.append(self._isend(text, self._signature_tag))
             requests += [self._isend(piece, self._new_tag) for piece in pieces]
         # A request holds the buffer it was given, and so the array.
         transport.keep(requests)
-
-    def _n_pieces(self, agreed: Signature) -> int:
-        sizes = [
-            math.prod(spec.shape) * self._transport.on_wire(spec.dtype).itemsize
-            for spec in agreed
-            if spec.shape is not None
-        ]
-        return max(1, sum(-(-size // PIECE_BYTES) for size in sizes))
 
     def _isend(self, piece: np.ndarray, tag: int) -> MPI.Request:
         return self._comm.Isend([piece, MPI.BYTE], self._peer, tag)
@@ -197,6 +182,7 @@ class Receiver(_Channel):
 
     def __init__(self, transport: Transport, channel: int, peer: int) -> None:
         super().__init__(transport, channel, peer)
+        self._agreed: dict[int, Signature] = {}
         self._posted: deque[tuple[int, _ReceiveBuffer | None]] = deque()
         self._buffers: dict[Signature, list[_ReceiveBuffer]] = {}
 
@@ -263,14 +249,11 @@ class Receiver(_Channel):
                     request.Free()
 
     def _wait(self, test: Callable[[], Any], waiting: str) -> Any:
-        def watched() -> Any:
-            self._transport.watch()
-            return test()
-
         return wait(
-            watched,
+            test,
             self._transport.timeout,
             lambda: f"what rank {self._peer} sends, for {waiting}",
+            self._transport.watch,
         )
 
     def _free_buffer(self, agreed: Signature) -> _ReceiveBuffer:

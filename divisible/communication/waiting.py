@@ -24,7 +24,10 @@ _abandoned: list[Callable[[], Any]] = []
 
 
 def wait(
-    test: Callable[[], Any], timeout: float, waiting_for: Callable[[], str]
+    test: Callable[[], Any],
+    timeout: float,
+    waiting_for: Callable[[], str],
+    watch: Callable[[], None] | None = None,
 ) -> Any:
     """Polls ``test`` until it returns something true, and returns that.
 
@@ -32,26 +35,34 @@ def wait(
         test: The question to repeat, such as an MPI request's ``Test``.
         timeout (float): Seconds after which to give up.
         waiting_for: Says what is awaited and from whom, for the error message.
+        watch: Called after each answer that is not true; may raise to end the wait.
 
     Raises:
         StallError: If the time is over. Time in which the process is suspended does not
             count, but for a second.
     """
     try:
-        return _poll(test, timeout, waiting_for)
+        return _poll(test, timeout, waiting_for, watch)
     except BaseException:
         _abandoned.append(test)
         raise
 
 
 def _poll(
-    test: Callable[[], Any], timeout: float, waiting_for: Callable[[], str]
+    test: Callable[[], Any],
+    timeout: float,
+    waiting_for: Callable[[], str],
+    watch: Callable[[], None] | None,
 ) -> Any:
-    answer = test()
-    if answer:
-        return answer
     now, waited = time.perf_counter(), 0.0
     while True:
+        answer = test()
+        if answer:
+            return answer
+        if watch is not None:
+            watch()
+        last, now = now, time.perf_counter()
+        waited += min(now - last, _LONGEST_POLL)
         if waited > timeout:
             raise StallError(
                 f"waited {waited:.0f} s for {waiting_for()}. That rank is stopped,"
@@ -60,8 +71,3 @@ def _poll(
             )
         if waited > _SPIN_SECONDS:
             time.sleep(min(_LONGEST_SLEEP, max(_SHORTEST_SLEEP, waited * _SLEEP_SHARE)))
-        answer = test()
-        if answer:
-            return answer
-        last, now = now, time.perf_counter()
-        waited += min(now - last, _LONGEST_POLL)
