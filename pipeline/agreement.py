@@ -1,183 +1,157 @@
-"""How a model lies on the ranks, which is compared when a pipeline is made."""
+"""What the ranks of a pipeline say of themselves at its start, compared.
+
+Each rank sends one announcement and gets those of all. What follows from them is found
+by pure functions, so every rank comes to the same layout, or raises the same error::
+
+    rank 0   layers 0 to 6   ---.           .--->  the layout
+    rank 1   layers 7 to 14  ----+--> all --+--->  the layout
+    rank 2   refuses: seed   ---'           '--->  its own error; the others' names it
+"""
 
 from __future__ import annotations
 
 import os
 import socket
-import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
 import chainer
 import numpy as np
-from mpi4py import MPI
 
 from chainer_kernels.gemm import blas_threads
 from divisible import Divisible
-from divisible.communication.collectives import all_gather
 from divisible.communication.errors import DisagreementError
 from divisible.dtypes import floating_dtypes
 from divisible.schedules.actions import Route
 from divisible.schedules.schedule import Schedule
+from divisible.skips import Skip
 from divisible.ties import SharedState, Tie
 from pipeline.tie_exchange import SharedParameter
 
 
+class Announcement(NamedTuple):
+    """What a rank says of itself.
+
+    Attributes:
+        layer_ranges: Of its stages, in the order of the model.
+        model_layers: A line of text for each layer of the undivided model.
+        skips: The skip connections of the undivided model.
+        ties: The parameters that several of its layers use.
+        shared_states: What several of its layers have in common besides.
+        unsized: Paths of parameters whose shapes are not known yet.
+        dtypes: The floating-point types of the stages' parameters.
+        loss_uses: Paths of parameters of other stages that the loss uses, if the rank
+            has the last stage.
+        settings: Arguments that must be equal on all ranks, as texts by their names.
+        host: The name of the host.
+        n_threads: BLAS threads of this process.
+        n_cores: Cores that this process may use.
+    """
+
+    layer_ranges: Sequence[tuple[int, int]]
+    model_layers: Sequence[str]
+    skips: Sequence[Skip]
+    ties: Sequence[Tie]
+    shared_states: Sequence[SharedState]
+    unsized: Set[str]
+    dtypes: Set[np.dtype]
+    loss_uses: Sequence[str]
+    settings: Mapping[str, str]
+    host: str
+    n_threads: int
+    n_cores: int
+
+    @classmethod
+    def of(
+        cls,
+        stages: Sequence[Divisible],
+        of_loss: Iterable[chainer.Parameter],
+        settings: Mapping[str, str],
+    ) -> Announcement:
+        """Returns what this rank says.
+
+        Args:
+            stages: Its stages, in the order of the model.
+            of_loss: The parameters of the loss.
+            settings: Texts by the argument's name.
+        """
+        last = stages[-1]
+        is_last = last.layer_range[1] == len(last.model_layers)
+        paths = map(last.path_elsewhere, of_loss) if is_last else ()
+        return cls(
+            layer_ranges=[stage.layer_range for stage in stages],
+            model_layers=last.model_layers,
+            skips=last.skips,
+            ties=last.ties,
+            shared_states=last.shared_states,
+            unsized={
+                path
+                for stage in stages
+                for path, param in stage.namedparams()
+                if not param.is_initialized
+            },
+            dtypes=set().union(*map(floating_dtypes, stages)),
+            loss_uses=[path for path in paths if path],
+            settings=settings,
+            host=socket.gethostname(),
+            n_threads=blas_threads(),
+            n_cores=_n_cores(),
+        )
+
+
+class Refusal(str):
+    """What a rank says that cannot take part: why not."""
+
+
 class Layout(NamedTuple):
-    """How a model lies on the ranks.
+    """What all ranks know of the pipeline.
 
     Attributes:
         stage_ranks: For each stage of the pipeline the rank that holds it.
         routes: The skip connections that lead from one stage to another.
         shared: The parameters of which several stages have a copy.
+        dtypes: The floating-point types of all stages' parameters.
+        warnings: For each rank what it has to warn of.
     """
 
     stage_ranks: list[int]
     routes: list[Route]
     shared: list[SharedParameter]
+    dtypes: set[np.dtype]
+    warnings: list[list[str]]
 
 
-def agree_on_stages(
-    comm: MPI.Comm, mine: Sequence[Divisible], timeout: float
-) -> Layout:
-    """Finds the order of all ranks' stages, and what connects them.
-
-    Args:
-        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
-        mine: This rank's stages.
-        timeout (float): Seconds to wait for the other ranks.
-
-    Returns:
-        The layout, the same on every rank.
-
-    Raises:
-        DisagreementError: On every rank, if they do not make up one model.
-    """
-    model, skips, ties = mine[0].model_layers, mine[0].skips, mine[0].ties
-    states = mine[0].shared_states
-    ranges = [part.layer_range for part in mine]
-    unsized = [
-        path
-        for part in mine
-        for path, param in part.namedparams()
-        if not param.is_initialized
-    ]
-    gathered = all_gather(comm, (ranges, unsized, model, skips, ties), timeout)
-    for rank, (_, _, layers, *connections) in enumerate(gathered):
-        if layers != gathered[0][2]:
-            raise DisagreementError(_first_difference(gathered[0][2], layers, rank))
-        for name, here, there in zip(("skips", "ties"), gathered[0][3:], connections):
-            if here != there:
-                raise DisagreementError(
-                    f"rank 0 and rank {rank} built different models, with the {name}"
-                    f" {here} and {there}"
-                )
-    parts = sorted(
-        (layer_range, rank)
-        for rank, (ranges, *_) in enumerate(gathered)
-        for layer_range in ranges
-    )
-    position = 0
-    for (start, end), rank in parts:
-        if start != position:
-            raise DisagreementError(
-                f"rank {rank} has the layers {start} to {end - 1}, but layer"
-                f" {position} comes next; the ranks have {_ranges(parts)}"
-            )
-        position = end
-    if position != len(model):
-        raise DisagreementError(
-            f"no rank has the layers from {position} to {len(model) - 1}; the ranks"
-            f" have {_ranges(parts)}"
-        )
-    starts = [start for (start, _), _ in parts]
-
-    def stage_of(position: int) -> int:
-        return bisect_right(starts, position) - 1
-
-    _check_states(states, stage_of)
-    routes = [Route(s.name, stage_of(s.stash), stage_of(s.pop)) for s in skips]
-    unsized = {path for _, paths, *_ in gathered for path in paths}
-    return Layout(
-        [rank for _, rank in parts],
-        [route for route in routes if route.source != route.target],
-        _find_shared(ties, stage_of, unsized),
-    )
-
-
-def agree_on_loss(
-    comm: MPI.Comm,
-    last: Divisible | None,
-    parameters: Iterable[chainer.Parameter],
-    timeout: float,
-) -> None:
-    """Makes sure that the loss trains nothing that another stage's optimizer does.
+def agree(said: Sequence[Announcement | Refusal]) -> Layout:
+    """Puts together what the ranks said.
 
     Args:
-        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
-        last (Divisible or None): The last stage, on its rank.
-        parameters: Those of the loss.
-        timeout (float): Seconds to wait for the other ranks.
+        said: By all ranks, in their order.
 
     Raises:
-        DisagreementError: On every rank, if it does.
+        DisagreementError: If a rank refuses, or they do not make up one model, or
+            their settings differ.
     """
-    paths = [] if last is None else map(last.path_elsewhere, parameters)
-    for found in all_gather(comm, [path for path in paths if path], timeout):
-        if found:
-            raise DisagreementError(
-                f"the loss uses {found[0]}, a parameter of another stage than the last,"
-                f" whose optimizer will not see the gradient: tie it to a parameter of"
-                f" a layer in the last stage, or cut so that both are there"
-            )
+    for rank, word in enumerate(said):
+        if isinstance(word, Refusal):
+            raise DisagreementError(f"rank {rank} refuses to start: {word}")
+    _compare_models(said)
+    placed = _place(said)
+    starts = [start for (start, _), _ in placed]
 
+    def stages_of(*positions: int) -> list[int]:
+        return sorted({bisect_right(starts, position) - 1 for position in positions})
 
-def _check_states(
-    states: Sequence[SharedState], stage_of: Callable[[int], int]
-) -> None:
-    for path, positions, reason in states:
-        stages = sorted({stage_of(position) for position in positions})
-        if len(stages) > 1:
-            first, *_, last = positions
-            raise DisagreementError(
-                f"the layers {first} and {last} have {path} in common, but are in the"
-                f" stages {', '.join(map(str, stages))}, which cannot share it:"
-                f" {reason}. Cut so that both layers are in one stage"
-            )
-
-
-def _find_shared(
-    ties: Sequence[Tie], stage_of: Callable[[int], int], unsized: Set[str]
-) -> list[SharedParameter]:
-    shared = []
-    for path, positions in ties:
-        stages = tuple(sorted({stage_of(position) for position in positions}))
-        if len(stages) == 1:
-            continue
-        if path in unsized:
-            raise DisagreementError(
-                f"{path} is shared by the stages {', '.join(map(str, stages))}, but its"
-                f" shape is not known before the first call: give its layer all sizes"
-            )
-        shared.append(SharedParameter(path, stages))
-    return shared
-
-
-def _ranges(parts: Sequence[tuple]) -> str:
-    return ", ".join(
-        f"{start} to {end - 1} on rank {rank}" for (start, end), rank in parts
-    )
-
-
-def _first_difference(a: Sequence[str], b: Sequence[str], rank: int) -> str:
-    if len(a) != len(b):
-        return f"rank 0 divided a model of {len(a)} layers, rank {rank} one of {len(b)}"
-    i = next(i for i in range(len(a)) if a[i] != b[i])
-    return (
-        f"rank 0 and rank {rank} built different models: layer {i} is {a[i]} on rank 0"
-        f" and {b[i]} on rank {rank}"
-    )
+    _check_states(said[0].shared_states, stages_of)
+    unsized = set().union(*(word.unsized for word in said))
+    shared = _find_shared(said[0].ties, stages_of, unsized)
+    ends = [(skip.name, stages_of(skip.stash, skip.pop)) for skip in said[0].skips]
+    routes = [Route(name, *stages) for name, stages in ends if len(stages) == 2]
+    _compare_settings([word.settings for word in said])
+    _check_loss(said)
+    dtypes = set().union(*(word.dtypes for word in said))
+    stage_ranks = [rank for _, rank in placed]
+    return Layout(stage_ranks, routes, shared, dtypes, _warnings(said, dtypes))
 
 
 def check_placement(schedule: Schedule, stage_ranks: Sequence[int]) -> None:
@@ -190,35 +164,131 @@ def check_placement(schedule: Schedule, stage_ranks: Sequence[int]) -> None:
         )
 
 
-def agree_on_settings(comm: Any, settings: Mapping[str, str], timeout: float) -> None:
-    """Compares arguments that must be equal on all ranks.
-
-    Args:
-        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
-        settings: Texts by the argument's name.
-        timeout (float): Seconds to wait for the other ranks.
-
-    Raises:
-        DisagreementError: On every rank, if one differs.
-    """
-    gathered = all_gather(comm, dict(settings), timeout)
-    for name in settings:
-        for rank, theirs in enumerate(gathered):
-            if theirs[name] != gathered[0][name]:
+def _compare_models(said: Sequence[Announcement]) -> None:
+    """Sees to it that the ranks have divided one model."""
+    first = said[0]
+    for rank, word in enumerate(said):
+        n, n_first = len(word.model_layers), len(first.model_layers)
+        if n != n_first:
+            raise DisagreementError(
+                f"rank 0 divided a model of {n_first} layers, rank {rank} one of {n}"
+            )
+        for i, (here, there) in enumerate(zip(first.model_layers, word.model_layers)):
+            if here != there:
                 raise DisagreementError(
-                    f"{name} differs between rank 0 and rank {rank}:\n"
-                    f"{gathered[0][name]}\n{theirs[name]}"
+                    f"rank 0 and rank {rank} built different models: layer {i} is"
+                    f" {here} on rank 0 and {there} on rank {rank}"
+                )
+        for name in ("skips", "ties"):
+            here, there = getattr(first, name), getattr(word, name)
+            if here != there:
+                raise DisagreementError(
+                    f"rank 0 and rank {rank} built different models, with the {name}"
+                    f" {here} and {there}"
                 )
 
 
-def parameter_dtypes(
-    comm: Any, mine: Sequence[Divisible], timeout: float
-) -> set[np.dtype]:
-    """Returns the floating-point types of all ranks' parameters."""
-    dtypes = {dtype.str for part in mine for dtype in floating_dtypes(part)}
-    return {
-        np.dtype(text) for texts in all_gather(comm, dtypes, timeout) for text in texts
-    }
+def _place(said: Sequence[Announcement]) -> list[tuple[tuple[int, int], int]]:
+    """Returns all stages' layers, and the rank of each, in the order of the model."""
+    placed = sorted(
+        (layer_range, rank)
+        for rank, word in enumerate(said)
+        for layer_range in word.layer_ranges
+    )
+    ranks_have = "the ranks have " + ", ".join(
+        f"{start} to {end - 1} on rank {rank}" for (start, end), rank in placed
+    )
+    position = 0
+    for (start, end), rank in placed:
+        if start != position:
+            raise DisagreementError(
+                f"rank {rank} has the layers {start} to {end - 1}, but layer"
+                f" {position} comes next; {ranks_have}"
+            )
+        position = end
+    n_layers = len(said[0].model_layers)
+    if position != n_layers:
+        raise DisagreementError(
+            f"no rank has the layers from {position} to {n_layers - 1}; {ranks_have}"
+        )
+    return placed
+
+
+def _check_states(
+    states: Sequence[SharedState], stages_of: Callable[..., list[int]]
+) -> None:
+    for path, positions, reason in states:
+        stages = stages_of(*positions)
+        if len(stages) > 1:
+            first, *_, last = positions
+            raise DisagreementError(
+                f"the layers {first} and {last} have {path} in common, but are in the"
+                f" stages {', '.join(map(str, stages))}, which cannot share it:"
+                f" {reason}. Cut so that both layers are in one stage"
+            )
+
+
+def _find_shared(
+    ties: Sequence[Tie], stages_of: Callable[..., list[int]], unsized: Set[str]
+) -> list[SharedParameter]:
+    shared = [
+        SharedParameter(path, tuple(stages))
+        for path, positions in ties
+        if len(stages := stages_of(*positions)) > 1
+    ]
+    for path, stages in shared:
+        if path in unsized:
+            raise DisagreementError(
+                f"{path} is shared by the stages {', '.join(map(str, stages))}, but its"
+                f" shape is not known before the first call: give its layer all sizes"
+            )
+    return shared
+
+
+def _compare_settings(settings: Sequence[Mapping[str, str]]) -> None:
+    first = settings[0]
+    for name, here in first.items():
+        for rank, theirs in enumerate(settings):
+            if theirs[name] != here:
+                raise DisagreementError(
+                    f"{name} differs between rank 0 and rank {rank}:\n"
+                    f"{here}\n{theirs[name]}"
+                )
+
+
+def _check_loss(said: Sequence[Announcement]) -> None:
+    """Refuses a loss that trains what another stage's optimizer does."""
+    for path in (path for word in said for path in word.loss_uses):
+        raise DisagreementError(
+            f"the loss uses {path}, a parameter of another stage than the last, whose"
+            f" optimizer will not see the gradient: tie it to a parameter of a layer in"
+            f" the last stage, or cut so that both are there"
+        )
+
+
+def _warnings(said: Sequence[Announcement], dtypes: Set[np.dtype]) -> list[list[str]]:
+    """Returns what each rank has to warn of, each thing once."""
+    warnings: list[list[str]] = [[] for _ in said]
+    if np.dtype(np.float16) in dtypes and said[0].settings["loss_scale"] == "None":
+        warnings[0].append(
+            "the model has float16 parameters, but the pipeline no loss_scale: small"
+            " gradients become zero, and small updates are lost. Train with optimizer ="
+            " mixed_precision.MixedPrecision(optimizer, comm=comm) and Pipeline(...,"
+            " loss_scale=optimizer.loss_scale). With loss_scale=1 this is silent"
+        )
+    ranks_on: dict[str, list[int]] = {}
+    for rank, word in enumerate(said):
+        ranks_on.setdefault(word.host, []).append(rank)
+    for host, ranks in ranks_on.items():
+        n_threads, n_cores = said[ranks[0]].n_threads, said[ranks[0]].n_cores
+        # Threads spin while they wait, which makes a step many times slower.
+        if n_threads > 1 and len(ranks) * n_threads > n_cores:
+            warnings[ranks[0]].append(
+                f"{len(ranks)} ranks on {host} with {n_threads} BLAS threads each share"
+                f" {n_cores} cores and slow each other down: set the environment"
+                f" variable OMP_NUM_THREADS={max(1, n_cores // len(ranks))}"
+            )
+    return warnings
 
 
 def _n_cores() -> int:
@@ -227,21 +297,3 @@ def _n_cores() -> int:
         return len(os.sched_getaffinity(0))
     # Not on macOS.
     return os.cpu_count() or 1
-
-
-def warn_of_many_threads(comm: Any, timeout: float) -> None:
-    """Warns if the ranks on this host have more BLAS threads than there are cores.
-
-    They spin while they wait for each other, which makes a step many times slower.
-    """
-    hosts = all_gather(comm, socket.gethostname(), timeout)
-    mine = [rank for rank, host in enumerate(hosts) if host == hosts[comm.rank]]
-    n_threads = blas_threads()
-    n_cores = _n_cores()
-    if n_threads > 1 and len(mine) * n_threads > n_cores and comm.rank == mine[0]:
-        warnings.warn(
-            f"{len(mine)} ranks on {hosts[comm.rank]} with {n_threads} BLAS threads"
-            f" each share {n_cores} cores and slow each other down: set the environment"
-            f" variable OMP_NUM_THREADS={max(1, n_cores // len(mine))}",
-            stacklevel=3,
-        )

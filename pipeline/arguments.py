@@ -1,20 +1,72 @@
-"""What users hand to a pipeline, checked on each rank and compared among all."""
+"""What users hand to a pipeline, as far as one rank can check it alone."""
 
 from __future__ import annotations
 
 import math
 import operator
-import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 
 from divisible import Divisible
-from divisible.schedules.automatic import AUTO, first_schedule
-from divisible.schedules.catalogue import create
+from divisible.schedules.recomputation import check_checkpoint
 from divisible.schedules.schedule import Schedule
+
+
+class Arguments(NamedTuple):
+    """The arguments of :class:`~pipeline.Pipeline` but the communicator."""
+
+    stages: Any
+    n_microbatches: Any
+    schedule: Any
+    lossfun: Any
+    accfun: Any
+    transport: Any
+    wire_dtype: Any
+    timeout: Any
+    checkpoint: Any
+    seed: Any
+    deferred_batch_norm: Any
+    loss_scale: Any
+
+    def checked(self) -> Arguments:
+        """Returns them with the stages in a list and plain numbers.
+
+        Raises:
+            TypeError: If one is of the wrong type.
+            ValueError: If one is out of range.
+        """
+        stages = check_stages(self.stages)
+        check_transport(self.transport, self.wire_dtype, stages[0].device)
+        check_losses(self.lossfun, self.accfun)
+        check_loss_scale(self.loss_scale)
+        check_checkpoint(self.checkpoint)
+        if not self.timeout > 0:
+            raise ValueError(f"timeout must be positive, not {self.timeout}")
+        return self._replace(
+            stages=stages,
+            n_microbatches=count_microbatches(self.schedule, self.n_microbatches),
+            seed=check_seed(self.seed),
+        )
+
+    def to_compare(self) -> dict[str, str]:
+        """Returns those that must be equal on all ranks, as texts by their names."""
+        scale, narrow = self.loss_scale, self.wire_dtype
+        return {
+            "n_microbatches": str(self.n_microbatches),
+            "checkpoint": self.checkpoint,
+            "schedule": str(self.schedule),
+            "transport": self.transport,
+            "wire_dtype": str(narrow and np.dtype(narrow)),
+            "seed": str(self.seed),
+            "deferred_batch_norm": str(bool(self.deferred_batch_norm)),
+            "what lossfun and accfun give": "loss"
+            if self.accfun is None
+            else "loss, accuracy",
+            "loss_scale": str(scale and float(scale)),
+        }
 
 
 def check_stages(stage: Divisible | Sequence[Divisible]) -> list[Divisible]:
@@ -81,33 +133,21 @@ def check_seed(seed: int) -> int:
     return number
 
 
-def make_schedule(
-    schedule: str | Schedule, stage_ranks: Sequence[int], n_microbatches: int | None
-) -> Schedule:
-    """Returns the schedule asked for, proved to be able to run.
-
-    Args:
-        schedule (str or Schedule): Its name, or itself.
-        stage_ranks: For each stage the rank that holds it.
-        n_microbatches (int or None): Needed with a name.
-    """
-    if isinstance(schedule, Schedule):
-        if n_microbatches not in (None, schedule.n_microbatches):
-            raise ValueError(
-                f"n_microbatches is {n_microbatches}, but the schedule has"
-                f" {schedule.n_microbatches}"
-            )
-        schedule.validate()
-        if len(schedule) == len(schedule.forward_only()):
-            raise ValueError(f"the schedule {schedule.name!r} has no backward")
-        return schedule
-    if n_microbatches is None:
-        raise ValueError("n_microbatches is missing")
-    n_ranks = len(set(stage_ranks))
-    n_microbatches = operator.index(n_microbatches)
-    if schedule == AUTO:
-        return first_schedule(stage_ranks, n_microbatches)
-    return create(schedule, len(stage_ranks), n_microbatches, n_ranks)
+def count_microbatches(schedule: str | Schedule, n_microbatches: int | None) -> int:
+    """Returns how many there are by both; refuses a schedule that cannot train."""
+    if not isinstance(schedule, Schedule):
+        if n_microbatches is None:
+            raise ValueError("n_microbatches is missing")
+        return operator.index(n_microbatches)
+    if n_microbatches not in (None, schedule.n_microbatches):
+        raise ValueError(
+            f"n_microbatches is {n_microbatches}, but the schedule has"
+            f" {schedule.n_microbatches}"
+        )
+    schedule.validate()
+    if len(schedule) == len(schedule.forward_only()):
+        raise ValueError(f"the schedule {schedule.name!r} has no backward")
+    return schedule.n_microbatches
 
 
 def check_losses(lossfun: Any, accfun: Any) -> None:
@@ -130,15 +170,3 @@ def check_loss_scale(loss_scale: Any) -> None:
         ) from None
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"loss_scale must be positive and finite, not {value}")
-
-
-def warn_of_float16(dtypes: set[np.dtype], loss_scale: Any, rank: int) -> None:
-    """Warns if float16 parameters would be trained without a loss scale."""
-    if np.dtype(np.float16) in dtypes and loss_scale is None and rank == 0:
-        warnings.warn(
-            "the model has float16 parameters, but the pipeline no loss_scale: small"
-            " gradients become zero, and small updates are lost. Train with optimizer ="
-            " mixed_precision.MixedPrecision(optimizer, comm=comm) and Pipeline(...,"
-            " loss_scale=optimizer.loss_scale). With loss_scale=1 this is silent",
-            stacklevel=3,
-        )

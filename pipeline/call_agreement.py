@@ -11,7 +11,7 @@ import atexit
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Callable, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -36,17 +36,11 @@ _SECONDS_FOR_FAREWELLS = 10.0
 
 
 class _CallRecord(NamedTuple):
-    """What a rank says of its call, as integers; of each the largest is found.
-
-    With the largest of the negative it is known whether all are equal.
-    """
+    """What a rank says of its call, as integers."""
 
     number: int
-    minus_number: int
     call: int
-    minus_call: int
     loss_scale: int
-    minus_loss_scale: int
     n_inputs: int
     n_targets: int
     reports: int
@@ -137,25 +131,22 @@ class CallAgreement:
             DisagreementError: If this rank alone sees that ``x`` and ``t`` differ.
         """
         _check_samples(n_inputs, n_targets)
-        number, call = self._n_calls, CALLS.index(self.call)
-        # The bits of floats that are not negative have the floats' order.
-        scale = int(np.float64(loss_scale or 0).view(np.int64))
         mine = np.array(
             _CallRecord(
-                number=number,
-                minus_number=-number,
-                call=call,
-                minus_call=-call,
-                loss_scale=scale,
-                minus_loss_scale=-scale,
-                n_inputs=n_inputs,
-                n_targets=n_targets,
-                reports=reports,
-                vote=vote,
+                self._n_calls,
+                CALLS.index(self.call),
+                # The bits of floats that are not negative have the floats' order.
+                int(np.float64(loss_scale or 0).view(np.int64)),
+                n_inputs,
+                n_targets,
+                reports,
+                vote,
             )
         )
-        self._largest = np.empty_like(mine)
-        self._request = self._comm.Iallreduce(mine, self._largest, MPI.MAX)
+        # With the largest of the negative, all know the least as well.
+        mine = np.array([mine, -mine])
+        self._extremes = np.empty_like(mine)
+        self._request = self._comm.Iallreduce(mine, self._extremes, MPI.MAX)
 
     def check(self) -> None:
         """Looks whether the ranks' words are there, and if they are, compares them.
@@ -177,17 +168,27 @@ class CallAgreement:
             StallError: If a rank has not made the call in time.
         """
         if self._request is not None:
-            self.wait(self._request.Test, lambda: f"all ranks to call {self.call}")
+            wait(
+                self._request.Test,
+                self._timeout,
+                lambda: f"all ranks to call {self.call}",
+                self._check_farewells,
+            )
             self._request = None
             self._compare()
 
-    def wait(self, test: Callable[[], Any], waiting_for: Callable[[], str]) -> Any:
-        """Waits as all waits do, but for no rank that left."""
+    def compare(self, vote: int = 0) -> None:
+        """Compares the call with those of all ranks, and waits for them.
 
-        def watched() -> Any:
-            return test() or self._check_farewells()
+        Args:
+            vote (int): What this rank wants all to know the largest of.
 
-        return wait(watched, self._timeout, waiting_for)
+        Raises:
+            DisagreementError: If the ranks do not do the same.
+            StallError: If a rank has not made the call in time.
+        """
+        self.start(vote=vote)
+        self.finish()
 
     def leave(self) -> None:
         """Tells the other ranks that this one makes no more calls."""
@@ -236,26 +237,26 @@ class CallAgreement:
                 )
 
     def _compare(self) -> None:
-        words = _CallRecord(*self._largest.tolist())
-        self.somebody_reports = bool(words.reports)
-        self.vote = words.vote
+        most = _CallRecord(*self._extremes[0].tolist())
+        least = _CallRecord(*(-self._extremes[1]).tolist())
+        self.somebody_reports = bool(most.reports)
+        self.vote = most.vote
         rank = self._comm.rank
-        first, last = -words.minus_call, words.call
-        if first != last:
+        if least.call != most.call:
             raise DisagreementError(
-                f"some ranks call {CALLS[first]} and others {CALLS[last]}; rank {rank}"
-                f" calls {self.call}. All ranks must make the same calls in the same"
-                f" order"
+                f"some ranks call {CALLS[least.call]} and others {CALLS[most.call]};"
+                f" rank {rank} calls {self.call}. All ranks must make the same calls in"
+                f" the same order"
             )
-        least, most = -words.minus_number, words.number
-        if least != most:
+        if least.number != most.number:
+            other = least if most.number == self._n_calls else most
             raise DisagreementError(
                 f"for rank {rank} this is call {self._n_calls} of the pipeline, for"
-                f" others it is call {least if most == self._n_calls else most}: a"
-                f" rank left a call out, or caught the error of one"
+                f" others it is call {other.number}: a rank left a call out, or caught"
+                f" the error of one"
             )
-        _check_samples(words.n_inputs, words.n_targets)
-        scales = np.array([-words.minus_loss_scale, words.loss_scale]).view(float)
+        _check_samples(most.n_inputs, most.n_targets)
+        scales = np.array([least.loss_scale, most.loss_scale]).view(float)
         if scales[0] != scales[1]:
             raise DisagreementError(
                 f"the ranks scale the loss by {scales[0]:g} up to {scales[1]:g}: their"

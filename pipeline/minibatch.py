@@ -8,7 +8,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from divisible.communication.signatures import Tensors
+from divisible.communication.signatures import Tensor, Tensors
 
 
 def split(arrays: Sequence[Any], n_microbatches: int) -> list[tuple]:
@@ -25,6 +25,13 @@ def split(arrays: Sequence[Any], n_microbatches: int) -> list[tuple]:
         tuple(array[start:end] for array in arrays)
         for start, end in zip(ends, ends[1:])
     ]
+
+
+def as_tensors(arrays: Sequence[Any], device: chainer.backend.Device) -> Tensors:
+    """Returns a microbatch as a message to the first stage; empty if no samples."""
+    if len(arrays[0]) == 0:
+        return ()
+    return tuple(Tensor(device.send(array)) for array in arrays)
 
 
 def join(outputs: Sequence[Tensors]) -> tuple[np.ndarray, ...]:

@@ -10,55 +10,27 @@ from typing import Any, Callable
 import chainer
 import chainer.functions as F
 import numpy as np
-from mpi4py import MPI
 
 from divisible import Divisible
 from divisible.communication.aborting import abort_on_error
-from divisible.communication.collectives import (
-    all_gather,
-    as_mpi,
-    broadcast,
-    broadcast_object,
-    clock_offsets,
-    duplicate,
-)
-from divisible.communication.signatures import Tensor, Tensors
-from divisible.communication.transport import Transport
+from divisible.communication.signatures import Tensors
 from divisible.dtypes import as_trainable
 from divisible.minibatch import as_arrays
 from divisible.random_streams import restored_random_state
-from divisible.schedules.actions import Action, Operation
-from divisible.schedules.automatic import AUTO, Trial
-from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
-from pipeline.agreement import (
-    agree_on_loss,
-    agree_on_settings,
-    agree_on_stages,
-    check_placement,
-    parameter_dtypes,
-    warn_of_many_threads,
-)
-from pipeline.arguments import (
-    check_loss_scale,
-    check_losses,
-    check_seed,
-    check_stages,
-    check_transport,
-    make_schedule,
-    warn_of_float16,
-)
-from pipeline.call_agreement import CALLS, CallAgreement
-from pipeline.minibatch import join, split
-from pipeline.rank_program import RankProgram, Record
+from pipeline.arguments import Arguments
+from pipeline.minibatch import as_tensors, join, split
+from pipeline.rank_program import RankProgram, Record, measured_timeline
 from pipeline.ranks import Ranks
-from pipeline.runner import Runner
-from pipeline.stages.loss import Loss
-from pipeline.stages.reports import PendingReports
-from pipeline.stages.reports import means as means_of_reports
-from pipeline.stages.stage import Stage
-from pipeline.tie_exchange import TieExchange
+from pipeline.results import Results
+from pipeline.setting_up import (
+    agree_on_start,
+    make_runner,
+    make_schedule,
+    make_stages,
+    make_ties,
+)
 
 
 class Pipeline:
@@ -130,7 +102,7 @@ class Pipeline:
     Raises:
         DisagreementError: On every rank, if the ranks' stages do not make up one
             model, or their arguments differ, or a layer with running averages is in
-            two stages.
+            two stages; on the others, if a rank refuses its arguments.
         ValueError: If an argument is out of range.
         TypeError: If an argument is of the wrong type, or a layer goes on from where
             its last call ended (``L.LSTM``).
@@ -172,113 +144,42 @@ class Pipeline:
         deferred_batch_norm: bool = True,
         loss_scale: Any = None,
     ) -> None:
-        # First of all: others may wait already for a rank that refuses its arguments.
+        # First of all: others may wait already for a rank that fails here.
         abort_on_error()
-        mine = check_stages(stage)
-        check_transport(transport, wire_dtype, mine[0].device)
-        seed = check_seed(seed)
-        check_losses(lossfun, accfun)
-        check_loss_scale(loss_scale)
-        if not timeout > 0:
-            raise ValueError(f"timeout must be positive, not {timeout}")
-        self._comm = duplicate(as_mpi(comm), timeout)
-        self._timeout = timeout
-
-        layout = agree_on_stages(self._comm, mine, timeout)
-        stage_ranks = layout.stage_ranks
-        self.schedule = recompute(
-            make_schedule(schedule, stage_ranks, n_microbatches), checkpoint
-        )
-        self._trial = None
-        if schedule == AUTO:
-            n_microbatches = self.schedule.n_microbatches
-            self._trial = Trial(stage_ranks, n_microbatches, checkpoint)
-        self._loss = Loss(lossfun, accfun)
-        agree_on_settings(
-            self._comm,
-            {
-                "n_microbatches": str(self.schedule.n_microbatches),
-                "checkpoint": checkpoint,
-                "schedule": f"{schedule if self._trial else ''}{self.schedule}",
-                "transport": transport,
-                "wire_dtype": str(wire_dtype and np.dtype(wire_dtype)),
-                "seed": str(seed),
-                "deferred_batch_norm": str(bool(deferred_batch_norm)),
-                "what lossfun and accfun give": ", ".join(self._loss.names),
-                "loss_scale": str(loss_scale and float(loss_scale)),
-            },
+        arguments = Arguments(
+            stage,
+            n_microbatches,
+            schedule,
+            lossfun,
+            accfun,
+            transport,
+            wire_dtype,
             timeout,
+            checkpoint,
+            seed,
+            deferred_batch_norm,
+            loss_scale,
         )
-        check_placement(self.schedule, stage_ranks)
-        is_last = stage_ranks[-1] == self._comm.rank
-        agree_on_loss(
-            self._comm, mine[-1] if is_last else None, self._loss.params(), timeout
-        )
-        if not is_last:
-            # Chainer's gradients begin as NaN, and here nothing else clears these.
-            for param in self._loss.params():
-                param.cleargrad()
-        self._calls = CallAgreement(self._comm, timeout)
-        self._dtypes = parameter_dtypes(self._comm, mine, timeout)
-        self._loss_scale = loss_scale
-        warn_of_float16(self._dtypes, loss_scale, self._comm.rank)
-        warn_of_many_threads(self._comm, timeout)
-
-        self._device = mine[0].device
-        last = len(stage_ranks) - 1
-        numbers = [i for i, rank in enumerate(stage_ranks) if rank == self._comm.rank]
-        self._stages = {
-            number: Stage(
-                part,
-                self._loss if number == last else None,
-                seed,
-                deferred_batch_norm,
-            )
-            for number, part in zip(numbers, mine)
-        }
-        self._ties = None
-        if layout.shared:
-            with chainer.using_device(self._device):
-                self._ties = TieExchange(
-                    layout.shared,
-                    dict(zip(numbers, mine)),
-                    stage_ranks,
-                    self._comm,
-                    timeout,
-                )
-            self._ties.transport.watch = self._calls.check
-        self.n_steps = 0
-        self._reports = {call: PendingReports() for call in CALLS}
-        self._first_rank, self._last_rank = stage_ranks[0], stage_ranks[-1]
-        self.ranks = Ranks(
-            self._comm, self._calls, self._first_rank, self._last_rank, timeout
-        )
-        channels = self._make_transport(transport, wire_dtype)
-        channels.watch = self._calls.check
-        rank = self._comm.rank
-        routes = layout.routes
-        self._runner = Runner(self._stages, stage_ranks, rank, channels, routes)
+        arguments, self._loss, layout = agree_on_start(comm, arguments)
+        self.schedule, self._trial = make_schedule(arguments, layout.stage_ranks)
+        self.ranks = Ranks(comm, layout.stage_ranks, timeout)
+        self._calls = self.ranks.calls
+        self._stages = make_stages(arguments, self._loss, layout, self.rank)
+        self._ties = make_ties(self._stages, layout, self.ranks)
+        self._runner = make_runner(arguments, self._stages, layout, self.ranks)
         self._runner.waits_for_device = self._trial is not None
-
-        def program(schedule: Schedule) -> RankProgram:
-            return RankProgram.of(schedule, rank, channels.rendezvous, routes)
-
-        self._program = program
-        self._training = program(self.schedule)
-        self._evaluation = program(self.schedule.forward_only())
-
-    def _make_transport(self, name: str, wire_dtype: Any) -> Any:
-        if name == "mpi":
-            return Transport(self._comm, self._timeout, self._device.xp, wire_dtype)
-        # ChainerMN is needed, and imported, for this transport only.
-        from pipeline.chainermn import ChainerMNTransport
-
-        return ChainerMNTransport(self._comm, self._timeout)
+        self._training = self._runner.program(self.schedule)
+        self._evaluation = self._runner.program(self.schedule.forward_only())
+        self._results = Results(self.ranks, self._loss, self._stages)
+        self._device = arguments.stages[0].device
+        self._dtypes = layout.dtypes
+        self._loss_scale = loss_scale
+        self.n_steps = 0
 
     @property
     def rank(self) -> int:
         """This rank's number among those of the pipeline."""
-        return self._comm.rank
+        return self.ranks.rank
 
     @property
     def stages(self) -> dict[int, Divisible]:
@@ -288,12 +189,12 @@ class Pipeline:
     @property
     def is_first(self) -> bool:
         """Whether this rank holds the first stage, and reads ``x``."""
-        return self._comm.rank == self._first_rank
+        return self.rank == self.ranks.first
 
     @property
     def is_last(self) -> bool:
         """Whether this rank holds the last stage, and reads ``t``."""
-        return self._comm.rank == self._last_rank
+        return self.rank == self.ranks.last
 
     @property
     def loss_links(self) -> dict[str, chainer.Link]:
@@ -336,22 +237,26 @@ class Pipeline:
                 for the model's outputs.
             StallError: If another rank does not answer in time.
         """
-        scaled, backprop = self._scaled_loss(), chainer.force_backprop_mode()
-        with self._call("step"), scaled as loss_scale, backprop:
-            inputs = self._start(x, t, loss_scale)
+        scale, errors = None, {}
+        if self._loss_scale is not None:
+            scale = self._loss.scale = float(self._loss_scale)
+            # Whoever chose the scale looks for infinities.
+            errors = {"over": "ignore", "invalid": "ignore"}
+        with self._call("step"), chainer.force_backprop_mode(), np.errstate(**errors):
+            inputs = self._start(x, t, loss_scale=scale)
             self._run(self._training, inputs)
             for stage in self._stages.values():
                 stage.finish()
                 for param in stage.trained():
                     # As Variable.backward does; update rules divide by it.
-                    param._loss_scale = loss_scale
+                    param._loss_scale = scale
             if self._ties is not None:
                 self._ties.add_up()
             self.n_steps += 1
-            means = self._report()
+            result = self._results.share()
         if self._trial is not None and self._trial.note(self.timeline):
             self._end_trial()
-        return means
+        return result
 
     def evaluate(self, x: Any = None, t: Any = None) -> dict[str, float]:
         """Returns the loss and accuracy of one minibatch, without training.
@@ -361,7 +266,7 @@ class Pipeline:
         """
         with self._call("evaluate"), _evaluating():
             self._run(self._evaluation, self._start(x, t))
-            return self._report()
+            return self._results.share()
 
     def predict(self, x: Any = None) -> Any:
         """Returns the model's output for one minibatch.
@@ -375,15 +280,10 @@ class Pipeline:
             array or tuple of arrays: What the last layer returns, on every rank.
         """
         with self._call("predict"), _evaluating():
-            inputs = self._split_inputs(x)
-            self._loss.start(None)
-            self._calls.start()
-            results = self._run(self._evaluation, inputs)
+            results = self._run(self._evaluation, self._start(x, has_loss=False))
             outputs = join(results) if self.is_last else None
             self._calls.finish()
-            outputs = broadcast_object(
-                self._comm, outputs, self._last_rank, self._timeout
-            )
+            outputs = self.ranks.broadcast(outputs, self.ranks.last)
             outputs = tuple(map(self._device.send, outputs))
             return outputs[0] if len(outputs) == 1 else outputs
 
@@ -417,32 +317,15 @@ class Pipeline:
             DisagreementError: If another rank makes another call.
             StallError: If another rank does not come in time.
         """
-        record = self._runner.record
+        record = self.record
         if record is None:
             raise RuntimeError("no minibatch has been run yet")
         with self._call("timeline"):
-            self._calls.start()
-            self._calls.finish()
-            offset = clock_offsets(self._comm, self._timeout)[self._comm.rank]
-            times = np.array(record.times) - offset
-            gathered = all_gather(
-                self._comm,
-                (record.program.operations, times),
-                self._timeout,
-                "to tell what they did",
-            )
-        first = min(times[0] for _, times in gathered if len(times))
-        return Timeline(
-            (
-                (rank, what, start, end, _category(what))
-                for rank, (operations, times) in enumerate(gathered)
-                for what, start, end in zip(
-                    operations, times[::2] - first, times[1::2] - first
-                )
-            ),
-            n_ranks=self._comm.size,
-            name=f"{record.program.name}, measured",
-        )
+            self._calls.compare()
+            offset = self.ranks.clock_offset()
+            mine = record.program.operations, np.array(record.times) - offset
+            everything = self.ranks.all_gather(mine, "to tell what they did")
+        return measured_timeline(f"{record.program.name}, measured", everything)
 
     def gather(self, value: Any, call: str) -> list:
         """Returns every rank's ``value``, in rank order.
@@ -457,9 +340,8 @@ class Pipeline:
             StallError: If another rank does not come in time.
         """
         with self._call(call):
-            self._calls.start()
-            self._calls.finish()
-            return all_gather(self._comm, value, self._timeout, f"to {call}")
+            self._calls.compare()
+            return self.ranks.all_gather(value, f"to {call}")
 
     def close(self) -> None:
         """Frees the pipeline's communicator; to be called on every rank.
@@ -473,17 +355,15 @@ class Pipeline:
             StallError: If another rank does not come in time, or has left.
         """
         # A failed call may have messages under way, which hold on to everything.
-        if self._calls.has_failed or self._comm == MPI.COMM_NULL:
+        if self._calls.has_failed or self.ranks.are_closed:
             return
         # A rank that closed alone could not tell others that wait for it.
         with self._call("close"):
-            self._calls.start()
-            self._calls.finish()
+            self._calls.compare()
         self._runner.close()
-        self.ranks.close()
         if self._ties is not None:
             self._ties.close()
-        self._comm.Free()
+        self.ranks.close()
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes what random layers depend on: how many steps there were."""
@@ -509,7 +389,7 @@ class Pipeline:
                 with chainer.using_device(self._device):
                     yield
             except BaseException:
-                if self._comm.size > 1:
+                if self.ranks.size > 1:
                     # MPI may still write into the arrays of receives that were posted,
                     # up to its end, which comes after Python has freed everything. So
                     # nothing is.
@@ -522,92 +402,47 @@ class Pipeline:
         with restored_random_state(self._device):
             return self._runner.run(program, inputs)
 
-    @contextmanager
-    def _scaled_loss(self) -> Iterator[float | None]:
-        """Scales the loss in one step."""
-        if self._loss_scale is None:
-            yield None
-            return
-        self._loss.scale = float(self._loss_scale)
-        # Whoever chose the scale looks for infinities.
-        with np.errstate(over="ignore", invalid="ignore"):
-            yield self._loss.scale
-
     def _end_trial(self) -> None:
         """Goes on with the schedule that is the fastest by what was measured."""
         with self._call("agree"):
-            self._calls.start()
-            self._calls.finish()
+            self._calls.compare()
             # Rank 0 says what it is, so that no rounding elsewhere makes it another.
-            chosen = self._trial.choose() if self._comm.rank == 0 else None
-            chosen = broadcast_object(self._comm, chosen, 0, self._timeout)
+            chosen = self._trial.choose() if self.rank == 0 else None
+            chosen = self.ranks.broadcast(chosen, 0)
         self._trial = None
         self._runner.waits_for_device = False
-        self.schedule, self._training = chosen, self._program(chosen)
+        self.schedule, self._training = chosen, self._runner.program(chosen)
 
-    def _start(self, x: Any, t: Any, loss_scale: float | None = None) -> list[Tensors]:
-        inputs = self._split_inputs(x)
-        n_inputs = sum(map(_n_samples, inputs)) if self.is_first else -1
-        n_targets = -1
+    def _start(
+        self,
+        x: Any,
+        t: Any = None,
+        has_loss: bool = True,
+        loss_scale: float | None = None,
+    ) -> list[Tensors]:
+        """Cuts a minibatch where it is read, and begins to compare the call."""
+        n_inputs = n_targets = -1
+        inputs, n = [], self.schedule.n_microbatches
+        if self.is_first:
+            arrays = as_arrays("x", x, self._reads("first"))
+            arrays = [as_trainable(array, self._dtypes) for array in arrays]
+            n_inputs = len(arrays[0])
+            inputs = [as_tensors(part, self._device) for part in split(arrays, n)]
         if self.is_last:
-            targets = as_arrays("t", t, self._reads("last"))
-            n_targets = len(targets[0])
-            parts = split(targets, self.schedule.n_microbatches)
+            parts = None
+            if has_loss:
+                targets = as_arrays("t", t, self._reads("last"))
+                n_targets, parts = len(targets[0]), split(targets, n)
             self._loss.start(parts, self._device)
-        reports = self._reports[self._calls.call].are_expected
+        reports = has_loss and self._results.are_expected
         self._calls.start(n_inputs, n_targets, reports, loss_scale=loss_scale)
         return inputs
 
-    def _split_inputs(self, x: Any) -> list[Tensors]:
-        if not self.is_first:
-            return []
-        arrays = [
-            as_trainable(array, self._dtypes)
-            for array in as_arrays("x", x, self._reads("first"))
-        ]
-        return [
-            tuple(Tensor(self._device.send(array)) for array in part)
-            if len(part[0])
-            else ()
-            for part in split(arrays, self.schedule.n_microbatches)
-        ]
-
     def _reads(self, which: str) -> str:
         return f" on rank {self.rank}, which has the {which} stage and reads it"
-
-    def _report(self) -> dict[str, float]:
-        means = self._loss.means if self.is_last else np.empty(len(self._loss.names))
-        self._calls.finish()
-        broadcast(self._comm, means, self._last_rank, self._timeout)
-        return {**self._gather_reports(), **dict(zip(self._loss.names, means.tolist()))}
-
-    def _gather_reports(self) -> dict[str, float]:
-        """Returns what layers reported, if some rank announced it with the call.
-
-        Most models report nothing, and then the ranks need not wait for each other.
-        """
-        pending = self._reports[self._calls.call]
-        pending.add(stage.reports.sums() for stage in self._stages.values())
-        if not self._calls.somebody_reports:
-            return {}
-        gathered = all_gather(
-            self._comm, pending.take(), self._timeout, "to tell what layers reported"
-        )
-        return means_of_reports([sums for rank in gathered for sums in rank])
 
 
 @contextmanager
 def _evaluating() -> Iterator[None]:
     with chainer.using_config("train", False), chainer.no_backprop_mode():
         yield
-
-
-def _category(what: Operation) -> str:
-    """Returns the timeline's category; a receive is a wait."""
-    if isinstance(what, Action):
-        return what.kind
-    return "send" if what.direction == "send" else "wait"
-
-
-def _n_samples(message: Sequence[Tensor]) -> int:
-    return len(message[0].array) if message else 0

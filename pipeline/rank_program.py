@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
+import numpy as np
+
 from divisible.schedules.actions import Action, Operation, Route, Transfer
 from divisible.schedules.lowering import lower
 from divisible.schedules.schedule import Schedule
+from divisible.schedules.timeline import Timeline
 
 
 class Channel(NamedTuple):
@@ -122,3 +125,34 @@ class Record(NamedTuple):
 
     program: RankProgram
     times: list[float]
+
+
+def measured_timeline(
+    name: str, ranks: Sequence[tuple[Sequence[Operation], np.ndarray]]
+) -> Timeline:
+    """Puts together what all ranks did.
+
+    Args:
+        name (str): Of the timeline.
+        ranks: For each rank its operations, and the start and end of each in turn, in
+            seconds of a clock that all ranks share.
+
+    Returns:
+        Timeline: From the start of the first operation on. A receive is a wait.
+    """
+    first = min(times[0] for _, times in ranks if len(times))
+    return Timeline(
+        (
+            (rank, operation, start - first, end - first, _category(operation))
+            for rank, (operations, times) in enumerate(ranks)
+            for operation, start, end in zip(operations, times[::2], times[1::2])
+        ),
+        n_ranks=len(ranks),
+        name=name,
+    )
+
+
+def _category(operation: Operation) -> str:
+    if isinstance(operation, Action):
+        return operation.kind
+    return "send" if operation.direction == "send" else "wait"

@@ -8,10 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from divisible.communication.collectives import broadcast_object
+from divisible.communication.collectives import (
+    all_gather,
+    as_mpi,
+    broadcast,
+    broadcast_object,
+    clock_offsets,
+    duplicate,
+)
 from divisible.communication.signatures import Tensor
-from divisible.communication.tags import NOTICE_TAG, TARGETS_CHANNEL
+from divisible.communication.tags import TARGETS_CHANNEL
 from divisible.communication.transport import Receiver, Sender, Transport
+from divisible.communication.waiting import wait
 from pipeline.call_agreement import CallAgreement
 
 
@@ -30,38 +38,39 @@ class Ranks:
     the timeout.
 
     Args:
+        comm: The user's, of ChainerMN or mpi4py; it is duplicated.
+        stage_ranks: For each stage of the pipeline the rank that holds it.
+        timeout (float): Seconds a wait may take.
+
+    Attributes:
         comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
         calls (CallAgreement): Counts the calls.
         first (int): The rank with the first stage, which reads ``x``.
         last (int): The rank with the last stage, which reads ``t``.
-        timeout (float): Seconds a wait may take.
     """
 
-    def __init__(
-        self,
-        comm: MPI.Comm,
-        calls: CallAgreement,
-        first: int,
-        last: int,
-        timeout: float,
-    ) -> None:
-        self._comm = comm
-        self._calls = calls
-        self._timeout = timeout
-        self.first = first
-        self.last = last
+    def __init__(self, comm: Any, stage_ranks: Sequence[int], timeout: float) -> None:
+        self.comm = duplicate(as_mpi(comm), timeout)
+        self.calls = CallAgreement(self.comm, timeout)
+        self.first, self.last = stage_ranks[0], stage_ranks[-1]
+        self.timeout = timeout
         self._sender: Sender | None = None
         self._receiver: Receiver | None = None
 
     @property
     def rank(self) -> int:
         """This rank."""
-        return self._comm.rank
+        return self.comm.rank
 
     @property
     def size(self) -> int:
         """How many ranks there are."""
-        return self._comm.size
+        return self.comm.size
+
+    @property
+    def are_closed(self) -> bool:
+        """Whether :meth:`close` has been called."""
+        return self.comm == MPI.COMM_NULL
 
     def agree(self, vote: int) -> int:
         """Returns the largest of all ranks' votes, the same on every rank.
@@ -75,10 +84,9 @@ class Ranks:
         """
         if self.size == 1:
             return vote
-        with self._calls.made("agree"):
-            self._calls.start(vote=vote)
-            self._calls.finish()
-        return self._calls.vote
+        with self.calls.made("agree"):
+            self.calls.compare(vote)
+        return self.calls.vote
 
     def tell(self, values: np.ndarray, about: str) -> None:
         """Fills ``values`` on every rank with those of the first stage's rank.
@@ -87,37 +95,46 @@ class Ranks:
             values (numpy.ndarray): A few numbers.
             about (str): What is told, for error messages.
         """
-        with self._calls.made(about):
-            if self.rank == self.first:
-                # So few bytes leave at once: this does not wait for the other ranks.
-                requests = [
-                    self._comm.Isend(values, rank, NOTICE_TAG)
-                    for rank in range(self.size)
-                    if rank != self.first
-                ]
-                self._calls.wait(
-                    lambda: MPI.Request.Testall(requests),
-                    lambda: f"the other ranks to ask for {about}",
-                )
-                return
-            request = self._comm.Irecv(values, self.first, NOTICE_TAG)
-            self._calls.wait(request.Test, lambda: f"rank {self.first} to tell {about}")
+        with self.calls.made(about):
+            broadcast(
+                self.comm, values, self.first, self.timeout, about, self.calls.check
+            )
 
     def share(self, value: Any) -> Any:
         """Returns the last stage's value on every rank; any picklable object."""
-        with self._calls.guarded():
-            return broadcast_object(self._comm, value, self.last, self._timeout)
+        with self.calls.guarded():
+            return self.broadcast(value, self.last)
+
+    def broadcast(self, value: Any, root: int) -> Any:
+        """Returns ``root``'s value on every rank, within a call."""
+        return broadcast_object(self.comm, value, root, self.timeout)
+
+    def all_gather(self, value: Any, purpose: str) -> list:
+        """Returns every rank's value, in rank order, within a call.
+
+        Args:
+            value: Any picklable object.
+            purpose (str): What the ranks are waited for to do, for error messages.
+        """
+        return all_gather(self.comm, value, self.timeout, purpose)
+
+    def clock_offset(self) -> float:
+        """Returns how far this rank's clock is ahead of rank 0's, in seconds."""
+        return clock_offsets(self.comm, self.timeout)[self.rank]
 
     def gather(self, values: np.ndarray) -> Gathering:
         """Begins to gather an array of equal length from each rank."""
         everyone = np.empty((self.size, *values.shape), values.dtype)
-        return Gathering(everyone, self._comm.Iallgather(values, everyone))
+        return Gathering(everyone, self.comm.Iallgather(values, everyone))
 
     def finish(self, gathering: Gathering) -> np.ndarray:
         """Returns what was gathered, a row for each rank."""
-        with self._calls.guarded():
-            self._calls.wait(
-                gathering.request.Test, lambda: "all ranks to tell what they measured"
+        with self.calls.guarded():
+            wait(
+                gathering.request.Test,
+                self.timeout,
+                lambda: "all ranks to tell what they measured",
+                self.calls.check,
             )
         return gathering.values
 
@@ -137,11 +154,12 @@ class Ranks:
 
     def _transport(self) -> Transport:
         # Host memory at either end, and no narrower dtype on the way.
-        transport = Transport(self._comm, self._timeout)
-        transport.watch = self._calls.check
+        transport = Transport(self.comm, self.timeout)
+        transport.watch = self.calls.check
         return transport
 
     def close(self) -> None:
-        """Frees what the messages need."""
+        """Frees the communicator, and what messages need."""
         if self._receiver is not None:
             self._receiver.close()
+        self.comm.Free()

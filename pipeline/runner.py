@@ -13,6 +13,7 @@ import numpy as np
 from divisible.communication.signatures import Tensors
 from divisible.communication.transport import Receiver, Sender, Transport
 from divisible.schedules.actions import Action, Route
+from divisible.schedules.schedule import Schedule
 from pipeline.progress import Progress
 from pipeline.rank_program import Channel, RankProgram, Record, Slot
 from pipeline.stages.stage import Stage
@@ -60,6 +61,7 @@ class Runner:
         self._stages = stages
         self._rank = rank
         self._transport = transport
+        self._routes = routes
         self._senders: dict[Channel, Sender] = {}
         self._receivers: dict[Channel, Receiver] = {}
         neighbours = [Route("", i, i + 1) for i in range(len(stage_ranks) - 1)]
@@ -81,6 +83,11 @@ class Runner:
         self._progress = nullcontext() if is_alone else Progress(transport.look)
         self.record: Record | None = None
         self.waits_for_device = False
+
+    def program(self, schedule: Schedule) -> RankProgram:
+        """Returns this rank's part of a schedule, to be run."""
+        rendezvous = self._transport.rendezvous
+        return RankProgram.of(schedule, self._rank, rendezvous, self._routes)
 
     def run(self, program: RankProgram, inputs: Sequence[Any]) -> list[Any]:
         """Runs this rank's part of a schedule.

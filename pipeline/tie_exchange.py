@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import chainer
 import numpy as np
@@ -53,6 +53,7 @@ class TieExchange:
         stage_ranks: For each stage the rank that holds it.
         comm (mpi4py.MPI.Comm): Of all ranks of the pipeline; it is duplicated.
         timeout (float): Seconds a wait may take.
+        watch: Called while waiting; may raise to end the wait.
     """
 
     def __init__(
@@ -62,11 +63,12 @@ class TieExchange:
         stage_ranks: Sequence[int],
         comm: MPI.Comm,
         timeout: float,
+        watch: Callable[[], None],
     ) -> None:
         self._comm = duplicate(comm, timeout)
-        self.transport = Transport(
-            self._comm, timeout, next(iter(stages.values())).device.xp
-        )
+        device = next(iter(stages.values())).device
+        self._transport = Transport(self._comm, timeout, device.xp)
+        self._transport.watch = watch
         params = {number: dict(part.namedparams()) for number, part in stages.items()}
         self._ties = []
         for tag, (path, numbers) in enumerate(shared):
@@ -82,11 +84,12 @@ class TieExchange:
                     path,
                     copies,
                     comm.rank == owner,
-                    [self.transport.sender(tag, peer) for peer in peers],
-                    [self.transport.receiver(tag, peer) for peer in peers],
+                    [self._transport.sender(tag, peer) for peer in peers],
+                    [self._transport.receiver(tag, peer) for peer in peers],
                 )
             )
-        self._share_values()
+        with chainer.using_device(device):
+            self._share_values()
 
     def _share_values(self) -> None:
         """Gives every copy the value of the first one: seeds may differ."""
@@ -99,7 +102,7 @@ class TieExchange:
                 value = _receive(tie.receivers[0], tie.path)
             for copy in tie.copies:
                 copy.array[...] = value
-        self.transport.flush()
+        self._transport.flush()
 
     def add_up(self) -> None:
         """Replaces every copy's gradient by the sum over all copies.
@@ -123,7 +126,7 @@ class TieExchange:
             if not tie.is_owner:
                 _set(tie.copies, _receive(tie.receivers[0], tie.path))
         # The optimizer may change gradients in place.
-        self.transport.flush()
+        self._transport.flush()
 
     def close(self) -> None:
         """Frees the communicator."""

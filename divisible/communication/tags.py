@@ -6,9 +6,8 @@ from __future__ import annotations
 BROADCAST_TAG = 32767
 CLOCK_TAG = 32766
 FAREWELL_TAG = 32765
-NOTICE_TAG = 32764
 #: Of no message.
-UNUSED_TAG = 32763
+UNUSED_TAG = 32764
 # The channels of a transport have the tags from 0, each three of them.
 _TAGS_PER_CHANNEL = 3
 #: The last channel, for targets; those before it are for stages.

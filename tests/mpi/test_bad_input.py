@@ -8,8 +8,8 @@ import pytest
 
 from divisible import Divisible, Plan, pop, stash
 from divisible.schedules import Schedule
-from pipeline import Pipeline
-from tests.support.mpiexec import mpiexec, on_ranks
+from pipeline import DisagreementError, Pipeline
+from tests.support.mpiexec import assert_on_ranks, mpiexec, on_ranks
 
 DEADLINE = 10
 
@@ -341,3 +341,22 @@ def test_a_bad_argument_of_one_rank_ends_all():
 def test_an_error_of_all_ranks_is_printed_once():
     result = on_ranks(3, different_depths, timeout=DEADLINE)
     assert result.stdout.count("Traceback") == 1
+
+
+def refusal(comm):
+    """A script may go on: no message is left, and nobody waits."""
+    for options in ({"seed": -1}, {"timeout": 0}, {"transport": "tcp"}):
+        if comm.rank == 1:
+            with pytest.raises(ValueError, match="must be") as caught:
+                Pipeline(stage_of(comm), comm, 2, **options)
+            assert not isinstance(caught.value, DisagreementError)
+        else:
+            message = f"rank 1 refuses to start: ValueError: {next(iter(options))} must"
+            with pytest.raises(DisagreementError, match=message):
+                Pipeline(stage_of(comm), comm, 2, timeout=100)
+    with Pipeline(stage_of(comm), comm, 2) as pipe:
+        pipe.step(X, T)
+
+
+def test_the_others_learn_why_a_rank_refuses():
+    assert_on_ranks(3, refusal, timeout=DEADLINE)

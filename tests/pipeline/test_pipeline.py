@@ -1,7 +1,6 @@
 """What a pipeline on one rank does that the undivided model does: no MPI messages."""
 
 import functools
-import os
 import types
 
 import chainer
@@ -17,7 +16,6 @@ from pipeline import (
     Pipeline,
     PipelineEvaluator,
     PipelineUpdater,
-    agreement,
     arguments,
     predict,
 )
@@ -231,10 +229,10 @@ def test_close_is_safe_after_an_error_and_after_itself():
         pipe.step(X, None)
     pipe.close()
     # Messages may be under way, which hold on to it.
-    assert pipe._comm != MPI.COMM_NULL
+    assert pipe.ranks.comm != MPI.COMM_NULL
     with Pipeline(stage, MPI.COMM_SELF, 2) as pipe:
         pipe.close()
-    assert pipe._comm == MPI.COMM_NULL
+    assert pipe.ranks.comm == MPI.COMM_NULL
 
 
 @pytest.mark.parametrize(
@@ -266,11 +264,6 @@ def test_a_layer_may_report_what_is_no_number():
     result = Pipeline(Divisible(L.Linear(4, 3), layer), MPI.COMM_SELF, 2).step(X, T)
     assert set(result) == {"loss", "accuracy", "size"}
     assert result["size"] == 4
-
-
-def test_a_system_that_does_not_tell_which_cores_there_are(monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert agreement._n_cores() == os.cpu_count()
 
 
 # -- one optimizer for several stages ------------------------------------------------

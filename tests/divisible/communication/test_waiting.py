@@ -25,3 +25,20 @@ def test_time_in_which_a_process_is_suspended_is_no_wait(seconds, stalls, monkey
         return
     with pytest.raises(StallError, match="waited 6 s for rank 1"):
         waited()
+
+
+def test_what_watches_is_asked_after_each_answer_that_is_not_true():
+    asked = []
+    answers = iter([False, 0, "here"])
+    found = waiting.wait(
+        lambda: next(answers), 5.0, lambda: "rank 1", lambda: asked.append(True)
+    )
+    assert found == "here" and len(asked) == 2
+
+
+def test_what_watches_may_end_a_wait():
+    def watch():
+        raise ArithmeticError("it has left")
+
+    with pytest.raises(ArithmeticError, match="it has left"):
+        waiting.wait(lambda: False, 5.0, lambda: "rank 1", watch)

@@ -1,0 +1,56 @@
+"""What a call of a pipeline returns on every rank."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+
+from divisible.communication.collectives import broadcast
+from pipeline.call_agreement import CALLS
+from pipeline.ranks import Ranks
+from pipeline.stages.loss import Loss
+from pipeline.stages.reports import PendingReports, means
+from pipeline.stages.stage import Stage
+
+
+class Results:
+    """Means of loss and accuracy, and of what layers reported, on all ranks.
+
+    Args:
+        ranks (Ranks): All ranks of the pipeline.
+        loss (Loss): Has the means on the last stage's rank.
+        stages: This rank's stages by their numbers.
+    """
+
+    def __init__(self, ranks: Ranks, loss: Loss, stages: Mapping[int, Stage]) -> None:
+        self._ranks, self._loss, self._stages = ranks, loss, stages
+        self._reports = {call: PendingReports() for call in CALLS}
+
+    @property
+    def are_expected(self) -> bool:
+        """Whether this call should collect what this rank's layers report."""
+        return self._reports[self._ranks.calls.call].are_expected
+
+    def share(self) -> dict[str, float]:
+        """Returns the means of this call, the same on every rank.
+
+        Most models report nothing, and then the ranks need not wait for each other.
+
+        Raises:
+            DisagreementError: If another rank makes another call.
+            StallError: If another rank does not come in time.
+        """
+        ranks, calls, names = self._ranks, self._ranks.calls, self._loss.names
+        is_last = ranks.rank == ranks.last
+        values = self._loss.means if is_last else np.empty(len(names))
+        calls.finish()
+        broadcast(ranks.comm, values, ranks.last, ranks.timeout, watch=calls.check)
+        pending = self._reports[calls.call]
+        pending.add(stage.reports.sums() for stage in self._stages.values())
+        reported = {}
+        if calls.somebody_reports:
+            sums = ranks.all_gather(pending.take(), "to tell what layers reported")
+            reported = means(list(itertools.chain(*sums)))
+        return {**reported, **dict(zip(names, values.tolist()))}

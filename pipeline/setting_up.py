@@ -1,0 +1,149 @@
+"""Sets a pipeline up: from arguments to stages, a transport and a runner.
+
+::
+
+    arguments --checked--> announcement --gathered--> layout
+                                                        |
+           schedule, stages, ties, transport, runner <--'
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from divisible.communication.collectives import all_gather, as_mpi
+from divisible.communication.errors import StallError
+from divisible.communication.transport import Transport
+from divisible.schedules.automatic import AUTO, Trial, first_schedule
+from divisible.schedules.catalogue import create
+from divisible.schedules.recomputation import recompute
+from divisible.schedules.schedule import Schedule
+from pipeline.agreement import Announcement, Layout, Refusal, agree, check_placement
+from pipeline.arguments import Arguments
+from pipeline.ranks import Ranks
+from pipeline.runner import Runner
+from pipeline.stages.loss import Loss
+from pipeline.stages.stage import Stage
+from pipeline.tie_exchange import TieExchange
+
+# How long a rank that refuses its arguments waits for the others to hear why.
+_SECONDS_TO_REFUSE = 10.0
+
+
+def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, Layout]:
+    """Checks a rank's arguments, and compares them with those of all others.
+
+    Args:
+        comm: Of all ranks of the pipeline, of ChainerMN or mpi4py.
+        arguments: What this rank was given.
+
+    Returns:
+        The arguments in their plain forms, the loss made of them, and how the model
+        lies on the ranks.
+
+    Raises:
+        DisagreementError: On every rank, if they do not fit together.
+        TypeError, ValueError: If this rank's own arguments are wrong; the other ranks
+            are told so.
+        StallError: If another rank does not come in time.
+    """
+    comm = as_mpi(comm)
+    try:
+        arguments = arguments.checked()
+        loss = Loss(arguments.lossfun, arguments.accfun)
+        settings = arguments.to_compare()
+        mine = Announcement.of(arguments.stages, loss.params(), settings)
+    except Exception as error:
+        refusal = Refusal(f"{type(error).__name__}: {error}")
+        with contextlib.suppress(StallError):
+            all_gather(comm, refusal, _SECONDS_TO_REFUSE)
+        raise
+    layout = agree(all_gather(comm, mine, arguments.timeout, "to start"))
+    for text in layout.warnings[comm.rank]:
+        # Where the script makes its pipeline.
+        warnings.warn(text, stacklevel=3)
+    return arguments, loss, layout
+
+
+def make_schedule(
+    arguments: Arguments, stage_ranks: Sequence[int]
+) -> tuple[Schedule, Trial | None]:
+    """Returns the schedule asked for, and what will choose another one, if so.
+
+    Args:
+        arguments: Those of this rank.
+        stage_ranks: For each stage the rank that holds it.
+
+    Raises:
+        ScheduleError: If there is no such schedule for such stages.
+        DisagreementError: If it wants them on other ranks.
+    """
+    n_microbatches, checkpoint = arguments.n_microbatches, arguments.checkpoint
+    trial = None
+    if isinstance(arguments.schedule, Schedule):
+        schedule = arguments.schedule
+    elif arguments.schedule == AUTO:
+        schedule = first_schedule(stage_ranks, n_microbatches)
+        trial = Trial(stage_ranks, n_microbatches, checkpoint)
+    else:
+        n_stages, n_ranks = len(stage_ranks), len(set(stage_ranks))
+        schedule = create(arguments.schedule, n_stages, n_microbatches, n_ranks)
+    check_placement(schedule, stage_ranks)
+    return recompute(schedule, checkpoint), trial
+
+
+def make_stages(
+    arguments: Arguments, loss: Loss, layout: Layout, rank: int
+) -> dict[int, Stage]:
+    """Returns a rank's stages by their numbers in the pipeline."""
+    numbers = [i for i, owner in enumerate(layout.stage_ranks) if owner == rank]
+    last = len(layout.stage_ranks) - 1
+    if last not in numbers:
+        # Chainer's gradients begin as NaN, and here nothing else clears these.
+        for param in loss.params():
+            param.cleargrad()
+    return {
+        number: Stage(
+            layers,
+            loss if number == last else None,
+            arguments.seed,
+            arguments.deferred_batch_norm,
+        )
+        for number, layers in zip(numbers, arguments.stages)
+    }
+
+
+def make_ties(
+    stages: Mapping[int, Stage], layout: Layout, ranks: Ranks
+) -> TieExchange | None:
+    """Returns what keeps parameters equal that several stages share, if any do."""
+    if not layout.shared:
+        return None
+    layers = {number: stage.layers for number, stage in stages.items()}
+    return TieExchange(
+        layout.shared,
+        layers,
+        layout.stage_ranks,
+        ranks.comm,
+        ranks.timeout,
+        ranks.calls.check,
+    )
+
+
+def make_runner(
+    arguments: Arguments, stages: Mapping[int, Stage], layout: Layout, ranks: Ranks
+) -> Runner:
+    """Returns what runs schedules, over the transport asked for."""
+    if arguments.transport == "mpi":
+        xp = arguments.stages[0].device.xp
+        transport = Transport(ranks.comm, ranks.timeout, xp, arguments.wire_dtype)
+    else:
+        # ChainerMN is slow to load, and needed for this transport only.
+        from pipeline.chainermn import ChainerMNTransport
+
+        transport = ChainerMNTransport(ranks.comm, ranks.timeout)
+    transport.watch = ranks.calls.check
+    return Runner(stages, layout.stage_ranks, ranks.rank, transport, layout.routes)
