@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from divisible.schedules.actions import Action, Operation, Route, Transfer
+from divisible.schedules.actions import Action, Operation, Route
 from divisible.schedules.lowering import lower
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
@@ -37,17 +37,30 @@ class Slot(NamedTuple):
         """Returns where an action leaves its result, or what a skip takes of it."""
         return cls(action.stage, action.kind == "F", action.microbatch, skip)
 
-    @classmethod
-    def needed_by(cls, action: Action) -> Slot:
-        """Returns where an action finds what its neighbour left."""
-        is_forward = action.kind == "F"
-        neighbour = action.stage - 1 if is_forward else action.stage + 1
-        return cls(neighbour, is_forward, action.microbatch)
-
     @property
     def channel(self) -> Channel:
         """What the result travels over, if its user is on another rank."""
         return Channel(self.stage, self.is_forward, self.skip)
+
+
+class Task(NamedTuple):
+    """An operation of one rank, with where it finds and leaves tensors.
+
+    Attributes:
+        operation: What to do.
+        slot: Where the result of an action goes; what a send takes away, and where a
+            receive puts something.
+        takes: By the name of a skip connection where an action finds what that brings;
+            under no name what its neighbour left.
+        is_recomputed: Whether it is a forward that will be run again.
+        next_action: The first action from there on, for which a receive waits.
+    """
+
+    operation: Operation
+    slot: Slot
+    takes: Mapping[str, Slot]
+    is_recomputed: bool
+    next_action: str
 
 
 class RankProgram(NamedTuple):
@@ -57,20 +70,15 @@ class RankProgram(NamedTuple):
         name: The schedule's name.
         n_stages: Number of stages on all ranks.
         n_microbatches: Number of microbatches.
-        operations: What this rank does, in order.
-        next_actions: For each operation the first action from there on, for which a
-            receive waits.
+        tasks: What this rank does, in order.
         receives: For each channel the microbatches that come over it, in order.
-        recomputed: Stages and microbatches whose forward is run again.
     """
 
     name: str
     n_stages: int
     n_microbatches: int
-    operations: Sequence[Operation]
-    next_actions: Sequence[Action | None]
+    tasks: Sequence[Task]
     receives: Mapping[Channel, Sequence[int]]
-    recomputed: Set[tuple[int, int]]
 
     @classmethod
     def of(
@@ -89,29 +97,46 @@ class RankProgram(NamedTuple):
             routes: The skip connections between stages.
         """
         operations = lower(schedule, rendezvous, routes)[rank]
+        neighbours = [Route("", i, i + 1) for i in range(-1, schedule.n_stages)]
+        again = {
+            (operation.stage, operation.microbatch)
+            for operation in operations
+            if isinstance(operation, Action) and operation.kind == "R"
+        }
         receives: dict[Channel, list[int]] = {}
-        for operation in operations:
-            if isinstance(operation, Transfer) and operation.direction == "receive":
-                place = Slot.of(operation.action, operation.skip)
-                receives.setdefault(place.channel, []).append(place.microbatch)
-        next_actions: list[Action | None] = []
-        action = None
+        tasks: list[Task] = []
+        next_action = ""
         for operation in reversed(operations):
-            action = operation if isinstance(operation, Action) else action
-            next_actions.append(action)
-        return cls(
-            schedule.name,
-            schedule.n_stages,
-            schedule.n_microbatches,
-            operations,
-            next_actions[::-1],
-            receives,
-            {
-                (operation.stage, operation.microbatch)
-                for operation in operations
-                if isinstance(operation, Action) and operation.kind == "R"
-            },
-        )
+            if isinstance(operation, Action):
+                next_action = str(operation)
+                takes = _takes(operation, [*neighbours, *routes])
+                is_recomputed = (operation.stage, operation.microbatch) in again
+                slot = Slot.of(operation)
+            else:
+                takes, is_recomputed = {}, False
+                slot = Slot.of(operation.action, operation.skip)
+                if operation.direction == "receive":
+                    receives.setdefault(slot.channel, []).insert(0, slot.microbatch)
+            tasks.append(Task(operation, slot, takes, is_recomputed, next_action))
+        n_stages, n_microbatches = schedule.n_stages, schedule.n_microbatches
+        return cls(schedule.name, n_stages, n_microbatches, tasks[::-1], receives)
+
+    @property
+    def operations(self) -> list[Operation]:
+        """What this rank does, in order."""
+        return [task.operation for task in self.tasks]
+
+
+def _takes(action: Action, routes: Sequence[Route]) -> dict[str, Slot]:
+    """Returns where an action finds what it needs of other stages."""
+    takes = {}
+    if action.kind in "FBI":
+        is_forward = action.kind == "F"
+        for name, source, target in routes:
+            here, there = (target, source) if is_forward else (source, target)
+            if here == action.stage:
+                takes[name] = Slot(there, is_forward, action.microbatch, name)
+    return takes
 
 
 class Record(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,7 +15,7 @@ from divisible.communication.transport import Receiver, Sender, Transport
 from divisible.schedules.actions import Action, Route
 from divisible.schedules.schedule import Schedule
 from pipeline.progress import Progress
-from pipeline.rank_program import Channel, RankProgram, Record, Slot
+from pipeline.rank_program import Channel, RankProgram, Record, Slot, Task
 from pipeline.stages.stage import Stage
 
 # How many receives a channel has posted ahead of the one it waits for.
@@ -74,11 +74,6 @@ class Runner:
                     self._senders[channel] = transport.sender(tag, target)
                 if rank == target != source:
                     self._receivers[channel] = transport.receiver(tag, source)
-        # By stage, where it finds what skip connections bring, forward and back.
-        self._found: dict[tuple[int, bool], list[tuple[str, int]]] = {}
-        for name, start, end in routes:
-            self._found.setdefault((end, True), []).append((name, start))
-            self._found.setdefault((start, False), []).append((name, end))
         is_alone = not (self._senders or self._receivers)
         self._progress = nullcontext() if is_alone else Progress(transport.look)
         self.record: Record | None = None
@@ -105,12 +100,12 @@ class Runner:
             ActionError: If a layer fails.
             StallError: If another rank does not answer in time.
         """
-        last = program.n_stages - 1
-        results = {Slot(-1, True, i): tensors for i, tensors in enumerate(inputs)}
-        results.update(
-            (Slot(last + 1, False, i), ()) for i in range(program.n_microbatches)
-        )
-        outputs = {}
+        n_stages, microbatches = program.n_stages, range(program.n_microbatches)
+        results: dict[Slot, Tensors] = {
+            Slot(-1, True, i): tensors for i, tensors in enumerate(inputs)
+        }
+        # The backward begins with the last stage's loss.
+        results.update((Slot(n_stages, False, i), ()) for i in microbatches)
         posts = {channel: iter(order) for channel, order in program.receives.items()}
         for channel in posts:
             for _ in range(RECEIVES_AHEAD):
@@ -119,34 +114,23 @@ class Runner:
         clock = time.perf_counter
         times: list[float] = []
         self.record = Record(program, times)
-        for operation, action in zip(program.operations, program.next_actions):
-            times.append(clock())
-            if isinstance(operation, Action):
-                with self._progress:
-                    result, skips = self._compute(
-                        operation, results, program.recomputed
-                    )
-                if self.waits_for_device:
-                    _synchronize(self._stages[operation.stage].layers.device)
-                if operation.kind == "F" and operation.stage == last:
-                    outputs[operation.microbatch] = result
-                elif operation.kind in "FBI":
-                    results[Slot.of(operation)] = result
-                for name, tensors in skips.items():
-                    results[Slot.of(operation, name)] = tensors
-                del result, skips
-            else:
-                place = Slot.of(operation.action, operation.skip)
-                if operation.direction == "send":
-                    sender = self._senders[place.channel]
-                    sender.send(place.microbatch, results.pop(place))
+        with self._progress:
+            for task in program.tasks:
+                times.append(clock())
+                operation, slot = task.operation, task.slot
+                if isinstance(operation, Action):
+                    self._compute(task, results)
+                elif operation.direction == "send":
+                    sender = self._senders[slot.channel]
+                    sender.send(slot.microbatch, results.pop(slot))
                 else:
-                    receiver = self._receivers[place.channel]
-                    results[place] = receiver.receive(place.microbatch, str(action))
-                    self._post_next(place.channel, posts)
-            times.append(clock())
+                    receiver = self._receivers[slot.channel]
+                    results[slot] = receiver.receive(slot.microbatch, task.next_action)
+                    self._post_next(slot.channel, posts)
+                times.append(clock())
         self._transport.flush()
-        return [outputs[i] for i in sorted(outputs)]
+        outputs = (Slot(n_stages - 1, True, i) for i in microbatches)
+        return [results[slot] for slot in outputs if slot in results]
 
     def close(self) -> None:
         """Frees what the messages need."""
@@ -158,33 +142,32 @@ class Runner:
         if microbatch is not None:
             self._receivers[channel].post(microbatch)
 
-    def _compute(
-        self,
-        action: Action,
-        results: dict[Slot, Tensors],
-        recomputed: Set[tuple[int, int]],
-    ) -> tuple[Tensors, Mapping[str, Tensors]]:
+    def _compute(self, task: Task, results: dict[Slot, Tensors]) -> None:
+        action = task.operation
         stage, microbatch = self._stages[action.stage], action.microbatch
         try:
+            skips = {name: results.pop(slot) for name, slot in task.takes.items()}
             if action.kind == "W":
                 stage.backward_weight(microbatch)
-                return (), {}
-            if action.kind == "R":
+            elif action.kind == "R":
                 stage.recompute(microbatch)
-                return (), {}
-            is_forward = action.kind == "F"
-            found = self._found.get((action.stage, is_forward), ())
-            skips = {
-                name: results.pop(Slot(other, is_forward, microbatch, name))
-                for name, other in found
-            }
-            tensors = results.pop(Slot.needed_by(action))
-            if is_forward:
-                again = (action.stage, microbatch) in recomputed
-                return stage.forward(microbatch, tensors, skips, again)
-            return stage.backward(microbatch, tensors, skips, action.kind == "I")
+            else:
+                tensors = skips.pop("")
+                if action.kind == "F":
+                    result, handed_over = stage.forward(
+                        microbatch, tensors, skips, task.is_recomputed
+                    )
+                else:
+                    result, handed_over = stage.backward(
+                        microbatch, tensors, skips, action.kind == "I"
+                    )
+                results[task.slot] = result
+                for name, tensors in handed_over.items():
+                    results[task.slot._replace(skip=name)] = tensors
         except Exception as error:
             raise ActionError(self._where(action, error)) from error
+        if self.waits_for_device:
+            _synchronize(stage.layers.device)
 
     def _where(self, action: Action, error: Exception) -> str:
         stage = self._stages[action.stage]

@@ -1,15 +1,60 @@
-"""What all ranks did, put together."""
+"""What one rank has to do for a schedule, and what all ranks did."""
 
 import numpy as np
 import pytest
 
 from divisible.schedules import one_f_one_b
-from divisible.schedules.actions import Action
-from pipeline.rank_program import RankProgram, measured_timeline
+from divisible.schedules.actions import Action, Route
+from divisible.schedules.recomputation import recompute
+from pipeline.rank_program import Channel, RankProgram, Slot, measured_timeline
 
 
 def program(schedule, rank, routes=()):
     return RankProgram.of(schedule, rank, rendezvous=False, routes=routes)
+
+
+def task(program, text):
+    return next(task for task in program.tasks if str(task.operation) == text)
+
+
+def test_what_an_action_takes_is_what_its_neighbour_left():
+    middle = program(one_f_one_b(3, 4), 1)
+    assert task(middle, "1F2").takes == {"": Slot(0, True, 2)}
+    assert task(middle, "1F2").slot == Slot(1, True, 2)
+    assert task(middle, "1B2").takes == {"": Slot(2, False, 2)}
+    first, last = program(one_f_one_b(3, 4), 0), program(one_f_one_b(3, 4), 2)
+    # The input and the loss lie where another stage would have left them.
+    assert task(first, "0F0").takes == {"": Slot(-1, True, 0)}
+    assert task(last, "2B0").takes == {"": Slot(3, False, 0)}
+
+
+def test_skips_are_taken_by_their_names():
+    routes = [Route("far", 0, 2)]
+    schedule = one_f_one_b(3, 2)
+    forward = task(program(schedule, 2, routes), "2F1")
+    assert forward.takes == {"": Slot(1, True, 1), "far": Slot(0, True, 1, "far")}
+    backward = task(program(schedule, 0, routes), "0B1")
+    assert backward.takes == {"": Slot(1, False, 1), "far": Slot(2, False, 1, "far")}
+    assert list(task(program(schedule, 1, routes), "1F1").takes) == [""]
+
+
+def test_receives_of_each_channel_in_order():
+    middle = program(one_f_one_b(3, 4), 1, [Route("far", 0, 2)])
+    expected = {Channel(0, True): [0, 1, 2, 3], Channel(2, False): [0, 1, 2, 3]}
+    assert dict(middle.receives) == expected
+    received = [task for task in middle.tasks if "<" in str(task.operation)]
+    assert len(received) == 8
+    # What waits comes next among the actions.
+    assert received[0].next_action == "1F0"
+
+
+def test_forwards_that_are_run_again():
+    first = program(recompute(one_f_one_b(2, 3)), 0)
+    for i in range(3):
+        assert task(first, f"0F{i}").is_recomputed
+        assert not task(first, f"0R{i}").takes
+    last = program(recompute(one_f_one_b(2, 3)), 1)
+    assert not task(last, "1F0").is_recomputed
 
 
 def test_a_timeline_begins_with_the_first_operation():
