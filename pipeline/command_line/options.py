@@ -9,11 +9,10 @@ from typing import Any, Callable
 import click
 import numpy as np
 
-from divisible.planning.units import parse_bytes, parse_rate, parse_seconds
+from divisible.planning.machine import Network
+from divisible.planning.profile import Profile
+from divisible.planning.units import parse_rate, parse_seconds
 from pipeline.snapshots.files import SnapshotError
-
-#: A file to read.
-FILE = click.Path(exists=True, dir_okay=False)
 
 
 class Parsed(click.ParamType):
@@ -45,6 +44,26 @@ class Parsed(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
+class Loaded(click.Path):
+    """What a function loads from a file; it raises ValueError if it cannot.
+
+    Args:
+        load: Loads a file of this path.
+    """
+
+    def __init__(self, load: Callable[[str], Any]) -> None:
+        super().__init__(exists=True, dir_okay=False)
+        self._load = load
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Loads the file."""
+        path = super().convert(value, param, ctx)
+        try:
+            return self._load(path)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 def shape(text: str) -> tuple[tuple[int, ...], str]:
     """Reads the shape of a sample and its dtype, such as ``3x224x224:float32``."""
     match = re.fullmatch(r"(\d+(?:x\d+)*)(?::(\w+))?", text)
@@ -70,18 +89,20 @@ def positives(text: str) -> list[int]:
     return [positive(part) for part in text.split(",")]
 
 
-def _options(*options: Callable) -> Callable:
-    """Puts several options into one decorator."""
+def speaking(command: Callable) -> Callable:
+    """Turns errors in what the user gave into messages without a traceback."""
 
-    def decorate(function: Callable) -> Callable:
-        for option in reversed(options):
-            function = option(function)
-        return function
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        try:
+            command(**arguments)
+        except (ImportError, OSError, SnapshotError, ValueError) as error:
+            raise click.ClickException(str(error)) from error
 
-    return decorate
+    return run
 
 
-machine = _options(
+_machine_options = (
     click.option(
         "--bandwidth",
         type=Parsed("rate,...", parse_rate, several=True),
@@ -106,6 +127,31 @@ machine = _options(
         help="Of the ranks, relative to where the profile was measured.",
     ),
 )
+
+
+def machine(command: Callable) -> Callable:
+    """Gives a command the options of a machine, as ``network`` and ``speeds``."""
+
+    @speaking
+    @functools.wraps(command)
+    def run(bandwidth: Any, latency: Any, overlap: bool, **arguments: Any) -> None:
+        command(network=Network(bandwidth, latency, overlap), **arguments)
+
+    for option in reversed(_machine_options):
+        run = option(run)
+    return run
+
+
+profiles = click.argument(
+    "profiles",
+    metavar="PROFILE...",
+    nargs=-1,
+    required=True,
+    type=Loaded(Profile.load),
+)
+#: Of one number, and of several with commas between.
+NUMBER = Parsed("number", positive)
+NUMBERS = Parsed("number,...", positives)
 batch = click.option(
     "--batch",
     type=Parsed("samples", positive),
@@ -126,21 +172,3 @@ def output(default: str) -> Callable:
         show_default=True,
         help="Where to write.",
     )
-
-
-def memory_sizes() -> Parsed:
-    """Returns the type of a size of memory, or of several with commas between."""
-    return Parsed("size,...", parse_bytes, several=True)
-
-
-def speaking(command: Callable) -> Callable:
-    """Turns errors in what the user gave into messages without a traceback."""
-
-    @functools.wraps(command)
-    def run(**arguments: Any) -> None:
-        try:
-            command(**arguments)
-        except (ImportError, OSError, SnapshotError, ValueError) as error:
-            raise click.ClickException(str(error)) from error
-
-    return run

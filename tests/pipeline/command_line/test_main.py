@@ -193,10 +193,10 @@ def test_everything_has_help():
             1,
             "stage 0 (layers 0 to 5) needs",
         ),
-        (["plan", "models_of_test.py", "--ranks", "2"], 1, "is not a profile"),
+        (["plan", "models_of_test.py", "--ranks", "2"], 2, "is not a profile"),
         (["plan", "missing.json", "--ranks", "2"], 2, "does not exist"),
-        (["simulate", "profile-1.json", "profile-1.json"], 1, "is not a plan"),
-        (["timeline", "profile-1.json"], 1, "profile-1.json"),
+        (["simulate", "profile-1.json", "profile-1.json"], 2, "is not a plan"),
+        (["timeline", "profile-1.json"], 2, "profile-1.json is not a timeline"),
         (["profile", "nope.py:MLP", "--input", "3", "--batch", "1"], 1, "no file"),
         (
             ["profile", "models_of_test:MLP", "--input", "3,4", "--batch", "1"],
@@ -236,6 +236,27 @@ def test_everything_has_help():
             ["plan", "profile-1.json", "--stages", "2", "--schedule", "zb_v"],
             2,
             "for 1f1b, zb_h1, zb_h2, gpipe; --ranks chooses among the other schedules",
+        ),
+        (
+            ["plan", "profile-1.json", "--ranks", "2", "--bandwidth", "0B/s"],
+            1,
+            "bandwidth must be positive",
+        ),
+        (
+            [
+                *("plan", "profile-1.json", "--stages", "2"),
+                *("--checkpoint", "always", "--checkpoint", "never"),
+            ],
+            2,
+            "with --stages there is one --microbatches, --schedule and --checkpoint",
+        ),
+        (
+            [
+                *("plan", "profile-1.json", "--ranks", "2"),
+                *("--method", "uniform"),
+            ],
+            2,
+            "--method goes with --stages",
         ),
         (
             ["plan", "profile-1.json", "--ranks", "2", "--bandwidth", "1Gb/s"],
@@ -307,7 +328,7 @@ def test_the_loss_may_be_to_blame(folder, monkeypatch):
     def failing(*_, **__):
         raise ValueError("no such shape")
 
-    monkeypatch.setattr("divisible.planning.measuring.profile", failing)
+    monkeypatch.setattr("pipeline.command_line.profile.profile", failing)
     arguments = ["profile", "models_of_test:MLP", "--input", "6", "--batch", "1"]
     output = " ".join(run(*arguments, code=1).split())
     assert "MLP: ValueError: no such shape. If it is the loss" in output

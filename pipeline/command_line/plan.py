@@ -1,0 +1,144 @@
+"""The command ``divisible plan``."""
+
+from __future__ import annotations
+
+import click
+import numpy as np
+
+from divisible.planning.partition import METHODS, partition
+from divisible.planning.plan import Plan
+from divisible.planning.search import best_plan
+from divisible.planning.tables import PLAN_COLUMNS, plan_rows
+from divisible.planning.units import format_seconds, parse_bytes
+from divisible.schedules.catalogue import NAMES, ONE_PER_RANK, TRIED_BY_DEFAULT
+from divisible.schedules.recomputation import CHECKPOINTS
+from pipeline.command_line import console, options
+from pipeline.command_line.simulate import draw, predict_minibatch
+
+# What there may be several of to choose from, and one of to cut for.
+_OF_A_CUT = {
+    "microbatches": "n_microbatches",
+    "schedules": "schedule",
+    "checkpoints": "checkpoint",
+}
+
+
+@click.command("plan")
+@options.profiles
+@click.option("--ranks", type=options.NUMBER, help="Choose everything.")
+@click.option("--stages", type=options.NUMBER, help="Only cut.")
+@click.option(
+    "--memory",
+    type=options.Parsed("size,...", parse_bytes, several=True),
+    help="Of a rank, such as 8GiB; one for all or one for each.  [default: no limit]",
+)
+@options.machine
+@options.batch
+@click.option(
+    "--microbatches",
+    type=options.NUMBERS,
+    help="With --ranks those to try, with --stages how many there are.",
+)
+@click.option(
+    "--schedule",
+    "schedules",
+    type=click.Choice(NAMES),
+    multiple=True,
+    help="With --ranks those to try."
+    f"  [default: {', '.join(TRIED_BY_DEFAULT)}; 1f1b to cut]",
+)
+@click.option(
+    "--checkpoint",
+    "checkpoints",
+    type=click.Choice(CHECKPOINTS),
+    multiple=True,
+    help="Recomputation; with --ranks those to try.  [default: all; never to cut]",
+)
+@click.option(
+    "--replicas",
+    "max_replicas",
+    type=options.NUMBER,
+    default=1,
+    help="With --ranks the most pipelines to share a minibatch.  [default: 1]",
+)
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default="optimal",
+    show_default=True,
+    help="With --stages, how to cut.",
+)
+@options.output("plan.json")
+@options.plot
+@options.speaking
+def plan_command(profiles, ranks, stages, output, plot, **given) -> None:
+    """Cuts a model, or chooses how to run it altogether.
+
+    With --stages the model is cut so that the slowest stage is as fast as possible,
+    for microbatches of the profile's size. With --ranks, stages, microbatches,
+    schedule and recomputation are chosen as well, for the whole minibatch; give
+    profiles at several sizes of microbatch for that.
+    """
+    if (ranks is None) == (stages is None):
+        raise click.UsageError("give either --ranks or --stages")
+    batch, network, speeds = given["batch"], given["network"], given["speeds"]
+    given = {name: value for name, value in given.items() if value}
+    if stages is not None:
+        if plot is not None and "microbatches" not in given:
+            raise click.UsageError(
+                "--plot with --stages needs --microbatches: how many a minibatch has"
+            )
+        plan = _cut(profiles, stages, given)
+        batch = (plan.n_microbatches or 1) * profiles[0].n_samples
+    elif given.pop("method") != "optimal":
+        raise click.UsageError("--method goes with --stages")
+    else:
+        with console.show_progress("trying combinations") as progress:
+            plan = best_plan(profiles, ranks, progress=progress, **given)
+    _print_plan(plan)
+    plan.save(output)
+    console.say(f"written to {output}")
+    if plot is not None:
+        draw(predict_minibatch(plan, profiles, batch, network, speeds), plot)
+
+
+def _cut(profiles, stages, given) -> Plan:
+    """Cuts by options that are named as the arguments of best_plan."""
+    if "batch" in given or given.pop("max_replicas") != 1:
+        raise click.UsageError(
+            "--batch and --replicas go with --ranks; with --stages the profile is at"
+            " the size of a microbatch"
+        )
+    if len(profiles) > 1:
+        raise click.UsageError("--stages takes one profile, at the size of microbatch")
+    if not set(given.get("schedules", ())) <= set(ONE_PER_RANK):
+        raise click.UsageError(
+            "--stages cuts for one stage on each rank, so for"
+            f" {', '.join(ONE_PER_RANK)}; --ranks chooses among the other schedules as"
+            " well"
+        )
+    for several, one in _OF_A_CUT.items():
+        if several in given:
+            given[one], *more = given.pop(several)
+            if more:
+                raise click.UsageError(
+                    "with --stages there is one --microbatches, --schedule and"
+                    " --checkpoint"
+                )
+    return partition(profiles[0], stages, **given)
+
+
+def _print_plan(plan: Plan) -> None:
+    console.say(plan.headline)
+    console.print_table(PLAN_COLUMNS, plan_rows(plan))
+    if plan.alternatives:
+        rows = [
+            (
+                other.name,
+                "" if np.isinf(other.seconds) else format_seconds(other.seconds),
+                other.reason,
+            )
+            for other in plan.alternatives
+        ]
+        columns = "not chosen", "step", "because"
+        console.print_table(columns, rows, left=(0, 2), wrap=2)

@@ -1,0 +1,129 @@
+"""The command ``divisible profile``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import chainer
+import click
+import numpy as np
+
+from divisible.planning.measuring import profile
+from divisible.planning.plots import plot_profile
+from divisible.planning.tables import PROFILE_COLUMNS, profile_rows
+from pipeline.command_line import console, options
+from pipeline.command_line.model_argument import make_model
+
+
+@click.command("profile")
+@click.argument("model", metavar="MODULE:MODEL")
+@click.option(
+    "--input",
+    "inputs",
+    type=options.Parsed("shape", options.shape),
+    multiple=True,
+    required=True,
+    help="Shape of a sample, such as 3x224x224, or 35:int32 with a dtype; once for"
+    " each input of the model.",
+)
+@click.option(
+    "--batch",
+    type=options.Parsed("samples,...", options.positives),
+    required=True,
+    help="Samples of a microbatch. Several make a profile of each.",
+)
+@click.option(
+    "--loss/--no-loss",
+    default=True,
+    help="Whether softmax cross entropy follows the model.  [default: loss]",
+)
+@click.option("--optimizer", help="One of chainer.optimizers, such as MomentumSGD.")
+@click.option(
+    "--repeat",
+    type=options.NUMBER,
+    default=5,
+    show_default=True,
+    help="Runs of each.",
+)
+@click.option("--device", default="@numpy", show_default=True, help="As in Chainer.")
+@options.output("profile.json")
+@options.plot
+@options.speaking
+def profile_command(
+    model, inputs, batch, loss, optimizer, repeat, device, output, plot
+) -> None:
+    """Measures what each layer of a model costs.
+
+    MODEL is a subclass of Divisible, a function that makes a model, or a model, in a
+    module or a file: models.vgg16:VGG16, models/vgg16.py:VGG16,
+    'mlp.py:MLP(1000, n_layers=8)'. The inputs are random numbers, or zeros where they
+    are integers.
+
+    With several sizes of batch, the files are named after them: profile-84.json.
+    """
+    with _blaming(model):
+        made = make_model(model)
+    with _blaming(f"--device {device}"):
+        made.to_device(device)
+    if optimizer is not None:
+        known = getattr(chainer.optimizers, optimizer, None)
+        if not (isinstance(known, type) and issubclass(known, chainer.GradientMethod)):
+            raise ValueError(f"there is no optimizer {optimizer!r} in Chainer")
+        optimizer = known()
+    random = np.random.RandomState(0)
+    for size in batch:
+        x = tuple(_sample(random, (size, *shape), dtype) for shape, dtype in inputs)
+        t = np.zeros(size, np.int32) if loss else None
+        hint = ". If it is the loss that does not fit: --no-loss" if loss else ""
+        what = f"measuring {size} samples"
+        with (
+            _blaming(model, hint),
+            console.plain_warnings(),
+            console.show_progress(what) as progress,
+        ):
+            measured = profile(
+                made, x, t, optimizer=optimizer, repeat=repeat, progress=progress
+            )
+        console.say(f"{model}, {size} samples, {measured.machine}")
+        console.print_table(PROFILE_COLUMNS, profile_rows(measured), left=(1,))
+        measured.save(_numbered(output, size, batch))
+        console.say(f"written to {_numbered(output, size, batch)}")
+        if plot is not None:
+            plot_profile(measured, _numbered(plot, size, batch), title=model)
+            console.say(f"drawn to {_numbered(plot, size, batch)}")
+
+
+@contextlib.contextmanager
+def _blaming(whom: str, hint: str = "") -> Iterator[None]:
+    """Says without a traceback what went wrong in what the user has named.
+
+    Args:
+        whom: What that is.
+        hint: What it may be if it is none of the layers.
+    """
+    try:
+        yield
+    except Exception as error:
+        position = getattr(error, "layer_position", None)
+        if isinstance(error, ValueError) and position is None and not hint:
+            # Of our own, about a name or a number: it says enough.
+            raise
+        where = ""
+        if position is not None:
+            where, hint = f", layer {position}", ""
+        raise ValueError(
+            f"{whom}{where}: {type(error).__name__}: {str(error).strip()}{hint}"
+        ) from error
+
+
+def _sample(random: np.random.RandomState, shape: tuple, dtype: str) -> np.ndarray:
+    if np.dtype(dtype).kind != "f":
+        return np.zeros(shape, dtype)
+    return random.standard_normal(shape).astype(dtype)
+
+
+def _numbered(path: str, size: int, sizes: list[int]) -> str:
+    stem, ending = os.path.splitext(path)
+    return path if len(sizes) == 1 else f"{stem}-{size}{ending}"

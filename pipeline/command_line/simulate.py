@@ -1,0 +1,94 @@
+"""The commands ``divisible simulate`` and ``divisible timeline``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import click
+
+from divisible.planning.plan import Plan
+from divisible.planning.prediction import predict
+from divisible.planning.units import count, format_bytes, format_seconds
+from divisible.schedules.catalogue import NAMES
+from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.schedules.timeline import Timeline
+from pipeline.command_line import console, options
+
+
+@click.command("simulate")
+@click.argument("plan", type=options.Loaded(Plan.load))
+@options.profiles
+@options.machine
+@options.batch
+@click.option(
+    "--microbatches", "n_microbatches", type=options.NUMBER, help="Not the plan's."
+)
+@click.option("--schedule", type=click.Choice(NAMES), help="Another than the plan's.")
+@click.option(
+    "--checkpoint", type=click.Choice(CHECKPOINTS), help="Not that of the plan."
+)
+@click.option("-o", "--output", type=click.Path(), help="Keep the timeline (.json).")
+@options.plot
+@options.speaking
+def simulate_command(
+    plan, profiles, batch, network, speeds, output, plot, **changes
+) -> None:
+    """Predicts one minibatch of a plan: time, bubble and memory of each rank.
+
+    A plan does not say of how many samples a minibatch is; --batch does.
+    """
+    changes = {name: value for name, value in changes.items() if value is not None}
+    plan = replace(plan, step_seconds=None, **changes)
+    console.say(plan.headline)
+    timeline = predict_minibatch(plan, profiles, batch, network, speeds)
+    _print_timeline(timeline)
+    if output is not None:
+        timeline.save(output)
+        console.say(f"written to {output}")
+    draw(timeline, plot)
+
+
+@click.command("timeline")
+@click.argument("timeline", metavar="FILE", type=options.Loaded(Timeline.load))
+@options.plot
+@options.speaking
+def timeline_command(timeline, plot) -> None:
+    """Shows a timeline that was saved: what every rank did, and for how long.
+
+    FILE comes from Timeline.save, measured (Pipeline.timeline) or predicted. It can
+    be opened in chrome://tracing as well.
+    """
+    _print_timeline(timeline)
+    draw(timeline, plot)
+
+
+def predict_minibatch(plan, profiles, batch, network, speeds) -> Timeline:
+    """Predicts a minibatch, and says of how many samples it is."""
+    if batch is None:
+        batch = max(profile.n_samples for profile in profiles)
+    console.say(f"simulated with a minibatch of {count(batch, 'sample')}")
+    return predict(plan, profiles, batch=batch, network=network, speeds=speeds)
+
+
+def draw(timeline: Timeline, path: str | None) -> None:
+    """Draws a timeline, if there is a file to draw it to."""
+    if path is not None:
+        timeline.plot(path)
+        console.say(f"drawn to {path}")
+
+
+def _print_timeline(timeline: Timeline) -> None:
+    console.say(f"{timeline.name}: {format_seconds(timeline.makespan)}")
+    memory = timeline.peak_memory
+    columns = ["rank", "computes", "bubble", "in flight"]
+    rows = [
+        [str(rank), format_seconds(busy), f"{bubble:.1%}", str(peak)]
+        for rank, (busy, bubble, peak) in enumerate(
+            zip(timeline.busy, timeline.bubble, timeline.peak_in_flight)
+        )
+    ]
+    if memory is not None:
+        columns.append("memory")
+        for row, size in zip(rows, memory):
+            row.append(format_bytes(size))
+    console.print_table(columns, rows)
