@@ -1,6 +1,41 @@
 """What a newcomer may rely on: no circle of modules, and floors that hold."""
 
+import importlib
+
+import pytest
+
 from tests.support.import_circles import PACKAGES, circles, import_graph
+
+FACES = {
+    "divisible": """
+        Divisible LayerCost MemoryLimitError Network NotMadeError Plan Profile RandomKey
+        __version__ best_plan deferred_init keyed_random_state partition pop profile
+        simulate stash
+    """,
+    "divisible.schedules": """
+        Action Costs NAMES Schedule ScheduleError Timeline Transfer create gpipe
+        interleaved list_schedule looped_bfs one_f_one_b zero_bubble_h1 zero_bubble_h2
+        zero_bubble_v
+    """,
+    "mixed_precision": """
+        ActivationGradients DynamicLossScale GradientReport GradientStatistics LARS
+        LARSHook LossScale MixedPrecision MomentumSGD16 StaticLossScale float32_loss
+        to_float16
+    """,
+    "pipeline": """
+        ActionError DisagreementError Pipeline PipelineEvaluator PipelineUpdater
+        SeededShuffle Snapshot SnapshotError StallError StopOnSignal abort_on_error
+        export_npz import_npz latest_snapshot load_snapshot predict recv_data recv_grad
+        repartition save_snapshot send_data send_grad snapshot
+    """,
+}
+
+
+@pytest.mark.parametrize("package", FACES)
+def test_a_face_has_what_users_type_and_nothing_else(package):
+    face = importlib.import_module(package)
+    assert sorted(face.__all__) == sorted(FACES[package].split())
+    assert all(getattr(face, name) is not None for name in face.__all__)
 
 
 def test_no_modules_import_each_other():
