@@ -26,10 +26,10 @@ class LayerList(chainer.Sequential):
 
     #: The position of the first layer in the undivided model.
     _start: int = 0
-    # For each layer, the position that names it: the first one in the undivided
-    # model at which it stands. Link.name would not do, another container of the
-    # same link overwrites it.
-    _positions: list[int]
+    # For each link, the position that names it: the first one in the undivided model at
+    # which it stands. Link.name would not do, another container of the same link
+    # overwrites it.
+    _positions: dict[Link, int]
     # For each layer, whether a pipeline computes its forward again for its backward.
     _recomputed: list[bool]
     # For each layer a text as of when it came into the list: a link that is sized at
@@ -45,7 +45,7 @@ class LayerList(chainer.Sequential):
         """Prepares the empty list, so that a subclass may append at once."""
         self = super().__new__(cls)
         chainer.Sequential.__init__(self)
-        self._positions, self._recomputed, self._texts = [], [], []
+        self._positions, self._recomputed, self._texts = {}, [], []
         self._borrowed, self._tied_paths = {}, {}
         self._deferred = DeferredLayers()
         return self
@@ -93,7 +93,11 @@ class LayerList(chainer.Sequential):
         self._recomputed.insert(i, bool(recompute))
         self._texts.insert(i, describe(layer))
         self._deferred.add(layer)
-        self._number_layers()
+        if i == n:
+            # Nothing else moves, and a model of many layers is soon built.
+            self._number(layer, n)
+        else:
+            self._number_layers()
 
     def __setitem__(self, i: int, layer: Layer) -> None:
         self._check_mutable()
@@ -135,10 +139,12 @@ class LayerList(chainer.Sequential):
                 copies[id(layer)] if isinstance(layer, Link) else copy.copy(layer)
                 for layer in self._layers
             ]
-            for link in self.children():
-                follow(link, copies[id(link)])
+            ret._positions = {}
+            for link, position in self._positions.items():
+                copied = copies[id(link)]
+                follow(link, copied)
+                ret._number(copied, position)
             ret._deferred = self._deferred.copied()
-            ret._name_links()
         return ret
 
     def __iadd__(self, other: Iterable[Layer]) -> LayerList:
@@ -152,31 +158,27 @@ class LayerList(chainer.Sequential):
         """Refuses to give layers away that need their positions."""
 
     def _number_layers(self) -> None:
-        first: dict[int, int] = {}
-        self._positions = [
-            first.setdefault(id(layer), i) if isinstance(layer, Link) else i
-            for i, layer in enumerate(self._layers)
-        ]
-        self._name_links()
+        self._positions = {}
+        for position, layer in enumerate(self._layers):
+            self._number(layer, position)
 
-    def _name_links(self) -> None:
-        for position, link in self._positioned_children():
-            link.name = str(position)
+    def _number(self, layer: Layer, position: int) -> None:
+        """Gives a layer its position as name, if it is a link that has none yet."""
+        if isinstance(layer, Link):
+            layer.name = str(self._positions.setdefault(layer, position))
+
+    def _first_positions(self) -> list[int]:
+        """Returns for each layer the first position at which it stands."""
+        return [
+            self._positions[layer] if isinstance(layer, Link) else position
+            for position, layer in enumerate(self._layers, self._start)
+        ]
 
     # -- the link hierarchy -----------------------------------------------------
 
-    def _positioned_children(self) -> Iterator[tuple[int, Link]]:
-        """Yields each link once, with the position that names it."""
-        seen = set()
-        for position, layer in zip(self._positions, self._layers):
-            if isinstance(layer, Link) and position not in seen:
-                seen.add(position)
-                yield position, layer
-
     def children(self) -> Iterator[Link]:
         """Yields the layers that are links, each once."""
-        for _, link in self._positioned_children():
-            yield link
+        yield from self._positions
 
     def params(self, include_uninit: bool = True) -> Iterator[chainer.Parameter]:
         """Yields the parameters of all layers, each once."""
@@ -203,7 +205,7 @@ class LayerList(chainer.Sequential):
         """Yields the links with parameters, and where they lie."""
         for path, holder in self._borrowed.items():
             yield path.split("/")[1], holder
-        for position, link in self._positioned_children():
+        for link, position in self._positions.items():
             yield str(position), link
 
     def links(self, skipself: bool = False) -> Iterator[Link]:
@@ -217,7 +219,7 @@ class LayerList(chainer.Sequential):
         """Yields ``('/position/...', link)`` for all links of the hierarchy."""
         if not skipself:
             yield "/", self
-        for position, link in self._positioned_children():
+        for link, position in self._positions.items():
             yield f"/{position}", link
             for path, descendant in link.namedlinks(True):
                 yield f"/{position}{path}", descendant
@@ -251,8 +253,8 @@ class LayerList(chainer.Sequential):
             param.addgrad(theirs[path])
 
     def _pairs(self, other: LayerList) -> Iterator[tuple[Link, Link]]:
-        theirs = dict(other._positioned_children())
-        for position, mine in self._positioned_children():
+        theirs = {position: link for link, position in other._positions.items()}
+        for mine, position in self._positions.items():
             if position not in theirs:
                 raise ValueError(
                     f"layer {position} ({type(mine).__name__}) is not in the model to"
@@ -275,7 +277,7 @@ class LayerList(chainer.Sequential):
         ret = type(self).__new__(type(self))
         ret.__dict__.update(vars(self))
         ret._layers = list(self._layers)
-        ret._positions = list(self._positions)
+        ret._positions = dict(self._positions)
         ret._recomputed = list(self._recomputed)
         ret._texts = list(self._texts)
         return ret

@@ -115,14 +115,14 @@ class Divisible(LayerList):
         """The parameters that layers at several positions of the whole model use."""
         if self.is_stage:
             return self._ties
-        return ties.find_ties(self._layers, self._positions, self._transposed)
+        return ties.find_ties(self._layers, self._first_positions(), self._transposed)
 
     @property
     def shared_states(self) -> tuple[SharedState, ...]:
         """The links in several layers of the whole model that keep running averages."""
         if self.is_stage:
             return self._shared_states
-        return ties.find_shared_states(self._layers, self._positions)
+        return ties.find_shared_states(self._layers, self._first_positions())
 
     @property
     def recomputed(self) -> tuple[bool, ...]:
@@ -187,7 +187,7 @@ class Divisible(LayerList):
         self._check_divisible(start, end)
         if mode not in ("share", "copy"):
             raise ValueError(f"mode must be 'share' or 'copy', not {mode!r}")
-        self._deferred.assign_places(dict(zip(self._positions, self._layers)))
+        self._deferred.assign_places(dict(zip(self._first_positions(), self._layers)))
         stage = self.view(start, end)
         viewed = stage._layers
         stage._take_own_copies()
@@ -206,7 +206,7 @@ class Divisible(LayerList):
         if mode == "copy":
             stage = copy.deepcopy(stage)
         stage._deferred = stage._deferred.make(
-            dict(enumerate(zip(stage._positions, stage._layers), start)),
+            dict(enumerate(zip(stage._first_positions(), stage._layers), start)),
             stage._borrowed,
         )
         return stage
@@ -232,7 +232,11 @@ class Divisible(LayerList):
         part = copy.copy(self)
         part._start = start
         part._layers = self._layers[chosen]
-        part._positions = self._positions[chosen]
+        part._positions = {
+            layer: self._positions[layer]
+            for layer in part._layers
+            if isinstance(layer, Link)
+        }
         part._recomputed = self._recomputed[chosen]
         part._texts = self._texts[chosen]
         part._model_layers, part._skips = self.model_layers, skips
@@ -249,7 +253,7 @@ class Divisible(LayerList):
         own = {path for path, _ in part.namedparams()}
         sources = (
             weight.source
-            for position in part._positions
+            for position in part._positions.values()
             for weight in self._transposed.get(position, ())
         )
         holders = dict(self._parameter_holders())
@@ -284,6 +288,11 @@ class Divisible(LayerList):
             follow(layer, copied)
         for path, holder in borrowed.items():
             follow(self._borrowed[path], holder)
+        self._positions = {
+            copied: self._positions[layer]
+            for layer, copied in zip(self._layers, layers)
+            if isinstance(layer, Link)
+        }
         self._layers, self._borrowed = layers, borrowed
 
     def _parameter(self, path: str) -> chainer.Parameter:
@@ -343,7 +352,7 @@ class Divisible(LayerList):
 
     def _transpose(self, dropped: chainer.Parameter, source: str) -> None:
         """Lets all layers with a parameter use the transpose of another one."""
-        for position, link in list(self._positioned_children()):
+        for link, position in self._positions.items():
             paths = ties.remove_parameter(link, dropped)
             known = self._transposed.get(position, ())
             new = [Transposed(path, source) for path in paths]
@@ -465,7 +474,9 @@ class Divisible(LayerList):
                     f" stage"
                 )
             return layer.join(x, skipped.pop(layer.name))
-        weights = self._transposed.get(self._positions[position - self._start])
+        weights = None
+        if isinstance(layer, Link):
+            weights = self._transposed.get(self._positions[layer])
         if weights:
             sources = [(weight, self._parameter(weight.source)) for weight in weights]
             context = ties.transposed_weights(layer, sources)
