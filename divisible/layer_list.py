@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any, Callable
 import chainer
 from chainer import Link
 
+from divisible import ties
 from divisible.deferred.layers import DeferredLayers, follow
 
 Layer = Callable[..., Any]
@@ -35,10 +37,12 @@ class LayerList(chainer.Sequential):
     # For each layer a text as of when it came into the list: a link that is sized at
     # its first call reads otherwise afterwards, and is still the same.
     _texts: list[str]
-    # On a stage. Parameters of layers before it whose transpose it needs, by path; and
-    # the paths in the model of those that its own layers share with layers before it.
-    _borrowed: dict[str, Link]
+    # On a stage, the paths in the model of the parameters that its layers share with
+    # layers before it, by the paths that these layers give them.
     _tied_paths: Mapping[str, str]
+    # Parameters that layers use transposed, by the position that names the layer: their
+    # paths below it.
+    _transposed: Mapping[int, frozenset[str]]
     _deferred: DeferredLayers
 
     def __new__(cls, *args: Any, **kwargs: Any) -> LayerList:
@@ -46,7 +50,7 @@ class LayerList(chainer.Sequential):
         self = super().__new__(cls)
         chainer.Sequential.__init__(self)
         self._positions, self._recomputed, self._texts = {}, [], []
-        self._borrowed, self._tied_paths = {}, {}
+        self._tied_paths, self._transposed = {}, {}
         self._deferred = DeferredLayers()
         return self
 
@@ -156,6 +160,11 @@ class LayerList(chainer.Sequential):
 
     def _check_positions_free(self) -> None:
         """Refuses to give layers away that need their positions."""
+        if self._transposed:
+            raise TypeError(
+                f"{type(self).__name__} has tied layers, whose positions are fixed:"
+                f" change the list first, then tie"
+            )
 
     def _number_layers(self) -> None:
         self._positions = {}
@@ -194,19 +203,12 @@ class LayerList(chainer.Sequential):
         """
         yield from Link.namedparams(self, include_uninit)
         seen: set[int] = set()
-        for position, link in self._parameter_holders():
+        for link, position in self._positions.items():
             for path, param in link.namedparams(include_uninit):
                 if id(param) not in seen:
                     seen.add(id(param))
                     path = f"/{position}{path}"
                     yield self._tied_paths.get(path, path), param
-
-    def _parameter_holders(self) -> Iterator[tuple[str, Link]]:
-        """Yields the links with parameters, and where they lie."""
-        for path, holder in self._borrowed.items():
-            yield path.split("/")[1], holder
-        for link, position in self._positions.items():
-            yield str(position), link
 
     def links(self, skipself: bool = False) -> Iterator[Link]:
         """Yields all links of the hierarchy."""
@@ -228,7 +230,7 @@ class LayerList(chainer.Sequential):
         """Lets ``visitor`` (``to_gpu`` and the like) see every layer."""
         Link.device_resident_accept(self, visitor)
         visit = operator.methodcaller("device_resident_accept", visitor)
-        for _, link in self._parameter_holders():
+        for link in self.children():
             self._deferred.do(visit, link)
 
     def copyparams(self, link: LayerList, copy_persistent: bool = True) -> None:
@@ -236,9 +238,6 @@ class LayerList(chainer.Sequential):
         Link.copyparams(self, link, copy_persistent)
         for mine, other in self._pairs(link):
             mine.copyparams(other, copy_persistent)
-        mine, theirs = dict(self.namedparams()), dict(link.namedparams())
-        for path in self._borrowed:
-            mine[path].copydata(theirs[path])
 
     def addgrads(self, link: LayerList) -> None:
         """Adds the gradients of a model with the same layers at these positions."""
@@ -265,8 +264,11 @@ class LayerList(chainer.Sequential):
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes every layer under its position."""
         Link.serialize(self, serializer)
-        for position, link in self._parameter_holders():
-            self._deferred.serialize(link, serializer[position])
+        for link, position in self._positions.items():
+            # What layers use transposed, they read and write transposed.
+            paths = self._transposed.get(position, ())
+            serialize = functools.partial(ties.serialize, paths=paths)
+            self._deferred.serialize(link, serialize, serializer[str(position)])
 
     # -- copying and printing ---------------------------------------------------
 
@@ -286,10 +288,23 @@ class LayerList(chainer.Sequential):
         ret = type(self).__new__(type(self))
         memo[id(self)] = ret
         ret.__dict__.update(copy.deepcopy(vars(self), memo))
-        for (_, link), (_, copied) in zip(
-            self._parameter_holders(), ret._parameter_holders()
-        ):
+        for link, copied in zip(self._positions, ret._positions):
             follow(link, copied)
+        return ret
+
+    def _part(self, start: int, end: int) -> LayerList:
+        """Returns a copy with some of the layers, which keep their positions."""
+        chosen = slice(start - self._start, end - self._start)
+        ret = copy.copy(self)
+        ret._start = start
+        ret._layers = self._layers[chosen]
+        ret._positions = {
+            layer: self._positions[layer]
+            for layer in ret._layers
+            if isinstance(layer, Link)
+        }
+        ret._recomputed = self._recomputed[chosen]
+        ret._texts = self._texts[chosen]
         return ret
 
     def __str__(self) -> str:

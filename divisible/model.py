@@ -6,9 +6,9 @@ import copy
 import operator
 import weakref
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 from chainer import Link
@@ -16,10 +16,25 @@ from chainer import Link
 from divisible import ties
 from divisible.deferred.layers import follow
 from divisible.layer_list import Layer, LayerList
-from divisible.layer_positions import one_pass, sign
-from divisible.random_streams import layer_streams
-from divisible.skips import Pop, Skip, Stash, find_skips
-from divisible.ties import SharedState, Tie, Transposed
+from divisible.layer_pass import pass_through
+from divisible.skips import Skip, find_skips
+from divisible.ties import SharedState, Tie
+
+
+class _Undivided(NamedTuple):
+    """What a stage knows of the model that it was cut from.
+
+    Attributes:
+        layers: A line of text for each layer.
+        skips: Its skip connections.
+        ties: The parameters that several layers use.
+        shared_states: What else several layers have in common.
+    """
+
+    layers: tuple[str, ...]
+    skips: tuple[Skip, ...]
+    ties: tuple[Tie, ...]
+    shared_states: tuple[SharedState, ...]
 
 
 class Divisible(LayerList):
@@ -71,23 +86,9 @@ class Divisible(LayerList):
         ['/2/W', '/2/b']
     """
 
-    # A stage knows where it lies in which model, and what connects it to the rest.
-    _model_layers: tuple[str, ...] | None = None
-    _skips: tuple[Skip, ...] = ()
-    _ties: tuple[Tie, ...] = ()
-    _shared_states: tuple[SharedState, ...] = ()
+    _undivided: _Undivided | None = None
     # The parameters of other stages, as far as something on this rank holds them.
     _elsewhere: Mapping[str, chainer.Parameter] = MappingProxyType({})
-    # By the position that names a layer: those of its weights that are a transpose.
-    _transposed: Mapping[int, tuple[Transposed, ...]]
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Divisible:
-        """Prepares the empty model, so that a subclass may append at once."""
-        self = super().__new__(cls)
-        self._transposed = {}
-        return self
-
-    # -- cutting ----------------------------------------------------------------
 
     @property
     def layer_range(self) -> tuple[int, int]:
@@ -97,9 +98,7 @@ class Divisible(LayerList):
     @property
     def model_layers(self) -> tuple[str, ...]:
         """A line of text for each layer of the undivided model."""
-        if self._model_layers is not None:
-            return self._model_layers
-        return tuple(self._texts)
+        return tuple(self._texts) if self._undivided is None else self._undivided.layers
 
     @property
     def skips(self) -> tuple[Skip, ...]:
@@ -108,21 +107,23 @@ class Divisible(LayerList):
         Raises:
             ValueError: If their ends do not match.
         """
-        return self._skips if self.is_stage else find_skips(self._layers)
+        if self._undivided is None:
+            return find_skips(self._layers)
+        return self._undivided.skips
 
     @property
     def ties(self) -> tuple[Tie, ...]:
         """The parameters that layers at several positions of the whole model use."""
-        if self.is_stage:
-            return self._ties
-        return ties.find_ties(self._layers, self._first_positions(), self._transposed)
+        if self._undivided is None:
+            return ties.find_ties(self._layers, self._first_positions())
+        return self._undivided.ties
 
     @property
     def shared_states(self) -> tuple[SharedState, ...]:
         """The links in several layers of the whole model that keep running averages."""
-        if self.is_stage:
-            return self._shared_states
-        return ties.find_shared_states(self._layers, self._first_positions())
+        if self._undivided is None:
+            return ties.find_shared_states(self._layers, self._first_positions())
+        return self._undivided.shared_states
 
     @property
     def recomputed(self) -> tuple[bool, ...]:
@@ -137,7 +138,7 @@ class Divisible(LayerList):
     @property
     def is_stage(self) -> bool:
         """Whether this came from :meth:`divide`."""
-        return self._model_layers is not None
+        return self._undivided is not None
 
     def divide(
         self, start: int | None = None, end: int | None = None, *, mode: str = "share"
@@ -206,16 +207,15 @@ class Divisible(LayerList):
         if mode == "copy":
             stage = copy.deepcopy(stage)
         stage._deferred = stage._deferred.make(
-            dict(enumerate(zip(stage._first_positions(), stage._layers), start)),
-            stage._borrowed,
+            dict(enumerate(zip(stage._first_positions(), stage._layers), start))
         )
         return stage
 
     def view(self, start: int, end: int) -> Divisible:
         """Returns some of the layers, with everything they have in common with others.
 
-        What the runs of a stage are that a pipeline recomputes. Unlike a stage, this
-        has no copies of shared parameters, and is no model to train by itself.
+        A pipeline recomputes views of its stages. Unlike a stage, a view has no copies
+        of shared parameters, and is no model to train by itself.
 
         Args:
             start (int): The position of the first layer in the undivided model.
@@ -224,47 +224,22 @@ class Divisible(LayerList):
         Raises:
             ValueError: If the ends of skip connections do not match.
         """
-        chosen = slice(start - self._start, end - self._start)
         try:
             skips = self.skips
         except ValueError as error:
             raise ValueError(f"the layers {start} to {end - 1}: {error}") from error
-        part = copy.copy(self)
-        part._start = start
-        part._layers = self._layers[chosen]
-        part._positions = {
-            layer: self._positions[layer]
-            for layer in part._layers
-            if isinstance(layer, Link)
-        }
-        part._recomputed = self._recomputed[chosen]
-        part._texts = self._texts[chosen]
-        part._model_layers, part._skips = self.model_layers, skips
-        part._ties, part._shared_states = self.ties, self.shared_states
+        part = self._part(start, end)
+        part._undivided = _Undivided(
+            self.model_layers, skips, self.ties, self.shared_states
+        )
         params = dict(self.namedparams())
         tied = {id(params[tie.path]): tie.path for tie in part._ties_before()}
-        part._borrowed, part._tied_paths = {}, {}
         part._tied_paths = {
             f"/{position}{path}": tied[id(param)]
-            for position, link in part._parameter_holders()
+            for link, position in part._positions.items()
             for path, param in link.namedparams()
             if id(param) in tied
         }
-        own = {path for path, _ in part.namedparams()}
-        sources = (
-            weight.source
-            for position in part._positions.values()
-            for weight in self._transposed.get(position, ())
-        )
-        holders = dict(self._parameter_holders())
-        for source in sources:
-            if source not in own:
-                holder = part._borrowed[source] = ties.holder(source, params[source])
-                position = source.split("/")[1]
-                # In a stage another layer may have the parameter instead; but there
-                # is nothing that was put off in a stage.
-                if position in holders:
-                    follow(holders[position], holder)
         return part
 
     def _ties_before(self) -> list[Tie]:
@@ -272,32 +247,22 @@ class Divisible(LayerList):
         start, end = self.layer_range
         return [
             tie
-            for tie in self._ties
+            for tie in self.ties
             if tie.positions[0] < start
             and any(start <= position < end for position in tie.positions)
         ]
 
     def _take_own_copies(self) -> None:
         """Copies the parameters that layers before this stage use as well."""
-        shared = {tie.path: self._parameter(tie.path) for tie in self._ties_before()}
-        layers, copies = ties.with_own_copies(self._layers, list(shared.values()))
-        borrowed = {
-            path: ties.holder(path, copies[id(shared[path])]) for path in self._borrowed
-        }
-        for layer, copied in zip(self._layers, layers):
-            follow(layer, copied)
-        for path, holder in borrowed.items():
-            follow(self._borrowed[path], holder)
-        self._positions = {
-            copied: self._positions[layer]
-            for layer, copied in zip(self._layers, layers)
-            if isinstance(layer, Link)
-        }
-        self._layers, self._borrowed = layers, borrowed
-
-    def _parameter(self, path: str) -> chainer.Parameter:
-        """Returns the parameter of a path in the model."""
-        return next(param for p, param in self.namedparams() if p == path)
+        params = dict(self.namedparams())
+        shared = [params[tie.path] for tie in self._ties_before()]
+        layers = ties.with_own_copies(self._layers, shared)
+        positions = {}
+        for layer, own in zip(self._layers, layers):
+            if isinstance(layer, Link):
+                follow(layer, own)
+                positions[own] = self._positions[layer]
+        self._layers, self._positions = layers, positions
 
     def tie(self, first: str, second: str, transpose: bool = False) -> None:
         """Makes two parameters one.
@@ -311,7 +276,8 @@ class Divisible(LayerList):
 
         Freeze all copies or none (``disable_update``), for only gradients are added up.
 
-        Tie last: after a transposed tie the list of layers cannot be changed.
+        Tie last: after a transposed tie the list cannot be changed. The later layer has
+        the transpose in calls and in files, and otherwise the parameter itself.
 
         Args:
             first (str): The path of one, such as ``'/0/W'``.
@@ -335,34 +301,14 @@ class Divisible(LayerList):
         ties.check_tie(params, first, second, transpose)
         first, second = sorted((first, second), key=list(params).index)
         kept, dropped = params[first], params[second]
-        if transpose:
-            self._transpose(dropped, first)
-        else:
-            ties.replace_parameter(self._layers, dropped, kept)
-        # What was the transpose of the one that is dropped.
-        for position, weights in list(self._transposed.items()):
-            again = [weight for weight in weights if weight.source == second]
-            rest = [weight for weight in weights if weight.source != second]
-            for weight in again:
-                if transpose:
-                    ties.put_parameter(self._layers[position], weight.path, kept)
-                else:
-                    rest.append(weight._replace(source=first))
-            self._set_transposed(position, rest)
-
-    def _transpose(self, dropped: chainer.Parameter, source: str) -> None:
-        """Lets all layers with a parameter use the transpose of another one."""
-        for link, position in self._positions.items():
-            paths = ties.remove_parameter(link, dropped)
-            known = self._transposed.get(position, ())
-            new = [Transposed(path, source) for path in paths]
-            self._set_transposed(position, [*known, *new])
-
-    def _set_transposed(self, position: int, weights: list[Transposed]) -> None:
         # A new mapping, because copies of the model share the old one.
-        self._transposed = {**self._transposed, position: tuple(weights)}
-        if not weights:
-            del self._transposed[position]
+        found = dict(self._transposed)
+        for link, position in self._positions.items():
+            paths = ties.replace_parameter(link, dropped, kept)
+            if transpose:
+                # What was used transposed is now the parameter as it is.
+                found[position] = found.get(position, frozenset()) ^ set(paths)
+        self._transposed = {place: paths for place, paths in found.items() if paths}
 
     def _check_divisible(self, start: int, end: int) -> None:
         what = f"divide({start}, {end}) of {type(self).__name__}"
@@ -444,46 +390,15 @@ class Divisible(LayerList):
         if self._deferred.waiting:
             self._deferred.check(self._layers, type(self).__name__)
         skipped = dict(skipped)
-        signed: set[chainer.FunctionNode] = set()
-        with layer_streams() as streams, one_pass() as number:
-            for position, layer in enumerate(self._layers, self._start):
-                streams.enter(position)
-                try:
-                    x = self._call(layer, position, x, skipped)
-                except Exception as error:
-                    # The outermost Divisible's position is the one plans speak of, so
-                    # a nested model's is overwritten on the way out.
-                    error.layer_position = position
-                    raise
-                sign(x, position, number, signed)
+        x = pass_through(self._layers, self._start, x, skipped, self._call)
         return x, skipped
 
-    def _call(
-        self, layer: Layer, position: int, x: Any, skipped: dict[str, Any]
-    ) -> Any:
-        if isinstance(layer, Stash):
-            if layer.name in skipped:
-                raise ValueError(f"{layer} is there a second time")
-            skipped[layer.name] = x
-            return x
-        if isinstance(layer, Pop):
-            if layer.name not in skipped:
-                raise KeyError(
-                    f"{layer} has nothing to take: the layer that hands it over is not"
-                    f" among {self.layer_range}; a Pipeline passes it from stage to"
-                    f" stage"
-                )
-            return layer.join(x, skipped.pop(layer.name))
-        weights = None
-        if isinstance(layer, Link):
-            weights = self._transposed.get(self._positions[layer])
-        if weights:
-            sources = [(weight, self._parameter(weight.source)) for weight in weights]
-            context = ties.transposed_weights(layer, sources)
-        else:
-            context = nullcontext()
-        inputs = x if isinstance(x, tuple) else (x,)
-        with context:
+    def _call(self, position: int, layer: Layer, inputs: tuple) -> Any:
+        weights: AbstractContextManager = nullcontext()
+        if self._transposed and isinstance(layer, Link):
+            paths = self._transposed.get(self._positions[layer], ())
+            weights = ties.transposed(layer, paths)
+        with weights:
             if position in self._deferred.first_calls:
                 return self._deferred.first_call(position, layer, inputs)
             return layer(*inputs)
@@ -524,10 +439,3 @@ class Divisible(LayerList):
                 f" cannot be changed; change the model, then divide it"
             )
         self._check_positions_free()
-
-    def _check_positions_free(self) -> None:
-        if self._transposed:
-            raise TypeError(
-                f"{type(self).__name__} has tied layers, whose positions are fixed:"
-                f" change the list first, then tie"
-            )

@@ -30,8 +30,8 @@ class Skip(NamedTuple):
     pop: int
 
 
-class Stash:
-    """The layer that :func:`stash` makes."""
+class SkipEnd:
+    """A layer that is an end of a skip connection."""
 
     def __init__(self, name: str) -> None:
         self.name = _check_name(name)
@@ -40,22 +40,50 @@ class Stash:
         """Refuses to be called outside of a model."""
         raise RuntimeError(f"{self} works as a layer of a Divisible, not by itself")
 
+    def run(self, x: Any, skipped: dict[str, Any]) -> Any:
+        """Does what the layer does in a model.
+
+        Args:
+            x: The output of the layer before.
+            skipped: What is on its way to later layers, by name; is changed.
+
+        Returns:
+            The output.
+        """
+        raise NotImplementedError
+
+
+class Stash(SkipEnd):
+    """The layer that :func:`stash` makes."""
+
+    def run(self, x: Any, skipped: dict[str, Any]) -> Any:
+        """Hands ``x`` over, and returns it."""
+        if self.name in skipped:
+            raise ValueError(f"{self} is there a second time")
+        skipped[self.name] = x
+        return x
+
     def __repr__(self) -> str:
         return f"stash({self.name!r})"
 
 
-class Pop:
+class Pop(SkipEnd):
     """The layer that :func:`pop` makes."""
 
     def __init__(self, name: str, join: Callable[..., Any] | None = None) -> None:
-        self.name = _check_name(name)
+        super().__init__(name)
         if join is not None and not callable(join):
             raise TypeError(f"pop({name!r}): join must be a function, not {join!r}")
         self._join = join
 
-    def __call__(self, *x: Any) -> Any:
-        """Refuses to be called outside of a model."""
-        raise RuntimeError(f"{self} works as a layer of a Divisible, not by itself")
+    def run(self, x: Any, skipped: dict[str, Any]) -> Any:
+        """Takes what was handed over, and joins it with ``x``."""
+        if self.name not in skipped:
+            raise KeyError(
+                f"{self} has nothing to take: the layer that hands it over is not among"
+                f" the layers here; a Pipeline passes it from stage to stage"
+            )
+        return self.join(x, skipped.pop(self.name))
 
     def join(self, x: Any, skipped: Any) -> Any:
         """Returns what the next layer is called with."""
@@ -133,7 +161,7 @@ def find_skips(layers: Sequence[Any]) -> tuple[Skip, ...]:
     stashed: dict[str, int] = {}
     popped: dict[str, int] = {}
     for position, layer in enumerate(layers):
-        if not isinstance(layer, (Stash, Pop)):
+        if not isinstance(layer, SkipEnd):
             continue
         ends = stashed if isinstance(layer, Stash) else popped
         if layer.name in ends:

@@ -11,9 +11,9 @@ are in several stages, each stage has a copy of its own, under that same path::
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import chainer
 from chainer import Link
@@ -51,29 +51,12 @@ class SharedState(NamedTuple):
     reason: str
 
 
-class Transposed(NamedTuple):
-    """A weight that is the transpose of another layer's.
-
-    Attributes:
-        path: Where the layer has it, below the layer itself, such as ``/W``.
-        source: The path of the other one in the model.
-    """
-
-    path: str
-    source: str
-
-
-def find_ties(
-    layers: Sequence[Any],
-    positions: Sequence[int],
-    transposed: Mapping[int, Sequence[Transposed]],
-) -> tuple[Tie, ...]:
+def find_ties(layers: Sequence[Any], positions: Sequence[int]) -> tuple[Tie, ...]:
     """Finds the parameters of an undivided model that several layers use.
 
     Args:
         layers: All its layers.
         positions: For each layer the first position at which it stands.
-        transposed: The weights that are another's transpose, by their layer.
     """
     paths: dict[int, str] = {}
     users: dict[str, list[int]] = {}
@@ -83,8 +66,6 @@ def find_ties(
         for path, param in layer.namedparams():
             tied = paths.setdefault(id(param), f"/{name}{path}")
             users.setdefault(tied, []).append(position)
-        for weight in transposed.get(name, ()):
-            users[weight.source].append(position)
     return tuple(
         Tie(path, tuple(sorted(set(found))))
         for path, found in users.items()
@@ -140,36 +121,9 @@ def find_shared_states(
     return tuple(states + copies)
 
 
-def owner(link: Link, path: str) -> tuple[Link, str]:
-    """Returns the link that has the parameter of a path, and its name there.
-
-    Raises:
-        KeyError: If there is no such link.
-    """
-    above, name = path.rsplit("/", 1)
-    return dict(link.namedlinks())[above or "/"], name
-
-
-def holder(path: str, param: chainer.Parameter) -> Link:
-    """Returns a link with nothing but a parameter, as deep in it as in its layer.
-
-    Args:
-        path: In the model, such as ``/7/W``; the link stands for the layer ``/7``.
-        param: The parameter.
-    """
-    _, _, *above, name = path.split("/")
-    link = Link()
-    vars(link)[name] = param
-    link._params.add(name)
-    for child in reversed(above):
-        inner, link = link, chainer.Chain()
-        link.add_link(child, inner)
-    return link
-
-
 def with_own_copies(
     layers: Sequence[Any], shared: Sequence[chainer.Parameter]
-) -> tuple[list[Any], dict[int, Any]]:
+) -> list[Any]:
     """Copies some parameters of layers, and the links around them, and nothing else.
 
     Args:
@@ -177,7 +131,7 @@ def with_own_copies(
         shared: The parameters to copy; each gets one copy, however many layers use it.
 
     Returns:
-        The layers, and the copied parameters by the ``id`` of what they are copies of.
+        The layers, those with copied parameters as copies.
     """
     ids = {id(param) for param in shared}
     # What deepcopy finds in here it takes for copied already.
@@ -198,60 +152,63 @@ def with_own_copies(
                     f" are in one stage, or keep what cannot be copied out of the link"
                 ) from error
         result.append(layer)
-    for param in shared:
-        copy.deepcopy(param, memo)
-    return result, {id(param): memo[id(param)] for param in shared}
-
-
-@contextmanager
-def transposed_weights(
-    link: Link, weights: Sequence[tuple[Transposed, chainer.Parameter]]
-) -> Iterator[None]:
-    """Gives a layer the transposes of other layers' weights, for one call."""
-    owners = [owner(link, weight.path) for weight, _ in weights]
-    for (holder, name), (_, source) in zip(owners, weights):
-        vars(holder)[name] = chainer.functions.transpose(source)
-    try:
-        yield
-    finally:
-        for holder, name in owners:
-            vars(holder)[name] = None
+    return result
 
 
 def replace_parameter(
-    layers: Sequence[Any], old: chainer.Parameter, new: chainer.Parameter
-) -> None:
-    """Puts a parameter in the place of another one in all links of all layers."""
-    for link in _all_links(layers):
-        for name in link._params:
-            if vars(link)[name] is old:
-                vars(link)[name] = new
-
-
-def remove_parameter(layer: Link, old: chainer.Parameter) -> list[str]:
-    """Takes a parameter out of a layer; returns the paths that it had there."""
+    layer: Link, old: chainer.Parameter, new: chainer.Parameter
+) -> list[str]:
+    """Puts a parameter in the place of another one; returns the paths of its places."""
     paths = []
     # Link by link: namedparams() names a parameter once, however many have it.
-    for above, holder in layer.namedlinks():
-        for name in sorted(holder._params):
-            if vars(holder)[name] is old:
+    for above, link in layer.namedlinks():
+        for name in sorted(link._params):
+            if vars(link)[name] is old:
+                vars(link)[name] = new
                 paths.append(f"{above.rstrip('/')}/{name}")
-                vars(holder)[name] = None
-                holder._params.discard(name)
     return paths
 
 
-def put_parameter(layer: Link, path: str, param: chainer.Parameter) -> None:
-    """Undoes `remove_parameter`, with another parameter."""
-    holder, name = owner(layer, path)
-    vars(holder)[name] = param
-    holder._params.add(name)
+@contextmanager
+def transposed(
+    layer: Link,
+    paths: Iterable[str],
+    transpose: Callable[[chainer.Parameter], Any] = chainer.functions.transpose,
+) -> Iterator[None]:
+    """Gives a layer the transposes of some of its parameters, for a while.
+
+    Args:
+        layer: The layer.
+        paths: Of the parameters below the layer, such as ``/W``.
+        transpose: Makes the transpose.
+    """
+    links = dict(layer.namedlinks())
+    places = []
+    for path in paths:
+        above, name = path.rsplit("/", 1)
+        attributes = vars(links[above or "/"])
+        places.append((attributes, name, attributes[name]))
+    try:
+        for attributes, name, param in places:
+            attributes[name] = transpose(param)
+        yield
+    finally:
+        for attributes, name, param in places:
+            attributes[name] = param
 
 
-def _all_links(layers: Sequence[Any]) -> Iterator[Link]:
-    for layer in layers:
-        if isinstance(layer, Link):
-            yield from layer.links()
+def serialize(
+    layer: Link, serializer: chainer.AbstractSerializer, paths: Iterable[str]
+) -> None:
+    """Reads or writes a layer, each weight as the layer uses it.
+
+    Args:
+        layer: The layer.
+        serializer: Where from or where to.
+        paths: Of the parameters that it uses transposed.
+    """
+    with transposed(layer, paths, lambda param: chainer.Parameter(param.array.T)):
+        layer.serialize(serializer)
 
 
 def check_tie(

@@ -9,7 +9,6 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
 import chainer
@@ -21,6 +20,7 @@ from divisible.deferred.keyed_random import keyed_random
 from divisible.deferred.scope import KeyedInitializer, at_once, ever_deferred
 
 Action = Callable[[Link], Any]
+Serialize = Callable[[Link, chainer.AbstractSerializer], None]
 
 
 # What to do to links once they are made, in the order in which it was asked for. Not
@@ -72,16 +72,21 @@ class DeferredLayers:
         else:
             action(link)
 
-    def serialize(self, link: Link, serializer: chainer.AbstractSerializer) -> None:
+    def serialize(self, link: Link, serialize: Serialize, serializer: Any) -> None:
         """Reads or writes a link; a link that is not made reads when it is.
+
+        Args:
+            link: The link.
+            serialize: Reads or writes it.
+            serializer: Where from or where to.
 
         Raises:
             NotMadeError: If that cannot be.
         """
         if self.waiting and is_deferred(link):
-            _postpone(link, _load_later(serializer))
+            _postpone(link, _load_later(serialize, serializer))
         else:
-            link.serialize(serializer)
+            serialize(link, serializer)
 
     def copied(self) -> DeferredLayers:
         """Returns the same for a copy of the model."""
@@ -114,18 +119,12 @@ class DeferredLayers:
                 if keyed is not None and keyed.key is None:
                     keyed.key = new_key(keyed.seed, place, self.keys)
 
-    def make(
-        self,
-        stage: Mapping[int, tuple[int, Any]],
-        borrowed: Mapping[str, Link] = MappingProxyType({}),
-    ) -> DeferredLayers:
+    def make(self, stage: Mapping[int, tuple[int, Any]]) -> DeferredLayers:
         """Makes the layers of a stage, whose places are assigned.
 
         Args:
             stage: For each position in the stage the first one of the layer there, and
                 the layer.
-            borrowed: Links with parameters of other layers that the stage needs, by
-                the parameter's path.
 
         Returns:
             DeferredLayers: Of the stage.
@@ -143,9 +142,6 @@ class DeferredLayers:
             if key is not None:
                 # The model may be called as well, after ``model.divide()``.
                 ret.first_calls[position] = self.first_calls[position] = key
-        for path, link in borrowed.items():
-            _make_layer(int(path.split("/")[1]), link)
-            _act(link)
         return ret
 
     def first_call(self, position: int, layer: Any, inputs: tuple) -> Any:
@@ -349,7 +345,7 @@ def _first_call_key(position: int, layer: Any) -> str | None:
     return None
 
 
-def _load_later(deserializer: chainer.AbstractSerializer) -> Action:
+def _load_later(serialize: Serialize, deserializer: Any) -> Action:
     """Returns what reads a link from the file that a deserializer reads now."""
     if not isinstance(deserializer, chainer.Deserializer):
         raise NotMadeError(
@@ -371,6 +367,6 @@ def _load_later(deserializer: chainer.AbstractSerializer) -> Action:
 
     def load(link: Link) -> None:
         with np.load(file, allow_pickle=allow_pickle) as again:
-            link.serialize(chainer.serializers.NpzDeserializer(again, *kept))
+            serialize(link, chainer.serializers.NpzDeserializer(again, *kept))
 
     return load

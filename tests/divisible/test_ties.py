@@ -157,7 +157,7 @@ def test_ties_of_ties():
     model = Divisible(a, b, c, d)
     model.tie("/2/W", "/3/W", transpose=True)
     model.tie("/0/W", "/2/W")
-    assert a.W is c.W and d.W is None
+    assert a.W is c.W is d.W
     assert model.ties == (Tie("/0/W", (0, 2, 3)),)
     expected = F.linear(c(b(a(X))), a.W.array.T, d.b)
     np.testing.assert_array_equal(model(X).array, expected.array)
@@ -166,14 +166,16 @@ def test_ties_of_ties():
     model = Divisible(a, b, c, d)
     model.tie("/2/W", "/3/W", transpose=True)
     model.tie("/0/W", "/2/W", transpose=True)
-    assert a.W is d.W and c.W is None
+    assert a.W is c.W is d.W
     assert model.ties == (Tie("/0/W", (0, 2, 3)),)
+    expected = d(F.linear(b(a(X)), a.W.array.T, c.b))
+    np.testing.assert_array_equal(model(X).array, expected.array)
     # All that share a parameter become its transpose.
     a, b, c, d = links()
     model = Divisible(a, b, c, d)
     model.tie("/1/W", "/3/W")
     model.tie("/0/W", "/1/W", transpose=True)
-    assert b.W is d.W is None
+    assert a.W is b.W is d.W
     expected = F.linear(F.linear(a(X), a.W.array.T, b.b), c.W, c.b)
     expected = F.linear(expected, a.W.array.T, d.b)
     np.testing.assert_array_equal(model(X).array, expected.array)
@@ -251,19 +253,37 @@ def test_a_part_of_a_stage_finds_the_weight_that_another_layer_holds():
     )
 
 
-def test_a_stage_is_saved_and_loaded_under_the_path_of_the_model(tmp_path):
+def test_files_have_each_weight_as_its_layer_uses_it(tmp_path):
     model = autoencoder()
     train(model)
     chainer.serializers.save_npz(tmp_path / "model.npz", model)
     saved = np.load(tmp_path / "model.npz")
-    assert sorted(saved) == ["0/W", "0/b", "2/b"]
+    assert sorted(saved) == ["0/W", "0/b", "2/W", "2/b"]
+    np.testing.assert_array_equal(saved["2/W"], saved["0/W"].T)
     stage = autoencoder().divide(2, 3)
     chainer.serializers.load_npz(tmp_path / "model.npz", stage)
     np.testing.assert_array_equal(
         dict(stage.namedparams())["/0/W"].array, model[0].W.array
     )
     chainer.serializers.save_npz(tmp_path / "stage.npz", stage)
-    assert sorted(np.load(tmp_path / "stage.npz")) == ["0/W", "2/b"]
+    again = np.load(tmp_path / "stage.npz")
+    assert sorted(again) == ["2/W", "2/b"]
+    np.testing.assert_array_equal(again["2/W"], saved["2/W"])
+    untied = Divisible(L.Linear(5, 3), F.tanh, L.Linear(3, 5))
+    chainer.serializers.load_npz(tmp_path / "model.npz", untied)
+    np.testing.assert_array_equal(untied(X).array, model(X).array)
+
+
+def test_a_model_that_is_made_later_reads_what_it_uses_transposed(tmp_path):
+    model = autoencoder()
+    train(model)
+    chainer.serializers.save_npz(tmp_path / "model.npz", model)
+    with deferred_init(1):
+        deferred = autoencoder()
+    chainer.serializers.load_npz(tmp_path / "model.npz", deferred)
+    stage = deferred.divide(2, 3)
+    np.testing.assert_array_equal(stage[0].W.array, model[0].W.array)
+    np.testing.assert_array_equal(deferred.divide()(X).array, model(X).array)
 
 
 def test_parameters_inside_of_chains_are_tied():
