@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 
 @contextlib.contextmanager
@@ -28,6 +29,25 @@ def written_aside(path: str | os.PathLike) -> Iterator[str]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(aside)
+
+
+def flush(file: IO) -> None:
+    """Waits until what was written to a file is on disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def flush_directory(path: str | os.PathLike) -> None:
+    """Waits until the names in a directory are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems do not know this for directories.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from divisible.planning.machine import Network
 from divisible.planning.profile import Profile
 from divisible.planning.units import parse_rate, parse_seconds
-from pipeline.snapshots.files import SnapshotError
+from pipeline.snapshots.errors import SnapshotError
 
 
 class Parsed(click.ParamType):

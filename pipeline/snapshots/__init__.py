@@ -2,10 +2,21 @@
 
 ::
 
-    files           the directory: there completely, or not at all
-    state           what belongs into it, sorted by layer
-    owners          whose the state of an optimizer is
-    save_and_load   on all ranks together
-    extension       as an extension of Chainer's trainer
-    tools           to cut it anew, to export and import it, without training
+    saving                from all ranks into a new directory
+    loading               from a directory, on as many ranks as there are
+    extension             both, as an extension of Chainer's trainer
+    tools                 cut anew, export and import, without training
+
+    on_all_ranks          what succeeds on all ranks, or fails on all
+    optimizers_of_stages  whose the state of an optimizer is
+    layer_state           the state of layers, and of objects that belong to none
+    optimizer_state       the state of optimizers
+    random_states         the random generators of a run
+    resumed_trainers      trainers that are loaded before they run
+    serializers           Chainer's, without objects to pickle
+
+    directories           complete, or not there; the newest; old ones
+    files                 the files of a snapshot, and their manifest
+    arrays                the arrays in files, by key
+    errors                SnapshotError
 """

@@ -12,7 +12,8 @@ from typing import Any, Callable
 from chainer import training
 
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots.files import SnapshotError, latest_snapshot
+from pipeline.snapshots.directories import latest_snapshot
+from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.loading import load_snapshot
 from pipeline.snapshots.saving import save_snapshot
 

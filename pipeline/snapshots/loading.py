@@ -9,8 +9,10 @@ from typing import Any
 
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots import files, layer_state, optimizers_of_stages
-from pipeline.snapshots.files import Snapshot, SnapshotError
-from pipeline.snapshots.on_all_ranks import as_list, on_all_ranks
+from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.files import Snapshot
+from pipeline.snapshots.on_all_ranks import on_all_ranks
+from pipeline.snapshots.optimizer_state import load_optimizer
 from pipeline.snapshots.random_states import load_random_states
 from pipeline.snapshots.resumed_trainers import loaded_as_if_running
 
@@ -55,17 +57,17 @@ def load_snapshot(
         See :func:`save_snapshot`.
     """
     state = dict(state or {})
-    optimizers = as_list(optimizers)
+    optimizers = optimizers_of_stages.as_list(optimizers)
     what = f"cannot load the snapshot {path}"
-    together = functools.partial(on_all_ranks, pipeline, "load", what)
-    snapshot = together(_open, path, pipeline, optimizers, state)
+    attempt = functools.partial(on_all_ranks, pipeline, "load", what)
+    snapshot = attempt(_open, path, pipeline, optimizers, state)
     checksums = pipeline.gather(snapshot.checksum, "load")
     for rank, checksum in enumerate(checksums):
         if checksum != checksums[0]:
             raise SnapshotError(f"{what}: ranks 0 and {rank} see different ones there")
     with loaded_as_if_running(state, optimizers):
-        together(_load_layers, snapshot, pipeline, optimizers)
-        together(_load_objects, snapshot, pipeline, state)
+        attempt(_load_layers, snapshot, pipeline, optimizers)
+        attempt(_load_objects, snapshot, pipeline, state)
     return snapshot
 
 
@@ -106,23 +108,20 @@ def _load_layers(
     snapshot: Snapshot, pipeline: Pipeline, optimizers: Sequence[Any]
 ) -> None:
     for stage in pipeline.stages.values():
-        with snapshot.of_layers(
-            optimizers_of_stages.positions(stage), "model/"
-        ) as arrays:
+        positions = optimizers_of_stages.positions(stage)
+        with snapshot.of_layers(positions, "model/") as arrays:
             layer_state.load_model(stage, arrays)
     for optimizer in optimizers_of_stages.of_stages(optimizers, pipeline):
         positions = optimizers_of_stages.optimized_positions(optimizer, pipeline)
+        names = optimizers_of_stages.names(optimizer, pipeline)
         with snapshot.of_layers(positions, "optimizer/") as arrays:
-            layer_state.load_optimizer(
-                optimizer, arrays, optimizers_of_stages.names(optimizer, pipeline)
-            )
-    if pipeline.is_last and optimizers_of_stages.loss_links(pipeline):
+            load_optimizer(optimizer, arrays, names)
+    links = optimizers_of_stages.loss_links(pipeline)
+    if pipeline.is_last and links:
         with snapshot.arrays([files.LOSS]) as arrays:
-            layer_state.load_loss(
-                optimizers_of_stages.loss_links(pipeline), arrays.below("model/")
-            )
+            layer_state.load_objects(links, arrays.below("model/"))
             for optimizer in optimizers_of_stages.of_loss(optimizers, pipeline):
-                layer_state.load_optimizer(optimizer, arrays.below("optimizer/"))
+                load_optimizer(optimizer, arrays.below("optimizer/"))
 
 
 def _load_objects(

@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots.files import SnapshotError
-
-
-def as_list(optimizers: Any) -> list:
-    """Returns a list of optimizers, of one or of several."""
-    return list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+from pipeline.snapshots.errors import SnapshotError
 
 
 def on_all_ranks(

@@ -9,7 +9,12 @@ import chainer
 
 from divisible import Divisible
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots.files import position
+from pipeline.snapshots.arrays import position
+
+
+def as_list(optimizers: Any) -> list:
+    """Returns a list of optimizers, of one or of several."""
+    return list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
 
 
 def loss_links(pipeline: Pipeline) -> dict[str, chainer.Link]:

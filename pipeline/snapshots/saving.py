@@ -2,7 +2,7 @@
 
 What is saved is sorted by layer, so a run that was saved on four stages goes on with
 two, with eight, or on one process; see :mod:`pipeline.snapshots.layer_state`. On disk a
-snapshot is there completely or not at all; see :mod:`pipeline.snapshots.files`.
+snapshot is there completely or not at all; see :mod:`pipeline.snapshots.directories`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ import numpy as np
 
 from divisible import __version__
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import files, layer_state, optimizers_of_stages
-from pipeline.snapshots.files import Snapshot, SnapshotError
-from pipeline.snapshots.on_all_ranks import as_list, on_all_ranks
+from pipeline.snapshots import directories, files, layer_state, optimizers_of_stages
+from pipeline.snapshots.arrays import of_range, write_arrays
+from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.files import Snapshot
+from pipeline.snapshots.on_all_ranks import on_all_ranks
+from pipeline.snapshots.optimizer_state import optimizer_arrays
 from pipeline.snapshots.random_states import dump_random_states
 
 
@@ -92,26 +95,26 @@ def save_snapshot(
     if path.name in ("", ".."):
         raise SnapshotError(f"{path} is no name for a snapshot: it is a place for some")
     state, values = dict(state or {}), dict(values or {})
-    optimizers = as_list(optimizers)
+    optimizers = optimizers_of_stages.as_list(optimizers)
     what = f"cannot save the snapshot {path}"
-    together = functools.partial(on_all_ranks, pipeline, "save", what)
+    attempt = functools.partial(on_all_ranks, pipeline, "save", what)
     try:
-        contents, word = together(_collect, pipeline, optimizers, state, values, path)
-        words = pipeline.gather(word, "save")
-        for rank, theirs in enumerate(words):
-            if theirs.path != words[0].path:
+        contents, mine = attempt(_collect, pipeline, optimizers, state, values, path)
+        announcements = pipeline.gather(mine, "save")
+        for rank, theirs in enumerate(announcements):
+            if theirs.path != announcements[0].path:
                 raise SnapshotError(
                     f"{what}: rank {rank} has another path, {theirs.path}, than rank 0,"
-                    f" {words[0].path}"
+                    f" {announcements[0].path}"
                 )
         if pipeline.rank == 0:
-            contents[files.COMMON] = _common(words, contents[files.COMMON])
-        entries = together(_write, contents, files.partial_path(path))
+            contents[files.COMMON] = _common(announcements, contents[files.COMMON])
+        entries = attempt(_write, contents, directories.partial_path(path))
         written = pipeline.gather(entries, "save")
-        together(_finish, pipeline, words, written, values, path, n_retains)
+        attempt(_finish, pipeline, announcements, written, values, path, n_retains)
     except SnapshotError:
         if pipeline.rank == 0:
-            files.discard(path)
+            directories.discard(path)
         raise
 
 
@@ -152,7 +155,7 @@ def _collect(
     if pipeline.rank == 0:
         contents[files.COMMON] = objects
         objects = {}
-        files.begin(path)
+        directories.begin(path)
     ranges = {number: stage.layer_range for number, stage in pipeline.stages.items()}
     mine = _Announcement(
         str(path), ranges, pipeline.is_first, objects, dump_random_states(state)
@@ -165,27 +168,24 @@ def _stage_contents(
 ) -> dict[str, dict[str, np.ndarray]]:
     """Returns the arrays of this rank's stages, by file."""
     optimizers = optimizers_of_stages.of_stages(optimizers, pipeline)
-    optimizer_states = [
-        layer_state.optimizer_arrays(
-            optimizer, optimizers_of_stages.names(optimizer, pipeline)
-        )
+    states = [
+        optimizer_arrays(optimizer, optimizers_of_stages.names(optimizer, pipeline))
         for optimizer in optimizers
     ]
     contents = {}
     for number, stage in pipeline.stages.items():
-        arrays = {f"model/{k}": v for k, v in layer_state.model_arrays(stage).items()}
         covering = [
-            i for i, o in enumerate(optimizers) if optimizers_of_stages.covers(o, stage)
+            of_range(state, stage.layer_range)
+            for optimizer, state in zip(optimizers, states)
+            if optimizers_of_stages.covers(optimizer, stage)
         ]
         if len(covering) > 1:
             raise ValueError(
                 f"{len(covering)} optimizers update parameters of stage {number}; a"
                 f" stage can have one"
             )
-        for i in covering:
-            mine = layer_state.of_range(optimizer_states[i], stage.layer_range)
-            arrays.update((f"optimizer/{k}", v) for k, v in mine.items())
-        contents[files.stage_file(number)] = arrays
+        model = layer_state.model_arrays(stage)
+        contents[files.stage_file(number)] = _file_contents(model, covering)
     return contents
 
 
@@ -193,27 +193,33 @@ def _loss_contents(
     pipeline: Pipeline, optimizers: Sequence[Any]
 ) -> dict[str, np.ndarray]:
     """Returns the arrays of a loss that is a link, and of its optimizer."""
-    links = optimizers_of_stages.loss_links(pipeline)
-    arrays = {f"model/{k}": v for k, v in layer_state.loss_arrays(links).items()}
+    model = layer_state.object_arrays(optimizers_of_stages.loss_links(pipeline))
     covering = optimizers_of_stages.of_loss(optimizers, pipeline)
     if len(covering) > 1:
         raise ValueError(f"{len(covering)} optimizers update the loss; it can have one")
-    for optimizer in covering:
-        state = layer_state.optimizer_arrays(optimizer)
-        arrays.update((f"optimizer/{k}", v) for k, v in state.items())
-    return arrays
+    return _file_contents(model, list(map(optimizer_arrays, covering)))
+
+
+def _file_contents(
+    model: Mapping[str, np.ndarray], optimizers: Sequence[Mapping[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of one file: those of a model, and of its optimizer if any."""
+    contents = {f"model/{key}": value for key, value in model.items()}
+    for optimizer in optimizers:
+        contents.update((f"optimizer/{key}", v) for key, v in optimizer.items())
+    return contents
 
 
 def _common(
-    words: Sequence[_Announcement], objects: Mapping[str, np.ndarray]
+    announcements: Sequence[_Announcement], objects: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Returns the arrays that belong to no stage; ``objects`` are those of rank 0."""
     merged: dict[str, np.ndarray] = {}
-    for theirs in (*(word.objects for word in words), objects):
+    for theirs in (*(each.objects for each in announcements), objects):
         merged.update((f"state/{key}", value) for key, value in theirs.items())
-    for rank, word in enumerate(words):
-        merged[f"random/{rank}"] = np.array(word.random_states.encode())
-        if word.is_first:
+    for rank, theirs in enumerate(announcements):
+        merged[f"random/{rank}"] = np.array(theirs.random_states.encode())
+        if theirs.is_first:
             merged["random/first"] = merged[f"random/{rank}"]
     return merged
 
@@ -223,14 +229,13 @@ def _write(
 ) -> dict[str, dict[str, Any]]:
     """Writes this rank's files, and returns their entries in the manifest."""
     return {
-        name: files.write_arrays(folder / name, arrays)
-        for name, arrays in contents.items()
+        name: write_arrays(folder / name, arrays) for name, arrays in contents.items()
     }
 
 
 def _finish(
     pipeline: Pipeline,
-    words: Sequence[_Announcement],
+    announcements: Sequence[_Announcement],
     written: Sequence[Mapping[str, Any]],
     values: Mapping[str, Any],
     path: Path,
@@ -239,30 +244,32 @@ def _finish(
     """Writes the manifest, and gives the snapshot its name; rank 0 does."""
     if pipeline.rank > 0:
         return
-    partial = files.partial_path(path)
-    _manifest(pipeline, words, written, values, partial).write_manifest()
-    files.finish(partial, path)
+    partial = directories.partial_path(path)
+    _manifest(pipeline, announcements, written, values, partial).write_manifest()
+    directories.finish(partial, path)
     if n_retains > 0:
-        files.remove_old(path, n_retains)
+        directories.remove_old(path, n_retains)
 
 
 def _manifest(
     pipeline: Pipeline,
-    words: Sequence[_Announcement],
+    announcements: Sequence[_Announcement],
     written: Sequence[Mapping[str, Any]],
     values: Mapping[str, Any],
     folder: Path,
 ) -> Snapshot:
-    """Returns what the manifest says.
+    """Returns the snapshot, whose manifest is still to be written.
 
     Args:
         pipeline: The pipeline.
-        words: Of all ranks.
+        announcements: Of all ranks.
         written: By rank, what :func:`_write` returned there.
         values: The user's.
         folder: Where the files are.
     """
-    ranges = {n: pair for word in words for n, pair in word.layer_ranges.items()}
+    ranges = {}
+    for each in announcements:
+        ranges.update(each.layer_ranges)
     return Snapshot(
         path=folder,
         layer_ranges=[ranges[number] for number in sorted(ranges)],

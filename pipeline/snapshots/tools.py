@@ -1,4 +1,4 @@
-"""What can be done with a snapshot without training: cut anew, export, import."""
+"""Snapshots without training: cut anew, exported, imported."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from chainer.serializers import NpzDeserializer
 
 from divisible import Divisible, Plan
 from divisible.files import written_aside
-from pipeline.snapshots import files, layer_state
+from pipeline.snapshots import directories, files
+from pipeline.snapshots.arrays import of_range, write_arrays
 from pipeline.snapshots.files import Snapshot
-from pipeline.snapshots.serializers import (
-    StateWriter,
-    check_array,
-    is_none,
-)
+from pipeline.snapshots.serializers import StateWriter, check_array, is_none
 
 
 def repartition(
@@ -74,30 +71,26 @@ def repartition(
             f"{output} is the snapshot to read, or in it: give another output"
         )
     source.verify()
-    files.begin(output)
+    directories.begin(output)
     try:
-        partial, written = files.partial_path(output), {}
+        partial, written = directories.partial_path(output), {}
         ranges = [plan.range(number) for number in range(plan.n_stages)]
         for number, layer_range in enumerate(ranges):
+            name, kept = files.stage_file(number), {}
             with source.of_layers(range(*layer_range), "") as arrays:
-                kept = {
-                    f"{kind}{key}": value
-                    for kind in ("model/", "optimizer/")
-                    for key, value in layer_state.of_range(
-                        arrays.below(kind), layer_range
-                    ).items()
-                }
-                name = files.stage_file(number)
-                written[name] = files.write_arrays(partial / name, kept)
+                for kind in ("model/", "optimizer/"):
+                    found = of_range(arrays.below(kind), layer_range)
+                    kept.update((kind + key, value) for key, value in found.items())
+                written[name] = write_arrays(partial / name, kept)
         for name in {files.COMMON, files.LOSS} & set(source.files):
             with source.arrays([name]) as arrays:
-                written[name] = files.write_arrays(partial / name, arrays)
+                written[name] = write_arrays(partial / name, arrays)
         replace(
             source, path=partial, layer_ranges=ranges, files=written, schedule={}
         ).write_manifest()
-        files.finish(partial, output)
+        directories.finish(partial, output)
     except BaseException:
-        files.discard(output)
+        directories.discard(output)
         raise
     return output
 
@@ -141,7 +134,7 @@ def export_npz(snapshot: str | os.PathLike, path: str | os.PathLike) -> None:
             for key, value in arrays.items()
         }
         with written_aside(path) as aside:
-            files.write_arrays(Path(aside), model)
+            write_arrays(Path(aside), model)
 
 
 def import_npz(

@@ -9,7 +9,7 @@ import numpy as np
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline, Snapshot, load_snapshot, save_snapshot
-from pipeline.snapshots.files import position
+from pipeline.snapshots.arrays import position
 from tests.support.equivalence import make_batches, stages_of_rank
 
 N_LAYERS = 8

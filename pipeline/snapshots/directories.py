@@ -1,0 +1,151 @@
+"""Directories of snapshots: one appears when it is complete, and old ones go.
+
+A snapshot is written into ``NAME.partial``, which is renamed when every file is on
+disk. One that is replaced meanwhile is ``NAME.replaced``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from divisible.files import flush_directory
+from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.files import MANIFEST, Snapshot, is_snapshot
+
+_PARTIAL = ".partial"
+_REPLACED = ".replaced"
+
+
+def partial_path(path: Path) -> Path:
+    """Returns the directory to write a snapshot into before it has its name."""
+    return path.with_name(path.name + _PARTIAL)
+
+
+def begin(path: Path) -> None:
+    """Makes the directory to write a snapshot into.
+
+    Raises:
+        SnapshotError: If something else than a snapshot has the name; it stays.
+    """
+    partial = partial_path(path)
+    is_empty = path.is_dir() and not any(path.iterdir())
+    if path.exists() and not is_empty and not is_snapshot(path):
+        raise SnapshotError(
+            f"{path} is there and is no snapshot; it would be replaced: give another"
+            f" name, such as {path / 'snapshot'}"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # What a run that was killed left.
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+
+
+def finish(partial: Path, path: Path) -> None:
+    """Gives a snapshot its name, when all its files are on disk."""
+    flush_directory(partial)
+    # A whole snapshot is found at every moment: the old one has a name that is found
+    # as well, until the new one has its own.
+    replaced = path.with_name(path.name + _REPLACED)
+    if path.exists():
+        _remove(replaced)
+        path.rename(replaced)
+    try:
+        partial.rename(path)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(path)
+        raise
+    flush_directory(path.parent)
+    _remove(replaced)
+
+
+def _remove(path: Path) -> None:
+    """Removes a snapshot, or a symbolic link to one, as far as possible."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def discard(path: Path) -> None:
+    """Removes what was written of a snapshot that failed, as far as possible."""
+    shutil.rmtree(partial_path(path), ignore_errors=True)
+
+
+def remove_old(path: Path, n_retains: int) -> None:
+    """Removes older snapshots whose names differ from this one's in numbers only.
+
+    Args:
+        path: The newest snapshot.
+        n_retains: How many to keep, this one included.
+    """
+    series = _series(path.name)
+    # What killed runs have left, first: an old snapshot gets such a name below.
+    for partial in list(path.parent.glob(f"*{_PARTIAL}")):
+        if _series(partial.name) == series:
+            shutil.rmtree(partial, ignore_errors=True)
+    # Without the newest itself, which a clock that was set back makes look older.
+    others = [
+        snapshot
+        for snapshot in _whole_snapshots(path.parent)
+        if _series(snapshot.path.name) == series and snapshot.path.name != path.name
+    ]
+    others.sort(key=_age, reverse=True)
+    for snapshot in others[n_retains - 1 :]:
+        partial = partial_path(snapshot.path)
+        # What cannot be removed must not stop the training.
+        with contextlib.suppress(OSError):
+            # Half a snapshot must not look like a whole one, even if this is killed.
+            snapshot.path.rename(partial)
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def latest_snapshot(directory: str | os.PathLike, pattern: str = "*") -> Path | None:
+    """Returns the newest whole snapshot in a directory.
+
+    One that was not finished is passed over. One that has lost a file, or a part of
+    one, is passed over with a warning. One that was about to be replaced when the run
+    was killed is found as well, with ``.replaced`` behind its name.
+
+    Args:
+        directory: Where to look.
+        pattern (str): What the names of snapshots look like, with ``*`` for anything.
+
+    Returns:
+        Path or None: Its directory; ``None`` if there is none.
+
+    Example:
+        >>> latest_snapshot('no/such/directory') is None
+        True
+    """
+    found = sorted(_whole_snapshots(Path(directory), pattern), key=_age)
+    return found[-1].path if found else None
+
+
+def _whole_snapshots(directory: Path, pattern: str = "*") -> Iterator[Snapshot]:
+    found = {*directory.glob(pattern), *directory.glob(pattern + _REPLACED)}
+    for path in sorted(found):
+        try:
+            if path.name.endswith(_PARTIAL) or not (path / MANIFEST).is_file():
+                continue
+            snapshot = Snapshot.open(path)
+            snapshot.check_sizes()
+        except (OSError, SnapshotError) as error:
+            warnings.warn(f"a snapshot is passed over: {error}", stacklevel=3)
+            continue
+        yield snapshot
+
+
+def _age(snapshot: Snapshot) -> tuple[float, int]:
+    return snapshot.time, snapshot.n_steps
+
+
+def _series(name: str) -> str:
+    """Returns what the names of a run's snapshots have in common."""
+    return re.sub(r"\d+", "0", name.removesuffix(_PARTIAL).removesuffix(_REPLACED))

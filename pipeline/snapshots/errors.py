@@ -1,0 +1,8 @@
+"""The error of snapshots."""
+
+
+class SnapshotError(RuntimeError):
+    """A snapshot could not be written, or must not be read.
+
+    When ranks save or load together, it is raised alike on every rank.
+    """
