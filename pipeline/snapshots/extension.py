@@ -6,6 +6,7 @@ import glob
 import os
 import re
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
 
@@ -74,8 +75,22 @@ def snapshot(
     return SnapshotExtension(filename, pipeline, n_retains, resume, on_error, condition)
 
 
+@dataclass(eq=False)
 class SnapshotExtension(training.Extension):
-    """The extension that :func:`snapshot` returns."""
+    """The extension that :func:`snapshot` returns, with its arguments.
+
+    Attributes:
+        resumed_from: The snapshot that the run was continued from, if any.
+    """
+
+    filename: str | Callable[[Any], str]
+    pipeline: Pipeline | None
+    n_retains: int
+    resume: str | os.PathLike | None
+    # Extensions have a method that is called on_error.
+    when_failed: str
+    condition: Callable[[], bool] | None
+    resumed_from: Path | None = field(default=None, init=False)
 
     #: To be called on all ranks at the same minibatch, whatever its trigger.
     is_collective = True
@@ -84,31 +99,13 @@ class SnapshotExtension(training.Extension):
     priority = -100
     default_name = "snapshot"
 
-    def __init__(
-        self,
-        filename: str | Callable[[Any], str],
-        pipeline: Pipeline | None,
-        n_retains: int,
-        resume: str | os.PathLike | None,
-        on_error: str,
-        condition: Callable[[], bool] | None,
-    ) -> None:
-        self.filename = filename
-        self._pipeline = pipeline
-        self._n_retains = n_retains
-        self._resume = resume
-        self._on_error = on_error
-        self._condition = condition
-        #: The snapshot that the run was continued from, if any.
-        self.resumed_from: Path | None = None
-
     def initialize(self, trainer: Any) -> None:
         """Loads the snapshot to continue from."""
-        if self._resume is None:
+        if self.resume is None:
             return
         pipe = self._find_pipeline(trainer)
         # The first rank looks, so that all load the same one.
-        path = self._resume if self._resume != "auto" else self._latest(trainer, pipe)
+        path = self.resume if self.resume != "auto" else self._latest(trainer, pipe)
         if path is not None:
             load_snapshot(path, pipe, _optimizers(trainer), {"trainer": trainer})
             self.resumed_from = Path(path)
@@ -125,7 +122,7 @@ class SnapshotExtension(training.Extension):
 
     def __call__(self, trainer: Any) -> None:
         """Saves a snapshot."""
-        if self._condition is not None and not self._condition():
+        if self.condition is not None and not self.condition():
             return
         named = callable(self.filename)
         name = self.filename(trainer) if named else self.filename.format(trainer)
@@ -136,16 +133,16 @@ class SnapshotExtension(training.Extension):
                 pipe,
                 _optimizers(trainer),
                 {"trainer": trainer},
-                n_retains=self._n_retains,
+                n_retains=self.n_retains,
             )
         except SnapshotError as error:
-            if self._on_error == "raise":
+            if self.when_failed == "raise":
                 raise
             if pipe.rank == 0:
                 warnings.warn(f"training goes on, but {error}", stacklevel=2)
 
     def _find_pipeline(self, trainer: Any) -> Pipeline:
-        pipe = self._pipeline or getattr(trainer.updater, "pipeline", None)
+        pipe = self.pipeline or getattr(trainer.updater, "pipeline", None)
         if not isinstance(pipe, Pipeline):
             raise TypeError(
                 f"{type(trainer.updater).__name__} has no attribute 'pipeline': give"

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import files, layer_state, optimizers_of_stages
+from pipeline.snapshots import files, layer_state
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.on_all_ranks import on_all_ranks
 from pipeline.snapshots.optimizer_state import load_optimizer
+from pipeline.snapshots.optimizers_of_stages import (
+    OptimizersOfStages,
+    positions_of_layers,
+)
 from pipeline.snapshots.random_states import load_random_states
 from pipeline.snapshots.resumed_trainers import loaded_as_if_running
 
@@ -57,16 +61,15 @@ def load_snapshot(
         See :func:`save_snapshot`.
     """
     state = dict(state or {})
-    optimizers = optimizers_of_stages.as_list(optimizers)
     what = f"cannot load the snapshot {path}"
     attempt = functools.partial(on_all_ranks, pipeline, "load", what)
-    snapshot = attempt(_open, path, pipeline, optimizers, state)
+    snapshot, found = attempt(_open, path, pipeline, optimizers, state)
     checksums = pipeline.gather(snapshot.checksum, "load")
     for rank, checksum in enumerate(checksums):
         if checksum != checksums[0]:
             raise SnapshotError(f"{what}: ranks 0 and {rank} see different ones there")
-    with loaded_as_if_running(state, optimizers):
-        attempt(_load_layers, snapshot, pipeline, optimizers)
+    with loaded_as_if_running(state, [*found.of_stages, *found.of_loss]):
+        attempt(_load_layers, snapshot, pipeline, found)
         attempt(_load_objects, snapshot, pipeline, state)
     return snapshot
 
@@ -74,11 +77,12 @@ def load_snapshot(
 def _open(
     path: str | os.PathLike,
     pipeline: Pipeline,
-    optimizers: Sequence[Any],
+    optimizers: Any,
     state: Mapping[str, Any],
-) -> Snapshot:
+) -> tuple[Snapshot, OptimizersOfStages]:
     """Returns the snapshot, having seen that it fits and its files are unchanged."""
     layer_state.check_objects(state)
+    found = OptimizersOfStages(optimizers, pipeline)
     snapshot = Snapshot.open(path)
     n_layers = len(next(iter(pipeline.stages.values())).model_layers)
     if snapshot.n_layers != n_layers:
@@ -87,40 +91,34 @@ def _open(
             f" {n_layers}"
         )
     positions = set().union(
-        *map(optimizers_of_stages.positions, pipeline.stages.values()),
-        *(
-            optimizers_of_stages.optimized_positions(optimizer, pipeline)
-            for optimizer in optimizers_of_stages.of_stages(optimizers, pipeline)
-        ),
+        *map(positions_of_layers, pipeline.stages.values()),
+        *map(found.positions, found.of_stages),
     )
     names = [files.COMMON, *snapshot.files_of(positions)]
-    if pipeline.is_last and optimizers_of_stages.loss_links(pipeline):
+    if pipeline.is_last and found.loss_links:
         if files.LOSS not in snapshot.files:
             raise SnapshotError(
                 "it was saved with a loss without parameters, but this one has some"
             )
         names.append(files.LOSS)
     snapshot.verify(names)
-    return snapshot
+    return snapshot, found
 
 
 def _load_layers(
-    snapshot: Snapshot, pipeline: Pipeline, optimizers: Sequence[Any]
+    snapshot: Snapshot, pipeline: Pipeline, optimizers: OptimizersOfStages
 ) -> None:
     for stage in pipeline.stages.values():
-        positions = optimizers_of_stages.positions(stage)
-        with snapshot.of_layers(positions, "model/") as arrays:
+        with snapshot.of_layers(positions_of_layers(stage), "model/") as arrays:
             layer_state.load_model(stage, arrays)
-    for optimizer in optimizers_of_stages.of_stages(optimizers, pipeline):
-        positions = optimizers_of_stages.optimized_positions(optimizer, pipeline)
-        names = optimizers_of_stages.names(optimizer, pipeline)
+    for optimizer in optimizers.of_stages:
+        positions, names = optimizers.positions(optimizer), optimizers.names(optimizer)
         with snapshot.of_layers(positions, "optimizer/") as arrays:
             load_optimizer(optimizer, arrays, names)
-    links = optimizers_of_stages.loss_links(pipeline)
-    if pipeline.is_last and links:
+    if pipeline.is_last and optimizers.loss_links:
         with snapshot.arrays([files.LOSS]) as arrays:
-            layer_state.load_objects(links, arrays.below("model/"))
-            for optimizer in optimizers_of_stages.of_loss(optimizers, pipeline):
+            layer_state.load_objects(optimizers.loss_links, arrays.below("model/"))
+            for optimizer in optimizers.of_loss:
                 load_optimizer(optimizer, arrays.below("optimizer/"))
 
 

@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import numpy as np
 
@@ -17,46 +17,34 @@ def dump_random_states(objects: Mapping[str, Any]) -> str:
     They are the global ones of NumPy and Python, those among ``objects``, and those
     from which iterators among them draw their order.
     """
-    states = {name: generator.get() for name, generator in _generators(objects)}
+    states = {name: get() for name, get, _ in _generators(objects)}
     return json.dumps(states, default=_as_list)
 
 
 def load_random_states(text: str, objects: Mapping[str, Any]) -> None:
     """Sets random generators to what :func:`dump_random_states` returned."""
     states = json.loads(text)
-    for name, generator in _generators(objects):
+    for name, _, set_state in _generators(objects):
         if name in states:
-            generator.set(states[name])
+            set_state(states[name])
 
 
-class _Generator(NamedTuple):
-    get: Callable[[], Any]
-    set: Callable[[Any], None]
-
-
-def _generators(objects: Mapping[str, Any]) -> Iterator[tuple[str, _Generator]]:
-    yield "numpy", _of_numpy(np.random)
-    yield "python", _Generator(random.getstate, _set_python_state)
+def _generators(objects: Mapping[str, Any]) -> Iterator[tuple[str, Callable, Callable]]:
+    """Yields the name of each generator, and what gets and what sets its state."""
+    yield "numpy", *_of_numpy(np.random)
+    yield "python", random.getstate, _set_python_state
     for name, value in _with_iterators(objects):
         if hasattr(value, "order_sampler"):
             value = getattr(value.order_sampler, "_random", None)
         if isinstance(value, np.random.RandomState):
-            yield name, _of_numpy(value)
+            yield name, *_of_numpy(value)
         elif isinstance(value, np.random.Generator):
             bits = value.bit_generator
-            yield (
-                name,
-                _Generator(
-                    partial(getattr, bits, "state"), partial(setattr, bits, "state")
-                ),
-            )
+            yield name, partial(getattr, bits, "state"), partial(setattr, bits, "state")
 
 
-def _of_numpy(generator: Any) -> _Generator:
-    return _Generator(
-        partial(generator.get_state, legacy=False),
-        generator.set_state,
-    )
+def _of_numpy(generator: Any) -> tuple[Callable, Callable]:
+    return partial(generator.get_state, legacy=False), generator.set_state
 
 
 def _set_python_state(state: Any) -> None:

@@ -21,12 +21,13 @@ import numpy as np
 
 from divisible import __version__
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import directories, files, layer_state, optimizers_of_stages
+from pipeline.snapshots import directories, files, layer_state
 from pipeline.snapshots.arrays import of_range, write_arrays
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.on_all_ranks import on_all_ranks
 from pipeline.snapshots.optimizer_state import optimizer_arrays
+from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages, covers
 from pipeline.snapshots.random_states import dump_random_states
 
 
@@ -95,7 +96,6 @@ def save_snapshot(
     if path.name in ("", ".."):
         raise SnapshotError(f"{path} is no name for a snapshot: it is a place for some")
     state, values = dict(state or {}), dict(values or {})
-    optimizers = optimizers_of_stages.as_list(optimizers)
     what = f"cannot save the snapshot {path}"
     attempt = functools.partial(on_all_ranks, pipeline, "save", what)
     try:
@@ -138,7 +138,7 @@ class _Announcement(NamedTuple):
 
 def _collect(
     pipeline: Pipeline,
-    optimizers: Sequence[Any],
+    optimizers: Any,
     state: Mapping[str, Any],
     values: Mapping[str, Any],
     path: Path,
@@ -146,9 +146,7 @@ def _collect(
     """Returns what this rank is to write, by file, and what the others must know."""
     layer_state.check_objects(state)
     json.dumps(values)
-    contents = _stage_contents(pipeline, optimizers)
-    if pipeline.is_last and optimizers_of_stages.loss_links(pipeline):
-        contents[files.LOSS] = _loss_contents(pipeline, optimizers)
+    contents = _layer_contents(pipeline, OptimizersOfStages(optimizers, pipeline))
     objects = {}
     if pipeline.rank == 0 or pipeline.is_first:
         objects = layer_state.object_arrays({**state, "pipeline": pipeline})
@@ -163,47 +161,38 @@ def _collect(
     return contents, mine
 
 
-def _stage_contents(
-    pipeline: Pipeline, optimizers: Sequence[Any]
+def _layer_contents(
+    pipeline: Pipeline, optimizers: OptimizersOfStages
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Returns the arrays of this rank's stages, by file."""
-    optimizers = optimizers_of_stages.of_stages(optimizers, pipeline)
-    states = [
-        optimizer_arrays(optimizer, optimizers_of_stages.names(optimizer, pipeline))
-        for optimizer in optimizers
-    ]
+    """Returns the arrays of this rank's stages, and of its loss, by file."""
     contents = {}
+    of_stages = optimizers.of_stages
+    states = [optimizer_arrays(each, optimizers.names(each)) for each in of_stages]
     for number, stage in pipeline.stages.items():
         covering = [
             of_range(state, stage.layer_range)
-            for optimizer, state in zip(optimizers, states)
-            if optimizers_of_stages.covers(optimizer, stage)
+            for optimizer, state in zip(of_stages, states)
+            if covers(optimizer, stage)
         ]
-        if len(covering) > 1:
-            raise ValueError(
-                f"{len(covering)} optimizers update parameters of stage {number}; a"
-                f" stage can have one"
-            )
         model = layer_state.model_arrays(stage)
-        contents[files.stage_file(number)] = _file_contents(model, covering)
+        contents[files.stage_file(number)] = _file_contents(
+            f"parameters of stage {number}", model, covering
+        )
+    if pipeline.is_last and optimizers.loss_links:
+        model = layer_state.object_arrays(optimizers.loss_links)
+        covering = [optimizer_arrays(each) for each in optimizers.of_loss]
+        contents[files.LOSS] = _file_contents("the loss", model, covering)
     return contents
 
 
-def _loss_contents(
-    pipeline: Pipeline, optimizers: Sequence[Any]
-) -> dict[str, np.ndarray]:
-    """Returns the arrays of a loss that is a link, and of its optimizer."""
-    model = layer_state.object_arrays(optimizers_of_stages.loss_links(pipeline))
-    covering = optimizers_of_stages.of_loss(optimizers, pipeline)
-    if len(covering) > 1:
-        raise ValueError(f"{len(covering)} optimizers update the loss; it can have one")
-    return _file_contents(model, list(map(optimizer_arrays, covering)))
-
-
 def _file_contents(
-    model: Mapping[str, np.ndarray], optimizers: Sequence[Mapping[str, np.ndarray]]
+    what: str,
+    model: Mapping[str, np.ndarray],
+    optimizers: Sequence[Mapping[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
     """Returns the arrays of one file: those of a model, and of its optimizer if any."""
+    if len(optimizers) > 1:
+        raise ValueError(f"{len(optimizers)} optimizers update {what}; only one can")
     contents = {f"model/{key}": value for key, value in model.items()}
     for optimizer in optimizers:
         contents.update((f"optimizer/{key}", v) for key, v in optimizer.items())
