@@ -13,7 +13,8 @@ import chainer
 from chainer import Link
 
 from divisible import ties
-from divisible.deferred.layers import DeferredLayers, follow
+from divisible.deferred.layers import DeferredLayers
+from divisible.deferred.postponed import follow
 
 Layer = Callable[..., Any]
 
@@ -57,8 +58,6 @@ class LayerList(chainer.Sequential):
     def __init__(self, *layers: Layer) -> None:
         for layer in layers:
             self.append(layer)
-
-    # -- the list ---------------------------------------------------------------
 
     def append(self, layer: Layer, recompute: bool = False) -> None:
         """Appends a layer.
@@ -183,8 +182,6 @@ class LayerList(chainer.Sequential):
             for position, layer in enumerate(self._layers, self._start)
         ]
 
-    # -- the link hierarchy -----------------------------------------------------
-
     def children(self) -> Iterator[Link]:
         """Yields the layers that are links, each once."""
         yield from self._positions
@@ -236,8 +233,14 @@ class LayerList(chainer.Sequential):
     def copyparams(self, link: LayerList, copy_persistent: bool = True) -> None:
         """Copies parameters from a model with the same layers at these positions."""
         Link.copyparams(self, link, copy_persistent)
-        for mine, other in self._pairs(link):
-            mine.copyparams(other, copy_persistent)
+        theirs = {position: link for link, position in link._positions.items()}
+        for mine, position in self._positions.items():
+            if position not in theirs:
+                raise ValueError(
+                    f"layer {position} ({type(mine).__name__}) is not in the model to"
+                    f" copy from, which holds the layers {link.layer_range}"
+                )
+            mine.copyparams(theirs[position], copy_persistent)
 
     def addgrads(self, link: LayerList) -> None:
         """Adds the gradients of a model with the same layers at these positions."""
@@ -251,16 +254,6 @@ class LayerList(chainer.Sequential):
                 )
             param.addgrad(theirs[path])
 
-    def _pairs(self, other: LayerList) -> Iterator[tuple[Link, Link]]:
-        theirs = {position: link for link, position in other._positions.items()}
-        for mine, position in self._positions.items():
-            if position not in theirs:
-                raise ValueError(
-                    f"layer {position} ({type(mine).__name__}) is not in the model to"
-                    f" copy from, which holds the layers {other.layer_range}"
-                )
-            yield mine, theirs[position]
-
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes every layer under its position."""
         Link.serialize(self, serializer)
@@ -269,8 +262,6 @@ class LayerList(chainer.Sequential):
             paths = self._transposed.get(position, ())
             serialize = functools.partial(ties.serialize, paths=paths)
             self._deferred.serialize(link, serialize, serializer[str(position)])
-
-    # -- copying and printing ---------------------------------------------------
 
     # chainer.Sequential refuses to be reduced with a lambda inside, which is right
     # for pickle and needless for copies.

@@ -14,7 +14,7 @@ import chainer
 from chainer import Link
 
 from divisible import ties
-from divisible.deferred.layers import follow
+from divisible.deferred.postponed import follow
 from divisible.layer_list import Layer, LayerList
 from divisible.layer_pass import pass_through
 from divisible.skips import Skip, find_skips

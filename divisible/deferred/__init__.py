@@ -2,8 +2,10 @@
 
 ::
 
-    scope         deferred_init(): parameters get keys in place of arrays
+    layers        which layers of a model wait, and when they are made
+    postponed     what is put off until a link is made
+    search        finds what is not made yet in a layer
+    scope         deferred_init(): parameters get deferred arrays
     array         an array that is not made yet
-    layers        which layers wait, and when they are made
     keyed_random  random numbers by the key of a parameter
 """

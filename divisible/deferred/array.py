@@ -176,8 +176,6 @@ class DeferredArray(np.ndarray):
         """
         self.recipe.steps.append(Step(write, self._view, sources))
 
-    # -- parts ------------------------------------------------------------------
-
     def _part(self, take: View, *how: Any) -> DeferredArray:
         part = take(self.view(np.ndarray)).view(DeferredArray)
         outer = self._view
@@ -207,8 +205,6 @@ class DeferredArray(np.ndarray):
     def T(self) -> DeferredArray:
         """The transposed array."""
         return self.transpose()
-
-    # -- writes -----------------------------------------------------------------
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(value, DeferredArray):
@@ -265,8 +261,6 @@ class DeferredArray(np.ndarray):
             return None
         raise _unreadable(f"numpy.{function.__name__}")
 
-    # -- copies -----------------------------------------------------------------
-
     def copy(self, order: str = "C") -> DeferredArray:
         """Copies how the array will be made; the copies' values will be equal."""
         recipe = self.recipe
@@ -288,8 +282,6 @@ class DeferredArray(np.ndarray):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise _unreadable("pickle")
-
-    # -- what would read the values ---------------------------------------------
 
     def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> DeferredArray:
         """Converts nothing; is there for those who want the dtype that it has."""

@@ -117,9 +117,6 @@ def deferred_init(seed: int = 0) -> Iterator[None]:
         yield
 
 
-# -- what is replaced in Chainer ------------------------------------------------
-
-
 class _Patches:
     """Replaces functions of Chainer while any thread is in a scope."""
 
