@@ -42,8 +42,8 @@ def optimizer_arrays(
         below("has_state", rule.state is not None)
         own = {"hyperparam": _numbers(rule.hyperparam), "rule": _numbers(rule)}
         below("settings", json.dumps(own))
-        if _float32_copy(rule) is not None:
-            below("fp32_param", _float32_copy(rule))
+        if rule._fp32_param is not None and rule._fp32_param.array is not None:
+            below("fp32_param", rule._fp32_param.array)
     return writer.target
 
 
@@ -72,10 +72,6 @@ def _updated(optimizer: Any) -> Iterator[tuple[str, chainer.Parameter]]:
     for path, param in optimizer.target.namedparams():
         if param.update_rule is not None:
             yield path, param
-
-
-def _float32_copy(rule: Any) -> Any:
-    return None if rule._fp32_param is None else rule._fp32_param.array
 
 
 def _hooks(optimizer: Any, serializer: Any) -> Iterator[tuple[Any, Any]]:

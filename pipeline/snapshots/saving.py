@@ -233,43 +233,21 @@ def _finish(
     """Writes the manifest, and gives the snapshot its name; rank 0 does."""
     if pipeline.rank > 0:
         return
-    partial = directories.partial_path(path)
-    _manifest(pipeline, announcements, written, values, partial).write_manifest()
-    directories.finish(partial, path)
-    if n_retains > 0:
-        directories.remove_old(path, n_retains)
-
-
-def _manifest(
-    pipeline: Pipeline,
-    announcements: Sequence[_Announcement],
-    written: Sequence[Mapping[str, Any]],
-    values: Mapping[str, Any],
-    folder: Path,
-) -> Snapshot:
-    """Returns the snapshot, whose manifest is still to be written.
-
-    Args:
-        pipeline: The pipeline.
-        announcements: Of all ranks.
-        written: By rank, what :func:`_write` returned there.
-        values: The user's.
-        folder: Where the files are.
-    """
     ranges = {}
     for each in announcements:
         ranges.update(each.layer_ranges)
-    return Snapshot(
-        path=folder,
+    schedule, partial = pipeline.schedule, directories.partial_path(path)
+    snapshot = Snapshot(
+        path=partial,
         layer_ranges=[ranges[number] for number in sorted(ranges)],
         files={name: entry for rank in written for name, entry in rank.items()},
         time=time.time(),
-        n_ranks=pipeline.schedule.n_ranks,
+        n_ranks=schedule.n_ranks,
         n_steps=pipeline.n_steps,
         schedule={
-            "name": pipeline.schedule.name,
-            "n_microbatches": pipeline.schedule.n_microbatches,
-            "text": str(pipeline.schedule),
+            "name": schedule.name,
+            "n_microbatches": schedule.n_microbatches,
+            "text": str(schedule),
         },
         versions={
             "chainer": chainer.__version__,
@@ -279,3 +257,7 @@ def _manifest(
         },
         values=values,
     )
+    snapshot.write_manifest()
+    directories.finish(partial, path)
+    if n_retains > 0:
+        directories.remove_old(path, n_retains)

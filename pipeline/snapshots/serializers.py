@@ -20,29 +20,56 @@ _BY_LAYER = ("optimizer:", "model:")
 NO_NAMES: Mapping[str, str] = {}
 
 
-class StateWriter(DictionarySerializer):
-    """Chainer's serializer into a dictionary, without objects to pickle.
+class _Renaming:
+    """Chainer's serializers with other names for parts, and without what is by layer.
 
     Args:
-        target: The dictionary; a new one by default.
+        arrays: What is written to, by default a new dictionary, or read from.
         path: What all keys begin with.
-        names: By the name of a part another one to write it under.
+        names: By the name of a part another one that its keys have.
     """
+
+    _left_out: type
 
     def __init__(
         self,
-        target: dict[str, Any] | None = None,
+        arrays: Mapping[str, Any] | None = None,
         path: str = "",
         names: Mapping[str, str] = NO_NAMES,
     ) -> None:
-        super().__init__(target, path)
+        self._arrays = {} if arrays is None else arrays
+        super().__init__(self._arrays, path)
         self._names = names
 
     def __getitem__(self, key: str) -> Any:
         if key.startswith(_BY_LAYER):
-            return NotWritten()
+            return self._left_out()
         key = self._names.get(key, key)
-        return type(self)(self.target, f"{self.path}{key.strip('/')}/")
+        return type(self)(self._arrays, f"{self.path}{key.strip('/')}/")
+
+
+class _Untouched:
+    """Leaves everything as it is."""
+
+    def __getitem__(self, key: str) -> Any:
+        return self
+
+    def __call__(self, key: str, value: Any) -> Any:
+        return value
+
+
+class NotWritten(_Untouched, chainer.Serializer):
+    """Writes nothing."""
+
+
+class NotRead(_Untouched, chainer.Deserializer):
+    """Reads nothing."""
+
+
+class StateWriter(_Renaming, DictionarySerializer):
+    """Chainer's serializer into a dictionary, without objects to pickle."""
+
+    _left_out = NotWritten
 
     def __call__(self, key: str, value: Any) -> Any:
         """Writes a value, and returns it."""
@@ -63,26 +90,10 @@ class StateWriter(DictionarySerializer):
         return value
 
 
-class StateReader(NpzDeserializer):
-    """Chainer's deserializer, but exact: of other shapes or dtypes it reads nothing.
+class StateReader(_Renaming, NpzDeserializer):
+    """Chainer's deserializer, but exact: of other shapes or dtypes it reads nothing."""
 
-    Args:
-        npz: What to read.
-        path: What all keys begin with.
-        names: By the name of a part the one that it was written under.
-    """
-
-    def __init__(
-        self, npz: Arrays, path: str = "", names: Mapping[str, str] = NO_NAMES
-    ) -> None:
-        super().__init__(npz, path)
-        self._names = names
-
-    def __getitem__(self, key: str) -> Any:
-        if key.startswith(_BY_LAYER):
-            return NotRead()
-        key = self._names.get(key, key)
-        return type(self)(self.npz, f"{self.path}{key.strip('/')}/")
+    _left_out = NotRead
 
     def __call__(self, key: str, value: Any) -> Any:
         """Returns what was saved; into an array it is copied."""
@@ -109,24 +120,6 @@ class RuleReader(StateReader):
         if value is None and not has_state and self.path + key not in self.npz:
             return None
         return super().__call__(key, value)
-
-
-class _Untouched:
-    """Leaves everything as it is."""
-
-    def __getitem__(self, key: str) -> Any:
-        return self
-
-    def __call__(self, key: str, value: Any) -> Any:
-        return value
-
-
-class NotWritten(_Untouched, chainer.Serializer):
-    """Writes nothing."""
-
-
-class NotRead(_Untouched, chainer.Deserializer):
-    """Reads nothing."""
 
 
 def is_none(array: np.ndarray) -> bool:
