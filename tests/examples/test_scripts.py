@@ -221,6 +221,18 @@ def test_paper_loop_is_quiet():
     assert "Warning" not in run(2, ["examples/paper_loop/train.py"])
 
 
+def test_the_first_example_learns_digits():
+    accuracies = []
+    for n in (1, 2):
+        output = run(n, ["examples/first/train.py"])
+        assert len(output.splitlines()) == 5, output
+        accuracies.append(re.findall(r"accuracy ([\d.]+)%$", output, re.MULTILINE))
+    serial, divided = np.array(accuracies, float)
+    assert serial[-1] > 95
+    # A sample on the edge may fall to the other side.
+    np.testing.assert_allclose(divided, serial, atol=0.5)
+
+
 def test_loss_curves_agree_and_are_drawn(tmp_path):
     argv = ["--units", "32", "--steps", "12", "--dtype", "float64", "--out", tmp_path]
     output = run(2, ["examples/loss_curves/train.py", *argv])
