@@ -15,65 +15,72 @@ principal component analysis explains, which is the best that is linear.
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
 import chainer
 import chainer.functions as F
 import numpy as np
+from chainer.datasets import TupleDataset
+from chainer.iterators import SerialIterator
+from chainer.training import Trainer, extensions
+from model import Autoencoder
 from mpi4py import MPI
+from sklearn.datasets import load_digits
 
-# The root of the repository, for what the examples share.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from divisible import deferred_init
-from examples.autoencoder.model import Autoencoder
-from examples.shared import COUNTS, Parser, Samples, cut_model, epochs, say
-from examples.train.data import load
-from pipeline import Pipeline, abort_on_error
+from divisible import Plan, deferred_init, schedules
+from divisible.schedules.recomputation import CHECKPOINTS
+from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, abort_on_error
 
 comm = MPI.COMM_WORLD
+N_TEST = 360
 
 
 def main() -> None:
     """Trains, and tests after every epoch."""
     abort_on_error()
-    parser = make_parser()
-    args = parser.parse_args()
-    check(parser, args)
+    args = parse_arguments()
+    np.random.seed(args.seed)
+    digits = (load_digits().data / 16).astype(np.float32)
+    digits = digits[np.random.RandomState(0).permutation(len(digits))]
+    train, test = digits[N_TEST:], digits[:N_TEST]
 
-    flat = [images.x.reshape(len(images.x), -1) for images in load("digits")]
-    # What goes in is what should come out.
-    train, test = (Samples(x, x) for x in flat)
     with deferred_init(args.seed):
         model = Autoencoder((64, args.units, args.code))
-    plan, schedule, stages = cut_model(parser, args, model, train, F.mean_squared_error)
-    del model
-
-    optimizers = [chainer.optimizers.Adam(0.005).setup(stage) for stage in stages]
+    plan = Plan.uniform(len(model), comm.size)
+    stage = model.divide(*plan.range(comm.rank))
     pipe = Pipeline(
-        stages,
+        stage,
         comm,
-        schedule=schedule,
+        args.microbatches,
+        args.schedule,
         lossfun=F.mean_squared_error,
         accfun=None,
         checkpoint=args.checkpoint,
         seed=args.seed,
     )
-    say(f"{len(train.x)} digits; {plan.n_layers} layers cut at {plan.cuts}")
-    say("epoch   train loss   test loss   samples/s")
-    for epoch in epochs(pipe, optimizers, train, test, args):
-        if epoch.number % args.every == 0 or epoch.number == args.epoch:
-            say(
-                f"{epoch.number:5d} {epoch.train['loss']:12.5f}"
-                f" {epoch.test['loss']:11.5f} {len(train.x) / epoch.seconds:11.0f}"
-            )
-    explained = 1 - epoch.test["loss"] / np.square(test.x - train.x.mean(axis=0)).mean()
-    linear = explained_linearly(train.x, test.x, args.code)
-    say(
-        f"{args.code} numbers for each digit explain {explained:.1%} of the variance,"
-        f" {args.code} principal components {linear:.1%}"
+    optimizer = chainer.optimizers.Adam(0.005).setup(stage)
+
+    # What goes in is what should come out.
+    batches = SerialIterator(TupleDataset(train, train), args.batchsize)
+    tests = SerialIterator(TupleDataset(test, test), 100, repeat=False, shuffle=False)
+    updater = PipelineUpdater(batches, optimizer, pipe)
+    trainer = Trainer(updater, (args.epoch, "epoch"), args.out)
+    trainer.extend(PipelineEvaluator(tests, pipe))
+    trainer.extend(extensions.LogReport(trigger=(args.every, "epoch")))
+    columns = ["epoch", "main/loss", "validation/main/loss"]
+    trainer.extend(
+        extensions.PrintReport([*columns, "pipeline/samples_per_second"]),
+        trigger=(args.every, "epoch"),
     )
+    trainer.run()
+
+    loss = PipelineEvaluator(tests, pipe)()["main/loss"]
+    explained = 1 - loss / np.square(test - train.mean(axis=0)).mean()
+    linear = explained_linearly(train, test, args.code)
+    if comm.rank == 0:
+        print(
+            f"of the variance, {args.code} numbers for each digit explain"
+            f" {explained:.1%}, and {args.code} principal components {linear:.1%}"
+        )
 
 
 def explained_linearly(train: np.ndarray, test: np.ndarray, n: int) -> float:
@@ -84,21 +91,23 @@ def explained_linearly(train: np.ndarray, test: np.ndarray, n: int) -> float:
     return 1 - np.square(left).mean() / np.square(test - mean).mean()
 
 
-def make_parser() -> Parser:
-    """Describes the options."""
-    parser = Parser(__doc__)
-    parser.add_pipeline_arguments(epochs=40, batchsize=64)
+def parse_arguments() -> argparse.Namespace:
+    """Reads the options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
+    add("--epoch", type=int, default=40, help="number of epochs")
+    add("--batchsize", type=int, default=64, help="samples of a minibatch")
+    add("--microbatches", type=int, default=4, help="of a minibatch")
+    add("--schedule", choices=schedules.NAMES, default="1f1b")
+    add("--checkpoint", choices=CHECKPOINTS, default="never")
     add("--units", type=int, default=128, help="of the layer in between")
     add("--code", type=int, default=8, help="numbers for each digit")
     add("--every", type=int, default=10, help="epochs between two lines")
-    return parser
-
-
-def check(parser: Parser, args: argparse.Namespace) -> None:
-    """Refuses what cannot be trained."""
-    parser.check_positive(args, *COUNTS, "units", "code", "every")
-    parser.check_installed(sklearn="the digits are scikit-learn's")
+    add("--seed", type=int, default=0, help="of weights and order of samples")
+    add("--out", default="result", help="folder for the log")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

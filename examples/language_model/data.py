@@ -6,13 +6,24 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pydoc_data.topics import topics
+from typing import NamedTuple
 
 import numpy as np
 
-from examples.shared import Samples
-
 #: Stands for words that are not in the vocabulary, as its word 0.
 UNKNOWN = "<unknown>"
+
+
+class Samples(NamedTuple):
+    """A data set: word numbers, int32 of the shape (samples, positions).
+
+    Attributes:
+        x: The words.
+        t: The words that follow them.
+    """
+
+    x: np.ndarray
+    t: np.ndarray
 
 
 def load(n_words: int, n_positions: int) -> tuple[list[str], Samples, Samples]:
@@ -28,8 +39,7 @@ def load(n_words: int, n_positions: int) -> tuple[list[str], Samples, Samples]:
         n_positions (int): Words of a sample.
 
     Returns:
-        tuple: The vocabulary, and twice samples of word numbers, int32 of the shape
-        (samples, positions); ``t`` are the words that follow those of ``x``.
+        tuple: The vocabulary, and the samples of the two sets.
 
     Raises:
         ValueError: If the text is too short for a single sample.

@@ -16,21 +16,19 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
-from pathlib import Path
 
 import chainer
+import data
 import numpy as np
+from chainer.datasets import TupleDataset
+from chainer.iterators import SerialIterator
+from chainer.training import Trainer, extensions
+from model import LanguageModel
 from mpi4py import MPI
 
-# The root of the repository, for what the examples share.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from divisible import deferred_init
-from examples.language_model import data
-from examples.language_model.model import LanguageModel
-from examples.shared import COUNTS, Parser, cut_model, epochs, say
-from pipeline import Pipeline, abort_on_error
+from divisible import Plan, deferred_init, schedules
+from divisible.schedules.recomputation import CHECKPOINTS
+from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, abort_on_error
 
 comm = MPI.COMM_WORLD
 
@@ -38,42 +36,45 @@ comm = MPI.COMM_WORLD
 def main() -> None:
     """Trains, and tests after every epoch."""
     abort_on_error()
-    parser = make_parser()
-    args = parser.parse_args()
-    check(parser, args)
+    args = parse_arguments()
+    np.random.seed(args.seed)
+    vocabulary, train, test = data.load(args.words, args.positions)
 
-    with parser.refusing():
-        vocabulary, train, test = data.load(args.words, args.positions)
     with deferred_init(args.seed):
         model = LanguageModel(
             len(vocabulary), args.units, args.convolutions, dropout=args.dropout
         )
-    plan, schedule, stages = cut_model(parser, args, model, train)
-    del model
-
-    optimizers = [chainer.optimizers.Adam(0.004).setup(stage) for stage in stages]
+    plan = Plan.uniform(len(model), comm.size)
+    stage = model.divide(*plan.range(comm.rank))
     pipe = Pipeline(
-        stages,
+        stage,
         comm,
-        schedule=schedule,
+        args.microbatches,
+        args.schedule,
         checkpoint=args.checkpoint,
         seed=args.seed,
     )
-    say(f"{train.x.size} words of text, {len(vocabulary)} different ones")
-    say(f"{plan.n_layers} layers cut at {plan.cuts}")
-    say("epoch   train loss   test loss  perplexity  accuracy   words/s")
-    for epoch in epochs(pipe, optimizers, train, test, args):
-        say(
-            f"{epoch.number:5d} {epoch.train['loss']:12.4f}"
-            f" {epoch.test['loss']:11.4f} {math.exp(epoch.test['loss']):11.1f}"
-            f" {epoch.test['accuracy']:9.3f} {train.x.size / epoch.seconds:9.0f}"
+    optimizer = chainer.optimizers.Adam(0.004).setup(stage)
+
+    batches = SerialIterator(TupleDataset(*train), args.batchsize)
+    tests = SerialIterator(TupleDataset(*test), 100, repeat=False, shuffle=False)
+    updater = PipelineUpdater(batches, optimizer, pipe)
+    trainer = Trainer(updater, (args.epoch, "epoch"), args.out)
+    trainer.extend(PipelineEvaluator(tests, pipe))
+    trainer.extend(extensions.LogReport())
+    columns = ["epoch", "main/loss", "validation/main/loss", "validation/main/accuracy"]
+    trainer.extend(extensions.PrintReport([*columns, "pipeline/samples_per_second"]))
+    trainer.run()
+
+    result = PipelineEvaluator(tests, pipe)()
+    by_frequency = unigram_perplexity(train.t, test.t, len(vocabulary))
+    if comm.rank == 0:
+        gates = [value for name, value in result.items() if name.endswith("/gate")]
+        print("gates are open by " + " ".join(f"{gate:.2f}" for gate in gates))
+        print(
+            f"test perplexity {math.exp(result['main/loss']):.1f}, by the frequency of"
+            f" words alone {by_frequency:.1f}"
         )
-    gates = [value for name, value in epoch.test.items() if name.endswith("/gate")]
-    say("gates are open by " + " ".join(f"{gate:.2f}" for gate in gates))
-    say(
-        f"test perplexity {math.exp(epoch.test['loss']):.1f}, by the frequency of words"
-        f" alone {unigram_perplexity(train.t, test.t, len(vocabulary)):.1f}"
-    )
 
 
 def unigram_perplexity(train: np.ndarray, test: np.ndarray, n_words: int) -> float:
@@ -82,24 +83,25 @@ def unigram_perplexity(train: np.ndarray, test: np.ndarray, n_words: int) -> flo
     return float(np.exp(-np.log(counts / counts.sum())[test].mean()))
 
 
-def make_parser() -> Parser:
-    """Describes the options."""
-    parser = Parser(__doc__)
-    parser.add_pipeline_arguments(epochs=4, batchsize=32)
+def parse_arguments() -> argparse.Namespace:
+    """Reads the options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
+    add("--epoch", type=int, default=4, help="number of epochs")
+    add("--batchsize", type=int, default=32, help="samples of a minibatch")
+    add("--microbatches", type=int, default=4, help="of a minibatch")
+    add("--schedule", choices=schedules.NAMES, default="1f1b")
+    add("--checkpoint", choices=CHECKPOINTS, default="never")
     add("--words", type=int, default=1000, help="size of the vocabulary at most")
     add("--positions", type=int, default=24, help="words of a sample")
     add("--units", type=int, default=48, help="of each position")
     add("--convolutions", type=int, default=3, help="number of gated convolutions")
     add("--dropout", type=float, default=0.2, help="ratio; 0 for none")
-    return parser
-
-
-def check(parser: Parser, args: argparse.Namespace) -> None:
-    """Refuses what cannot be trained."""
-    parser.check_positive(args, *COUNTS, "words", "positions", "units", "convolutions")
-    if not 0 <= args.dropout < 1:
-        parser.error(f"--dropout must be at least 0 and below 1, not {args.dropout}")
+    add("--seed", type=int, default=0, help="of weights, dropout, order of samples")
+    add("--out", default="result", help="folder for the log")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import chainer
 import numpy as np
-
-from examples.shared import Samples
 
 DOWNLOADED = ("mnist", "cifar10")
 NAMES = ("digits", *DOWNLOADED, "synthetic")
 
 
-class Images(Samples):
+class Images(NamedTuple):
     """Images and their classes.
 
     Attributes:
@@ -21,6 +20,9 @@ class Images(Samples):
             width).
         t (array): int32 class numbers.
     """
+
+    x: np.ndarray
+    t: np.ndarray
 
 
 def load(

@@ -18,24 +18,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
-from pathlib import Path
 
 import chainer
+import data
 import numpy as np
+from epochs import epochs
+from models.cnn import CNN
+from models.mlp import MLP
+from models.resnet50 import ResNet50
+from models.vgg16 import VGG16
 from mpi4py import MPI
-
-# The root of the repository, for what the examples share.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from options import Parser, cut_model, integers, say
 
 from divisible import Divisible, deferred_init
-from examples.shared import COUNTS, Parser, cut_model, epochs, integers, say
-from examples.train import data
-from examples.train.models.cnn import CNN
-from examples.train.models.mlp import MLP
-from examples.train.models.resnet50 import ResNet50
-from examples.train.models.vgg16 import VGG16
 from mixed_precision import MixedPrecision, to_float16
 from pipeline import (
     Pipeline,
@@ -195,7 +191,7 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add("--model", choices=DEFAULTS, default="cnn")
     add("--dataset", choices=data.NAMES, default="digits")
-    parser.add_pipeline_arguments(epochs=15, batchsize=64)
+    parser.add_pipeline_arguments()
     add("--optimizer", choices=OPTIMIZERS, help="default: by model")
     add("--learning-rate", type=float, help="default: by model")
     add("--float16", action="store_true", help="train in mixed precision")
@@ -226,7 +222,7 @@ def check(parser: Parser, args: argparse.Namespace) -> None:
     args.optimizer = args.optimizer or optimizer
     if args.learning_rate is None:
         args.learning_rate = learning_rate
-    parser.check_positive(args, *COUNTS, "units", "layers")
+    parser.check_positive(args, "epoch", "batchsize", "microbatches", "units", "layers")
     if args.samples < 2:
         parser.error(f"--samples must be 2 at least, not {args.samples}")
     if args.size < 32:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
-from examples.shared import Samples
-from examples.train.data import load as load_images
+import numpy as np
+from sklearn.datasets import load_digits, load_sample_images
 
 SIZE = 32
 N_DIGITS = 3
+
+
+class Samples(NamedTuple):
+    """A data set.
+
+    Attributes:
+        x: Images, float32 in ``[0, 1]``, of the shape (samples, 1, 32, 32).
+        t: For each pixel whether it belongs to a digit, int32 of the shape (samples,
+            32, 32).
+    """
+
+    x: np.ndarray
+    t: np.ndarray
 
 
 def load(n_train: int, n_test: int, seed: int = 0) -> tuple[Samples, Samples]:
@@ -25,18 +38,16 @@ def load(n_train: int, n_test: int, seed: int = 0) -> tuple[Samples, Samples]:
         seed (int): Of what is where.
 
     Returns:
-        tuple: Twice samples of images, float32 in ``[0, 1]``, of the shape (samples, 1,
-        32, 32), and for each pixel whether it belongs to a digit, int32 of the shape
-        (samples, 32, 32).
+        tuple: The two sets.
 
     Raises:
-        ImportError: If scikit-learn or Pillow is missing.
+        ImportError: If Pillow is missing.
     """
-    from sklearn.datasets import load_sample_images
-
     photos = [photo.mean(axis=2) / 255 for photo in load_sample_images().images]
     border = photos[0].shape[1] * 3 // 4
-    digits = [images.x[:, 0] for images in load_images("digits")]
+    images = (load_digits().images / 16).astype(np.float32)
+    images = images[np.random.RandomState(0).permutation(len(images))]
+    digits = images[360:], images[:360]
     rng = np.random.RandomState(seed)
     return (
         _draw([photo[:, :border] for photo in photos], digits[0], n_train, rng),

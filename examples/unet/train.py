@@ -13,21 +13,19 @@ number of ranks, up to rounding.
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
 import chainer
+import data
 import numpy as np
+from chainer.datasets import TupleDataset
+from chainer.iterators import SerialIterator
+from chainer.training import Trainer, extensions
+from model import UNet
 from mpi4py import MPI
 
-# The root of the repository, for what the examples share.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from divisible import deferred_init
-from examples.shared import COUNTS, Parser, cut_model, epochs, say
-from examples.unet import data
-from examples.unet.model import UNet
-from pipeline import Pipeline, abort_on_error
+from divisible import Plan, deferred_init, schedules
+from divisible.schedules.recomputation import CHECKPOINTS
+from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, abort_on_error
 
 comm = MPI.COMM_WORLD
 
@@ -35,39 +33,42 @@ comm = MPI.COMM_WORLD
 def main() -> None:
     """Trains, and tests after every epoch."""
     abort_on_error()
-    parser = make_parser()
-    args = parser.parse_args()
-    check(parser, args)
-
+    args = parse_arguments()
+    np.random.seed(args.seed)
     train, test = data.load(args.samples, max(1, args.samples // 4))
+
     with deferred_init(args.seed):
         model = UNet(width=args.width)
-    plan, schedule, stages = cut_model(parser, args, model, train)
-    del model
-
-    optimizers = [chainer.optimizers.Adam(0.003).setup(stage) for stage in stages]
+    plan = Plan.uniform(len(model), comm.size)
+    stage = model.divide(*plan.range(comm.rank))
     pipe = Pipeline(
-        stages,
+        stage,
         comm,
-        schedule=schedule,
+        args.microbatches,
+        args.schedule,
         accfun=intersection_over_union,
         checkpoint=args.checkpoint,
         seed=args.seed,
     )
-    say(f"{len(train.x)} images; {plan.n_layers} layers cut at {plan.cuts}")
-    say("epoch   train loss     IoU   test loss     IoU   samples/s")
-    for epoch in epochs(pipe, optimizers, train, test, args):
-        say(
-            f"{epoch.number:5d} {epoch.train['loss']:12.4f}"
-            f" {epoch.train['accuracy']:7.3f} {epoch.test['loss']:11.4f}"
-            f" {epoch.test['accuracy']:7.3f} {len(train.x) / epoch.seconds:11.0f}"
+    optimizer = chainer.optimizers.Adam(0.003).setup(stage)
+
+    batches = SerialIterator(TupleDataset(*train), args.batchsize)
+    tests = SerialIterator(TupleDataset(*test), 20, repeat=False, shuffle=False)
+    updater = PipelineUpdater(batches, optimizer, pipe)
+    trainer = Trainer(updater, (args.epoch, "epoch"), args.out)
+    trainer.extend(PipelineEvaluator(tests, pipe))
+    trainer.extend(extensions.LogReport())
+    columns = ["epoch", "main/loss", "validation/main/loss", "validation/main/accuracy"]
+    trainer.extend(extensions.PrintReport([*columns, "pipeline/samples_per_second"]))
+    trainer.run()
+
+    found = PipelineEvaluator(tests, pipe)()["main/accuracy"]
+    if comm.rank == 0:
+        # What says of every pixel that it belongs to a digit is right this often.
+        print(
+            f"test intersection over union {found:.1%},"
+            f" with all pixels taken for digits {test.t.mean():.1%}"
         )
-    # What says of every pixel that it belongs to a digit is right this often.
-    share = test.t.mean()
-    say(
-        f"test intersection over union {epoch.test['accuracy']:.1%},"
-        f" with all pixels taken for digits {share:.1%}"
-    )
 
 
 def intersection_over_union(y: chainer.Variable, t: np.ndarray) -> chainer.Variable:
@@ -83,23 +84,22 @@ def intersection_over_union(y: chainer.Variable, t: np.ndarray) -> chainer.Varia
     return chainer.as_variable(np.asarray((both / either).mean()))
 
 
-def make_parser() -> Parser:
-    """Describes the options."""
-    parser = Parser(__doc__)
-    parser.add_pipeline_arguments(epochs=6, batchsize=8, microbatches=2)
+def parse_arguments() -> argparse.Namespace:
+    """Reads the options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
+    add("--epoch", type=int, default=6, help="number of epochs")
+    add("--batchsize", type=int, default=8, help="samples of a minibatch")
+    add("--microbatches", type=int, default=2, help="of a minibatch")
+    add("--schedule", choices=schedules.NAMES, default="1f1b")
+    add("--checkpoint", choices=CHECKPOINTS, default="never")
     add("--samples", type=int, default=400, help="training images")
     add("--width", type=int, default=8, help="channels of the first level")
-    return parser
-
-
-def check(parser: Parser, args: argparse.Namespace) -> None:
-    """Refuses what cannot be trained."""
-    parser.check_positive(args, *COUNTS, "samples", "width")
-    parser.check_installed(
-        sklearn="digits and photographs are scikit-learn's",
-        PIL="to read the photographs needs Pillow",
-    )
+    add("--seed", type=int, default=0, help="of weights and order of samples")
+    add("--out", default="result", help="folder for the log")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

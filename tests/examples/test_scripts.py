@@ -255,44 +255,20 @@ SHORT = {
 
 def figures(output):
     """Returns the numbers of the table, speed left out, and those of the last line."""
-    rows = re.findall(r"^ +\d+ .*$", output, re.MULTILINE)
+    # Chainer's PrintReport clears what a progress bar may have left.
+    rows = re.findall(r"^(?:\x1b\[J)?\d+ .*$", output, re.MULTILINE)
     last = re.findall(r"[\d.]*\d", output.strip().splitlines()[-1])
     return np.array([row.split()[1:-1] for row in rows], float), np.array(last, float)
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_examples_learn_the_same_on_any_number_of_ranks(name):
-    script = f"examples/{name}/train.py"
-    table, last = figures(run(1, [script, *SHORT[name]]))
+def test_examples_learn_the_same_on_any_number_of_ranks(name, tmp_path):
+    argv = [f"examples/{name}/train.py", *SHORT[name], "--out", tmp_path]
+    table, last = figures(run(1, argv))
     assert len(table) == 2
     # The losses, of training and of test.
     assert (table[1, :2] < table[0, :2]).all()
-    output = run(
-        3, [script, *SHORT[name], "--checkpoint", "except_last", "--schedule", "zb_h1"]
-    )
+    output = run(3, [*argv, "--checkpoint", "except_last", "--schedule", "zb_h1"])
     assert "Warning" not in output
     for actual, expected in zip(figures(output), (table, last)):
         np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    "name, argv, message",
-    [
-        ("language_model", ["--positions", "1000000"], "words are longer than the"),
-        ("loss_curves", ["--batchsize", "2000"], "--batchsize is 2000, but there are"),
-        ("loss_curves", ["--out", ""], "No such file or directory"),
-    ],
-)
-def test_examples_refuse_bad_arguments(name, argv, message):
-    result = mpiexec(2, [f"examples/{name}/train.py", *argv])
-    assert result.returncode != 0
-    assert result.stdout.count(message) == 1, result.stdout
-    assert "Traceback" not in result.stdout
-
-
-@pytest.mark.parametrize("name", SHORT)
-def test_examples_refuse_what_cannot_be_cut(name):
-    result = mpiexec(2, [f"examples/{name}/train.py", "--cuts", "99"])
-    assert result.returncode != 0
-    assert result.stdout.count("cuts must grow") == 1, result.stdout
-    assert "Traceback" not in result.stdout

@@ -1,4 +1,4 @@
-"""What the training scripts share: their options, where to cut, and the epochs."""
+"""Options that end all ranks if they are wrong, and where to cut a model by them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import contextlib
 import importlib.util
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import Callable, NamedTuple, NoReturn
+from collections.abc import Iterator
+from typing import NoReturn
 
-import chainer
-import chainer.functions as F
-import numpy as np
+from data import Images
 from mpi4py import MPI
 
 from divisible import Divisible, Plan, partition, profile, schedules
@@ -21,63 +19,12 @@ from divisible.communication.aborting import (
     is_world_up,
     let_lower_ranks_speak,
 )
-from divisible.schedules import Schedule, Timeline
+from divisible.schedules import Schedule
 from divisible.schedules.catalogue import CATALOGUE
 from divisible.schedules.recomputation import CHECKPOINTS
-from pipeline import Pipeline, SnapshotError
+from pipeline import SnapshotError
 
 comm = MPI.COMM_WORLD
-
-#: Options of every training script that must be positive.
-COUNTS = ("epoch", "batchsize", "microbatches")
-
-
-class Samples(NamedTuple):
-    """A data set, samples along the first axis of each array.
-
-    Attributes:
-        x: What the first layer gets.
-        t: What the loss compares the last layer's output with.
-    """
-
-    x: np.ndarray
-    t: np.ndarray
-
-
-class Epoch(NamedTuple):
-    """What came of an epoch, by the names that `Pipeline.step` gives.
-
-    Attributes:
-        number: From 1 on.
-        train: Means over the training samples, while the model was learning.
-        test: Means over the test samples, after that.
-        seconds: How long the training took.
-        timeline: Of the last minibatch of the training.
-    """
-
-    number: int
-    train: dict[str, float]
-    test: dict[str, float]
-    seconds: float
-    timeline: Timeline
-
-
-class Mean:
-    """The mean over samples of what minibatches of any size reported."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._n = 0
-
-    def add(self, means: dict[str, float], n: int) -> None:
-        """Adds the means over ``n`` samples."""
-        for name, value in means.items():
-            self._sums[name] = self._sums.get(name, 0.0) + n * value
-        self._n += n
-
-    def report(self, prefix: str = "") -> dict[str, float]:
-        """Returns the means so far."""
-        return {prefix + name: value / self._n for name, value in self._sums.items()}
 
 
 class Parser(argparse.ArgumentParser):
@@ -110,20 +57,12 @@ class Parser(argparse.ArgumentParser):
         except (OSError, SnapshotError, ValueError) as error:
             self.error(str(error))
 
-    def add_pipeline_arguments(
-        self, epochs: int, batchsize: int, microbatches: int = 4
-    ) -> None:
-        """Adds the options of every training script.
-
-        Args:
-            epochs: The default number of epochs.
-            batchsize: The default number of samples of a minibatch.
-            microbatches: The default number of its parts.
-        """
+    def add_pipeline_arguments(self) -> None:
+        """Adds the options that do not depend on model and data."""
         add = self.add_argument
-        add("--epoch", type=int, default=epochs, help="number of epochs")
-        add("--batchsize", type=int, default=batchsize, help="samples of a minibatch")
-        add("--microbatches", type=int, default=microbatches, help="of a minibatch")
+        add("--epoch", type=int, default=15, help="number of epochs")
+        add("--batchsize", type=int, default=64, help="samples of a minibatch")
+        add("--microbatches", type=int, default=4, help="of a minibatch")
         add("--schedule", choices=schedules.NAMES, default="1f1b")
         add(
             "--checkpoint",
@@ -180,8 +119,7 @@ def cut_model(
     parser: Parser,
     args: argparse.Namespace,
     model: Divisible,
-    train: Samples,
-    lossfun: Callable = F.softmax_cross_entropy,
+    train: Images,
 ) -> tuple[Plan, Schedule, list[Divisible]]:
     """Cuts a model as asked for.
 
@@ -190,13 +128,12 @@ def cut_model(
         args: The options. Those that a plan answers become the plan's.
         model: The undivided model.
         train: What to measure the layers with.
-        lossfun: Follows the last layer.
 
     Returns:
         The plan, its schedule, and the stages that the schedule gives to this rank.
     """
     with parser.refusing():
-        plan = make_plan(args, model, train, lossfun)
+        plan = make_plan(args, model, train)
         schedule = schedules.create(
             args.schedule, plan.n_stages, args.microbatches, comm.size
         )
@@ -204,9 +141,7 @@ def cut_model(
     return plan, schedule, [model.divide(*plan.range(number)) for number in mine]
 
 
-def make_plan(
-    args: argparse.Namespace, model: Divisible, train: Samples, lossfun: Callable
-) -> Plan:
+def make_plan(args: argparse.Namespace, model: Divisible, train: Images) -> Plan:
     """Says where to cut: as asked, or into stages of equally many layers.
 
     Raises:
@@ -231,7 +166,7 @@ def make_plan(
         if args.cuts == "auto" and comm.rank == 0:
             # Of what one microbatch takes in each layer.
             n = -(-args.batchsize // args.microbatches)
-            costs = profile(model, train.x[:n], train.t[:n], lossfun)
+            costs = profile(model, train.x[:n], train.t[:n])
             plan = partition(costs, n_stages)
         # A rank that waits in a broadcast spins, and takes time from the layers that
         # rank 0 measures, if they share a core.
@@ -246,45 +181,3 @@ def make_plan(
             f" ranks has {n_stages}; there must be one cut less than there are stages"
         )
     return plan
-
-
-def epochs(
-    pipe: Pipeline,
-    optimizers: Sequence[chainer.Optimizer],
-    train: Samples,
-    test: Samples,
-    args: argparse.Namespace,
-    shuffle: np.random.RandomState | None = None,
-    n_done: int = 0,
-) -> Iterator[Epoch]:
-    """Trains, and tests after every epoch.
-
-    Args:
-        pipe: Every rank's.
-        optimizers: Of the stages of this rank.
-        train: What to learn from, in another order each epoch.
-        test: What to test on.
-        args: The options.
-        shuffle: Orders the samples; by default from ``args.seed``.
-        n_done: How many epochs there were before, in a run that goes on.
-
-    Yields:
-        What came of each epoch.
-    """
-    if shuffle is None:
-        shuffle = np.random.RandomState(args.seed)
-    for number in range(n_done + 1, args.epoch + 1):
-        train_mean, test_mean = Mean(), Mean()
-        start = time.perf_counter()
-        order = shuffle.permutation(len(train.x))
-        for begin in range(0, len(order), args.batchsize):
-            batch = order[begin : begin + args.batchsize]
-            train_mean.add(pipe.step(train.x[batch], train.t[batch]), len(batch))
-            for optimizer in optimizers:
-                optimizer.update()
-        seconds = time.perf_counter() - start
-        timeline = pipe.timeline()
-        for begin in range(0, len(test.x), args.batchsize):
-            x, t = (a[begin : begin + args.batchsize] for a in test)
-            test_mean.add(pipe.evaluate(x, t), len(x))
-        yield Epoch(number, train_mean.report(), test_mean.report(), seconds, timeline)
