@@ -2,10 +2,11 @@
 
 ::
 
-    updater      steps of minibatches; together: the trainers of all ranks as one
+    updater      steps of minibatches
+    one_trainer  the trainers of all ranks as one
     evaluator    a whole data set, forward only
     minibatches  from one iterator to the ranks that use them
     shuffle      an order of samples that can be resumed
-    measures     what every minibatch cost, for the log
+    measures     the cost of every minibatch, for the log
     signals      stopping from outside, all ranks at the same minibatch
 """

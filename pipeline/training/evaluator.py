@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Callable
 
 import chainer
@@ -116,26 +115,20 @@ class PipelineEvaluator(Evaluator):
         iterator = self._iterators["main"]
         of_batches = self._mean == "batches"
         means = _Means()
-        with self._shown(iterator) as show:
-            for minibatch in _sweep(self._reader, iterator, self._at_once):
-                result = self.pipeline.evaluate(minibatch.x, minibatch.t)
-                counted = {} if of_batches else self.pipeline.n_counted
-                rest = 1 if of_batches else minibatch.n_samples
-                means.add(result, {name: counted.get(name, rest) for name in result})
-                show()
+        bar = _IteratorProgressBar(iterator=iterator) if self._progress_bar else None
+        for minibatch in _sweep(self._reader, iterator, self._at_once):
+            result = self.pipeline.evaluate(minibatch.x, minibatch.t)
+            counted = {} if of_batches else self.pipeline.n_counted
+            rest = 1 if of_batches else minibatch.n_samples
+            means.add(result, {name: counted.get(name, rest) for name in result})
+            if bar:
+                bar.update()
+        if bar:
+            bar.close()
         # Only the last stage knows how many of the targets count.
         result = self.pipeline.ranks.share(means.result())
         prefix = f"{self.name}/" if self.name else ""
         return {prefix + name: mean for name, mean in named(result).items()}
-
-    @contextmanager
-    def _shown(self, iterator: Any) -> Iterator[Callable[[], None]]:
-        if not self._progress_bar:
-            yield lambda: None
-            return
-        bar = _IteratorProgressBar(iterator=iterator)
-        yield bar.update
-        bar.close()
 
 
 def predict(

@@ -1,4 +1,4 @@
-"""What every minibatch of a training run cost, as observations of the trainer."""
+"""The cost of every minibatch of a training run, as observations of the trainer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from chainer.backends import cuda
 
 from divisible.schedules.actions import Action
-from pipeline.rank_program import RankProgram, Record
+from pipeline.rank_program import Record
 
 #: What is observed, after the name of the updater.
 NAMES = ("samples_per_second", "bubble", "communication", "peak_memory")
 
 
 class StepCost(NamedTuple):
-    """What one minibatch cost one rank.
+    """The cost of one minibatch on one rank.
 
     Attributes:
         computing (float): Seconds in forward and backward.
@@ -44,14 +44,16 @@ def measure(record: Record, seconds: float, device: Any) -> StepCost:
     """
     times = np.array(record.times)
     durations = times[1::2] - times[::2]
-    computing = float(durations[_computations(record.program)].sum())
+    operations = record.program.operations
+    is_action = np.array([isinstance(each, Action) for each in operations], dtype=bool)
+    computing = float(durations[is_action].sum())
     span = float(times[-1] - times[0]) if len(times) else 0.0
     communicating = float(durations.sum()) - computing
     return StepCost(computing, communicating, span, seconds, peak_memory(device))
 
 
 def observations(costs: np.ndarray, n_samples: int) -> dict[str, float]:
-    """Returns what a trainer observes.
+    """Returns the costs of all ranks as a trainer observes them.
 
     Args:
         costs (numpy.ndarray): A row of `StepCost` for each rank.
@@ -86,8 +88,3 @@ def peak_memory(device: Any) -> int:
     # In kilobytes, but on macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _computations(program: RankProgram) -> np.ndarray:
-    actions = [isinstance(operation, Action) for operation in program.operations]
-    return np.array(actions, dtype=bool)

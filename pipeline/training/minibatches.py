@@ -167,10 +167,10 @@ class MinibatchReader:
         """
         batches = list(islice(_batches(iterator), n_batches)) if self.reads else []
         n_samples = sum(map(len, batches))
-        notice = [self._purpose, n_samples, len(batches), *_progress(iterator)]
-        notice = np.array(notice, dtype=float)
-        self._ranks.tell(notice, "a minibatch")
-        purpose, n_samples, n_read, *progress = notice.tolist()
+        told = [self._purpose, n_samples, len(batches), *_progress(iterator)]
+        told = np.array(told, dtype=float)
+        self._ranks.tell(told, "a minibatch")
+        purpose, n_samples, n_read, *progress = told.tolist()
         if purpose != self._purpose:
             raise DisagreementError(
                 f"rank {self._ranks.first} wants a minibatch to"
@@ -193,10 +193,10 @@ class MinibatchReader:
 
     def synchronize(self, iterator: Any) -> None:
         """Tells all ranks how far the iterator is."""
-        notice = np.array([self._purpose, 0, 0, *_progress(iterator)], dtype=float)
-        self._ranks.tell(notice, "how far the iterator is")
+        told = np.array([self._purpose, 0, 0, *_progress(iterator)], dtype=float)
+        self._ranks.tell(told, "how far the iterator is")
         if not self.reads:
-            _move(iterator, notice[3:].tolist())
+            _move(iterator, told[3:].tolist())
 
     def _read(self, batches: Sequence[list]) -> tuple[tuple, tuple]:
         samples = [sample for batch in batches for sample in batch]

@@ -5,13 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chainer.training import Extension, Trainer, extensions, triggers
 from chainer.training.extensions._snapshot import _Snapshot
-
-if TYPE_CHECKING:
-    from pipeline.training.updater import PipelineUpdater
 
 
 class OneTrainer(Extension):
@@ -20,20 +17,14 @@ class OneTrainer(Extension):
     ``PipelineUpdater`` adds it to its trainer. It does its work before the first
     minibatch, when the other extensions are known.
 
-    Args:
-        updater (PipelineUpdater): Of the trainer it is added to.
-
     Raises:
         ValueError: When the trainer starts, on all ranks, if an extension would write
             files that are of no use.
     """
 
-    name = "together"
+    name = "one_trainer"
     # Before all that a script adds.
     priority = 1_000_000
-
-    def __init__(self, updater: PipelineUpdater) -> None:
-        self._updater = updater
 
     def trigger(self, trainer: Trainer) -> bool:
         """Returns ``False``: there is nothing to do after a minibatch."""
@@ -41,17 +32,17 @@ class OneTrainer(Extension):
 
     def initialize(self, trainer: Trainer) -> None:
         """Is called by the trainer when it starts."""
-        ranks = self._updater.pipeline.ranks
+        ranks = trainer.updater.pipeline.ranks
         if ranks.size > 1:
             _refuse_snapshots_of_one_rank(trainer)
-        self._updater.synchronize()
+        trainer.updater.synchronize()
         if not isinstance(trainer.stop_trigger, StopTogether):
-            trainer.stop_trigger = StopTogether(trainer.stop_trigger, self._updater)
+            trainer.stop_trigger = StopTogether(trainer.stop_trigger)
         is_silent = ranks.rank > 0
         for name, entry in trainer._extensions.items():
             is_collective = getattr(entry.extension, "is_collective", False)
             if is_collective and not isinstance(entry.trigger, _ALIKE):
-                entry.trigger = TriggerOfRankZero(entry.trigger, self._updater)
+                entry.trigger = TriggerOfRankZero(entry.trigger)
             if isinstance(entry.extension, extensions.DumpGraph):
                 # As if it had been called; it does that once.
                 entry.extension._flag_called = True
@@ -76,17 +67,15 @@ def _refuse_snapshots_of_one_rank(trainer: Trainer) -> None:
             )
 
 
-class _Trigger:
-    """A rank's own trigger, about which the ranks agree.
+class TriggerAround:
+    """A trigger that looks at more than the one within it.
 
     Args:
-        trigger: The rank's own.
-        updater (PipelineUpdater): Of the trainer.
+        trigger: The one within.
     """
 
-    def __init__(self, trigger: Any, updater: PipelineUpdater) -> None:
+    def __init__(self, trigger: Any) -> None:
         self._trigger = trigger
-        self._updater = updater
 
     def __getattr__(self, name: str) -> Any:
         # Such as the length of the training, which progress bars ask for, and the
@@ -94,7 +83,7 @@ class _Trigger:
         return getattr(self._trigger, name)
 
 
-class TriggerOfRankZero(_Trigger):
+class TriggerOfRankZero(TriggerAround):
     """A trigger that fires on all ranks when it does on rank 0.
 
     For extensions that the ranks must call together. Triggers that look at a clock do
@@ -105,7 +94,7 @@ class TriggerOfRankZero(_Trigger):
         """Returns whether that of rank 0 fires."""
         # The others' have a state too.
         fires = bool(self._trigger(trainer))
-        ranks = self._updater.pipeline.ranks
+        ranks = trainer.updater.pipeline.ranks
         return bool(ranks.agree(fires and ranks.rank == 0))
 
 
@@ -120,15 +109,15 @@ _ALIKE = (
 )
 
 
-class StopTogether(_Trigger):
+class StopTogether(TriggerAround):
     """A stop trigger that fires on all ranks if it does on one."""
 
     def __call__(self, trainer: Trainer) -> bool:
         """Returns whether some rank wants to stop, or was requested to."""
         # Triggers and extensions look at the epoch; it may have been loaded.
-        self._updater.synchronize()
-        fires = bool(self._trigger(trainer)) or self._updater.stop_code > 0
-        return bool(self._updater.pipeline.ranks.agree(fires))
+        trainer.updater.synchronize()
+        fires = bool(self._trigger(trainer)) or trainer.updater.stop_code > 0
+        return bool(trainer.updater.pipeline.ranks.agree(fires))
 
 
 # What writes a file of a fixed name, all ranks the same one.

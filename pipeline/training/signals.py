@@ -8,6 +8,8 @@ from typing import Any
 
 from chainer.training import Extension, Trainer
 
+from pipeline.training.one_trainer import TriggerAround
+
 #: The exit code of ``python -m pipeline`` after a signal stopped the training in good
 #: order: EX_TEMPFAIL of ``sysexits.h``, "try again later".
 STOPPED = 75
@@ -103,15 +105,8 @@ class StopOnSignal(Extension):
         self._handlers = {}
 
 
-class _AlsoAtStop:
+class _AlsoAtStop(TriggerAround):
     """A trigger that fires besides when the training is about to stop."""
-
-    def __init__(self, trigger: Any) -> None:
-        self._trigger = trigger
 
     def __call__(self, trainer: Trainer) -> bool:
         return bool(self._trigger(trainer)) or trainer.updater.stop_code > 0
-
-    def __getattr__(self, name: str) -> Any:
-        # Such as the trigger's state.
-        return getattr(self._trigger, name)

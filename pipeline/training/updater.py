@@ -125,7 +125,7 @@ class PipelineUpdater(StandardUpdater):
 
     def connect_trainer(self, trainer: chainer.training.Trainer) -> None:
         """Makes the ranks' trainers one; called by the trainer."""
-        trainer.extend(OneTrainer(self))
+        trainer.extend(OneTrainer())
         if self.pipeline.ranks.size > 1:
             # Python prints the traceback; the trainer need not do so before.
             trainer.run = functools.partial(trainer.run, show_loop_exception_msg=False)
@@ -255,7 +255,8 @@ def _check_targets(
             f" MixedPrecision(optimizer, comm=comm).setup([stage, stage])"
         )
     for name in scaling:
-        if pipeline.ranks.size > 1 and _decides_alone(optimizers[name]):
+        decides_alone = not getattr(optimizers[name], "has_comm", True)
+        if pipeline.ranks.size > 1 and decides_alone:
             raise ValueError(
                 f"the optimizer {name!r} of rank {pipeline.rank} is in mixed precision,"
                 f" and would skip steps that the other ranks take: give it their"
@@ -270,8 +271,3 @@ def _check_targets(
                 f" make one for each of the rank's stages (in mixed precision, one for"
                 f" all of them)"
             )
-
-
-def _decides_alone(optimizer: Any) -> bool:
-    """Whether a ``MixedPrecision`` was given no communicator."""
-    return not getattr(optimizer, "has_comm", True)
