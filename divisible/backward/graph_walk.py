@@ -7,13 +7,14 @@ activations and those of weights, nor add the latter up over microbatches.
 from __future__ import annotations
 
 import collections
-import contextlib
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import chainer
 from chainer import _backprop_utils, backend, variable
+from chainer.backends import cuda
 from chainer.functions.array import concat
 from chainer.functions.connection import (
     convolution_2d,
@@ -151,17 +152,29 @@ class GraphWalk:
         if not targets:
             return
         with _observed(function, output_gradients):
-            rule = IN_PLACE.get(type(function))
-            # Debug mode looks for NaN in the arrays that functions return.
-            if rule is not None and not chainer.is_debug():
-                found = ((i, self._own_parameter(function.inputs[i])) for i in targets)
-                parameters = {i: param for i, param in found if param is not None}
-                added = rule(function, parameters, output_gradients[0].array)
-                for i, contribution in added.items():
-                    self._weight_gradients.accumulate(parameters[i], contribution)
-                targets = tuple(i for i in targets if i not in added)
+            targets = self._add_in_place(function, targets, output_gradients)
             if targets:
                 self._compute(function, targets, output_gradients)
+
+    def _add_in_place(
+        self,
+        function: chainer.FunctionNode,
+        targets: tuple[int, ...],
+        output_gradients: tuple[chainer.Variable | None, ...],
+    ) -> tuple[int, ...]:
+        """Adds what a rule knows of gradients; returns the inputs that are left."""
+        rule = IN_PLACE.get(type(function))
+        # Debug mode looks for NaN in the arrays that functions return.
+        if rule is None or chainer.is_debug():
+            return targets
+        found = [(i, self._own_parameter(function.inputs[i])) for i in targets]
+        parameters = {i: param for i, param in found if param is not None}
+        if not parameters:
+            return targets
+        added = rule(function, parameters, output_gradients[0].array)
+        for i, contribution in added.items():
+            self._weight_gradients.accumulate(parameters[i], contribution)
+        return tuple(i for i in targets if i not in added)
 
     def _compute(
         self,
@@ -307,7 +320,7 @@ def _weight_functions(
     return frozenset(weights)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _observed(
     function: chainer.FunctionNode,
     output_gradients: tuple[chainer.Variable | None, ...],
@@ -318,7 +331,13 @@ def _observed(
         hooks.update(function.local_function_hooks)
     inputs = tuple([x.data for x in function.inputs])
     gradients = tuple([None if g is None else g.raw_array for g in output_gradients])
-    with chainer.using_device(backend.get_device_from_array(*inputs, *gradients)):
+    # Without a GPU there is one device, and to find that out takes a while.
+    device = nullcontext()
+    if cuda.available:
+        device = chainer.using_device(
+            backend.get_device_from_array(*inputs, *gradients)
+        )
+    with device:
         for hook in hooks.values():
             hook.backward_preprocess(function, inputs, gradients)
         try:
