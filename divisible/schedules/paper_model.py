@@ -146,6 +146,7 @@ class PerformanceModel:
         Raises:
             ValueError: If there are too few points, or one is not positive.
         """
+        # It is slow to load, and schedules do without.
         from scipy.optimize import nnls
 
         points, times = np.asarray(m, float), np.asarray(seconds, float)

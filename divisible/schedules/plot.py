@@ -1,4 +1,4 @@
-"""Draws timelines and profiles; the only module here that needs matplotlib."""
+"""Draws timelines; the only module here that needs matplotlib."""
 
 from __future__ import annotations
 
@@ -149,6 +149,7 @@ def _chunks(timeline: Timeline) -> np.ndarray:
 
 
 def _draw_bars(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
+    # matplotlib is optional.
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_rgb
 
@@ -206,6 +207,7 @@ def _draw_bars(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
 
 
 def _draw_image(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
+    # matplotlib is optional.
     from matplotlib.colors import to_rgb
 
     columns = _PIXELS
