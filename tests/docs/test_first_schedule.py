@@ -116,8 +116,9 @@ def test_a_new_schedule(run, tmp_path):
     run("-c", PLAN)
     Profile([LayerCost(1, 1, 1)] * 4, n_samples=8).save(tmp_path / "profile.json")
     Plan([0, 2, 4], n_microbatches=8, schedule="1f1b").save(tmp_path / "plan.json")
-    command = ["-m", "pipeline.command_line.main", "simulate", "plan.json"]
-    assert NAME in run(*command, "profile.json", "--schedule", NAME)
-    assert NAME in run("-m", "pipeline.command_line.main", "plan", "--help")
+    command = ["-c", "from pipeline.command_line.main import main; main()"]
+    simulate = [*command, "simulate", "plan.json", "profile.json"]
+    assert NAME in run(*simulate, "--schedule", NAME)
+    assert NAME in run(*command, "plan", "--help")
     pytest.importorskip("sphinx", reason="the tables are made by Sphinx")
     run("-c", PAGES)
