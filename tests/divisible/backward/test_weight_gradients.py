@@ -9,7 +9,6 @@ import pytest
 from chainer import functions as F
 from chainer import links as L
 
-from chainer_kernels.gemm import gemm_add
 from divisible.backward import weight_gradients
 from divisible.backward.backprop import backward
 from divisible.backward.weight_gradients import WeightGradients
@@ -201,28 +200,6 @@ def test_training_equals_chainer():
 
     for ours, chainers in zip(train(by_us), train(by_chainer)):
         np.testing.assert_array_equal(ours, chainers)
-
-
-@pytest.mark.parametrize("dtype", ["f", "d"])
-@pytest.mark.parametrize("k", [0, 1, 5])
-@pytest.mark.parametrize(
-    "layout",
-    [
-        np.ascontiguousarray,
-        np.asfortranarray,
-        lambda a: np.repeat(a, 2, axis=1)[:, ::2],
-        lambda a: a[::-1],
-    ],
-)
-def test_gemm_add(layout, k, dtype):
-    random = np.random.RandomState(0)
-    for m, n in ((3, 4), (1, 4), (3, 1), (1, 1), (0, 2)):
-        a = layout(random.randn(m, k).astype(dtype))
-        b = layout(random.randn(k, n).astype(dtype))
-        out = random.randn(m, n).astype(dtype)
-        expected = out + a.dot(b)
-        gemm_add(out, a, b)
-        np.testing.assert_allclose(out, expected, rtol=1e-5)
 
 
 def test_examples():
