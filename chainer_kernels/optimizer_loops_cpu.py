@@ -10,14 +10,18 @@ rules on NumPy arrays, so that the weights are the same bit for bit.
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic, overload
 
+from chainer_kernels import update_rules
 from chainer_kernels.float16_bits import (
     F32,
     U32,
@@ -25,10 +29,9 @@ from chainer_kernels.float16_bits import (
     float_to_half,
     half_to_float,
 )
+from chainer_kernels.formulas import Formula, state_names
 
 Array = Any
-
-LARGEST_HALF = F32(np.finfo(np.float16).max)
 
 _compiled = njit(cache=True, error_model="numpy")
 # The order of additions is free, so that they run in vector instructions. It depends
@@ -133,196 +136,88 @@ def unscale(gradients: Gradients, inverse: float, out: Array) -> None:
             unscaled[i] = _unscaled(gradient[i], inverse)
 
 
-@_compiled
-def sgd(
-    gradients: Gradients,
-    first: int,
-    last: int,
-    inverse: float,
-    weights: Array,
-    half: Array,
-    lr: float,
-) -> None:
-    """Updates as :class:`chainer.optimizers.SGD`.
-
-    Args:
-        gradients: Of all parameters of a group.
-        first: The first parameter to update.
-        last: The last one.
-        inverse: What gradients are multiplied by, of the weights' dtype.
-        weights: Flat buffer of masters.
-        half: Flat buffer of the float16 weights' bits, to round into; may be empty.
-        lr: Learning rate, of the weights' dtype.
-    """
-    rounds = half.size > 0
-    for p in range(first, last + 1):
-        start, end = gradients.starts[p], gradients.ends[p]
-        gradient = _array(gradients, p)
-        w, h = weights[start:end], half[start:end]
-        for i in range(gradient.size):
-            weight = _current(F32(w[i]), h[i]) if rounds else w[i]
-            weight -= lr * _unscaled(gradient[i], inverse)
-            w[i] = weight
-            if rounds:
-                h[i] = float_to_half(F32(weight))
-
-
-@_compiled
-def momentum_sgd(
-    gradients: Gradients,
-    first: int,
-    last: int,
-    inverse: float,
-    weights: Array,
-    half: Array,
-    velocity: Array,
-    lr: float,
-    momentum: float,
-) -> None:
-    """Updates as :class:`chainer.optimizers.MomentumSGD`; see :func:`sgd`."""
-    rounds = half.size > 0
-    for p in range(first, last + 1):
-        start, end = gradients.starts[p], gradients.ends[p]
-        gradient = _array(gradients, p)
-        w, h, v = weights[start:end], half[start:end], velocity[start:end]
-        for i in range(gradient.size):
-            weight = _current(F32(w[i]), h[i]) if rounds else w[i]
-            step = momentum * v[i] - lr * _unscaled(gradient[i], inverse)
-            v[i] = step
-            weight += step
-            w[i] = weight
-            if rounds:
-                h[i] = float_to_half(F32(weight))
-
-
-@_compiled
-def adam(
-    gradients: Gradients,
-    first: int,
-    last: int,
-    inverse: float,
-    weights: Array,
-    half: Array,
-    mean: Array,
-    variance: Array,
-    alpha_t: float,
-    rate1: float,
-    rate2: float,
-    eps: float,
-    keep: float,
-    eta: float,
-) -> None:
-    """Updates as :class:`chainer.optimizers.Adam`; see :func:`sgd`.
-
-    Args:
-        gradients: Of all parameters of a group.
-        first: The first parameter to update.
-        last: The last one.
-        inverse: What gradients are multiplied by.
-        weights: Flat buffer of masters.
-        half: Flat buffer of the float16 weights' bits.
-        mean: Chainer's ``m``.
-        variance: Chainer's ``v``.
-        alpha_t: Learning rate with the bias correction.
-        rate1: 1 - beta1.
-        rate2: 1 - beta2.
-        eps: Added to the root.
-        keep: 1 - eta * weight decay.
-        eta: Schedule multiplier.
-    """
-    rounds = half.size > 0
-    for p in range(first, last + 1):
-        start, end = gradients.starts[p], gradients.ends[p]
-        gradient = _array(gradients, p)
-        w, h = weights[start:end], half[start:end]
-        m, v = mean[start:end], variance[start:end]
-        for i in range(gradient.size):
-            weight = _current(F32(w[i]), h[i]) if rounds else w[i]
-            g = _unscaled(gradient[i], inverse)
-            m[i] += rate1 * (g - m[i])
-            v[i] += rate2 * (g * g - v[i])
-            step = alpha_t / (np.sqrt(v[i]) + eps)
-            weight = keep * weight - eta * (step * m[i])
-            w[i] = weight
-            if rounds:
-                h[i] = float_to_half(F32(weight))
-
-
-@_compiled
-def momentum_sgd16(
-    gradients: Gradients,
-    first: int,
-    last: int,
-    inverse: float,
-    weights: Array,
-    half: Array,
-    accumulated: Array,
-    lr: float,
-    momentum: float,
-) -> None:
-    """Updates as :class:`~mixed_precision.MomentumSGD16` with G in float16.
-
-    Args:
-        gradients: Of all parameters of a group.
-        first: The first parameter to update.
-        last: The last one.
-        inverse: What gradients are multiplied by: G's scale over theirs.
-        weights: Weights in float32; empty to update ``half`` itself.
-        half: Bits of the float16 weights.
-        accumulated: Bits of G times its scale.
-        lr: Learning rate divided by G's scale.
-        momentum: Momentum times what G's scale has changed by.
-    """
-    in_float32 = weights.size > 0
-    for p in range(first, last + 1):
-        start, end = gradients.starts[p], gradients.ends[p]
-        gradient = _array(gradients, p)
-        w, h, a = weights[start:end], half[start:end], accumulated[start:end]
-        for i in range(gradient.size):
-            g = F32(_unscaled(gradient[i], inverse))
-            total = F32(momentum * half_to_float(a[i]) + g)
-            # G is made of finite gradients and stays finite.
-            a[i] = float_to_half(min(max(total, -LARGEST_HALF), LARGEST_HALF))
-            step = F32(lr * half_to_float(a[i]))
-            if in_float32:
-                w[i] -= step
-            else:
-                h[i] = float_to_half(F32(half_to_float(h[i]) - step))
-
-
-@_compiled
-def accumulated_sgd(
-    gradients: Gradients,
-    first: int,
-    last: int,
-    inverse: float,
-    weights: Array,
-    half: Array,
-    accumulated: Array,
-    lr: float,
-    momentum: float,
-) -> None:
-    """As :func:`momentum_sgd16`, for weights of float32 or float64; no ``half``."""
-    for p in range(first, last + 1):
-        start, end = gradients.starts[p], gradients.ends[p]
-        gradient = _array(gradients, p)
-        w, a = weights[start:end], accumulated[start:end]
-        for i in range(gradient.size):
-            a[i] = momentum * a[i] + _unscaled(gradient[i], inverse)
-            w[i] -= lr * a[i]
-
-
-_UPDATES = {
-    "sgd": sgd,
-    "momentum_sgd": momentum_sgd,
-    "adam": adam,
-    "momentum_sgd16": momentum_sgd16,
-    "accumulated_sgd": accumulated_sgd,
+# What the loop of a formula takes for a weight, by whether there are masters and
+# whether there are float16 weights.
+_WEIGHT = {
+    (True, True): "current(weights_[i], half_[i])",
+    (True, False): "weights_[i]",
+    (False, True): "half_to_float(half_[i])",
 }
 
 
+@functools.cache
+def _loop(formula: Formula, has_weights: bool, has_half: bool) -> Callable:
+    """Makes the compiled loop of a formula.
+
+    For :func:`~chainer_kernels.update_rules.momentum_sgd` and float16 weights with
+    masters it is::
+
+        def momentum_sgd(gradients, first, last, inverse, weights, half, v, numbers):
+            for p in range(first, last + 1):
+                start, end = gradients.starts[p], gradients.ends[p]
+                gradient = array(gradients, p)
+                weights_ = weights[start:end]
+                half_ = half[start:end]
+                v_ = v[start:end]
+                for i in range(gradient.size):
+                    (weight, v_[i]) = formula(
+                        current(weights_[i], half_[i]),
+                        unscaled(gradient[i], inverse), v_[i], *numbers
+                    )
+                    weights_[i] = weight
+                    half_[i] = float_to_half(weight)
+    """
+    states = state_names(formula)
+    buffers = ["weights"] * has_weights + ["half"] * has_half + [*states]
+    arguments = ["gradients, first, last, inverse, weights, half", *states, "numbers"]
+    values = [
+        _WEIGHT[has_weights, has_half],
+        "unscaled(gradient[i], inverse)",
+        *(f"{name}_[i]" for name in states),
+        "*numbers",
+    ]
+    results = ", ".join(["weight", *(f"{name}_[i]" for name in states)])
+    lines = [
+        f"def {formula.__name__}({', '.join(arguments)}):",
+        "  for p in range(first, last + 1):",
+        "    start, end = gradients.starts[p], gradients.ends[p]",
+        "    gradient = array(gradients, p)",
+        *(f"    {name}_ = {name}[start:end]" for name in buffers),
+        "    for i in range(gradient.size):",
+        f"      {results} = formula({', '.join(values)})",
+        "      weights_[i] = weight" if has_weights else "",
+        "      half_[i] = float_to_half(weight)" if has_half else "",
+    ]
+    # Numba takes the loop for a part of the formula's file, in which errors are then
+    # found, and compiles anew when the file has changed.
+    source = ast.increment_lineno(
+        ast.parse("\n".join(lines)), formula.__code__.co_firstlineno - 1
+    )
+    names = {
+        "__name__": __name__,
+        "formula": njit(error_model="numpy")(formula),
+        "array": _array,
+        "unscaled": _unscaled,
+        "current": _current,
+        "half_to_float": half_to_float,
+        "float_to_half": float_to_half,
+    }
+    exec(compile(source, inspect.getsourcefile(formula), "exec"), names)
+    return _compiled(names[formula.__name__])
+
+
+@overload(update_rules.from_half)
+def _from_half(bits):  # type: ignore
+    return lambda bits: half_to_float(bits)
+
+
+@overload(update_rules.to_half)
+def _to_half(value):  # type: ignore
+    return lambda value: float_to_half(value)
+
+
 def update(
-    name: str,
+    formula: Formula,
     gradients: Gradients,
     span: tuple[int, int],
     inverse: float,
@@ -334,17 +229,18 @@ def update(
     """Updates parameters of a group.
 
     Args:
-        name: Of one of the loops above.
+        formula: One of ``update_rules``, or of that form.
         gradients: Of all parameters of the group.
         span: The first and the last parameter to update.
-        inverse: What gradients are multiplied by.
+        inverse: What gradients are multiplied by, of the weights' dtype.
         weights: Flat buffer of masters; of no elements to update ``half`` itself.
-        half: Flat buffer of float16 weights' bits; of no elements if there are none.
-        states: Flat buffers, in the order of the loop's arguments.
-        numbers: In the order of the loop's arguments.
+        half: Flat buffer of the float16 weights' bits, to round into; of no elements
+            if there are none.
+        states: Flat buffers, in the order of the formula's arguments.
+        numbers: In the order of the formula's arguments, of the weights' dtype.
     """
-    loop = _UPDATES[name]
-    loop(gradients, *span, inverse, weights, half, *states, *numbers)
+    loop = _loop(formula, weights.size > 0, half.size > 0)
+    loop(gradients, *span, inverse, weights, half, *states, tuple(numbers))
 
 
 @_compiled

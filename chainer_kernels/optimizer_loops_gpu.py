@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from chainer.backends.cuda import cupy
 
+from chainer_kernels.formulas import Formula, as_cuda, number_names, state_names
 from chainer_kernels.update_rules import ALIGNMENT
 
 Array = Any
@@ -127,52 +128,8 @@ def unscale(gradients: Gradients, inverse: float, out: Array) -> None:
     )(gradients.flat, inverse, out)
 
 
-class _Update(NamedTuple):
-    """An update: CUDA code that makes a new ``weight`` of ``g``.
-
-    Attributes:
-        states: Their names in the code.
-        numbers: Their names in the code.
-        body: The code.
-    """
-
-    states: tuple[str, ...]
-    numbers: tuple[str, ...]
-    body: str
-
-
-# The loops of optimizer_loops_cpu.py, where they are explained.
-_UPDATES = {
-    "sgd": _Update((), ("lr",), "weight -= lr * g;"),
-    "momentum_sgd": _Update(
-        ("v",), ("lr", "momentum"), "v = momentum * v - lr * g; weight += v;"
-    ),
-    "adam": _Update(
-        ("m", "v"),
-        ("alpha_t", "rate1", "rate2", "eps", "keep", "eta"),
-        """
-        m += rate1 * (g - m);
-        v += rate2 * (g * g - v);
-        weight = keep * weight - eta * (alpha_t / (sqrt(v) + eps) * m);
-        """,
-    ),
-    "momentum_sgd16": _Update(
-        ("a",),
-        ("lr", "momentum"),
-        """
-        float total = momentum * static_cast<float>(a) + g;
-        a = float16(min(max(total, -LARGEST), LARGEST));
-        weight -= lr * static_cast<float>(a);
-        """.replace("LARGEST", f"{np.finfo(np.float16).max:.1f}f"),
-    ),
-    "accumulated_sgd": _Update(
-        ("a",), ("lr", "momentum"), "a = momentum * a + g; weight -= lr * a;"
-    ),
-}
-
-
 def update(
-    name: str,
+    formula: Formula,
     gradients: Gradients,
     span: tuple[int, int],
     inverse: np.floating,
@@ -182,7 +139,6 @@ def update(
     numbers: Sequence[float],
 ) -> None:
     """Updates parameters of a group; see ``optimizer_loops_cpu.py``."""
-    chosen = _UPDATES[name]
     part = slice(int(gradients.starts[span[0]]), int(gradients.ends[span[1]]))
     has_weights, has_half = weights.size > 0, half.size > 0
     outputs, arrays, load, store = [], [], "", ""
@@ -202,16 +158,17 @@ def update(
         else:
             load = "float weight = static_cast<float>(half_);"
         store += " half_ = float16(weight);"
-    for state, flat in zip(chosen.states, states):
+    for state, flat in zip(state_names(formula), states):
         is_half = flat.dtype == np.uint16
         outputs.append(f"{'float16' if is_half else 'W'} {state}")
         arrays.append(flat[part].view(np.float16) if is_half else flat[part])
-    inputs = ["G gradient, W inverse", *(f"W {n}" for n in chosen.numbers), _OF_TYPE_W]
+    inputs = ["G scaled, W inverse", *(f"W {n}" for n in number_names(formula))]
+    load += " W gradient = static_cast<W>(scaled) * inverse;"
     kernel = _kernel(
-        ", ".join(inputs),
+        ", ".join([*inputs, _OF_TYPE_W]),
         ", ".join(outputs),
-        f"{load} W g = static_cast<W>(gradient) * inverse; {chosen.body} {store}",
-        f"mixed_precision_{name}",
+        f"{load} {as_cuda(formula)} {store}",
+        f"mixed_precision_{formula.__name__}",
     )
     of_type_w = cupy.empty(0, inverse.dtype)
     kernel(gradients.flat[part], inverse, *numbers, of_type_w, *arrays)

@@ -17,6 +17,8 @@ from chainer.optimizers.adam import AdamRule
 from chainer.optimizers.momentum_sgd import MomentumSGDRule
 from chainer.optimizers.sgd import SGDRule
 
+from chainer_kernels import update_rules
+from chainer_kernels.formulas import Formula, number_names, state_names
 from mixed_precision.flat import Gathered, Group
 from mixed_precision.momentum_sgd16 import MomentumSGD16Rule
 
@@ -25,13 +27,13 @@ class Call(NamedTuple):
     """What is to be called.
 
     Attributes:
-        name: Of the update in the kernels' module.
+        formula: Of the update.
         numbers: That it takes.
         factor: What unscaled gradients are multiplied by.
     """
 
-    name: str
-    numbers: tuple[float, ...]
+    formula: Formula
+    numbers: Sequence[float]
     factor: float = 1.0
 
 
@@ -39,24 +41,16 @@ class Kernel(NamedTuple):
     """How the parameters of an update rule are updated in one call.
 
     Attributes:
-        states: The rule's states, in the order of the kernel's arguments.
+        formula: With the rule's states, and hyperparameters as numbers.
         prepare: Returns the call for the rules of some parameters, their group, and
-            the loss scale.
+            the loss scale, where it is not the formula with the hyperparameters of
+            these names.
+        suits: Whether the options of a rule are those of the formula.
     """
 
-    states: tuple[str, ...]
-    prepare: Callable[[Sequence[Any], Group, float], Call]
-
-
-def _sgd(rules: Sequence[SGDRule], group: Group, loss_scale: float) -> Call:
-    return Call("sgd", (rules[0].hyperparam.lr,))
-
-
-def _momentum_sgd(
-    rules: Sequence[MomentumSGDRule], group: Group, loss_scale: float
-) -> Call:
-    hp = rules[0].hyperparam
-    return Call("momentum_sgd", (hp.lr, hp.momentum))
+    formula: Formula
+    prepare: Callable[[Sequence[Any], Group, float], Call] | None = None
+    suits: Callable[[Any], bool] = lambda rule: True
 
 
 def _adam(rules: Sequence[AdamRule], group: Group, loss_scale: float) -> Call:
@@ -70,7 +64,11 @@ def _adam(rules: Sequence[AdamRule], group: Group, loss_scale: float) -> Call:
         1.0 - hp.eta * hp.weight_decay_rate,
         hp.eta,
     )
-    return Call("adam", numbers)
+    return Call(update_rules.adam, numbers)
+
+
+def _is_plain_adam(rule: AdamRule) -> bool:
+    return not (rule.hyperparam.amsgrad or rule.hyperparam.adabound)
 
 
 def _momentum_sgd16(
@@ -83,17 +81,17 @@ def _momentum_sgd16(
     for each in rules:
         each.scale = scale
     if not group.is_half:
-        return Call("accumulated_sgd", (hp.lr, hp.momentum / before))
+        return Call(update_rules.accumulated_sgd, (hp.lr, hp.momentum / before))
     numbers = hp.lr / scale, hp.momentum * (scale / before)
-    return Call("momentum_sgd16", numbers, factor=scale)
+    return Call(update_rules.momentum_sgd16, numbers, factor=scale)
 
 
 #: Exact types: a subclass may do anything.
 KERNELS = {
-    SGDRule: Kernel((), _sgd),
-    MomentumSGDRule: Kernel(("v",), _momentum_sgd),
-    AdamRule: Kernel(("m", "v"), _adam),
-    MomentumSGD16Rule: Kernel(("g",), _momentum_sgd16),
+    SGDRule: Kernel(update_rules.sgd),
+    MomentumSGDRule: Kernel(update_rules.momentum_sgd),
+    AdamRule: Kernel(update_rules.adam, _adam, _is_plain_adam),
+    MomentumSGD16Rule: Kernel(update_rules.momentum_sgd16, _momentum_sgd16),
 }
 
 
@@ -139,11 +137,10 @@ def _key(rule: chainer.UpdateRule) -> tuple | None:
 
     The last is whether there are hooks, with which a rule is updated alone.
     """
-    if not rule.enabled or type(rule) not in KERNELS:
+    kernel = KERNELS.get(type(rule))
+    if not rule.enabled or kernel is None or not kernel.suits(rule):
         return None
     hp = rule.hyperparam
-    if type(rule) is AdamRule and (hp.amsgrad or hp.adabound):
-        return None
     hooks = rule._hookable
     has_hooks = bool(hooks._pre_update_hooks or hooks._post_update_hooks)
     own = id(rule) if has_hooks or len(vars(hp)) > 1 else None
@@ -169,12 +166,12 @@ def update(
         rule.t += 1
     kernel = KERNELS[type(rules[0])]
     with chainer.using_device(group.device):
-        states = [_state(name, run) for name in kernel.states]
+        states = [_state(name, run) for name in state_names(kernel.formula)]
         if has_hooks:
             _call_hooks("pre", group, first)
-        call = kernel.prepare(rules, group, loss_scale)
+        call = _call(kernel, rules, group, loss_scale)
         group.kernels.update(
-            call.name,
+            call.formula,
             gathered.gradients,
             (first, last),
             group.scalar(inverse * call.factor),
@@ -184,6 +181,15 @@ def update(
         )
         if has_hooks:
             _call_hooks("post", group, first)
+
+
+def _call(
+    kernel: Kernel, rules: Sequence[Any], group: Group, loss_scale: float
+) -> Call:
+    if kernel.prepare is not None:
+        return kernel.prepare(rules, group, loss_scale)
+    names = number_names(kernel.formula)
+    return Call(kernel.formula, [getattr(rules[0].hyperparam, n) for n in names])
 
 
 def _call_hooks(timing: str, group: Group, position: int) -> None:

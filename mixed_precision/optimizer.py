@@ -46,11 +46,10 @@ class MixedPrecision(optimizer.Optimizer):
         larger scale, after a while
 
     Parameters of float32 or float64 (normalizations) are updated alike, without a copy.
-    ``SGD``, ``MomentumSGD``, ``Adam`` and :class:`MomentumSGD16` run as one loop over
-    all parameters; their results equal Chainer's bit for bit. Every other optimizer,
-    and parameters with an update rule of their own, are updated by their own rules:
-    while those and hooks run, ``param.array`` and ``param.grad`` *are* the float32
-    master and the unscaled gradient.
+    The usual update rules have a kernel, one loop over all parameters, whose results
+    equal Chainer's bit for bit: :doc:`/howto/mixed_precision` names them. Parameters
+    with another rule are updated by it: while it and hooks run, ``param.array`` and
+    ``param.grad`` *are* the float32 master and the unscaled gradient.
 
     ``GradientClipping`` clips by the norm of all parameters on all ranks. A parameter
     shared by two links is updated once. A step that is skipped does not count in ``t``

@@ -1,4 +1,4 @@
-"""Conversions of float16 by bits, and the passes over flat buffers."""
+"""Conversions of float16 by bits."""
 
 import numpy as np
 import pytest
@@ -59,35 +59,3 @@ def test_float16_rounds_to_nearest_even(round_to_half):
     number = ~np.isnan(expected)
     np.testing.assert_array_equal(half[number], expected.view(np.uint16)[number])
     assert np.isnan(rounded[~number]).all()
-
-
-def gathered(*arrays):
-    ends = np.cumsum([a.size for a in arrays])
-    return _cpu.gathered(arrays, ends - [a.size for a in arrays], ends)
-
-
-@pytest.mark.parametrize("inverse", [1, 2.0**-10, 2.0**3])
-def test_unscale_every_float16(inverse):
-    half = EVERY_HALF.view(np.float16)
-    half = half[np.isfinite(half)]
-    parts = gathered(half[:100], half[100:])
-    unscaled, sums = np.empty(half.size, np.float32), np.empty(2)
-    _cpu.unscale(parts, np.float32(inverse), unscaled)
-    expected = half.astype(np.float32) * np.float32(inverse)
-    np.testing.assert_array_equal(unscaled, expected)
-    _cpu.sum_squares(parts, np.float32(inverse), sums)
-    squares = expected.astype(np.float64) ** 2
-    np.testing.assert_allclose(sums, [squares[:100].sum(), squares[100:].sum()])
-
-
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("where", [0, 63, 64, 999])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_every_number_that_is_not_finite_is_seen(dtype, bad, where):
-    array = np.full(1000, np.finfo(dtype).max)
-    sums = np.empty(1)
-    _cpu.sum_squares(gathered(array), np.float32(1), sums)
-    assert np.isfinite(sums[0])
-    array[where] = bad
-    _cpu.sum_squares(gathered(array), np.float32(1), sums)
-    assert not np.isfinite(sums[0])
