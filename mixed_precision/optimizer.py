@@ -271,8 +271,8 @@ class MixedPrecision(optimizer.Optimizer):
                 left to try; on every rank.
             ValueError: If the gradients are not scaled by :attr:`loss_scale`, or there
                 are parameters that were not there in the first update.
-            RuntimeError: If the ranks are at different updates; on every rank.
-            TimeoutError: If another rank does not come.
+            DisagreementError: If the ranks are at different updates; on every rank.
+            StallError: If another rank does not come.
         """
         self._check_set_up()
         if lossfun is not None:

@@ -28,10 +28,12 @@ def as_mpi(comm: Any) -> MPI.Comm:
     return mpi_comm
 
 
-def duplicate(comm: MPI.Comm, timeout: float) -> MPI.Comm:
+def duplicate(
+    comm: MPI.Comm, timeout: float, purpose: str = "to duplicate"
+) -> MPI.Comm:
     """Duplicates a communicator, so that messages cannot mix with the user's."""
     new, request = comm.Idup()
-    wait(request.Test, timeout, lambda: _everyone(comm, "to duplicate"))
+    wait(request.Test, timeout, lambda: _everyone(comm, purpose))
     return new
 
 

@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import subprocess
+import sys
 import tracemalloc
 
 import chainer
@@ -672,6 +674,28 @@ def test_bad_arguments():
         MixedPrecision(optimizers.SGD()).setup(3)
     with pytest.raises(RuntimeError, match="set up"):
         MixedPrecision(optimizers.SGD()).update()
+
+
+WITHOUT_MPI = """
+import sys
+sys.modules["mpi4py"] = None
+import chainer.links as L, chainer.optimizers, numpy as np
+from mixed_precision import MixedPrecision
+model = L.Linear(2, 2)
+optimizer = MixedPrecision(chainer.optimizers.SGD(), loss_scale=1).setup(model)
+for param in model.params():
+    param.grad = np.ones_like(param.array)
+optimizer.update()
+optimizer.close()
+print(optimizer.t)
+"""
+
+
+def test_one_process_needs_no_mpi():
+    command = [sys.executable, "-c", WITHOUT_MPI]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "1"
 
 
 def test_integer_parameters():

@@ -306,6 +306,13 @@ def a_rank_leaves_an_update_out(comm):
         optimizer.update()
 
 
+def a_rank_makes_no_update(comm):
+    optimizer = make_stage_optimizer(comm, 4)
+    give_gradients(optimizer, 1)
+    if comm.rank == 0:
+        optimizer.update()
+
+
 def a_rank_has_loaded_nothing(comm):
     optimizer = make_stage_optimizer(comm, 4)
     optimizer.t = 7 * comm.rank
@@ -356,8 +363,15 @@ def no_communicator(comm):
             "not finite at the smallest loss scale, 1: /1",
         ),
         (a_rank_leaves_an_update_out, "for all 2 ranks to update (rank 0 is here)"),
-        (a_rank_has_loaded_nothing, "different updates, between number 0 and 7"),
-        (different_scales, "different loss scales, from 4 to 8"),
+        (a_rank_makes_no_update, "ranks to make their first update (rank 0 is here)"),
+        (
+            a_rank_has_loaded_nothing,
+            "DisagreementError: ranks are at different updates, between number 0 and 7",
+        ),
+        (
+            different_scales,
+            "DisagreementError: ranks have different loss scales, from 4 to 8",
+        ),
         (different_scales_of_the_pipeline, "loss_scale differs between rank 0"),
         (different_scales_in_a_step, "scale the loss by 16384 up to 32768"),
         (no_communicator, "would skip steps that the other ranks take"),
