@@ -7,6 +7,7 @@
     gemm                 products that are added to what is there
     update_rules         the formulas of update rules, each written once
     formulas             what a formula may use, and how it is written in CUDA
+    optimizer_loops      the choice between the two:
     optimizer_loops_cpu  update rules and other passes over flat buffers, by Numba
     optimizer_loops_gpu  the same by CuPy
 """

@@ -31,26 +31,6 @@ U32 = np.uint32
 F32 = np.float32
 
 
-@intrinsic
-def bits_of(context: Any, value: Any) -> Any:
-    """Returns the bits of a float32 as a uint32."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.uint32(types.float32), generate
-
-
-@intrinsic
-def float_of(context: Any, bits: Any) -> Any:
-    """Returns the float32 that has these bits."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
-
-
 INFINITY = U32(0x7F800000)
 
 # Exponents are biased by 127 in float32 and by 15 in the others.
@@ -70,23 +50,23 @@ def half_to_float_by_bits(half: int) -> float:
         bits = U32(magnitude | INFINITY)
     if magnitude < U32(0x0400 << 13):
         # Subnormal: as the mantissa of a normal number, less that number's own 1.
-        shifted = float_of(U32(magnitude + SMALLEST_NORMAL))
-        bits = bits_of(F32(shifted - float_of(SMALLEST_NORMAL)))
-    return float_of(U32(bits | sign))
+        shifted = U32(magnitude + SMALLEST_NORMAL).view(F32)
+        bits = F32(shifted - F32(2**-14)).view(U32)
+    return U32(bits | sign).view(F32)
 
 
 @njit(cache=True)
 def float_to_half_by_bits(value: float) -> int:
     """Rounds a float32 to the nearest float16, ties to even; returns its bits."""
-    bits = bits_of(value)
+    bits = F32(value).view(U32)
     sign = U32(U32(bits >> U32(16)) & U32(0x8000))
     magnitude = U32(bits & U32(0x7FFFFFFF))
     odd = U32(U32(magnitude >> U32(13)) & U32(1))
     rounded = U32(U32(U32(magnitude - U32(REBIAS - U32(0xFFF))) + odd) >> U32(13))
     if magnitude < SMALLEST_NORMAL:
         # Next to 0.5 float32 is as coarse as subnormal float16, 2^-24: adding rounds.
-        shifted = F32(float_of(magnitude) + F32(0.5))
-        rounded = U32(bits_of(shifted) - U32(126 << 23))
+        shifted = U32(magnitude).view(F32) + F32(0.5)
+        rounded = U32(F32(shifted).view(U32) - U32(126 << 23))
     if magnitude >= TOO_LARGE:
         rounded = U32(0x7C00)
     if magnitude > INFINITY:
@@ -136,16 +116,16 @@ else:
 @njit(cache=True)
 def float_to_e5m2(value: float, scale: float) -> int:
     """Rounds ``value * scale`` to e5m2, ties to even; saturates; returns its bits."""
-    original = U32(bits_of(value) & U32(0x7FFFFFFF))
-    bits = bits_of(F32(value * scale))
+    original = U32(F32(value).view(U32) & U32(0x7FFFFFFF))
+    bits = F32(value * scale).view(U32)
     sign = U32(U32(bits >> U32(24)) & U32(0x80))
     magnitude = U32(bits & U32(0x7FFFFFFF))
     odd = U32(U32(magnitude >> U32(21)) & U32(1))
     rounded = U32(U32(U32(magnitude - U32(REBIAS - U32(0xFFFFF))) + odd) >> U32(21))
     if magnitude < SMALLEST_NORMAL:
         # Next to 128 float32 is as coarse as subnormal e5m2, 2^-16.
-        shifted = F32(float_of(magnitude) + F32(128))
-        rounded = U32(bits_of(shifted) - U32((127 + 7) << 23))
+        shifted = U32(magnitude).view(F32) + F32(128)
+        rounded = U32(F32(shifted).view(U32) - U32((127 + 7) << 23))
     if rounded > U32(0x7B):
         rounded = U32(0x7B)
     # By the value itself: a finite one that overflows when scaled saturates.

@@ -21,12 +21,13 @@ there, infinities saturate too.
 
 from __future__ import annotations
 
-import importlib
 import math
 from typing import Any
 
 import chainer
 import numpy as np
+
+from chainer_kernels.optimizer_loops import loops_for
 
 Array = Any
 
@@ -61,16 +62,12 @@ def encode(x: Array, scale: float = 1.0, out: Array | None = None) -> Array:
     """
     if x.dtype.char not in "fe":
         raise TypeError(f"x must be float32 or float16, not {x.dtype}")
-    kernels, xp = _kernels(x)
+    xp = chainer.backend.get_array_module(x)
     if out is None:
         out = xp.empty(x.shape, np.uint8)
     _check_out(out, x, "e5m2 codes need", np.uint8)
-    values = xp.ascontiguousarray(x).reshape(-1)
-    scale = _checked(scale)
-    if x.dtype == np.float32:
-        kernels.encode_e5m2(values, scale, out.reshape(-1))
-    else:
-        kernels.encode_e5m2_half(values.view(np.uint16), scale, out.reshape(-1))
+    values, codes = xp.ascontiguousarray(x).reshape(-1), out.reshape(-1)
+    loops_for(xp).encode_e5m2(values, _checked(scale), codes)
     return out
 
 
@@ -103,25 +100,15 @@ def decode(
     """
     if codes.dtype != np.uint8:
         raise TypeError(f"codes must be uint8, not {codes.dtype}")
-    kernels, xp = _kernels(codes)
+    xp = chainer.backend.get_array_module(codes)
     if out is None:
         out = xp.empty(codes.shape, dtype)
     if out.dtype.char not in "fe":
         raise TypeError(f"the result can be float32 or float16, not {out.dtype}")
     _check_out(out, codes, "the result needs", out.dtype)
     codes, values = xp.ascontiguousarray(codes).reshape(-1), out.reshape(-1)
-    scale = _checked(scale)
-    if out.dtype == np.float32:
-        kernels.decode_e5m2(codes, scale, values)
-    else:
-        kernels.decode_e5m2_half(codes, scale, values.view(np.uint16))
+    loops_for(xp).decode_e5m2(codes, _checked(scale), values)
     return out
-
-
-def _kernels(array: Array) -> tuple[Any, Any]:
-    xp = chainer.backend.get_array_module(array)
-    name = "cpu" if xp is np else "gpu"
-    return importlib.import_module(f"chainer_kernels.optimizer_loops_{name}"), xp
 
 
 def _checked(scale: float) -> np.float32:

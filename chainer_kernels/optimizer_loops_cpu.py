@@ -1,6 +1,7 @@
 """The passes over flat buffers on a CPU, each one loop, compiled by Numba.
 
-``optimizer_loops_gpu.py`` has the same public functions for CuPy. Gradients are read
+``optimizer_loops_gpu.py`` has the same public functions for CuPy. Numba has no float16
+on a CPU and is given the bits. Gradients are read
 where backward left them, by their addresses: a copy into a flat buffer would cost as
 much as the sum of squares.
 
@@ -23,7 +24,6 @@ from numba.extending import intrinsic, overload
 
 from chainer_kernels import update_rules
 from chainer_kernels.float16_bits import (
-    F32,
     U32,
     float_to_e5m2,
     float_to_half,
@@ -33,10 +33,29 @@ from chainer_kernels.formulas import Formula, state_names
 
 Array = Any
 
+_HALF = np.dtype(np.float16)
+
+
+def _bits(value: Any) -> Any:
+    is_half = isinstance(value, np.ndarray) and value.dtype == _HALF
+    return value.view(np.uint16) if is_half else value
+
+
 _compiled = njit(cache=True, error_model="numpy")
 # The order of additions is free, so that they run in vector instructions. It depends
 # on the length only: the same parameter gives the same sum on every rank.
 _reducing = njit(cache=True, error_model="numpy", fastmath={"reassoc"})
+
+
+def _compiled_for_arrays(function: Callable) -> Callable:
+    """Compiles a loop over arrays of which some may be float16."""
+    loop = _compiled(function)
+
+    @functools.wraps(function)
+    def call(*arrays: Any) -> None:
+        loop(*map(_bits, arrays))
+
+    return call
 
 
 class Gradients(NamedTuple):
@@ -46,7 +65,7 @@ class Gradients(NamedTuple):
         addresses: Of each parameter's, int64.
         starts: Where each parameter begins in the flat buffers.
         ends: Where each ends.
-        like: An array of no elements: bits of float16, float32, or float64.
+        like: An array of their dtype, bits for float16, of no elements.
     """
 
     addresses: Array
@@ -64,8 +83,7 @@ def gathered(arrays: Sequence[Array], starts: Array, ends: Array) -> Gradients:
         ends: Where each ends.
     """
     addresses = [a.__array_interface__["data"][0] for a in arrays]
-    dtype = arrays[0].dtype
-    like = np.empty(0, np.uint16 if dtype == np.float16 else dtype)
+    like = _bits(np.empty(0, arrays[0].dtype))
     return Gradients(np.array(addresses, dtype=np.int64), starts, ends, like)
 
 
@@ -90,17 +108,27 @@ def _array(gradients: Gradients, parameter: int) -> Array:
     return carray(_pointer(gradients.addresses[parameter]), n, gradients.like.dtype)
 
 
-def _unscaled(value: Any, inverse: float) -> float:
-    """A gradient divided by the loss scale."""
-    raise NotImplementedError("for compiled code")
-
-
 # Numba compares the signatures, annotations included.
-@overload(_unscaled, inline="always")
-def _unscaled_by_dtype(value, inverse):  # type: ignore
+def _number(value):  # type: ignore
+    """An element of an array as a number: float16 as float32."""
+
+
+def _element(value, array):  # type: ignore
+    """A number as an element of an array, of float16 or not."""
+
+
+@overload(_number, inline="always")
+def _number_of(value):  # type: ignore
     if value == types.uint16:
-        return lambda value, inverse: F32(half_to_float(value) * inverse)
-    return lambda value, inverse: value * inverse
+        return lambda value: half_to_float(value)
+    return lambda value: value
+
+
+@overload(_element, inline="always")
+def _element_of(value, array):  # type: ignore
+    if array.dtype == types.uint16:
+        return lambda value, array: float_to_half(value)
+    return lambda value, array: value
 
 
 @njit(cache=True)
@@ -121,7 +149,7 @@ def sum_squares(gradients: Gradients, inverse: float, sums: Array) -> None:
     for p in range(gradients.starts.size):
         total = 0.0
         for value in _array(gradients, p):
-            g = np.float64(_unscaled(value, inverse))
+            g = np.float64(_number(value) * inverse)
             total += g * g
         sums[p] = total
 
@@ -133,7 +161,7 @@ def unscale(gradients: Gradients, inverse: float, out: Array) -> None:
         gradient = _array(gradients, p)
         unscaled = out[gradients.starts[p] : gradients.ends[p]]
         for i in range(gradient.size):
-            unscaled[i] = _unscaled(gradient[i], inverse)
+            unscaled[i] = _number(gradient[i]) * inverse
 
 
 # What the loop of a formula takes for a weight, by whether there are masters and
@@ -162,7 +190,7 @@ def _loop(formula: Formula, has_weights: bool, has_half: bool) -> Callable:
                 for i in range(gradient.size):
                     (weight, v_[i]) = formula(
                         current(weights_[i], half_[i]),
-                        unscaled(gradient[i], inverse), v_[i], *numbers
+                        number(gradient[i]) * inverse, v_[i], *numbers
                     )
                     weights_[i] = weight
                     half_[i] = float_to_half(weight)
@@ -172,7 +200,7 @@ def _loop(formula: Formula, has_weights: bool, has_half: bool) -> Callable:
     arguments = ["gradients, first, last, inverse, weights, half", *states, "numbers"]
     values = [
         _WEIGHT[has_weights, has_half],
-        "unscaled(gradient[i], inverse)",
+        "number(gradient[i]) * inverse",
         *(f"{name}_[i]" for name in states),
         "*numbers",
     ]
@@ -197,7 +225,7 @@ def _loop(formula: Formula, has_weights: bool, has_half: bool) -> Callable:
         "__name__": __name__,
         "formula": njit(error_model="numpy")(formula),
         "array": _array,
-        "unscaled": _unscaled,
+        "number": _number,
         "current": _current,
         "half_to_float": half_to_float,
         "float_to_half": float_to_half,
@@ -234,60 +262,40 @@ def update(
         span: The first and the last parameter to update.
         inverse: What gradients are multiplied by, of the weights' dtype.
         weights: Flat buffer of masters; of no elements to update ``half`` itself.
-        half: Flat buffer of the float16 weights' bits, to round into; of no elements
-            if there are none.
+        half: Flat buffer of the float16 weights, to round into; of no elements if there
+            are none.
         states: Flat buffers, in the order of the formula's arguments.
         numbers: In the order of the formula's arguments, of the weights' dtype.
     """
     loop = _loop(formula, weights.size > 0, half.size > 0)
-    loop(gradients, *span, inverse, weights, half, *states, tuple(numbers))
+    buffers = weights, _bits(half), *map(_bits, states)
+    loop(gradients, *span, inverse, *buffers, tuple(numbers))
 
 
-@_compiled
+@_compiled_for_arrays
 def refresh(master: Array, half: Array) -> None:
     """Takes weights that somebody changed over into the masters."""
     for i in range(master.size):
         master[i] = _current(master[i], half[i])
 
 
-@_compiled
-def round_to_half(values: Array, half: Array) -> None:
-    """Rounds float32 values to float16."""
+@_compiled_for_arrays
+def convert(values: Array, out: Array) -> None:
+    """Converts float16 to float32, or rounds float32 to float16."""
     for i in range(values.size):
-        half[i] = float_to_half(values[i])
+        out[i] = _element(_number(values[i]), out)
 
 
-@_compiled
-def widen(half: Array, values: Array) -> None:
-    """Converts float16 to float32."""
-    for i in range(values.size):
-        values[i] = half_to_float(half[i])
-
-
-@_compiled
+@_compiled_for_arrays
 def encode_e5m2(values: Array, scale: float, codes: Array) -> None:
-    """Rounds scaled float32 values to e5m2."""
+    """Rounds scaled float32 or float16 values to e5m2."""
     for i in range(values.size):
-        codes[i] = float_to_e5m2(values[i], scale)
+        codes[i] = float_to_e5m2(_number(values[i]), scale)
 
 
-@_compiled
-def encode_e5m2_half(half: Array, scale: float, codes: Array) -> None:
-    """Rounds scaled float16 values to e5m2."""
-    for i in range(half.size):
-        codes[i] = float_to_e5m2(half_to_float(half[i]), scale)
-
-
-@_compiled
+@_compiled_for_arrays
 def decode_e5m2(codes: Array, scale: float, values: Array) -> None:
-    """Converts e5m2 to float32 and scales."""
-    for i in range(codes.size):
-        values[i] = half_to_float(U32(U32(codes[i]) << U32(8))) * scale
-
-
-@_compiled
-def decode_e5m2_half(codes: Array, scale: float, half: Array) -> None:
-    """Converts e5m2 to float32, scales, and rounds to float16."""
+    """Converts e5m2 to float32, scales, and rounds to float16 if values are that."""
     for i in range(codes.size):
         value = half_to_float(U32(U32(codes[i]) << U32(8))) * scale
-        half[i] = float_to_half(F32(value))
+        values[i] = _element(value, values)

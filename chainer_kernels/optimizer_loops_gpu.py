@@ -148,7 +148,7 @@ def update(
         load, store = "W weight = weights;", "weights = weight;"
     if has_half:
         outputs.append("float16 half_")
-        arrays.append(half[part].view(np.float16))
+        arrays.append(half[part])
         if has_weights:
             # Somebody may have changed the weight since it was rounded.
             load += """
@@ -159,9 +159,8 @@ def update(
             load = "float weight = static_cast<float>(half_);"
         store += " half_ = float16(weight);"
     for state, flat in zip(state_names(formula), states):
-        is_half = flat.dtype == np.uint16
-        outputs.append(f"{'float16' if is_half else 'W'} {state}")
-        arrays.append(flat[part].view(np.float16) if is_half else flat[part])
+        outputs.append(f"{'float16' if flat.dtype == np.float16 else 'W'} {state}")
+        arrays.append(flat[part])
     inputs = ["G scaled, W inverse", *(f"W {n}" for n in number_names(formula))]
     load += " W gradient = static_cast<W>(scaled) * inverse;"
     kernel = _kernel(
@@ -176,19 +175,13 @@ def update(
 
 def refresh(master: Array, half: Array) -> None:
     """Takes weights that somebody changed over into the masters."""
-    half = half.view(np.float16)
     changed = master.astype(np.float16) != half
     cupy.copyto(master, half.astype(np.float32), where=changed)
 
 
-def round_to_half(values: Array, half: Array) -> None:
-    """Rounds float32 values to float16."""
-    half.view(np.float16)[...] = values
-
-
-def widen(half: Array, values: Array) -> None:
-    """Converts float16 to float32."""
-    values[...] = half.view(np.float16)
+def convert(values: Array, out: Array) -> None:
+    """Converts float16 to float32, or rounds float32 to float16."""
+    out[...] = values
 
 
 # As in float16_bits.py, where it is explained.
@@ -211,24 +204,12 @@ _ENCODE = """
 
 
 def encode_e5m2(values: Array, scale: float, codes: Array) -> None:
-    """Rounds scaled float32 values to e5m2."""
+    """Rounds scaled float32 or float16 values to e5m2."""
     kernel = _kernel("T x, float32 scale", "uint8 code", _ENCODE, "encode_e5m2")
     kernel(values, scale, codes)
 
 
-def encode_e5m2_half(half: Array, scale: float, codes: Array) -> None:
-    """Rounds scaled float16 values to e5m2."""
-    encode_e5m2(half.view(np.float16), scale, codes)
-
-
 def decode_e5m2(codes: Array, scale: float, values: Array) -> None:
-    """Converts e5m2 to float32 and scales."""
+    """Converts e5m2 to float32, scales, and rounds to float16 if values are that."""
     upper_bytes = codes.astype(np.uint16) << 8
     values[...] = upper_bytes.view(np.float16).astype(np.float32) * scale
-
-
-def decode_e5m2_half(codes: Array, scale: float, half: Array) -> None:
-    """Converts e5m2 to float32, scales, and rounds to float16."""
-    upper_bytes = codes.astype(np.uint16) << 8
-    scaled = upper_bytes.view(np.float16).astype(np.float32) * scale
-    half.view(np.float16)[...] = scaled

@@ -10,9 +10,9 @@ A formula is a function of one element, written once::
 
 Before the slash are the weight, its unscaled gradient, and the states, by the names
 that Chainer's rule gives them; after it are numbers. All are of the masters' dtype,
-except states that are kept in float16, which are given as bits. Operations are those of
-Chainer's rule on NumPy arrays, in the same order, so that the weights are the same bit
-for bit. ``formulas`` says which Python a formula may use.
+but for states that are kept in float16. Operations are those of Chainer's rule on NumPy
+arrays, in the same order, so that the weights are the same bit for bit. ``formulas``
+says which Python a formula may use.
 
 Formulas are plain functions, which also take NumPy's numbers.
 """
@@ -30,14 +30,14 @@ ALIGNMENT = 64
 LARGEST_HALF = np.float32(np.finfo(np.float16).max)
 
 
-def from_half(bits: Any) -> Any:
-    """Returns the float32 of a float16's bits."""
-    return bits.view(np.float16).astype(np.float32)
+def from_half(half: Any) -> Any:
+    """Returns a float16 as float32."""
+    return np.float32(half)
 
 
 def to_half(value: Any) -> Any:
-    """Returns the bits of a float32 rounded to float16."""
-    return value.astype(np.float16).view(np.uint16)
+    """Returns a float32 rounded to float16."""
+    return np.float16(value)
 
 
 def sgd(weight: Any, gradient: Any, /, lr: Any) -> Any:
@@ -94,7 +94,7 @@ def momentum_sgd16(
     Args:
         weight: The weight.
         gradient: Its gradient, times G's scale.
-        g: Bits of G times its scale.
+        g: G times its scale.
         lr: Learning rate divided by G's scale.
         momentum: Momentum times what G's scale has changed by.
     """

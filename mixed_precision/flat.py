@@ -17,7 +17,6 @@ The weights are the truth and the master refines it: whoever loads, copies or cl
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
+from chainer_kernels.optimizer_loops import loops_for
 from chainer_kernels.update_rules import ALIGNMENT
 from mixed_precision.parameters import keeps_master
 
@@ -57,7 +57,7 @@ class Group:
         parameters: In the order of the buffers.
         starts: Where each begins in the buffers, int64.
         ends: Where each ends.
-        half: Bits of float16 weights, or an array of no elements.
+        half: Float16 weights, or an array of no elements.
         master: Weights to update: float32 for float16, else the weights themselves;
             no elements without a master.
         compute_dtype: Of ``master`` and of unscaled gradients.
@@ -74,9 +74,7 @@ class Group:
         self.paths = [path for path, _ in parameters]
         self.parameters = [param for _, param in parameters]
         self.device = device
-        self.kernels = importlib.import_module(
-            f"chainer_kernels.optimizer_loops_{'cpu' if device.xp is np else 'gpu'}"
-        )
+        self.kernels = loops_for(device.xp)
         dtype = self.parameters[0].dtype
         self.is_half = dtype == np.float16
         self._shapes = [p.shape for p in self.parameters]
@@ -90,19 +88,19 @@ class Group:
         with chainer.using_device(device):
             xp = device.xp
             self._weights = xp.zeros(self._n, dtype)
-            if not self.is_half:
-                self.half = xp.zeros(0, np.uint16)
-                self.master = self._weights
-            else:
-                self.half = self._weights.view(np.uint16)
+            if self.is_half:
+                self.half = self._weights
                 self.master = xp.zeros(self._n if keeps_master else 0, np.float32)
+            else:
+                self.half = xp.zeros(0, np.float16)
+                self.master = self._weights
             zeros = xp.zeros(int(sizes.max(initial=0)), dtype)
             self._weight_views = self.views(self._weights)
             for p, view in zip(self.parameters, self._weight_views):
                 view[...] = p.array
                 p.array = view
             if self.has_master:
-                self.kernels.widen(self.half, self.master)
+                self.kernels.convert(self.half, self.master)
         self._zeros = [zeros[:size] for size in sizes]
         self._states: dict[str, tuple[Array, list[Array]]] = {}
         # Made for the first hook.
@@ -194,7 +192,7 @@ class Group:
             if self.has_master:
                 self.kernels.refresh(self.master, self.half)
             elif self.is_half:
-                self.kernels.widen(self.half, self._float32)
+                self.kernels.convert(self.half, self._float32)
             gradients = self.kernels.in_buffer(self._unscaled, self.starts, self.ends)
         self._before = [(p, p.grad, p._loss_scale) for p in self.parameters]
         for p, weights, gradient in self._float32_views:
@@ -244,10 +242,10 @@ class Group:
         """Rounds what :meth:`enter_float32` gave into the weights."""
         if self.is_half:
             with chainer.using_device(self.device):
-                self.kernels.round_to_half(self._float32, self.half)
+                self.kernels.convert(self._float32, self.half)
 
     def buffers(self, in_float32: bool) -> tuple[Array, Array]:
-        """Returns the weights to update and the bits to round into, as kernels do."""
+        """Returns the weights to update, and those to round into, as kernels do."""
         return (
             (self._float32, self.half[:0]) if in_float32 else (self.master, self.half)
         )

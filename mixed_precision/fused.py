@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 import chainer
-import numpy as np
 from chainer.optimizers.adam import AdamRule
 from chainer.optimizers.momentum_sgd import MomentumSGDRule
 from chainer.optimizers.sgd import SGDRule
@@ -200,15 +199,9 @@ def _call_hooks(timing: str, group: Group, position: int) -> None:
 
 
 def _state(name: str, run: Run) -> Any:
-    """Returns a flat buffer of state for a kernel."""
-    flat, views = run.group.state(name)
-    _install(run, name, views)
-    return flat.view(np.uint16) if flat.dtype == np.float16 else flat
-
-
-def _install(run: Run, name: str, views: Sequence[Any]) -> None:
-    """Makes the rules' states views of the flat buffer, with the values they have."""
+    """Returns a flat buffer of state; the rules' states become views of it."""
     group = run.group
+    flat, views = group.state(name)
     for i in range(run.first, run.last + 1):
         rule = group.parameters[i].update_rule
         if rule.state is None:
@@ -221,3 +214,4 @@ def _install(run: Run, name: str, views: Sequence[Any]) -> None:
         else:
             views[i][...] = group.device.send(existing)
         rule.state[name] = views[i]
+    return flat

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numba import njit
 
-from chainer_kernels import float16_bits as _bits
-from chainer_kernels import optimizer_loops_cpu as _cpu
+from chainer_kernels import float16_bits
+from chainer_kernels.optimizer_loops_cpu import convert
 
 EVERY_HALF = np.arange(65536, dtype=np.uint16)
 
@@ -13,16 +13,16 @@ EVERY_HALF = np.arange(65536, dtype=np.uint16)
 @njit
 def widened_by_bits(half, values):
     for i in range(half.size):
-        values[i] = _bits.half_to_float_by_bits(half[i])
+        values[i] = float16_bits.half_to_float_by_bits(half[i])
 
 
 @njit
 def rounded_by_bits(values, half):
     for i in range(half.size):
-        half[i] = _bits.float_to_half_by_bits(values[i])
+        half[i] = float16_bits.float_to_half_by_bits(values[i])
 
 
-@pytest.mark.parametrize("widen", [_cpu.widen, widened_by_bits])
+@pytest.mark.parametrize("widen", [convert, widened_by_bits])
 def test_every_float16_widens(widen):
     values = np.empty(65536, np.float32)
     widen(EVERY_HALF, values)
@@ -48,7 +48,7 @@ def float32_samples():
     return np.concatenate([random.view(np.float32), exact, below, above])
 
 
-@pytest.mark.parametrize("round_to_half", [_cpu.round_to_half, rounded_by_bits])
+@pytest.mark.parametrize("round_to_half", [convert, rounded_by_bits])
 def test_float16_rounds_to_nearest_even(round_to_half):
     values = float32_samples()
     half = np.empty(values.size, np.uint16)

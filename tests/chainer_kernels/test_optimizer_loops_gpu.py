@@ -33,7 +33,7 @@ def update(formula, has_weights, has_half, states, n_numbers):
     ends = 64 * np.arange(1, 4)
     gradients = loops.Gradients(np.zeros(192, np.float16), ends - 64, ends)
     weights = np.zeros(192 * has_weights, np.float32)
-    half = np.zeros(192 * has_half, np.uint16)
+    half = np.zeros(192 * has_half, np.float16)
     states = [np.zeros(192, dtype) for dtype in states]
     numbers = [np.float32(1)] * n_numbers
     inverse = np.float32(1)
@@ -69,7 +69,7 @@ def test_weights_that_are_their_own_masters(kernels):
 
 
 def test_float16_weights_without_masters(kernels):
-    update(update_rules.momentum_sgd16, False, True, ["u2"], 2)
+    update(update_rules.momentum_sgd16, False, True, "e", 2)
     body = (
         "float weight = static_cast<float>(half_);"
         " W gradient = static_cast<W>(scaled) * inverse;"
