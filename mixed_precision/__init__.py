@@ -15,6 +15,23 @@ On a CPU, float16 products, convolutions and sums are computed in float32 and ro
 once (``chainer_compat``), which is what the matrix units of GPUs do: results are those
 to expect there, speed is not.
 
+The modules, from the user's to the arrays'::
+
+    optimizer       MixedPrecision: one update, from gradients to weights
+    wrapper         an optimizer that stands where another one stood
+    loss_scale      what the loss is multiplied by
+    hooks           which hooks look at parameters, and clipping
+    agreement       one decision on all ranks
+    ranks           the messages for it
+    fused           update rules that have a kernel
+    flat            parameters of one dtype in flat buffers
+    parameters      what an optimizer asks of parameters
+    memory          what updates hold
+    momentum_sgd16  momentum SGD without float32 weights
+    lars            a learning rate for each layer
+    model           models in float16
+    statistics      what float16 loses
+
 Names are imported when they are first used.
 """
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import chainer
 from chainer import optimizer
-from chainer.optimizers.momentum_sgd import MomentumSGDRule
+from chainer.optimizers.momentum_sgd import MomentumSGD, MomentumSGDRule
 
 
 def layer_rate(
@@ -110,7 +110,7 @@ class LARSRule(MomentumSGDRule):
         super().update_core(param)
 
 
-class LARS(optimizer.GradientMethod):
+class LARS(MomentumSGD):
     """Momentum SGD whose learning rate fits each layer.
 
     ::
@@ -148,14 +148,10 @@ class LARS(optimizer.GradientMethod):
         eta: float = 0.001,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.hyperparam.lr = lr
-        self.hyperparam.momentum = momentum
+        super().__init__(lr, momentum)
         self.hyperparam.eta = eta
         self.hyperparam.weight_decay = weight_decay
 
-    lr = optimizer.HyperparameterProxy("lr")
-    momentum = optimizer.HyperparameterProxy("momentum")
     eta = optimizer.HyperparameterProxy("eta")
     weight_decay = optimizer.HyperparameterProxy("weight_decay")
 

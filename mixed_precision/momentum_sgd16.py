@@ -8,6 +8,7 @@ from typing import Any
 import chainer
 import numpy as np
 from chainer import optimizer
+from chainer.optimizers import MomentumSGD
 
 
 class MomentumSGD16Rule(optimizer.UpdateRule):
@@ -68,7 +69,7 @@ class MomentumSGD16Rule(optimizer.UpdateRule):
         self.scale = float(serializer("scale", self.scale))
 
 
-class MomentumSGD16(optimizer.GradientMethod):
+class MomentumSGD16(MomentumSGD):
     """Momentum SGD that updates float16 weights without losing small updates.
 
     Momentum SGD subtracts the learning rate times the gradient from the momentum; in
@@ -107,14 +108,6 @@ class MomentumSGD16(optimizer.GradientMethod):
 
     See "Modified momentum SGD" in Naruse (2017), Volta Tensor Core training.
     """
-
-    def __init__(self, lr: float = 0.01, momentum: float = 0.9) -> None:
-        super().__init__()
-        self.hyperparam.lr = lr
-        self.hyperparam.momentum = momentum
-
-    lr = optimizer.HyperparameterProxy("lr")
-    momentum = optimizer.HyperparameterProxy("momentum")
 
     def create_update_rule(self) -> Any:
         """Returns a :class:`MomentumSGD16Rule`."""

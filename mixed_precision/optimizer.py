@@ -8,18 +8,18 @@ from typing import Any
 
 import chainer
 import numpy as np
-from chainer import optimizer
-from chainer.optimizer_hooks import GradientClipping
 
 from mixed_precision import fused
 from mixed_precision.agreement import Agreement
 from mixed_precision.flat import FlatBuffers, Gathered
+from mixed_precision.hooks import Hooks, clipping_rate, is_clipping
 from mixed_precision.loss_scale import (
     DynamicLossScale,
     LossScale,
     StaticLossScale,
     as_loss_scale,
 )
+from mixed_precision.memory import update_bytes
 from mixed_precision.model import LinkGroup
 from mixed_precision.parameters import (
     check_copies,
@@ -27,9 +27,10 @@ from mixed_precision.parameters import (
     has_master,
     unique_parameters,
 )
+from mixed_precision.wrapper import OptimizerWrapper
 
 
-class MixedPrecision(optimizer.Optimizer):
+class MixedPrecision(OptimizerWrapper):
     """Updates float16 parameters by a Chainer optimizer in float32.
 
     It stands where the optimizer stood: hooks, hyperparameters (``optimizer.lr``),
@@ -109,8 +110,7 @@ class MixedPrecision(optimizer.Optimizer):
     scaling"; Micikevicius et al. (2018), Mixed precision training.
     """
 
-    # Named here because __setattr__ sets other public names in the wrapped optimizer.
-    actual_optimizer: Any = None
+    # Named here because other public names are set in the wrapped optimizer.
     n_skipped = 0
     gradient_norm = math.nan
 
@@ -123,45 +123,12 @@ class MixedPrecision(optimizer.Optimizer):
     ) -> None:
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, not {timeout}")
-        self.actual_optimizer = _checked(optimizer)
+        super().__init__(optimizer)
         self.loss_scale = loss_scale
         self._comm = comm
         self._agreement = Agreement(comm, timeout)
         self._buffers: FlatBuffers | None = None
         self._loaded_masters: dict[str, Any] = {}
-
-    # -- the wrapped optimizer's interface ----------------------------------------
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.actual_optimizer, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        ours = name.startswith("_") or hasattr(type(self), name)
-        theirs = self.actual_optimizer
-        # Not hasattr(theirs, name), which computes properties.
-        if not ours and (name in vars(theirs) or hasattr(type(theirs), name)):
-            setattr(theirs, name, value)
-        else:
-            super().__setattr__(name, value)
-
-    target = property(lambda self: self.actual_optimizer.target)
-    t = property(
-        lambda self: self.actual_optimizer.t,
-        lambda self, value: setattr(self.actual_optimizer, "t", value),
-    )
-    epoch = property(
-        lambda self: self.actual_optimizer.epoch,
-        lambda self, value: setattr(self.actual_optimizer, "epoch", value),
-    )
-    use_auto_new_epoch = property(
-        lambda self: self.actual_optimizer.use_auto_new_epoch,
-        lambda self, value: setattr(self.actual_optimizer, "use_auto_new_epoch", value),
-    )
-
-    # Hooks are the optimizer's, for which the inherited methods look here.
-    _hookable = property(lambda self: self.actual_optimizer._hookable)
 
     @property
     def loss_scale(self) -> LossScale:
@@ -181,10 +148,6 @@ class MixedPrecision(optimizer.Optimizer):
     def _loss_scale(self) -> float:
         # What ChainerMN's and other optimizers around this one scale the loss by.
         return float(self.loss_scale)
-
-    def new_epoch(self, auto: bool = False) -> None:
-        """Starts a new epoch."""
-        self.actual_optimizer.new_epoch(auto)
 
     def loss_scaling(self, interval: int = 1000, scale: float | None = None) -> None:
         """Replaces the loss scale; see :meth:`chainer.Optimizer.loss_scaling`."""
@@ -207,8 +170,6 @@ class MixedPrecision(optimizer.Optimizer):
 
     def update_loss_scale(self) -> None:
         """Does nothing: :meth:`update` changes the scale."""
-
-    # -- training ------------------------------------------------------------------
 
     def setup(self, link: chainer.Link | Sequence[chainer.Link]) -> MixedPrecision:
         """Sets the target, and forgets masters and state.
@@ -349,35 +310,26 @@ class MixedPrecision(optimizer.Optimizer):
     def _step(
         self, gathered: Sequence[Gathered], inverse: float, squared_norm: float
     ) -> None:
-        before, after = self._hooks()
+        hooks = Hooks.of(self)
         runs, others = fused.plan(self._buffers.groups)
         in_float32 = (
             bool(others)
             or any(run.has_hooks for run in runs)
-            or _need_float32(before, after)
+            or hooks.look_at_parameters
         )
         if in_float32:
             with self._buffers.in_float32(gathered, inverse) as gathered:
-                self._call_pre_update_hooks(before, gathered, squared_norm)
+                self._call_pre_update_hooks(hooks.before, gathered, squared_norm)
                 self._update(runs, gathered, 1.0, in_float32=True)
                 for param in others:
                     param.update()
-                for hook in after:
+                for hook in hooks.after:
                     self._call_hook(hook)
         else:
-            for hook in before:
-                rate = _clipping_rate(hook, squared_norm)
+            for hook in hooks.before:
+                rate = clipping_rate(hook, squared_norm)
                 inverse, squared_norm = inverse * rate, squared_norm * rate**2
             self._update(runs, gathered, inverse, in_float32=False)
-
-    def _hooks(self) -> tuple[list[Any], list[Any]]:
-        """Returns the hooks before an update, and those after it."""
-        hooks = self._hookable
-        if hooks is None:
-            # There can be none before there is a target.
-            return [], []
-        before, after = hooks._pre_update_hooks, hooks._post_update_hooks
-        return list(before.values()), list(after.values())
 
     def _update(
         self,
@@ -397,7 +349,7 @@ class MixedPrecision(optimizer.Optimizer):
     ) -> None:
         changed = False
         for hook in hooks:
-            if not _is_clipping(hook):
+            if not is_clipping(hook):
                 self._call_hook(hook)
                 changed = True
                 continue
@@ -406,7 +358,7 @@ class MixedPrecision(optimizer.Optimizer):
                 # one depends on the hooks alone: they are the same on all ranks.
                 squared_norm, _ = self._reduce(gathered, 1.0)
                 changed = False
-            rate = _clipping_rate(hook, squared_norm)
+            rate = clipping_rate(hook, squared_norm)
             squared_norm *= rate**2
             if rate < 1:
                 self._buffers.clip(rate)
@@ -427,8 +379,6 @@ class MixedPrecision(optimizer.Optimizer):
         makes another communicator.
         """
         self._agreement.close()
-
-    # -- planning ------------------------------------------------------------------
 
     def update_bytes(self, param: chainer.Parameter) -> int:
         """Returns what the updates of a parameter hold besides it and its gradient.
@@ -453,26 +403,7 @@ class MixedPrecision(optimizer.Optimizer):
             2.0
         """
         rule = self.actual_optimizer.create_update_rule()
-        is_half = param.dtype == np.float16
-        in_float32 = param.size * 4 if is_half else param.array.nbytes
-        total = 0
-        state_of = param
-        if is_half and getattr(rule, "keeps_master", True):
-            total += in_float32
-            with chainer.using_device(param.device):
-                state_of = chainer.Parameter(param.array.astype(np.float32))
-        rule._init_states(state_of)
-        arrays = chainer.get_array_types()
-        states = [v for v in rule.state.values() if isinstance(v, arrays)]
-        total += sum(state.nbytes for state in states)
-        if not fused.has_kernel(rule) or _need_float32(*self._hooks()):
-            total += in_float32
-            if is_half and state_of is param:
-                # There is no master to show.
-                total += in_float32
-        return total
-
-    # -- snapshots -----------------------------------------------------------------
+        return update_bytes(rule, param, Hooks.of(self).look_at_parameters)
 
     def serialize(self, serializer: Any) -> None:
         """Reads or writes all that training needs to continue bit for bit.
@@ -498,37 +429,3 @@ class MixedPrecision(optimizer.Optimizer):
             self._loaded_masters, self._buffers = loaded, None
         self.loss_scale.serialize(serializer["loss_scale"])
         self.n_skipped = int(serializer("n_skipped", self.n_skipped))
-
-
-def _checked(actual_optimizer: Any) -> Any:
-    if not isinstance(actual_optimizer, optimizer.GradientMethod):
-        raise TypeError(
-            f"optimizer must be a Chainer optimizer such as MomentumSGD(0.01), not"
-            f" {type(actual_optimizer).__name__}"
-        )
-    if type(actual_optimizer).update is not optimizer.GradientMethod.update:
-        raise TypeError(
-            f"{type(actual_optimizer).__name__} has an update of its own, which would"
-            f" not be called: put what it does into its update rule or a hook"
-        )
-    if actual_optimizer._loss_scale is not None:
-        raise ValueError(
-            "the optimizer has a loss scale of its own, from set_loss_scale or"
-            " loss_scaling: give it to MixedPrecision instead"
-        )
-    return actual_optimizer
-
-
-def _need_float32(before: Sequence[Any], after: Sequence[Any]) -> bool:
-    """Says whether hooks look at parameters, for which these are to be in float32."""
-    return bool(after) or not all(map(_is_clipping, before))
-
-
-def _is_clipping(hook: Any) -> bool:
-    # The exact type: a subclass may do anything.
-    return type(hook) is GradientClipping
-
-
-def _clipping_rate(hook: GradientClipping, squared_norm: float) -> float:
-    norm = math.sqrt(squared_norm)
-    return hook.threshold / norm if norm > hook.threshold else 1.0

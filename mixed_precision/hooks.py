@@ -1,0 +1,49 @@
+"""The hooks of an optimizer, of which gradient clipping needs no look at parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import chainer
+from chainer.optimizer_hooks import GradientClipping
+
+
+class Hooks(NamedTuple):
+    """The hooks of an optimizer.
+
+    Attributes:
+        before: Those before an update, in their order.
+        after: Those after it.
+    """
+
+    before: Sequence[Any]
+    after: Sequence[Any]
+
+    @classmethod
+    def of(cls, optimizer: chainer.Optimizer) -> Hooks:
+        """Returns the hooks that an optimizer has now."""
+        hooks = optimizer._hookable
+        if hooks is None:
+            # There can be none before there is a target.
+            return cls((), ())
+        pre, post = hooks._pre_update_hooks, hooks._post_update_hooks
+        return cls((*pre.values(),), (*post.values(),))
+
+    @property
+    def look_at_parameters(self) -> bool:
+        """Whether parameters are to be in float32 for one of them."""
+        return bool(self.after) or not all(map(is_clipping, self.before))
+
+
+def is_clipping(hook: Any) -> bool:
+    """Whether a hook is Chainer's clipping by the norm of all gradients."""
+    # The exact type: a subclass may do anything.
+    return type(hook) is GradientClipping
+
+
+def clipping_rate(hook: GradientClipping, squared_norm: float) -> float:
+    """Returns what gradients of a norm are multiplied by, 1 at most."""
+    norm = math.sqrt(squared_norm)
+    return hook.threshold / norm if norm > hook.threshold else 1.0

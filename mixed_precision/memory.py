@@ -1,0 +1,38 @@
+"""What the update of a parameter holds in memory, for planning."""
+
+from __future__ import annotations
+
+import chainer
+import numpy as np
+
+from mixed_precision import fused
+
+
+def update_bytes(
+    rule: chainer.UpdateRule, param: chainer.Parameter, is_looked_at: bool
+) -> int:
+    """Returns what updates hold besides a parameter and its gradient, in bytes.
+
+    Args:
+        rule (chainer.UpdateRule): Without state or hooks.
+        param (chainer.Parameter): Initialized; it stays as it is.
+        is_looked_at (bool): Whether hooks look at parameters.
+    """
+    is_half = param.dtype == np.float16
+    in_float32 = param.size * 4 if is_half else param.array.nbytes
+    total = 0
+    state_of = param
+    if is_half and getattr(rule, "keeps_master", True):
+        total += in_float32
+        with chainer.using_device(param.device):
+            state_of = chainer.Parameter(param.array.astype(np.float32))
+    rule._init_states(state_of)
+    arrays = chainer.get_array_types()
+    states = [v for v in rule.state.values() if isinstance(v, arrays)]
+    total += sum(state.nbytes for state in states)
+    if is_looked_at or not fused.has_kernel(rule):
+        total += in_float32
+        if is_half and state_of is param:
+            # There is no master to show.
+            total += in_float32
+    return total

@@ -1,0 +1,73 @@
+"""An optimizer that stands where another one stood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chainer import optimizer
+
+
+def _forwarded(name: str) -> property:
+    """A property that is the wrapped optimizer's."""
+    return property(
+        lambda self: getattr(self.actual_optimizer, name),
+        lambda self, value: setattr(self.actual_optimizer, name, value),
+    )
+
+
+class OptimizerWrapper(optimizer.Optimizer):
+    """Wraps an optimizer: hooks and hyperparameters are the wrapped one's.
+
+    Args:
+        actual_optimizer (chainer.optimizer.GradientMethod): The one to wrap.
+
+    Raises:
+        TypeError: If it is something else, or has an update of its own.
+        ValueError: If it has a loss scale of its own.
+    """
+
+    # Named here because __setattr__ sets other public names in the wrapped optimizer.
+    actual_optimizer: Any = None
+
+    def __init__(self, actual_optimizer: Any) -> None:
+        if not isinstance(actual_optimizer, optimizer.GradientMethod):
+            raise TypeError(
+                f"optimizer must be a Chainer optimizer such as MomentumSGD(0.01), not"
+                f" {type(actual_optimizer).__name__}"
+            )
+        if type(actual_optimizer).update is not optimizer.GradientMethod.update:
+            raise TypeError(
+                f"{type(actual_optimizer).__name__} has an update of its own, which"
+                f" would not be called: put what it does into its update rule or a hook"
+            )
+        if actual_optimizer._loss_scale is not None:
+            raise ValueError(
+                "the optimizer has a loss scale of its own, from set_loss_scale or"
+                " loss_scaling: give it to MixedPrecision instead"
+            )
+        self.actual_optimizer = actual_optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.actual_optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        ours = name.startswith("_") or hasattr(type(self), name)
+        theirs = self.actual_optimizer
+        # Not hasattr(theirs, name), which computes properties.
+        if not ours and (name in vars(theirs) or hasattr(type(theirs), name)):
+            setattr(theirs, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    target = _forwarded("target")
+    t = _forwarded("t")
+    epoch = _forwarded("epoch")
+    use_auto_new_epoch = _forwarded("use_auto_new_epoch")
+    # The inherited methods for hooks look here.
+    _hookable = _forwarded("_hookable")
+
+    def new_epoch(self, auto: bool = False) -> None:
+        """Starts a new epoch."""
+        self.actual_optimizer.new_epoch(auto)
