@@ -1,4 +1,4 @@
-"""``python -m pipeline`` on one rank; tests/mpi/test_life.py has several."""
+"""``python -m pipeline`` on one rank; tests/mpi/pipeline/test_life.py has several."""
 
 import sys
 

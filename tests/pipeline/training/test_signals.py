@@ -1,4 +1,4 @@
-"""Stopping on signals, on one rank; tests/mpi/test_life.py has several."""
+"""Stopping on signals, on one rank; tests/mpi/pipeline/test_life.py has several."""
 
 import os
 import signal

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.mpiexec import ROOT, launcher, mpiexec, running
 
-SCRIPT = str(ROOT / "tests" / "mpi" / "life_script.py")
+SCRIPT = str(ROOT / "tests" / "mpi" / "pipeline" / "life_script.py")
 N_RANKS = 2
 # From the event to the end of all processes, on a busy machine.
 DEADLINE = 10

@@ -1,6 +1,6 @@
 """What users do with ChainerMN, on any number of ranks; asserts what it should give.
 
-mpiexec -n 2 python tests/mpi/chainermn_line.py
+mpiexec -n 2 python tests/mpi/chainer_compat/chainermn_line.py
 """
 
 import sys

@@ -329,7 +329,7 @@ def test_a_bad_argument_of_one_rank_ends_all():
     program = (
         "from mpi4py import MPI\n"
         "from pipeline import Pipeline\n"
-        "from tests.mpi.test_bad_input import stage_of\n"
+        "from tests.mpi.pipeline.test_bad_input import stage_of\n"
         "comm = MPI.COMM_WORLD\n"
         "Pipeline(stage_of(comm), comm, 2, seed=-comm.rank)\n"
     )
