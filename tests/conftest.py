@@ -5,7 +5,8 @@ import contextlib
 import pytest
 from hypothesis import settings
 
-from tests.support.mpiexec import left_behind
+from tests.support.processes import Launching, left_behind
+from tests.support.ranks import close_shared_ranks
 
 # Whether a change lands must not depend on luck: property tests try the same examples
 # in each run. "make test-all" draws new ones.
@@ -13,11 +14,29 @@ settings.register_profile("same_examples", derandomize=True)
 settings.load_profile("same_examples")
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--quick", action="store_true", help="skip what is slow or starts mpiexec"
+    )
+
+
+def pytest_configure(config):
+    Launching.is_allowed = not config.getoption("--quick")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--quick"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow"))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _no_memory_left_behind():
     """Frees the memory that killed ranks shared: each time some MiB, until a reboot."""
     before = left_behind()
     yield
+    close_shared_ranks()
     for file in left_behind() - before:
         # Some may be another user's.
         with contextlib.suppress(OSError):

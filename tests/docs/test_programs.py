@@ -6,7 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.command_line.main import main
-from tests.support.mpiexec import ROOT, mpiexec
+from tests.support.mpiexec import mpiexec
+from tests.support.processes import ROOT
 
 PROGRAMS = ROOT / "docs" / "programs"
 NUMBER = re.compile(r"\d+\.\d+")

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from tests.support.mpiexec import ROOT, mpiexec
+from tests.support.mpiexec import mpiexec
+from tests.support.processes import ROOT
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)

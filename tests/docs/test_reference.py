@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from tests.support.mpiexec import ROOT
+from tests.support.processes import ROOT
 
 PAGES = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.rst"))
 

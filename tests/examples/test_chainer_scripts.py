@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from examples.chainer_scripts.port import FILES, apply_edits, read_edits
-from tests.support.mpiexec import ROOT, mpiexec
+from tests.support.mpiexec import mpiexec
+from tests.support.processes import ROOT
 
 FOLDER = ROOT / "examples" / "chainer_scripts"
 CHAINER_SRC = os.environ.get("CHAINER_SRC")

@@ -83,14 +83,16 @@ def train_in_microbatches(
 
 
 def train_on(comm, stages, batches, lr=0.1, frozen=(), **options):
-    pipe = Pipeline(stages, comm, **{"timeout": 20, **options})
     optimizers = [set_up(part, lr, frozen) for part in stages]
     losses = []
-    for x, t in batches:
-        result = pipe.step(x if pipe.is_first else None, t if pipe.is_last else None)
-        for optimizer in optimizers:
-            optimizer.update()
-        losses.append((result["loss"], result["accuracy"]))
+    with Pipeline(stages, comm, **{"timeout": 20, **options}) as pipe:
+        for x, t in batches:
+            result = pipe.step(
+                x if pipe.is_first else None, t if pipe.is_last else None
+            )
+            for optimizer in optimizers:
+                optimizer.update()
+            losses.append((result["loss"], result["accuracy"]))
     return np.array(losses)
 
 

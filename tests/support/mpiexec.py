@@ -1,31 +1,16 @@
-"""Starts MPI programs for tests, with a deadline, and leaves no process behind."""
+"""Calls functions of test modules on MPI ranks, with a deadline."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import pathlib
-import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
-import uuid
-from collections.abc import Iterator
-from typing import IO, Any, Callable
+from typing import Any, Callable
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def launcher() -> str:
-    """Returns the path of mpiexec: the environment's own, or the system's."""
-    beside_python = pathlib.Path(sys.executable).parent / "mpiexec"
-    path = str(beside_python) if beside_python.exists() else shutil.which("mpiexec")
-    assert path, "no mpiexec in the environment; see README.md"
-    return path
+from tests.support.processes import LOAD, ROOT, launcher
+from tests.support.ranks import SIZE, Result, close_shared_ranks, shared_ranks
 
 
 def mpiexec(
@@ -34,7 +19,7 @@ def mpiexec(
     """Runs ``python ARGV...`` on ``n`` ranks and returns what came of it.
 
     Both output streams are in ``stdout``. Fails if the ranks have not all ended
-    after ``timeout`` seconds.
+    after ``timeout`` seconds of an idle machine.
     """
     command = [launcher(), "-n", str(n), sys.executable, *map(str, argv)]
     process = subprocess.Popen(
@@ -48,7 +33,7 @@ def mpiexec(
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate(timeout=LOAD * timeout)
     except subprocess.TimeoutExpired:
         # mpiexec passes SIGTERM on to its ranks, which may be in other sessions.
         process.send_signal(signal.SIGTERM)
@@ -58,26 +43,9 @@ def mpiexec(
             os.killpg(process.pid, signal.SIGKILL)
             output, _ = process.communicate()
         raise AssertionError(
-            f"not ended after {timeout} s: {command}\n{output}"
+            f"not ended after {LOAD * timeout} s: {command}\n{output}"
         ) from None
     return subprocess.CompletedProcess(command, process.returncode, output)
-
-
-def left_behind() -> set[pathlib.Path]:
-    """Returns the memory that MPICH's ranks share and that no process uses any more."""
-    files = set(pathlib.Path("/dev/shm").glob("mpich_shm_*"))
-    if files:
-        used = set()
-        for maps in pathlib.Path("/proc").glob("[0-9]*/maps"):
-            # Some belong to other users, others have just ended.
-            with contextlib.suppress(OSError):
-                used.update(
-                    re.findall(
-                        r"/dev/shm/mpich_shm_\w+", maps.read_text(errors="replace")
-                    )
-                )
-        files = {file for file in files if str(file) not in used}
-    return files
 
 
 def worker(function: Callable, *args: Any) -> list[str]:
@@ -91,95 +59,47 @@ def on_ranks(
 ) -> subprocess.CompletedProcess:
     """Calls ``function(comm, *args)`` of a test module on ``n`` ranks.
 
-    ``args`` travel as JSON. Asserts nothing; look at the result's ``returncode``.
+    They are started for it, since it may end them. ``args`` travel as JSON. Asserts
+    nothing; look at the result's ``returncode``.
     """
     return mpiexec(n, worker(function, *args), timeout)
 
 
 def assert_on_ranks(n: int, function: Callable, *args: Any, timeout: float = 60) -> str:
-    """Calls ``function(comm, *args)`` on ``n`` ranks, which must succeed on all."""
-    result = on_ranks(n, function, *args, timeout=timeout)
-    assert result.returncode == 0, result.stdout
-    assert result.stdout.count("rank done") == n, result.stdout
-    return result.stdout
+    """Calls ``function(comm, *args)`` on ``n`` ranks, which must succeed on all.
 
+    They are ranks that others have used before and that others will use, if there are
+    so many: their start takes longer than most tests.
 
-class Running:
-    """An MPI program that runs while the test does something to it.
+    Returns:
+        What they printed.
 
-    Every process of it, on whichever host and in whichever session, inherits a mark
-    in its environment, by which it is found.
     """
-
-    def __init__(
-        self, command: list[str], env: dict[str, str] | None, output: IO
-    ) -> None:
-        self._mark = f"TEST_MARK={uuid.uuid4().hex}"
-        name, value = self._mark.split("=")
-        self._output = output
-        self.process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), name: value},
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    @property
-    def output(self) -> str:
-        """What it has printed so far."""
-        size = os.fstat(self._output.fileno()).st_size
-        return os.pread(self._output.fileno(), size, 0).decode()
-
-    def processes(self) -> list[int]:
-        """Returns the ids of its processes that have not ended."""
-        found = []
-        for folder in pathlib.Path("/proc").glob("[0-9]*"):
-            # The environment of a process that has ended reads as empty.
-            with contextlib.suppress(OSError):
-                if self._mark.encode() in (folder / "environ").read_bytes():
-                    found.append(int(folder.name))
-        return found
-
-    def wait_for(self, condition: Callable[[], Any], seconds: float) -> Any:
-        """Waits until ``condition`` returns something true, and returns that."""
-        deadline = time.monotonic() + seconds
-        while True:
-            result = condition()
-            if result:
-                return result
-            assert time.monotonic() < deadline, self.output
-            time.sleep(0.05)
-
-    def wait(self, seconds: float) -> int:
-        """Waits until the program and all its processes have ended.
-
-        Returns:
-            The exit status of mpiexec.
-
-        """
-        self.wait_for(lambda: self.process.poll() is not None, seconds)
-        # The launcher's helpers on each host may need a moment more.
-        self.wait_for(lambda: not self.processes(), 5)
-        return self.process.returncode
-
-    def kill(self) -> None:
-        """Ends what is left of it."""
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+    if n > SIZE:
+        result = on_ranks(n, function, *args, timeout=timeout)
+        assert result.returncode == 0, result.stdout
+        assert result.stdout.count("rank done") == n, result.stdout
+        return result.stdout
+    outcomes, output = shared_ranks().call(n, function, args, timeout)
+    if outcomes != ["done"] * n:
+        # Who knows what state they are in.
+        close_shared_ranks()
+    assert outcomes == ["done"] * n, output
+    return output
 
 
-@contextlib.contextmanager
-def running(command: list[str], env: dict[str, str] | None = None) -> Iterator[Running]:
-    """Starts a command such as ``[launcher(), '-n', '2', ...]``; ends it afterwards."""
-    # A file: a pipe would stay open as long as any process holds it.
-    with tempfile.TemporaryFile() as output:
-        program = Running(command, env, output)
-        try:
-            yield program
-        finally:
-            program.kill()
+def refused_on_ranks(
+    n: int, function: Callable, *args: Any, timeout: float = 20
+) -> Result:
+    """Calls ``function(comm, *args)`` on ``n`` ranks, on one of which it must fail.
+
+    The others may wait for it, as they would until its exception ends all ranks. That
+    it does is not seen here but with `on_ranks`, which takes longer.
+
+    Returns:
+        What came of it on each rank, and what they printed, tracebacks included.
+
+    """
+    result = shared_ranks().call(n, function, args, timeout)
+    assert "failed" in result.outcomes, result
+    return result

@@ -3,11 +3,13 @@
 import pytest
 
 from benchmarks.cluster import cluster, missing
+from tests.support.processes import launcher
 
 
 @pytest.fixture(scope="session")
 def allowed():
-    """Skips a test where hosts cannot be emulated."""
+    """Skips a test where hosts cannot be emulated, or MPI is not to be started."""
+    launcher()
     reason = missing()
     if reason:
         pytest.skip(f"no hosts can be emulated here: {reason}")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.support.mpiexec import ROOT
+from tests.support.processes import ROOT
 
 NAME = f"test_{os.getpid()}"
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from benchmarks.cluster import cluster, construction, control_groups, network, registry
-from tests.support.mpiexec import ROOT
+from tests.support.processes import ROOT
 
 DEADLINE = 15
 OWNER = """

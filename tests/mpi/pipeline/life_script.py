@@ -59,7 +59,7 @@ stage = model.divide(*Plan.uniform(4, comm.size).range(comm.rank))
 optimizer = chainer.optimizers.SGD(0.01).setup(stage)
 samples = [(np.ones(4, np.float32), np.int32(i % 3)) for i in range(12)]
 iterator = chainer.iterators.SerialIterator(samples, 4, repeat=event != "samples")
-pipe = Pipeline(stage, comm, n_microbatches=2, timeout=60)
+pipe = Pipeline(stage, comm, n_microbatches=2, timeout=1000)
 updater = PipelineUpdater(iterator, optimizer, pipe)
 trainer = training.Trainer(updater, stop_trigger, out=out)
 trainer.extend(happen)

@@ -5,6 +5,7 @@ five steps blow up to more than 1e-5, whatever the pipeline does.
 """
 
 from typing import Callable, NamedTuple
+from unittest import mock
 
 import chainer
 import chainer.functions as F
@@ -35,14 +36,15 @@ N_MICROBATCHES = (1, 3, 4)
 
 
 def small_vgg16(dropout=0):
-    # The ranks are processes of their own, so nobody else sees this.
-    vgg16.GROUPS = tuple(tuple(3 for _ in group) for group in vgg16.GROUPS)
-    return vgg16.VGG16(n_units=5, dropout=dropout)
+    narrow = tuple(tuple(3 for _ in group) for group in vgg16.GROUPS)
+    with mock.patch.object(vgg16, "GROUPS", narrow):
+        return vgg16.VGG16(n_units=5, dropout=dropout)
 
 
 def small_resnet50(batch_normalization=False, **options):
-    resnet50.GROUPS = tuple((n, 2) for n, _ in resnet50.GROUPS)
-    return resnet50.ResNet50(batch_normalization=batch_normalization, **options)
+    narrow = tuple((n, 2) for n, _ in resnet50.GROUPS)
+    with mock.patch.object(resnet50, "GROUPS", narrow):
+        return resnet50.ResNet50(batch_normalization=batch_normalization, **options)
 
 
 def normalized_resnet50():

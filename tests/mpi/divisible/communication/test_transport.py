@@ -1,5 +1,7 @@
 """Whatever is sent arrives, whatever its shapes and dtypes and their changes."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -54,9 +56,9 @@ def assert_equal(received, sent):
             np.testing.assert_array_equal(mine.array, other.array)
 
 
+# So that the small arrays of this test travel in pieces, as large ones do.
+@mock.patch.object(transport, "PIECE_BYTES", 64)
 def exchange(comm, drawn, ahead):
-    # So that the small arrays of this test travel in pieces, as large ones do.
-    transport.PIECE_BYTES = 64
     channels = Transport(duplicate(comm, 10), 10)
     sender = channels.sender(5, 1) if comm.rank == 0 else None
     receiver = channels.receiver(5, 0) if comm.rank == 1 else None

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from pipeline import Snapshot, latest_snapshot
-from tests.support.mpiexec import assert_on_ranks, launcher, running, worker
+from tests.support.mpiexec import assert_on_ranks, worker
+from tests.support.processes import launcher, running
 from tests.support.snapshot_training import BATCHES, Run, saved_arrays
 
 N_RANKS = 3

@@ -1,0 +1,147 @@
+"""What runs on each rank of :class:`tests.support.ranks.Ranks`."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import queue
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from multiprocessing.connection import Client, Connection
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+from mpi4py import MPI
+
+#: What the test says instead of a case: that the case that runs shall end.
+INTERRUPT = None
+
+#: How long a rank that is no longer needed may take to end.
+_SECONDS_TO_END = 5
+
+
+class Case(NamedTuple):
+    """A call of ``function(comm, *args)`` on the first ``n`` ranks."""
+
+    n: int
+    # As ``module:name``.
+    function: str
+    args: tuple
+    # The file to which the ranks print.
+    output: str
+
+
+class _Interrupts:
+    """Makes what this process is told to end raise KeyboardInterrupt, if it runs."""
+
+    def __init__(self) -> None:
+        self._is_running = False
+        signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        if self._is_running:
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        self._is_running = True
+        try:
+            yield
+        finally:
+            self._is_running = False
+
+
+@contextlib.contextmanager
+def as_if_alone(seed: int) -> Iterator[None]:
+    """Lets what a case sets for its process end with the case."""
+    everywhere, here = vars(chainer.global_config), vars(chainer.config._local)
+    kept = [(values, dict(values)) for values in (everywhere, here)]
+    path = list(sys.path)
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        for values, before in kept:
+            values.clear()
+            values.update(before)
+        sys.path[:] = path
+        gc.collect()
+
+
+def outcome_of(case: Case, interrupts: _Interrupts) -> str:
+    """Calls the function; prints the traceback if it fails.
+
+    Returns:
+        'done', 'failed' or 'interrupted'.
+
+    """
+    world = MPI.COMM_WORLD
+    # Of its own for each case, so that no message of another can be mistaken.
+    comm = world.Create_group(world.group.Incl(range(case.n)))
+    try:
+        with as_if_alone(comm.rank), interrupts.allowed():
+            module, name = case.function.split(":")
+            function = getattr(importlib.import_module(module), name)
+            function(comm, *case.args)
+    except KeyboardInterrupt:
+        return "interrupted"
+    except BaseException:
+        print(f"rank {comm.rank} of {comm.size} failed:", file=sys.stderr)
+        traceback.print_exc()
+        return "failed"
+    comm.Free()
+    return "done"
+
+
+def print_to(path: str) -> None:
+    """Sends both output streams to the end of a file."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
+
+
+def receive(connection: Connection, cases: queue.Queue) -> None:
+    """Hands cases on; ends the process when the test run is gone."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            what = connection.recv()
+            if what is INTERRUPT:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            else:
+                cases.put(Case(*what))
+    cases.put(None)
+    # The main thread may be waiting for another rank.
+    time.sleep(_SECONDS_TO_END)
+    os._exit(1)
+
+
+def main(address: str) -> None:
+    interrupts = _Interrupts()
+    connection: Any = Client(address, "AF_UNIX")
+    connection.send(MPI.COMM_WORLD.rank)
+    cases: queue.Queue = queue.Queue()
+    threading.Thread(target=receive, args=(connection, cases), daemon=True).start()
+    # What is here by now stays, and need not be looked at when a case's garbage is.
+    gc.freeze()
+    for case in iter(cases.get, None):
+        print_to(case.output)
+        outcome = outcome_of(case, interrupts)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        connection.send(outcome)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
