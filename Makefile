@@ -1,5 +1,7 @@
 # make train   install everything into .venv and train a model on two ranks
 # make test    install everything into .venv and run the tests
+# make test-quick
+#              the tests that neither start mpiexec nor take long, in a minute or so
 # make test-all
 #              the same with all combinations of schedules, ranks, transports and
 #              models, and with new random examples for the property tests
@@ -29,7 +31,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread per rank: several ranks share this machine's cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install train test test-all test-chainer lint docs clean
+.PHONY: install train test test-quick test-all test-chainer lint docs clean
 
 # An interpreter or extras asked for by name replace an environment with others.
 ifneq ($(origin PYTHON)$(origin EXTRAS),filefile)
@@ -52,9 +54,12 @@ train: install
 test: install
 	$(BIN)/python -m pytest
 
+test-quick: install
+	$(BIN)/python -m pytest --quick -r fE
+
 # An expression that is true for every test.
 test-all: install
-	$(BIN)/python -m pytest -m "matrix or not matrix" --hypothesis-profile=default
+	$(BIN)/python -m pytest -m "matrix or not matrix" --hypothesis-profile=new_examples
 
 # Chainer's tests have an environment of their own: they need a pytest before version 8.
 test-chainer: install .venv-chainer/installed

@@ -3,14 +3,20 @@
 import contextlib
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support.processes import Launching, left_behind
 from tests.support.ranks import close_shared_ranks
 
-# Whether a change lands must not depend on luck: property tests try the same examples
-# in each run. "make test-all" draws new ones.
-settings.register_profile("same_examples", derandomize=True)
+# Whether a change lands must depend neither on luck nor on what else the machine does:
+# property tests try the same examples in each run, and none looks at a clock.
+# "make test-all" draws new examples.
+settings.register_profile(
+    "new_examples", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "same_examples", settings.get_profile("new_examples"), derandomize=True
+)
 settings.load_profile("same_examples")
 
 

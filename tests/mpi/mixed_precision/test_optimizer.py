@@ -141,7 +141,7 @@ def two_clippings(comm):
         model = to_float16(Divisible(L.Linear(6, 5), L.Linear(5, 4)))
         stage = model.divide(*part)
         sgd = chainer.optimizers.SGD(0.5)
-        optimizer = MixedPrecision(sgd, 4, group, timeout=5).setup(stage)
+        optimizer = MixedPrecision(sgd, 4, group, timeout=20).setup(stage)
         assert optimizer.has_comm
         for path, param in stage.namedparams():
             if path == "/0/W":
@@ -286,7 +286,7 @@ def not_finite_at_the_smallest_scale(comm):
     optimizer.update()
 
 
-def make_stage_optimizer(comm, loss_scale, timeout=2):
+def make_stage_optimizer(comm, loss_scale, timeout=20):
     stage = to_float16(Divisible(*[F.relu] * comm.rank, L.Linear(3, 2)))
     sgd = chainer.optimizers.SGD()
     return MixedPrecision(sgd, loss_scale, comm, timeout).setup(stage)
@@ -299,7 +299,7 @@ def give_gradients(optimizer, value):
 
 
 def a_rank_leaves_an_update_out(comm):
-    optimizer = make_stage_optimizer(comm, 4)
+    optimizer = make_stage_optimizer(comm, 4, timeout=2)
     give_gradients(optimizer, 1)
     optimizer.update()
     if comm.rank == 0:
@@ -332,13 +332,13 @@ def float16_stage(comm):
 
 
 def different_scales_of_the_pipeline(comm):
-    Pipeline(float16_stage(comm), comm, 2, loss_scale=2 + comm.rank, timeout=5)
+    Pipeline(float16_stage(comm), comm, 2, loss_scale=2 + comm.rank, timeout=20)
 
 
 def different_scales_in_a_step(comm):
     """As after an overflow that one rank has not told the others."""
     scale = DynamicLossScale(2**15)
-    pipe = Pipeline(float16_stage(comm), comm, 2, loss_scale=scale, timeout=5)
+    pipe = Pipeline(float16_stage(comm), comm, 2, loss_scale=scale, timeout=20)
     x, t = np.ones((4, 4), np.float32), np.zeros(4, np.int32)
     pipe.step(x, t)
     if comm.rank == 0:
@@ -350,7 +350,7 @@ def different_scales_in_a_step(comm):
 def no_communicator(comm):
     stage = float16_stage(comm)
     optimizer = MixedPrecision(chainer.optimizers.SGD(0.1)).setup(stage)
-    pipe = Pipeline(stage, comm, 2, loss_scale=optimizer.loss_scale, timeout=5)
+    pipe = Pipeline(stage, comm, 2, loss_scale=optimizer.loss_scale, timeout=20)
     samples = [(np.ones(4, np.float32), np.int32(0))] * 4
     PipelineUpdater(chainer.iterators.SerialIterator(samples, 2), optimizer, pipe)
 
