@@ -2,17 +2,14 @@
 
 import pytest
 
-from benchmarks.cluster import cluster, missing
-from tests.support.processes import launcher
+from benchmarks.cluster import cluster
+from tests.support.emulated_hosts import need_emulated_hosts
 
 
 @pytest.fixture(scope="session")
 def allowed():
-    """Skips a test where hosts cannot be emulated, or MPI is not to be started."""
-    launcher()
-    reason = missing()
-    if reason:
-        pytest.skip(f"no hosts can be emulated here: {reason}")
+    """Skips a test where hosts cannot be emulated."""
+    need_emulated_hosts()
 
 
 @pytest.fixture(scope="module")

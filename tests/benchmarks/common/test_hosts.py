@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from benchmarks.cluster import missing
 from benchmarks.common.hosts import Hosts, HostsFailedError, run
+from tests.support.emulated_hosts import need_emulated_hosts
 
 #: Seconds.
 DEADLINE = 60.0
@@ -25,9 +25,7 @@ def work(job):
 @pytest.fixture
 def pair():
     """Two hosts, as far as there is place for them."""
-    reason = missing()
-    if reason:
-        pytest.skip(f"no hosts can be emulated here: {reason}")
+    need_emulated_hosts()
     return Hosts(2, 0.15, memory="256M")
 
 

@@ -354,6 +354,7 @@ def test_a_model_that_is_not_made_stays_so():
     assert (stages[0][0].W.array == stages[1][0].W.array).all()
 
 
+@pytest.mark.slow
 def test_reckoned_memory_is_that_of_a_stage():
     """What a stage holds of a microbatch is what its layers' costs add up to."""
     model = Divisible(

@@ -108,6 +108,7 @@ def small_profiles(draw):
     return Profile(layers, n_samples=4, input_bytes=100)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     small_profiles(),

@@ -55,7 +55,7 @@ def measured(schedule, costs):
     return Timeline(events, timeline.n_ranks)
 
 
-@settings(deadline=None)
+@pytest.mark.slow
 @given(cases())
 def test_measured_costs(case):
     stage_ranks, n_microbatches, costs = case
@@ -76,7 +76,8 @@ def test_a_backward_that_is_not_split_counts_as_input_gradients():
     assert found.backward_input == [6.0, 8.0] and found.backward_weight == [0.0, 0.0]
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=60)
 @given(cases(), st.sampled_from(["never", "except_last", "always"]))
 def test_the_choice_is_the_fastest_that_fits(case, checkpoint):
     stage_ranks, n_microbatches, costs = case
