@@ -4,7 +4,6 @@ import importlib.metadata
 import json
 import re
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -25,12 +24,10 @@ def run(n, argv, **kwargs):
 
 def refused(n, argv, message, **kwargs):
     """Runs what must be refused: soon, on all ranks, in words, once."""
-    start = time.monotonic()
-    result = mpiexec(n, [TRAIN, *argv], **kwargs)
+    result = mpiexec(n, [TRAIN, *argv], timeout=10, **kwargs)
     assert result.returncode != 0, result.stdout
     assert result.stdout.count(message) == 1, result.stdout
     assert "Traceback" not in result.stdout
-    assert time.monotonic() - start < 10
 
 
 def test_train_learns_digits(tmp_path):
@@ -136,7 +133,6 @@ def test_train_resumes_on_other_ranks(tmp_path):
     [
         ["--model", "mlp", "--layers", "32", "--units", "16", *QUICK],
         ["--model", "vgg16", *QUICK],
-        ["--model", "resnet50", *QUICK, "--samples", "10"],
         [
             *("--model", "resnet50", "--cut-inside-blocks", "--checkpoint", "always"),
             *(*QUICK, "--samples", "10"),
@@ -175,16 +171,15 @@ def test_train_reads_chainers_data_sets(name, shape, tmp_path):
 @pytest.mark.parametrize(
     "n, argv, message",
     [
-        (3, ["--model", "mlp", "--layers", "1"], "1 layers cannot be cut into 3"),
+        (2, ["--model", "mlp", "--layers", "1"], "1 layers cannot be cut into 2"),
         (2, ["--cuts", "3,5"], "--cuts makes 3 stages, but 1f1b on 2 ranks has 2"),
-        (3, ["--cuts", "5,3"], "cuts must grow"),
         (2, ["--cuts", "99"], "cuts must grow"),
-        (2, ["--cuts", "a"], "argument --cuts: invalid cuts value: 'a'"),
-        (2, ["--batchsize", "0"], "--batchsize must be 1 at least, not 0"),
-        (2, ["--seed", "-1"], "--seed must be from 0 to 2**32 - 1, not -1"),
+        (1, ["--cuts", "a"], "argument --cuts: invalid cuts value: 'a'"),
+        (1, ["--batchsize", "0"], "--batchsize must be 1 at least, not 0"),
+        (1, ["--seed", "-1"], "--seed must be from 0 to 2**32 - 1, not -1"),
         (2, ["--out", "/dev/null/result"], "Not a directory"),
-        (2, ["--optimizer", "adam"], "--optimizer needs a --learning-rate"),
-        (2, ["--shape", "1,64,64", "--model", "vgg16"], "cannot be enlarged"),
+        (1, ["--optimizer", "adam"], "--optimizer needs a --learning-rate"),
+        (1, ["--shape", "1,64,64", "--model", "vgg16"], "cannot be enlarged"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )
@@ -205,20 +200,23 @@ def test_train_says_what_to_install(tmp_path):
     )
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_paper_loop_equals_serial_training(n):
-    output = run(n, ["examples/paper_loop/train.py"])
-    (difference,) = re.findall(r"serial training: (\S+)$", output, re.MULTILINE)
-    assert float(difference) < 1e-6
-    assert output.count("step") == 5
-
-
-def test_paper_loop_is_quiet():
+def is_installed():
+    """Whether chainer_compat's start-up hook is, without which Chainer warns."""
     try:
         importlib.metadata.distribution("divisible")
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip("chainer_compat's start-up hook is not installed")
-    assert "Warning" not in run(2, ["examples/paper_loop/train.py"])
+        return False
+    return True
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_paper_loop_equals_serial_training(n):
+    output = run(n, ["examples/paper_loop/train.py"])
+    if is_installed():
+        assert "Warning" not in output
+    (difference,) = re.findall(r"serial training: (\S+)$", output, re.MULTILINE)
+    assert float(difference) < 1e-6
+    assert output.count("step") == 5
 
 
 def test_the_first_example_learns_digits():

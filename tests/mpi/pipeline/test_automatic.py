@@ -37,8 +37,10 @@ def trains_as_ever(comm, transport):
         )
 
 
-@pytest.mark.parametrize("transport", ["mpi", "chainermn"])
-@pytest.mark.parametrize("n_ranks", [1, 2, 4])
+# ChainerMN's waits spin, so that more ranks than cores take long.
+@pytest.mark.parametrize(
+    "n_ranks, transport", [(1, "mpi"), (2, "mpi"), (4, "mpi"), (2, "chainermn")]
+)
 def test_it_trains_as_the_undivided_model(n_ranks, transport):
     assert_on_ranks(n_ranks, trains_as_ever, transport)
 

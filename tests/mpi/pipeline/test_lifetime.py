@@ -20,7 +20,7 @@ def stage_of(comm, n=300):
 
 def many(comm):
     stage = stage_of(comm, 4)
-    for _ in range(3000):  # MPICH has some 2,000 communicators
+    for _ in range(2100):  # MPICH has 2,048 communicators
         with Pipeline(stage, comm, 2, timeout=20) as pipe:
             pass
     x, t = np.ones((4, 4), np.float32), np.zeros(4, np.int32)

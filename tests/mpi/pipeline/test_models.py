@@ -153,7 +153,15 @@ def every_count(comm, name):
         check(comm, name, comm.size, n_microbatches=n_microbatches)
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "n_ranks",
+    [
+        pytest.param(1, marks=pytest.mark.matrix),
+        2,
+        pytest.param(3, marks=pytest.mark.matrix),
+        4,
+    ],
+)
 @pytest.mark.parametrize("name", ["vgg16", "resnet50"])
 def test_models(name, n_ranks):
     assert_on_ranks(n_ranks, every_count, name)
