@@ -27,8 +27,8 @@ from benchmarks.paper_tables.models import equal_cuts
 from benchmarks.paper_tables.points import Point, Scale
 from benchmarks.paper_tables.profiles import profiles_of
 from divisible import Network, Plan, Profile, best_plan
+from divisible.minibatch import microbatch_sizes
 from divisible.planning.interpolation import interpolate
-from divisible.planning.prediction import microbatch_sizes
 
 SCHEDULES = ("1f1b", "zb_h1", "zb_h2")
 #: Of the undivided step, and of what the slowest layer allows.

@@ -1,10 +1,15 @@
-"""A minibatch's ``x`` or ``t`` as arrays with equally many samples."""
+"""Minibatches: as arrays with equally many samples, cut into microbatches, joined."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import chainer
+import numpy as np
+
+from divisible.communication.signatures import Tensor, Tensors
 
 
 def as_arrays(name: str, value: Any, where: str = "") -> tuple:
@@ -45,3 +50,61 @@ def as_arrays(name: str, value: Any, where: str = "") -> tuple:
                 f"the arrays of {name} have {len(arrays[0])} and {len(array)} samples"
             )
     return tuple(arrays)
+
+
+def split(arrays: Sequence[Any], n_microbatches: int) -> list[tuple]:
+    """Cuts along the first axis; the first microbatches get one sample more.
+
+    Example:
+        >>> [len(part) for part, in split([np.ones((5, 4))], n_microbatches=3)]
+        [2, 2, 1]
+    """
+    ends = list(itertools.accumulate(_sizes(len(arrays[0]), n_microbatches), initial=0))
+    return [
+        tuple(array[start:end] for array in arrays)
+        for start, end in zip(ends, ends[1:])
+    ]
+
+
+def as_tensors(arrays: Sequence[Any], device: chainer.backend.Device) -> Tensors:
+    """Returns a microbatch as a message to the first stage; empty if no samples."""
+    if len(arrays[0]) == 0:
+        return ()
+    return tuple(Tensor(device.send(array)) for array in arrays)
+
+
+def join(outputs: Sequence[Tensors]) -> tuple[np.ndarray, ...]:
+    """Returns the outputs of all microbatches as one, on the host."""
+    host = chainer.get_device("@numpy")
+    columns = [
+        [host.send(y) for y, _ in column] for column in zip(*filter(None, outputs))
+    ]
+    if any(y.ndim == 0 for column in columns for y in column):
+        raise TypeError(
+            "the last layer returned a scalar for a microbatch: to predict, it must"
+            " return samples along the first axis"
+        )
+    return tuple(map(np.concatenate, columns))
+
+
+def microbatch_sizes(n_samples: int, n_microbatches: int) -> list[int]:
+    """Returns the samples of each microbatch, as the pipeline cuts a minibatch.
+
+    Raises:
+        ValueError: If there are more microbatches than samples, or none.
+
+    Example:
+        >>> microbatch_sizes(10, 4)
+        [3, 3, 2, 2]
+    """
+    if not 1 <= n_microbatches <= n_samples:
+        raise ValueError(
+            f"{n_samples} samples cannot be cut into {n_microbatches} microbatches"
+        )
+    return _sizes(n_samples, n_microbatches)
+
+
+def _sizes(n_samples: int, n_microbatches: int) -> list[int]:
+    """Returns numbers of samples as equal as they come, the larger ones first."""
+    each, extra = divmod(n_samples, n_microbatches)
+    return [each + (i < extra) for i in range(n_microbatches)]

@@ -6,8 +6,6 @@
     arguments        what one rank can check of its arguments alone
     agreement        what all ranks compare when a pipeline is made
     setting_up       from arguments to stages, transport and runner
-    minibatch        cut into microbatches, and put together again
-    rank_program     a schedule as one rank sees it
     runner           runs it, on stages and over a transport
     stages           forward and backward of the layers of one stage
     results          what a call returns on every rank

@@ -15,13 +15,12 @@ from divisible import Divisible
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.signatures import Tensors
 from divisible.dtypes import as_trainable
-from divisible.minibatch import as_arrays
+from divisible.minibatch import as_arrays, as_tensors, join, split
 from divisible.random_streams import restored_random_state
+from divisible.schedules.rank_program import RankProgram, Record, measured_timeline
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 from pipeline.arguments import Arguments
-from pipeline.minibatch import as_tensors, join, split
-from pipeline.rank_program import RankProgram, Record, measured_timeline
 from pipeline.ranks import Ranks
 from pipeline.results import Results
 from pipeline.setting_up import (

@@ -13,9 +13,9 @@ import numpy as np
 from divisible.communication.signatures import Tensors
 from divisible.communication.transport import Receiver, Sender, Transport
 from divisible.schedules.actions import Action, Route
+from divisible.schedules.rank_program import Channel, RankProgram, Record, Slot, Task
 from divisible.schedules.schedule import Schedule
 from pipeline.progress import Progress
-from pipeline.rank_program import Channel, RankProgram, Record, Slot, Task
 from pipeline.stages.stage import Stage
 
 # How many receives a channel has posted ahead of the one it waits for.

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from divisible.minibatch import microbatch_sizes
 from divisible.planning.interpolation import interpolate
 from divisible.planning.machine import (
     Network,
@@ -27,7 +28,7 @@ from divisible.planning.machine import (
 from divisible.planning.memory import StageCosts, rank_bytes, stage_costs
 from divisible.planning.partition import MemoryLimitError, describe, find_cuts
 from divisible.planning.plan import Plan
-from divisible.planning.prediction import microbatch_sizes, run
+from divisible.planning.prediction import run
 from divisible.planning.profile import Profile
 from divisible.planning.units import count, format_bytes
 from divisible.schedules.actions import BACKWARD, FORWARD, INPUT

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from divisible.minibatch import microbatch_sizes
 from divisible.planning.interpolation import interpolate, sort_profiles
 from divisible.planning.machine import Network, PerRank, slowest_replica, spread_speeds
 from divisible.planning.memory import rank_bytes, stage_costs
@@ -108,21 +109,3 @@ def check_plan(plan: Plan, profile: Profile) -> None:
             f" profile is of one of {len(profile)}"
         )
     check_layers("the plan", plan.layers or names, "the profile", names)
-
-
-def microbatch_sizes(n_samples: int, n_microbatches: int) -> list[int]:
-    """Returns the samples of each microbatch, as the pipeline cuts a minibatch.
-
-    Raises:
-        ValueError: If there are more microbatches than samples, or none.
-
-    Example:
-        >>> microbatch_sizes(10, 4)
-        [3, 3, 2, 2]
-    """
-    if not 1 <= n_microbatches <= n_samples:
-        raise ValueError(
-            f"{n_samples} samples cannot be cut into {n_microbatches} microbatches"
-        )
-    each, extra = divmod(n_samples, n_microbatches)
-    return [each + (i < extra) for i in range(n_microbatches)]

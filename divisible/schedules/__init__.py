@@ -14,6 +14,7 @@
     list_scheduling     one made for given costs
     recomputation       the same with forwards that run again
     lowering            the sends and receives between the actions
+    rank_program        actions and messages as one rank sees them
     costs               what stages and edges cost
     simulator           how long all that takes
     events, timeline    what ran when, predicted or measured

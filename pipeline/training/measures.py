@@ -10,7 +10,7 @@ import numpy as np
 from chainer.backends import cuda
 
 from divisible.schedules.actions import Action
-from pipeline.rank_program import Record
+from divisible.schedules.rank_program import Record
 
 #: What is observed, after the name of the updater.
 NAMES = ("samples_per_second", "bubble", "communication", "peak_memory")

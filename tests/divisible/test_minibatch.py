@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from divisible.minibatch import as_arrays
+from divisible.communication.signatures import Tensor
+from divisible.minibatch import as_arrays, join, split
 
 
 def test_one_array_or_several():
@@ -25,3 +26,29 @@ def test_one_array_or_several():
 def test_what_is_no_minibatch_is_refused(value, error, message):
     with pytest.raises(error, match=message):
         as_arrays("t", value, " on rank 1")
+
+
+@pytest.mark.parametrize(
+    "n_samples, n_microbatches, sizes",
+    [(6, 3, [2, 2, 2]), (5, 3, [2, 2, 1]), (2, 4, [1, 1, 0, 0])],
+)
+def test_microbatches_are_as_equal_as_they_come(n_samples, n_microbatches, sizes):
+    x, t = np.arange(n_samples), np.arange(n_samples) * 10
+    parts = split([x, t], n_microbatches)
+    assert [len(part) for part, _ in parts] == sizes
+    np.testing.assert_array_equal(np.concatenate([part for part, _ in parts]), x)
+    assert all((targets == 10 * part).all() for part, targets in parts)
+
+
+def test_outputs_are_put_together_again():
+    """Microbatches of no samples have none."""
+    y, z = np.arange(5), np.ones((5, 2))
+    parts = [tuple(map(Tensor, part)) for part in split([y, z], 3)]
+    joined = join([*parts, ()])
+    np.testing.assert_array_equal(joined[0], y)
+    np.testing.assert_array_equal(joined[1], z)
+
+
+def test_scalars_are_no_outputs():
+    with pytest.raises(TypeError, match="returned a scalar for a microbatch"):
+        join([(Tensor(np.array(3.0)),)])

@@ -10,7 +10,7 @@ from divisible import Divisible
 from divisible.communication.errors import StallError
 from divisible.communication.signatures import Tensor
 from divisible.schedules import interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
-from pipeline.rank_program import RankProgram
+from divisible.schedules.rank_program import RankProgram
 from pipeline.runner import RECEIVES_AHEAD, ActionError, Runner
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage

@@ -5,8 +5,13 @@ import pytest
 
 from divisible.schedules import one_f_one_b
 from divisible.schedules.actions import Action, Route
+from divisible.schedules.rank_program import (
+    Channel,
+    RankProgram,
+    Slot,
+    measured_timeline,
+)
 from divisible.schedules.recomputation import recompute
-from pipeline.rank_program import Channel, RankProgram, Slot, measured_timeline
 
 
 def program(schedule, rank, routes=()):
