@@ -15,7 +15,7 @@ On a CPU, float16 products, convolutions and sums are computed in float32 and ro
 once (``chainer_compat``), which is what the matrix units of GPUs do: results are those
 to expect there, speed is not.
 
-The modules, from the user's to the arrays'::
+The modules::
 
     optimizer       MixedPrecision: one update, from gradients to weights
     wrapper         an optimizer that stands where another one stood
