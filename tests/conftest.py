@@ -1,6 +1,7 @@
 """Settings for all tests."""
 
 import contextlib
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,6 +36,13 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="slow"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts_are_heard():
+    """Undoes what a shell does to background jobs: tests interrupt programs."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -31,7 +31,7 @@ class Result(NamedTuple):
 
     #: 'done', 'failed' or 'interrupted' for each rank that could say so.
     outcomes: list[str]
-    #: What all of them printed.
+    #: What they printed, one rank after the other.
     output: str
 
 
@@ -62,7 +62,8 @@ class Ranks:
         listener.bind(address)
         listener.listen(SIZE)
         worker = [sys.executable, "-m", "tests.support.waiting_rank", address]
-        program = keep(running([launcher(), "-n", str(SIZE), *worker]))
+        #: The program that they are.
+        self.program = program = keep(running([launcher(), "-n", str(SIZE), *worker]))
         ranks: dict[int, connection.Connection] = {}
         for _ in range(SIZE):
             program.wait_for(lambda: _comes_or_ends(listener, program), _START_UP)
@@ -90,13 +91,13 @@ class Ranks:
 
         """
         self._n_cases += 1
-        output = self._folder / f"{self._n_cases}.txt"
+        outputs = [self._folder / f"{self._n_cases}-{rank}.txt" for rank in range(n)]
         name = f"{function.__module__}:{function.__name__}"
         waiting = self._ranks[:n]
         for rank in waiting:
-            rank.send(Case(n, name, args, str(output)))
+            rank.send(Case(n, name, args, tuple(map(str, outputs))))
         outcomes = self._collect(waiting, time.monotonic() + LOAD * timeout)
-        printed = output.read_text() if output.exists() else ""
+        printed = "".join(path.read_text() for path in outputs if path.exists())
         if len(outcomes) < n:
             self.close()
         return Result(outcomes, printed)

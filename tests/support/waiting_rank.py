@@ -36,8 +36,8 @@ class Case(NamedTuple):
     # As ``module:name``.
     function: str
     args: tuple
-    # The file to which the ranks print.
-    output: str
+    # The files to which the ranks print, one each.
+    outputs: tuple[str, ...]
 
 
 class _Interrupts:
@@ -105,7 +105,7 @@ def outcome_of(case: Case, interrupts: _Interrupts) -> str:
 
 
 def print_to(path: str) -> None:
-    """Sends both output streams to the end of a file."""
+    """Sends both output streams to a new file."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for stream in (1, 2):
         os.dup2(file, stream)
@@ -136,7 +136,7 @@ def main(address: str) -> None:
     # What is here by now stays, and need not be looked at when a case's garbage is.
     gc.freeze()
     for case in iter(cases.get, None):
-        print_to(case.output)
+        print_to(case.outputs[MPI.COMM_WORLD.rank])
         outcome = outcome_of(case, interrupts)
         sys.stdout.flush()
         sys.stderr.flush()
