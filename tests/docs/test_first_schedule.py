@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from divisible import LayerCost, Plan, Profile
-from tests.support.mpiexec import ROOT
+from tests.support.processes import ROOT
 
 PATCH = ROOT / "docs" / "first_changes" / "schedule.patch"
 NAME = "eager_1f1b"

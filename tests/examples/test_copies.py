@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.mpiexec import ROOT, mpiexec
+from tests.support.mpiexec import mpiexec
+from tests.support.processes import ROOT
 
 FOLDERS = sorted(path.parent for path in ROOT.glob("examples/*/train.py"))
 WITHOUT_OPTIONS = ("first", "paper_loop")

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from tests.support.mpiexec import ROOT
+from tests.support.processes import ROOT
 
 PACKAGES = (
     "chainer_compat",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import divisible.schedules
-from tests.support.mpiexec import ROOT
+from tests.support.processes import ROOT
 
 SITE = pathlib.Path(np.__file__).parents[1]
 #: The start of a program that finds nothing but Python's own modules and a folder.

@@ -24,7 +24,7 @@ from divisible.schedules.costs import Costs
 from divisible.schedules.lowering import lower
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import simulate
-from tests.support.mpiexec import ROOT
+from tests.support.processes import ROOT
 from tests.support.program_validation import check_programs
 from tests.support.schedules import stages_per_rank
 
