@@ -97,7 +97,7 @@ def test_a_new_schedule(run, tmp_path):
     ]
 
     # The doctests of function and page, the golden grids and the proofs.
-    tests = "tests/divisible/schedules/test_schedules.py"
+    tests = "tests/divisible/schedules/test_generators.py"
     files = ["divisible/schedules/generators.py", "docs/explanation/schedules.rst"]
     chosen = f"{NAME} or eager_one_f_one_b or schedules.rst"
     options = ["-q", "-p", "no:cacheprovider", "-rA", "-k", chosen]
