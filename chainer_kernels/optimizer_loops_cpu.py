@@ -1,9 +1,8 @@
 """The passes over flat buffers on a CPU, each one loop, compiled by Numba.
 
 ``optimizer_loops_gpu.py`` has the same public functions for CuPy. Numba has no float16
-on a CPU and is given the bits. Gradients are read
-where backward left them, by their addresses: a copy into a flat buffer would cost as
-much as the sum of squares.
+on a CPU and is given the bits. Gradients are read where backward left them, by their
+addresses: a copy into a flat buffer would cost as much as the sum of squares.
 
 Arithmetic is that of the masters' dtype, operation by operation as in Chainer's update
 rules on NumPy arrays, so that the weights are the same bit for bit.
@@ -13,8 +12,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic, overload
 
-from chainer_kernels import update_rules
+from chainer_kernels import float16_bits, update_rules
 from chainer_kernels.float16_bits import (
     U32,
     float_to_e5m2,
@@ -174,6 +175,13 @@ _WEIGHT = {
 
 
 @functools.cache
+def _version() -> str:
+    """Returns what changes with this module and those whose code its loops contain."""
+    files = (__file__, float16_bits.__file__)
+    return hashlib.sha256(b"".join(Path(f).read_bytes() for f in files)).hexdigest()[:8]
+
+
+@functools.cache
 def _loop(formula: Formula, has_weights: bool, has_half: bool) -> Callable:
     """Makes the compiled loop of a formula.
 
@@ -188,13 +196,16 @@ def _loop(formula: Formula, has_weights: bool, has_half: bool) -> Callable:
                 half_ = half[start:end]
                 v_ = v[start:end]
                 for i in range(gradient.size):
-                    (weight, v_[i]) = formula(
+                    weight, v_[i] = formula(
                         current(weights_[i], half_[i]),
                         number(gradient[i]) * inverse, v_[i], *numbers
                     )
                     weights_[i] = weight
                     half_[i] = float_to_half(weight)
     """
+    # Numba's cache knows a loop by its name and the formula's file, of which it takes
+    # the loop for a part: errors are found there, and a changed file compiles anew.
+    name = f"{formula.__name__}_{_version()}"
     states = state_names(formula)
     buffers = ["weights"] * has_weights + ["half"] * has_half + [*states]
     arguments = ["gradients, first, last, inverse, weights, half", *states, "numbers"]
@@ -206,7 +217,7 @@ def _loop(formula: Formula, has_weights: bool, has_half: bool) -> Callable:
     ]
     results = ", ".join(["weight", *(f"{name}_[i]" for name in states)])
     lines = [
-        f"def {formula.__name__}({', '.join(arguments)}):",
+        f"def {name}({', '.join(arguments)}):",
         "  for p in range(first, last + 1):",
         "    start, end = gradients.starts[p], gradients.ends[p]",
         "    gradient = array(gradients, p)",
@@ -216,8 +227,6 @@ def _loop(formula: Formula, has_weights: bool, has_half: bool) -> Callable:
         "      weights_[i] = weight" if has_weights else "",
         "      half_[i] = float_to_half(weight)" if has_half else "",
     ]
-    # Numba takes the loop for a part of the formula's file, in which errors are then
-    # found, and compiles anew when the file has changed.
     source = ast.increment_lineno(
         ast.parse("\n".join(lines)), formula.__code__.co_firstlineno - 1
     )
@@ -231,7 +240,7 @@ def _loop(formula: Formula, has_weights: bool, has_half: bool) -> Callable:
         "float_to_half": float_to_half,
     }
     exec(compile(source, inspect.getsourcefile(formula), "exec"), names)
-    return _compiled(names[formula.__name__])
+    return _compiled(names[name])
 
 
 @overload(update_rules.from_half)

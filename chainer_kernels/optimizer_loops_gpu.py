@@ -4,7 +4,7 @@ The public functions are those of ``optimizer_loops_cpu.py``. Here the gradients
 copied into one flat array first: a launch costs more than the copy. Products and sums
 may be fused (FMA), so that the last bit may differ from a CPU's.
 
-None of this has run yet: there was no GPU. ``tests/mixed_precision/test_gpu.py``
+None of this has run on a GPU yet. ``tests/chainer_kernels/test_optimizer_loops_gpu.py``
 compares it to ``optimizer_loops_cpu.py`` where there is one.
 """
 

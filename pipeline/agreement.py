@@ -1,7 +1,7 @@
 """What the ranks of a pipeline say of themselves at its start, compared.
 
-Each rank sends one announcement and gets those of all. What follows from them is found
-by pure functions, so every rank comes to the same layout, or raises the same error::
+Each rank sends one announcement and gets those of all. What follows from them `agree`
+finds, a pure function: every rank comes to the same layout, or raises the same error::
 
     rank 0   layers 0 to 6   ---.           .--->  the layout
     rank 1   layers 7 to 14  ----+--> all --+--->  the layout
@@ -44,6 +44,7 @@ class Announcement(NamedTuple):
         loss_uses: Paths of parameters of other stages that the loss uses, if the rank
             has the last stage.
         settings: Arguments that must be equal on all ranks, as texts by their names.
+        scales_loss: Whether there is a loss scale.
         host: The name of the host.
         n_threads: BLAS threads of this process.
         n_cores: Cores that this process may use.
@@ -58,6 +59,7 @@ class Announcement(NamedTuple):
     dtypes: Set[np.dtype]
     loss_uses: Sequence[str]
     settings: Mapping[str, str]
+    scales_loss: bool
     host: str
     n_threads: int
     n_cores: int
@@ -68,6 +70,7 @@ class Announcement(NamedTuple):
         stages: Sequence[Divisible],
         of_loss: Iterable[chainer.Parameter],
         settings: Mapping[str, str],
+        scales_loss: bool,
     ) -> Announcement:
         """Returns what this rank says.
 
@@ -75,6 +78,7 @@ class Announcement(NamedTuple):
             stages: Its stages, in the order of the model.
             of_loss: The parameters of the loss.
             settings: Texts by the argument's name.
+            scales_loss: Whether there is a loss scale.
         """
         last = stages[-1]
         is_last = last.layer_range[1] == len(last.model_layers)
@@ -94,6 +98,7 @@ class Announcement(NamedTuple):
             dtypes=set().union(*map(floating_dtypes, stages)),
             loss_uses=[path for path in paths if path],
             settings=settings,
+            scales_loss=scales_loss,
             host=socket.gethostname(),
             n_threads=blas_threads(),
             n_cores=_n_cores(),
@@ -179,7 +184,7 @@ def _compare_models(said: Sequence[Announcement]) -> None:
                     f"rank 0 and rank {rank} built different models: layer {i} is"
                     f" {here} on rank 0 and {there} on rank {rank}"
                 )
-        for name in ("skips", "ties"):
+        for name in ("skips", "ties", "shared_states"):
             here, there = getattr(first, name), getattr(word, name)
             if here != there:
                 raise DisagreementError(
@@ -269,7 +274,7 @@ def _check_loss(said: Sequence[Announcement]) -> None:
 def _warnings(said: Sequence[Announcement], dtypes: Set[np.dtype]) -> list[list[str]]:
     """Returns what each rank has to warn of, each thing once."""
     warnings: list[list[str]] = [[] for _ in said]
-    if np.dtype(np.float16) in dtypes and said[0].settings["loss_scale"] == "None":
+    if np.dtype(np.float16) in dtypes and not said[0].scales_loss:
         warnings[0].append(
             "the model has float16 parameters, but the pipeline no loss_scale: small"
             " gradients become zero, and small updates are lost. Train with optimizer ="

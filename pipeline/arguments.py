@@ -51,8 +51,12 @@ class Arguments(NamedTuple):
             seed=check_seed(self.seed),
         )
 
-    def to_compare(self) -> dict[str, str]:
-        """Returns those that must be equal on all ranks, as texts by their names."""
+    def to_compare(self, loss_names: Sequence[str]) -> dict[str, str]:
+        """Returns those that must be equal on all ranks, as texts by their names.
+
+        Args:
+            loss_names: What ``lossfun`` and ``accfun`` give.
+        """
         scale, narrow = self.loss_scale, self.wire_dtype
         return {
             "n_microbatches": str(self.n_microbatches),
@@ -62,9 +66,7 @@ class Arguments(NamedTuple):
             "wire_dtype": str(narrow and np.dtype(narrow)),
             "seed": str(self.seed),
             "deferred_batch_norm": str(bool(self.deferred_batch_norm)),
-            "what lossfun and accfun give": "loss"
-            if self.accfun is None
-            else "loss, accuracy",
+            "what lossfun and accfun give": ", ".join(loss_names),
             "loss_scale": str(scale and float(scale)),
         }
 
@@ -82,6 +84,8 @@ def check_stages(stage: Divisible | Sequence[Divisible]) -> list[Divisible]:
     if not mine:
         raise ValueError("stage is an empty list: each rank needs a stage")
     for part in mine:
+        if part.model_layers != mine[0].model_layers:
+            raise ValueError("the stages of this rank are parts of different models")
         part.check_cuttable()
         _refuse_states(part)
     return sorted(mine, key=lambda part: part.layer_range)

@@ -236,12 +236,13 @@ class Pipeline:
                 for the model's outputs.
             StallError: If another rank does not answer in time.
         """
-        scale, errors = None, {}
-        if self._loss_scale is not None:
-            scale = self._loss.scale = float(self._loss_scale)
-            # Whoever chose the scale looks for infinities.
-            errors = {"over": "ignore", "invalid": "ignore"}
+        # Whoever chose a loss scale looks for infinities.
+        quiet = {"over": "ignore", "invalid": "ignore"}
+        errors = {} if self._loss_scale is None else quiet
         with self._call("step"), chainer.force_backprop_mode(), np.errstate(**errors):
+            scale = None
+            if self._loss_scale is not None:
+                scale = self._loss.scale = float(self._loss_scale)
             inputs = self._start(x, t, loss_scale=scale)
             self._run(self._training, inputs)
             for stage in self._stages.values():

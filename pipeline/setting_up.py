@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -54,10 +55,16 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
     try:
         arguments = arguments.checked()
         loss = Loss(arguments.lossfun, arguments.accfun)
-        settings = arguments.to_compare()
-        mine = Announcement.of(arguments.stages, loss.params(), settings)
+        settings = arguments.to_compare(loss.names)
+        mine = Announcement.of(
+            arguments.stages, loss.params(), settings, arguments.loss_scale is not None
+        )
     except Exception as error:
-        refusal = Refusal(f"{type(error).__name__}: {error}")
+        text = f"{type(error).__name__}: {error}"
+        if not isinstance(error, (TypeError, ValueError)):
+            # No bad argument: who reads it wants to know where it came from.
+            text = f"{text}\n{traceback.format_exc()}"
+        refusal = Refusal(text)
         with contextlib.suppress(StallError):
             all_gather(comm, refusal, _SECONDS_TO_REFUSE)
         raise

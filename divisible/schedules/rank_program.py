@@ -110,7 +110,8 @@ class RankProgram(NamedTuple):
             if isinstance(operation, Action):
                 next_action = str(operation)
                 takes = _takes(operation, [*neighbours, *routes])
-                is_recomputed = (operation.stage, operation.microbatch) in again
+                place = operation.stage, operation.microbatch
+                is_recomputed = operation.kind == "F" and place in again
                 slot = Slot.of(operation)
             else:
                 takes, is_recomputed = {}, False

@@ -17,7 +17,7 @@ import numpy as np
 
 from divisible import Divisible
 from pipeline.snapshots.arrays import of_range
-from pipeline.snapshots.serializers import Arrays, StateReader, StateWriter
+from pipeline.snapshots.serializers import StateReader, StateWriter
 
 # What is saved beside the objects that a user names: the global generators, and the
 # pipeline's own state.
@@ -31,7 +31,7 @@ def model_arrays(stage: Divisible) -> dict[str, np.ndarray]:
     return of_range(writer.target, stage.layer_range)
 
 
-def load_model(stage: Divisible, arrays: Arrays) -> None:
+def load_model(stage: Divisible, arrays: Mapping[str, np.ndarray]) -> None:
     """Loads a stage; initializes parameters that are not yet."""
     stage.serialize(StateReader(arrays))
 
@@ -45,7 +45,7 @@ def object_arrays(objects: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return writer.target
 
 
-def load_objects(objects: Mapping[str, Any], arrays: Arrays) -> None:
+def load_objects(objects: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Loads what :func:`object_arrays` returned."""
     reader = StateReader(arrays)
     for name, value in objects.items():

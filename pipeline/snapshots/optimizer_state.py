@@ -11,7 +11,6 @@ import numpy as np
 
 from pipeline.snapshots.serializers import (
     NO_NAMES,
-    Arrays,
     RuleReader,
     StateReader,
     StateWriter,
@@ -48,7 +47,9 @@ def optimizer_arrays(
 
 
 def load_optimizer(
-    optimizer: Any, arrays: Arrays, names: Mapping[str, str] = NO_NAMES
+    optimizer: Any,
+    arrays: Mapping[str, np.ndarray],
+    names: Mapping[str, str] = NO_NAMES,
 ) -> None:
     """Loads what :func:`optimizer_arrays` returned, for the same layers or others."""
     for _, param in _updated(optimizer):

@@ -9,8 +9,6 @@ import chainer
 import numpy as np
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
-Arrays = Mapping[str, np.ndarray]
-
 # What stands for None: an array of no elements of no type. Chainer's own way, an array
 # of objects, would have to be unpickled, which runs whatever code is in the file.
 _NONE = np.empty(0, "V1")

@@ -15,6 +15,7 @@ from divisible.schedules.actions import Route
 from pipeline import agreement
 from pipeline.agreement import Announcement, Refusal, agree, check_placement
 from pipeline.arguments import Arguments
+from pipeline.stages.loss import Loss
 from pipeline.tie_exchange import SharedParameter
 
 DEFAULTS = Arguments(
@@ -40,8 +41,9 @@ def line(n_layers=4):
 def say(model, *ranges, of_loss=(), **arguments):
     """Returns what a rank says that has these layers of a model."""
     stages = [model.divide(*positions) for positions in ranges]
-    settings = DEFAULTS._replace(stages=stages, **arguments).checked().to_compare()
-    word = Announcement.of(stages, of_loss, settings)
+    checked = DEFAULTS._replace(stages=stages, **arguments).checked()
+    settings = checked.to_compare(Loss(checked.lossfun, checked.accfun).names)
+    word = Announcement.of(stages, of_loss, settings, checked.loss_scale is not None)
     # As a host on which nothing else runs.
     return word._replace(host="a", n_threads=1, n_cores=4)
 
