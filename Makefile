@@ -79,6 +79,7 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tests.support.import_circles
 
 docs: install
 	$(BIN)/python -m sphinx -W --keep-going --quiet \

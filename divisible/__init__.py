@@ -11,6 +11,21 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well::
     plan = partition(profile(model, x, t), n_stages=comm.size)
     stage = model.divide(*plan.range(comm.rank))  # this stage's memory only
 
+::
+
+    model             Divisible: divide, view, tie, run
+    layer_pass        one pass through the layers of a part
+    layer_list        a link whose children have positions
+    ties, skips       shared parameters; stash and pop
+    random_streams    random numbers by layer and microbatch
+    layer_positions   whose function failed
+    minibatch         x and t as arrays, cut into microbatches, joined
+    dtypes            floating-point types of layers and losses
+    files             files that are there completely or not at all
+    lazy_names        names of a package that are imported when they are first used
+
+    schedules, communication, deferred, backward, planning: packages
+
 Names are imported when they are first used, so that schedules can be planned and
 simulated, and timelines drawn, without Chainer and MPI.
 """

@@ -22,7 +22,9 @@ TRAIN = f"""
 import sys
 from tests.docs.test_first_schedule import train
 from tests.support.mpiexec import assert_on_ranks
+from tests.support.ranks import close_shared_ranks
 assert_on_ranks(2, train, {NAME!r})
+close_shared_ranks()
 """
 PLAN = f"""
 from divisible import LayerCost, Network, Profile, best_plan, schedules
@@ -87,6 +89,7 @@ def run(tmp_path):
     return python
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patch")
 def test_a_new_schedule(run, tmp_path):
     touched = re.findall(r"^\+\+\+ b/(.*)$", PATCH.read_text(), re.MULTILINE)

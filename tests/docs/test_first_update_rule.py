@@ -13,7 +13,13 @@ import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.support.processes import ROOT
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patch"),
+]
+
 PATCH = ROOT / "docs" / "first_changes" / "update_rule.patch"
 LEFT_OUT = shutil.ignore_patterns(
     ".*", "__pycache__", "build", "_pictures", "*.egg-info", "benchmarks"

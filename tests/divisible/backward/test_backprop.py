@@ -685,7 +685,7 @@ def random_function(steps, chosen, parameters):
     return function
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 99), st.integers(0, 99)),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from divisible.deferred.array import DeferredArray, NotMadeError
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_writes_are_done_in_order(data):
     """The same operations on a deferred and on an ordinary array."""

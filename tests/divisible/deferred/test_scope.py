@@ -311,7 +311,7 @@ def lazy_zoo():
     )
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.data())
 def test_any_cut_of_a_model_of_many_kinds_of_layers(data):
     n = len(build(zoo))
@@ -354,7 +354,7 @@ def test_1_to_8_ranks_have_the_same_weights(make, n, monkeypatch):
     assert_cut_is_irrelevant(make, [n_layers * i // n for i in range(n + 1)])
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.sets(st.integers(1, 6)), st.integers(0, 99))
 def test_lazily_sized_layers_on_any_cut(inner, unrelated_draws):
     cuts = [0, *sorted(inner), 7]

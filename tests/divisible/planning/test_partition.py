@@ -23,7 +23,7 @@ from divisible.schedules.catalogue import ONE_PER_RANK
 from divisible.schedules.recomputation import CHECKPOINTS, recompute
 from tests.support.schedules import held_moments
 
-SETTINGS = settings(max_examples=400, deadline=None)
+SETTINGS = settings(max_examples=400)
 
 
 def layers_of(times, **columns):
@@ -188,7 +188,7 @@ def test_a_plan_describes_its_stages(request):
 
 
 @given(requests(), st.sampled_from(["uniform", "parameters", "time"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_other_methods_minimise_what_they_say(request, method):
     profile, n_stages, options = request
     options["memory"] = None

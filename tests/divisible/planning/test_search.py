@@ -109,7 +109,7 @@ def small_profiles(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     small_profiles(),
     st.integers(1, 3),

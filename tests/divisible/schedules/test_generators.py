@@ -35,7 +35,7 @@ UNIT = Costs(1, 1, 1)
 stages = st.integers(1, 16)
 microbatches = st.integers(1, 64)
 chunks = st.integers(1, 4)
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=40)
 
 
 def ceil_to(m, d):
@@ -210,7 +210,7 @@ def test_looped_bfs(d, v, m):
         assert makespan >= (v * m + d - 1) * 3
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.sampled_from(NAMES), stages, chunks, microbatches)
 def test_large_schedules_round_trip_and_lower(name, d, v, m):
     schedule = create(name, d * stages_per_rank(name, v), m, d)
@@ -253,7 +253,7 @@ def test_impossible_schedules_are_refused(make, message):
 seconds = st.integers(0, 8).map(lambda eighths: eighths / 8 + 0.125)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_list_schedule_respects_its_limit(data):
     ranks = data.draw(st.integers(1, 4))

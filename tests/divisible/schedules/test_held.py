@@ -17,7 +17,7 @@ from divisible.schedules.recomputation import (
 )
 from tests.support.schedules import held_moments, named_schedules
 
-quick = settings(max_examples=80, deadline=None)
+quick = settings(max_examples=80)
 weights = st.lists(st.integers(0, 9), min_size=3, max_size=3)
 
 

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from divisible import simulate
@@ -20,7 +20,6 @@ def test_the_equations_by_hand():
     assert T_pipe(m=1, d=1, t_comp=16, t_0=1, transfer=4) == 16
 
 
-@settings(deadline=None)
 @given(MODELS)
 def test_three_points_determine_the_constants(model):
     m = [3, 12, 40]
@@ -34,7 +33,6 @@ def test_three_points_determine_the_constants(model):
     )
 
 
-@settings(deadline=None)
 @given(MODELS, st.integers(0, 2**31 - 1))
 def test_least_squares_evens_out_noise(model, seed):
     m = np.arange(1, 81)
@@ -44,7 +42,6 @@ def test_least_squares_evens_out_noise(model, seed):
     assert np.abs(fitted.errors(m, model(m)))[4:].max() < 0.05
 
 
-@settings(deadline=None)
 @given(MODELS, st.one_of(st.none(), st.integers(1, 200)))
 def test_best_m_is_the_least_of_all(model, at_most):
     best = model.best_m(at_most)

@@ -83,7 +83,7 @@ def starts(timeline):
     return {e.what: e.start for e in timeline if isinstance(e.what, Action)}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(cases())
 def test_agrees_with_a_calculation_by_hand(case):
     schedule, costs = case
@@ -94,7 +94,7 @@ def test_agrees_with_a_calculation_by_hand(case):
         assert schedule.stage_ranks[event.what.stage] == event.rank
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases())
 def test_without_overlap_it_runs_the_lowered_programs(case):
     schedule, costs = case
@@ -132,7 +132,7 @@ def test_without_overlap_it_runs_the_lowered_programs(case):
         assert tuple(event.what for event in timeline.rank_events(rank)) == program
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cases())
 def test_the_ways_to_share_links_are_ordered(case):
     schedule, costs = case
@@ -211,7 +211,7 @@ def test_bubble():
     assert timeline.bubble_time.tolist() == [9] * 4
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(cases(), st.booleans())
 def test_critical_path_leads_from_start_to_end(case, overlap):
     schedule, costs = case

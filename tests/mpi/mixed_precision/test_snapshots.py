@@ -4,7 +4,6 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
-import pytest
 from chainer.iterators import SerialIterator
 from chainer.training import Trainer
 from chainer.training.updaters import StandardUpdater
@@ -15,8 +14,6 @@ from pipeline import Pipeline, load_snapshot, save_snapshot, snapshot
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.snapshot_training import state_of
-
-pytest.importorskip("mixed_precision")
 
 N_LAYERS = 6
 BATCHES = make_batches([16] * 6, n_in=8, dtype=np.float16)

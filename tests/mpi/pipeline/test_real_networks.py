@@ -278,7 +278,6 @@ def in_few_starts(max_examples):
     """Settings for tests that start ranks for each example, with many cases in it."""
     return settings(
         max_examples=max_examples,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
         database=None,
     )

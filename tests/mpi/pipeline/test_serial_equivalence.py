@@ -158,7 +158,6 @@ def random_models(comm, drawn):
 
 @settings(
     max_examples=5,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     database=None,
 )

@@ -57,7 +57,7 @@ def test_repartition(tmp_path, run, cuts):
     assert resumed.step(2) == run.step(2)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(chain=st.lists(st.sets(st.integers(1, 7)), min_size=1, max_size=3))
 def test_any_chain_of_cuts_keeps_every_array(chain):
     run = Run(MPI.COMM_SELF, "1")

@@ -86,7 +86,6 @@ def exchange(comm, drawn, ahead):
 
 @settings(
     max_examples=6,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     database=None,
 )

@@ -7,19 +7,13 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
-import pytest
 from chainer.training import Trainer, extensions
 from mpi4py import MPI
 
-import pipeline
 from divisible import Divisible, Plan
-from pipeline import Pipeline, snapshot
+from pipeline import Pipeline, PipelineUpdater, snapshot
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
-
-pytestmark = pytest.mark.skipif(
-    "PipelineUpdater" not in pipeline.__all__, reason="there is no PipelineUpdater"
-)
 
 
 def train(comm, out, n_epochs):
@@ -36,7 +30,7 @@ def train(comm, out, n_epochs):
     if pipe.is_first:
         data = chainer.datasets.TupleDataset(x, t)
         iterator = chainer.iterators.SerialIterator(data, 8)
-    updater = pipeline.PipelineUpdater(iterator, optimizer, pipe)
+    updater = PipelineUpdater(iterator, optimizer, pipe)
     trainer = Trainer(updater, (n_epochs, "epoch"), out=out)
     trainer.extend(extensions.LogReport())
     trainer.extend(extensions.ExponentialShift("alpha", 0.9), trigger=(5, "iteration"))
