@@ -307,7 +307,7 @@ def a_rank_leaves_an_update_out(comm):
 
 
 def a_rank_makes_no_update(comm):
-    optimizer = make_stage_optimizer(comm, 4)
+    optimizer = make_stage_optimizer(comm, 4, timeout=2)
     give_gradients(optimizer, 1)
     if comm.rank == 0:
         optimizer.update()
