@@ -42,6 +42,7 @@ import chainer.exporters.caffe
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["default", "error"])
 @pytest.mark.parametrize("script", [IMPORTS, EVERYDAY, CHAINERMN])
 def test_quiet(script, level, tmp_path):

@@ -135,6 +135,7 @@ assert (w == 0.5).all()
 """
 
 
+@pytest.mark.slow
 def test_compiled_loops_are_cached(tmp_path):
     """Ranks and runs load what was compiled once."""
     environment = {

@@ -77,6 +77,7 @@ def make_trainer(tmp_path, extension, optimizer, model):
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activations", [False, True])
 def test_extension_in_mixed_precision(tmp_path, activations):
     model = to_float16(Divisible(L.Linear(4, 5), F.relu, L.Linear(5, 3)))

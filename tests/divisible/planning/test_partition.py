@@ -146,6 +146,7 @@ def all_cuts(profile, n_stages):
         yield [0, *inner, n]
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(requests())
 def test_equals_brute_force(request):
@@ -167,6 +168,7 @@ def test_equals_brute_force(request):
     assert squares == pytest.approx(least)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(requests())
 def test_a_plan_describes_its_stages(request):
