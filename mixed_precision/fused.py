@@ -8,6 +8,7 @@ care.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -44,12 +45,13 @@ class Kernel(NamedTuple):
         prepare: Returns the call for the rules of some parameters, their group, and
             the loss scale, where it is not the formula with the hyperparameters of
             these names.
-        suits: Whether the options of a rule are those of the formula.
+        suits: Says whether the options of a rule are those of the formula, if it has
+            any.
     """
 
     formula: Formula
     prepare: Callable[[Sequence[Any], Group, float], Call] | None = None
-    suits: Callable[[Any], bool] = lambda rule: True
+    suits: Callable[[Any], bool] | None = None
 
 
 def _adam(rules: Sequence[AdamRule], group: Group, loss_scale: float) -> Call:
@@ -111,19 +113,15 @@ def plan(groups: Sequence[Group]) -> tuple[list[Run], list[chainer.Parameter]]:
     runs: list[Run] = []
     others: list[chainer.Parameter] = []
     for group in groups:
-        before = None
-        for i, p in enumerate(group.parameters):
-            rule = p.update_rule
-            key = None if rule is None else _key(rule)
+        keys = [_key(p.update_rule) for p in group.parameters]
+        for key, members in itertools.groupby(range(len(keys)), keys.__getitem__):
+            positions = [*members]
+            first, last = positions[0], positions[-1]
             if key is None:
-                if rule is not None and rule.enabled:
-                    others.append(p)
-            elif key == before:
-                runs[-1] = runs[-1]._replace(last=i)
+                others += group.parameters[first : last + 1]
             else:
-                runs.append(Run(group, i, i, has_hooks=key[-1]))
-            before = key
-    return runs, others
+                runs.append(Run(group, first, last, has_hooks=key[-1]))
+    return runs, [p for p in others if p.update_rule and p.update_rule.enabled]
 
 
 def has_kernel(rule: chainer.UpdateRule) -> bool:
@@ -131,13 +129,15 @@ def has_kernel(rule: chainer.UpdateRule) -> bool:
     return _key(rule) is not None
 
 
-def _key(rule: chainer.UpdateRule) -> tuple | None:
+def _key(rule: chainer.UpdateRule | None) -> tuple | None:
     """Returns what rules updated in one call have in common; None for no kernel.
 
     The last is whether there are hooks, with which a rule is updated alone.
     """
     kernel = KERNELS.get(type(rule))
-    if not rule.enabled or kernel is None or not kernel.suits(rule):
+    if kernel is None or not rule.enabled:
+        return None
+    if kernel.suits is not None and not kernel.suits(rule):
         return None
     hp = rule.hyperparam
     hooks = rule._hookable
