@@ -125,7 +125,7 @@ def _leaves(values: Any) -> Any:
 
 
 def work(job: dict) -> dict:
-    """What each host does; the answer of the first one counts."""
+    """Runs on each host; the answer of the first one counts."""
     # Here, because the process that only starts the hosts should not start MPI.
     import numpy as np
     from mpi4py import MPI

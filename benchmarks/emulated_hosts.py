@@ -59,7 +59,7 @@ def measure(arguments: argparse.Namespace, n_hosts: int) -> dict:
 
 
 def work(job: dict) -> dict:
-    """What each host does; the answer of the first one counts."""
+    """Runs on each host; the answer of the first one counts."""
     # Here, because the process that only starts the hosts should not start MPI.
     from mpi4py import MPI
 

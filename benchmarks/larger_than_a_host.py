@@ -46,7 +46,7 @@ def n_linear(width: int, memory: int) -> int:
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
-    """What each host does; the answer of the first one counts."""
+    """Runs on each host; the answer of the first one counts."""
     # Here, because the process that only starts the hosts should not start MPI.
     from mpi4py import MPI
 

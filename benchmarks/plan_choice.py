@@ -73,7 +73,7 @@ def make_model() -> Divisible:
 
 
 def work(job: dict[str, Any]) -> dict[str, Any] | None:
-    """What each host does; the answer of the first one counts."""
+    """Runs on each host; the answer of the first one counts."""
     # Here, because the process that only starts the hosts should not start MPI.
     from mpi4py import MPI
 

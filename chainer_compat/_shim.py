@@ -18,7 +18,7 @@ class TextNotFound(Exception):
 
 
 class Status(NamedTuple):
-    """What became of one shim.
+    """The fate of one shim.
 
     Attributes:
         name (str): Name of the shim.

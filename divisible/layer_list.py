@@ -20,7 +20,7 @@ Layer = Callable[..., Any]
 
 
 class LayerList(chainer.Sequential):
-    """What a model is as a Chainer link: its layers, under their positions.
+    """A Chainer link whose children are layers, under their positions.
 
     :class:`chainer.Sequential` names its children by the order in which they came.
     Here a layer's name is the first position at which it stands in the undivided model,

@@ -22,7 +22,7 @@ from divisible.ties import SharedState, Tie
 
 
 class _Undivided(NamedTuple):
-    """What a stage knows of the model that it was cut from.
+    """The model that a stage was cut from, as the stage knows it.
 
     Attributes:
         layers: A line of text for each layer.

@@ -23,7 +23,7 @@ from chainer.backends import cuda
 
 
 class RandomKey(NamedTuple):
-    """What the random numbers of a forward depend on, besides the layer.
+    """The key of a forward's random numbers, besides the layer.
 
     Attributes:
         seed: Chosen by the user; at least 0.

@@ -38,7 +38,7 @@ class Tie(NamedTuple):
 
 
 class SharedState(NamedTuple):
-    """What several layers have in common and stages could not.
+    """A state that several layers share and stages could not.
 
     Attributes:
         path: Of the link or array, by the first of the positions.

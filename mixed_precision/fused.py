@@ -24,7 +24,7 @@ from mixed_precision.momentum_sgd16 import MomentumSGD16Rule
 
 
 class Call(NamedTuple):
-    """What is to be called.
+    """A call of a compiled loop.
 
     Attributes:
         formula: Of the update.

@@ -132,7 +132,7 @@ class MixedPrecision(OptimizerWrapper):
 
     @property
     def loss_scale(self) -> LossScale:
-        """What the loss is scaled by."""
+        """The scale of the loss."""
         return self._scale
 
     @loss_scale.setter

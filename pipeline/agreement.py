@@ -31,7 +31,7 @@ from pipeline.tie_exchange import SharedParameter
 
 
 class Announcement(NamedTuple):
-    """What a rank says of itself.
+    """The facts that a rank tells the others of itself.
 
     Attributes:
         layer_ranges: Of its stages, in the order of the model.
@@ -106,11 +106,11 @@ class Announcement(NamedTuple):
 
 
 class Refusal(str):
-    """What a rank says that cannot take part: why not."""
+    """The reason why a rank cannot take part."""
 
 
 class Layout(NamedTuple):
-    """What all ranks know of the pipeline.
+    """The pipeline as all ranks know it.
 
     Attributes:
         stage_ranks: For each stage of the pipeline the rank that holds it.

@@ -36,7 +36,7 @@ _SECONDS_FOR_FAREWELLS = 10.0
 
 
 class _CallRecord(NamedTuple):
-    """What a rank says of its call, as integers."""
+    """A rank's description of its call, as integers."""
 
     number: int
     call: int

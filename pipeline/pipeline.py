@@ -297,7 +297,7 @@ class Pipeline:
 
     @property
     def record(self) -> Record | None:
-        """What this rank did in the last minibatch, and when."""
+        """The last minibatch on this rank: when it did what."""
         return self._runner.record
 
     def timeline(self) -> Timeline:

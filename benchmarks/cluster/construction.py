@@ -13,11 +13,11 @@ UNLIMITED = "unlimited"
 
 
 class ClusterError(RuntimeError):
-    """What was asked for is not possible; the message says why."""
+    """A cluster that is not possible; the message says why."""
 
 
 class Host(NamedTuple):
-    """What a host has.
+    """The limits of a host.
 
     Attributes:
         cpus: Its share of the machine, in cores.

@@ -31,14 +31,14 @@ TIMEOUT, GRACE = 60.0, 10.0
 
 
 class Launch(NamedTuple):
-    """What starts a program: the words of a command, and its environment."""
+    """The start of a program: the words of a command, and its environment."""
 
     argv: list[str]
     env: dict[str, str]
 
 
 class Status(NamedTuple):
-    """What a host has now, and the ids of the processes that run there."""
+    """The limits of a host now, and the ids of the processes that run there."""
 
     cpus: float
     rate: str | None

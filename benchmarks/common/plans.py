@@ -16,7 +16,7 @@ TIMEOUT = 600.0
 
 
 class Turns(NamedTuple):
-    """What was measured.
+    """The times of plans that took turns.
 
     Attributes:
         seconds: Of each step, by the name of the plan; `UNDIVIDED` is one of them.
@@ -52,7 +52,7 @@ def in_turn(
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
-    """What each host does; the answer of the first one counts."""
+    """Runs on each host; the answer of the first one counts."""
     # Here, because the process that only starts the hosts should not start MPI.
     from mpi4py import MPI
 

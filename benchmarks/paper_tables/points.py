@@ -74,7 +74,7 @@ class Point:
 
     @property
     def group(self) -> tuple:
-        """What is measured while the same hosts are up."""
+        """The points that are measured while the same hosts are up."""
         return self.model, self.size, self.batch, self.hosts, self.rate
 
     @property

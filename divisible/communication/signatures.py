@@ -24,7 +24,7 @@ Tensors = tuple
 
 
 class TensorSpec(NamedTuple):
-    """What a receiver must know of a :class:`Tensor` to allocate it."""
+    """The shape and dtype of a :class:`Tensor`, by which a receiver allocates it."""
 
     shape: tuple[int, ...] | None
     dtype: str

@@ -17,7 +17,7 @@ from divisible.deferred.search import Found, find, is_deferred, keyed_initialize
 
 
 class DeferredLayers:
-    """What a model knows about those of its layers that are not made yet.
+    """The layers of a model that are not made yet.
 
     Attributes:
         waiting (bool): Whether there may be any.

@@ -77,7 +77,7 @@ class Configuration(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a simulated step of a configuration came to.
+    """The outcome of a simulated step of a configuration.
 
     Attributes:
         seconds: Of the step, with the sum of the replicas' gradients.
@@ -114,7 +114,7 @@ class Candidate:
 
 
 class _Setting(NamedTuple):
-    """What a configuration runs, and on what.
+    """The schedule of a configuration, and the ranks and links it runs on.
 
     Attributes:
         schedule: With the forwards that run again.

@@ -30,7 +30,7 @@ _BLOCK = 64
 
 
 class StageCost(NamedTuple):
-    """What stages cost.
+    """The costs of stages, by where they begin and end.
 
     Stage ``s`` of the layers ``i`` to ``j - 1`` costs the greater of
     ``ends[s, j] - starts[s, i]`` and ``floor[s, i]``, and no less than

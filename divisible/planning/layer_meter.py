@@ -65,7 +65,7 @@ class LayerMeter:
 
     @property
     def seconds(self) -> float:
-        """What the layers took by their medians, all together."""
+        """The sum of the layers' medians, in seconds."""
         return sum(cost.seconds for cost in self._costs)
 
     def measure(self, position: int) -> None:
@@ -202,7 +202,7 @@ class LayerMeter:
 
 
 class _Skips:
-    """What skip connections carry past the layer that is measured.
+    """The tensors that skip connections carry past the layer that is measured.
 
     Args:
         model: The undivided model.

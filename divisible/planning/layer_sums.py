@@ -16,7 +16,7 @@ import numpy as np
 
 
 class StageSums(NamedTuple):
-    """What stages take for one microbatch, each an array of shape (n_stages,).
+    """The costs of stages for one microbatch, each an array of shape (n_stages,).
 
     Attributes:
         forward: Seconds of F.

@@ -53,7 +53,7 @@ class MemoryTable(NamedTuple):
 
 @dataclass(frozen=True)
 class StageCosts:
-    """What the stages of a schedule cost, whatever layers they have.
+    """The costs of a schedule's stages, whatever layers they have.
 
     Attributes:
         layers: Of a profile at the size of microbatch in use.

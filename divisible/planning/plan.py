@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class StagePlan:
-    """What a stage of a plan is expected to cost.
+    """The expected costs of a stage of a plan.
 
     Attributes:
         seconds: For one microbatch on its rank: forward, backward, recomputation.
@@ -52,7 +52,7 @@ class StagePlan:
 
 @dataclasses.dataclass(frozen=True)
 class Alternative:
-    """What :func:`divisible.best_plan` did not choose.
+    """A way to run a model that :func:`divisible.best_plan` did not choose.
 
     Attributes:
         name: What it would have been.
@@ -278,7 +278,7 @@ class Plan:
 
     @property
     def headline(self) -> str:
-        """What the plan is, in a line."""
+        """The plan in a line of text."""
         words = [f"{self.n_layers} layers cut at {self.cuts}"]
         if self.n_ranks != self.n_stages:
             words.append(count(self.n_ranks, "rank"))

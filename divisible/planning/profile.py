@@ -37,7 +37,7 @@ FIXED_BYTES = ("parameter_bytes", "optimizer_bytes")
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one layer costs for one microbatch.
+    """The costs of one layer for one microbatch.
 
     Attributes:
         forward: Seconds of its forward.
@@ -120,7 +120,7 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class Profile:
-    """What each layer of a model costs, at one size of microbatch.
+    """The costs of each layer of a model, at one size of microbatch.
 
     :func:`divisible.profile` measures it; :func:`divisible.partition` and
     :func:`divisible.best_plan` make plans of it. Printed, it is a table.

@@ -23,7 +23,7 @@ Values = Union[float, Sequence[float], np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """What the stages and the edges between them cost, in seconds.
+    """The costs of the stages and of the edges between them, in seconds.
 
     Each value is a number for all, or one for each stage (edge). Stage costs may also
     have the shape ``(n_stages, n_microbatches)``, for microbatches of unequal size.

@@ -25,7 +25,7 @@ _CHANGES = np.array([[1, -1, -1, 0, 0], [1, -1, -1, 0, 1], [0, 0, 1, -1, 0]])
 
 
 class Report(NamedTuple):
-    """What a valid schedule holds in memory at its peak.
+    """The peaks of a valid schedule's memory.
 
     A unit is one stage's share of one microbatch. A whole backward (B) or input
     gradient (I) frees the activations; an I leaves its W pending, which keeps the

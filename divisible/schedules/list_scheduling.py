@@ -28,7 +28,7 @@ _ARRIVAL, _END = range(2)
 
 
 class _Rule(NamedTuple):
-    """What a free rank prefers.
+    """The preferences of a free rank.
 
     Attributes:
         prefer: Which goes first if a forward and a backward are ready: ``'backward'``,

@@ -14,7 +14,7 @@ from divisible.schedules.timeline import Timeline
 
 
 class Channel(NamedTuple):
-    """What results travel over: from a stage to its neighbour, or along a skip."""
+    """The way of results from a stage to its neighbour, or along a skip."""
 
     stage: int
     is_forward: bool
@@ -39,7 +39,7 @@ class Slot(NamedTuple):
 
     @property
     def channel(self) -> Channel:
-        """What the result travels over, if its user is on another rank."""
+        """The channel that carries the result, if its user is on another rank."""
         return Channel(self.stage, self.is_forward, self.skip)
 
 
@@ -124,7 +124,7 @@ class RankProgram(NamedTuple):
 
     @property
     def operations(self) -> list[Operation]:
-        """What this rank does, in order."""
+        """The actions and transfers of this rank, in order."""
         return [task.operation for task in self.tasks]
 
 
@@ -141,7 +141,7 @@ def _takes(action: Action, routes: Sequence[Route]) -> dict[str, Slot]:
 
 
 class Record(NamedTuple):
-    """What one rank did in one run of a program, and when.
+    """One run of a program on one rank: when it did what.
 
     Attributes:
         program: What was run.

@@ -16,7 +16,7 @@ from pipeline import Pipeline
 
 
 class Epoch(NamedTuple):
-    """What came of an epoch, by the names that `Pipeline.step` gives.
+    """The results of an epoch, by the names that `Pipeline.step` gives.
 
     Attributes:
         number: From 1 on.

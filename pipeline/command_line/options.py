@@ -16,7 +16,7 @@ from pipeline.snapshots.errors import SnapshotError
 
 
 class Parsed(click.ParamType):
-    """What a function reads from a text; it raises ValueError if it cannot.
+    """A value that a function reads from a text, or raises ValueError.
 
     Args:
         name: What to call it in the help.
@@ -45,7 +45,7 @@ class Parsed(click.ParamType):
 
 
 class Loaded(click.Path):
-    """What a function loads from a file; it raises ValueError if it cannot.
+    """An object that a function loads from a file, or raises ValueError.
 
     Args:
         load: Loads a file of this path.

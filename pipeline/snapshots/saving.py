@@ -119,7 +119,7 @@ def save_snapshot(
 
 
 class _Announcement(NamedTuple):
-    """What a rank tells the others before it writes.
+    """The facts that a rank tells the others before it writes.
 
     Attributes:
         path: Of the snapshot.

@@ -53,7 +53,7 @@ class Inputs(NamedTuple):
 
 
 class Persistents:
-    """What links keep besides parameters, such as running averages, at one time.
+    """The values that links keep besides parameters, such as running averages.
 
     Args:
         links: The links.
