@@ -9,20 +9,11 @@ import chainer.links as L
 import numpy as np
 import pytest
 
+from tests.support.gpu import NEEDS_GPU
+
 cupy = pytest.importorskip("cupy")
 
-
-def has_gpu():
-    try:
-        return cupy.is_available()
-    except Exception:  # whatever CUDA raises means no
-        return False
-
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not has_gpu(), reason="needs a GPU"),
-]
+pytestmark = NEEDS_GPU
 
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
 T = np.array([0, 2, 1, 2], "i")

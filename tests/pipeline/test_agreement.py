@@ -191,7 +191,8 @@ def test_an_accuracy_on_some_ranks_only():
 def test_settings_that_may_differ():
     model = line()
     other = {"timeout": 3.0, "lossfun": lambda y, t: F.sum(y), "accfun": len}
-    agree([say(model, (0, 2)), say(model, (2, 4), **other)])
+    layout = agree([say(model, (0, 2)), say(model, (2, 4), **other)])
+    assert layout.stage_ranks == [0, 1]
 
 
 def test_a_loss_with_a_parameter_of_an_earlier_stage():

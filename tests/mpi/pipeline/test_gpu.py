@@ -12,25 +12,14 @@ import pytest
 from divisible import Divisible, Plan
 from pipeline import Pipeline
 from tests.support.equivalence import STAGES_PER_RANK, assert_close, stages_of_rank
+from tests.support.gpu import NEEDS_GPU
 from tests.support.mpiexec import assert_on_ranks
 
 N_LAYERS = 8
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
 
 
-def has_gpu():
-    try:
-        import cupy
-
-        return cupy.is_available()
-    except Exception:  # whatever CUDA raises means no
-        return False
-
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not has_gpu(), reason="needs CuPy and a GPU"),
-]
+pytestmark = NEEDS_GPU
 
 
 def train(comm, device, dtype, schedule):

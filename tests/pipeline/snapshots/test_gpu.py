@@ -11,21 +11,9 @@ from mpi4py import MPI
 
 from divisible import Divisible
 from pipeline import Pipeline, load_snapshot, save_snapshot
+from tests.support.gpu import NEEDS_GPU
 
-
-def has_gpu():
-    try:
-        import cupy
-
-        return cupy.is_available()
-    except Exception:  # whatever CUDA raises means no
-        return False
-
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not has_gpu(), reason="needs CuPy and a GPU"),
-]
+pytestmark = NEEDS_GPU
 
 
 def make_run(device, seed):
