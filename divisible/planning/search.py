@@ -12,6 +12,7 @@ that could still win with these cuts::
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from divisible.planning.interpolation import sort_profiles
 from divisible.planning.machine import Network, PerRank
 from divisible.planning.partition import MemoryLimitError
 from divisible.planning.plan import Alternative, Plan
-from divisible.planning.profile import Profile
+from divisible.planning.profile import SAMPLE_BYTES, Profile
 from divisible.planning.units import format_seconds
 from divisible.schedules.catalogue import (
     CATALOGUE,
@@ -41,6 +42,11 @@ _IMPROVED, _NEAR = 5, 1.1
 _EFFORT = 2 * 10**6
 # How many of the alternatives are kept, besides the best one of every kind.
 _KEPT = 10
+# With more microbatches than enough a pipeline hardly waits less. More are tried only
+# if nothing fits, so many times as many, up to what takes minutes.
+_ENOUGH, _MORE, _MOST = 1024, 4, 2**16
+# How many numbers up to what is enough are tried, if there are so many more.
+_TRIED = 61
 
 
 def best_plan(
@@ -80,7 +86,9 @@ def best_plan(
         network: The links between ranks; infinitely fast by default.
         batch: Samples of the minibatch; those of the largest profile by default.
         microbatches: The numbers of microbatches to try; by default for each size of
-            microbatch the least number that gives it.
+            microbatch the least number that gives it. Of more than 1,024 samples, some
+            60 numbers up to 1,024 are tried, and if nothing fits, 4,096 and so on up
+            to 65,536.
         schedules: The names of those to try.
         checkpoints: The ways to recompute to try.
         pipeline_ranks: The numbers of ranks to make a pipeline of, to try; by default
@@ -111,39 +119,48 @@ def best_plan(
     batch = profiles[-1].n_samples if batch is None else batch
     schedules, checkpoints = tuple(schedules), tuple(checkpoints)
     _check(ranks, batch, schedules, checkpoints, max_replicas)
+    _check_size(profiles[-1], batch)
     if microbatches is not None:
         microbatches = _integers("microbatches", microbatches)
+        if max(microbatches) > _MOST:
+            raise ValueError(
+                f"microbatches must be {_MOST} at most, not {max(microbatches)}"
+            )
     if pipeline_ranks is not None:
         pipeline_ranks = _integers("pipeline_ranks", pipeline_ranks)
     search = Configurations(profiles, ranks, memory, network, batch, speeds)
-    configurations = [
-        configuration
-        for configuration in _configurations(
-            ranks,
-            len(profiles[0]),
-            batch,
-            microbatches,
-            schedules,
-            checkpoints,
-            max_replicas,
-        )
-        if pipeline_ranks is None or configuration.n_ranks in pipeline_ranks
-    ]
-    if not configurations:
+    fitting, out = [], []
+    for numbers in _rounds(batch, microbatches):
+        configurations = [
+            configuration
+            for configuration in _configurations(
+                ranks,
+                len(profiles[0]),
+                batch,
+                numbers,
+                schedules,
+                checkpoints,
+                max_replicas,
+            )
+            if pipeline_ranks is None or configuration.n_ranks in pipeline_ranks
+        ]
+        n_all = len(out) + len(configurations)
+        for configuration in configurations:
+            try:
+                fitting.append(search.candidate(configuration))
+            except MemoryLimitError as error:
+                out.append((configuration, str(error)))
+            if progress is not None:
+                progress(len(fitting) + len(out), n_all)
+        if fitting:
+            break
+    if not fitting and not out:
         raise ValueError(
             f"no configuration of {ranks} ranks, {len(profiles[0])} layers, {batch}"
             f" samples, microbatches {microbatches or 'of any number'}, pipeline_ranks"
             f" {pipeline_ranks or 'of any number'} and schedules"
             f" {', '.join(schedules)} can run"
         )
-    fitting, out = [], []
-    for done, configuration in enumerate(configurations, 1):
-        try:
-            fitting.append(search.candidate(configuration))
-        except MemoryLimitError as error:
-            out.append((configuration, str(error)))
-        if progress is not None:
-            progress(done, len(configurations))
     if not fitting:
         configuration, reason = max(out, key=_thrift)
         raise MemoryLimitError(
@@ -176,7 +193,7 @@ def _configurations(
     ranks: int,
     n_layers: int,
     batch: int,
-    microbatches: Sequence[int] | None,
+    numbers: Callable[[int], Sequence[int]],
     schedules: Sequence[str],
     checkpoints: Sequence[str],
     max_replicas: int,
@@ -187,12 +204,13 @@ def _configurations(
         key=lambda name: create(name, n_stages=1, n_microbatches=2).validate().held,
         default=None,
     )
-    for replicas in range(1, max_replicas + 1):
-        share = -(-batch // replicas)
-        numbers = _numbers(share) if microbatches is None else microbatches
-        numbers = [m for m in numbers if m <= share]
+    for replicas in range(1, min(max_replicas, ranks) + 1):
+        most_ranks = min(ranks // replicas, n_layers)
         for n_ranks, m, name, checkpoint in itertools.product(
-            range(1, ranks // replicas + 1), numbers, schedules, checkpoints
+            range(1, most_ranks + 1),
+            numbers(-(-batch // replicas)),
+            schedules,
+            checkpoints,
         ):
             per_rank = CATALOGUE[name].stages_per_rank
             if n_ranks == 1 and name != serial:
@@ -203,10 +221,37 @@ def _configurations(
                 yield Configuration(replicas, n_ranks, per_rank, name, m, checkpoint)
 
 
-def _numbers(n_samples: int) -> list[int]:
-    """Returns for each size of microbatch the least number of them that gives it."""
-    least = {-(-n_samples // m): m for m in range(n_samples, 0, -1)}
-    return sorted(least.values())
+def _rounds(
+    batch: int, microbatches: Sequence[int] | None
+) -> Iterator[Callable[[int], Sequence[int]]]:
+    """Yields functions from a number of samples to the numbers to try, in turn."""
+    if microbatches is not None:
+        yield lambda n_samples: [m for m in microbatches if m <= n_samples]
+        return
+    yield _numbers
+    few = _ENOUGH
+    while few < min(batch, _MOST):
+        yield functools.partial(_more, few=few)
+        few *= _MORE
+
+
+def _numbers(n_samples: int) -> Sequence[int]:
+    """Returns numbers up to what is enough, one for each size of microbatch."""
+    tried = range(1, n_samples + 1)
+    if n_samples > _ENOUGH:
+        tried = np.geomspace(1, _ENOUGH, _TRIED).round().astype(int).tolist()
+    return sorted({_least(n_samples, m) for m in tried})
+
+
+def _more(n_samples: int, few: int) -> Sequence[int]:
+    """Returns the next number to try, if so few were not enough."""
+    return [_least(n_samples, min(_MORE * few, n_samples))] * (n_samples > few)
+
+
+def _least(n_samples: int, n_microbatches: int) -> int:
+    """Returns the least number of microbatches that gives the same size of them."""
+    size = -(-n_samples // n_microbatches)
+    return -(-n_samples // size)
 
 
 def _simulate(candidates: list[Candidate], search: Configurations) -> None:
@@ -344,3 +389,13 @@ def _check(ranks, batch, schedules, checkpoints, max_replicas) -> None:
             raise ValueError(
                 f"{name} must be some of {', '.join(known)}, not {list(values)}"
             )
+
+
+def _check_size(profile: Profile, batch: int) -> None:
+    """Refuses minibatches whose memory is no 64-bit integer."""
+    of_layers = sum(float(profile.column(name).sum()) for name in SAMPLE_BYTES)
+    n_bytes = batch / profile.n_samples * of_layers
+    if n_bytes >= 2**62:
+        raise ValueError(
+            f"batch is {batch}, for which the layers would hold {n_bytes:.0e} bytes"
+        )

@@ -115,6 +115,8 @@ _ENTRIES = (
     ),
     Entry("gpipe", gpipe, "To compare with."),
 )
+# Forwards of a schedule; it takes a gigabyte or more, and seconds to make.
+_MOST = 2**22
 #: All of them by name.
 CATALOGUE = {entry.name: entry for entry in _ENTRIES}
 #: The names that `create` knows.
@@ -140,8 +142,9 @@ def create(
         The schedule.
 
     Raises:
-        ScheduleError: If the name is unknown, or the stages cannot be spread over the
-            ranks in the way that the schedule needs.
+        ScheduleError: If the name is unknown, the stages cannot be spread over the
+            ranks in the way that the schedule needs, or there are too many
+            microbatches.
 
     Example:
         >>> create("zb_v", n_stages=4, n_microbatches=2).stage_ranks
@@ -153,6 +156,11 @@ def create(
         )
     _, make, _, per_rank, placement, _ = CATALOGUE[name]
     check_positive(n_stages=n_stages, n_microbatches=n_microbatches)
+    if n_stages * n_microbatches > _MOST:
+        raise ScheduleError(
+            f"a schedule lists every action: {n_stages} stages and {n_microbatches} "
+            f"microbatches have more than the {_MOST} forwards that fit into memory"
+        )
     if n_ranks is None:
         n_ranks = max(1, n_stages // per_rank)
     check_positive(n_ranks=n_ranks)

@@ -166,5 +166,10 @@ def _peaks(change: np.ndarray, owner: np.ndarray, n_owners: int) -> tuple[int, .
 
 def _largest(rows: np.ndarray) -> np.ndarray:
     """Leaves out of different rows those that another one outdoes."""
-    outdone_by = (rows[:, None] <= rows).all(axis=2).sum(axis=1)
-    return rows[outdone_by == 1]
+    # None outdoes the one with the largest sum, and that one most of the others.
+    left = rows[np.argsort(-rows.sum(axis=1), kind="stable")]
+    largest = [left[:0]]
+    while len(left):
+        largest.append(left[:1])
+        left = left[(left > left[0]).any(axis=1)]
+    return np.unique(np.concatenate(largest), axis=0)

@@ -440,3 +440,41 @@ def test_a_chosen_plan_saved_and_loaded(tmp_path):
     assert isinstance(loaded.stages[0], StagePlan)
     assert loaded.step_seconds == plan.step_seconds
     assert loaded.n_ranks == plan.n_ranks
+
+
+def even(n_bytes=10):
+    layers = [LayerCost(1.0, 1.0, 1.0, activation_bytes=n_bytes)] * 4
+    return Profile(layers, n_samples=1)
+
+
+def test_huge_minibatches_are_searched_as_far_as_it_helps():
+    options = {"schedules": ["1f1b"], "checkpoints": ["never"]}
+    plan = best_plan(even(), 2, batch=10**12, **options)
+    assert plan.n_microbatches == 1024
+    assert plan.n_stages == 2
+
+
+def test_more_microbatches_are_tried_if_memory_asks_for_them():
+    # Two of its layers of so many samples fit, in one microbatch at a time.
+    options = {"schedules": ["1f1b"], "checkpoints": ["never"]}
+    plan = best_plan(even(), 2, memory=2 * 2 * 10 * 10, batch=40_000, **options)
+    assert plan.n_microbatches == 4000
+    with pytest.raises(MemoryLimitError, match="62500 microbatches"):
+        best_plan(even(), 2, memory=20, batch=10**6, **options)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"batch": 2**60}, "the layers would hold 5e[+]19 bytes"),
+        ({"batch": 2**20, "microbatches": [2, 2**20]}, "microbatches must be 65536"),
+    ],
+)
+def test_what_is_too_large_to_be_reckoned_with(options, words):
+    with pytest.raises(ValueError, match=words):
+        best_plan(even(), 2, **options)
+
+
+def test_many_replicas_and_ranks_end():
+    plan = best_plan(even(), 10, max_replicas=10**9, schedules=["1f1b"])
+    assert plan.replicas * plan.n_stages <= 10
