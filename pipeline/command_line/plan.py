@@ -104,13 +104,17 @@ def plan_command(profiles, ranks, stages, output, plot, **given) -> None:
 
 def _cut(profiles, stages, given) -> Plan:
     """Cuts by options that are named as the arguments of best_plan."""
-    if "batch" in given or given.pop("max_replicas") != 1:
-        raise click.UsageError(
-            "--batch and --replicas go with --ranks; with --stages the profile is at"
-            " the size of a microbatch"
-        )
+    wrong = []
+    if "batch" in given:
+        wrong.append("--batch goes with --ranks: here it is what the profile has")
+    if given.pop("max_replicas") != 1:
+        wrong.append("--replicas goes with --ranks")
     if len(profiles) > 1:
-        raise click.UsageError("--stages takes one profile, at the size of microbatch")
+        wrong.append(f"there are {len(profiles)} profiles: give one")
+    if wrong:
+        raise click.UsageError(
+            f"--stages cuts for microbatches of one profile's size; {'; '.join(wrong)}"
+        )
     if not set(given.get("schedules", ())) <= set(ONE_PER_RANK):
         raise click.UsageError(
             "--stages cuts for one stage on each rank, so for"

@@ -225,7 +225,16 @@ def test_everything_has_help():
         (
             ["plan", "profile-1.json", "--stages", "2", "--batch", "8"],
             2,
-            "--batch and --replicas go with --ranks",
+            "--batch goes with --ranks",
+        ),
+        (
+            [
+                *("plan", "profile-1.json", "profile-1.json", "--stages", "2"),
+                *("--batch", "8", "--replicas", "2"),
+            ],
+            2,
+            "--batch goes with --ranks: here it is what the profile has; --replicas"
+            " goes with --ranks; there are 2 profiles: give one",
         ),
         (
             ["plan", "profile-1.json", "--stages", "2", "--plot", "step.png"],
