@@ -290,4 +290,5 @@ def test_a_link_that_is_cut(host):
             # The rank behind the link cannot be reached by mpiexec and ends by itself.
             # What it has to say does not get through either.
             assert program.wait(timeout + DEADLINE) != 0
-            assert re.search(rf"waited {timeout} s for what rank", program.output)
+            # For an answer of the step, or of what follows it.
+            assert f"waited {timeout} s for" in program.output
