@@ -47,6 +47,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "pipeline.training.evaluator": ["PipelineEvaluator", "predict"],
         "pipeline.training.shuffle": ["SeededShuffle"],
         "pipeline.training.signals": ["StopOnSignal"],
+        "pipeline.training.timeline_report": ["TimelineReport"],
         "pipeline.training.updater": ["PipelineUpdater"],
     },
 )

@@ -173,6 +173,7 @@ class Pipeline:
         self._device = arguments.stages[0].device
         self._dtypes = layout.dtypes
         self._loss_scale = loss_scale
+        self._record: Record | None = None
         self.n_steps = 0
 
     @property
@@ -245,6 +246,7 @@ class Pipeline:
                 scale = self._loss.scale = float(self._loss_scale)
             inputs = self._start(x, t, loss_scale=scale)
             self._run(self._training, inputs)
+            self._record = self._runner.record
             for stage in self._stages.values():
                 stage.finish()
                 for param in stage.trained():
@@ -297,11 +299,11 @@ class Pipeline:
 
     @property
     def record(self) -> Record | None:
-        """The last minibatch on this rank: when it did what."""
-        return self._runner.record
+        """The last step on this rank: when it did what."""
+        return self._record
 
     def timeline(self) -> Timeline:
-        """Returns what every rank did in the last minibatch, and when.
+        """Returns what every rank did in the last :meth:`step`, and when.
 
         Recording costs two readings of the clock for each action and message, so it
         is always on. To be called on every rank. On a GPU the times are of launches:
@@ -313,13 +315,13 @@ class Pipeline:
             there.
 
         Raises:
-            RuntimeError: If there was no minibatch yet.
+            RuntimeError: If there was no step yet.
             DisagreementError: If another rank makes another call.
             StallError: If another rank does not come in time.
         """
         record = self.record
         if record is None:
-            raise RuntimeError("no minibatch has been run yet")
+            raise RuntimeError("no step has been run yet")
         with self._call("timeline"):
             self._calls.compare()
             offset = self.ranks.clock_offset()

@@ -24,9 +24,9 @@ FACES = {
     """,
     "pipeline": """
         ActionError DisagreementError Pipeline PipelineEvaluator PipelineUpdater
-        SeededShuffle Snapshot SnapshotError StallError StopOnSignal abort_on_error
-        export_npz import_npz latest_snapshot load_snapshot predict recv_data recv_grad
-        repartition save_snapshot send_data send_grad snapshot
+        SeededShuffle Snapshot SnapshotError StallError StopOnSignal TimelineReport
+        abort_on_error export_npz import_npz latest_snapshot load_snapshot predict
+        recv_data recv_grad repartition save_snapshot send_data send_grad snapshot
     """,
 }
 

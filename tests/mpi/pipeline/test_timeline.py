@@ -17,6 +17,9 @@ def measure(comm, path):
     x, t = np.ones((400, 300), np.float32), np.zeros(400, np.int32)
     for _ in range(3):
         pipe.step(x, t)
+    # Not of what comes in between.
+    pipe.evaluate(x, t)
+    pipe.predict(x)
     timeline = pipe.timeline()
     schedule = pipe.schedule
     for rank in range(comm.size):
