@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -40,11 +41,12 @@ def pass_through(
     with layer_streams() as streams, one_pass() as number:
         for position, layer in enumerate(layers, start):
             streams.enter(position)
+            inputs = x if isinstance(x, tuple) else (x,)
             try:
                 if isinstance(layer, SkipEnd):
                     x = layer.run(x, skipped)
                 else:
-                    x = call(position, layer, x if isinstance(x, tuple) else (x,))
+                    x = _explained(call, position, layer, inputs)
             except Exception as error:
                 # The outermost model's position is the one plans speak of, so that of
                 # a model inside of a layer is overwritten on the way out.
@@ -52,3 +54,42 @@ def pass_through(
                 raise
             sign(x, position, number, signed)
     return x
+
+
+def _explained(call: Callable, position: int, layer: Layer, inputs: tuple) -> Any:
+    """Calls a layer; says so if it fails because it got more inputs than it takes."""
+    try:
+        return call(position, layer, inputs)
+    except Exception as error:
+        n_taken = _n_taken(layer)
+        if n_taken is None or len(inputs) <= n_taken:
+            raise
+        words = (
+            f"layer {position} takes {n_taken} of the {len(inputs)} inputs that it is"
+            f" given"
+        )
+        if position == 0:
+            words += (
+                ". Each array of a tuple or a list is an input of its own: give samples"
+                " as one array. And a model returns outputs, not a loss: use"
+                " PipelineUpdater and PipelineEvaluator where Chainer's own would give"
+                " it targets as well, or L.Classifier(model) in one process"
+            )
+        raise TypeError(words) from error
+
+
+def _n_taken(layer: Layer) -> int | None:
+    """Returns how many inputs a layer needs, if it says so and takes no more of them.
+
+    A second one that may be left out is an option, such as the axis of ``L.Linear``.
+    """
+    try:
+        function = getattr(layer, "forward", layer)
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return None
+    return sum(
+        p.kind is not p.KEYWORD_ONLY and p.default is p.empty for p in parameters
+    )

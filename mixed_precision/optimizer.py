@@ -23,6 +23,7 @@ from mixed_precision.memory import update_bytes
 from mixed_precision.model import LinkGroup
 from mixed_precision.parameters import (
     check_copies,
+    check_is_whole,
     check_parameter,
     has_master,
     unique_parameters,
@@ -183,7 +184,9 @@ class MixedPrecision(OptimizerWrapper):
 
         Raises:
             TypeError: If a parameter is no floating-point array.
-            ValueError: If two parameters are copies with one array.
+            ValueError: If two parameters are copies with one array; or there are
+                several processes, and the rest of the model is elsewhere, without the
+                ``comm`` to decide together with it.
         """
         if isinstance(link, (list, tuple)):
             link = LinkGroup(link)
@@ -195,6 +198,8 @@ class MixedPrecision(OptimizerWrapper):
         for path, param in link.namedparams(include_uninit=False):
             check_parameter(path, param)
         check_copies(link)
+        if not self.has_comm:
+            check_is_whole(link)
         self.actual_optimizer.setup(link)
         self._agreement.paths = self._buffers = None
         self._loaded_masters = {}

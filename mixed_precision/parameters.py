@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import chainer
 import numpy as np
 
@@ -52,6 +54,26 @@ def check_copies(target: chainer.Link) -> None:
                 f" copy() or repeat(n, 'share'): use the same link in both places, or"
                 f" Divisible.tie, which makes them one parameter"
             )
+
+
+def check_is_whole(target: chainer.Link) -> None:
+    """Refuses stages of a model whose others are in other processes.
+
+    They would skip steps that the others take.
+    """
+    # Imported by whoever sends anything to another process.
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.COMM_WORLD.size == 1:
+        return
+    stages = [x for x in (target, *target.children()) if hasattr(x, "layer_range")]
+    n_layers = sum(end - start for start, end in (x.layer_range for x in stages))
+    n_of_model = max((len(x.model_layers) for x in stages), default=0)
+    if n_layers < n_of_model:
+        raise ValueError(
+            f"rank {mpi.COMM_WORLD.rank} has {n_layers} of the model's {n_of_model}"
+            f" layers, and alone would skip steps that the other ranks take: give"
+            f" MixedPrecision their communicator, MixedPrecision(optimizer, comm=comm)"
+        )
 
 
 def keeps_master(param: chainer.Parameter) -> bool:

@@ -37,6 +37,11 @@ class OptimizersOfStages:
         }
         self.of_stages, self.of_loss = [], []
         for optimizer in optimizers if several else [optimizers]:
+            if getattr(optimizer, "target", None) is None:
+                raise ValueError(
+                    f"{type(optimizer).__name__} is no optimizer with a target: call"
+                    f" optimizer.setup(stage) before"
+                )
             if any(covers(optimizer, stage) for stage in self._stages):
                 self.of_stages.append(optimizer)
             elif any(covers(optimizer, link) for link in self.loss_links.values()):

@@ -33,6 +33,7 @@ class OneTrainer(Extension):
     def initialize(self, trainer: Trainer) -> None:
         """Is called by the trainer when it starts."""
         ranks = trainer.updater.pipeline.ranks
+        _refuse_evaluators_of_stages(trainer)
         if ranks.size > 1:
             _refuse_snapshots_of_one_rank(trainer)
         trainer.updater.synchronize()
@@ -65,6 +66,28 @@ def _refuse_snapshots_of_one_rank(trainer: Trainer) -> None:
                 f" the same file, each with its own stage. Use pipeline.snapshot(), or"
                 f" snapshot_object(trainer, filename) with a name for each rank"
             )
+
+
+def _refuse_evaluators_of_stages(trainer: Trainer) -> None:
+    """Refuses Chainer's evaluator where its target is, or has in it, no whole model."""
+    pipe = trainer.updater.pipeline
+    stages = set(map(id, pipe.stages.values()))
+    for name, entry in trainer._extensions.items():
+        extension = entry.extension
+        if not isinstance(extension, extensions.Evaluator) or hasattr(
+            extension, "pipeline"
+        ):
+            continue
+        for target in extension.get_all_targets().values():
+            # In one process a classifier around the model has a loss.
+            found = [target] if pipe.ranks.size == 1 else target.links()
+            if extension.eval_func is None and any(
+                id(link) in stages for link in found
+            ):
+                raise ValueError(
+                    f"the extension {name!r} is Chainer's Evaluator of a stage, which"
+                    f" has outputs and no loss: use PipelineEvaluator(iterator, pipe)"
+                )
 
 
 class TriggerAround:

@@ -100,6 +100,11 @@ class PipelineUpdater(StandardUpdater):
         input_device: Any = None,
         label_key: Key | Sequence[Key] = -1,
     ) -> None:
+        if not isinstance(pipeline, Pipeline):
+            raise TypeError(
+                f"pipeline must be a Pipeline, not {type(pipeline).__name__}: call"
+                f" PipelineUpdater(iterator, optimizer, pipe)"
+            )
         iterators = iterators_of_rank(iterator, pipeline)
         optimizers = _by_name(optimizer)
         _check_targets(optimizers, pipeline)
@@ -239,6 +244,12 @@ def _check_targets(
     optimizers: Mapping[str, chainer.Optimizer], pipeline: Pipeline
 ) -> None:
     for name, optimizer in optimizers.items():
+        # ChainerMN's wrapper is no chainer.Optimizer.
+        if not hasattr(optimizer, "target"):
+            raise TypeError(
+                f"the optimizer {name!r} of rank {pipeline.rank} must be a"
+                f" chainer.Optimizer, not {type(optimizer).__name__}"
+            )
         if optimizer.target is None:
             raise ValueError(
                 f"the optimizer {name!r} has no model: call optimizer.setup(stage)"

@@ -8,6 +8,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.training import Trainer, extensions
 from mpi4py import MPI
 
 from divisible import Divisible
@@ -302,3 +303,49 @@ def test_two_mixed_precisions_on_a_rank_are_refused():
     pipe = Pipeline(stages, MPI.COMM_SELF, 2, "interleaved", loss_scale=scale)
     with pytest.raises(ValueError, match="main, main_1 .* make one for all stages"):
         PipelineUpdater(samples(), optimizers, pipe)
+
+
+def trained(optimizer=None):
+    """Returns an updater of a model in one process, and samples."""
+    stage = Divisible(L.Linear(4, 3))
+    pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+    iterator = chainer.iterators.SerialIterator([*zip(X, T)], 4)
+    optimizer = optimizer or chainer.optimizers.SGD(0.1).setup(stage)
+    return PipelineUpdater(iterator, optimizer, pipe)
+
+
+def test_chainers_evaluator_of_a_stage_is_refused(tmp_path):
+    updater = trained()
+    stage = updater.pipeline.stages[0]
+    iterator = chainer.iterators.SerialIterator([*zip(X, T)], 4, False, False)
+    trainer = Trainer(updater, (1, "iteration"), out=tmp_path)
+    trainer.extend(extensions.Evaluator(iterator, stage))
+    with pytest.raises(ValueError, match="'validation' .* use PipelineEvaluator"):
+        trainer.run()
+    # A classifier around the model has a loss.
+    trainer = Trainer(updater, (1, "iteration"), out=tmp_path)
+    evaluator = extensions.Evaluator(iterator, L.Classifier(stage))
+    trainer.extend(evaluator, trigger=(1, "iteration"))
+    trainer.run()
+    expected = F.softmax_cross_entropy(stage(X), T).array
+    found = trainer.observation["validation/main/loss"]
+    assert float(found) == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "optimizer, error, words",
+    [
+        (chainer.optimizers.SGD(), ValueError, r"call optimizer.setup\(stage\)"),
+        ([0.1], TypeError, "must be a chainer.Optimizer, not float"),
+    ],
+)
+def test_optimizers_that_are_none(optimizer, error, words):
+    with pytest.raises(error, match=words):
+        trained(optimizer)
+
+
+def test_arguments_of_an_updater_in_another_order():
+    updater = trained()
+    optimizer = updater.get_optimizer("main")
+    with pytest.raises(TypeError, match="pipeline must be a Pipeline, not SGD"):
+        PipelineUpdater(None, updater.pipeline, optimizer)

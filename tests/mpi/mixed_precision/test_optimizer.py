@@ -348,8 +348,13 @@ def different_scales_in_a_step(comm):
 
 
 def no_communicator(comm):
+    MixedPrecision(chainer.optimizers.SGD(0.1)).setup(float16_stage(comm))
+
+
+def no_communicator_and_stage_within(comm):
     stage = float16_stage(comm)
-    optimizer = MixedPrecision(chainer.optimizers.SGD(0.1)).setup(stage)
+    optimizer = MixedPrecision(chainer.optimizers.SGD(0.1))
+    optimizer.setup(chainer.ChainList(chainer.ChainList(stage)))
     pipe = Pipeline(stage, comm, 2, loss_scale=optimizer.loss_scale, timeout=20)
     samples = [(np.ones(4, np.float32), np.int32(0))] * 4
     PipelineUpdater(chainer.iterators.SerialIterator(samples, 2), optimizer, pipe)
@@ -374,7 +379,11 @@ def no_communicator(comm):
         ),
         (different_scales_of_the_pipeline, "loss_scale differs between rank 0"),
         (different_scales_in_a_step, "scale the loss by 16384 up to 32768"),
-        (no_communicator, "would skip steps that the other ranks take"),
+        (no_communicator, "alone would skip steps that the other ranks take"),
+        (
+            no_communicator_and_stage_within,
+            "in mixed precision, and would skip steps that the other ranks take",
+        ),
     ],
 )
 def test_what_is_refused_and_why(function, words):
