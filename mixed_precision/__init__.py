@@ -22,7 +22,6 @@ The modules::
     loss_scale      what the loss is multiplied by
     hooks           which hooks look at parameters, and clipping
     agreement       one decision on all ranks
-    ranks           the messages for it
     fused           update rules that have a kernel
     flat            parameters of one dtype in flat buffers
     parameters      what an optimizer asks of parameters

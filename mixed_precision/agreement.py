@@ -1,17 +1,8 @@
 """One decision on all ranks: step, or skip the step.
 
-Every rank holds some of the model's parameters: those of its stages, and the same as
-its replicas. One all-reduce takes the maximum, entry by entry, of
-
-::
-
-    [t, -t, scale, -scale, sum of squares of '/0/W', of '/0/b', of '/2/W', ...]
-
-where a rank has 0 for parameters it does not hold, and infinity for gradients that are
-not finite. So every rank knows which parameters overflowed, anywhere; a parameter of
-which several ranks hold replicas counts once; and since nothing is added on the way,
-the norm is the same bit for bit on every rank and for every cut of the model. Eight
-bytes for each parameter of the model are small beside the parameter itself.
+All ranks learn the sums of squares of all parameters' gradients, and so which
+overflowed, anywhere, in one message:
+:mod:`divisible.communication.parameter_sums`.
 """
 
 from __future__ import annotations
@@ -23,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from divisible.communication.errors import DisagreementError
+from divisible.communication.parameter_sums import ParameterSums
 
 # A sum of squares from here on counts as not finite, so that all of them can be added
 # up. Of float32 gradients none is as large; of float64 ones from 2**500 on.
@@ -38,20 +30,15 @@ class Agreement:
         timeout (float): Seconds to wait for the other ranks.
 
     Attributes:
-        paths (list): Of the parameters of all ranks; ``None`` before :meth:`gather`.
+        is_new (bool): Whether :meth:`gather` is still to be called.
 
     Raises:
         TypeError: If ``comm`` is something else.
     """
 
     def __init__(self, comm: Any, timeout: float) -> None:
-        self._ranks = None
-        if comm is not None:
-            # Here, because without a communicator no MPI is needed.
-            from mixed_precision.ranks import Ranks
-
-            self._ranks = Ranks(comm, timeout)
-        self.paths: list[str] | None = None
+        self._sums = ParameterSums(comm, timeout)
+        self.is_new = True
 
     def gather(self, paths: Sequence[str]) -> None:
         """Learns which parameters there are; a call of all ranks.
@@ -62,16 +49,13 @@ class Agreement:
         Raises:
             StallError: If another rank does not come.
         """
-        everywhere = [paths] if self._ranks is None else self._ranks.gather(paths)
-        self.paths = sorted(set().union(*everywhere))
-        self._positions = {path: i for i, path in enumerate(self.paths)}
-        self._mine = np.zeros(4 + len(self.paths))
+        self._sums.gather(paths)
+        self.is_new = False
 
     def close(self) -> None:
         """Frees the communicator, and forgets the parameters; a call of all ranks."""
-        if self._ranks is not None:
-            self._ranks.close()
-        self.paths = None
+        self._sums.close()
+        self.is_new = True
 
     def positions(self, paths: Sequence[str]) -> np.ndarray:
         """Returns where :meth:`reduce` is to put the sums of these parameters.
@@ -79,14 +63,14 @@ class Agreement:
         Raises:
             ValueError: If one was not there in :meth:`gather`.
         """
-        new = [path for path in paths if path not in self._positions]
-        if new:
+        try:
+            return self._sums.positions(paths)
+        except KeyError as error:
             raise ValueError(
-                f"{', '.join(new)} came after the first update, in which the ranks"
-                f" agree on the model's parameters: add parameters before it, or call"
-                f" setup() again on every rank, which forgets masters and state"
-            )
-        return 4 + np.array([self._positions[path] for path in paths], dtype=np.int64)
+                f"{', '.join(error.args)} came after the first update, in which the"
+                f" ranks agree on the model's parameters: add parameters before it, or"
+                f" call setup() again on every rank, which forgets masters and state"
+            ) from None
 
     def reduce(
         self, positions: np.ndarray, sums: np.ndarray, t: int, scale: float
@@ -107,30 +91,26 @@ class Agreement:
             DisagreementError: If their numbers of updates or scales differ.
             StallError: If another rank does not come.
         """
-        mine = self._mine
-        mine[4:] = 0
-        # At the larger one, where this rank has two copies of a parameter.
-        np.maximum.at(mine, positions, np.where(sums < _TOO_LARGE, sums, math.inf))
-        mine[:4] = t, -t, scale, -scale
-        largest = mine if self._ranks is None else self._ranks.largest(mine)
-        self._compare(largest, t, scale)
-        squares = largest[4:]
-        overflown = np.flatnonzero(np.isinf(squares))
+        reduced = self._sums.reduce(positions, sums, (t, scale))
+        self._compare(reduced.least, reduced.most, t, scale)
+        overflown = np.flatnonzero(~(reduced.sums < _TOO_LARGE))
         # Rounded once, so that the order of the parameters is of no account.
-        total = math.inf if overflown.size else math.fsum(squares)
-        return total, [self.paths[i] for i in overflown]
+        total = math.inf if overflown.size else math.fsum(reduced.sums)
+        return total, [self._sums.paths[i] for i in overflown]
 
-    def _compare(self, reduced: np.ndarray, t: int, scale: float) -> None:
-        most, least, largest, smallest = reduced[:4]
-        if most != -least:
+    def _compare(
+        self, least: np.ndarray, most: np.ndarray, t: int, scale: float
+    ) -> None:
+        rank = self._sums.rank
+        if least[0] != most[0]:
             raise DisagreementError(
-                f"ranks are at different updates, between number {int(-least)} and"
-                f" {int(most)}; rank {self._ranks.rank} has made {t}. Every rank must"
-                f" call update() equally often, and load the same snapshot"
+                f"ranks are at different updates, between number {int(least[0])} and"
+                f" {int(most[0])}; rank {rank} has made {t}. Every rank must call"
+                f" update() equally often, and load the same snapshot"
             )
-        if largest != -smallest:
+        if least[1] != most[1]:
             raise DisagreementError(
-                f"ranks have different loss scales, from {-smallest:g} to {largest:g};"
-                f" rank {self._ranks.rank} has {scale:g}. Give every rank the same"
-                f" loss_scale, and load the same snapshot"
+                f"ranks have different loss scales, from {least[1]:g} to {most[1]:g};"
+                f" rank {rank} has {scale:g}. Give every rank the same loss_scale, and"
+                f" load the same snapshot"
             )

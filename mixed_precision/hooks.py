@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import chainer
+import numpy as np
 from chainer.optimizer_hooks import GradientClipping
 
 
@@ -43,7 +43,13 @@ def is_clipping(hook: Any) -> bool:
     return type(hook) is GradientClipping
 
 
-def clipping_rate(hook: GradientClipping, squared_norm: float) -> float:
-    """Returns what gradients of a norm are multiplied by, 1 at most."""
-    norm = math.sqrt(squared_norm)
-    return hook.threshold / norm if norm > hook.threshold else 1.0
+def clipping_rate(hook: GradientClipping, squared_norm: Any) -> Any:
+    """Returns what gradients of a norm are multiplied by, 1 at most, as the hook does.
+
+    Args:
+        hook (GradientClipping): The hook.
+        squared_norm: A number of any floating-point dtype, in which the rate is
+            computed; one that is not finite gives 0 or NaN.
+    """
+    norm = np.sqrt(squared_norm)
+    return 1.0 if norm <= hook.threshold else hook.threshold / norm

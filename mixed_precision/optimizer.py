@@ -201,7 +201,7 @@ class MixedPrecision(OptimizerWrapper):
         if not self.has_comm:
             check_is_whole(link)
         self.actual_optimizer.setup(link)
-        self._agreement.paths = self._buffers = None
+        self._agreement.is_new, self._buffers = True, None
         self._loaded_masters = {}
         return self
 
@@ -262,7 +262,7 @@ class MixedPrecision(OptimizerWrapper):
         """Makes the buffers, at first and when parameters have changed."""
         parameters = unique_parameters(self.target)
         self._parameters = [param for _, param in parameters]
-        is_new = self._agreement.paths is None
+        is_new = self._agreement.is_new
         if is_new:
             self._agreement.gather([path for path, _ in self.target.namedparams()])
         if self._buffers is None or not self._buffers.holds(parameters):

@@ -1,0 +1,175 @@
+"""One number for each parameter of a model that lies on several ranks.
+
+Every rank holds some of the model's parameters: those of its stages, and the same as
+its replicas. One all-reduce takes the maximum, entry by entry, of
+
+::
+
+    [a, -a, ..., sum of squares of '/0/W', of '/0/b', of '/2/W', ...]
+
+where ``a`` must be equal on all ranks, and a rank has 0 for parameters it does not
+hold. So a parameter of which several ranks hold copies or replicas counts once; and
+since nothing is added on the way, the sums are the same bit for bit on every rank and
+for every cut of the model. Eight bytes for each parameter of the model are small beside
+the parameter itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+
+class Reduced(NamedTuple):
+    """The maxima over all ranks.
+
+    Attributes:
+        least: The smallest of what must be equal, in the order given.
+        most: The largest.
+        sums: A sum for each of the model's parameters, float64; also infinity and NaN.
+    """
+
+    least: np.ndarray
+    most: np.ndarray
+    sums: np.ndarray
+
+
+class ParameterSums:
+    """The ranks of a communicator, and the parameters they hold together.
+
+    Args:
+        comm: A ChainerMN communicator or an mpi4py one; ``None`` for one process
+            alone, which needs no MPI.
+        timeout (float): Seconds to wait for the other ranks.
+        watch: Called while waiting; may raise to end the wait.
+
+    Attributes:
+        rank (int): This one.
+        paths (list): Of the parameters of all ranks; ``None`` before :meth:`gather`.
+
+    Raises:
+        TypeError: If ``comm`` is something else.
+
+    Example:
+        >>> sums = ParameterSums(None, timeout=10)
+        >>> sums.gather(["/1/W", "/0/W"])
+        [[]]
+        >>> positions = sums.positions(["/1/W", "/0/W"])
+        >>> sums.reduce(positions, [4.0, 9.0]).sums
+        array([9., 4.])
+    """
+
+    def __init__(
+        self, comm: Any, timeout: float, watch: Callable[[], None] | None = None
+    ) -> None:
+        self._timeout, self._watch = timeout, watch
+        self._users_comm = None
+        self.rank = 0
+        if comm is not None:
+            # Here and below, because one process alone needs no MPI.
+            from divisible.communication.collectives import as_mpi
+
+            self._users_comm = as_mpi(comm)
+            self.rank = self._users_comm.rank
+        # A duplicate of the user's, so that messages cannot mix with his.
+        self._comm: Any = None
+        self.paths: list[str] | None = None
+
+    def gather(self, paths: Sequence[str], notes: Sequence[Any] = ()) -> list:
+        """Learns which parameters there are; a call of all ranks.
+
+        Args:
+            paths: Of the parameters that this rank holds.
+            notes: What else the others are to know; picklable.
+
+        Returns:
+            The notes of every rank, in rank order.
+
+        Raises:
+            StallError: If another rank does not come.
+        """
+        said = self._all_gather((list(paths), list(notes)))
+        self.paths = sorted(set().union(*(theirs for theirs, _ in said)))
+        self._positions = {path: i for i, path in enumerate(self.paths)}
+        return [theirs for _, theirs in said]
+
+    def _all_gather(self, value: Any) -> list:
+        if self._users_comm is None:
+            return [value]
+        from divisible.communication.collectives import all_gather, duplicate
+
+        purpose = "to make their first update"
+        before = self._comm
+        self._comm = duplicate(self._users_comm, self._timeout, purpose)
+        if before is not None:
+            # Now, because all ranks are here.
+            before.Free()
+        return all_gather(self._comm, value, self._timeout, purpose)
+
+    def close(self) -> None:
+        """Frees the communicator, and forgets the parameters; a call of all ranks."""
+        if self._comm is not None:
+            self._comm.Free()
+        self._comm = self.paths = None
+
+    def positions(self, paths: Sequence[str]) -> np.ndarray:
+        """Returns the places of parameters among :attr:`paths`.
+
+        Raises:
+            KeyError: With those that were not there in :meth:`gather`.
+        """
+        new = [path for path in paths if path not in self._positions]
+        if new:
+            raise KeyError(*new)
+        return np.array([self._positions[path] for path in paths], dtype=np.int64)
+
+    def reduce(
+        self,
+        positions: np.ndarray,
+        sums: Sequence[float],
+        alike: Sequence[float] = (),
+    ) -> Reduced:
+        """Returns the maxima over all ranks; the same on every rank.
+
+        Args:
+            positions: From :meth:`positions`.
+            sums: Numbers of this rank's parameters, in the same order, 0 at least, or
+                NaN. Of two of the same parameter the larger one counts.
+            alike: What must be equal on all ranks: numbers, 0 at least.
+
+        Raises:
+            StallError: If another rank does not come.
+        """
+        # The bits of floats that are not negative have the floats' order, with NaN
+        # behind infinity; MPI does not say what its maximum of NaN is.
+        bits = np.array(alike, dtype=np.float64).view(np.int64)
+        mine = np.array(sums, dtype=np.float64)
+        mine[np.isnan(mine)] = np.nan
+        values = np.zeros(len(self.paths), dtype=np.int64)
+        np.maximum.at(values, positions, mine.view(np.int64))
+        largest = self._largest(np.concatenate([bits, -bits, values]))
+        n = len(bits)
+        return Reduced(
+            (-largest[n : 2 * n]).view(np.float64),
+            largest[:n].view(np.float64),
+            largest[2 * n :].view(np.float64),
+        )
+
+    def _largest(self, mine: np.ndarray) -> np.ndarray:
+        if self._users_comm is None:
+            return mine
+        from mpi4py import MPI
+
+        from divisible.communication.waiting import wait
+
+        largest = np.empty_like(mine)
+        request = self._comm.Iallreduce(mine, largest, MPI.MAX)
+        wait(
+            request.Test,
+            self._timeout,
+            lambda: f"all {self._comm.size} ranks to update (rank {self.rank} is here)",
+            self._watch,
+        )
+        return largest
