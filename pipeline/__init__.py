@@ -8,6 +8,7 @@
     setting_up       from arguments to stages, transport and runner
     runner           runs it, on stages and over a transport
     stages           forward and backward of the layers of one stage
+    feed             the minibatch of a call, cut where it is read
     results          what a call returns on every rank
     call_agreement   whether all ranks make the same calls
     ranks            what ranks tell each other besides arrays

@@ -14,13 +14,13 @@ import numpy as np
 from divisible import Divisible
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.signatures import Tensors
-from divisible.dtypes import as_trainable
-from divisible.minibatch import as_arrays, as_tensors, join, split
+from divisible.minibatch import join
 from divisible.random_streams import restored_random_state
 from divisible.schedules.rank_program import RankProgram, Record, measured_timeline
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 from pipeline.arguments import Arguments
+from pipeline.feed import Feed
 from pipeline.ranks import Ranks
 from pipeline.results import Results
 from pipeline.setting_up import (
@@ -171,7 +171,7 @@ class Pipeline:
         self._evaluation = self._runner.program(self.schedule.forward_only())
         self._results = Results(self.ranks, self._loss, self._stages)
         self._device = arguments.stages[0].device
-        self._dtypes = layout.dtypes
+        self._feed = Feed(self.ranks, self._loss, self._device, layout.dtypes)
         self._loss_scale = loss_scale
         self._record: Record | None = None
         self.n_steps = 0
@@ -415,33 +415,12 @@ class Pipeline:
         self._runner.waits_for_device = False
         self.schedule, self._training = chosen, self._runner.program(chosen)
 
-    def _start(
-        self,
-        x: Any,
-        t: Any = None,
-        has_loss: bool = True,
-        loss_scale: float | None = None,
-    ) -> list[Tensors]:
+    def _start(self, x: Any, t: Any = None, has_loss: bool = True, **said: Any) -> list:
         """Cuts a minibatch where it is read, and begins to compare the call."""
-        n_inputs = n_targets = -1
-        inputs, n = [], self.schedule.n_microbatches
-        if self.is_first:
-            arrays = as_arrays("x", x, self._reads("first"))
-            arrays = [as_trainable(array, self._dtypes) for array in arrays]
-            n_inputs = len(arrays[0])
-            inputs = [as_tensors(part, self._device) for part in split(arrays, n)]
-        if self.is_last:
-            parts = None
-            if has_loss:
-                targets = as_arrays("t", t, self._reads("last"))
-                n_targets, parts = len(targets[0]), split(targets, n)
-            self._loss.start(parts, self._device)
+        fed = self._feed.read(self.schedule.n_microbatches, x, t, has_loss)
         reports = has_loss and self._results.are_expected
-        self._calls.start(n_inputs, n_targets, reports, loss_scale=loss_scale)
-        return inputs
-
-    def _reads(self, which: str) -> str:
-        return f" on rank {self.rank}, which has the {which} stage and reads it"
+        self._calls.start(fed.n_inputs, fed.n_targets, reports, **said)
+        return fed.inputs
 
 
 @contextmanager

@@ -1,0 +1,83 @@
+"""The minibatch of a call, cut where it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+
+from divisible.communication.signatures import Tensors
+from divisible.dtypes import as_trainable
+from divisible.minibatch import as_arrays, as_tensors, split
+from pipeline.ranks import Ranks
+from pipeline.stages.loss import Loss
+
+
+class Fed(NamedTuple):
+    """What a rank has read of a minibatch.
+
+    Attributes:
+        inputs: Of the first stage, for each microbatch; empty on other ranks.
+        n_inputs: Samples of ``x``; -1 where it is not read.
+        n_targets: Samples of ``t``; -1 where it is not read.
+    """
+
+    inputs: list[Tensors]
+    n_inputs: int
+    n_targets: int
+
+
+class Feed:
+    """Reads ``x`` on the first stage's rank, and ``t`` on the last one's.
+
+    Args:
+        ranks (Ranks): All ranks of the pipeline.
+        loss (Loss): Gets the targets.
+        device (chainer.backend.Device): Of this rank's stages.
+        dtypes: The floating-point types of all stages' parameters.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        loss: Loss,
+        device: chainer.backend.Device,
+        dtypes: Collection[np.dtype],
+    ) -> None:
+        self._ranks, self._loss = ranks, loss
+        self._device, self._dtypes = device, dtypes
+
+    def read(self, n_microbatches: int, x: Any, t: Any, has_loss: bool) -> Fed:
+        """Cuts a minibatch into microbatches, and gives the targets to the loss.
+
+        Args:
+            n_microbatches (int): How many at most.
+            x (array or tuple of arrays): What the user gave.
+            t (array or tuple of arrays): What the user gave; ignored without a loss.
+            has_loss (bool): Whether a loss is wanted.
+
+        Raises:
+            TypeError: If one is missing where it is read, or cannot be trained on.
+            ValueError: If it has no samples.
+        """
+        ranks = self._ranks
+        n_inputs = n_targets = -1
+        inputs = []
+        if ranks.rank == ranks.first:
+            arrays = as_arrays("x", x, self._where("first"))
+            arrays = [as_trainable(array, self._dtypes) for array in arrays]
+            n_inputs = len(arrays[0])
+            parts = split(arrays, n_microbatches)
+            inputs = [as_tensors(part, self._device) for part in parts]
+        if ranks.rank == ranks.last:
+            parts = None
+            if has_loss:
+                targets = as_arrays("t", t, self._where("last"))
+                n_targets, parts = len(targets[0]), split(targets, n_microbatches)
+            self._loss.start(parts, self._device)
+        return Fed(inputs, n_inputs, n_targets)
+
+    def _where(self, which: str) -> str:
+        return f" on rank {self._ranks.rank}, which has the {which} stage and reads it"
