@@ -270,11 +270,9 @@ class Divisible(LayerList):
         The later layer uses the earlier one's parameter from now on, and has none of
         its own. A pipeline that has the two layers in different stages adds up their
         gradients after each minibatch, so that both stages' copies stay equal bit for
-        bit; the optimizers must be alike then, and treat each element for itself, as
-        all of Chainer's do (a hook such as ``GradientClipping`` sees the parameter
-        once in each of the stages).
-
-        Freeze all copies or none (``disable_update``), for only gradients are added up.
+        bit; the optimizers must be alike then, and treat each parameter for itself, as
+        all of Chainer's do. Freeze all copies or none (``disable_update``). The
+        pipeline refuses copies that are not treated alike.
 
         Tie last: after a transposed tie the list cannot be changed. The later layer has
         the transpose in calls and in files, and otherwise the parameter itself.

@@ -13,6 +13,7 @@ and the user's own stream goes on afterwards as if nobody else had drawn from it
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -128,6 +129,29 @@ def _philox() -> Iterator[None]:
     finally:
         random.set_random_state(own)
         _active.gpu_random = None
+
+
+@contextmanager
+def named_stream(key: RandomKey, name: str, device: Any = None) -> Iterator[None]:
+    """Lets what is drawn depend on a key and a name; the global generators stay.
+
+    Args:
+        key (RandomKey): What the numbers depend on.
+        name (str): What else, such as the path of a parameter.
+        device (chainer.backend.Device or None): Where is drawn, if on a GPU.
+
+    Example:
+        >>> draws = []
+        >>> for name in ("/0/W", "/0/W", "/1/W"):
+        ...     with named_stream(RandomKey(seed=3, step=0), name):
+        ...         draws.append(np.random.rand())
+        >>> draws[0] == draws[1], draws[0] == draws[2]
+        (True, False)
+    """
+    with restored_random_state(device):
+        # Another number of words than for a layer.
+        _seed([*_words(key), 0, zlib.crc32(name.encode())])
+        yield
 
 
 class LayerStreams:

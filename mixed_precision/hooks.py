@@ -11,7 +11,7 @@ from chainer.optimizer_hooks import GradientClipping
 
 
 class Hooks(NamedTuple):
-    """The hooks of an optimizer.
+    """The hooks of an optimizer, or of an update rule.
 
     Attributes:
         before: Those before an update, in their order.
@@ -22,14 +22,20 @@ class Hooks(NamedTuple):
     after: Sequence[Any]
 
     @classmethod
-    def of(cls, optimizer: chainer.Optimizer) -> Hooks:
-        """Returns the hooks that an optimizer has now."""
+    def of(cls, optimizer: chainer.Optimizer | chainer.UpdateRule) -> Hooks:
+        """Returns the hooks that there are now."""
         hooks = optimizer._hookable
         if hooks is None:
             # There can be none before there is a target.
             return cls((), ())
         pre, post = hooks._pre_update_hooks, hooks._post_update_hooks
         return cls((*pre.values(),), (*post.values(),))
+
+    @staticmethod
+    def named(optimizer: chainer.Optimizer) -> list[tuple[str, Any]]:
+        """Returns all of them with the names under which they were added."""
+        hooks = optimizer._hookable
+        return [*hooks._pre_update_hooks.items(), *hooks._post_update_hooks.items()]
 
     @property
     def look_at_parameters(self) -> bool:
@@ -39,8 +45,11 @@ class Hooks(NamedTuple):
 
 def is_clipping(hook: Any) -> bool:
     """Whether a hook is Chainer's clipping by the norm of all gradients."""
-    # The exact type: a subclass may do anything.
-    return type(hook) is GradientClipping
+    # A subclass with a call of its own may do anything.
+    return (
+        isinstance(hook, GradientClipping)
+        and type(hook).__call__ is GradientClipping.__call__
+    )
 
 
 def clipping_rate(hook: GradientClipping, squared_norm: Any) -> Any:

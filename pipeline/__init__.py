@@ -13,6 +13,12 @@
     call_agreement   whether all ranks make the same calls
     ranks            what ranks tell each other besides arrays
     tie_exchange     gradients of parameters that several stages share
+    global_hooks     hooks that look at the whole model, on all ranks' optimizers
+    model_norm       the norm of all ranks' gradients
+    keyed_noise      noise on gradients that does not depend on the cut
+    treatment        whether hooks, and copies of a parameter, are alike on all ranks
+    optimizers       what a rank's optimizers have been set up with
+    parameter_paths  the paths of a rank's parameters
     progress         keeps messages moving while a rank computes
     chainermn        the paper's own means, and a transport over ChainerMN
 

@@ -31,6 +31,9 @@ CALLS = (
     "close",
 )
 
+#: Of things that must be alike, one of which a rank has nothing to say.
+UNSAID = np.iinfo(np.int64).min
+
 # How long a rank that has ended its script listens for the others to end theirs.
 _SECONDS_FOR_FAREWELLS = 10.0
 
@@ -74,6 +77,10 @@ class CallAgreement:
         self.somebody_reports = False
         #: The largest vote of all ranks; known when the call is finished.
         self.vote = 0
+        #: How many things must be alike on all ranks besides the call.
+        self.n_alike = 0
+        #: The numbers of those that are not; known when the call is finished.
+        self.unlike: list[int] = []
         _agreements.append(self)
 
     @contextmanager
@@ -117,6 +124,7 @@ class CallAgreement:
         reports: bool = False,
         vote: int = 0,
         loss_scale: float | None = None,
+        alike: np.ndarray | None = None,
     ) -> None:
         """Begins to compare the call.
 
@@ -126,6 +134,9 @@ class CallAgreement:
             reports (bool): Whether this rank has something to report after it.
             vote (int): What this rank wants all to know the largest of.
             loss_scale (float or None): What the call's loss is multiplied by.
+            alike (numpy.ndarray or None): Integers for things that must be alike, of
+                the shape (2, ``n_alike``): the largest of what this rank says of each,
+                and the largest of the negatives, or `UNSAID`.
 
         Raises:
             DisagreementError: If this rank alone sees that ``x`` and ``t`` differ.
@@ -144,7 +155,9 @@ class CallAgreement:
             )
         )
         # With the largest of the negative, all know the least as well.
-        mine = np.array([mine, -mine])
+        if alike is None:
+            alike = np.full((2, self.n_alike), UNSAID)
+        mine = np.concatenate([[mine, -mine], alike], axis=1)
         self._extremes = np.empty_like(mine)
         self._request = self._comm.Iallreduce(mine, self._extremes, MPI.MAX)
 
@@ -237,8 +250,13 @@ class CallAgreement:
                 )
 
     def _compare(self) -> None:
-        most = _CallRecord(*self._extremes[0].tolist())
-        least = _CallRecord(*(-self._extremes[1]).tolist())
+        n = len(_CallRecord._fields)
+        most = _CallRecord(*self._extremes[0, :n].tolist())
+        least = _CallRecord(*(-self._extremes[1, :n]).tolist())
+        largest, negative = self._extremes[:, n:]
+        # What nobody speaks of is alike.
+        unlike = (largest != -negative) & (largest != UNSAID)
+        self.unlike = np.flatnonzero(unlike).tolist()
         self.somebody_reports = bool(most.reports)
         self.vote = most.vote
         rank = self._comm.rank

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable
@@ -14,6 +13,7 @@ import numpy as np
 from divisible import Divisible
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.signatures import Tensors
+from divisible.communication.waiting import never_free
 from divisible.minibatch import join
 from divisible.random_streams import restored_random_state
 from divisible.schedules.rank_program import RankProgram, Record, measured_timeline
@@ -29,6 +29,7 @@ from pipeline.setting_up import (
     make_schedule,
     make_stages,
     make_ties,
+    make_treatment,
 )
 
 
@@ -165,6 +166,9 @@ class Pipeline:
         self._calls = self.ranks.calls
         self._stages = make_stages(arguments, self._loss, layout, self.rank)
         self._ties = make_ties(self._stages, layout, self.ranks)
+        self._treatment = make_treatment(
+            arguments.seed, self._loss, self._stages, layout, self.ranks
+        )
         self._runner = make_runner(arguments, self._stages, layout, self.ranks)
         self._runner.waits_for_device = self._trial is not None
         self._training = self._runner.program(self.schedule)
@@ -244,18 +248,17 @@ class Pipeline:
             scale = None
             if self._loss_scale is not None:
                 scale = self._loss.scale = float(self._loss_scale)
-            inputs = self._start(x, t, loss_scale=scale)
+            said = self._treatment.say(self.n_steps)
+            inputs = self._start(x, t, loss_scale=scale, alike=said)
             self._run(self._training, inputs)
             self._record = self._runner.record
             for stage in self._stages.values():
-                stage.finish()
-                for param in stage.trained():
-                    # As Variable.backward does; update rules divide by it.
-                    param._loss_scale = scale
+                stage.finish(scale)
             if self._ties is not None:
                 self._ties.add_up()
             self.n_steps += 1
             result = self._results.share()
+            self._treatment.check()
         if self._trial is not None and self._trial.note(self.timeline):
             self._end_trial()
         return result
@@ -288,6 +291,29 @@ class Pipeline:
             outputs = self.ranks.broadcast(outputs, self.ranks.last)
             outputs = tuple(map(self._device.send, outputs))
             return outputs[0] if len(outputs) == 1 else outputs
+
+    def global_hooks(self, optimizer: Any) -> None:
+        """Lets the hooks of optimizers see the whole model, as in serial training.
+
+        To be called on every rank, after ``optimizer.setup(stage)``;
+        :class:`PipelineUpdater` does it by itself. Hooks may be added later. Then
+        ``GradientClipping`` clips by the norm over all stages, and ``GradientNoise``
+        draws for each parameter the same on every cut: :doc:`/explanation/numerics`.
+
+        Args:
+            optimizer (chainer.Optimizer or list): One, or all of this rank as one.
+
+        Raises:
+            TypeError, ValueError: If one is no optimizer, or not set up.
+
+        Example:
+            >>> stage = Divisible(chainer.links.Linear(4, 3))
+            >>> optimizer = chainer.optimizers.SGD(0.1).setup(stage)
+            >>> optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1.0))
+            >>> from mpi4py import MPI
+            >>> Pipeline(stage, MPI.COMM_SELF, 2).global_hooks(optimizer)
+        """
+        self._treatment.hooks.add(optimizer)
 
     @property
     def n_counted(self) -> dict[str, int]:
@@ -365,6 +391,7 @@ class Pipeline:
         self._runner.close()
         if self._ties is not None:
             self._ties.close()
+        self._treatment.close()
         self.ranks.close()
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
@@ -392,10 +419,8 @@ class Pipeline:
                     yield
             except BaseException:
                 if self.ranks.size > 1:
-                    # MPI may still write into the arrays of receives that were posted,
-                    # up to its end, which comes after Python has freed everything. So
-                    # nothing is.
-                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+                    # MPI may still write into the arrays of receives that were posted.
+                    never_free(self)
                 raise
 
     def _run(self, program: RankProgram, inputs: Sequence[Tensors]) -> list[Any]:
@@ -406,11 +431,7 @@ class Pipeline:
 
     def _end_trial(self) -> None:
         """Goes on with the schedule that is the fastest by what was measured."""
-        with self._call("agree"):
-            self._calls.compare()
-            # Rank 0 says what it is, so that no rounding elsewhere makes it another.
-            chosen = self._trial.choose() if self.rank == 0 else None
-            chosen = self.ranks.broadcast(chosen, 0)
+        chosen = self.ranks.choose(self._trial.choose)
         self._trial = None
         self._runner.waits_for_device = False
         self.schedule, self._training = chosen, self._runner.program(chosen)

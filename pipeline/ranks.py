@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -87,6 +87,16 @@ class Ranks:
         with self.calls.made("agree"):
             self.calls.compare(vote)
         return self.calls.vote
+
+    def choose(self, choice: Callable[[], Any]) -> Any:
+        """Returns rank 0's choice on every rank, so that no rounding makes it another.
+
+        Args:
+            choice: Returns any picklable object; called on rank 0.
+        """
+        with self.calls.made("agree"):
+            self.calls.compare()
+            return self.broadcast(choice() if self.rank == 0 else None, 0)
 
     def tell(self, values: np.ndarray, about: str) -> None:
         """Fills ``values`` on every rank with those of the first stage's rank.

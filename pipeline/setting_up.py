@@ -24,11 +24,13 @@ from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
 from pipeline.agreement import Announcement, Layout, Refusal, agree, check_placement
 from pipeline.arguments import Arguments
+from pipeline.global_hooks import GlobalHooks
 from pipeline.ranks import Ranks
 from pipeline.runner import Runner
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage
 from pipeline.tie_exchange import TieExchange
+from pipeline.treatment import Treatment
 
 # How long a rank that refuses its arguments waits for the others to hear why.
 _SECONDS_TO_REFUSE = 10.0
@@ -138,6 +140,16 @@ def make_ties(
         ranks.timeout,
         ranks.calls.check,
     )
+
+
+def make_treatment(
+    seed: int, loss: Loss, stages: Mapping[int, Stage], layout: Layout, ranks: Ranks
+) -> Treatment:
+    """Returns what compares how the ranks' optimizers treat the model."""
+    layers = {number: stage.layers for number, stage in stages.items()}
+    n_stages = len(layout.stage_ranks)
+    hooks = GlobalHooks(layers, loss.links, n_stages, seed, ranks)
+    return Treatment(layout.shared, layers, hooks, ranks)
 
 
 def make_runner(

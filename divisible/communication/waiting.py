@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from typing import Any, Callable
 
@@ -71,3 +72,8 @@ def _poll(
             )
         if waited > _SPIN_SECONDS:
             time.sleep(min(_LONGEST_SLEEP, max(_SHORTEST_SLEEP, waited * _SLEEP_SHARE)))
+
+
+def never_free(value: Any) -> None:
+    """Keeps an object up to the end of MPI, when Python has freed everything else."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))

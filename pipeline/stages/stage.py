@@ -99,10 +99,6 @@ class Stage:
         if self.loss is not None:
             yield from self.loss.params()
 
-    def trained(self) -> list[chainer.Parameter]:
-        """Returns what may have a gradient: :meth:`params`, and others layers use."""
-        return self._weight_gradients.known()
-
     def _observers(self) -> Iterator[tuple[str, chainer.Link]]:
         yield from self.layers.namedlinks()
         if self.loss is not None:
@@ -124,13 +120,19 @@ class Stage:
         for segment in self._segments:
             segment.begin()
 
-    def finish(self) -> None:
+    def finish(self, loss_scale: float | None = None) -> None:
         """Ends a minibatch: leaves gradients in ``param.grad``, moves averages.
+
+        Args:
+            loss_scale (float or None): What the gradients are multiplied by.
 
         Raises:
             ValueError: If a layer used a parameter of another stage.
         """
         self._weight_gradients.finish()
+        for param in self._weight_gradients.known():
+            # As Variable.backward does; update rules divide by it.
+            param._loss_scale = loss_scale
         for param in self._weight_gradients.others():
             self._check_own(param)
         if self._statistics is not None:

@@ -50,7 +50,8 @@ class PipelineUpdater(StandardUpdater):
             :class:`~mixed_precision.MixedPrecision` that is set up with all. The first
             is ``'main'``, the others are ``'main_1'`` and so on. When an extension
             changes a hyperparameter of ``'main'``, it changes in the others that had
-            the same value.
+            the same value. Their hooks see the whole model, as after
+            :meth:`~pipeline.Pipeline.global_hooks`.
         pipeline (Pipeline): What computes losses and gradients.
         converter: Makes arrays from a list of samples.
         device: Where the converter is to put the arrays; the pipeline moves them to
@@ -108,6 +109,7 @@ class PipelineUpdater(StandardUpdater):
         iterators = iterators_of_rank(iterator, pipeline)
         optimizers = _by_name(optimizer)
         _check_targets(optimizers, pipeline)
+        pipeline.global_hooks(list(optimizers.values()))
         super().__init__(
             iterators,
             optimizers,
@@ -177,13 +179,14 @@ class PipelineUpdater(StandardUpdater):
     def update_core(self) -> None:
         """Does one step on a minibatch; a subclass may do more, on all ranks alike."""
         minibatch = self._reader.next(self._iterators["main"])
+        # Before the step, which compares how copies of a parameter are updated.
+        self._share_hyperparameters()
         result = self.pipeline.step(minibatch.x, minibatch.t)
         self._update_parameters()
         self._n_samples = minibatch.n_samples
         chainer.report(named(result))
 
     def _update_parameters(self) -> None:
-        self._share_hyperparameters()
         for optimizer in self._optimizers.values():
             optimizer.update()
         if self.auto_new_epoch and self.is_new_epoch:

@@ -29,6 +29,7 @@ def train(comm, device, dtype, schedule):
         model = Divisible(
             *[L.Linear(6, 6) for _ in range(N_LAYERS - 1)], L.Linear(6, 4)
         )
+    model.tie("/1/W", "/6/W", transpose=True)
     n_stages = STAGES_PER_RANK[schedule] * comm.size
     plan = Plan.uniform(N_LAYERS, n_stages)
     mine = stages_of_rank(comm, n_stages, schedule)
@@ -36,7 +37,10 @@ def train(comm, device, dtype, schedule):
     for stage in stages:
         stage.to_device(device)
     optimizers = [chainer.optimizers.SGD(0.1).setup(stage) for stage in stages]
+    for optimizer in optimizers:
+        optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.1))
     pipe = Pipeline(stages, comm, 3, schedule, F.softmax_cross_entropy, timeout=20)
+    pipe.global_hooks(optimizers)
     rng = np.random.RandomState(0)
     losses = []
     # The last minibatch is smaller, so that shapes are agreed anew.

@@ -1,0 +1,304 @@
+"""Hooks that look at a whole model, on optimizers that have a part of it each.
+
+``GradientClipping`` clips by the norm of all gradients. In a pipeline an optimizer has
+those of its stage, so the optimizers of all ranks, and of all stages of a rank, call
+their hooks together and agree on the norm in between::
+
+                     hooks before    norm       hooks after
+    optimizer a      WeightDecay  ---.     .--> Lasso         then a updates,
+    optimizer b      WeightDecay  ----+---+---> Lasso         and later b
+    other ranks      WeightDecay  ---'     '--> Lasso
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import chainer
+from chainer.optimizer import _OptimizerHookable
+from chainer.optimizer_hooks import GradientNoise
+
+from divisible import Divisible, RandomKey
+from mixed_precision.hooks import Hooks, clipping_rate, is_clipping
+from pipeline.keyed_noise import KeyedNoise
+from pipeline.model_norm import ModelNorm
+from pipeline.optimizers import (
+    OptimizerOfRank,
+    find_optimizers,
+    is_mixed,
+    unique_params,
+)
+from pipeline.parameter_paths import ParameterPaths
+from pipeline.ranks import Ranks
+
+
+class GlobalHooks:
+    """The optimizers of a rank whose hooks see the whole model.
+
+    Optimizers in mixed precision agree on the norm by themselves.
+
+    Args:
+        stages: This rank's stages by their numbers.
+        loss_links: What follows the last layer, by name.
+        n_stages (int): Of the pipeline.
+        seed (int): For noise on gradients.
+        ranks (Ranks): All ranks of the pipeline.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, Divisible],
+        loss_links: Mapping[str, chainer.Link],
+        n_stages: int,
+        seed: int,
+        ranks: Ranks,
+    ) -> None:
+        self._stages, self._n_stages = stages, n_stages
+        self._key, self._ranks = RandomKey(seed, step=0), ranks
+        self._paths = ParameterPaths(stages, loss_links)
+        self._norm = ModelNorm(stages, self._paths, ranks)
+        self._given: list[OptimizerOfRank] = []
+        # Those whose hooks have been called together with another one's.
+        self._called: list[chainer.Optimizer] = []
+        self._has_looked = False
+        # Names of hooks that have been warned of.
+        self._warned: set[str] = set()
+
+    def add(self, optimizers: Any) -> None:
+        """Takes over the hooks of one or several; of one that it has, nothing changes.
+
+        An optimizer takes the place of an earlier one with the same target.
+
+        Args:
+            optimizers (chainer.Optimizer or list): Set up.
+
+        Raises:
+            TypeError: If one is no optimizer.
+            ValueError: If one is not set up, or would skip steps by itself.
+        """
+        several = isinstance(optimizers, (list, tuple))
+        for optimizer in optimizers if several else [optimizers]:
+            new = OptimizerOfRank.of(optimizer, self._stages.values())
+            self._given = [
+                old
+                for old in self._given
+                if old.optimizer is not new.optimizer and old.target is not new.target
+            ]
+            self._given.append(new)
+            self._take_over(new.optimizer)
+
+    def _take_over(self, optimizer: chainer.Optimizer) -> None:
+        if self._ranks.size > 1 and optimizer._loss_scaling_is_dynamic:
+            raise ValueError(
+                f"the {type(optimizer).__name__} of rank {self._ranks.rank} has a"
+                f" dynamic loss scale of its own, and would skip steps that other ranks"
+                f" take: instead of loss_scaling(), use"
+                f" MixedPrecision(optimizer, comm=comm)"
+            )
+        hookable = optimizer._hookable
+        is_ours = isinstance(hookable, _CalledTogether) and hookable.hooks is self
+        if not (is_ours or is_mixed(optimizer)):
+            optimizer._hookable = _CalledTogether(optimizer, self)
+
+    def begin(self, step: int) -> None:
+        """Looks at the hooks that there are now; to be called for each minibatch.
+
+        Args:
+            step (int): How many minibatches came before it.
+
+        Raises:
+            ValueError: If optimizers of this rank's stages clip differently, or one
+                would skip steps by itself.
+        """
+        self._called.clear()
+        self._key = self._key._replace(step=step)
+        self._given = [each for each in self._given if each.is_current]
+        for i, (optimizer, target, _) in enumerate(self._given):
+            if optimizer.target is not target:
+                self._given[i] = OptimizerOfRank.of(optimizer, self._stages.values())
+            # After another setup() there is another object in its place.
+            self._take_over(optimizer)
+            for hook in chain(*Hooks.of(optimizer)):
+                self.key_noise(hook)
+        self._check_clippings()
+        for each in self._given or self._others():
+            self._look_at(each)
+
+    def key_noise(self, hook: Any) -> None:
+        """Lets a hook, if it is ``GradientNoise``, draw the same on every cut."""
+        if isinstance(hook, GradientNoise):
+            noise = hook.noise_func
+            if isinstance(noise, KeyedNoise):
+                noise = noise.noise_func
+            hook.noise_func = KeyedNoise(noise, self._key, self._paths.of_rule)
+
+    def _check_clippings(self) -> None:
+        ours = self._of_stages()
+        for optimizer in ours:
+            first, here = _clippings(ours[0]), _clippings(optimizer)
+            if here != first:
+                raise ValueError(
+                    f"the optimizers of rank {self._ranks.rank} clip differently, by"
+                    f" {', '.join(first) or 'nothing'} and by"
+                    f" {', '.join(here) or 'nothing'}: give the optimizers of all"
+                    f" stages the same hooks in the same order"
+                )
+
+    def _others(self) -> list[OptimizerOfRank]:
+        """Returns, once, optimizers that were set up with the stages but not given."""
+        if self._has_looked or self._n_stages == 1:
+            return []
+        stages = self._stages.values()
+        params = [param for stage in stages for param in stage.params()]
+        rules = [p.update_rule for p in params if p.update_rule is not None]
+        # Before they are set up there is nothing to find.
+        self._has_looked = bool(rules)
+        return [OptimizerOfRank.of(each, stages) for each in find_optimizers(rules)]
+
+    def _look_at(self, each: OptimizerOfRank) -> None:
+        """Warns once of each hook that sees a part of the model only."""
+        for name, hook in Hooks.named(each.optimizer):
+            if getattr(hook, "call_for_each_param", False):
+                continue
+            is_agreed = is_clipping(hook) and (self._given or is_mixed(each.optimizer))
+            whole = each.n_stages in (0, self._n_stages)
+            if is_agreed or whole or name in self._warned:
+                continue
+            self._warned.add(name)
+            if is_clipping(hook):
+                cure = (
+                    "call pipe.global_hooks(optimizer) on every rank, after setup, and"
+                    " it sees all stages"
+                )
+            else:
+                cure = (
+                    "if it treats each parameter for itself, set its"
+                    " call_for_each_param and let it take (rule, param); otherwise what"
+                    " it does depends on the cut, and differs from serial training"
+                )
+            warnings.warn(
+                f"the hook {name!r} of the optimizer on rank {self._ranks.rank} is"
+                f" called for a whole model, but sees {each.n_stages} of its"
+                f" {self._n_stages} stages: {cure}",
+                # Where the script calls the pipeline's step.
+                stacklevel=5,
+            )
+
+    def for_each(self, param: chainer.Parameter) -> Iterator[Any]:
+        """Yields the hooks that optimizers which were given call for a parameter."""
+        for optimizer, target, _ in self._given:
+            if any(each is param for each in target.params()):
+                for hook in chain(*Hooks.of(optimizer)):
+                    if getattr(hook, "call_for_each_param", False):
+                        yield hook
+
+    @property
+    def clippings(self) -> list[str]:
+        """The clippings of this rank's stages, in words; those of every rank alike."""
+        ours = self._of_stages()
+        return _clippings(ours[0]) if ours else []
+
+    def _of_stages(self) -> list[chainer.Optimizer]:
+        return [each.optimizer for each in self._given if each.n_stages]
+
+    def call_before_update(self, optimizer: chainer.Optimizer) -> bool:
+        """Calls the hooks before an update, if some look at the whole model.
+
+        Those of the rank's other optimizers are called with them; their updates come
+        later.
+
+        Returns:
+            Whether they have been called.
+
+        Raises:
+            StallError: If another rank does not come to update.
+        """
+        if any(each is optimizer for each in self._called):
+            self._called = [each for each in self._called if each is not optimizer]
+            return True
+        clippings = [hook for hook in Hooks.of(optimizer).before if is_clipping(hook)]
+        together = self._together()
+        is_alone = self._n_stages == len(together) == 1
+        if not clippings or is_alone or all(each is not optimizer for each in together):
+            return False
+        parts = [_parts(each) for each in together]
+        params = unique_params(together)
+        with self._ranks.calls.made("update"):
+            for each in together:
+                if hasattr(each, "reallocate_cleared_grads"):
+                    each.reallocate_cleared_grads()
+            for i, hook in enumerate([*clippings, None]):
+                for each, hooks in zip(together, parts):
+                    for before in hooks[i]:
+                        each.call_hook(before)
+                if hook is not None:
+                    _multiply(params, clipping_rate(hook, self._norm.squared(params)))
+        self._called = [each for each in together if each is not optimizer]
+        return True
+
+    def _together(self) -> list[chainer.Optimizer]:
+        """Returns the optimizers that clip by one norm: the loss's too, if alike."""
+        given = [each for each in self._given if not is_mixed(each.optimizer)]
+        wanted = self.clippings
+        return [
+            optimizer
+            for optimizer, _, n_stages in given
+            if n_stages or _clippings(optimizer) == wanted
+        ]
+
+    def close(self) -> None:
+        """Frees the communicator; a call of all ranks."""
+        self._norm.close()
+
+
+class _CalledTogether(_OptimizerHookable):
+    """The hooks of an optimizer, in the place of Chainer's own object for them.
+
+    Attributes:
+        hooks (GlobalHooks): What calls those that look at the whole model.
+    """
+
+    def __init__(self, optimizer: chainer.Optimizer, hooks: GlobalHooks) -> None:
+        super().__init__(optimizer)
+        own = optimizer._hookable
+        self._pre_update_hooks = own._pre_update_hooks
+        self._post_update_hooks = own._post_update_hooks
+        self.hooks = hooks
+
+    def call_hooks(self, timing: str, args: tuple) -> None:
+        """Calls the hooks before or after an update."""
+        if timing == "pre" and self.hooks.call_before_update(self.optimizer):
+            return
+        super().call_hooks(timing, args)
+
+
+def _clippings(optimizer: chainer.Optimizer) -> list[str]:
+    where = ", in mixed precision" if is_mixed(optimizer) else ""
+    return [
+        f"GradientClipping({hook.threshold}{where})"
+        for hook in Hooks.of(optimizer).before
+        if is_clipping(hook)
+    ]
+
+
+def _parts(optimizer: chainer.Optimizer) -> list[list[Any]]:
+    """Returns the hooks before an update, divided where one clips."""
+    parts: list[list[Any]] = [[]]
+    for hook in Hooks.of(optimizer).before:
+        if is_clipping(hook):
+            parts.append([])
+        else:
+            parts[-1].append(hook)
+    return parts
+
+
+def _multiply(params: Iterable[chainer.Parameter], rate: Any) -> None:
+    if rate == 1:
+        return
+    for param in params:
+        grad = param.grad
+        with chainer.using_device(param.device):
+            grad *= rate

@@ -1,0 +1,230 @@
+"""What the ranks' optimizers do, compared where it must be alike.
+
+::
+
+    number   what                         compared                       when
+    0        clipping by the norm of      the hooks' thresholds          every step
+             all gradients
+    1, ...   the copies of a parameter    update rule, rates, hooks      every step
+             that several stages share    the weights' bits              now and then
+
+Every rank tells a number for each in the message that compares the calls, so nobody
+waits for it. Only when some differ do the ranks say what they have, for the error.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+from chainer import optimizer_hooks
+
+from divisible import Divisible
+from divisible.communication.errors import DisagreementError
+from mixed_precision import LARSHook
+from mixed_precision.hooks import Hooks
+from pipeline.call_agreement import UNSAID
+from pipeline.global_hooks import GlobalHooks
+from pipeline.ranks import Ranks
+from pipeline.tie_exchange import SharedParameter
+
+_HOST = chainer.get_device("@numpy")
+# The weights' bits are compared in the first steps, and later at this interval, because
+# that takes as long as to read them a few times.
+_FIRST_STEPS, _INTERVAL = 4, 64
+# Hooks that do the same if their attributes are equal.
+_KNOWN_HOOKS = (
+    LARSHook,
+    optimizer_hooks.GradientHardClipping,
+    optimizer_hooks.GradientLARS,
+    optimizer_hooks.GradientNoise,
+    optimizer_hooks.Lasso,
+    optimizer_hooks.WeightDecay,
+)
+
+
+class _Copy(NamedTuple):
+    """What a rank says of a copy of a shared parameter, for an error.
+
+    Attributes:
+        stage: The number of its stage.
+        rank: The rank.
+        update: How it is updated, as far as it is compared.
+        hooks: The names of all hooks that are called for it.
+    """
+
+    stage: int
+    rank: int
+    update: str
+    hooks: list[str]
+
+
+class Treatment:
+    """Compares hooks, and the treatment of tied parameters, while a step runs.
+
+    Args:
+        shared: The parameters of which several stages have a copy.
+        stages: This rank's stages by their numbers.
+        hooks (GlobalHooks): Of this rank's optimizers, as far as they are known.
+        ranks (Ranks): All ranks of the pipeline.
+    """
+
+    def __init__(
+        self,
+        shared: Sequence[SharedParameter],
+        stages: Mapping[int, Divisible],
+        hooks: GlobalHooks,
+        ranks: Ranks,
+    ) -> None:
+        #: Of this rank's optimizers.
+        self.hooks = hooks
+        self._shared, self._ranks = shared, ranks
+        params = {number: dict(part.namedparams()) for number, part in stages.items()}
+        self._copies = [
+            {number: params[number][path] for number in numbers if number in params}
+            for path, numbers in shared
+        ]
+        ranks.calls.n_alike = 1 + len(shared)
+        self._n_steps = 0
+
+    def say(self, step: int) -> np.ndarray:
+        """Returns what :meth:`~pipeline.call_agreement.CallAgreement.start` takes.
+
+        Args:
+            step (int): How many minibatches came before this one.
+
+        Raises:
+            ValueError: If optimizers of this rank's stages clip differently.
+        """
+        self.hooks.begin(step)
+        self._n_steps += 1
+        n = self._n_steps
+        with_bits = n <= _FIRST_STEPS or n % _INTERVAL == 0
+        alike = np.full((2, 1 + len(self._shared)), UNSAID)
+        alike[:, 0] = _extremes([_checksum(self.hooks.clippings)])
+        for i, copies in enumerate(self._copies, start=1):
+            for param in copies.values():
+                for hook in _hooks_of_rule(param):
+                    self.hooks.key_noise(hook)
+            if copies:
+                alike[:, i] = _extremes(
+                    _checksum((self._update(p), _bits(p) if with_bits else 0))
+                    for p in copies.values()
+                )
+        return alike
+
+    def check(self) -> None:
+        """Refuses what is not alike; to be called when the call is finished.
+
+        Raises:
+            DisagreementError: On every rank, with what each of them has.
+        """
+        ranks, unlike = self._ranks, self._ranks.calls.unlike
+        if not unlike:
+            return
+        first = unlike[0]
+        purpose = "to say what they do"
+        if first == 0:
+            self._refuse_hooks(ranks.all_gather(self.hooks.clippings, purpose))
+        mine = [
+            _Copy(
+                number,
+                ranks.rank,
+                self._update(param),
+                [type(hook).__name__ for hook in self._hooks_of(param)],
+            )
+            for number, param in self._copies[first - 1].items()
+        ]
+        said = [copy for copies in ranks.all_gather(mine, purpose) for copy in copies]
+        _refuse_copies(self._shared[first - 1].path, sorted(said))
+
+    def close(self) -> None:
+        """Frees what hooks need to agree; a call of all ranks."""
+        self.hooks.close()
+
+    def _refuse_hooks(self, clippings: Sequence[Sequence[str]]) -> None:
+        words = [
+            f"rank {rank} has {', '.join(hooks) or 'none'}"
+            for rank, hooks in enumerate(clippings)
+        ]
+        raise DisagreementError(
+            f"hooks that look at the whole model must be the same on all ranks, but"
+            f" {'; '.join(words)}. Add the same hooks in the same order everywhere, and"
+            f" give the optimizers to pipe.global_hooks(optimizer), or to"
+            f" PipelineUpdater, on every rank"
+        )
+
+    def _hooks_of(self, param: chainer.Parameter) -> list[Any]:
+        return [*self.hooks.for_each(param), *_hooks_of_rule(param)]
+
+    def _update(self, param: chainer.Parameter) -> str:
+        """Says what a parameter is updated by, as far as that must be alike."""
+        rule = param.update_rule
+        if rule is None or not rule.enabled:
+            return "nothing (it is frozen, or has no optimizer)"
+        name = type(rule).__name__
+        options = _words(rule.hyperparam.get_dict())
+        hooks = [
+            f" after {type(hook).__name__}({_words(vars(hook))})"
+            for hook in self._hooks_of(param)
+            if type(hook) in _KNOWN_HOOKS
+        ]
+        in_fp32 = " in float32" if rule._use_fp32_update else ""
+        return f"{name}({options}){in_fp32}{''.join(hooks)}, updated {rule.t} times"
+
+
+def _refuse_copies(path: str, copies: Sequence[_Copy]) -> None:
+    places = [f"stage {copy.stage} (rank {copy.rank})" for copy in copies]
+    if len({copy.update for copy in copies}) > 1:
+        words = [f"{where} by {copy.update}" for where, copy in zip(places, copies)]
+        raise DisagreementError(
+            f"{path} is one parameter with a copy in several stages, but they are not"
+            f" updated alike: in {'; in '.join(words)}. Give all copies the same"
+            f" optimizer, rates and hooks, and freeze all of them or none"
+        )
+    hooks = sorted({name for copy in copies for name in copy.hooks})
+    raise DisagreementError(
+        f"the copies of {path} in {', '.join(places)} are one parameter, but have"
+        f" different weights: something changed them on one rank only. Set weights"
+        f" before the Pipeline is made, which gives all copies the first one's. Of"
+        f" hooks, pipe.global_hooks(optimizer) on every rank makes GradientClipping and"
+        f" GradientNoise treat them alike; others, and update rules, must not draw"
+        f" random numbers of their own, nor look at other parameters (here:"
+        f" {', '.join(hooks) or 'no hooks known'}). A new Pipeline begins with equal"
+        f" copies again"
+    )
+
+
+def _hooks_of_rule(param: chainer.Parameter) -> list[Any]:
+    rule = param.update_rule
+    return [] if rule is None else [*chain(*Hooks.of(rule))]
+
+
+def _words(options: Mapping[str, Any]) -> str:
+    plain = {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in sorted(options.items())
+    }
+    return ", ".join(
+        f"{name}={value}"
+        for name, value in plain.items()
+        if isinstance(value, (bool, int, float, str))
+    )
+
+
+def _bits(param: chainer.Parameter) -> int:
+    array = np.ascontiguousarray(_HOST.send(param.array))
+    return zlib.crc32(array.view(np.uint8).reshape(-1))
+
+
+def _checksum(value: Any) -> int:
+    return zlib.crc32(repr(value).encode())
+
+
+def _extremes(numbers: Iterable[int]) -> tuple[int, int]:
+    numbers = list(numbers)
+    return max(numbers), max(-number for number in numbers)
