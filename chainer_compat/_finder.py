@@ -14,6 +14,7 @@ from pathlib import Path
 from chainer_compat import (
     _caffe,
     _shim,
+    _shims_chainer,
     _shims_chainermn,
     _shims_cupy,
     _shims_float16,
@@ -23,6 +24,7 @@ from chainer_compat import (
 
 SHIMS = (
     _shims_python.SHIMS
+    + _shims_chainer.SHIMS
     + _shims_numpy.SHIMS
     + _caffe.SHIMS
     + _shims_cupy.SHIMS

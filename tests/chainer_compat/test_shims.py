@@ -133,6 +133,20 @@ def test_fix():
     np.testing.assert_array_equal(divisor.grad, [1, -1, 0])
 
 
+@pytest.mark.parametrize(
+    "t, expected",
+    [
+        (np.zeros((3, 1), np.int32), r"t.ndim == x.ndim - 1\nActual: 2 != 1"),
+        (np.zeros(2, np.int64), r"x.shape\[0\] == t.shape\[0\]\nActual: 3 != 2"),
+        (np.zeros((3, 1), "f"), r"x.shape == t.shape\nActual: \(3, 4\) != \(3, 1\)"),
+        (np.zeros(3, np.uint8), "t.dtype.kind == f\nActual: u != f"),
+    ],
+)
+def test_softmax_cross_entropy_says_what_it_expects(t, expected):
+    with pytest.raises(chainer.utils.type_check.InvalidType, match=expected):
+        F.softmax_cross_entropy(np.zeros((3, 4), "f"), t)
+
+
 def test_concat_examples_with_padding():
     batch = [np.ones((1, 2), "f"), np.ones((2, 1), "f")]
     y = chainer.dataset.concat_examples(batch, padding=-1)
