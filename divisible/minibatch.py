@@ -104,6 +104,23 @@ def microbatch_sizes(n_samples: int, n_microbatches: int) -> list[int]:
     return _sizes(n_samples, n_microbatches)
 
 
+def value_and_count(returned: Any) -> tuple[Any, Any]:
+    """Returns what a loss gives, and how many samples it says that is a mean of.
+
+    Args:
+        returned: What the function returned, the loss alone or ``(loss, n)``.
+
+    Example:
+        >>> value_and_count((0.5, 3))
+        (0.5, 3)
+        >>> value_and_count(0.5)
+        (0.5, None)
+    """
+    if isinstance(returned, tuple) and len(returned) == 2:
+        return returned
+    return returned, None
+
+
 def _sizes(n_samples: int, n_microbatches: int) -> list[int]:
     """Returns numbers of samples as equal as they come, the larger ones first."""
     each, extra = divmod(n_samples, n_microbatches)

@@ -59,8 +59,8 @@ class Pipeline:
             placement, which runs four minibatches and goes on with what is fastest by
             simulation of their times; no rank holds more microbatches than the first
             one does with ``'1f1b'``.
-        lossfun: ``lossfun(*outputs, *targets)``, a mean over the samples; used on
-            the last stage.
+        lossfun: ``lossfun(*outputs, *targets)``, a mean over the samples, or that and
+            how many samples it is a mean of; used on the last stage.
         accfun: The same for the accuracy; ``None`` for none.
         transport (str): ``'mpi'``, or ``'chainermn'`` for the blocking sends and
             receives of ChainerMN, the reference to measure against, for stages in
@@ -253,12 +253,14 @@ class Pipeline:
             self._run(self._training, inputs)
             self._record = self._runner.record
             for stage in self._stages.values():
-                stage.finish(scale)
+                stage.check_gradients()
+            result = self._results.share()
+            self._treatment.check()
+            for stage in self._stages.values():
+                stage.finish(scale, self._results.correction)
             if self._ties is not None:
                 self._ties.add_up()
             self.n_steps += 1
-            result = self._results.share()
-            self._treatment.check()
         if self._trial is not None and self._trial.note(self.timeline):
             self._end_trial()
         return result
@@ -316,7 +318,7 @@ class Pipeline:
         self._treatment.hooks.add(optimizer)
 
     @property
-    def n_counted(self) -> dict[str, int]:
+    def n_counted(self) -> dict[str, float]:
         """The number of samples that the last loss and the last accuracy are means of.
 
         By name; known on the last stage's rank.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -27,6 +28,8 @@ class Results:
     def __init__(self, ranks: Ranks, loss: Loss, stages: Mapping[int, Stage]) -> None:
         self._ranks, self._loss, self._stages = ranks, loss, stages
         self._reports = {call: PendingReports() for call in CALLS}
+        #: What the last call's gradients are to be multiplied by, on all ranks.
+        self.correction = 1.0
 
     @property
     def are_expected(self) -> bool:
@@ -44,7 +47,12 @@ class Results:
         """
         ranks, calls, names = self._ranks, self._ranks.calls, self._loss.names
         is_last = ranks.rank == ranks.last
-        values = self._loss.means if is_last else np.empty(len(names))
+        values = np.empty(len(names) + 1)
+        if is_last:
+            values[:] = (*self._loss.means, self._loss.correction)
+            for text in self._loss.warnings():
+                # Where the script calls the pipeline.
+                warnings.warn(text, stacklevel=3)
         calls.finish()
         broadcast(ranks.comm, values, ranks.last, ranks.timeout, watch=calls.check)
         pending = self._reports[calls.call]
@@ -53,4 +61,5 @@ class Results:
         if calls.somebody_reports:
             sums = ranks.all_gather(pending.take(), "to tell what layers reported")
             reported = means(list(itertools.chain(*sums)))
-        return {**reported, **dict(zip(names, values.tolist()))}
+        *values, self.correction = values.tolist()
+        return {**reported, **dict(zip(names, values))}

@@ -125,11 +125,14 @@ class WeightGradients:
             contribution.write(gradient.array)
             gradient.filled = True
 
-    def finish(self) -> None:
+    def finish(self, factor: float = 1.0) -> None:
         """Leaves the minibatch's gradients in ``param.grad``.
 
         Parameters that received nothing have ``None`` there, as after Chainer's
         ``cleargrads`` and ``backward``.
+
+        Args:
+            factor (float): What the sums are multiplied by, before they are rounded.
         """
         for parameter in self.known():
             written = parameter.grad
@@ -137,6 +140,8 @@ class WeightGradients:
                 self.add(parameter, written)
             gradient = self._gradients.get(id(parameter))
             if gradient is not None and gradient.filled:
+                if factor != 1.0:
+                    gradient.array *= factor
                 parameter.grad = _in_dtype_of(parameter, gradient)
 
     def others(self) -> list[chainer.Parameter]:

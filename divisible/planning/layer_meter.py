@@ -23,6 +23,7 @@ import chainer
 from divisible.backward.tensors import to_tensor
 from divisible.communication.signatures import Tensors
 from divisible.dtypes import in_loss_dtype
+from divisible.minibatch import value_and_count
 from divisible.model import Divisible
 from divisible.planning.optimizer_state import state_bytes
 from divisible.planning.profile import LayerCost
@@ -108,7 +109,8 @@ class LayerMeter:
         """Measures the loss, which follows the last layer.
 
         Args:
-            lossfun: ``lossfun(*outputs, *targets)``, a scalar variable.
+            lossfun: ``lossfun(*outputs, *targets)``, a scalar variable; or that and the
+                number of samples that it is a mean of.
             targets: Arrays on any device.
         """
         targets = tuple(map(self._model.device.send, targets))
@@ -118,7 +120,8 @@ class LayerMeter:
             parameters = lossfun.params
 
         def loss(*outputs: Any) -> chainer.Variable:
-            return lossfun(*map(in_loss_dtype, outputs), *targets)
+            returned = lossfun(*map(in_loss_dtype, outputs), *targets)
+            return value_and_count(returned)[0]
 
         runs = Phases(loss, parameters, self._inputs)
         runs.forward()

@@ -7,6 +7,8 @@
     held              what is held in between: the graph, or only the inputs
     batch_statistics  running averages that see the whole minibatch
     loss              what follows the last layer
+    counted_mean      a mean over the samples of all microbatches that count
+    sightings         how many count, seen while a loss computes
     labels            the class labels that it takes
     reports           what layers tell chainer.report
 

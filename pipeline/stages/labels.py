@@ -40,6 +40,33 @@ def highest_label(labels: np.ndarray, ignored: int) -> int:
     return int(learned.max())
 
 
+def check_labels(microbatch: int, y: Any, t: Any, highest: int, ignored: int) -> None:
+    """Refuses targets of a microbatch that do not belong to what the model returned.
+
+    Args:
+        microbatch (int): Its position in the minibatch.
+        y: The scores, ``(samples, classes, ...)``.
+        t: The targets of ``F.softmax_cross_entropy``.
+        highest (int): The highest label to learn.
+        ignored (int): The label that is left out.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    if len(y) != len(t):
+        raise ValueError(
+            f"microbatch {microbatch} has {len(y)} samples but {len(t)} targets: x and"
+            f" t must be of the same minibatch"
+        )
+    # Of this microbatch: in some models the number of classes varies.
+    if highest >= y.shape[1]:
+        raise ValueError(
+            f"microbatch {microbatch} has the label {highest}, but the model has"
+            f" {y.shape[1]} outputs: labels go from 0 to {y.shape[1] - 1}, and"
+            f" {ignored} is ignored"
+        )
+
+
 def unwrap(function: Callable) -> tuple[Callable, Mapping[str, Any]]:
     """Returns a function and the keyword arguments that a partial gives it."""
     return getattr(function, "func", function), getattr(function, "keywords", {})
@@ -50,8 +77,26 @@ def label_left_out(function: Callable) -> int | None:
     function, options = unwrap(function)
     if function is chainer.functions.accuracy:
         return options.get("ignore_label")
-    # Otherwise it divides by the number of all samples.
-    normalizes = options.get("normalize", True)
-    if function is chainer.functions.softmax_cross_entropy and normalizes:
+    if function is chainer.functions.binary_accuracy:
+        return -1
+    # Otherwise they divide by the number of all samples.
+    if not options.get("normalize", True):
+        return None
+    if function is chainer.functions.sigmoid_cross_entropy:
+        return -1
+    if function is chainer.functions.softmax_cross_entropy:
         return options.get("ignore_label", -1)
     return None
+
+
+def is_understood(function: Callable) -> bool:
+    """Whether the targets alone tell what a function's mean is over."""
+    functions = chainer.functions
+    return unwrap(function)[0] in (
+        functions.accuracy,
+        functions.binary_accuracy,
+        functions.mean_absolute_error,
+        functions.mean_squared_error,
+        functions.sigmoid_cross_entropy,
+        functions.softmax_cross_entropy,
+    )

@@ -7,10 +7,13 @@ from typing import Any, Callable
 
 import chainer
 import numpy as np
+from chainer.functions.evaluation.accuracy import Accuracy
+from chainer.functions.evaluation.binary_accuracy import BinaryAccuracy
 
 from divisible.backward.tensors import to_tensor
 from divisible.dtypes import in_loss_dtype
-from pipeline.stages.labels import highest_label, label_left_out, unwrap
+from pipeline.stages.counted_mean import CountedMean
+from pipeline.stages.labels import check_labels, highest_label, unwrap
 
 _HOST = chainer.get_device("@numpy")
 
@@ -18,18 +21,15 @@ _HOST = chainer.get_device("@numpy")
 class Loss:
     """The loss and the accuracy of a minibatch, from those of its microbatches.
 
-    The minibatch's loss is the mean of its microbatches' losses weighted by their
-    numbers of samples, which is the loss of the undivided minibatch if ``lossfun``
-    is a mean over samples. So is the accuracy. ``F.softmax_cross_entropy`` and
-    ``F.accuracy``, also as a ``functools.partial`` with other arguments, leave out
-    samples with the label to ignore, and so do their weights. Another function that
-    leaves out samples gives the mean of the microbatches' means.
+    Both are means over the samples that count (:class:`CountedMean`), and then the
+    minibatch's are those of the undivided minibatch.
 
     Outputs of float16 are cast to float32 first.
 
     Args:
         lossfun: ``lossfun(*outputs, *targets)`` returns a scalar variable, the mean
-            over the samples. If it is a link, its parameters get gradients as well.
+            over the samples; or that and the number of samples that it is a mean of.
+            If it is a link, its parameters get gradients as well.
         accfun: The same for the accuracy, or ``None``.
 
     Attributes:
@@ -37,19 +37,15 @@ class Loss:
     """
 
     def __init__(self, lossfun: Callable, accfun: Callable | None) -> None:
-        self._functions = {"loss": lossfun}
+        # Metrics beside the loss, as L.Classifier has one, are no part of it.
+        loss = CountedMean("lossfun", lossfun, ignores=(Accuracy, BinaryAccuracy))
+        self._means = {"loss": loss}
         if accfun is not None:
-            self._functions["accuracy"] = accfun
-        self.names = tuple(self._functions)
+            self._means["accuracy"] = CountedMean("accfun", accfun)
+        self.names = tuple(self._means)
         function, options = unwrap(lossfun)
         self._classifies = function is chainer.functions.softmax_cross_entropy
         self._ignored = options.get("ignore_label", -1)
-        # By name of the function, if it leaves one out.
-        self._labels_left_out = {
-            name: label
-            for name, f in self._functions.items()
-            if (label := label_left_out(f)) is not None
-        }
         self.scale = 1.0
         self.start(None)
 
@@ -70,24 +66,19 @@ class Loss:
             ValueError: If a class label is negative.
         """
         parts = targets or ()
-        counts = dict.fromkeys(self.names, [len(first) for first, *_ in parts])
-        if self._classifies or self._labels_left_out:
+        hosted = []
+        if self._classifies or any(
+            mean.label_left_out is not None for mean in self._means.values()
+        ):
             # Before they are on a GPU, which would have to be waited for.
             hosted = [_HOST.send(labels) for labels, *_ in parts]
-            for name, label in self._labels_left_out.items():
-                counts[name] = [int((labels != label).sum()) for labels in hosted]
-            if self._classifies:
-                self._highest = [highest_label(some, self._ignored) for some in hosted]
+        if self._classifies:
+            self._highest = [highest_label(some, self._ignored) for some in hosted]
         self._targets = None
         if targets is not None:
             self._targets = [tuple(map(device.send, part)) for part in parts]
-        #: By name, over how many samples the mean is.
-        self.n_counted = {name: int(np.sum(n)) for name, n in counts.items()}
-        self._weights = {
-            name: np.asarray(n) / max(1, self.n_counted[name])
-            for name, n in counts.items()
-        }
-        self._values: dict[int, list[Any]] = {}
+        for mean in self._means.values():
+            mean.start(self._targets or (), hosted)
 
     @property
     def is_wanted(self) -> bool:
@@ -97,11 +88,22 @@ class Loss:
     @property
     def means(self) -> np.ndarray:
         """The means over the microbatches seen so far, in the order of ``names``."""
-        means = np.zeros(len(self.names))
-        for microbatch, values in sorted(self._values.items()):
-            for i, name in enumerate(self.names):
-                means[i] += self._weights[name][microbatch] * float(values[i])
-        return means
+        return np.array([mean.mean for mean in self._means.values()])
+
+    @property
+    def n_counted(self) -> dict[str, float]:
+        """By name, over how many samples the mean is."""
+        return {name: mean.n_counted for name, mean in self._means.items()}
+
+    @property
+    def correction(self) -> float:
+        """What the minibatch's gradients are to be multiplied by in the end."""
+        return self._means["loss"].correction
+
+    def warnings(self) -> list[str]:
+        """Returns what users are to know of what was counted, each text once."""
+        texts = [mean.warning() for mean in self._means.values()]
+        return [text for text in texts if text is not None]
 
     def __call__(self, microbatch: int, outputs: Sequence[Any]) -> chainer.Variable:
         """Returns the loss of one microbatch, and counts it."""
@@ -109,11 +111,11 @@ class Loss:
             # Refuses other things, as it does between stages.
             to_tensor(y, "the last layer returned")
         if self._classifies:
-            self._check_outputs(microbatch, outputs)
-        targets = self._targets[microbatch]
+            t, highest = self._targets[microbatch][0], self._highest[microbatch]
+            check_labels(microbatch, outputs[0], t, highest, self._ignored)
         outputs = [in_loss_dtype(y) for y in outputs]
         try:
-            values = [f(*outputs, *targets) for f in self._functions.values()]
+            values = [mean(microbatch, outputs) for mean in self._means.values()]
         except Exception as error:
             # A model within the loss would give its own layer's position.
             error.layer_position = None
@@ -121,23 +123,28 @@ class Loss:
         loss, *accuracy = values
         if not isinstance(loss, chainer.Variable) or loss.shape != ():
             raise TypeError(
-                f"lossfun must return a scalar chainer.Variable, not {loss!r}; with"
-                f" softmax_cross_entropy, reduce must be 'mean'"
+                f"lossfun must return a scalar chainer.Variable, or that and a number"
+                f" of samples, not {loss!r}; with softmax_cross_entropy, reduce must be"
+                f" 'mean'"
             )
         for value in accuracy:
             if value is None or np.shape(chainer.as_array(value)) != ():
-                raise TypeError(f"accfun must return a scalar, not {value!r}")
-        # Turned into numbers at the end only, for which a GPU has to be waited for.
-        self._values[microbatch] = [chainer.as_array(y) for y in values]
+                raise TypeError(
+                    f"accfun must return a scalar, or that and a number of samples, not"
+                    f" {value!r}"
+                )
+        if self._means["loss"].counts_nothing(microbatch) and not _is_finite(loss):
+            # Zero times its gradients would be no number either.
+            return _Nothing().apply(outputs)[0]
         return loss
 
     @property
     def links(self) -> dict[str, chainer.Link]:
         """``lossfun`` and ``accfun`` by their names, as far as links."""
         return {
-            name: function
-            for name, function in self._functions.items()
-            if isinstance(function, chainer.Link)
+            name: mean.function
+            for name, mean in self._means.items()
+            if isinstance(mean.function, chainer.Link)
         }
 
     def params(self) -> Iterator[chainer.Parameter]:
@@ -152,24 +159,28 @@ class Loss:
                 yield f"/{name}{path}".rstrip("/"), link
 
     def gradient(self, microbatch: int, loss: chainer.Variable) -> Any:
-        """Returns the scaled gradient of the minibatch's loss by the microbatch's."""
-        xp = chainer.backend.get_array_module(loss.array)
-        return xp.full_like(loss.array, self.scale * self._weights["loss"][microbatch])
+        """Returns the scaled gradient of the minibatch's loss by the microbatch's.
 
-    def _check_outputs(self, microbatch: int, outputs: Sequence[Any]) -> None:
-        n_outputs, n_targets = (
-            len(arrays[0]) for arrays in (outputs, self._targets[microbatch])
-        )
-        if n_outputs != n_targets:
-            raise ValueError(
-                f"microbatch {microbatch} has {n_outputs} samples but {n_targets}"
-                f" targets: x and t must be of the same minibatch"
-            )
-        # Of this microbatch: in some models the number of classes varies.
-        highest, n_classes = self._highest[microbatch], outputs[0].shape[1]
-        if highest >= n_classes:
-            raise ValueError(
-                f"microbatch {microbatch} has the label {highest}, but the model has"
-                f" {n_classes} outputs: labels go from 0 to {n_classes - 1}, and"
-                f" {self._ignored} is ignored"
-            )
+        Up to the correction, which is known in the end.
+        """
+        xp = chainer.backend.get_array_module(loss.array)
+        share = self.scale * self._means["loss"].weight(microbatch)
+        return xp.full_like(loss.array, share)
+
+
+def _is_finite(loss: chainer.Variable) -> bool:
+    xp = chainer.backend.get_array_module(loss.array)
+    return bool(xp.isfinite(loss.array))
+
+
+class _Nothing(chainer.FunctionNode):
+    """A loss whose gradients are zero."""
+
+    def forward(self, inputs: tuple) -> tuple:
+        xp = chainer.backend.get_array_module(*inputs)
+        return (xp.zeros((), np.float32),)
+
+    def backward(self, indexes: Sequence[int], gradients: Sequence[Any]) -> tuple:
+        xp = chainer.backend.get_array_module(gradients[0].array)
+        inputs = [self.inputs[i] for i in indexes]
+        return tuple(chainer.Variable(xp.zeros(x.shape, x.dtype)) for x in inputs)

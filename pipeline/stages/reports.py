@@ -4,16 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Callable, NamedTuple
 
 import chainer
 import numpy as np
 
 
+class _Counted(NamedTuple):
+    """A value that is a mean of another number than the microbatch's samples."""
+
+    value: Any
+    n: Any
+
+
 class _Reporter(chainer.Reporter):
-    """Takes reports of links that are not part of the stage, too."""
+    """Takes reports of links that are not part of the stage, too.
+
+    Attributes:
+        count: Returns what the values that are reported now are means of; ``None`` for
+            all samples.
+    """
+
+    count: Callable[[], Any] = staticmethod(lambda: None)
 
     def report(self, values: dict, observer: Any = None) -> None:
+        n = self.count()
+        if n is not None:
+            values = {k: _Counted(chainer.as_array(v), n) for k, v in values.items()}
         if observer is None or id(observer) in self._observer_names:
             super().report(values, observer)
             return
@@ -21,6 +38,30 @@ class _Reporter(chainer.Reporter):
         self.add_observer(f"/{type(observer).__name__}", observer)
         super().report(values, observer)
         del self._observer_names[id(observer)]
+
+
+@contextmanager
+def counted_by(count: Callable[[], Any]) -> Iterator[None]:
+    """Weights what a stage's loss reports by what it counted before it reported.
+
+    ``L.Classifier`` reports the loss after it has called ``lossfun``, and the accuracy
+    after ``accfun``.
+
+    Args:
+        count: Returns how much was counted; ``None`` for all samples.
+    """
+    try:
+        reporter = chainer.reporter.get_current_reporter()
+    except IndexError:
+        reporter = None
+    if not isinstance(reporter, _Reporter):
+        yield
+        return
+    reporter.count = count
+    try:
+        yield
+    finally:
+        del reporter.count
 
 
 class Reports:
@@ -63,20 +104,25 @@ class Reports:
         """Whether anything was reported."""
         return bool(self._values)
 
-    def sums(self) -> dict[str, tuple[float, int]]:
+    def sums(self) -> dict[str, tuple[float, float]]:
         """Returns by name the sum over samples, and how many they were.
 
         Here the numbers are read, for which a GPU has to be waited for.
         """
-        sums: dict[str, tuple[float, int]] = {}
+        sums: dict[str, tuple[float, float]] = {}
         for n, observation in self._values:
             for name, value in observation.items():
+                weight = n
+                if isinstance(value, _Counted):
+                    value, weight = value.value, float(value.n)
                 value = chainer.as_array(value)
                 if np.ndim(value) or value is None:
                     # As Chainer's own summaries do, which leave out all but numbers.
                     continue
                 total, count = sums.get(name, (0.0, 0))
-                sums[name] = total + n * float(value), count + n
+                # A mean over nothing may be no number.
+                more = weight * float(value) if weight else 0.0
+                sums[name] = total + more, count + weight
         return sums
 
 
@@ -90,32 +136,32 @@ class PendingReports:
 
     def __init__(self) -> None:
         self.are_expected = True
-        self._sums: list[Mapping[str, tuple[float, int]]] = []
+        self._sums: list[Mapping[str, tuple[float, float]]] = []
 
-    def add(self, sums: Iterable[Mapping[str, tuple[float, int]]]) -> None:
+    def add(self, sums: Iterable[Mapping[str, tuple[float, float]]]) -> None:
         """Adds what the stages reported in a call."""
         new = [some for some in sums if some]
         self.are_expected = bool(new)
         self._sums += new
 
-    def take(self) -> list[Mapping[str, tuple[float, int]]]:
+    def take(self) -> list[Mapping[str, tuple[float, float]]]:
         """Returns what no call has returned yet."""
         taken, self._sums = self._sums, []
         return taken
 
 
-def means(gathered: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
+def means(gathered: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
     """Returns the means over all stages that reported something under a name.
 
     Args:
         gathered: The sums of each stage.
     """
-    totals: dict[str, tuple[float, int]] = {}
+    totals: dict[str, tuple[float, float]] = {}
     for sums in gathered:
         for name, (total, count) in sums.items():
             before = totals.get(name, (0.0, 0))
             totals[name] = before[0] + total, before[1] + count
-    return {name: total / count for name, (total, count) in totals.items()}
+    return {name: total / (count or 1) for name, (total, count) in totals.items()}
 
 
 def named(result: Mapping[str, float]) -> dict[str, float]:

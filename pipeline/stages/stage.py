@@ -120,21 +120,26 @@ class Stage:
         for segment in self._segments:
             segment.begin()
 
-    def finish(self, loss_scale: float | None = None) -> None:
-        """Ends a minibatch: leaves gradients in ``param.grad``, moves averages.
-
-        Args:
-            loss_scale (float or None): What the gradients are multiplied by.
+    def check_gradients(self) -> None:
+        """Refuses gradients that no optimizer here would see.
 
         Raises:
             ValueError: If a layer used a parameter of another stage.
         """
-        self._weight_gradients.finish()
+        for param in self._weight_gradients.others():
+            self._check_own(param)
+
+    def finish(self, loss_scale: float | None = None, correction: float = 1.0) -> None:
+        """Ends a minibatch: leaves gradients in ``param.grad``, moves averages.
+
+        Args:
+            loss_scale (float or None): What the gradients are multiplied by already.
+            correction (float): What they are to be multiplied by.
+        """
+        self._weight_gradients.finish(correction)
         for param in self._weight_gradients.known():
             # As Variable.backward does; update rules divide by it.
             param._loss_scale = loss_scale
-        for param in self._weight_gradients.others():
-            self._check_own(param)
         if self._statistics is not None:
             self._statistics.finish()
 

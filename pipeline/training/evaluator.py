@@ -206,16 +206,24 @@ class _Means:
     """Means of values that count differently much."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, int]] = {}
+        self._sums: dict[str, tuple[float, float]] = {}
+        # Of what counts nothing, such as zero for samples that are all left out.
+        self._values: dict[str, float] = {}
 
-    def add(self, values: Mapping[str, float], weights: Mapping[str, int]) -> None:
+    def add(self, values: Mapping[str, float], weights: Mapping[str, float]) -> None:
+        self._values.update(values)
         for name, value in values.items():
             total, weight = self._sums.get(name, (0.0, 0))
             more = weights[name]
-            self._sums[name] = total + more * value, weight + more
+            # A mean over nothing may be no number.
+            total += more * value if more else 0.0
+            self._sums[name] = total, weight + more
 
     def result(self) -> dict[str, float]:
-        return {name: total / max(1, n) for name, (total, n) in self._sums.items()}
+        return {
+            name: total / n if n else self._values[name]
+            for name, (total, n) in self._sums.items()
+        }
 
 
 def _sweep(reader: MinibatchReader, iterator: Any, at_once: int) -> Iterator[Minibatch]:

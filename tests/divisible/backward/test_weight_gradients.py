@@ -246,3 +246,16 @@ def test_float16_products_are_added_in_float32(n_microbatches):
         y.backward()
         for ours, chainers in zip(pipelined, (link.W.grad, link.b.grad)):
             np.testing.assert_array_equal(ours, chainers)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_a_factor_comes_before_rounding(dtype):
+    link = chainer.links.Linear(2, 1, nobias=True)
+    link.W.array = link.W.array.astype(dtype)
+    gradients = WeightGradients(link.params)
+    for _ in range(2):
+        gradients.begin()
+        for _ in range(2):
+            gradients.add(link.W, np.full((1, 2), 60000, np.float32))
+        gradients.finish(0.25)
+        np.testing.assert_array_equal(link.W.grad, np.full((1, 2), 30000, dtype))

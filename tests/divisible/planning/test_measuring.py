@@ -276,6 +276,8 @@ def test_losses():
     assert alone.loss.seconds > 0
     link = L.Classifier(L.Linear(3, 2))
     assert profile(model, x, np.zeros(2, np.int32), link, repeat=1).loss.seconds > 0
+    counted = profile(model, x, lossfun=lambda y: (F.sum(y * y), 3), repeat=1)
+    assert len(counted) == len(alone)
     with pytest.raises(TypeError, match="lossfun must return one variable"):
         profile(model, x, lossfun=lambda y: 1.0, repeat=1)
 
