@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 import chainer
@@ -58,6 +58,7 @@ def check_labels(microbatch: int, y: Any, t: Any, highest: int, ignored: int) ->
             f"microbatch {microbatch} has {len(y)} samples but {len(t)} targets: x and"
             f" t must be of the same minibatch"
         )
+    _check_shape(microbatch, y.shape, t)
     # Of this microbatch: in some models the number of classes varies.
     if highest >= y.shape[1]:
         raise ValueError(
@@ -65,6 +66,37 @@ def check_labels(microbatch: int, y: Any, t: Any, highest: int, ignored: int) ->
             f" {y.shape[1]} outputs: labels go from 0 to {y.shape[1] - 1}, and"
             f" {ignored} is ignored"
         )
+
+
+def _check_shape(microbatch: int, shape: Sequence[int], t: Any) -> None:
+    if len(shape) < 2:
+        raise ValueError(
+            f"the last layer returned the shape {tuple(shape)} for microbatch"
+            f" {microbatch}, but softmax_cross_entropy takes scores of the shape"
+            f" (samples, classes, ...)"
+        )
+    if t.dtype.kind == "f":
+        if t.shape != shape:
+            raise ValueError(
+                f"microbatch {microbatch} has probabilities of the shape {t.shape} as"
+                f" targets, but the last layer returned {tuple(shape)}: they must have"
+                f" that shape"
+            )
+        return
+    expected = (shape[0], *shape[2:])
+    if t.shape == expected:
+        return
+    cure = ""
+    if t.size == np.prod(expected):
+        # Of all samples, however many: the first axis stays.
+        cure = f": use t.reshape({', '.join(map(str, ('len(t)', *expected[1:])))})"
+    elif t.shape == shape:
+        cure = ": if they are one-hot, use t.argmax(axis=1)"
+    raise ValueError(
+        f"microbatch {microbatch} has targets of the shape {t.shape}, but for the shape"
+        f" {tuple(shape)} that the last layer returned, softmax_cross_entropy takes"
+        f" labels of the shape {expected}{cure}"
+    )
 
 
 def unwrap(function: Callable) -> tuple[Callable, Mapping[str, Any]]:
