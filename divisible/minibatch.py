@@ -9,7 +9,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from divisible.communication.signatures import Tensor, Tensors
+from divisible.communication.signatures import Tensor, Tensors, check_plain
 
 
 def as_arrays(name: str, value: Any, where: str = "") -> tuple:
@@ -21,7 +21,8 @@ def as_arrays(name: str, value: Any, where: str = "") -> tuple:
         where (str): What reads it, for messages; such as ``' on rank 0'``.
 
     Raises:
-        TypeError: If it is missing, or something else than arrays.
+        TypeError: If it is missing, or something else than arrays, or they are of a
+            subclass.
         ValueError: If there are no arrays, no samples, or not equally many.
 
     Example:
@@ -43,6 +44,7 @@ def as_arrays(name: str, value: Any, where: str = "") -> tuple:
                 f"{name} must be an array or a tuple of arrays, not"
                 f" {type(array).__name__}"
             )
+        check_plain(array, f"{name} is")
         if array.ndim == 0 or len(array) == 0:
             raise ValueError(f"{name} has no samples: its shape is {array.shape}")
         if len(array) != len(arrays[0]):

@@ -1,12 +1,34 @@
-"""Tensors, as they travel between stages, to and from Chainer's variables."""
+"""Tensors, as they travel between stages, to and from Chainer's variables.
+
+Between two graphs of one rank more can pass than between ranks: :func:`detached` keeps
+lists, dictionaries and constants, in which variables are in places of their own.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+import numbers
+from collections.abc import Iterator
+from typing import Any, Callable
 
 import chainer
 
-from divisible.communication.signatures import Tensor
+from divisible.communication.signatures import Tensor, check_plain
+
+
+def to_message(y: Any, source: str) -> Tensor:
+    """Returns what a layer returned, as it travels to another stage.
+
+    Args:
+        y: A variable or an array.
+        source: Where it comes from, for the error.
+
+    Raises:
+        TypeError: As :func:`to_tensor`, or if the array is of a subclass.
+    """
+    tensor = to_tensor(y, source)
+    check_plain(tensor.array, f"plain arrays pass from stage to stage, but {source}")
+    return tensor
 
 
 def to_tensor(y: Any, source: str = "the last layer of this one returned") -> Tensor:
@@ -41,3 +63,62 @@ def from_tensor(tensor: Tensor) -> Any:
     if tensor.requires_grad is None:
         return tensor.array
     return chainer.Variable(tensor.array, requires_grad=tensor.requires_grad)
+
+
+def detached(y: Any) -> Any:
+    """Returns what a layer returned for one on the same rank that has its own graph.
+
+    Args:
+        y: Variables, arrays, ``None``, numbers and texts, and tuples, lists and
+            dictionaries of them.
+
+    Returns:
+        The same, with tensors in the place of variables and arrays.
+
+    Raises:
+        TypeError: If it is anything else.
+
+    Example:
+        >>> import numpy as np
+        >>> detached([None, {"a": np.zeros(2)}])
+        [None, {'a': Tensor(array=array([0., 0.]), requires_grad=None)}]
+    """
+    if isinstance(y, (tuple, list, dict)):
+        return _mapped(detached, y)
+    if isinstance(y, (chainer.Variable, *chainer.get_array_types())):
+        return Tensor(chainer.as_array(y), getattr(y, "requires_grad", None))
+    if y is None or isinstance(y, (str, numbers.Number)):
+        return y
+    raise TypeError(
+        f"between a layer that is recomputed and one that is not, variables, arrays,"
+        f" None, numbers, texts, and tuples, lists and dictionaries of them pass, but"
+        f" not {type(y).__name__}: mark both layers to be recomputed, or neither"
+    )
+
+
+def attached(y: Any) -> Any:
+    """Returns what a layer is called with: what :func:`detached` was given."""
+    if isinstance(y, Tensor):
+        return from_tensor(y)
+    return _mapped(attached, y) if isinstance(y, (tuple, list, dict)) else y
+
+
+def leaves(y: Any) -> Iterator[Any]:
+    """Yields all that is in tuples, lists and dictionaries, in their order."""
+    if isinstance(y, dict):
+        y = list(y.values())
+    if isinstance(y, (tuple, list)) and not isinstance(y, Tensor):
+        for each in y:
+            yield from leaves(each)
+    else:
+        yield y
+
+
+def _mapped(function: Callable[[Any], Any], y: Any) -> Any:
+    if isinstance(y, tuple):
+        mapped = map(function, y)
+        return y._make(mapped) if hasattr(y, "_make") else tuple(mapped)
+    changed = copy.copy(y)
+    for key in y if isinstance(y, dict) else range(len(y)):
+        changed[key] = function(y[key])
+    return changed

@@ -35,6 +35,34 @@ class TensorSpec(NamedTuple):
 Signature = tuple
 
 
+def check_plain(array: Any, source: str) -> None:
+    """Refuses arrays of subclasses, which would arrive as plain ones.
+
+    A mask or a product that is a matrix's own would be lost on the way. Of files in
+    memory (``numpy.memmap``) nothing is.
+
+    Args:
+        array: A NumPy or CuPy array, or ``None``.
+        source (str): Where it comes from, for the error.
+
+    Raises:
+        TypeError: If it is one.
+
+    Example:
+        >>> import numpy as np
+        >>> check_plain(np.ones(2), "x is")
+    """
+    kind = type(array)
+    if kind.__name__ in ("ndarray", "memmap"):
+        return
+    if any(base.__name__ == "ndarray" for base in kind.__mro__):
+        raise TypeError(
+            f"{source} a {kind.__name__}: arrays of subclasses would lose what they add"
+            f" to numpy.ndarray on their way; make it a plain array, such as by"
+            f" numpy.asarray or filled"
+        )
+
+
 def signature(tensors: Sequence[Tensor]) -> Signature:
     """Returns the shapes and dtypes of tensors."""
     return tuple(

@@ -11,7 +11,7 @@ import chainer
 from divisible import Divisible
 from divisible.backward import backprop
 from divisible.backward.backprop import PendingWeightGradients
-from divisible.backward.tensors import from_tensor, to_tensor
+from divisible.backward.tensors import attached, detached, leaves, to_message
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensor, Tensors
 from divisible.random_streams import layer_streams
@@ -19,12 +19,15 @@ from pipeline.stages.held import Graph, Inputs, Persistents
 from pipeline.stages.loss import Loss
 
 
-def skips_across(layers: Divisible) -> tuple[list[str], list[str]]:
-    """Returns the names of what layers get from before them, and hand over behind."""
+def skips_across(layers: Divisible) -> tuple[list[str], dict[str, int]]:
+    """Returns the names of what layers get from before them, and hand over behind.
+
+    The latter with the positions of the layers that do.
+    """
     start, end = layers.layer_range
     return (
         [s.name for s in layers.skips if s.stash < start <= s.pop < end],
-        [s.name for s in layers.skips if start <= s.stash < end <= s.pop],
+        {s.name: s.stash for s in layers.skips if start <= s.stash < end <= s.pop},
     )
 
 
@@ -40,6 +43,8 @@ class Segment:
         loss (Loss or None): What follows the layers at the end of the model.
         is_recomputed (bool): Whether the layers are marked to be recomputed.
         again: ``again(microbatch)`` is the context of a forward that was run before.
+        stage (Divisible): The stage that the layers belong to. What leaves it is a
+            message; what stays may also be lists, dictionaries and constants.
     """
 
     def __init__(
@@ -49,8 +54,12 @@ class Segment:
         loss: Loss | None,
         is_recomputed: bool,
         again: Callable[[int], AbstractContextManager],
+        stage: Divisible | None = None,
     ) -> None:
+        stage = layers if stage is None else stage
         self.layers = layers
+        self._ends_stage = layers.layer_range[1] == stage.layer_range[1]
+        self._skips_of_stage = skips_across(stage)[1]
         self.loss = loss
         self.is_recomputed = is_recomputed
         self._weight_gradients = weight_gradients
@@ -93,10 +102,19 @@ class Segment:
             graph = self._run(microbatch, inputs, skipped)
             if trains:
                 self._held[microbatch] = graph
-        outputs = () if self._has_loss() else tuple(map(to_tensor, graph.outputs))
+        outputs: Tensors = ()
+        if not self._has_loss():
+            what = "the last layer of this one returned"
+            position = self.layers.layer_range[1] - 1
+            outputs = _passed(graph.outputs, self._ends_stage, what, position)
         return outputs, {
-            name: tuple(to_tensor(y, f"stash({name!r}) handed over") for y in ys)
-            for name, ys in graph.handed_over.items()
+            name: _passed(
+                graph.handed_over[name],
+                name in self._skips_of_stage,
+                f"stash({name!r}) handed over",
+                position,
+            )
+            for name, position in self.hands_over.items()
         }
 
     def holds(self, microbatch: int) -> bool:
@@ -135,10 +153,16 @@ class Segment:
     def _run(
         self, microbatch: int, inputs: Tensors, skipped: Mapping[str, Tensors]
     ) -> Graph:
-        values = tuple(map(from_tensor, inputs))
-        skips = {name: tuple(map(from_tensor, skipped[name])) for name in self.takes}
+        values = attached(tuple(inputs))
+        skips = {name: attached(tuple(skipped[name])) for name in self.takes}
         y, stashed = self.layers.run(values, skips)
         outputs = _as_tuple(y)
+        if self._ends_stage and not outputs:
+            # Among messages it would be a microbatch without samples.
+            raise _at(
+                self.layers.layer_range[1] - 1,
+                TypeError("the last layer of this stage returned an empty tuple"),
+            )
         if self._has_loss():
             with layer_streams() as streams:
                 # What a random loss draws from follows the last layer's.
@@ -174,15 +198,14 @@ class Segment:
             gradients = (Tensor(self.loss.gradient(microbatch, graph.outputs[0])),)
         variables = [
             x
-            for values in (graph.inputs, *graph.skipped.values())
-            for x in values
+            for x in leaves([graph.inputs, *graph.skipped.values()])
             if isinstance(x, chainer.Variable)
         ]
         outputs, output_gradients = [], []
         ends = [(graph.outputs, gradients)]
         ends += [(ys, skip_gradients[name]) for name, ys in graph.handed_over.items()]
         for ys, tensors in ends:
-            for y, tensor in zip(ys, tensors):
+            for y, tensor in zip(leaves(ys), tensors):
                 if isinstance(y, chainer.Variable):
                     outputs.append(y)
                     output_gradients.append(tensor.array)
@@ -194,7 +217,7 @@ class Segment:
         by_variable = dict(zip(map(id, variables), found))
 
         def in_places(values: Sequence[Any]) -> Tensors:
-            return tuple(Tensor(by_variable.get(id(x))) for x in values)
+            return tuple(Tensor(by_variable.get(id(x))) for x in leaves(values))
 
         return in_places(graph.inputs), {
             name: in_places(values) for name, values in graph.skipped.items()
@@ -209,3 +232,19 @@ class Segment:
 
 def _as_tuple(y: Any) -> tuple:
     return y if isinstance(y, tuple) else (y,)
+
+
+def _passed(ys: tuple, is_message: bool, source: str, position: int) -> tuple:
+    """Returns what a layer returned, as the next segment or stage takes it."""
+    try:
+        if is_message:
+            return tuple(to_message(y, source) for y in ys)
+        return tuple(map(detached, ys))
+    except TypeError as error:
+        raise _at(position, error) from None
+
+
+def _at(position: int, error: Exception) -> Exception:
+    """Returns an error of the layer at a position of the undivided model."""
+    error.layer_position = position
+    return error

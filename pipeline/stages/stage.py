@@ -13,15 +13,15 @@ tensors to each other as stages do::
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import groupby
 
 import chainer
 
 from divisible import Divisible, RandomKey, keyed_random_state
 from divisible.backward.weight_gradients import WeightGradients
-from divisible.communication.signatures import Tensors
+from divisible.communication.signatures import Tensors, check_plain
 from pipeline.stages.batch_statistics import BatchStatistics, discarded
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import Reports
@@ -68,7 +68,7 @@ class Stage:
         """Cuts the layers where the mark to recompute them changes."""
         segments = []
         start, end = self.layers.layer_range
-        for is_recomputed, run in groupby(self.layers.recomputed):
+        for is_recomputed, run in itertools.groupby(self.layers.recomputed):
             stop = start + len(list(run))
             segments.append(
                 Segment(
@@ -77,6 +77,7 @@ class Stage:
                     self.loss if stop == end else None,
                     is_recomputed,
                     self._again,
+                    self.layers,
                 )
             )
             start = stop
@@ -219,6 +220,8 @@ class Stage:
                 microbatch, gradients, handed_over, split
             )
             skip_gradients.update(taken)
+        for gradient, _ in itertools.chain(gradients, *skip_gradients.values()):
+            check_plain(gradient, "plain gradients pass between stages, but one is")
         return gradients, skip_gradients
 
     def backward_weight(self, microbatch: int) -> None:

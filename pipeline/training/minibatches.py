@@ -26,6 +26,7 @@ import numpy as np
 from chainer.dataset import convert
 
 from divisible.communication.errors import DisagreementError
+from divisible.communication.signatures import check_plain
 from pipeline.pipeline import Pipeline
 
 Key = Union[int, str]
@@ -186,6 +187,8 @@ class MinibatchReader:
         if self._sends_targets:
             if self.reads:
                 host = chainer.get_device("@numpy")
+                for array in t:
+                    check_plain(array, "a target is")
                 self._ranks.send_targets([host.send(array) for array in t])
             elif self._uses_targets:
                 t = self._ranks.receive_targets()

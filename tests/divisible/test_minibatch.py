@@ -52,3 +52,15 @@ def test_outputs_are_put_together_again():
 def test_scalars_are_no_outputs():
     with pytest.raises(TypeError, match="returned a scalar for a microbatch"):
         join([(Tensor(np.array(3.0)),)])
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+@pytest.mark.parametrize("kind", [np.ma.asarray, np.asmatrix, np.rec.array])
+def test_subclasses_are_refused(kind):
+    with pytest.raises(TypeError, match="x is a .*: arrays of subclasses would lose"):
+        as_arrays("x", kind(np.ones((2, 3))))
+
+
+def test_files_in_memory_are_plain(tmp_path):
+    array = np.memmap(tmp_path / "x", np.float32, "w+", shape=(4, 2))
+    assert as_arrays("x", array[:2])[0].shape == (2, 2)

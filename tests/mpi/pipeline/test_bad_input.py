@@ -9,6 +9,7 @@ import pytest
 from divisible import Divisible, Plan, pop, stash
 from divisible.schedules import Schedule
 from pipeline import DisagreementError, Pipeline
+from pipeline.training.minibatches import MinibatchReader, iterators_of_rank
 from tests.support.mpiexec import assert_on_ranks, mpiexec, on_ranks, refused_on_ranks
 
 DEADLINE = 10
@@ -235,6 +236,85 @@ def unfit_skip(comm):
     pipe.step(np.ones((4, 4), np.float32), np.zeros(4, np.int32))
 
 
+class Tagged(np.ndarray):
+    """Arithmetic of which a message knows nothing."""
+
+
+def subclass_returned(comm):
+    def layer(x):
+        return x, np.ma.masked_less(x.array, 0)
+
+    model = Divisible(L.Linear(4, 5), layer, lambda x, y: x, L.Linear(5, 3))
+    Pipeline(stage_of(comm, model), comm, 2).step(X, T)
+
+
+def subclass_in_a_variable(comm):
+    def layer(x):
+        return chainer.Variable(np.asmatrix(x.array))
+
+    model = Divisible(L.Linear(4, 5), layer, F.relu, L.Linear(5, 3))
+    Pipeline(stage_of(comm, model), comm, 2).step(X, T)
+
+
+def subclass_skipped(comm):
+    def layer(x):
+        return chainer.as_array(x).view(Tagged)
+
+    model = Divisible(layer, stash("a"), np.asarray, F.relu, F.relu, pop("a", F.add))
+    Pipeline(stage_of(comm, model), comm, 2).predict(X)
+
+
+def list_skipped(comm):
+    def layer(x):
+        return [x]
+
+    rest = F.relu, F.relu, pop("a", lambda x, y: x)
+    model = Divisible(layer, stash("a"), lambda x: x[0], *rest)
+    Pipeline(stage_of(comm, model), comm, 2).predict(X)
+
+
+def subclass_of_gradient(comm):
+    class Scaled(chainer.FunctionNode):
+        def forward(self, inputs):
+            return (np.asarray(inputs[0]) * 2,)
+
+        def backward(self, indexes, gradients):
+            return (chainer.Variable(np.asmatrix(2 * gradients[0].array)),)
+
+    def layer(x):
+        return Scaled().apply((x,))[0]
+
+    model = Divisible(L.Linear(4, 5), F.relu, layer, L.Linear(5, 3))
+    Pipeline(stage_of(comm, model), comm, 2).step(X, T)
+
+
+def subclass_as_target(comm):
+    def masked(batch, device):
+        return X, np.ma.masked_less(T, 0)
+
+    iterator = chainer.iterators.SerialIterator(list(zip(X, T)), 6)
+    pipe = Pipeline(stage_of(comm), comm, 2)
+    MinibatchReader(pipe, masked).next(iterators_of_rank(iterator, pipe)["main"])
+
+
+def nothing_returned(comm):
+    model = Divisible(L.Linear(4, 5), lambda x: (), L.Linear(5, 5), L.Linear(5, 3))
+    Pipeline(stage_of(comm, model), comm, 2).step(X, T)
+
+
+def nothing_returned_in_the_end(comm):
+    model = Divisible(L.Linear(4, 5), F.relu, F.relu, lambda x: ())
+    Pipeline(stage_of(comm, model), comm, 2).predict(X)
+
+
+def none_before_a_cut(comm):
+    def layer(x):
+        return F.dropout(x, return_mask=True)
+
+    model = Divisible(L.Linear(4, 5), layer, lambda x, mask: x, L.Linear(5, 3))
+    Pipeline(stage_of(comm, model), comm, 2).evaluate(X, T)
+
+
 def no_backward(comm):
     Pipeline(stage_of(comm), comm, schedule=Schedule([["0F0"], ["1F0"]]))
 
@@ -306,6 +386,15 @@ def wrong_width(comm):
         (2, unfit_skip, ["1F0 failed on rank 1", "layer 2, pop('a', add)"]),
         (2, no_backward, ["has no backward"]),
         (2, other_rank_first, ["wants the stages on the ranks [0, 1]"]),
+        (2, subclass_returned, ["in layer 1, ", "returned a MaskedArray"]),
+        (2, subclass_in_a_variable, ["in layer 1, ", "returned a matrix"]),
+        (2, subclass_skipped, ["in layer 1, stash", "handed over a Tagged"]),
+        (2, list_skipped, ["in layer 1, stash", "handed over list"]),
+        (2, subclass_of_gradient, ["1B0 failed on rank 1", "but one is a matrix"]),
+        (2, subclass_as_target, ["a target is a MaskedArray"]),
+        (2, nothing_returned, ["in layer 1, ", "returned an empty tuple"]),
+        (2, nothing_returned_in_the_end, ["in layer 3, ", "returned an empty tuple"]),
+        (2, none_before_a_cut, ["in layer 1, ", "returned NoneType"]),
         (2, not_an_array, ["0F0 failed on rank 0", "returned dict"]),
         (2, not_a_loss, ["lossfun must return a scalar"]),
         (2, wrong_width, ["0F0 failed on rank 0", "layer 0, Linear(in_size=4"]),
