@@ -61,7 +61,11 @@ def split(arrays: Sequence[Any], n_microbatches: int) -> list[tuple]:
         >>> [len(part) for part, in split([np.ones((5, 4))], n_microbatches=3)]
         [2, 2, 1]
     """
-    ends = list(itertools.accumulate(_sizes(len(arrays[0]), n_microbatches), initial=0))
+    return _cut(arrays, _sizes(len(arrays[0]), n_microbatches))
+
+
+def _cut(arrays: Sequence[Any], sizes: Sequence[int]) -> list[tuple]:
+    ends = list(itertools.accumulate(sizes, initial=0))
     return [
         tuple(array[start:end] for array in arrays)
         for start, end in zip(ends, ends[1:])
@@ -75,18 +79,120 @@ def as_tensors(arrays: Sequence[Any], device: chainer.backend.Device) -> Tensors
     return tuple(Tensor(device.send(array)) for array in arrays)
 
 
-def join(outputs: Sequence[Tensors]) -> tuple[np.ndarray, ...]:
-    """Returns the outputs of all microbatches as one, on the host."""
+def join(
+    outputs: Sequence[Tensors],
+    sizes: Sequence[int] | None = None,
+    axis: int | Sequence[int] = 0,
+) -> tuple[np.ndarray, ...]:
+    """Returns the outputs of all microbatches as one, on the host.
+
+    Args:
+        outputs: Of each microbatch; none for one of no samples.
+        sizes: The samples of each; by default as many as the first output has.
+        axis (int or sequence of ints): As for :func:`concatenate`.
+
+    Raises:
+        TypeError, ValueError: As :func:`concatenate`.
+    """
     host = chainer.get_device("@numpy")
-    columns = [
-        [host.send(y) for y, _ in column] for column in zip(*filter(None, outputs))
-    ]
-    if any(y.ndim == 0 for column in columns for y in column):
+    parts = [tuple(host.send(y) for y, _ in tensors) for tensors in outputs if tensors]
+    if sizes is None:
+        sizes = [len(first) if first.ndim else 1 for first, *_ in parts]
+    return concatenate(parts, list(filter(None, sizes)), axis)
+
+
+def concatenate(
+    outputs: Sequence[Sequence[Any]],
+    sizes: Sequence[int],
+    axis: int | Sequence[int] = 0,
+) -> tuple:
+    """Returns what a model returned for several parts of the samples as one.
+
+    Args:
+        outputs: For each part a tuple of arrays.
+        sizes: The number of samples of each part.
+        axis (int or sequence of ints): Along which axis an output has its samples; one
+            for all outputs, or one for each.
+
+    Raises:
+        TypeError: If an output is a scalar.
+        ValueError: If the samples are not along that axis, because its length does not
+            go with their number, or the shapes differ along another one.
+
+    Example:
+        >>> parts = [(np.ones((2, n, 5)),) for n in (4, 3)]
+        >>> concatenate(parts, sizes=[4, 3], axis=1)[0].shape
+        (2, 7, 5)
+    """
+    numbers = {len(part) for part in outputs}
+    axes = [axis] * max(numbers) if isinstance(axis, int) else list(axis)
+    if numbers != {len(axes)}:
+        raise ValueError(
+            f"predict is to join {len(axes)} outputs along the axes {axes}, but the"
+            f" last layer returned {' or '.join(map(str, sorted(numbers)))}"
+        )
+    columns = zip(*outputs)
+    return tuple(_joined(i, ys, sizes, axes[i]) for i, ys in enumerate(columns))
+
+
+def _joined(number: int, ys: Sequence[Any], sizes: Sequence[int], axis: int) -> Any:
+    first = ys[0]
+    if any(y.ndim == 0 for y in ys):
         raise TypeError(
             "the last layer returned a scalar for a microbatch: to predict, it must"
             " return samples along the first axis"
         )
-    return tuple(map(np.concatenate, columns))
+    if len(ys) == 1:
+        return first
+    for y, n in zip(ys[1:], sizes[1:]):
+        if not _fits(y, n, first, sizes[0], axis):
+            break
+    else:
+        return chainer.backend.get_array_module(first).concatenate(ys, axis)
+    candidates = [i for i in range(y.ndim) if _fits(y, n, first, sizes[0], i)]
+    cure = "return them along one axis, and the rest in equal shapes"
+    if candidates:
+        cure = f"if they are along axis {candidates[0]}, use predict(..., axis=...)"
+    raise ValueError(
+        f"output {number} of the last layer has the shape {first.shape} for"
+        f" {sizes[0]} samples and {y.shape} for {n}, so it does not have the samples"
+        f" along axis {axis}: {cure}"
+    )
+
+
+def _fits(y: Any, n: int, first: Any, n_first: int, axis: int) -> bool:
+    """Whether two outputs differ along one axis only, and there as their samples do."""
+    if y.ndim != first.ndim or not -y.ndim <= axis < y.ndim:
+        return False
+    # Several rows of a sample may follow each other.
+    length, expected = y.shape[axis], first.shape[axis]
+    is_share = length % n == 0 and length * n_first == expected * n
+    rest = [np.delete(each.shape, axis).tolist() for each in (y, first)]
+    return is_share and rest[0] == rest[1]
+
+
+def split_unequally(arrays: Sequence[Any], n_microbatches: int) -> list[tuple]:
+    """Cuts along the first axis, so that not all parts have equally many samples.
+
+    An axis of outputs that has another length than the samples shows itself then.
+
+    Example:
+        >>> [len(part) for part, in split_unequally([np.ones((6, 4))], 3)]
+        [3, 2, 1]
+        >>> [len(part) for part, in split_unequally([np.ones((2, 4))], 3)]
+        [2, 0, 0]
+    """
+    return _cut(arrays, unequal_sizes(len(arrays[0]), n_microbatches))
+
+
+def unequal_sizes(n_samples: int, n_microbatches: int) -> list[int]:
+    """Returns the samples of each part that :func:`split_unequally` cuts."""
+    sizes = _sizes(n_samples, n_microbatches)
+    last = min(n_samples, n_microbatches) - 1
+    if last and sizes[0] == sizes[last]:
+        sizes[0] += 1
+        sizes[last] -= 1
+    return sizes
 
 
 def microbatch_sizes(n_samples: int, n_microbatches: int) -> list[int]:

@@ -81,6 +81,8 @@ class CallAgreement:
         self.n_alike = 0
         #: The numbers of those that are not; known when the call is finished.
         self.unlike: list[int] = []
+        #: How many samples ``x`` has; known when the call is finished.
+        self.n_inputs = 0
         _agreements.append(self)
 
     @contextmanager
@@ -258,7 +260,7 @@ class CallAgreement:
         unlike = (largest != -negative) & (largest != UNSAID)
         self.unlike = np.flatnonzero(unlike).tolist()
         self.somebody_reports = bool(most.reports)
-        self.vote = most.vote
+        self.vote, self.n_inputs = most.vote, most.n_inputs
         rank = self._comm.rank
         if least.call != most.call:
             raise DisagreementError(

@@ -10,7 +10,7 @@ import numpy as np
 
 from divisible.communication.signatures import Tensors
 from divisible.dtypes import as_trainable
-from divisible.minibatch import as_arrays, as_tensors, split
+from divisible.minibatch import as_arrays, as_tensors, split, split_unequally
 from pipeline.ranks import Ranks
 from pipeline.stages.loss import Loss
 
@@ -69,7 +69,7 @@ class Feed:
             arrays = as_arrays("x", x, self._where("first"))
             arrays = [as_trainable(array, self._dtypes) for array in arrays]
             n_inputs = len(arrays[0])
-            parts = split(arrays, n_microbatches)
+            parts = (split if has_loss else split_unequally)(arrays, n_microbatches)
             inputs = [as_tensors(part, self._device) for part in parts]
         if ranks.rank == ranks.last:
             parts = None

@@ -14,7 +14,6 @@ from divisible import Divisible
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.signatures import Tensors
 from divisible.communication.waiting import never_free
-from divisible.minibatch import join
 from divisible.random_streams import restored_random_state
 from divisible.schedules.rank_program import RankProgram, Record, measured_timeline
 from divisible.schedules.schedule import Schedule
@@ -31,6 +30,7 @@ from pipeline.setting_up import (
     make_ties,
     make_treatment,
 )
+from pipeline.stages.stage import evaluating
 
 
 class Pipeline:
@@ -271,27 +271,29 @@ class Pipeline:
         Runs with ``chainer.config.train`` false. Arguments, result and errors are
         those of :meth:`step`.
         """
-        with self._call("evaluate"), _evaluating():
+        with self._call("evaluate"), evaluating():
             self._run(self._evaluation, self._start(x, t))
             return self._results.share()
 
-    def predict(self, x: Any = None) -> Any:
+    def predict(self, x: Any = None, axis: int | Sequence[int] = 0) -> Any:
         """Returns the model's output for one minibatch.
 
         Runs with ``chainer.config.train`` false.
 
         Args:
             x (array or tuple of arrays): As in :meth:`step`.
+            axis (int or tuple of ints): Along which axis the outputs have the samples;
+                one for all outputs, or one for each. Read on the last stage's rank.
 
         Returns:
             array or tuple of arrays: What the last layer returns, on every rank.
+
+        Raises:
+            ValueError: On every rank, if the samples are not along that axis.
         """
-        with self._call("predict"), _evaluating():
+        with self._call("predict"), evaluating():
             results = self._run(self._evaluation, self._start(x, has_loss=False))
-            outputs = join(results) if self.is_last else None
-            self._calls.finish()
-            outputs = self.ranks.broadcast(outputs, self.ranks.last)
-            outputs = tuple(map(self._device.send, outputs))
+            outputs = self._results.share_outputs(results, axis, self._device)
             return outputs[0] if len(outputs) == 1 else outputs
 
     def global_hooks(self, optimizer: Any) -> None:
@@ -444,9 +446,3 @@ class Pipeline:
         reports = has_loss and self._results.are_expected
         self._calls.start(fed.n_inputs, fed.n_targets, reports, **said)
         return fed.inputs
-
-
-@contextmanager
-def _evaluating() -> Iterator[None]:
-    with chainer.using_config("train", False), chainer.no_backprop_mode():
-        yield

@@ -1,14 +1,17 @@
-"""What a call of a pipeline returns on every rank."""
+"""What a call of a pipeline returns on every rank: means, or outputs."""
 
 from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import chainer
 import numpy as np
 
 from divisible.communication.collectives import broadcast
+from divisible.communication.signatures import Tensors
+from divisible.minibatch import join, unequal_sizes
 from pipeline.call_agreement import CALLS
 from pipeline.ranks import Ranks
 from pipeline.stages.loss import Loss
@@ -17,7 +20,7 @@ from pipeline.stages.stage import Stage
 
 
 class Results:
-    """Means of loss and accuracy, and of what layers reported, on all ranks.
+    """Means of loss and accuracy, what layers reported, and outputs, on all ranks.
 
     Args:
         ranks (Ranks): All ranks of the pipeline.
@@ -63,3 +66,35 @@ class Results:
             reported = means(list(itertools.chain(*sums)))
         *values, self.correction = values.tolist()
         return {**reported, **dict(zip(names, values))}
+
+    def share_outputs(
+        self,
+        outputs: Sequence[Tensors],
+        axis: int | Sequence[int],
+        device: chainer.backend.Device,
+    ) -> tuple:
+        """Returns what the last layer returned for all samples, on every rank.
+
+        Args:
+            outputs: By microbatch, on the last stage's rank.
+            axis (int or sequence of ints): Along which axis the samples are.
+            device (chainer.backend.Device): Where to put what is returned.
+
+        Raises:
+            TypeError, ValueError: On every rank, if outputs cannot be joined so.
+            DisagreementError: If another rank makes another call.
+            StallError: If another rank does not come in time.
+        """
+        ranks = self._ranks
+        ranks.calls.finish()
+        joined: tuple | Exception = ()
+        if ranks.rank == ranks.last:
+            try:
+                sizes = unequal_sizes(ranks.calls.n_inputs, len(outputs))
+                joined = join(outputs, sizes, axis)
+            except (TypeError, ValueError) as error:
+                joined = error
+        joined = ranks.broadcast(joined, ranks.last)
+        if isinstance(joined, Exception):
+            raise joined
+        return tuple(map(device.send, joined))

@@ -241,6 +241,13 @@ class Stage:
         return keyed_random_state(key, self.layers.device)
 
 
+@contextmanager
+def evaluating() -> Iterator[None]:
+    """Prepares for forwards without a backward."""
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        yield
+
+
 def _n_samples(inputs: Tensors) -> int:
     shape = inputs[0].array.shape
     return shape[0] if shape else 1

@@ -11,6 +11,7 @@ from chainer.dataset import convert
 from chainer.training.extensions import Evaluator
 from chainer.training.extensions.evaluator import _IteratorProgressBar
 
+from divisible.minibatch import concatenate
 from pipeline.pipeline import Pipeline
 from pipeline.stages.reports import named
 from pipeline.training.minibatches import (
@@ -138,6 +139,7 @@ def predict(
     device: Any = None,
     label_key: Key | Sequence[Key] | None = None,
     at_once: int | None = None,
+    axis: int | Sequence[int] = 0,
 ) -> Any:
     """Returns the model's outputs for a whole data set.
 
@@ -153,13 +155,15 @@ def predict(
         label_key (int, str, tuple or None): Which of the converter's arrays are targets
             and not wanted here; ``None`` if all are inputs.
         at_once (int or None): As for :class:`PipelineEvaluator`.
+        axis (int or tuple of ints): Along which axis the outputs have the samples; one
+            for all outputs, or one for each. The same on every rank.
 
     Returns:
-        array or tuple of arrays: What the last layer returns, samples along the first
-        axis, on every rank.
+        array or tuple of arrays: What the last layer returns, on every rank.
 
     Raises:
-        ValueError: If there are no samples, or the iterator repeats them.
+        ValueError: If there are no samples, or the iterator repeats them, or outputs
+            do not have them along that axis.
 
     Example:
         >>> import chainer
@@ -181,17 +185,35 @@ def predict(
             f"the {type(iterator).__name__} to predict from repeats its data set, and"
             f" so has no end: make it with repeat=False"
         )
-    outputs = [
-        output if isinstance(output, tuple) else (output,)
-        for minibatch in _sweep(reader, iterator, _at_once(at_once, pipeline))
-        for output in [pipeline.predict(minibatch.x)]
-    ]
+    outputs, sizes = [], []
+    for minibatch in _sweep(reader, iterator, _at_once(at_once, pipeline)):
+        for x, n in _unequal_parts(minibatch, sizes, pipeline):
+            output = pipeline.predict(x, axis)
+            outputs.append(output if isinstance(output, tuple) else (output,))
+            sizes.append(n)
     if not outputs:
         raise ValueError("there are no samples to predict anything for")
-    device = chainer.backend.get_device_from_array(*outputs[0])
-    with chainer.using_device(device):
-        columns = tuple(device.xp.concatenate(column) for column in zip(*outputs))
+    with chainer.using_device(chainer.backend.get_device_from_array(*outputs[0])):
+        columns = concatenate(outputs, sizes, axis)
     return columns[0] if len(columns) == 1 else columns
+
+
+def _unequal_parts(
+    minibatch: Minibatch, sizes: Sequence[int], pipeline: Pipeline
+) -> Iterator[tuple[Any, int]]:
+    """Yields the inputs of a minibatch; of the second one perhaps in unequal parts.
+
+    By the lengths of outputs one sees whether the samples are along an axis, if not all
+    parts of the data set have equally many. In a pipeline they have, if it cuts a
+    minibatch into one.
+    """
+    x, n = minibatch.x, minibatch.n_samples
+    is_uncut = n == 2 or pipeline.schedule.n_microbatches == 1
+    if list(sizes) == [n] and is_uncut and n > 1:
+        for part in (slice(n - 1), slice(n - 1, n)):
+            yield x and tuple(array[part] for array in x), len(range(n)[part])
+    else:
+        yield x, n
 
 
 def _at_once(chosen: int | None, pipeline: Pipeline) -> int:
