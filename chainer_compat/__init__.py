@@ -37,9 +37,7 @@ class _Hook:
     @staticmethod
     def find_spec(name, path=None, target=None):
         """Returns the spec of a Chainer module, else None, as finders do."""
-        if not name.startswith("chainer"):
-            return None
-        if name.partition(".")[0] not in ("chainer", "chainermn"):
+        if name.partition(".")[0] not in ("chainer", "chainermn", "onnx_chainer"):
             return None
         from chainer_compat import _finder
 

@@ -19,6 +19,7 @@ from chainer_compat import (
     _shims_cupy,
     _shims_float16,
     _shims_numpy,
+    _shims_onnx,
     _shims_python,
 )
 
@@ -30,6 +31,7 @@ SHIMS = (
     + _shims_cupy.SHIMS
     + _shims_float16.SHIMS
     + _shims_chainermn.SHIMS
+    + _shims_onnx.SHIMS
 )
 # Looked up for each of Chainer's 400 modules.
 _BY_MODULE = {}

@@ -247,3 +247,34 @@ def test_numpy_keeps_its_names_until_asked():
         "[[1, 1], [3, 2]] (1, 2)",
         "[ True False False  True]",
     ]
+
+
+WITHOUT_ONNX = """
+import sys
+sys.modules["onnx"] = None
+import numpy, onnx_chainer, chainer.links as L
+for export in (
+    lambda *arguments: onnx_chainer.export(*arguments),
+    lambda *arguments: onnx_chainer.export_testcase(*arguments, "nowhere"),
+):
+    try:
+        export(L.Linear(2, 2), numpy.zeros((1, 2), "f"))
+    except ImportError as error:
+        print(" ".join(str(error).split()))
+"""
+
+
+def test_an_export_without_onnx_says_what_to_install(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ONNX],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+    )
+    line = (
+        "onnx cannot be imported (import of onnx halted; None in sys.modules)."
+        " Exporting a model in ONNX format needs it. $ pip install 'onnx>=1.16'"
+    )
+    assert (done.stdout.splitlines(), done.stderr) == ([line, line], "")
+    assert list(tmp_path.iterdir()) == []
