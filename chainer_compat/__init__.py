@@ -65,14 +65,21 @@ def install() -> None:
 
 
 def enable_numpy_aliases() -> list:
-    """Gives ``numpy`` back names that NumPy 1.24 and 2.0 removed.
+    """Gives ``numpy`` back the names that it removed.
 
-    For users' own scripts that still say ``np.float``, ``np.int``, ``np.NINF`` or
-    ``np.asfarray``: types, constants, and functions whose work NumPy still does under
-    another name. Nothing in Chainer needs it, so it happens only when called.
+    For users' own scripts that still say ``np.float``, ``np.int``, ``np.NINF``,
+    ``np.asscalar``, ``np.find_common_type`` or ``np.lib.pad``: all types, constants,
+    functions and modules that NumPy removed from 1.22 to 2.5, with few exceptions
+    (``chainer_compat/_numpy_aliases.py`` lists both). Nothing that NumPy has is
+    changed, but that ``np.fromstring`` reads binary data again where it refuses to.
+    Nothing in Chainer needs it, so it happens only when called.
+
+    What it cannot bring back: methods of arrays (``itemset``, ``newbyteorder``,
+    ``ptp``, ``tostring``), and arguments (``np.percentile(interpolation=...)``,
+    ``np.histogram(normed=...)``), which have other names today.
 
     Returns:
-        list: The names that were added.
+        list: The names that were added, with a point for those in a submodule.
 
     Example:
         >>> import chainer_compat, numpy as np

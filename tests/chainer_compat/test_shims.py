@@ -225,30 +225,6 @@ def test_mnist_comes_from_a_server_that_has_it(monkeypatch, tmp_path):
     ]
 
 
-def test_numpy_keeps_its_names_until_asked():
-    code = (
-        "import chainer, chainer_compat, numpy as np\n"
-        "before = 'float' in vars(np)\n"
-        "added = chainer_compat.enable_numpy_aliases()\n"
-        "print(before, 'float' in added)\n"
-        "print(np.float is float, np.zeros(2, np.int).dtype, np.float_ is np.float64)\n"
-        "print(np.NINF, np.asfarray([1, 2]), np.asfarray([1], 'f').dtype)\n"
-        "print(np.msort([[3, 1], [1, 2]]).tolist(), np.mat([1, 2]).shape)\n"
-        "print(np.in1d([[1, 2], [3, 4]], [1, 4]))"
-    )
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    modern = np.lib.NumpyVersion(np.__version__) >= "1.24.0"
-    assert output == [
-        f"False {modern}",
-        "True int64 True",
-        "-inf [1. 2.] float32",
-        "[[1, 1], [3, 2]] (1, 2)",
-        "[ True False False  True]",
-    ]
-
-
 WITHOUT_ONNX = """
 import sys
 sys.modules["onnx"] = None
