@@ -8,7 +8,8 @@
 # make lint    check the style of the code, and which package imports which
 # make docs    build the documentation into build/docs; warnings are errors
 # make install only install; "make install EXTRAS=examples,test" without an MPI
-#              library, for a system MPI
+#              library, for a system MPI; "make install NUMPY='<2.4'" with an older
+#              NumPy, for scripts that need one
 # make test-chainer CHAINER_SRC=DIR
 #              run Chainer's own tests, and its example scripts ported to a pipeline,
 #              from a clone of Chainer's repository at v7.8.1
@@ -18,6 +19,11 @@ MADE_WITH := $(shell cat $(VENV)/installed 2>/dev/null || \
                echo python3 mpich,examples,test,lint,docs)
 PYTHON ?= $(word 1,$(MADE_WITH))
 EXTRAS ?= $(word 2,$(MADE_WITH))
+# Versions of NumPy, such as <2.4 or ==1.26.*; nothing for the newest.
+NUMPY ?= $(word 3,$(MADE_WITH))
+ifneq ($(filter-out <% >% =% !% ~%,$(firstword $(NUMPY))),)
+$(error NUMPY is '$(NUMPY)'; it is a condition, such as NUMPY='<2.4')
+endif
 BIN := $(VENV)/bin
 # The environment's own mpiexec, or that of a system MPI.
 MPIEXEC ?= $(or $(wildcard $(BIN)/mpiexec),mpiexec)
@@ -33,9 +39,11 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: install train test test-quick test-all test-chainer lint docs clean
 
-# An interpreter or extras asked for by name replace an environment with others.
-ifneq ($(origin PYTHON)$(origin EXTRAS),filefile)
-ifneq ($(MADE_WITH),$(PYTHON) $(EXTRAS))
+# An interpreter, extras or a NumPy asked for by name replace an environment with
+# others.
+WANTED = $(strip $(PYTHON) $(EXTRAS) $(subst $() $(),,$(NUMPY)))
+ifneq ($(origin PYTHON)$(origin EXTRAS)$(origin NUMPY),filefilefile)
+ifneq ($(MADE_WITH),$(WANTED))
 .PHONY: $(VENV)/installed
 endif
 endif
@@ -45,8 +53,8 @@ install: $(VENV)/installed
 $(VENV)/installed: setup.cfg setup.py pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV); this takes a minute or two"
-	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]'
-	@echo '$(PYTHON) $(EXTRAS)' > $@
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]' 'numpy$(NUMPY)'
+	@echo '$(WANTED)' > $@
 
 train: install
 	$(MPIEXEC) -n $(RANKS) $(BIN)/python examples/train/train.py

@@ -23,6 +23,8 @@ What no hook can hide from a user's own script:
 - ``float32_array * numpy.float64(2)`` is float64 since NumPy 2.0, and Chainer then
   refuses to mix it with float32. Multiply by ``2.0`` or by an array's own type.
 - ``numpy.float``, ``numpy.int`` and others are gone: :func:`enable_numpy_aliases`.
+- ``float(x)`` and ``int(x)`` of an array with one element are errors since NumPy 2.4,
+  and ragged arrays since 1.24. An older NumPy takes them.
 - CuPy finds CUDA in its extra ``cupy-cuda12x[ctk]`` or in the system. Without either
   Chainer reports that there is no GPU. CuPy 14 knows no cuDNN: Chainer's own kernels
   run instead. What is done here for CuPy has not run on a GPU yet.

@@ -12,6 +12,14 @@ import sys
 import chainer_compat
 from chainer_compat import _shim
 
+# What C code refuses, by the first version of NumPy that does.
+LIMITS = {
+    "2.4": "float(x) and int(x) of an array of one element with an axis",
+    "2.3": "x.tostring()",
+    "2.0": "x.itemset(), x.newbyteorder() and x.ptp()",
+    "1.24": "ragged arrays, such as np.array([[1, 2], [3]])",
+}
+
 
 def main() -> int:
     """Prints the report and returns the exit status."""
@@ -26,7 +34,26 @@ def main() -> int:
         print(f"{status.name:<28} {state}")
         print(f"    {status.module}: {status.why}")
     print("\napplied: at work in this process; ready: applied once imported")
+    print_limits(_shim.installed_version("numpy"))
     return 1 if failed else 0
+
+
+def print_limits(numpy_version) -> None:
+    """Prints what this NumPy refuses, which an older one alone can help."""
+    limits = {
+        version: what
+        for version, what in LIMITS.items()
+        if numpy_version and _shim.release(numpy_version) >= _shim.release(version)
+    }
+    if not limits:
+        return
+    print(f"\nWhat NumPy {numpy_version} refuses in your own scripts, beyond repair:")
+    for version, what in limits.items():
+        print(f"    needs NumPy below {version:<4}  {what}")
+    print(
+        f"\"make install NUMPY='<{next(iter(limits))}'\" installs such a NumPy. Removed"
+        " names come back\nby chainer_compat.enable_numpy_aliases() in the script."
+    )
 
 
 def versions() -> dict:

@@ -1,15 +1,19 @@
 """The hook: costs nothing at start-up, edits exactly, says what it did."""
 
+import re
 import subprocess
 import sys
+import warnings
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import chainer
+import numpy as np
 import pytest
 
 import chainer_compat
-from chainer_compat import _finder, _requirements, _shim
+from chainer_compat import __main__, _finder, _requirements, _shim
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -156,3 +160,36 @@ def test_wheel_delivers_start_up_files(tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     for name in ("chainer_compat.pth", "chainer_compat.start"):
         assert [n for n in names if n.endswith("purelib/" + name)]
+
+
+@pytest.mark.parametrize(
+    "version, needed",
+    [
+        ("1.22.4", []),
+        ("1.24.0", ["1.24"]),
+        ("2.0.2", ["2.0", "1.24"]),
+        ("2.4.0", ["2.4", "2.3", "2.0", "1.24"]),
+    ],
+)
+def test_module_prints_what_an_older_numpy_cures(version, needed, capsys):
+    __main__.print_limits(version)
+    text = capsys.readouterr().out
+    assert re.findall(r"needs NumPy below ([\d.]+)", text) == needed
+    assert not needed or f"make install NUMPY='<{needed[0]}'" in text
+
+
+def test_limits_are_those_of_this_numpy():
+    tries = {
+        "2.4": lambda: float(np.zeros(1)),
+        "2.3": lambda: np.zeros(1).tostring(),
+        "2.0": lambda: (np.zeros(1).itemset(1), np.zeros(1).ptp()),
+        "1.24": lambda: np.array([[1, 2], [3]]),
+    }
+    assert list(tries) == list(__main__.LIMITS)
+    for version, attempt in tries.items():
+        refused = _shim.release(np.__version__) >= _shim.release(version)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            errors = (TypeError, ValueError, AttributeError)
+            with pytest.raises(errors) if refused else nullcontext():
+                attempt()
