@@ -14,6 +14,27 @@ _BATCHED = "(r'''\n#include <cupy/carray.cuh>\n#define NCCL_FLOAT16  6\n"
 
 SHIMS = (
     Shim(
+        name="cupy-missing",
+        module="chainer.backends.cuda",
+        why="who asks for a GPU without CuPy is sent to a page that is gone",
+        edits=(
+            Edit(
+                "        msg = ('CUDA environment is not correctly set up\\n'\n"
+                "               '(see https://github.com/chainer/chainer#installation)"
+                ".')\n"
+                "        msg += str(_resolution_error)\n",
+                "        msg = ('CUDA environment is not correctly set up: a GPU is"
+                " asked for, and CuPy cannot be imported (%s).\\n'\n"
+                "               'Install the CuPy that fits the driver, with the CUDA"
+                ' libraries, such as\\n    pip install "cupy-cuda12x[ctk]"\\n'
+                "where 12 is the version of CUDA that nvidia-smi shows. To go on"
+                ' without a GPU, use the device "@numpy", or -1 in place of its'
+                " number.')\n"
+                "        msg %= _resolution_error\n",
+            ),
+        ),
+    ),
+    Shim(
         name="tensor-core-without-cudnn",
         module="chainer.backends.cuda",
         why="should_use_cudnn_tensor_core uses the name cudnn, which is not defined "

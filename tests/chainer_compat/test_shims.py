@@ -225,6 +225,18 @@ def test_mnist_comes_from_a_server_that_has_it(monkeypatch, tmp_path):
     ]
 
 
+@pytest.mark.parametrize("device", ["@cupy:0", 0])
+def test_a_gpu_without_cupy_says_what_to_install(device):
+    if chainer.backends.cuda.available:
+        pytest.skip("CuPy is installed")
+    with pytest.raises(
+        RuntimeError, match=r'pip install "cupy-cuda12x\[ctk\]"'
+    ) as info:
+        chainer.get_device(device)
+    assert "http" not in str(info.value)
+    assert "No module named 'cupy'" in str(info.value)
+
+
 WITHOUT_ONNX = """
 import sys
 sys.modules["onnx"] = None
