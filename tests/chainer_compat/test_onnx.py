@@ -103,6 +103,18 @@ def test_every_opset(opset):
     assert exported.ir_version == {7: 3, 8: 3, 9: 4, 10: 5, 11: 6}[opset]
 
 
+def test_newer_opsets_come_by_conversion():
+    from onnx import version_converter
+
+    model, x = EXAMPLES["language_model"]()
+    exported = check(model, x.reshape(3, 6))
+    converted = version_converter.convert_version(exported, 17)
+    np.testing.assert_allclose(
+        *(evaluate(which, x.reshape(3, 6))[0] for which in (exported, converted)),
+        rtol=1e-6,
+    )
+
+
 def test_batch_normalization_keeps_its_averages():
     model = L.BatchNormalization(3)
     model(images(8, 3, 4))
