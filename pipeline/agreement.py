@@ -23,6 +23,7 @@ from chainer_kernels.gemm import blas_threads
 from divisible import Divisible
 from divisible.communication.errors import DisagreementError
 from divisible.dtypes import floating_dtypes
+from divisible.layer_list import differing_titles
 from divisible.schedules.actions import Route
 from divisible.schedules.schedule import Schedule
 from divisible.skips import Skip
@@ -180,6 +181,7 @@ def _compare_models(said: Sequence[Announcement]) -> None:
             )
         for i, (here, there) in enumerate(zip(first.model_layers, word.model_layers)):
             if here != there:
+                here, there = differing_titles(here, there)
                 raise DisagreementError(
                     f"rank 0 and rank {rank} built different models: layer {i} is"
                     f" {here} on rank 0 and {there} on rank {rank}"

@@ -12,6 +12,7 @@ import numpy as np
 
 from divisible.communication.signatures import Tensors
 from divisible.communication.transport import Receiver, Sender, Transport
+from divisible.layer_list import title
 from divisible.schedules.actions import Action, Route
 from divisible.schedules.rank_program import Channel, RankProgram, Record, Slot, Task
 from divisible.schedules.schedule import Schedule
@@ -176,8 +177,7 @@ class Runner:
         position = getattr(error, "layer_position", None)
         layer = ""
         if position is not None:
-            text = layers.model_layers[position].splitlines()[0]
-            layer = f", in layer {position}, {text}"
+            layer = f", in layer {position}, {title(layers.model_layers[position])}"
         elif loss is not None and loss.is_wanted:
             layer = ", after the last layer, in lossfun or accfun"
         return (

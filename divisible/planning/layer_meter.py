@@ -23,6 +23,7 @@ import chainer
 from divisible.backward.tensors import to_tensor
 from divisible.communication.signatures import Tensors
 from divisible.dtypes import in_loss_dtype
+from divisible.layer_list import title
 from divisible.minibatch import value_and_count
 from divisible.model import Divisible
 from divisible.planning.optimizer_state import state_bytes
@@ -82,7 +83,7 @@ class LayerMeter:
         # Parameters may be made in this first run.
         runs.forward()
         name = self._model.model_layers[position]
-        source = f"layer {position} ({name}) returned"
+        source = f"layer {position} ({title(name)}) returned"
         outputs = tuple(to_tensor(y, source) for y in runs.outputs)
         own, loose = self._count(part, position, inputs, runs.outputs)
         handed_over = self._skips.hand_over(position, outputs, self._counted)

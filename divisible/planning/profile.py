@@ -8,7 +8,6 @@ import json
 import math
 import operator
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from divisible.files import write_json
+from divisible.layer_list import differing_titles, title
 from divisible.model import Divisible
 from divisible.planning.layer_sums import LayerSums
 from divisible.planning.tables import PROFILE_COLUMNS, profile_rows
@@ -108,14 +108,8 @@ class LayerCost:
 
     @property
     def title(self) -> str:
-        """The name in a line, without what is within.
-
-        Example:
-            >>> LayerCost(1, 1, 1, name="functools.partial(<function relu>, 2)").title
-            'partial(relu, 2)'
-        """
-        line = self.name.partition("\n")[0].removesuffix("(")
-        return re.sub(r"^functools\.partial\(<function (\w+)>", r"partial(\1", line)
+        """The name in a line, without what is within."""
+        return title(self.name)
 
 
 @dataclass(frozen=True)
@@ -300,6 +294,7 @@ def check_layers(
     for position, (a, b) in enumerate(zip(names, layers)):
         # Costs that were not measured may be of layers without a text.
         if a and b and a != b:
+            a, b = differing_titles(a, b)
             raise ValueError(
                 f"{what} is of another model: layer {position} is {a} there and {b} in"
                 f" {other}"

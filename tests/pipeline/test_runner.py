@@ -151,6 +151,13 @@ def test_an_error_says_where():
     assert isinstance(caught.value.__cause__, ArithmeticError)
 
 
+def test_an_error_names_a_layer_of_several_links_in_a_line():
+    chain = chainer.Sequential(L.Linear(4, 4), lambda x: x / [1])
+    runner, _ = first_rank(layers=Divisible(F.relu, chain, F.tanh).divide(0, 2))
+    with pytest.raises(ActionError, match=r"in layer 1, Sequential: TypeError: "):
+        run(runner, one_f_one_b(2, N_MICROBATCHES))
+
+
 def test_an_error_of_the_transport_is_left_alone():
     def stall(microbatch):
         raise StallError("waited")
