@@ -41,6 +41,8 @@ class RandomKey(NamedTuple):
 
 class _Active(threading.local):
     key: RandomKey | None = None
+    # The layer whose stream it is.
+    position: int | None = None
     # The generators are to be given back; on a GPU, CuPy's module of them.
     is_global_saved: bool = False
     gpu_random: Any = None
@@ -163,7 +165,16 @@ class LayerStreams:
     def enter(self, position: int) -> None:
         """Begins the stream of the layer at a position."""
         if self._key is not None:
+            _active.position = position
             _seed([*_words(self._key), position])
+
+
+def drawing_layer() -> int | None:
+    """Returns the position of the layer that draws from its stream, if one did.
+
+    Not that of a layer in a model within it; after the last layer, the position behind.
+    """
+    return _active.position
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from divisible import Divisible, RandomKey, keyed_random_state
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors, check_plain
 from pipeline.stages.batch_statistics import BatchStatistics, discarded
+from pipeline.stages.carried_states import CarriedStates
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import Reports
 from pipeline.stages.segment import Segment, skips_across
@@ -62,6 +63,7 @@ class Stage:
         )
         self.reports = Reports(self._observers())
         self._segments = self._cut()
+        self._states = CarriedStates(layers, loss.namedlinks() if loss else ())
         self._takes, self._hands_over = skips_across(layers)
 
     def _cut(self) -> list[Segment]:
@@ -113,6 +115,7 @@ class Stage:
         """
         self._step = step
         self.reports.clear()
+        self._states.begin()
         if not chainer.config.enable_backprop:
             return
         self._weight_gradients.begin()
@@ -169,8 +172,10 @@ class Stage:
         skipped = dict(skipped)
         moves = self._statistics is not None and chainer.config.enable_backprop
         statistics = self._statistics if moves else nullcontext()
-        reports = self.reports.collect(_n_samples(inputs))
-        with self._random_state(microbatch), reports, statistics:
+        n_samples = _n_samples(inputs)
+        reports = self.reports.collect(n_samples)
+        states = self._states.watched(microbatch, n_samples)
+        with self._random_state(microbatch), reports, statistics, states:
             for segment in self._segments:
                 taken = {name: skipped.pop(name) for name in segment.takes}
                 inputs, handed_over = segment.forward(
@@ -233,7 +238,8 @@ class Stage:
     def _again(self, microbatch: int) -> Iterator[None]:
         """Prepares for a forward that was run before."""
         statistics = nullcontext() if self._statistics is None else discarded()
-        with self._random_state(microbatch), self.reports.discard(), statistics:
+        states = self._states.watched_again()
+        with self._random_state(microbatch), self.reports.discard(), statistics, states:
             yield
 
     def _random_state(self, microbatch: int) -> AbstractContextManager:
