@@ -17,6 +17,7 @@ from pipeline.stages.reports import named
 from pipeline.training.measures import StepCost, measure, observations
 from pipeline.training.minibatches import Key, MinibatchReader, iterators_of_rank
 from pipeline.training.one_trainer import OneTrainer
+from pipeline.training.shared_reports import SharedReports
 
 
 class PipelineUpdater(StandardUpdater):
@@ -34,6 +35,8 @@ class PipelineUpdater(StandardUpdater):
       stopping, is decided alike.
     * The loop ends on all ranks when it ends on one, by its stop trigger or
       :meth:`request_stop`; an exception ends all ranks.
+    * What extensions report on any rank is in the observations, and so in the logs, of
+      all. Values that differ under one name are warned of.
     * Only rank 0 prints reports and progress bars, and writes logs and plots.
 
     It also reports ``pipeline/samples_per_second``; ``pipeline/bubble``, the share of
@@ -121,6 +124,10 @@ class PipelineUpdater(StandardUpdater):
         self._device_of_stages = next(iter(pipeline.stages.values())).device
         self.stop_code = 0
         self._requested = 0
+        #: Names of what is reported with equal values on all ranks.
+        self.reported_alike: set[str] = set()
+        #: Whether some rank reported more than that in the last update.
+        self.somebody_reports_more = False
         # Of the last minibatch.
         self._n_samples = 0
         self._reader = MinibatchReader(
@@ -133,6 +140,7 @@ class PipelineUpdater(StandardUpdater):
     def connect_trainer(self, trainer: chainer.training.Trainer) -> None:
         """Makes the ranks' trainers one; called by the trainer."""
         trainer.extend(OneTrainer())
+        trainer.extend(SharedReports())
         if self.pipeline.ranks.size > 1:
             # Python prints the traceback; the trainer need not do so before.
             trainer.run = functools.partial(trainer.run, show_loop_exception_msg=False)
@@ -171,10 +179,13 @@ class PipelineUpdater(StandardUpdater):
         seconds = time.perf_counter() - start
         cost = measure(self.pipeline.record, seconds, self._device_of_stages)
         ranks = self.pipeline.ranks
-        gathered = ranks.finish(ranks.gather(np.array([*cost, self._requested])))
-        self.stop_code = int(gathered[:, -1].max())
+        reports_more = not _observation().keys() <= self.reported_alike
+        mine = np.array([*cost, self._requested, reports_more])
+        gathered = ranks.finish(ranks.gather(mine))
+        *_, stop_code, reports_more = gathered.max(axis=0)
+        self.stop_code, self.somebody_reports_more = int(stop_code), bool(reports_more)
         observed = observations(gathered[:, : len(StepCost._fields)], self._n_samples)
-        chainer.report({f"pipeline/{name}": v for name, v in observed.items()})
+        self._report({f"pipeline/{name}": v for name, v in observed.items()})
 
     def update_core(self) -> None:
         """Does one step on a minibatch; a subclass may do more, on all ranks alike."""
@@ -184,7 +195,12 @@ class PipelineUpdater(StandardUpdater):
         result = self.pipeline.step(minibatch.x, minibatch.t)
         self._update_parameters()
         self._n_samples = minibatch.n_samples
-        chainer.report(named(result))
+        self._report(named(result))
+
+    def _report(self, values: dict[str, float]) -> None:
+        """Reports what is equal on all ranks."""
+        self.reported_alike |= values.keys()
+        chainer.report(values)
 
     def _update_parameters(self) -> None:
         for optimizer in self._optimizers.values():
@@ -231,6 +247,14 @@ class PipelineUpdater(StandardUpdater):
             # Whatever was loaded: it is no change that others are to follow.
             main = self._optimizers["main"]
             self._hyperparameters = main.hyperparam.get_dict()
+
+
+def _observation() -> dict[str, Any]:
+    """Returns what was reported since the update began, if anybody listens."""
+    try:
+        return chainer.get_current_reporter().observation
+    except IndexError:
+        return {}
 
 
 def _by_name(optimizer: Any) -> dict[str, chainer.Optimizer]:
