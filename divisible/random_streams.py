@@ -7,14 +7,16 @@ draws from a stream of its own::
 
     stream of a layer = f(seed, step, microbatch, train, position of the layer)
 
-and the user's own stream goes on afterwards as if nobody else had drawn from it.
+or, in the call that sizes the layer and draws its weights, that of the first microbatch
+of all, whichever it is called with first. The user's own stream goes on afterwards as
+if nobody else had drawn from it.
 """
 
 from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -41,6 +43,8 @@ class RandomKey(NamedTuple):
 
 class _Active(threading.local):
     key: RandomKey | None = None
+    # The positions of layers that are not sized yet.
+    unsized: Collection[int] = ()
     # The layer whose stream it is.
     position: int | None = None
     # The generators are to be given back; on a GPU, CuPy's module of them.
@@ -52,7 +56,9 @@ _active = _Active()
 
 
 @contextmanager
-def keyed_random_state(key: RandomKey, device: Any = None) -> Iterator[None]:
+def keyed_random_state(
+    key: RandomKey, device: Any = None, unsized: Collection[int] = ()
+) -> Iterator[None]:
     """Lets every layer draw the random numbers of its position.
 
     A pipeline does this for each microbatch. A serial script that does it as well gets
@@ -65,6 +71,9 @@ def keyed_random_state(key: RandomKey, device: Any = None) -> Iterator[None]:
     Args:
         key (RandomKey): What the numbers depend on.
         device (chainer.backend.Device or None): Where the layers are, if on a GPU.
+        unsized: The positions of layers that draw their weights in this call. They
+            draw by the key of the first microbatch of training, so that weights depend
+            on the seed and the position only.
 
     Raises:
         ValueError: If a number of the key is negative.
@@ -83,12 +92,13 @@ def keyed_random_state(key: RandomKey, device: Any = None) -> Iterator[None]:
     """
     if min(key) < 0:
         raise ValueError(f"the numbers of a random key must not be negative: {key}")
-    outer, _active.key = _active.key, key
+    outer = _active.key, _active.unsized
+    _active.key, _active.unsized = key, unsized
     try:
         with restored_random_state(device):
             yield
     finally:
-        _active.key = outer
+        _active.key, _active.unsized = outer
 
 
 @contextmanager
@@ -159,14 +169,17 @@ def named_stream(key: RandomKey, name: str, device: Any = None) -> Iterator[None
 class LayerStreams:
     """The streams of one pass through the layers; without a key it does nothing."""
 
-    def __init__(self, key: RandomKey | None) -> None:
+    def __init__(self, key: RandomKey | None, unsized: Collection[int]) -> None:
         self._key = key
+        self._unsized = unsized
 
     def enter(self, position: int) -> None:
         """Begins the stream of the layer at a position."""
         if self._key is not None:
             _active.position = position
-            _seed([*_words(self._key), position])
+            is_first = position in self._unsized
+            key = RandomKey(self._key.seed, step=0) if is_first else self._key
+            _seed([*_words(key), position])
 
 
 def drawing_layer() -> int | None:
@@ -186,7 +199,7 @@ def layer_streams() -> Iterator[LayerStreams]:
     """
     key, _active.key = _active.key, None
     try:
-        yield LayerStreams(key)
+        yield LayerStreams(key, _active.unsized)
     finally:
         _active.key = key
 

@@ -62,6 +62,15 @@ class Stage:
             BatchStatistics(layers.links) if defer_batch_statistics else None
         )
         self.reports = Reports(self._observers())
+        # By position what was in no forward yet, and may have weights; the loss behind.
+        start, _ = layers.layer_range
+        self._uncalled = {
+            position: layer
+            for position, layer in enumerate(layers, start)
+            if hasattr(layer, "params")
+        }
+        if loss is not None:
+            self._uncalled[len(layers.model_layers)] = loss
         self._segments = self._cut()
         self._states = CarriedStates(layers, loss.namedlinks() if loss else ())
         self._takes, self._hands_over = skips_across(layers)
@@ -244,7 +253,21 @@ class Stage:
 
     def _random_state(self, microbatch: int) -> AbstractContextManager:
         key = RandomKey(self._seed, self._step, microbatch, chainer.config.train)
-        return keyed_random_state(key, self.layers.device)
+        unsized = self._sized_now() if self._uncalled else ()
+        return keyed_random_state(key, self.layers.device, unsized)
+
+    def _sized_now(self) -> set[int]:
+        """Returns where a forward draws weights, because it is the first one."""
+        has_loss = self.loss is not None and self.loss.is_wanted
+        called = {
+            p for p, it in self._uncalled.items() if it is not self.loss or has_loss
+        }
+        places = {position: self._uncalled.pop(position) for position in called}
+        return {
+            position
+            for position, place in places.items()
+            if not all(param.is_initialized for param in place.params())
+        }
 
 
 @contextmanager

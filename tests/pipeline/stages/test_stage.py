@@ -10,7 +10,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from divisible import Divisible, pop, stash
+from divisible import Divisible, RandomKey, keyed_random_state, pop, stash
 from divisible.backward.tensors import to_tensor
 from divisible.communication.signatures import Tensor
 from pipeline.stages import stage as stage_module
@@ -512,3 +512,50 @@ def test_what_a_skip_brings_and_takes_has_gradients():
     # Through the second ReLU, which is off for the first number, and past it.
     np.testing.assert_array_equal(taken["a"][0].array, [[1, 2]])
     np.testing.assert_array_equal(gradient[0].array, [[0, 2]])
+
+
+def unsized_layers():
+    class Noisy(chainer.Chain):
+        def __init__(self, link):
+            super().__init__(link=link)
+
+        def forward(self, x):
+            return F.dropout(self.link(x))
+
+    return Divisible(
+        L.Linear(4, 4), Noisy(L.Linear(None, 5)), L.LSTM(None, 4), L.Linear(None, 3)
+    )
+
+
+@pytest.mark.parametrize("first", ["training", "last microbatch", "evaluation"])
+def test_weights_drawn_in_the_first_call_depend_on_the_seed_only(first):
+    """Not on which microbatch comes first, of which minibatch, to be trained or not."""
+    np.random.seed(0)
+    serial = unsized_layers()
+    with keyed_random_state(RandomKey(seed=3, step=0)):
+        serial(make_inputs(sizes=[2])[0])
+    np.random.seed(0)
+    stage = Stage(unsized_layers(), seed=3)
+    xs = make_inputs(sizes=(2, 2, 2))
+    stage.begin(0 if first == "training" else 4)
+    with chainer.using_config("train", first != "evaluation"):
+        stage.forward(2 if first == "last microbatch" else 0, variable(xs[0]))
+    for (path, param), expected in zip(stage.layers.namedparams(), serial.params()):
+        np.testing.assert_array_equal(param.array, expected.array, path)
+
+
+def test_layers_draw_other_numbers_in_their_second_call():
+    """Also those with a parameter that no call sizes."""
+    model = Divisible(F.dropout)
+    link = L.Linear(None, 4)
+    link.forward = F.dropout
+    model.append(link)
+    stage = Stage(model)
+    (x,) = make_inputs(n_in=40, sizes=[2])
+    outputs = []
+    for step in range(3):
+        stage.begin(step)
+        outputs.append(stage.forward(0, variable(x))[0].array)
+    with keyed_random_state(RandomKey(seed=0, step=2)):
+        np.testing.assert_array_equal(outputs[2], model(x).array)
+    assert not (outputs[0] == outputs[1]).all()
