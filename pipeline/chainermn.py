@@ -3,12 +3,14 @@
 :func:`send_data` and the three after it let the loop of Takisawa et al. (2022, Fig. 4)
 run as printed. :class:`ChainerMNTransport` carries the messages of any schedule. Every
 send blocks until it is received, each array is described anew in a pickled message of
-its own, and float16 travels as float32. It understands what
+its own, and float16 travels as float32. Of other dtypes, which ChainerMN does not know,
+the transport sends the bytes. It understands what
 :class:`divisible.communication.transport.Transport` does: the same schedules run on it.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -18,10 +20,14 @@ from typing import Any
 
 import chainer
 import chainermn
+import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.aborting import abort
-from divisible.communication.signatures import Tensor, signature
+from divisible.communication.signatures import Tensor, TensorSpec, signature
+
+# What ChainerMN sends.
+_SENT = tuple(map(np.dtype, ("int32", "int64", "float16", "float32", "float64")))
 
 
 class ChainerMNTransport:
@@ -66,7 +72,7 @@ class _Channel:
             self._comm.send_obj(signature(message), self._peer, self._tag)
             for tensor in message:
                 if tensor.array is not None:
-                    self._comm.send(tensor.array, self._peer, self._tag)
+                    self._comm.send(_packed(tensor.array), self._peer, self._tag)
 
     def post(self, microbatch: int) -> None:
         pass  # ChainerMN allocates when a message arrives.
@@ -81,9 +87,7 @@ class _Channel:
                 Tensor(
                     None
                     if spec.shape is None
-                    else self._comm.recv(self._peer, self._tag)
-                    .reshape(spec.shape)
-                    .astype(spec.dtype, copy=False),
+                    else _unpacked(self._comm.recv(self._peer, self._tag), spec),
                     spec.requires_grad,
                 )
                 for spec in specs
@@ -111,6 +115,23 @@ class _Channel:
             timer.cancel()
 
 
+def _packed(array: np.ndarray) -> np.ndarray:
+    """Returns an array of a dtype that ChainerMN sends, with another one's bytes."""
+    if array.dtype in _SENT:
+        return array
+    content = np.frombuffer(array.tobytes(), np.uint8)
+    return np.pad(content, (0, -len(content) % 4)).view(np.int32)
+
+
+def _unpacked(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    """Returns the array that was packed."""
+    dtype = np.dtype(spec.dtype)
+    if dtype not in _SENT:
+        n_bytes = math.prod(spec.shape) * dtype.itemsize
+        array = array.view(np.uint8)[:n_bytes].view(dtype)
+    return array.reshape(spec.shape).astype(dtype, copy=False)
+
+
 def send_data(comm: Any, y: chainer.Variable, dest: int) -> None:
     """Sends the output of a stage to the rank of the next one.
 
@@ -120,8 +141,12 @@ def send_data(comm: Any, y: chainer.Variable, dest: int) -> None:
         comm: A ChainerMN communicator.
         y (chainer.Variable or array or tuple of them): The output.
         dest (int): The rank of the next stage.
+
+    Raises:
+        TypeError: If ChainerMN does not send its dtype, or arrays of several dtypes;
+            nothing is sent then.
     """
-    comm.send(_map(lambda variable: chainer.as_variable(variable).array, y), dest, 0)
+    _send(comm, _map(lambda variable: chainer.as_variable(variable).array, y), dest)
 
 
 def recv_data(comm: Any, x: chainer.Variable | None, source: int) -> chainer.Variable:
@@ -165,7 +190,7 @@ def send_grad(comm: Any, x: chainer.Variable, dest: int) -> None:
             )
         return variable.grad
 
-    comm.send(_map(gradient, x), dest, 0)
+    _send(comm, _map(gradient, x), dest)
 
 
 def recv_grad(comm: Any, y: chainer.Variable, source: int) -> chainer.Variable:
@@ -186,6 +211,20 @@ def recv_grad(comm: Any, y: chainer.Variable, source: int) -> chainer.Variable:
     else:
         y.grad = received.astype(y.dtype, copy=False)
     return y
+
+
+def _send(comm: Any, arrays: Any, dest: int) -> None:
+    several = arrays if isinstance(arrays, tuple) else (arrays,)
+    dtypes = list({str(array.dtype): array.dtype for array in several}.values())
+    if len(dtypes) > 1 or any(dtype not in _SENT for dtype in dtypes):
+        names = " and ".join(map(str, dtypes))
+        raise TypeError(
+            f"rank {comm.rank}: ChainerMN does not send {names} to rank {dest}:"
+            f" it sends arrays of one of the dtypes"
+            f" {', '.join(map(str, _SENT))}. Convert them with astype, or use a"
+            f" Pipeline, which sends all"
+        )
+    comm.send(arrays, dest, 0)
 
 
 def _map(function: Any, values: Any) -> Any:
