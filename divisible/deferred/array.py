@@ -188,9 +188,10 @@ class DeferredArray(np.ndarray):
         indices = index if isinstance(index, tuple) else (index,)
         if not all(_is_basic(i) for i in indices):
             raise _unreadable(f"the elements [{index}]")
-        if not isinstance(self.view(np.ndarray)[index], np.ndarray):
-            raise _unreadable(f"the element [{index}]")
-        return self._part(lambda array: array[index], "item", index)
+        is_element = not isinstance(self.view(np.ndarray)[index], np.ndarray)
+        # An element is a part as well, of no dimensions.
+        place = (*indices, ...) if is_element else index
+        return self._part(lambda array: array[place], "item", index)
 
     def reshape(self, *shape: Any, **kwargs: Any) -> DeferredArray:
         """Reshapes, as for ordinary arrays."""
@@ -256,6 +257,8 @@ class DeferredArray(np.ndarray):
             return repr(args[0])
         if function in _LIKE and args[:1] and isinstance(args[0], DeferredArray):
             return _like(function, *args, **kwargs)
+        if function is np.linalg.svd:
+            return _svd(*args, **kwargs)
         if function is np.copyto and len(args) == 2 and not kwargs and args[0] is self:
             self[...] = args[1]
             return None
@@ -330,6 +333,40 @@ def _like(
     return array
 
 
+def _svd(
+    matrix: DeferredArray,
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    hermitian: bool = False,
+) -> Any:
+    """Decomposes later, as :class:`~chainer.link_hooks.SpectralNormalization` wants.
+
+    Args and returned values are those of ``numpy.linalg.svd``.
+    """
+    # As it is now, whatever is written to it later.
+    source = matrix.copy()
+    *others, n_rows, n_columns = matrix.shape
+    n = min(n_rows, n_columns)
+    shapes = [(n_rows, n_rows), (n,), (n_columns, n_columns)]
+    if not full_matrices:
+        shapes[::2] = [(n_rows, n), (n, n_columns)]
+
+    def part(number: int, *shape: int) -> DeferredArray:
+        array = DeferredArray((*others, *shape), matrix.dtype, matrix.recipe.seed)
+
+        def write(out: np.ndarray) -> None:
+            values = source.recipe.compute()
+            parts = np.linalg.svd(values, full_matrices, True, hermitian)
+            _put(out, ..., parts[number])
+
+        array.write(write, source)
+        return array
+
+    if not compute_uv:
+        return part(1, *shapes[1])
+    return tuple(part(number, *shape) for number, shape in enumerate(shapes))
+
+
 def _put(array: np.ndarray, index: Any, value: Any) -> None:
     array[index] = value
 
@@ -342,5 +379,6 @@ def _unreadable(what: str) -> NotMadeError:
     return NotMadeError(
         f"{what} needs values of a parameter that was created in deferred_init and is"
         f" not made yet. Divide the model first: model.divide(start, end) makes the"
-        f" layers of a stage, model.divide() all of them"
+        f" layers of a stage, model.divide() all of them. What wants them while the"
+        f" model is built, such as a link hook, can be added to the stage's layers then"
     )

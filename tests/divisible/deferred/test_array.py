@@ -25,6 +25,7 @@ def test_writes_are_done_in_order(data):
                     (2, ...),
                     (slice(None, None, -1), 3),
                     (None, 1),
+                    (3, -1),
                 ]
             )
         )
@@ -75,3 +76,30 @@ def test_arrays_like_a_deferred_one():
     assert (np.shape(array), np.ndim(array), np.size(array)) == ((2, 3), 2, 6)
     with pytest.raises(ValueError, match="read-only"):
         np.asarray(array)[0] = 1
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (2, 4, 3)])
+@pytest.mark.parametrize("full_matrices", [True, False])
+def test_singular_values_are_found_later(shape, full_matrices):
+    array, ordinary = DeferredArray(shape, np.float64, 0), np.empty(shape)
+    random = np.random.RandomState(0).rand(*shape)
+    array[...] = ordinary[...] = random
+    array *= 2
+    values = np.linalg.svd(array, compute_uv=False)
+    parts = [*np.linalg.svd(array, full_matrices), values, values[..., 0]]
+    # What comes later does not matter.
+    array[0] = 0
+    whole = [*np.linalg.svd(2 * random, full_matrices)]
+    expected = [*whole, whole[1], whole[1][..., 0]]
+    for part, value in zip(parts, expected):
+        part.recipe.assign_keys("test", set())
+        assert part.shape == value.shape and part.dtype == value.dtype
+        np.testing.assert_allclose(part.make(), value, rtol=1e-12)
+
+
+def test_an_element_cannot_be_read():
+    element = DeferredArray((2, 3), np.float32, 0)[1, 2]
+    assert element.shape == ()
+    for read in (float, int, bool, lambda x: x > 1, lambda x: x.item()):
+        with pytest.raises(NotMadeError, match="link hook, can be added"):
+            read(element)

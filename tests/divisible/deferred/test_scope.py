@@ -16,6 +16,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import initializers
+from chainer.link_hooks import SpectralNormalization
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -824,3 +825,26 @@ def test_weights_on_a_gpu_are_those_of_the_cpu():
     assert stage.device.xp is cuda.cupy
     stage.to_device("@numpy")
     assert_equal(values(stage), expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "axis"),
+    [
+        (lambda: L.Linear(4, 3), 0),
+        (lambda: L.Convolution2D(2, 3, 3), 0),
+        (lambda: L.Deconvolution2D(2, 3, 3), 1),
+    ],
+)
+def test_a_spectral_norm_with_gamma_is_that_of_the_weights(make, axis):
+    def model():
+        hook = SpectralNormalization(use_gamma=True)
+        return Divisible(L.Linear(2, 2), make().add_hook(hook), F.relu)
+
+    stages = [build(model).divide(1, 2), build(model).divide(), build(model).divide(1)]
+    for (link,) in ([layer for layer in s if hasattr(layer, "gamma")] for s in stages):
+        weights = np.moveaxis(link.W.array, axis, 0).reshape(link.W.shape[axis], -1)
+        expected = np.linalg.svd(weights, compute_uv=False)[0]
+        assert link.gamma.shape == () and link.gamma.dtype == np.float32
+        np.testing.assert_allclose(link.gamma.array, expected, rtol=1e-5)
+        assert link.gamma.array == stages[0][0].gamma.array
+        assert "gamma" in link._params
