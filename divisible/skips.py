@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
+import chainer
+
 
 class Skip(NamedTuple):
     """A skip connection of a model.
@@ -57,10 +59,15 @@ class Stash(SkipEnd):
     """The layer that :func:`stash` makes."""
 
     def run(self, x: Any, skipped: dict[str, Any]) -> Any:
-        """Hands ``x`` over, and returns it."""
+        """Hands ``x`` over, and returns it; of arrays in no variable, hands copies."""
         if self.name in skipped:
             raise ValueError(f"{self} is there a second time")
-        skipped[self.name] = x
+        # The next layer may change them in place, and a message be sent before that.
+        values = [
+            value.copy() if isinstance(value, chainer.get_array_types()) else value
+            for value in (x if isinstance(x, tuple) else (x,))
+        ]
+        skipped[self.name] = tuple(values) if isinstance(x, tuple) else values[0]
         return x
 
     def __repr__(self) -> str:
@@ -100,6 +107,9 @@ class Pop(SkipEnd):
 
 def stash(name: str) -> Stash:
     """Returns a layer that hands its input to a later layer, and passes it on.
+
+    The later layer gets it as it is here: the next one may change an array in place,
+    though not that of a variable, which the graph has as well.
 
     Args:
         name (str): What :func:`pop` calls it; once in a model, without blanks.

@@ -16,6 +16,25 @@ def test_the_serial_model_passes_tensors_on():
     np.testing.assert_array_equal(model(X).array, [[-1, 22, 33]])
 
 
+def doubled(x):
+    x *= 2
+    return x
+
+
+def test_an_array_that_the_next_layer_changes_in_place_is_as_it_was():
+    model = Divisible(stash("x"), F.identity, pop("x", F.add))
+    model.insert(1, doubled)
+    np.testing.assert_array_equal(model(X.copy()).array, 3 * X)
+    pair = Divisible(
+        lambda x: (x, F.relu(x)),
+        stash("two"),
+        lambda a, b: doubled(a) + b,
+        pop("two", lambda y, a, b: y + 10 * a + 100 * b),
+    )
+    expected = 12 * X + 101 * F.relu(X).array
+    np.testing.assert_array_equal(pair(X.copy()).array, expected)
+
+
 def test_without_a_function_the_next_layer_gets_both():
     model = Divisible(stash("x"), F.relu, pop("x"), lambda y, x: y - x)
     np.testing.assert_array_equal(model(X).array, [[1, 0, 0]])

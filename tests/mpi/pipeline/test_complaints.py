@@ -55,6 +55,31 @@ def skips_across_stages(comm):
         check_equal(comm, model, cuts, make_batches([8, 5]), n_microbatches=3)
 
 
+def doubled(x):
+    x *= 2
+    return x
+
+
+def skips_past_a_layer_that_works_in_place(comm):
+    def model():
+        return Divisible(
+            stash("x"), doubled, L.Linear(6, 6), pop("x", F.add), L.Linear(6, 4)
+        )
+
+    (x, t), *_ = make_batches([8])
+    np.random.seed(0)
+    expected = float(F.softmax_cross_entropy(model()(x.copy()), t).array)
+    for cut in range(1, 5):
+        np.random.seed(0)
+        stage = model().divide(*[(0, cut), (cut, 5)][comm.rank])
+        with Pipeline(stage, comm, n_microbatches=3) as pipe:
+            assert_close(pipe.step(x.copy(), t)["loss"], expected)
+
+
+def test_a_skipped_array_does_not_depend_on_the_cut():
+    assert_on_ranks(2, skips_past_a_layer_that_works_in_place)
+
+
 def test_skips_across_stages_do_not_hang():
     """PiPPy #969 and #1008."""
     assert_on_ranks(4, skips_across_stages)
