@@ -244,7 +244,7 @@ def differ(sightings: Sequence[Sighting], sizes: Collection[int]) -> bool:
         >>> differ([half_mean(4), half_mean(3)], set())
         True
     """
-    if len(sightings) < 2 or any(s.is_loop for s in sightings):
+    if any(s.is_loop for s in sightings) or all(s == sightings[0] for s in sightings):
         return False
     samples = np.array([s.n_samples for s in sightings])
     whole = _fractions([s.whole for s in sightings])
