@@ -71,6 +71,32 @@ SHIMS = (
         edits=(Edit("thread.setDaemon(True)", "thread.daemon = True"),),
     ),
     Shim(
+        name="dead-workers",
+        module="chainer.iterators.multiprocess_iterator",
+        why="MultiprocessIterator waits for ever for a worker process that was killed "
+        "or cannot start, as under MPI with 'forkserver', the default of Python 3.14",
+        edits=(
+            Edit(
+                "import multiprocessing\n",
+                "import multiprocessing; from chainer_compat import _workers\n",
+            ),
+            Edit(
+                "        thread = threading.Thread(target=self._run,",
+                "        _workers.watch(self._pool);"
+                " thread = threading.Thread(target=self._run,",
+            ),
+            Edit(
+                "                    if self._comm.is_terminated:\n",
+                "                    if self._comm.is_terminated"
+                " or _workers.have_failed(self):\n",
+            ),
+            Edit(
+                "            self._pool.join()\n",
+                "            _workers.join(self._pool)\n",
+            ),
+        ),
+    ),
+    Shim(
         name="hdf5-strings",
         module="chainer.serializers.hdf5",
         why="h5py 3 reads strings as bytes, so load_hdf5 returned \"b'text'\"",
