@@ -30,7 +30,11 @@ Names are imported when they are first used, so that schedules can be planned an
 simulated, and timelines drawn, without Chainer and MPI.
 """
 
-from divisible.lazy_names import lazy_names
+from chainer_compat._packages import check
+
+check(__name__)
+
+from divisible.lazy_names import lazy_names  # noqa: E402
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,

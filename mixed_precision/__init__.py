@@ -34,7 +34,11 @@ The modules::
 Names are imported when they are first used.
 """
 
-from divisible.lazy_names import lazy_names
+from chainer_compat._packages import check
+
+check(__name__)
+
+from divisible.lazy_names import lazy_names  # noqa: E402
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,

@@ -20,16 +20,24 @@
     optimizers       what a rank's optimizers have been set up with
     parameter_paths  the paths of a rank's parameters
     progress         keeps messages moving while a rank computes
+    scripts          runs a training script: "divisible run", "python -m pipeline"
     chainermn        the paper's own means, and a transport over ChainerMN
 
     training         updater and evaluator for Chainer's trainer
     snapshots        runs on disk
     command_line     the command line
 
-Names are imported when they are first used.
+Names are imported when they are first used. The import of this package does one thing
+besides: where a launcher has started several ranks, it calls :func:`abort_on_error`, so
+that an exception on one ends all, also before there is a pipeline. It starts no MPI.
 """
 
-from divisible.lazy_names import lazy_names
+from chainer_compat._packages import check
+
+check(__name__)
+
+from divisible.communication.launchers import is_one_of_several  # noqa: E402
+from divisible.lazy_names import lazy_names  # noqa: E402
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
@@ -58,3 +66,6 @@ __getattr__, __dir__, __all__ = lazy_names(
         "pipeline.training.updater": ["PipelineUpdater"],
     },
 )
+
+if is_one_of_several():
+    __getattr__("abort_on_error")()

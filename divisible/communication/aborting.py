@@ -1,22 +1,38 @@
-"""One way out for all ranks."""
+"""One way out for all ranks.
+
+Nothing here imports MPI before it must: whoever has several ranks to end has them by
+the launcher's word, and joins the others only to end them.
+"""
 
 from __future__ import annotations
 
-import faulthandler
+import contextlib
 import os
+import signal
 import socket
 import sys
+import threading
 import time
-from typing import Any, Callable
-
-from mpi4py import MPI
+import types
+from typing import Any, Callable, NamedTuple
 
 from divisible.communication.errors import StallError
+from divisible.communication.launchers import is_one_of_several, launch
 
-# How long an abort may take.
+# How long an abort may take, and the start of MPI if there must be one.
 _ABORT_SECONDS = 3
+_START_SECONDS = 10
 # How long a rank that fails gives a lower one to say the same before it does.
 _SECONDS_TO_WAIT_FOR_LOWER_RANKS = 1.0
+# Taken by who ends the ranks: what fails in other threads meanwhile follows from it.
+_ending = threading.Lock()
+
+
+class _World(NamedTuple):
+    """This rank, and the number of all."""
+
+    rank: int
+    size: int
 
 
 def abort(code: int = 1) -> None:
@@ -27,11 +43,27 @@ def abort(code: int = 1) -> None:
     """
     # MPI's abort asks mpiexec to end the ranks, and waits. Behind a link that is cut
     # nobody answers. It holds Python's lock meanwhile, so no thread of Python's own
-    # could end this.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    faulthandler.dump_traceback_later(_ABORT_SECONDS, exit=True, file=nowhere)
-    MPI.COMM_WORLD.Abort(code)
-    os._exit(code)
+    # could end this. The kernel does, with neither memory, nor a thread, nor a file.
+    try:
+        _end_after(_START_SECONDS)
+        if _world().size > 1:
+            # Slow to load. Where a rank has failed before it was, the others wait for
+            # it in the start of MPI.
+            from mpi4py import MPI
+
+            if not MPI.Is_initialized():
+                MPI.Init()
+            _end_after(_ABORT_SECONDS)
+            MPI.COMM_WORLD.Abort(code)
+    finally:
+        os._exit(code)
+
+
+def _end_after(seconds: int) -> None:
+    # Only the main thread may do this, and only a script's own handler makes it needed.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(seconds)
 
 
 def let_lower_ranks_speak() -> None:
@@ -39,12 +71,23 @@ def let_lower_ranks_speak() -> None:
 
     So what goes wrong on every rank alike is said once.
     """
-    time.sleep(min(MPI.COMM_WORLD.rank, 2) * _SECONDS_TO_WAIT_FOR_LOWER_RANKS)
+    time.sleep(min(_world().rank, 2) * _SECONDS_TO_WAIT_FOR_LOWER_RANKS)
 
 
 def is_world_up() -> bool:
     """Returns whether there are other ranks to end."""
-    return MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1
+    return _world().size > 1
+
+
+def _world() -> _World:
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is None or not MPI.Is_initialized():
+        here = launch()
+        return _World(here.rank, here.n_ranks) if is_one_of_several() else _World(0, 1)
+    if MPI.Is_finalized():
+        # There is nobody left to end.
+        return _World(0, 1)
+    return _World(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
 
 
 def end_all_ranks(what: str, report: Callable[[], None], code: int = 1) -> None:
@@ -55,51 +98,100 @@ def end_all_ranks(what: str, report: Callable[[], None], code: int = 1) -> None:
         report: Prints the rest.
         code (int): The exit code.
     """
-    world = MPI.COMM_WORLD
-    sys.stdout.flush()
-    where = f"rank {world.rank} of {world.size} on {socket.gethostname()}"
-    sys.stderr.write(f"\n{where} {what} and ends all ranks:\n")
+    if not _ending.acquire(blocking=False):
+        # Another thread is about to.
+        time.sleep(_ABORT_SECONDS + _START_SECONDS)
+    try:
+        _say(what, report)
+    finally:
+        # Also if there is no memory to say so, or nobody to hear it.
+        abort(code)
+
+
+def _say(what: str, report: Callable[[], None]) -> None:
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    rank, size = _world()
+    whom = "ends all ranks" if size > 1 else "ends"
+    where = f"rank {rank} of {size} on {socket.gethostname()}"
+    sys.stderr.write(f"\n{where} {what} and {whom}:\n")
     report()
     sys.stderr.flush()
-    # mpiexec drops what it has not read yet when a rank aborts.
-    time.sleep(0.5)
-    abort(code)
+    if size > 1:
+        # mpiexec drops what it has not read yet when a rank aborts.
+        time.sleep(0.5)
 
 
 def abort_on_error() -> None:
-    """Makes an uncaught exception on one rank end all ranks.
+    """Makes an uncaught exception on one rank, in any thread, end all ranks.
 
     Without it a rank that fails leaves the others waiting for its messages. The
     traceback is printed with the rank and host it comes from; an error that every
-    rank raises alike is printed once. :class:`~pipeline.Pipeline` calls this; call
-    it at the top of a script to cover what comes before, or start the script as
-    ``python -m pipeline script.py``.
+    rank raises alike is printed once. ``import pipeline`` calls this where a launcher
+    has started several ranks, and :class:`~pipeline.Pipeline` in any case.
+
+    On a single rank an exception in a thread ends the process as well, since the main
+    thread may wait for what that one does; unless somebody has set
+    ``threading.excepthook``, as pytest does, or Python is interactive.
 
     ``sys.exit`` is no exception in this sense. The other ranks end, with an error, as
     soon as they wait for this one in a later call of a pipeline; under
-    ``python -m pipeline`` at once, if the exit code is not 0.
+    ``divisible run`` at once, if the exit code is not 0.
 
     Example:
-        >>> import sys
+        >>> import sys, threading
         >>> from pipeline import abort_on_error
-        >>> hook = sys.excepthook
+        >>> hooks = sys.excepthook, threading.excepthook
         >>> abort_on_error()
-        >>> sys.excepthook = hook
+        >>> sys.excepthook, threading.excepthook = hooks
     """
-    if MPI.COMM_WORLD.size > 1 and not isinstance(sys.excepthook, _AbortHook):
+    if is_world_up() and not isinstance(sys.excepthook, _AbortHook):
         sys.excepthook = _AbortHook(sys.excepthook)
+    if isinstance(threading.excepthook, _ThreadHook):
+        return
+    is_pythons_own = isinstance(threading.excepthook, types.BuiltinFunctionType)
+    is_interactive = hasattr(sys, "ps1")
+    if is_world_up() or (is_pythons_own and not is_interactive):
+        threading.excepthook = _ThreadHook(threading.excepthook)
 
 
 class _AbortHook:
     def __init__(self, report: Callable[..., None]) -> None:
         self._report = report
+        self._process = os.getpid()
 
     def __call__(self, kind: type, error: BaseException, trace: Any) -> None:
-        # MPI may be finalized already; then there is nobody left to stop.
-        if is_world_up():
-            # Who waits for a rank in vain says so at once: one that waits for the one
-            # that waits has less to say.
-            if not isinstance(error, StallError):
-                let_lower_ranks_speak()
-            end_all_ranks("failed", lambda: self._report(kind, error, trace))
+        # A process that a rank has forked is no rank.
+        if is_world_up() and os.getpid() == self._process:
+            _fail("failed", error, lambda: self._report(kind, error, trace))
         self._report(kind, error, trace)
+
+
+class _ThreadHook:
+    def __init__(self, report: Callable[..., None]) -> None:
+        self._report = report
+        self._process = os.getpid()
+
+    def __call__(self, raised: Any) -> None:
+        ends_thread_only = issubclass(raised.exc_type, SystemExit)
+        is_forked = os.getpid() != self._process
+        if ends_thread_only or is_forked or _is_left_behind(raised.thread):
+            self._report(raised)
+            return
+        name = "a thread" if raised.thread is None else f"thread {raised.thread.name!r}"
+        _fail(f"failed in {name}", raised.exc_value, lambda: self._report(raised))
+
+
+def _is_left_behind(thread: threading.Thread | None) -> bool:
+    """Returns whether the script has ended, and does not wait for the thread."""
+    is_daemon = thread is not None and thread.daemon
+    return is_daemon and not threading.main_thread().is_alive()
+
+
+def _fail(what: str, error: BaseException | None, report: Callable[[], None]) -> None:
+    """Ends all ranks for an exception, unless a lower one does so before."""
+    # Who waits for a rank in vain says so at once: one that waits for the one that
+    # waits has less to say.
+    if not isinstance(error, StallError):
+        let_lower_ranks_speak()
+    end_all_ranks(what, report)

@@ -7,6 +7,7 @@ import click
 from divisible import __version__
 from pipeline.command_line.plan import plan_command
 from pipeline.command_line.profile import profile_command
+from pipeline.command_line.run import run_command
 from pipeline.command_line.simulate import simulate_command, timeline_command
 from pipeline.command_line.snapshots import export_command, repartition_command
 
@@ -14,9 +15,10 @@ from pipeline.command_line.snapshots import export_command, repartition_command
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="divisible")
 def main() -> None:
-    """Plans pipeline-parallel training: measures, cuts, predicts, shows.
+    """Plans pipeline-parallel training: measures, cuts, predicts, runs, shows.
 
     \b
+    mpiexec -n 4 divisible run train.py
     divisible profile models/vgg16.py:VGG16 --input 3x32x32 --batch 84,21,5
     divisible plan profile-*.json --ranks 8 --memory 4GiB --bandwidth 1Gbit/s
     divisible simulate plan.json profile-*.json --plot step.png
@@ -25,6 +27,7 @@ def main() -> None:
 
 
 for command in (
+    run_command,
     profile_command,
     plan_command,
     simulate_command,

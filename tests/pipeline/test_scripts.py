@@ -1,10 +1,13 @@
-"""``python -m pipeline`` on one rank; tests/mpi/pipeline/test_life.py has several."""
+"""Scripts on one rank; tests/mpi/pipeline/test_life.py has several."""
 
+import signal
 import sys
 
 import pytest
+from click.testing import CliRunner
 
-from pipeline import __main__ as launcher
+from pipeline import scripts
+from pipeline.command_line.main import main
 from pipeline.training import signals
 
 
@@ -12,12 +15,15 @@ from pipeline.training import signals
 def keep_settings(monkeypatch):
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    handler = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, handler)
 
 
 def run(tmp_path, text, *arguments):
     path = tmp_path / "script.py"
     path.write_text(text)
-    launcher.main([str(path), *arguments])
+    scripts.run_script([str(path), *arguments])
 
 
 def test_a_script_runs_as_the_main_one(tmp_path, capsys):
@@ -63,10 +69,14 @@ def test_after_a_signal_the_code_says_so(has_stopped, end, tmp_path, monkeypatch
     assert code == (75 if has_stopped else 0)
 
 
-@pytest.mark.parametrize(
-    "arguments, code", [(["missing.py"], "there is no script missing.py"), ([], 2)]
-)
-def test_what_cannot_run_is_refused(arguments, code, capsys):
-    with pytest.raises(SystemExit) as error:
-        launcher.main(arguments)
-    assert error.value.code == code
+def test_what_is_not_there_is_refused():
+    with pytest.raises(SystemExit, match="there is no script missing.py"):
+        scripts.run_script(["missing.py"])
+
+
+def test_the_command_hands_all_arguments_to_the_script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("import sys\nprint(sys.argv[1:])\nsys.exit(3)")
+    arguments = ["--help", "-x", "--", "run"]
+    result = CliRunner().invoke(main, ["run", str(path), *arguments])
+    assert (result.exit_code, result.output) == (3, f"{arguments}\n")

@@ -84,9 +84,9 @@ def test_who_was_stopped_does_not_wait_for_ever(tmp_path):
         "signals._has_stopped = MPI.COMM_WORLD.rank == 0\n"
     )
     text = (
-        "from pipeline import __main__ as launcher\n"
-        "launcher._SECONDS_FOR_OTHERS = 0.5\n"
-        f"launcher.main([{str(script)!r}])\n"
+        "from pipeline import scripts\n"
+        "scripts._SECONDS_FOR_OTHERS = 0.5\n"
+        f"scripts.run_script([{str(script)!r}])\n"
     )
     assert mpiexec(N_RANKS, ["-c", text], timeout=START_UP).returncode == 75
 

@@ -1,0 +1,80 @@
+"""The packages of this project, and files of users that hide them.
+
+Python finds what lies beside a script before what is installed. Whoever calls his
+script, or a module beside it, ``pipeline.py`` or ``divisible.py`` has that one under
+the package's name.
+"""
+
+import sys
+import warnings
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from typing import Optional
+
+#: From the ground up.
+NAMES = (
+    "chainer_compat",
+    "chainer_kernels",
+    "divisible",
+    "mixed_precision",
+    "pipeline",
+)
+# By each package a module that no other of that name has.
+_MARKS = {
+    "chainer_compat": "_packages",
+    "chainer_kernels": "update_rules",
+    "divisible": "lazy_names",
+    "mixed_precision": "momentum_sgd16",
+    "pipeline": "call_agreement",
+}
+
+
+def check(package: str) -> None:
+    """Makes sure that a package finds those below it; called when it is imported.
+
+    Args:
+        package (str): One of `NAMES`.
+
+    Raises:
+        ImportError: If a user's file hides one.
+    """
+    for name in NAMES[: NAMES.index(package)]:
+        path = _stranger(_spec(name), name)
+        if path is not None:
+            raise ImportError(
+                f"{path} hides the package {name!r}, which {package!r} needs: rename"
+                f" it, or start the script with 'divisible run', which finds the"
+                f" packages first"
+            )
+    # "python -m pipeline script.py" runs a user's pipeline.py.
+    started = getattr(sys.modules.get("__main__"), "__spec__", None)
+    name = "" if started is None else started.name.partition(".")[0]
+    if name in NAMES:
+        path = _stranger(_spec(name), name)
+        if path is not None:
+            warnings.warn(
+                f"'python -m {name}' runs {path}, not the package {name!r} of this"
+                f" project: rename it, or start your script with 'divisible run"
+                f" SCRIPT'",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def _spec(name: str) -> Optional[ModuleSpec]:
+    try:
+        return find_spec(name)
+    except ValueError:
+        # A module that somebody has made himself.
+        return None
+
+
+def _stranger(spec: Optional[ModuleSpec], name: str) -> Optional[str]:
+    """Returns the place of a module that is not this project's."""
+    if spec is None:
+        return None
+    places = spec.submodule_search_locations
+    if places is None:
+        return spec.origin
+    is_ours = PathFinder.find_spec(f"{name}.{_MARKS[name]}", list(places)) is not None
+    return None if is_ours else spec.origin or next(iter(places))

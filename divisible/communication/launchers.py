@@ -1,0 +1,76 @@
+"""How this process was started, as far as the environment says; without MPI."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NamedTuple
+
+
+class Launch(NamedTuple):
+    """What a launcher tells a process that it starts.
+
+    Attributes:
+        rank (int): The process's number among those started together.
+        n_ranks (int): How many those are.
+        variable (str): The environment variable that says so.
+    """
+
+    rank: int
+    n_ranks: int
+    variable: str
+
+
+# Of those that start ranks: Open MPI, MPICH and what follows it, MVAPICH2, IBM's jsrun,
+# Flux, Slurm's srun.
+_OF_RANKS = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    ("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK"),
+    ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+)
+# Of a job, whose script need not have started ranks.
+_OF_JOBS = (("SLURM_NTASKS", "SLURM_PROCID"), ("SLURM_NPROCS", "SLURM_PROCID"))
+
+
+def launch() -> Launch | None:
+    """Returns what started this process, if it starts ranks."""
+    return _first(_OF_RANKS)
+
+
+def launch_or_job() -> Launch | None:
+    """Returns what started this process, or else the job that it is part of."""
+    return _first(_OF_RANKS) or _first(_OF_JOBS)
+
+
+def is_one_of_several() -> bool:
+    """Returns whether a launcher has started this process with others.
+
+    Not so for a process that a rank has started, which inherits the rank's environment.
+    """
+    here = launch()
+    return here is not None and here.n_ranks > 1 and not _is_started_by_a_rank()
+
+
+def _is_started_by_a_rank() -> bool:
+    # Processes of multiprocessing run the script under this name; elsewhere it is
+    # another one of the main module.
+    if getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__":
+        return True
+    # MPICH's launcher is at the other end of this descriptor, which others do not get.
+    descriptor = os.environ.get("PMI_FD")
+    try:
+        return descriptor is not None and not os.fstat(int(descriptor))
+    except (OSError, ValueError):
+        return True
+
+
+def _first(variables: tuple[tuple[str, str], ...]) -> Launch | None:
+    for of_size, of_rank in variables:
+        size = os.environ.get(of_size, "")
+        if size.isdigit() and int(size) > 0:
+            rank = os.environ.get(of_rank, "")
+            return Launch(int(rank) if rank.isdigit() else 0, int(size), of_size)
+    return None

@@ -1,0 +1,29 @@
+"""``divisible run``: a training script on this rank."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command(
+    "run",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("script", type=click.Path())
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run_command(script: str, arguments: tuple[str, ...]) -> None:
+    """Runs a training script so that all ranks end when one does.
+
+    \b
+    mpiexec -n 4 divisible run train.py --epoch 20
+
+    ARGUMENTS are the script's own. It is run as "python SCRIPT" would run it, and
+    besides: an exception in any thread, and sys.exit with another code than 0, end all
+    ranks; the exit code is 75 after StopOnSignal has stopped the training; and no file
+    beside SCRIPT hides the packages of this project, as a pipeline.py hides them from
+    "python -m pipeline SCRIPT".
+    """  # noqa: D301
+    # Starts MPI, which the other commands do not need.
+    from pipeline.scripts import run_script
+
+    run_script([script, *arguments])

@@ -1,0 +1,121 @@
+"""Runs a training script so that all ranks end when one does.
+
+    mpiexec -n 4 divisible run train.py --epoch 20
+
+Arguments after the script's name are the script's own. On every rank it is run as
+``python train.py`` would run it, and besides:
+
+* An exception that nobody catches, in any thread, ends all ranks; its traceback is
+  printed once.
+* So does ``sys.exit`` with another code than 0, with that code.
+* After :class:`~pipeline.StopOnSignal` has stopped the training, the exit code is 75,
+  also if the script ends with ``sys.exit()`` or ``sys.exit(0)``.
+* SIGUSR1 without a handler of the script's ends all ranks, as it ends any program;
+  MPICH would drop it.
+* A file of the user's beside the script that has the name of one of our packages does
+  not hide it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+
+from mpi4py import MPI
+
+from chainer_compat import _packages
+from divisible.communication.aborting import (
+    abort_on_error,
+    end_all_ranks,
+    is_world_up,
+    let_lower_ranks_speak,
+)
+from divisible.communication.errors import StallError
+from divisible.communication.waiting import wait
+from pipeline.training.signals import STOPPED, has_stopped
+
+# How long a rank that was stopped by a signal waits for the others before it ends.
+_SECONDS_FOR_OTHERS = 60.0
+
+
+def run_script(arguments: Sequence[str]) -> None:
+    """Runs a script.
+
+    Args:
+        arguments: The script and its own arguments.
+    """
+    abort_on_error()
+    script = arguments[0]
+    try:
+        _prepare(arguments)
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as exit:
+        if exit.code not in (None, 0):
+            _end_others(exit)
+            raise
+    except BaseException as error:
+        _fail(script, error)
+    if has_stopped():
+        _wait_for_others()
+        sys.exit(STOPPED)
+
+
+def _prepare(arguments: Sequence[str]) -> None:
+    script = arguments[0]
+    if not os.path.exists(script):
+        sys.exit(f"there is no script {script}")
+    if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
+        # Python does not know that MPICH handles it.
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    for package in _packages.NAMES:
+        importlib.import_module(package)
+    sys.argv = list(arguments)
+    # As if Python itself had been given the script.
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+
+
+def _fail(script: str, error: BaseException) -> None:
+    """Prints an exception of the script's, and ends this rank, with all others."""
+    # The script may have set a hook of its own, which ends nobody else.
+    abort_on_error()
+    error.with_traceback(_within(script, error.__traceback__))
+    sys.excepthook(type(error), error, error.__traceback__)
+    sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _wait_for_others() -> None:
+    """Waits until the script has ended on all ranks.
+
+    Some launchers end the others when one exits with another code than 0. This is a
+    courtesy to those: a rank that never comes must not keep this one.
+    """
+    if is_world_up():
+        request = MPI.COMM_WORLD.Ibarrier()
+        with contextlib.suppress(StallError):
+            wait(request.Test, _SECONDS_FOR_OTHERS, lambda: "all ranks to end")
+
+
+def _end_others(exit: SystemExit) -> None:
+    """Ends the other ranks of a script that did not end well."""
+    if not is_world_up():
+        return
+    # As Python does: other than a number, it is the message.
+    is_number = isinstance(exit.code, int)
+    message = "" if is_number else f"{exit.code}\n"
+    code = exit.code if is_number else 1
+    let_lower_ranks_speak()
+    end_all_ranks(f"exits with {code}", lambda: sys.stderr.write(message), code)
+
+
+def _within(script: str, trace: TracebackType | None) -> TracebackType | None:
+    """Returns the part of a traceback from the script on."""
+    start = trace
+    while start is not None and start.tb_frame.f_code.co_filename != script:
+        start = start.tb_next
+    return start or trace
