@@ -119,6 +119,7 @@ class Layout(NamedTuple):
         shared: The parameters of which several stages have a copy.
         dtypes: The floating-point types of all stages' parameters.
         warnings: For each rank what it has to warn of.
+        name: One for the pipeline's communicator.
     """
 
     stage_ranks: list[int]
@@ -126,6 +127,7 @@ class Layout(NamedTuple):
     shared: list[SharedParameter]
     dtypes: set[np.dtype]
     warnings: list[list[str]]
+    name: str = ""
 
 
 def agree(said: Sequence[Announcement | Refusal]) -> Layout:

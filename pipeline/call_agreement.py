@@ -83,6 +83,8 @@ class CallAgreement:
         self.unlike: list[int] = []
         #: How many samples ``x`` has; known when the call is finished.
         self.n_inputs = 0
+        # Those of closed pipelines have nothing to say.
+        _agreements[:] = [each for each in _agreements if each._comm]
         _agreements.append(self)
 
     @contextmanager

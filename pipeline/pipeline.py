@@ -162,7 +162,7 @@ class Pipeline:
         )
         arguments, self._loss, layout = agree_on_start(comm, arguments)
         self.schedule, self._trial = make_schedule(arguments, layout.stage_ranks)
-        self.ranks = Ranks(comm, layout.stage_ranks, timeout)
+        self.ranks = Ranks(comm, layout.stage_ranks, timeout, layout.name)
         self._calls = self.ranks.calls
         self._stages = make_stages(arguments, self._loss, layout, self.rank)
         self._ties = make_ties(self._stages, layout, self.ranks)

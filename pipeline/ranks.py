@@ -14,8 +14,8 @@ from divisible.communication.collectives import (
     broadcast,
     broadcast_object,
     clock_offsets,
-    duplicate,
 )
+from divisible.communication.communicators import duplicate
 from divisible.communication.signatures import Tensor
 from divisible.communication.tags import TARGETS_CHANNEL
 from divisible.communication.transport import Receiver, Sender, Transport
@@ -41,6 +41,7 @@ class Ranks:
         comm: The user's, of ChainerMN or mpi4py; it is duplicated.
         stage_ranks: For each stage of the pipeline the rank that holds it.
         timeout (float): Seconds a wait may take.
+        name (str): For the duplicate.
 
     Attributes:
         comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
@@ -49,8 +50,10 @@ class Ranks:
         last (int): The rank with the last stage, which reads ``t``.
     """
 
-    def __init__(self, comm: Any, stage_ranks: Sequence[int], timeout: float) -> None:
-        self.comm = duplicate(as_mpi(comm), timeout)
+    def __init__(
+        self, comm: Any, stage_ranks: Sequence[int], timeout: float, name: str
+    ) -> None:
+        self.comm = duplicate(as_mpi(comm), timeout, self, name)
         self.calls = CallAgreement(self.comm, timeout)
         self.first, self.last = stage_ranks[0], stage_ranks[-1]
         self.timeout = timeout

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from divisible.communication.collectives import all_gather, as_mpi
+from divisible.communication.communicators import free_dropped, word
 from divisible.communication.errors import StallError
 from divisible.communication.transport import Transport
 from divisible.schedules.automatic import AUTO, Trial, first_schedule
@@ -70,7 +71,9 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
         with contextlib.suppress(StallError):
             all_gather(comm, refusal, _SECONDS_TO_REFUSE)
         raise
-    layout = agree(all_gather(comm, mine, arguments.timeout, "to start"))
+    said = all_gather(comm, (mine, word()), arguments.timeout, "to start")
+    layout = agree([each if isinstance(each, Refusal) else each[0] for each in said])
+    layout = layout._replace(name=free_dropped([of_comm for _, of_comm in said]))
     for text in layout.warnings[comm.rank]:
         # Where the script makes its pipeline.
         warnings.warn(text, stacklevel=3)
@@ -139,6 +142,7 @@ def make_ties(
         ranks.comm,
         ranks.timeout,
         ranks.calls.check,
+        f"{layout.name} ties",
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible import Divisible
-from divisible.communication.collectives import duplicate
+from divisible.communication.communicators import duplicate
 from divisible.communication.signatures import Tensor
 from divisible.communication.transport import Receiver, Sender, Transport
 
@@ -54,6 +54,7 @@ class TieExchange:
         comm (mpi4py.MPI.Comm): Of all ranks of the pipeline; it is duplicated.
         timeout (float): Seconds a wait may take.
         watch: Called while waiting; may raise to end the wait.
+        name (str): For the duplicate.
     """
 
     def __init__(
@@ -64,8 +65,9 @@ class TieExchange:
         comm: MPI.Comm,
         timeout: float,
         watch: Callable[[], None],
+        name: str,
     ) -> None:
-        self._comm = duplicate(comm, timeout)
+        self._comm = duplicate(comm, timeout, self, name)
         device = next(iter(stages.values())).device
         self._transport = Transport(self._comm, timeout, device.xp)
         self._transport.watch = watch

@@ -5,8 +5,11 @@
     errors          what waits and comparisons raise
     waiting         waits that yield the core, and end
     tags            who uses which tag
+    launchers       how this process was started
     aborting        one way out for all ranks
-    collectives     what all ranks do together: duplicate, gather, broadcast, clocks
+    roll_call       which ranks are missing where all should come
+    collectives     what all ranks do together: gather, broadcast, clocks
+    communicators   when those of our own are made and freed
     parameter_sums  a number for each parameter of all ranks
     signatures      tensors, and their shapes and dtypes
     buffers         where messages lie meanwhile

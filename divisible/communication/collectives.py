@@ -9,6 +9,7 @@ from typing import Any, Callable
 import numpy as np
 from mpi4py import MPI
 
+from divisible.communication.roll_call import RollCall
 from divisible.communication.tags import BROADCAST_TAG, CLOCK_TAG
 from divisible.communication.waiting import wait
 
@@ -28,20 +29,41 @@ def as_mpi(comm: Any) -> MPI.Comm:
     return mpi_comm
 
 
-def duplicate(
-    comm: MPI.Comm, timeout: float, purpose: str = "to duplicate"
-) -> MPI.Comm:
-    """Duplicates a communicator, so that messages cannot mix with the user's."""
-    new, request = comm.Idup()
-    wait(request.Test, timeout, lambda: _everyone(comm, purpose))
-    return new
+def wait_for_all(
+    comm: MPI.Comm,
+    request: MPI.Request,
+    timeout: float,
+    purpose: str,
+    watch: Callable[[], None] | None = None,
+) -> None:
+    """Waits until an operation of all ranks is complete.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Of the ranks.
+        request (mpi4py.MPI.Request): The operation.
+        timeout (float): Seconds to wait for the other ranks.
+        purpose (str): What they are waited for to do, for the error message.
+        watch: Called while waiting; may raise to end the wait.
+
+    Raises:
+        StallError: If another rank does not come in time; it names those that are
+            missing.
+    """
+    roll_call = RollCall(comm)
+
+    def look() -> None:
+        roll_call.answer()
+        if watch is not None:
+            watch()
+
+    wait(request.Test, timeout, lambda: roll_call.missing(purpose), look)
 
 
 def all_gather(
     comm: MPI.Comm,
     value: Any,
     timeout: float,
-    purpose: str = "to compare their settings",
+    purpose: str = "to compare settings",
 ) -> list:
     """Returns the ``value`` of every rank, in rank order; any picklable object.
 
@@ -57,10 +79,10 @@ def all_gather(
     mine = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
     sizes = np.empty(comm.size, dtype=np.int64)
     request = comm.Iallgather(np.array([mine.size], dtype=np.int64), sizes)
-    wait(request.Test, timeout, lambda: _everyone(comm, purpose))
+    wait_for_all(comm, request, timeout, purpose)
     everything = np.empty(sizes.sum(), dtype=np.uint8)
     request = comm.Iallgatherv(mine, (everything, sizes))
-    wait(request.Test, timeout, lambda: _everyone(comm, purpose))
+    wait_for_all(comm, request, timeout, purpose)
     ends = np.cumsum(sizes)
     return [
         pickle.loads(everything[end - size : end].tobytes())
@@ -149,7 +171,3 @@ def clock_offsets(comm: MPI.Comm, timeout: float) -> list[float]:
             send(0)
     broadcast(comm, offsets, 0, timeout)
     return offsets.tolist()
-
-
-def _everyone(comm: MPI.Comm, purpose: str) -> str:
-    return f"all {comm.size} ranks {purpose} (rank {comm.rank} is here)"

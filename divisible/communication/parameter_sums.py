@@ -98,15 +98,18 @@ class ParameterSums:
     def _all_gather(self, value: Any) -> list:
         if self._users_comm is None:
             return [value]
-        from divisible.communication.collectives import all_gather, duplicate
+        from divisible.communication.collectives import all_gather
+        from divisible.communication.communicators import duplicate, free_dropped, word
 
-        purpose = "to make their first update"
-        before = self._comm
-        self._comm = duplicate(self._users_comm, self._timeout, purpose)
+        purpose = "to make the first update"
+        comm, before = self._users_comm, self._comm
+        said = all_gather(comm, (value, word()), self._timeout, purpose)
+        name = free_dropped([of_comm for _, of_comm in said])
+        self._comm = duplicate(comm, self._timeout, self, name, purpose)
         if before is not None:
             # Now, because all ranks are here.
             before.Free()
-        return all_gather(self._comm, value, self._timeout, purpose)
+        return [theirs for theirs, _ in said]
 
     def close(self) -> None:
         """Frees the communicator, and forgets the parameters; a call of all ranks."""
@@ -162,14 +165,9 @@ class ParameterSums:
             return mine
         from mpi4py import MPI
 
-        from divisible.communication.waiting import wait
+        from divisible.communication.collectives import wait_for_all
 
         largest = np.empty_like(mine)
         request = self._comm.Iallreduce(mine, largest, MPI.MAX)
-        wait(
-            request.Test,
-            self._timeout,
-            lambda: f"all {self._comm.size} ranks to update (rank {self.rank} is here)",
-            self._watch,
-        )
+        wait_for_all(self._comm, request, self._timeout, "to update", self._watch)
         return largest

@@ -6,8 +6,11 @@ from __future__ import annotations
 BROADCAST_TAG = 32767
 CLOCK_TAG = 32766
 FAREWELL_TAG = 32765
+# Of a user's communicator as well, but only where something has gone wrong.
+ROLL_CALL_TAG = 32764
+ANSWER_TAG = 32763
 #: Of no message.
-UNUSED_TAG = 32764
+UNUSED_TAG = 32762
 # The channels of a transport have the tags from 0, each three of them.
 _TAGS_PER_CHANNEL = 3
 #: The last channel, for targets; those before it are for stages.

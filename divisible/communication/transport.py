@@ -244,9 +244,7 @@ class Receiver(_Channel):
         Otherwise sequences of ever new lengths would fill the memory.
         """
         for unused in set(self._buffers) - set(self._agreed.values()):
-            for buffer in self._buffers.pop(unused):
-                for request in buffer.requests:
-                    request.Free()
+            del self._buffers[unused]
 
     def _wait(self, test: Callable[[], Any], waiting: str) -> Any:
         return wait(
@@ -292,6 +290,13 @@ class _ReceiveBuffer:
             transport.comm.Recv_init([piece, MPI.BYTE], peer, tag) for piece in pieces
         ]
         self._references_if_free = self._references()
+
+    def __del__(self) -> None:
+        # Python collects arrays, but no requests, which keep a communicator from being
+        # freed. One that is under way stays.
+        if not self.is_posted and not MPI.Is_finalized():
+            for request in self.requests:
+                request.Free()
 
     def _references(self) -> list[int]:
         return [sys.getrefcount(array) for array in self.arrays]

@@ -367,8 +367,11 @@ def no_communicator_and_stage_within(comm):
             not_finite_at_the_smallest_scale,
             "not finite at the smallest loss scale, 1: /1",
         ),
-        (a_rank_leaves_an_update_out, "for all 2 ranks to update (rank 0 is here)"),
-        (a_rank_makes_no_update, "ranks to make their first update (rank 0 is here)"),
+        (a_rank_leaves_an_update_out, "for rank 1 to update (rank 0 is here)"),
+        (
+            a_rank_makes_no_update,
+            "for rank 1 to make the first update (rank 0 ",
+        ),
         (
             a_rank_has_loaded_nothing,
             "DisagreementError: ranks are at different updates, between number 0 and 7",

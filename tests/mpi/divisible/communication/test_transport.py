@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from divisible.communication import transport
-from divisible.communication.collectives import all_gather, broadcast_object, duplicate
+from divisible.communication.collectives import all_gather, broadcast_object
 from divisible.communication.errors import StallError
 from divisible.communication.transport import Tensor, Transport
 from tests.support.mpiexec import assert_on_ranks
@@ -59,7 +59,7 @@ def assert_equal(received, sent):
 # So that the small arrays of this test travel in pieces, as large ones do.
 @mock.patch.object(transport, "PIECE_BYTES", 64)
 def exchange(comm, drawn, ahead):
-    channels = Transport(duplicate(comm, 10), 10)
+    channels = Transport(comm.Dup(), 10)
     sender = channels.sender(5, 1) if comm.rank == 0 else None
     receiver = channels.receiver(5, 0) if comm.rank == 1 else None
     for step, minibatch in enumerate(np.repeat(np.arange(len(drawn)), 2)):
@@ -95,7 +95,7 @@ def test_messages_arrive(drawn, ahead):
 
 
 def reuse(comm):
-    channels = Transport(duplicate(comm, 10), 10)
+    channels = Transport(comm.Dup(), 10)
     message = (Tensor(np.arange(1000.0)),)
     if comm.rank == 0:
         sender = channels.sender(0, 1)
@@ -119,7 +119,7 @@ def test_arrays_no_longer_used_are_received_into_again():
 
 def lengths(comm):
     """Ever new shapes do not pile up arrays."""
-    channels = Transport(duplicate(comm, 10), 10)
+    channels = Transport(comm.Dup(), 10)
     sender = channels.sender(0, 1) if comm.rank == 0 else None
     receiver = channels.receiver(0, 0) if comm.rank == 1 else None
     for n in range(1, 50):
@@ -137,7 +137,7 @@ def test_ever_new_shapes():
 
 
 def stall(comm):
-    channels = Transport(duplicate(comm, 10), 0.5)
+    channels = Transport(comm.Dup(), 0.5)
     if comm.rank == 1:
         receiver = channels.receiver(0, 0)
         receiver.post(0)

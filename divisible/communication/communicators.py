@@ -1,0 +1,103 @@
+"""Communicators of our own: when they are made, and when they are freed.
+
+MPI has some 2,000 communicators, and frees one only on all of its ranks together.
+Python collects what held it on each rank at a time of its own. So when ranks make the
+next one, they tell each other what they hold no longer, and free what no rank holds::
+
+    rank 0   A dropped ........... makes B: "A"  ---.
+    rank 1   ....... A dropped ... makes B: "A"  ---+--> A is freed, B made
+"""
+
+from __future__ import annotations
+
+import gc
+import uuid
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from divisible.communication.collectives import wait_for_all
+
+# By a name that all of its ranks know.
+_held: dict[str, MPI.Comm] = {}
+_dropped: dict[str, MPI.Comm] = {}
+# What is part of a circle of references is dropped only when Python looks for those.
+_N_HELD_TO_COLLECT = 256
+
+
+class Word(NamedTuple):
+    """What a rank tells the others when they are about to duplicate a communicator.
+
+    Attributes:
+        name (str): One that no other has. The first rank's is the duplicate's.
+        dropped: The names of what it holds no longer, with their numbers of ranks.
+    """
+
+    name: str
+    dropped: Sequence[tuple[str, int]]
+
+
+def word() -> Word:
+    """Returns what this rank has to say."""
+    if len(_held) % _N_HELD_TO_COLLECT == _N_HELD_TO_COLLECT - 1:
+        gc.collect()
+    no_longer = [(name, comm.size) for name, comm in _dropped.items() if comm]
+    return Word(uuid.uuid4().hex, no_longer)
+
+
+def free_dropped(words: Sequence[Word]) -> str:
+    """Frees what none of its ranks holds any longer.
+
+    Args:
+        words: Those of all ranks of a communicator, in their order.
+
+    Returns:
+        str: A name for a duplicate.
+    """
+    counts = Counter(each for word in words for each in word.dropped)
+    # In an order that all ranks have. Not all need have been ranks of it.
+    for name, size in sorted(counts):
+        if counts[name, size] == size and name in _dropped:
+            _dropped.pop(name).Free()
+    return words[0].name
+
+
+def duplicate(
+    comm: MPI.Comm, timeout: float, holder: Any, name: str, purpose: str = "to start"
+) -> MPI.Comm:
+    """Duplicates a communicator, so that messages cannot mix with the user's.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Of the ranks.
+        timeout (float): Seconds to wait for the other ranks.
+        holder: The object that uses the duplicate. Once it is collected on all ranks,
+            the duplicate is freed, if it has not been before.
+        name (str): As `free_dropped` gave it, with a suffix if there are several.
+        purpose (str): What the ranks are waited for to do, for the error message.
+
+    Raises:
+        StallError: If another rank does not come in time.
+        RuntimeError: If MPI has no communicators left.
+    """
+    try:
+        new, request = comm.Idup()
+        wait_for_all(comm, request, timeout, purpose)
+    except MPI.Exception as error:
+        raise RuntimeError(
+            f"MPI could not duplicate a communicator: {error}. Pipelines and optimizers"
+            f" of this process hold {len(_held)}. Close those that are not used any"
+            f" more, by pipe.close() or 'with Pipeline(...) as pipe:', on all ranks; or"
+            f" keep no reference to them"
+        ) from error
+    _held[name] = new
+    weakref.finalize(holder, _drop, name).atexit = False
+    return new
+
+
+def _drop(name: str) -> None:
+    comm = _held.pop(name)
+    if comm:
+        _dropped[name] = comm
