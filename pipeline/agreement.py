@@ -207,6 +207,8 @@ def _place(said: Sequence[Announcement]) -> list[tuple[tuple[int, int], int]]:
     ranks_have = "the ranks have " + ", ".join(
         f"{start} to {end - 1} on rank {rank}" for (start, end), rank in placed
     )
+    if len(said) == 1:
+        ranks_have += ", the only one: was mpiexec forgotten?"
     position = 0
     for (start, end), rank in placed:
         if start != position:

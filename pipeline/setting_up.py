@@ -15,9 +15,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mpi4py import MPI
+
+from divisible import Divisible
 from divisible.communication.collectives import all_gather, as_mpi
 from divisible.communication.communicators import free_dropped, word
 from divisible.communication.errors import StallError
+from divisible.communication.launchers import is_started_by_a_rank, launch_or_job
 from divisible.communication.transport import Transport
 from divisible.schedules.automatic import AUTO, Trial, first_schedule
 from divisible.schedules.catalogue import create
@@ -74,10 +78,31 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
     said = all_gather(comm, (mine, word()), arguments.timeout, "to start")
     layout = agree([each if isinstance(each, Refusal) else each[0] for each in said])
     layout = layout._replace(name=free_dropped([of_comm for _, of_comm in said]))
-    for text in layout.warnings[comm.rank]:
+    for text in [*layout.warnings[comm.rank], *_alone(comm, arguments.stages)]:
         # Where the script makes its pipeline.
         warnings.warn(text, stacklevel=3)
     return arguments, loss, layout
+
+
+def _alone(comm: MPI.Comm, stages: Sequence[Divisible]) -> list[str]:
+    """Returns a warning if this is the only rank, and was not meant to be."""
+    is_meant = comm == MPI.COMM_SELF or is_started_by_a_rank()
+    if MPI.COMM_WORLD.size > 1 or is_meant:
+        return []
+    started = launch_or_job()
+    if started is not None and started.n_ranks > 1:
+        return [
+            f"{started.variable}={started.n_ranks}, but for MPI this is the only rank,"
+            f" and trains the whole model, as each of the others does: start the script"
+            f" with the mpiexec of mpi4py's MPI library, or srun with the --mpi that it"
+            f" needs; or give MPI.COMM_SELF to train on one rank"
+        ]
+    if len(stages) > 1:
+        return [
+            f"the model is cut into {len(stages)} stages, but this is the only rank:"
+            f" was mpiexec forgotten? Give MPI.COMM_SELF to train on one rank"
+        ]
+    return []
 
 
 def make_schedule(

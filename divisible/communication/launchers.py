@@ -46,15 +46,13 @@ def launch_or_job() -> Launch | None:
 
 
 def is_one_of_several() -> bool:
-    """Returns whether a launcher has started this process with others.
-
-    Not so for a process that a rank has started, which inherits the rank's environment.
-    """
+    """Returns whether a launcher has started this process with others."""
     here = launch()
-    return here is not None and here.n_ranks > 1 and not _is_started_by_a_rank()
+    return here is not None and here.n_ranks > 1 and not is_started_by_a_rank()
 
 
-def _is_started_by_a_rank() -> bool:
+def is_started_by_a_rank() -> bool:
+    """Returns whether this process is a rank's own, which inherits its environment."""
     # Processes of multiprocessing run the script under this name; elsewhere it is
     # another one of the main module.
     if getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__":
