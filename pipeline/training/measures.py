@@ -13,7 +13,7 @@ from divisible.schedules.actions import Action
 from divisible.schedules.rank_program import Record
 
 #: What is observed, after the name of the updater.
-NAMES = ("samples_per_second", "bubble", "communication", "peak_memory")
+NAMES = ("samples_per_second", "bubble", "communication", "process_memory")
 
 
 class StepCost(NamedTuple):
@@ -24,14 +24,14 @@ class StepCost(NamedTuple):
         communicating (float): Seconds in sends, and in waits for what others send.
         span (float): Seconds from the first operation to the last.
         seconds (float): Seconds of the whole update, reading and optimizer included.
-        peak_memory (float): Bytes that the process has held at most.
+        process_memory (float): Bytes that the process has held at most.
     """
 
     computing: float
     communicating: float
     span: float
     seconds: float
-    peak_memory: float
+    process_memory: float
 
 
 def measure(record: Record, seconds: float, device: Any) -> StepCost:
@@ -49,7 +49,7 @@ def measure(record: Record, seconds: float, device: Any) -> StepCost:
     computing = float(durations[is_action].sum())
     span = float(times[-1] - times[0]) if len(times) else 0.0
     communicating = float(durations.sum()) - computing
-    return StepCost(computing, communicating, span, seconds, peak_memory(device))
+    return StepCost(computing, communicating, span, seconds, process_memory(device))
 
 
 def observations(costs: np.ndarray, n_samples: int) -> dict[str, float]:
@@ -80,7 +80,7 @@ def observations(costs: np.ndarray, n_samples: int) -> dict[str, float]:
     return dict(zip(NAMES, map(float, values)))
 
 
-def peak_memory(device: Any) -> int:
+def process_memory(device: Any) -> int:
     """Returns the bytes that this process has held at most, on a GPU those there."""
     if isinstance(device, cuda.GpuDevice):
         with device.device:

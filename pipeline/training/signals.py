@@ -10,7 +10,7 @@ from chainer.training import Extension, Trainer
 
 from pipeline.training.one_trainer import TriggerAround
 
-#: The exit code of ``python -m pipeline`` after a signal stopped the training in good
+#: The exit code of ``divisible run`` after a signal stopped the training in good
 #: order: EX_TEMPFAIL of ``sysexits.h``, "try again later".
 STOPPED = 75
 
@@ -29,10 +29,12 @@ class StopOnSignal(Extension):
     On a signal to any of the ranks, the minibatch under way is finished; all ranks
     agree; extensions that take snapshots run, whether it is their time or not; the
     trainer's loop ends on every rank, and the script goes on after ``trainer.run()``.
-    Under ``python -m pipeline`` its exit code is then 75, so that a job script knows
+    Under ``divisible run`` its exit code is then 75, so that a job script knows
     that there is more to do; elsewhere ask :attr:`signal` and exit as you like.
 
-    A second signal does what the signal does without this extension.
+    A second signal ends the run, as the signal does without this extension; but without
+    it SIGUSR1 ends ranks of MPICH only under ``divisible run``, since MPICH handles it
+    and does nothing.
 
     Args:
         signals: The signals to stop on; batch systems send SIGTERM, and SIGUSR1 if

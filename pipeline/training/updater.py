@@ -41,9 +41,10 @@ class PipelineUpdater(StandardUpdater):
 
     It also reports ``pipeline/samples_per_second``; ``pipeline/bubble``, the share of
     the ranks' time in which they compute nothing; ``pipeline/communication``, the mean
-    seconds that a rank sends, or waits for what is sent; and ``pipeline/peak_memory``,
-    the bytes that the largest process has held at most. On a GPU the times are of
-    launches, behind which the device works.
+    seconds that a rank sends, or waits for what is sent; and
+    ``pipeline/process_memory``, the bytes that the largest process has held at most,
+    Python and its libraries included. On a GPU the times are of launches, behind which
+    the device works.
 
     Args:
         iterator (chainer.dataset.Iterator or dict): The minibatches; a dictionary must

@@ -176,10 +176,10 @@ def check_log(comm, out, kind, stop):
     # Processes count for themselves.
     if kind != "process":
         assert (data.n > 0) == (comm.rank == 0), data.n
-    for name in ("samples_per_second", "bubble", "communication", "peak_memory"):
+    for name in ("samples_per_second", "bubble", "communication", "process_memory"):
         assert 0 <= log[-1][f"pipeline/{name}"] < np.inf
     assert log[-1]["pipeline/bubble"] < 1
-    assert log[-1]["pipeline/peak_memory"] > 1e7
+    assert log[-1]["pipeline/process_memory"] > 1e7
 
 
 @pytest.mark.parametrize(
