@@ -91,6 +91,20 @@ def test_who_was_stopped_does_not_wait_for_ever(tmp_path):
     assert mpiexec(N_RANKS, ["-c", text], timeout=START_UP).returncode == 75
 
 
+def test_a_signal_that_nobody_handles_ends_all(tmp_path):
+    """MPICH would drop it."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import time\nfrom mpi4py import MPI\n"
+        "print('is here', flush=True)\ntime.sleep(1000)\n"
+    )
+    command = [launcher(), "-n", "2", sys.executable, "-m", "pipeline", str(script)]
+    with running(command) as program:
+        program.wait_for(lambda: program.output.count("is here") == 2, START_UP)
+        program.process.send_signal(signal.SIGUSR1)
+        assert program.wait(DEADLINE) != 0
+
+
 def test_an_interrupt_ends_all(tmp_path):
     with training(tmp_path) as (program, pids):
         os.kill(pids[1], signal.SIGINT)

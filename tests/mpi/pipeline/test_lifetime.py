@@ -9,6 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from divisible import Divisible, Plan
+from divisible.communication import communicators
 from pipeline import Pipeline, StallError
 from tests.support.mpiexec import assert_on_ranks
 
@@ -30,6 +31,46 @@ def many(comm):
 
 def test_many_pipelines_in_one_process():
     assert_on_ranks(2, many)
+
+
+def many_that_are_dropped(comm):
+    """None is closed; those in circles are collected at times of their own."""
+    stage = stage_of(comm, 4)
+    for i in range(300):
+        pipe = Pipeline(stage, comm, 2, timeout=20)
+        if i % 2 == comm.rank:
+            pipe.itself = pipe
+    x, t = np.ones((4, 4), np.float32), np.zeros(4, np.int32)
+    pipe.step(x, t)
+    most = len(communicators._held) + len(communicators._dropped)
+    gc.collect()
+    other = weakref.ref(pipe)
+    del pipe
+    gc.collect()
+    assert other() is None
+    with Pipeline(stage, comm, 2, timeout=20) as pipe:
+        pipe.step(x, t)
+    # Of earlier cases there may be some on other ranks.
+    assert most < 290 and len(communicators._dropped) < 10
+
+
+def test_pipelines_that_python_collects_are_freed():
+    assert_on_ranks(2, many_that_are_dropped)
+
+
+def too_many(comm):
+    """The fault is said, and its cure, where MPI has nothing left."""
+
+    class Full(MPI.Intracomm):
+        def Idup(self):
+            raise MPI.Exception(MPI.ERR_OTHER)
+
+    with pytest.raises(RuntimeError, match=r"Close those .* pipe.close\(\)"):
+        Pipeline(stage_of(comm, 4), Full(comm), 2, timeout=20)
+
+
+def test_what_to_close_is_said():
+    assert_on_ranks(1, too_many)
 
 
 def outputs(comm):
