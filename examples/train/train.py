@@ -111,9 +111,11 @@ def main() -> None:
     if resume is not None:
         with parser.refusing():
             log = load_snapshot(resume, pipe, optimizers, state).values["log"]
-        if len(log) >= args.epoch:
-            parser.error(f"{resume} is of {len(log)} epochs: give a larger --epoch")
         say(f"resumed from {resume}, after {len(log)} epochs")
+        if len(log) >= args.epoch:
+            # No error: a batch system would start the job again, and again.
+            say("nothing is left to do; a larger --epoch goes on")
+            return
         # The time of the run that is continued counts as well.
         started -= log[-1]["elapsed_time"]
     for epoch in epochs(pipe, optimizers, train, test, args, shuffle, len(log)):

@@ -133,14 +133,32 @@ _ALIKE = (
 
 
 class StopTogether(TriggerAround):
-    """A stop trigger that fires on all ranks if it does on one."""
+    """A stop trigger that fires on all ranks if it does on one.
+
+    Before the first minibatch it says so: a run that was complete has been resumed.
+    """
+
+    def __init__(self, trigger: Any) -> None:
+        super().__init__(trigger)
+        self._has_begun = False
 
     def __call__(self, trainer: Trainer) -> bool:
         """Returns whether some rank wants to stop, or was requested to."""
+        updater = trainer.updater
         # Triggers and extensions look at the epoch; it may have been loaded.
-        trainer.updater.synchronize()
-        fires = bool(self._trigger(trainer)) or trainer.updater.stop_code > 0
-        return bool(trainer.updater.pipeline.ranks.agree(fires))
+        updater.synchronize()
+        fires = bool(self._trigger(trainer)) or updater.stop_code > 0
+        ranks = updater.pipeline.ranks
+        stops = bool(ranks.agree(fires))
+        if stops and not self._has_begun and ranks.rank == 0:
+            print(
+                f"nothing is left to do: the training is complete at iteration"
+                f" {updater.iteration}, epoch {updater.epoch}; a later stop_trigger of"
+                f" the trainer goes on",
+                flush=True,
+            )
+        self._has_begun = True
+        return stops
 
 
 # What writes a file of a fixed name, all ranks the same one.

@@ -124,8 +124,11 @@ def test_train_resumes_on_other_ranks(tmp_path):
     output, actual = log(1, 3, tmp_path / "disturbed", *resumable)
     assert "snapshot_epoch_2, after 2 epochs" in output
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
+    # A batch system that starts the job once more must not take it for a failure.
     argv = [*SYNTHETIC, "--model", "mlp", "--epoch", "3", *resumable]
-    refused(1, [*argv, "--out", tmp_path / "disturbed"], "give a larger --epoch")
+    output = run(2, [TRAIN, *argv, "--out", tmp_path / "disturbed"])
+    assert output.count("nothing is left to do") == 1
+    assert len(json.loads((tmp_path / "disturbed" / "log").read_text())) == 3
     refused(2, [*SYNTHETIC, "--resume", tmp_path / "none"], "none does not exist here")
 
 

@@ -34,7 +34,7 @@ def train(comm, out, n_epochs):
     trainer = Trainer(updater, (n_epochs, "epoch"), out=out)
     trainer.extend(extensions.LogReport())
     trainer.extend(extensions.ExponentialShift("alpha", 0.9), trigger=(5, "iteration"))
-    trainer.extend(snapshot(resume="auto", n_retains=2), trigger=(3, "iteration"))
+    trainer.extend(snapshot(resume="auto", n_retains=2), trigger=(4, "iteration"))
     trainer.run()
     everyone = comm.allgather({p: v.array for p, v in stage.namedparams()})
     log = json.loads(Path(out, "log").read_text())
@@ -54,6 +54,11 @@ def stop_and_go_on(comm, folder):
         train(two, f"{folder}/moved", 3)
     comm.Barrier()
     params, losses = train(comm, f"{folder}/moved", 5)
+    # Once more: nothing is left to do.
+    again = train(comm, f"{folder}/moved", 5)
+    assert again[1] == losses
+    for path, array in params.items():
+        np.testing.assert_array_equal(again[0][path], array, path)
     if two != MPI.COMM_NULL:
         assert losses == expected[1]
         for path, array in expected[0].items():
@@ -61,4 +66,5 @@ def stop_and_go_on(comm, folder):
 
 
 def test_a_trainer_goes_on(tmp_path):
-    assert_on_ranks(3, stop_and_go_on, str(tmp_path))
+    output = assert_on_ranks(3, stop_and_go_on, str(tmp_path))
+    assert output.count("nothing is left to do") == 1
