@@ -18,6 +18,9 @@ Where ``.pth`` files are not read (``python -S``, ``pip install --target``), put
 
 ``python -m chainer_compat`` prints what was found and what was repaired.
 
+Files of weights are read without running code that is in them; one that needs more than
+``None`` is refused until :func:`chainer_compat.npz.allow_pickle` allows it.
+
 What no hook can hide from a user's own script:
 
 - ``float32_array * numpy.float64(2)`` is float64 since NumPy 2.0, and Chainer then

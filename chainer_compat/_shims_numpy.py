@@ -118,4 +118,21 @@ SHIMS = (
             Edit("array.shape = linear_out_size,", "pass"),
         ),
     ),
+    Shim(
+        name="npz-pickle",
+        module="chainer.serializers.npz",
+        why="load_npz runs whatever code the pickles in a file name; they are read by "
+        "chainer_compat.npz, which knows None alone",
+        edits=(
+            Edit(
+                "import numpy\n",
+                "import numpy; from chainer_compat import npz as _npz\n",
+            ),
+            Edit("dataset = self.npz[key]", "dataset = _npz.read(self.npz, key)"),
+            Edit(
+                "with numpy.load(file, **_allow_pickle_kwargs) as f:",
+                "with _npz.NpzArrays(file) as f:",
+            ),
+        ),
+    ),
 )

@@ -9,9 +9,9 @@ import weakref
 from typing import Any, Callable
 
 import chainer
-import numpy as np
 from chainer import Link
 
+from chainer_compat.npz import NpzArrays, allow_pickle, allowed_names
 from divisible.deferred.array import NotMadeError
 
 Action = Callable[[Link], Any]
@@ -72,10 +72,10 @@ def load_later(serialize: Serialize, deserializer: Any) -> Action:
     file = os.path.abspath(name)
     kept = (deserializer.path, deserializer.strict, deserializer.ignore_names)
 
-    allow_pickle = npz.allow_pickle
+    allowed = allowed_names()
 
     def load(link: Link) -> None:
-        with np.load(file, allow_pickle=allow_pickle) as again:
+        with allow_pickle(*allowed), NpzArrays(file) as again:
             serialize(link, chainer.serializers.NpzDeserializer(again, *kept))
 
     return load

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from chainer.serializers import NpzDeserializer
 
+from chainer_compat.npz import NpzArrays
 from divisible import Divisible, Plan
 from divisible.files import written_aside
 from pipeline.snapshots import directories, files
@@ -152,7 +153,8 @@ def import_npz(
         stages (Divisible or list of Divisible): A model, or some of its stages.
 
     Raises:
-        ValueError: If a parameter is missing in the file, or has another shape there.
+        ValueError: If a parameter is missing in the file, or has another shape there;
+            if it is no such file, or has pickled objects, which could run any code.
 
     Example:
         >>> import tempfile
@@ -167,8 +169,7 @@ def import_npz(
         True
     """
     stages = [stages] if isinstance(stages, Divisible) else list(stages)
-    # As Chainer does; objects are what has no value yet.
-    with np.load(path, allow_pickle=True) as arrays:
+    with NpzArrays(path) as arrays:
         for stage in stages:
             writer = StateWriter()
             stage.serialize(writer)

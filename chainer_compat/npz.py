@@ -1,0 +1,214 @@
+"""Reads ``.npz`` files without running what is in them.
+
+Chainer writes ``None`` as an array of objects, which NumPy pickles. Reading a pickle
+calls whatever functions it names, so a file of weights can run any code of whoever made
+it. Here such arrays are read twice:
+
+    first    every name stands for something inert; which ones there are is noted
+    then     if there are any, and all were allowed, as NumPy reads it
+
+``chainer.serializers.load_npz`` and ``NpzDeserializer`` read in this way by a shim.
+"""
+
+import contextlib
+import contextvars
+import math
+import pickle
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.lib.npyio import NpzFile
+
+_allowed: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar(
+    "allowed", default=frozenset()
+)
+_RECONSTRUCT = {
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
+}
+# What every array of objects is made by, also one of None alone; the last in files that
+# NumPy wrote by the pickle protocol of Python 2.
+_OF_ARRAYS = _RECONSTRUCT | {"numpy.ndarray", "numpy.dtype", "_codecs.encode"}
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+@contextlib.contextmanager
+def allow_pickle(*names: str) -> Iterator[None]:
+    """Lets a block read files whose arrays hold other objects than ``None``.
+
+    Only for files that you trust: an object of a type may run any code when it is read.
+
+    Args:
+        names: The types and functions that the files may use, as the error says that
+            refuses a file.
+
+    Example:
+        >>> import io, chainer, numpy as np
+        >>> file = io.BytesIO()
+        >>> np.savez(file, words=np.array({"a": 1}))
+        >>> with allow_pickle("builtins.dict"), NpzArrays(file) as arrays:
+        ...     arrays["words"].item()
+        {'a': 1}
+    """
+    token = _allowed.set(_allowed.get().union(names))
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def allowed_names() -> frozenset[str]:
+    """Returns the names that :func:`allow_pickle` has allowed here."""
+    return _allowed.get()
+
+
+class NpzArrays(NpzFile):
+    """The arrays of a file by key; each is read when it is asked for.
+
+    Args:
+        file: A path, or a file that was opened for reading.
+
+    Raises:
+        OSError: If there is no such file.
+        ValueError: If it is no ``.npz`` file. Asking for an array that does not hold
+            numbers, texts or ``None`` raises this as well.
+    """
+
+    def __init__(self, file: Any) -> None:
+        try:
+            super().__init__(file)
+        except OSError:
+            raise
+        except Exception as error:
+            name = getattr(file, "name", file)
+            raise ValueError(f"{name} is no .npz file: {error}") from error
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return read(self, key)
+
+
+def read(arrays: Any, key: str) -> np.ndarray:
+    """Returns one array; of objects only if they are ``None`` or were allowed.
+
+    Args:
+        arrays: What ``numpy.load`` returned for an ``.npz`` file, however it was asked
+            to treat pickles. Of any other mapping, the item.
+        key: Which.
+
+    Raises:
+        KeyError: If there is none.
+        ValueError: If it is damaged, or has objects that were not allowed.
+    """
+    if not isinstance(arrays, NpzFile):
+        return arrays[key]
+    name = key if key in arrays.zip.NameToInfo else f"{key}.npy"
+    if name not in arrays.zip.NameToInfo:
+        raise KeyError(f"{key} is not a file in the archive")
+    where = f"{arrays.zip.filename or 'the file'}: {key}"
+    try:
+        with arrays.zip.open(name) as file:
+            version = npy.read_magic(file)
+            if version in _HEADERS:
+                shape, _, dtype = _HEADERS[version](file)
+                if dtype.hasobject:
+                    return _read_objects(file, shape)
+            # With other versions NumPy itself refuses objects.
+            file.seek(0)
+            return npy.read_array(file, allow_pickle=False)
+    except _Unknown as error:
+        names = ", ".join(map(repr, error.names))
+        raise ValueError(
+            f"{where} holds objects that need {', '.join(error.names)}. They are not"
+            f" read: whoever made the file could run any code here. If you trust it,"
+            f" from chainer_compat.npz import allow_pickle, and load it in a block:"
+            f" with allow_pickle({names}):"
+        ) from None
+    except Exception as error:
+        # Of zipfile, zlib, pickle or NumPy: whatever a damaged file makes them raise.
+        raise ValueError(
+            f"{where} cannot be read: {type(error).__name__}: {error}"
+        ) from error
+
+
+class _Unknown(Exception):
+    """An array has objects that were not allowed."""
+
+    def __init__(self, names: set) -> None:
+        super().__init__()
+        self.names = sorted(names)
+
+
+def _read_objects(file: IO[bytes], shape: tuple) -> np.ndarray:
+    start = file.tell()
+    inspecting = _Inspecting(file)
+    try:
+        array = inspecting.load()
+        n_elements, types = _elements(array)
+    except Exception:
+        # It may have come so far only because what it named was inert.
+        if inspecting.names <= _OF_ARRAYS:
+            raise
+        n_elements, types = None, set()
+    needed = (inspecting.names - _OF_ARRAYS) | types
+    if needed - _allowed.get():
+        raise _Unknown(needed)
+    if needed:
+        file.seek(start)
+        return _Allowing(file).load()
+    if n_elements != math.prod(shape):
+        raise ValueError(f"{n_elements} objects, but the shape is {shape}")
+    return np.full(shape, None)
+
+
+class _Inert:
+    """Stands for whatever a pickle makes, and does nothing."""
+
+    state: Any = None
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        return object.__new__(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Inspecting(pickle.Unpickler):
+    """Notes the names in a pickle, and calls nothing."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self.names: set = set()
+
+    def find_class(self, module: str, name: str) -> Any:
+        self.names.add(f"{module}.{name}")
+        return type(name, (_Inert,), {"__module__": module})
+
+
+class _Allowing(pickle.Unpickler):
+    """Knows what was allowed, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" not in _OF_ARRAYS | _allowed.get():
+            raise _Unknown({f"{module}.{name}"})
+        return super().find_class(module, name)
+
+
+def _elements(array: Any) -> tuple:
+    """Returns how many objects an array has that was read inertly, and their types."""
+    if _name(type(array)) not in _RECONSTRUCT:
+        raise ValueError("it is no array")
+    # As numpy.ndarray.__reduce__ makes it.
+    _, _, _, _, elements = array.state
+    if not isinstance(elements, list):
+        raise ValueError("its elements are no list")
+    types = {type(each) for each in elements} - {type(None)}
+    return len(elements), set(map(_name, types))
+
+
+def _name(thing: type) -> str:
+    return f"{thing.__module__}.{thing.__name__}"
