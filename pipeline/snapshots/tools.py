@@ -15,6 +15,7 @@ from divisible import Divisible, Plan
 from divisible.files import written_aside
 from pipeline.snapshots import directories, files
 from pipeline.snapshots.arrays import of_range, write_arrays
+from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.serializers import StateWriter, check_array, is_none
 
@@ -58,7 +59,7 @@ def repartition(
         ...     Snapshot.open(path).layer_ranges
         [(0, 3), (3, 5)]
     """
-    source, output = Snapshot.open(snapshot), Path(output)
+    source, output = open_one(snapshot), Path(output)
     if isinstance(plan, int):
         plan = Plan.uniform(source.n_layers, plan)
     if plan.n_layers != source.n_layers:
@@ -126,7 +127,7 @@ def export_npz(snapshot: str | os.PathLike, path: str | os.PathLike) -> None:
         >>> bool((serial[0].W.array == model[0].W.array).all())
         True
     """
-    source = Snapshot.open(snapshot)
+    source = open_one(snapshot)
     source.verify()
     with source.of_layers(range(source.n_layers), "model/") as arrays:
         model = {
@@ -136,6 +137,24 @@ def export_npz(snapshot: str | os.PathLike, path: str | os.PathLike) -> None:
         }
         with written_aside(path) as aside:
             write_arrays(Path(aside), model)
+
+
+def open_one(path: str | os.PathLike) -> Snapshot:
+    """Reads the manifest of a snapshot; of a folder of snapshots it lists them.
+
+    Raises:
+        SnapshotError: If there is none, or it was changed.
+    """
+    folder = Path(path)
+    if folder.is_dir() and not (folder / files.MANIFEST).exists():
+        found = [str(each) for each in folder.iterdir() if files.is_snapshot(each)]
+        if found:
+            found.sort(key=lambda each: (len(each), each))
+            raise SnapshotError(
+                f"{folder} is a folder of snapshots: name one of them,"
+                f" {' or '.join(found)}"
+            )
+    return Snapshot.open(path)
 
 
 def import_npz(

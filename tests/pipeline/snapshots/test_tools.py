@@ -147,6 +147,22 @@ def test_import_changes_nothing_if_something_does_not_fit(tmp_path):
     assert all(np.array_equal(after[key], before[key]) for key in before)
 
 
+def test_a_folder_of_snapshots_is_none(tmp_path, run):
+    run.save(tmp_path / "10")
+    run.save(tmp_path / "9")
+    (tmp_path / "11.partial").mkdir()
+    found = " or ".join(str(tmp_path / name) for name in ("1", "9", "10"))
+    for command, *more in ((repartition_command, "--stages", 2), (export_command,)):
+        result = invoke(command, tmp_path, *more)
+        assert result.exit_code == 1
+        message = f"{tmp_path} is a folder of snapshots: name one of them, {found}"
+        assert result.output == f"Error: {message}\n"
+    with pytest.raises(SnapshotError, match="a folder of snapshots"):
+        export_npz(tmp_path, tmp_path / "model.npz")
+    (tmp_path / "empty").mkdir()
+    assert "is incomplete" in invoke(export_command, tmp_path / "empty").output
+
+
 def test_commands(tmp_path, run):
     path = tmp_path / "1"
     result = invoke(repartition_command, path, "--stages", 3)
