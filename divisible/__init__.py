@@ -22,6 +22,7 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well::
     minibatch         x and t as arrays, cut into microbatches, joined
     dtypes            floating-point types of layers and losses
     files             files that are there completely or not at all
+    records           plans, profiles and timelines from files, and their fields checked
     lazy_names        names of a package that are imported when they are first used
 
     schedules, communication, deferred, backward, planning: packages

@@ -8,6 +8,7 @@ from typing import Union
 
 import numpy as np
 
+from divisible.records import LIMIT
 from divisible.schedules.schedule import Schedule
 
 #: A number for all ranks or edges, or one for each.
@@ -41,12 +42,15 @@ class Network:
     overlap: bool = True
 
     def __post_init__(self) -> None:
-        if not np.all(_numbers("bandwidth", self.bandwidth) > 0):
-            raise ValueError(f"bandwidth must be positive, not {self.bandwidth}")
-        latency = _numbers("latency", self.latency)
-        if not np.all(np.isfinite(latency) & (latency >= 0)):
+        if not np.all(_numbers("bandwidth", self.bandwidth) > 1 / LIMIT):
             raise ValueError(
-                f"latency must be finite and not negative, not {self.latency}"
+                f"bandwidth must be positive, beyond 2**-63, not {self.bandwidth}"
+            )
+        latency = _numbers("latency", self.latency)
+        if not np.all((latency >= 0) & (latency < LIMIT)):
+            raise ValueError(
+                f"latency must be finite and not negative, below 2**63, not"
+                f" {self.latency}"
             )
 
     def edges(self, n_stages: int) -> tuple[np.ndarray, np.ndarray]:
@@ -86,8 +90,10 @@ def spread_speeds(speeds: PerRank | None, n: int) -> np.ndarray:
         ValueError: If there are fewer, or one is not finite and positive.
     """
     speeds = spread("speeds", 1.0 if speeds is None else speeds, n)
-    if not np.all(np.isfinite(speeds) & (speeds > 0)):
-        raise ValueError(f"speeds must be finite and positive, not {speeds}")
+    if not np.all((speeds > 1 / LIMIT) & (speeds < LIMIT)):
+        raise ValueError(
+            f"speeds must be finite and positive, from 2**-63 to 2**63, not {speeds}"
+        )
     return speeds
 
 

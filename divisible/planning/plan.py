@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import operator
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import numpy as np
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from divisible.files import write_json
-from divisible.planning.profile import check_layers, plain_number
+from divisible.planning.profile import check_layers
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
 from divisible.planning.units import count, format_seconds
+from divisible.records import (
+    from_fields,
+    plain_integer,
+    plain_number,
+    plain_text,
+    reading_json,
+    shown,
+)
 from divisible.schedules.recomputation import check_checkpoint
 
 if TYPE_CHECKING:
@@ -119,7 +123,10 @@ class Plan:
     )
 
     def __post_init__(self) -> None:
-        cuts = [operator.index(cut) for cut in self.cuts]
+        cuts = [
+            plain_integer(f"position {i} of cuts", cut)
+            for i, cut in enumerate(_listed("cuts", self.cuts))
+        ]
         object.__setattr__(self, "cuts", cuts)
         if len(cuts) < 2 or cuts[0] != 0:
             raise ValueError(
@@ -136,12 +143,21 @@ class Plan:
             value = getattr(self, name)
             if name == "n_microbatches" and value is None:
                 continue
-            if not isinstance(value, (int, np.integer)) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, not {value!r}")
+            try:
+                number = plain_integer(name, value)
+            except TypeError:
+                number = 0
+            if number < 1:
+                raise ValueError(
+                    f"{name} must be a positive integer, not {shown(value)}"
+                )
             # JSON knows no integers of NumPy.
-            object.__setattr__(self, name, int(value))
+            object.__setattr__(self, name, number)
+        if self.schedule is not None:
+            plain_text("schedule", self.schedule)
         if self.step_seconds is not None:
-            object.__setattr__(self, "step_seconds", float(self.step_seconds))
+            seconds = plain_number("step_seconds", self.step_seconds, "Leave it out")
+            object.__setattr__(self, "step_seconds", seconds)
         if self.n_stages % self.stages_per_rank:
             raise ValueError(
                 f"cuts {cuts} make {count(self.n_stages, 'stage')}, which do not lie"
@@ -151,12 +167,15 @@ class Plan:
         for name, n in (("layers", cuts[-1]), ("stages", len(cuts) - 1)):
             values = getattr(self, name)
             if values is not None:
-                object.__setattr__(self, name, tuple(values))
+                values = tuple(_listed(name, values))
+                object.__setattr__(self, name, values)
                 if len(values) != n:
                     raise ValueError(
                         f"cuts {cuts} have {n} {name}, but {name} describes"
                         f" {len(values)}"
                     )
+        for position, layer in enumerate(self.layers or ()):
+            plain_text(f"layer {position} of layers", layer)
 
     @classmethod
     def uniform(cls, n_layers: int, n_stages: int) -> Plan:
@@ -255,18 +274,21 @@ class Plan:
         """Reads a plan written by :meth:`save`; a file with ``cuts`` alone will do.
 
         Raises:
-            ValueError: If the file holds something else.
+            OSError: If the file cannot be read.
+            ValueError: If the file holds something else; the message names the field.
         """
-        with open(path, encoding="utf-8") as file:
-            try:
-                content = json.load(file)
-                if content.pop("divisible", "plan") != "plan":
-                    raise ValueError("it is another kind of file")
-                if content.get("stages") is not None:
-                    content["stages"] = [StagePlan(**row) for row in content["stages"]]
-                return cls(**content)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{path} is not a plan: {error}") from error
+        with reading_json(path, "a plan") as content:
+            if content.pop("divisible", "plan") != "plan":
+                raise ValueError("it is another kind of file")
+            if "alternatives" in content:
+                raise ValueError("alternatives are not part of a file")
+            rows = content.get("stages")
+            if isinstance(rows, list):
+                content["stages"] = [
+                    from_fields(StagePlan, row, f"stage {i}")
+                    for i, row in enumerate(rows)
+                ]
+            return from_fields(cls, content)
 
     def __str__(self) -> str:
         lines = [self.headline]
@@ -293,3 +315,10 @@ class Plan:
         if self.step_seconds is not None:
             words.append(f"{format_seconds(self.step_seconds)} a step")
         return ", ".join(words)
+
+
+def _listed(name: str, values: Any) -> Any:
+    """Returns values of which there may be any number; a text is none of them."""
+    if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list, not {shown(values)}")
+    return values

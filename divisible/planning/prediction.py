@@ -58,6 +58,8 @@ def predict(
     """
     profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
     check_plan(plan, profiles[0])
+    batch = profiles[-1].n_samples if batch is None else batch
+    sizes = microbatch_sizes(-(-batch // plan.replicas), plan.n_microbatches)
     schedule = recompute(
         create(
             plan.schedule,
@@ -67,8 +69,6 @@ def predict(
         ),
         plan.checkpoint,
     )
-    batch = profiles[-1].n_samples if batch is None else batch
-    sizes = microbatch_sizes(-(-batch // plan.replicas), plan.n_microbatches)
     network, speeds = slowest_replica(
         Network() if network is None else network,
         spread_speeds(speeds, plan.replicas * schedule.n_ranks),

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import math
-import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +15,14 @@ from divisible.layer_list import differing_titles, title
 from divisible.model import Divisible
 from divisible.planning.layer_sums import LayerSums
 from divisible.planning.tables import PROFILE_COLUMNS, profile_rows
+from divisible.records import (
+    from_fields,
+    plain_integer,
+    plain_number,
+    plain_text,
+    reading_json,
+    shown,
+)
 
 SECONDS = ("forward", "backward_input", "backward_weight")
 #: Sizes that grow with the number of samples.
@@ -65,9 +69,9 @@ class LayerCost:
         name: One line or more that describes the layer.
 
     Raises:
-        TypeError: If a value is no number.
-        ValueError: If a value is negative, infinite or NaN, ``passing_bytes`` are more
-            than ``output_bytes``, or all times are 0.
+        TypeError: If a value is no number, or the name no text.
+        ValueError: If a value is negative, infinite, NaN or beyond 2**63,
+            ``passing_bytes`` are more than ``output_bytes``, or all times are 0.
     """
 
     forward: float
@@ -85,6 +89,7 @@ class LayerCost:
     name: str = ""
 
     def __post_init__(self) -> None:
+        plain_text("name of a layer", self.name)
         for field in (*SECONDS, *SAMPLE_BYTES, *FIXED_BYTES):
             what = f"{field} of a layer {self.title!r}"
             number = plain_number(what, getattr(self, field), "Measure again")
@@ -128,7 +133,8 @@ class Profile:
 
     Raises:
         ValueError: If there is no layer or no sample, or ``input_bytes`` is negative.
-        TypeError: If ``n_samples`` or ``input_bytes`` is no integer.
+        TypeError: If ``n_samples`` or ``input_bytes`` is no integer, or ``machine`` no
+            text.
 
     Example:
         >>> layers = [LayerCost(0.1, 0.1, 0.1, output_bytes=400), LayerCost(0.2, 0, 0)]
@@ -146,17 +152,18 @@ class Profile:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
         for name in ("n_samples", "input_bytes"):
-            object.__setattr__(self, name, operator.index(getattr(self, name)))
+            object.__setattr__(self, name, plain_integer(name, getattr(self, name)))
         if not self.layers:
             raise ValueError("a profile needs at least one layer")
         if self.n_samples < 1:
             raise ValueError(
-                f"a profile is of 1 sample at least, not of {self.n_samples}"
+                f"a profile is of 1 sample at least: n_samples are {self.n_samples}"
             )
         if self.input_bytes < 0:
             raise ValueError(
                 f"input_bytes must not be negative, as {self.input_bytes} is"
             )
+        plain_text("machine", self.machine)
 
     def __len__(self) -> int:
         """Returns the number of layers of the model."""
@@ -213,20 +220,21 @@ class Profile:
         """Reads what :meth:`save` wrote.
 
         Raises:
-            ValueError: If the file holds something else.
+            OSError: If the file cannot be read.
+            ValueError: If the file holds something else; the message names the field.
         """
-        with open(path, encoding="utf-8") as file:
-            try:
-                content = json.load(file)
-                if content.pop("divisible") != "profile":
-                    raise ValueError("it is another kind of file")
-                layers = enumerate(content["layers"])
-                content["layers"] = [_load(f"layer {i}", row) for i, row in layers]
-                if content.get("loss") is not None:
-                    content["loss"] = _load("loss", content["loss"])
-                return cls(**content)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{path} is not a profile: {error}") from error
+        with reading_json(path, "a profile") as content:
+            if content.pop("divisible", None) != "profile":
+                raise ValueError("it is another kind of file")
+            rows = content.get("layers")
+            if not isinstance(rows, list):
+                raise ValueError(f"layers must be a list, not {shown(rows)}")
+            content["layers"] = [
+                from_fields(LayerCost, row, f"layer {i}") for i, row in enumerate(rows)
+            ]
+            if content.get("loss") is not None:
+                content["loss"] = from_fields(LayerCost, content["loss"], "loss")
+            return from_fields(cls, content)
 
     def __str__(self) -> str:
         rows = [PROFILE_COLUMNS, *profile_rows(self)]
@@ -239,37 +247,6 @@ class Profile:
             for row in rows
         ]
         return "\n".join([f"{self.n_samples} samples; {self.machine}", *lines])
-
-
-def plain_number(what: str, value: Any, remedy: str) -> float:
-    """Returns a number as Python's own: JSON knows none of NumPy's.
-
-    Args:
-        what: Which it is, for errors.
-        value: The number.
-        remedy: What to do if it is none.
-
-    Raises:
-        TypeError: If it is no number.
-        ValueError: If it is negative, infinite or NaN.
-    """
-    if isinstance(value, (np.generic, np.ndarray)) and value.size == 1:
-        value = value.item()
-    if not isinstance(value, (int, float)):
-        raise TypeError(f"{what} is {value!r}: it must be a number. {remedy}.")
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(
-            f"{what} is {value}: it must be finite and not negative. {remedy}."
-        )
-    return value
-
-
-def _load(what: str, row: dict) -> LayerCost:
-    """Reads a layer's costs; an error says which layer's."""
-    try:
-        return LayerCost(**row)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{what}: {error}") from error
 
 
 def check_layers(

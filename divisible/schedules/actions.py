@@ -26,8 +26,11 @@ from typing import NamedTuple, Union
 KINDS = "FBIWR"
 FORWARD, BACKWARD, INPUT, WEIGHT, RECOMPUTE = range(len(KINDS))
 
-_ACTION = re.compile(rf"(\d+)([{KINDS}])(\d+)")
-_MESSAGE = re.compile(rf"(\d+[{KINDS}]\d+)(?:\.([^\s<>.]+))?([<>])(\d+)")
+#: A stage, a microbatch or a rank, as a regular expression; all fit into 32 bits.
+NUMBER = "[0-9]{1,9}"
+_WORD = f"{NUMBER}[{KINDS}]{NUMBER}"
+_ACTION = re.compile(f"({NUMBER})([{KINDS}])({NUMBER})")
+_MESSAGE = re.compile(rf"({_WORD})(?:\.([^\s<>.]+))?([<>])({NUMBER})")
 
 
 class ScheduleError(ValueError):

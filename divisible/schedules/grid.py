@@ -7,16 +7,18 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from divisible.schedules.actions import KINDS, ScheduleError
+from divisible.schedules.actions import KINDS, NUMBER, ScheduleError
 from divisible.schedules.dependencies import NONE, unit_steps
 from divisible.schedules.table import Table
 
 _IDLE = "."
+# Nobody draws more columns, and each microbatch takes memory in every check.
+_MICROBATCHES = "[0-9]{1,6}"
 _HEADER = re.compile(
-    r"(?P<name>.*): (?P<microbatches>\d+) microbatch(?:es)?, "
-    r"\d+ stages? on ranks?(?P<ranks>(?: \d+)*)"
+    rf"(?P<name>.*): (?P<microbatches>{_MICROBATCHES}) microbatch(?:es)?, "
+    rf"{NUMBER} stages? on ranks?(?P<ranks>(?: {NUMBER})*)"
 )
-_ROW = re.compile(r"rank\s+(?P<rank>\d+)(?P<cells>(?:\s.*)?)")
+_ROW = re.compile(rf"rank\s+(?P<rank>{NUMBER})(?P<cells>(?:\s.*)?)")
 
 
 def draw(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from divisible.records import reading_json
 from divisible.schedules.actions import (
     FORWARD,
     KINDS,
@@ -23,7 +24,7 @@ from divisible.schedules.actions import (
 from divisible.schedules.critical_path import critical_path
 from divisible.schedules.events import CATEGORIES, RECEIVE, SEND, Event
 from divisible.schedules.plot import plot_timeline
-from divisible.schedules.trace import load_trace, save_trace
+from divisible.schedules.trace import read_trace, save_trace
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -328,17 +329,13 @@ class Timeline:
             The timeline; times are equal up to rounding.
 
         Raises:
-            ValueError: If the file is not in that format.
+            OSError: If the file cannot be read.
+            ValueError: If the file is not in that format; the message names the field.
         """
-        try:
-            events, about = load_trace(path)
+        with reading_json(path, "a timeline saved by Timeline.save") as content:
+            events, about = read_trace(content)
             timeline = cls(events, about["n_ranks"], about["name"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{os.fspath(path)} is not a timeline saved by Timeline.save: {error!r}"
-            ) from error
-        if "peak_memory" in about:
-            timeline.peak_memory = np.array(about["peak_memory"])
+        timeline.peak_memory = about["peak_memory"]
         return timeline
 
     def plot(self, path: str | os.PathLike, title: str | None = None) -> None:

@@ -6,11 +6,30 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from divisible.files import written_aside
+from divisible.records import (
+    LIMIT,
+    plain_integer,
+    plain_number,
+    plain_text,
+    shown,
+)
 from divisible.schedules.events import Event
 
 if TYPE_CHECKING:
     from divisible.schedules.timeline import Timeline
+
+# No machine has more; each costs memory even if nothing happens there.
+_MAX_RANKS = 2**20
+_FIELDS = {
+    "tid": (int,),
+    "name": (str,),
+    "ts": (int, float),
+    "dur": (int, float),
+    "cat": (str,),
+}
 
 
 def save_trace(timeline: Timeline, path: str | os.PathLike) -> None:
@@ -56,30 +75,77 @@ def save_trace(timeline: Timeline, path: str | os.PathLike) -> None:
         file.write("\n]}\n")
 
 
-def load_trace(path: str | os.PathLike) -> tuple[list[Event], dict[str, Any]]:
+def read_trace(content: dict[str, Any]) -> tuple[list[Event], dict[str, Any]]:
     """Reads a timeline; see `Timeline.load`.
 
     Args:
-        path: What `save_trace` wrote.
+        content: Of a file that `save_trace` wrote.
 
     Returns:
-        The events, and what else is known: ``'name'``, ``'n_ranks'`` and perhaps
-        ``'peak_memory'``.
+        The events, and what else is known: ``'name'``, ``'n_ranks'`` and
+        ``'peak_memory'``, which is None or an array.
 
     Raises:
-        KeyError, TypeError, ValueError: If the file is not in that format.
+        TypeError, ValueError: If it is not in that format; the message names the field.
     """
-    with open(path, encoding="utf-8") as file:
-        content = json.load(file)
-    events = [
-        Event(
-            entry["tid"],
-            entry["name"],
-            entry["ts"] / 1e6,
-            (entry["ts"] + entry["dur"]) / 1e6,
-            entry["cat"],
+    about = _known(content.get("otherData"))
+    entries = content.get("traceEvents")
+    if not isinstance(entries, list):
+        raise ValueError(f"traceEvents must be a list, not {shown(entries)}")
+    events = []
+    for i, entry in enumerate(entries):
+        what = f"traceEvents[{i}]"
+        if not (isinstance(entry, dict) and "ph" in entry):
+            raise ValueError(f"{what} is {shown(entry)}: expected an event with a ph")
+        # Others are names of rows, say.
+        if entry["ph"] == "X":
+            events.append(_event(what, entry, about["n_ranks"]))
+    return events, about
+
+
+def _known(about: Any) -> dict[str, Any]:
+    if not isinstance(about, dict):
+        raise ValueError(f"otherData must have the number of ranks, not {shown(about)}")
+    for name in ("name", "n_ranks"):
+        if name not in about:
+            raise ValueError(f"otherData.{name} is missing")
+    plain_text("otherData.name", about["name"])
+    n_ranks = plain_integer("otherData.n_ranks", about["n_ranks"])
+    if not 0 <= n_ranks <= _MAX_RANKS:
+        raise ValueError(
+            f"otherData.n_ranks must be from 0 to {_MAX_RANKS}, not {n_ranks}"
         )
-        for entry in content["traceEvents"]
-        if entry["ph"] == "X"
-    ]
-    return events, content["otherData"]
+    memory = about.get("peak_memory")
+    if memory is not None:
+        if not isinstance(memory, list) or len(memory) != n_ranks:
+            raise ValueError(
+                f"otherData.peak_memory must be a number for each of the {n_ranks}"
+                f" ranks, not {shown(memory)}"
+            )
+        memory = np.array(
+            [
+                plain_number(f"otherData.peak_memory[{rank}]", size, "Leave all out")
+                for rank, size in enumerate(memory)
+            ]
+        )
+    return {"name": about["name"], "n_ranks": n_ranks, "peak_memory": memory}
+
+
+def _event(what: str, entry: dict[str, Any], n_ranks: int) -> Event:
+    for name, kinds in _FIELDS.items():
+        if name not in entry:
+            raise ValueError(f"{what}.{name} is missing")
+        if type(entry[name]) not in kinds:
+            words = " or ".join(kind.__name__ for kind in kinds)
+            raise ValueError(f"{what}.{name} is {shown(entry[name])}: expected {words}")
+    rank, start, seconds = entry["tid"], entry["ts"], entry["dur"]
+    if not 0 <= rank < n_ranks:
+        raise ValueError(f"{what}.tid is {shown(rank)}, but there are {n_ranks} ranks")
+    for name in ("ts", "dur"):
+        if not -LIMIT < entry[name] < LIMIT:
+            raise ValueError(
+                f"{what}.{name} is {shown(entry[name])}: it must be finite"
+            )
+    return Event(
+        rank, entry["name"], start / 1e6, (start + seconds) / 1e6, entry["cat"]
+    )

@@ -45,7 +45,7 @@ class Parsed(click.ParamType):
 
 
 class Loaded(click.Path):
-    """An object that a function loads from a file, or raises ValueError.
+    """An object that a function loads from a file, or raises ValueError or OSError.
 
     Args:
         load: Loads a file of this path.
@@ -60,7 +60,7 @@ class Loaded(click.Path):
         path = super().convert(value, param, ctx)
         try:
             return self._load(path)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             self.fail(str(error), param, ctx)
 
 
@@ -78,6 +78,8 @@ def shape(text: str) -> tuple[tuple[int, ...], str]:
 
 def positive(text: str) -> int:
     """Reads a positive integer."""
+    if not re.fullmatch("[0-9]{1,18}", text.strip()):
+        raise ValueError(f"{text!r} is not a positive integer of at most 18 digits")
     number = int(text)
     if number < 1:
         raise ValueError(f"{number} is not positive")
@@ -96,8 +98,16 @@ def speaking(command: Callable) -> Callable:
     def run(**arguments: Any) -> None:
         try:
             command(**arguments)
-        except (ImportError, OSError, SnapshotError, ValueError) as error:
-            raise click.ClickException(str(error)) from error
+        except (
+            ImportError,
+            MemoryError,
+            OSError,
+            OverflowError,
+            SnapshotError,
+            ValueError,
+        ) as error:
+            message = str(error) or type(error).__name__
+            raise click.ClickException(message) from error
 
     return run
 

@@ -4,11 +4,15 @@ import sys
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from divisible import LayerCost, Plan, Profile
+from divisible import LayerCost, Plan, Profile, simulate
+from divisible.schedules import Costs, one_f_one_b
 from divisible.schedules.timeline import Timeline
 from pipeline.command_line.main import main
 from pipeline.command_line.model_argument import make_model
+from tests.support.broken_files import broken
 
 MODELS = """
 import chainer.functions as F
@@ -331,6 +335,65 @@ def test_everything_has_help():
 def test_what_is_wrong_is_said(folder, arguments, code, message):
     profiles(folder)
     assert message in " ".join(run(*arguments, code=code).split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("plan profile-1.json --stages 2 --speeds 1e-300", "finite and positive, from"),
+        ("plan profile-1.json --stages 2 --latency 1e300", "finite and not negative"),
+        ("plan profile-1.json --ranks 2 --bandwidth 1e-300", "positive, beyond 2**-63"),
+        ("plan profile-1.json --ranks x", "'x' is not a positive integer"),
+        (f"plan profile-1.json --ranks {'9' * 5000}", "of at most 18 digits"),
+        (f"plan profile-1.json --ranks {'9' * 18}", "Unable to allocate"),
+        (
+            "profile models_of_test.py:MLP --input 6 --batch 99999999999999999",
+            "allocate",
+        ),
+        (
+            "profile models_of_test.py:MLP --input 9999999999x9999999999 --batch 9",
+            "too big",
+        ),
+        ("simulate plan.json profile-1.json --microbatches 999999999999", "cut into"),
+        ("plan /proc/self/mem --stages 2", "error: '/proc/self/mem'"),
+        ("plan . --stages 2", "File '.' is a directory"),
+        ("timeline empty.json", "empty.json is not a timeline saved by"),
+        ("plan profile-1.json --stages 2 -o none/plan.json", "none/plan.json"),
+    ],
+)
+def test_nonsense_is_said_in_a_line(folder, arguments, message):
+    profiles(folder)
+    Plan([0, 3, 6], 2, "1f1b").save("plan.json")
+    (folder / "empty.json").write_text("")
+    result = CliRunner().invoke(main, arguments.split())
+    assert isinstance(result.exception, SystemExit), result.exception
+    last = result.output.splitlines()[-1]
+    assert last.startswith("Error: ") and message in last
+
+
+@given(data=st.data())
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_file_ends_in_a_traceback(folder, data):
+    profiles(folder)
+    Plan([0, 3, 6], 2, "1f1b").save("plan.json")
+    simulate(one_f_one_b(2, 2), Costs(1, 1, 1)).save("t.json")
+    file, command = data.draw(
+        st.sampled_from(
+            [
+                ("plan.json", "simulate bad.json profile-1.json"),
+                ("profile-1.json", "simulate plan.json bad.json --batch 4"),
+                ("profile-1.json", "plan bad.json --stages 2 -o other.json"),
+                ("profile-8.json", "plan bad.json --ranks 2 --batch 8 -o other.json"),
+                ("t.json", "timeline bad.json"),
+            ]
+        )
+    )
+    content = json.loads((folder / file).read_text())
+    (folder / "bad.json").write_bytes(data.draw(broken(content)))
+    result = CliRunner().invoke(main, command.split())
+    if result.exception is not None:
+        assert isinstance(result.exception, SystemExit), result.exception
+        assert "Error: " in result.output.splitlines()[-1]
 
 
 def test_the_loss_may_be_to_blame(folder, monkeypatch):

@@ -1,0 +1,155 @@
+"""Plans, profiles and timelines from files: what is wrong is said with file and field.
+
+::
+
+    reading_json     opens a file; what goes wrong in its block is the file's fault
+      from_fields    makes an object of the fields of a dictionary
+        plain_...    check one field each, of objects that are made in Python too
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import operator
+import os
+import reprlib
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+#: No time, size or number reaches it. What is below adds up without an overflow.
+LIMIT = 2**63
+
+
+@contextlib.contextmanager
+def reading_json(path: str | os.PathLike, kind: str) -> Iterator[dict[str, Any]]:
+    """Lets a block make something of a dictionary in a file.
+
+    Args:
+        path: A file of JSON.
+        kind: For errors what it must be, such as ``'a plan'``.
+
+    Yields:
+        The dictionary.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If it holds something else, or the block has found a fault in it:
+            one line, with the path.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = json.load(file)
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds {shown(content)} instead of fields with names")
+        yield content
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # Of reading, not of opening.
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+    except RecursionError:
+        raise ValueError(
+            f"{os.fspath(path)} is not {kind}: it is nested too deeply"
+        ) from None
+    except (TypeError, ValueError) as error:
+        line = " ".join(str(error).split())
+        raise ValueError(f"{os.fspath(path)} is not {kind}: {line}") from error
+
+
+def from_fields(cls: type[T], row: Any, what: str = "") -> T:
+    """Makes an object of a dataclass from a dictionary with its fields.
+
+    Args:
+        cls: The dataclass.
+        row: Its fields by name; those that have a default may be left out.
+        what: Where the row is, for errors, such as ``'layer 3'``.
+
+    Raises:
+        ValueError: If a field is missing, unknown, or refused by the class.
+    """
+    before = f"{what}: " if what else ""
+    if not isinstance(row, dict):
+        raise ValueError(f"{before}{shown(row)} has no fields")
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for name in row:
+        if name not in fields:
+            raise ValueError(f"{before}there is no field {shown(name)}")
+    for name, field in fields.items():
+        if name not in row and field.default is dataclasses.MISSING:
+            raise ValueError(f"{before}{name} is missing")
+    try:
+        return cls(**row)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{before}{error}") from error
+
+
+def plain_number(what: str, value: Any, remedy: str) -> float:
+    """Returns a number as Python's own: JSON knows none of NumPy's.
+
+    Args:
+        what: Which it is, for errors.
+        value: The number.
+        remedy: What to do if it is none.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is negative, infinite, NaN or beyond all measure.
+    """
+    if isinstance(value, (np.generic, np.ndarray)) and value.size == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{what} is {shown(value)}: it must be a number. {remedy}.")
+    if not (0 <= value < LIMIT):
+        raise ValueError(
+            f"{what} is {shown(value)}: it must be finite, not negative and below"
+            f" 2**63. {remedy}."
+        )
+    return value
+
+
+def plain_integer(what: str, value: Any) -> int:
+    """Returns an integer as Python's own.
+
+    Args:
+        what: Which it is, for errors.
+        value: The integer.
+
+    Raises:
+        TypeError: If it is no integer.
+        ValueError: If it is beyond 2**63, either way.
+    """
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{what} must be an integer, not {value}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} must be an integer, not {shown(value)}") from None
+    if not -LIMIT < number < LIMIT:
+        raise ValueError(f"{what} must be below 2**63, not {shown(number)}")
+    return number
+
+
+def plain_text(what: str, value: Any) -> str:
+    """Returns a text.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a text, not {shown(value)}")
+    return value
+
+
+def shown(value: Any) -> str:
+    """Returns a value for an error: its beginning, if it is long or deep.
+
+    Example:
+        >>> shown(range(3)), shown([list(range(100))])
+        ('range(0, 3)', '[[0, 1, 2, 3, 4, 5, ...]]')
+    """
+    return reprlib.repr(value)
