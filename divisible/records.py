@@ -75,13 +75,14 @@ def from_fields(cls: type[T], row: Any, what: str = "") -> T:
     before = f"{what}: " if what else ""
     if not isinstance(row, dict):
         raise ValueError(f"{before}{shown(row)} has no fields")
-    fields = {field.name: field for field in dataclasses.fields(cls)}
-    for name in row:
-        if name not in fields:
-            raise ValueError(f"{before}there is no field {shown(name)}")
-    for name, field in fields.items():
-        if name not in row and field.default is dataclasses.MISSING:
-            raise ValueError(f"{before}{name} is missing")
+    fields = dataclasses.fields(cls)
+    unknown = set(row) - {field.name for field in fields}
+    if unknown:
+        raise ValueError(f"{before}there is no field {shown(min(unknown))}")
+    for field in fields:
+        is_needed = field.default is field.default_factory is dataclasses.MISSING
+        if is_needed and field.name not in row:
+            raise ValueError(f"{before}{field.name} is missing")
     try:
         return cls(**row)
     except (TypeError, ValueError) as error:
