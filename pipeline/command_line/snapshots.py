@@ -6,7 +6,8 @@ import click
 
 from divisible import Plan
 from pipeline.command_line import console, options
-from pipeline.snapshots.files import Snapshot, stage_file
+from pipeline.snapshots.files import Snapshot
+from pipeline.snapshots.manifest import stage_file
 from pipeline.snapshots.tools import export_npz, open_one, repartition
 
 _SNAPSHOT = click.Path(exists=True, file_okay=False)

@@ -16,7 +16,8 @@
     serializers           Chainer's, without objects to pickle
 
     directories           complete, or not there; the newest; old ones
-    files                 the files of a snapshot, and their manifest
+    files                 the files of a snapshot
+    manifest              what says which they are, each field checked
     arrays                the arrays in files, by key
     errors                SnapshotError
 """

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from divisible.files import flush_directory
 from pipeline.snapshots.errors import SnapshotError
-from pipeline.snapshots.files import MANIFEST, Snapshot, is_snapshot
+from pipeline.snapshots.files import Snapshot
+from pipeline.snapshots.manifest import MANIFEST, is_snapshot
 
 _PARTIAL = ".partial"
 _REPLACED = ".replaced"

@@ -27,13 +27,11 @@ from typing import Any
 import numpy as np
 
 from divisible.files import flush
+from pipeline.snapshots import manifest
 from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.manifest import MANIFEST, checksum, stage_file
 
-MANIFEST = "manifest.json"
-COMMON = "common.npz"
-LOSS = "loss.npz"
-_KIND = "snapshot"
 _FORMAT = 1
 
 
@@ -77,28 +75,29 @@ class Snapshot:
             SnapshotError: If there is none, or it was changed.
         """
         path = Path(path)
-        manifest = path / MANIFEST
+        file = path / MANIFEST
         try:
-            content = _read_manifest(path)
+            content = manifest.read_manifest(path)
         except FileNotFoundError:
             why = "is incomplete" if path.is_dir() else "does not exist here"
             raise SnapshotError(
-                f"{path} {why}: there is no {manifest}. All ranks must see the same"
+                f"{path} {why}: there is no {file}. All ranks must see the same"
                 f" files; several hosts need a file system that they share"
             ) from None
         except (OSError, ValueError) as error:
-            raise SnapshotError(f"cannot read {manifest}: {error}") from error
-        if content.pop("sha256", None) != _checksum(content):
-            raise SnapshotError(f"{manifest} was changed: its checksum does not fit")
-        del content["divisible"]
-        version = content.pop("format")
+            raise SnapshotError(f"cannot read {file}: {error}") from error
+        if content.pop("sha256", None) != checksum(content):
+            raise SnapshotError(f"{file} was changed: its checksum does not fit")
+        version = content.get("format")
         if version != _FORMAT:
             raise SnapshotError(
-                f"{manifest} describes a snapshot in format {version}; this version of"
+                f"{file} describes a snapshot in format {version}; this version of"
                 f" divisible reads snapshots in format {_FORMAT}"
             )
-        content["layer_ranges"] = [tuple(pair) for pair in content["layer_ranges"]]
-        return cls(path=path, **content)
+        try:
+            return cls(path=path, **manifest.checked(content))
+        except ValueError as error:
+            raise SnapshotError(f"cannot read {file}: {error}") from error
 
     @property
     def checksum(self) -> str:
@@ -107,22 +106,21 @@ class Snapshot:
         Equal manifests have equal ones, also with a NaN among the values, which equals
         nothing.
         """
-        return _checksum(self._content())
+        return checksum(self._content())
 
     def write_manifest(self) -> None:
         """Writes the manifest into the directory, and waits until it is on disk."""
         content = self._content()
-        content["sha256"] = _checksum(content)
+        content["sha256"] = checksum(content)
         with open(self.path / MANIFEST, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)
             file.write("\n")
             flush(file)
 
     def _content(self) -> dict[str, Any]:
-        content = {"divisible": _KIND, "format": _FORMAT, **asdict(self)}
+        content = asdict(self)
         del content["path"]
-        # As it is read: tuples as lists, keys as texts.
-        return json.loads(json.dumps(content))
+        return manifest.labelled({"format": _FORMAT, **content})
 
     def check_sizes(self) -> None:
         """Looks whether all files are there, without reading them.
@@ -183,35 +181,3 @@ class Snapshot:
         """Opens the arrays whose keys begin with ``prefix``, of some layers."""
         with self.arrays(self.files_of(positions)) as arrays:
             yield arrays.below(prefix)
-
-
-def stage_file(number: int) -> str:
-    """Returns the name of a stage's file."""
-    return f"stage-{number}.npz"
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    """Returns what the manifest in a directory says, unchecked.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is none of a snapshot.
-    """
-    content = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or content.get("divisible") != _KIND:
-        raise ValueError("it is not the manifest of a snapshot")
-    return content
-
-
-def is_snapshot(path: Path) -> bool:
-    """Says whether a directory has the manifest of a snapshot."""
-    try:
-        _read_manifest(path)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import files, layer_state
+from pipeline.snapshots import layer_state, manifest
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.on_all_ranks import on_all_ranks
@@ -94,13 +94,13 @@ def _open(
         *map(positions_of_layers, pipeline.stages.values()),
         *map(found.positions, found.of_stages),
     )
-    names = [files.COMMON, *snapshot.files_of(positions)]
+    names = [manifest.COMMON, *snapshot.files_of(positions)]
     if pipeline.is_last and found.loss_links:
-        if files.LOSS not in snapshot.files:
+        if manifest.LOSS not in snapshot.files:
             raise SnapshotError(
                 "it was saved with a loss without parameters, but this one has some"
             )
-        names.append(files.LOSS)
+        names.append(manifest.LOSS)
     snapshot.verify(names)
     return snapshot, found
 
@@ -116,7 +116,7 @@ def _load_layers(
         with snapshot.of_layers(positions, "optimizer/") as arrays:
             load_optimizer(optimizer, arrays, names)
     if pipeline.is_last and optimizers.loss_links:
-        with snapshot.arrays([files.LOSS]) as arrays:
+        with snapshot.arrays([manifest.LOSS]) as arrays:
             layer_state.load_objects(optimizers.loss_links, arrays.below("model/"))
             for optimizer in optimizers.of_loss:
                 load_optimizer(optimizer, arrays.below("optimizer/"))
@@ -125,7 +125,7 @@ def _load_layers(
 def _load_objects(
     snapshot: Snapshot, pipeline: Pipeline, state: Mapping[str, Any]
 ) -> None:
-    with snapshot.arrays([files.COMMON]) as arrays:
+    with snapshot.arrays([manifest.COMMON]) as arrays:
         objects = {**state, "pipeline": pipeline}
         layer_state.load_objects(objects, arrays.below("state/"))
         whose = str(pipeline.rank)

@@ -21,7 +21,7 @@ import numpy as np
 
 from divisible import __version__
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import directories, files, layer_state
+from pipeline.snapshots import directories, layer_state, manifest
 from pipeline.snapshots.arrays import of_range, write_arrays
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
@@ -108,7 +108,9 @@ def save_snapshot(
                     f" {announcements[0].path}"
                 )
         if pipeline.rank == 0:
-            contents[files.COMMON] = _common(announcements, contents[files.COMMON])
+            contents[manifest.COMMON] = _common(
+                announcements, contents[manifest.COMMON]
+            )
         entries = attempt(_write, contents, directories.partial_path(path))
         written = pipeline.gather(entries, "save")
         attempt(_finish, pipeline, announcements, written, values, path, n_retains)
@@ -151,7 +153,7 @@ def _collect(
     if pipeline.rank == 0 or pipeline.is_first:
         objects = layer_state.object_arrays({**state, "pipeline": pipeline})
     if pipeline.rank == 0:
-        contents[files.COMMON] = objects
+        contents[manifest.COMMON] = objects
         objects = {}
         directories.begin(path)
     ranges = {number: stage.layer_range for number, stage in pipeline.stages.items()}
@@ -175,13 +177,13 @@ def _layer_contents(
             if covers(optimizer, stage)
         ]
         model = layer_state.model_arrays(stage)
-        contents[files.stage_file(number)] = _file_contents(
+        contents[manifest.stage_file(number)] = _file_contents(
             f"parameters of stage {number}", model, covering
         )
     if pipeline.is_last and optimizers.loss_links:
         model = layer_state.object_arrays(optimizers.loss_links)
         covering = [optimizer_arrays(each) for each in optimizers.of_loss]
-        contents[files.LOSS] = _file_contents("the loss", model, covering)
+        contents[manifest.LOSS] = _file_contents("the loss", model, covering)
     return contents
 
 

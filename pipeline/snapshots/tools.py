@@ -13,7 +13,7 @@ from chainer.serializers import NpzDeserializer
 from chainer_compat.npz import NpzArrays
 from divisible import Divisible, Plan
 from divisible.files import written_aside
-from pipeline.snapshots import directories, files
+from pipeline.snapshots import directories, manifest
 from pipeline.snapshots.arrays import of_range, write_arrays
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
@@ -78,13 +78,13 @@ def repartition(
         partial, written = directories.partial_path(output), {}
         ranges = [plan.range(number) for number in range(plan.n_stages)]
         for number, layer_range in enumerate(ranges):
-            name, kept = files.stage_file(number), {}
+            name, kept = manifest.stage_file(number), {}
             with source.of_layers(range(*layer_range), "") as arrays:
                 for kind in ("model/", "optimizer/"):
                     found = of_range(arrays.below(kind), layer_range)
                     kept.update((kind + key, value) for key, value in found.items())
                 written[name] = write_arrays(partial / name, kept)
-        for name in {files.COMMON, files.LOSS} & set(source.files):
+        for name in {manifest.COMMON, manifest.LOSS} & set(source.files):
             with source.arrays([name]) as arrays:
                 written[name] = write_arrays(partial / name, arrays)
         replace(

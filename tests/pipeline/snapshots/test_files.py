@@ -1,7 +1,9 @@
 """Directories of snapshots: which is the newest, which are kept."""
 
 import contextlib
+import hashlib
 import itertools
+import json
 import os
 import shutil
 import time
@@ -14,8 +16,25 @@ from chainer import optimizers
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline import Pipeline, Snapshot, SnapshotError, latest_snapshot, load_snapshot
+from pipeline import (
+    Pipeline,
+    Snapshot,
+    SnapshotError,
+    latest_snapshot,
+    load_snapshot,
+)
 from pipeline import save_snapshot as save_on_all_ranks
+
+FIELDS = [
+    "layer_ranges",
+    "files",
+    "time",
+    "n_ranks",
+    "n_steps",
+    "schedule",
+    "versions",
+    "values",
+]
 
 
 @pytest.fixture
@@ -250,6 +269,68 @@ def test_an_incomplete_one_is_passed_over_with_a_warning(tmp_path, save):
     (tmp_path / "2" / "stage-0.npz").write_bytes(b"")
     with pytest.warns(UserWarning, match=r"stage-0.npz has 0 bytes, not \d+"):
         assert latest_snapshot(tmp_path) == tmp_path / "1"
+
+
+def rewrite(path, change):
+    """Changes a manifest as somebody would who knows how it is checked."""
+    file = path / "manifest.json"
+    content = json.loads(file.read_text())
+    del content["sha256"]
+    change(content)
+    text = json.dumps(content, sort_keys=True).encode()
+    content["sha256"] = hashlib.sha256(text).hexdigest()
+    file.write_text(json.dumps(content))
+
+
+def without(name):
+    return lambda content: content.pop(name)
+
+
+def with_value(name, value):
+    return lambda content: content.update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        *((without(name), rf"{name}' is missing") for name in FIELDS),
+        *(
+            (with_value(name, None), rf"{name}' must be .*, not None")
+            for name in FIELDS
+        ),
+        (with_value("author", "me"), "'author' is unknown"),
+        (with_value("layer_ranges", []), "'layer_ranges' must be"),
+        (with_value("layer_ranges", [[0, 1], [2, 3]]), "'layer_ranges' must be"),
+        (with_value("layer_ranges", [[0, 1.5]]), "'layer_ranges' must be"),
+        (with_value("layer_ranges", [[0, 1], [1, 2]]), "has no file 'stage-1.npz'"),
+        (with_value("files", {}), "'files' has no file 'common.npz'"),
+        (with_value("files", {"a": {}}), "'files' must be the 'bytes' and"),
+        (
+            lambda c: c["files"].update({"../a": c["files"]["common.npz"]}),
+            "another file",
+        ),
+        (with_value("time", 10**400), "'time' must be a number of seconds, not 1000"),
+        (with_value("time", float("nan")), "'time' must be"),
+        (with_value("n_ranks", 0), "'n_ranks' must be a positive integer, not 0"),
+        (with_value("n_steps", True), "'n_steps' must be"),
+        (with_value("format", None), "in format None"),
+        (without("format"), "in format None"),
+    ],
+)
+def test_fields_of_a_manifest_are_checked(tmp_path, save, change, words):
+    rewrite(save(tmp_path / "1"), change)
+    with pytest.raises(SnapshotError, match=words) as caught:
+        Snapshot.open(tmp_path / "1")
+    assert "manifest.json" in str(caught.value) and "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+    with pytest.warns(UserWarning, match="is passed over"):
+        assert latest_snapshot(tmp_path) is None
+
+
+def test_a_manifest_that_is_nested_too_deeply(tmp_path, save):
+    (save(tmp_path / "1") / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(SnapshotError, match="cannot read .*json: it is nested too"):
+        Snapshot.open(tmp_path / "1")
 
 
 def test_another_format_is_refused(tmp_path, save, monkeypatch):
