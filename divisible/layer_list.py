@@ -264,6 +264,11 @@ class LayerList(chainer.Sequential):
             serialize = functools.partial(ties.serialize, paths=paths)
             self._deferred.serialize(link, serialize, serializer[str(position)])
 
+    def await_first_calls(self) -> None:
+        """Sees to it that layers whose sizes were taken away draw as at first."""
+        firsts = zip(self._first_positions(), self._layers)
+        self._deferred.await_first_calls(dict(enumerate(firsts, self._start)))
+
     # chainer.Sequential refuses to be reduced with a lambda inside, which is right
     # for pickle and needless for copies.
 

@@ -115,14 +115,24 @@ class DeferredLayers:
         ret = DeferredLayers()
         if not ever_deferred():
             return ret
-        for position, (first, layer) in stage.items():
+        for first, layer in stage.values():
             _make_layer(first, layer)
             act(layer)
+        ret.await_first_calls(stage)
+        # The model may be called as well, after ``model.divide()``.
+        self.first_calls.update(ret.first_calls)
+        return ret
+
+    def await_first_calls(self, stage: Mapping[int, tuple[int, Any]]) -> None:
+        """Gives a key to each layer that is sized by its next call.
+
+        Args:
+            stage: As in :meth:`make`.
+        """
+        for position, (first, layer) in stage.items():
             key = _first_call_key(first, layer)
             if key is not None:
-                # The model may be called as well, after ``model.divide()``.
-                ret.first_calls[position] = self.first_calls[position] = key
-        return ret
+                self.first_calls[position] = key
 
     def first_call(self, position: int, layer: Any, inputs: tuple) -> Any:
         """Calls a layer that is sized, and may draw its weights, by this call.

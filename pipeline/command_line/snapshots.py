@@ -8,7 +8,7 @@ from divisible import Plan
 from pipeline.command_line import console, options
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.manifest import stage_file
-from pipeline.snapshots.tools import export_npz, open_one, repartition
+from pipeline.snapshots.tools import export_npz, repartition
 
 _SNAPSHOT = click.Path(exists=True, file_okay=False)
 
@@ -43,7 +43,7 @@ def repartition_command(
     """
     if sum(option is not None for option in (stages, cuts, plan)) != 1:
         raise click.UsageError("give one of --stages, --cuts and --plan")
-    n_layers = open_one(snapshot).n_layers
+    n_layers = Snapshot.open(snapshot).n_layers
     if stages is not None:
         plan = Plan.uniform(n_layers, stages)
     elif cuts is not None:

@@ -13,11 +13,13 @@
     optimizer_state       the state of optimizers
     random_states         the random generators of a run
     resumed_trainers      trainers that are loaded before they run
+    first_calls           layers that are sized, and register more, when they are called
+    differences           what was saved and is not here, and the other way round
     serializers           Chainer's, without objects to pickle
 
     directories           complete, or not there; the newest; old ones
     files                 the files of a snapshot
     manifest              what says which they are, each field checked
     arrays                the arrays in files, by key
-    errors                SnapshotError
+    errors                SnapshotError and MismatchError
 """

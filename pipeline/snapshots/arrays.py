@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from chainer_compat.npz import NpzArrays
 from divisible.files import flush
+from pipeline.snapshots.differences import Ledger
 from pipeline.snapshots.errors import SnapshotError
 
 
@@ -18,36 +23,57 @@ class Arrays(Mapping):
     """The arrays of several files by key; each is read when it is asked for.
 
     Args:
-        files: Opened files by name.
+        files: Opened files by path.
         prefix (str): What the keys of this mapping have before them in the files.
+        ledger: Notes the keys there are, and those that are read.
     """
 
-    def __init__(self, files: Mapping[str, Mapping], prefix: str = "") -> None:
+    def __init__(
+        self,
+        files: Mapping[str, Mapping],
+        prefix: str = "",
+        ledger: Ledger | None = None,
+    ) -> None:
         self._files = files
         self._prefix = prefix
+        self.ledger = Ledger() if ledger is None else ledger
         self._places: dict[str, list[str]] = {}
         for name, arrays in files.items():
             for key in arrays:
                 if key.startswith(prefix):
                     self._places.setdefault(key[len(prefix) :], []).append(name)
+        self.ledger.found.update(prefix + key for key in self._places)
 
     def below(self, prefix: str) -> Arrays:
         """Returns those whose keys begin with ``prefix``, without it."""
-        return Arrays(self._files, self._prefix + prefix)
+        return Arrays(self._files, self._prefix + prefix, self.ledger)
 
     def __getitem__(self, key: str) -> np.ndarray:
         first, *others = self._places[key]
         full = self._prefix + key
-        array = self._files[first][full]
+        array = self._read(first, full)
         # What belongs to no layer is in every stage's file.
         for other in others:
-            theirs = self._files[other][full]
+            theirs = self._read(other, full)
             if (theirs.dtype, theirs.tobytes()) != (array.dtype, array.tobytes()):
                 raise SnapshotError(
                     f"{full} is {array} in {first} and {theirs} in {other}: stages"
                     f" that differ in this, as those of different optimizers may,"
                     f" cannot be put together"
                 )
+        self.ledger.read.add(full)
+        return array
+
+    def _read(self, name: str, full: str) -> np.ndarray:
+        # There is no end of errors for bytes that somebody else wrote.
+        try:
+            array = self._files[name][full]
+        except Exception as error:
+            raise SnapshotError(
+                f"{name}: {full} cannot be read: {one_line(error)}"
+            ) from error
+        if not isinstance(array, np.ndarray):
+            raise SnapshotError(f"{name}: {full} is no array")
         return array
 
     def __contains__(self, key: object) -> bool:
@@ -59,6 +85,86 @@ class Arrays(Mapping):
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def miss(self, key: str) -> None:
+        """Notes that a key was looked for in vain."""
+        self.ledger.missing.add(self._prefix + key)
+
+    def note_empty(self, key: str) -> None:
+        """Notes that what was read had no value when it was saved."""
+        self.ledger.empty.add(self._prefix + key)
+
+    def was_empty(self, key: str) -> bool:
+        """Says whether what was read had no value when it was saved."""
+        return self._prefix + key in self.ledger.empty
+
+    def leave(self, key: str) -> None:
+        """Notes something that was saved within an array, and that nothing reads."""
+        self.ledger.found.add(self._prefix + key)
+
+    def take(self, key: str) -> None:
+        """Notes something that was saved within an array, and that was read."""
+        self.ledger.read.add(self._prefix + key)
+
+    def where(self, key: str) -> str:
+        """Returns the file and the key in it, for errors."""
+        names = self._places.get(key, self._files)
+        return f"{next(iter(names), 'no file')}: {self._prefix}{key}"
+
+    @contextlib.contextmanager
+    def blamed(self, key: str) -> Iterator[None]:
+        """Turns what a block raises into an error that names a key and its file.
+
+        Raises:
+            SnapshotError: For any other error.
+        """
+        try:
+            yield
+        except SnapshotError:
+            raise
+        except Exception as error:
+            raise SnapshotError(f"{self.where(key)}: {one_line(error)}") from error
+
+    def json(self, key: str) -> Any:
+        """Returns what is written under a key as JSON.
+
+        Raises:
+            SnapshotError: If there is no such key, or no JSON, with the file.
+        """
+        with self.blamed(key):
+            if key not in self:
+                raise ValueError("it is missing")
+            return json.loads(_text(self[key]))
+
+
+def _text(array: np.ndarray) -> str:
+    item = array[()]
+    return item.decode() if isinstance(item, bytes) else str(item)
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an error in one line, with its class."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words[:300]}" if words else type(error).__name__
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike) -> Iterator[Mapping]:
+    """Opens an ``.npz`` file, of which no pickled object is read but ``None``.
+
+    Args:
+        path: The file.
+
+    Raises:
+        SnapshotError: With the file, if it is none.
+        OSError: If it cannot be read.
+    """
+    try:
+        arrays = NpzArrays(path)
+    except ValueError as error:
+        raise SnapshotError(str(error)) from error
+    with arrays:
+        yield arrays
 
 
 def position(key: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The error of snapshots."""
+"""The errors of snapshots."""
 
 
 class SnapshotError(RuntimeError):
@@ -6,3 +6,7 @@ class SnapshotError(RuntimeError):
 
     When ranks save or load together, it is raised alike on every rank.
     """
+
+
+class MismatchError(SnapshotError, ValueError):
+    """What was saved is not what it is to be loaded into."""

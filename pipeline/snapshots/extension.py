@@ -28,6 +28,7 @@ def snapshot(
     autoload: bool = False,
     on_error: str = "raise",
     condition: Callable[[], bool] | None = None,
+    strict: bool = True,
 ) -> SnapshotExtension:
     """Returns a trainer extension that saves the training run, and continues it.
 
@@ -56,6 +57,8 @@ def snapshot(
             snapshots that were there stay.
         condition: If given and it returns False, no snapshot is taken. It must return
             the same on all ranks.
+        strict (bool): Whether to refuse a snapshot that has more than the run, or less;
+            see :func:`~pipeline.load_snapshot`.
 
     Returns:
         SnapshotExtension: The extension. Calling it with the trainer saves at once.
@@ -72,7 +75,9 @@ def snapshot(
         raise ValueError(f"on_error must be 'raise' or 'warn', not {on_error!r}")
     if resume is None and autoload:
         resume = "auto"
-    return SnapshotExtension(filename, pipeline, n_retains, resume, on_error, condition)
+    return SnapshotExtension(
+        filename, pipeline, n_retains, resume, on_error, condition, strict
+    )
 
 
 @dataclass(eq=False)
@@ -90,6 +95,7 @@ class SnapshotExtension(training.Extension):
     # Extensions have a method that is called on_error.
     when_failed: str
     condition: Callable[[], bool] | None
+    strict: bool
     resumed_from: Path | None = field(default=None, init=False)
 
     #: To be called on all ranks at the same minibatch, whatever its trigger.
@@ -107,7 +113,8 @@ class SnapshotExtension(training.Extension):
         # The first rank looks, so that all load the same one.
         path = self.resume if self.resume != "auto" else self._latest(trainer, pipe)
         if path is not None:
-            load_snapshot(path, pipe, _optimizers(trainer), {"trainer": trainer})
+            state = {"trainer": trainer}
+            load_snapshot(path, pipe, _optimizers(trainer), state, strict=self.strict)
             self.resumed_from = Path(path)
 
     def _latest(self, trainer: Any, pipe: Pipeline) -> Path | None:

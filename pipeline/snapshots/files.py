@@ -24,14 +24,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from divisible.files import flush
 from pipeline.snapshots import manifest
-from pipeline.snapshots.arrays import Arrays
+from pipeline.snapshots.arrays import Arrays, opened
+from pipeline.snapshots.differences import Differences, Ledger
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.manifest import MANIFEST, checksum, stage_file
 
+# What is known of a snapshot beside what its manifest says.
+_NOT_WRITTEN = ("path", "differences")
 _FORMAT = 1
 
 
@@ -50,6 +51,8 @@ class Snapshot:
             empty if the stages are no longer those of the schedule.
         versions (dict): Of Python, NumPy, Chainer and this package.
         values (dict): What :func:`~pipeline.save_snapshot` was given as ``values``.
+        differences: What :func:`~pipeline.load_snapshot` with ``strict=False`` did not
+            load, as ``differences.missing`` and ``differences.left_over``.
     """
 
     path: Path
@@ -61,6 +64,7 @@ class Snapshot:
     schedule: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
+    differences: Differences = field(default=Differences(), compare=False)
 
     @property
     def n_layers(self) -> int:
@@ -72,13 +76,15 @@ class Snapshot:
         """Reads the manifest of a snapshot.
 
         Raises:
-            SnapshotError: If there is none, or it was changed.
+            SnapshotError: If there is none, or it was changed. Of a folder of
+                snapshots, with their names.
         """
         path = Path(path)
         file = path / MANIFEST
         try:
             content = manifest.read_manifest(path)
         except FileNotFoundError:
+            _refuse_folder_of_snapshots(path)
             why = "is incomplete" if path.is_dir() else "does not exist here"
             raise SnapshotError(
                 f"{path} {why}: there is no {file}. All ranks must see the same"
@@ -119,7 +125,8 @@ class Snapshot:
 
     def _content(self) -> dict[str, Any]:
         content = asdict(self)
-        del content["path"]
+        for name in _NOT_WRITTEN:
+            del content[name]
         return manifest.labelled({"format": _FORMAT, **content})
 
     def check_sizes(self) -> None:
@@ -167,17 +174,38 @@ class Snapshot:
         return [stage_file(number) for number in sorted(stages)]
 
     @contextlib.contextmanager
-    def arrays(self, names: Sequence[str]) -> Iterator[Arrays]:
-        """Opens files; their arrays are read when they are asked for."""
+    def arrays(
+        self, names: Sequence[str], ledger: Ledger | None = None
+    ) -> Iterator[Arrays]:
+        """Opens files; their arrays are read when they are asked for.
+
+        Args:
+            names: Of the files.
+            ledger: Notes what they have, and what is read.
+        """
         with contextlib.ExitStack() as stack:
-            opened = {}
+            files = {}
             for name in names:
-                arrays = np.load(self.path / name, allow_pickle=False)
-                opened[name] = stack.enter_context(arrays)
-            yield Arrays(opened)
+                path = self.path / name
+                arrays = stack.enter_context(opened(path))
+                files[str(path)] = arrays
+            yield Arrays(files, ledger=ledger)
 
     @contextlib.contextmanager
-    def of_layers(self, positions: Iterable[int], prefix: str) -> Iterator[Arrays]:
+    def of_layers(
+        self, positions: Iterable[int], prefix: str, ledger: Ledger | None = None
+    ) -> Iterator[Arrays]:
         """Opens the arrays whose keys begin with ``prefix``, of some layers."""
-        with self.arrays(self.files_of(positions)) as arrays:
+        with self.arrays(self.files_of(positions), ledger) as arrays:
             yield arrays.below(prefix)
+
+
+def _refuse_folder_of_snapshots(path: Path) -> None:
+    """Names the snapshots in a directory, if there are any."""
+    inside = path.iterdir() if path.is_dir() else ()
+    found = [str(each) for each in inside if manifest.is_snapshot(each)]
+    if found:
+        found.sort(key=lambda each: (len(each), each))
+        raise SnapshotError(
+            f"{path} is a folder of snapshots: name one of them, {' or '.join(found)}"
+        )

@@ -10,14 +10,17 @@ any cut can be put together from any other one::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from chainer import Link
+from chainer.training import Trainer
 
 from divisible import Divisible
-from pipeline.snapshots.arrays import of_range
-from pipeline.snapshots.serializers import StateReader, StateWriter
+from pipeline.snapshots import first_calls
+from pipeline.snapshots.arrays import Arrays, of_range
+from pipeline.snapshots.serializers import StateReader, StateWriter, read
 
 # What is saved beside the objects that a user names: the global generators, and the
 # pipeline's own state.
@@ -31,9 +34,10 @@ def model_arrays(stage: Divisible) -> dict[str, np.ndarray]:
     return of_range(writer.target, stage.layer_range)
 
 
-def load_model(stage: Divisible, arrays: Mapping[str, np.ndarray]) -> None:
-    """Loads a stage; initializes parameters that are not yet."""
-    stage.serialize(StateReader(arrays))
+def load_model(model: Link, arrays: Arrays) -> None:
+    """Loads a stage or a loss; its layers are sized then if they were when saved."""
+    with first_calls.as_saved(model, arrays):
+        read(model.serialize, StateReader(arrays))
 
 
 def object_arrays(objects: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -45,12 +49,47 @@ def object_arrays(objects: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return writer.target
 
 
-def load_objects(objects: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+def load_objects(objects: Mapping[str, Any], arrays: Arrays) -> None:
     """Loads what :func:`object_arrays` returned."""
     reader = StateReader(arrays)
     for name, value in objects.items():
         if hasattr(value, "serialize"):
-            value.serialize(reader[name])
+            with arrays.blamed(name):
+                for part, below in _parts(value, reader[name]):
+                    read(part, below)
+            for key in _of_triggers(name, value, arrays):
+                arrays.take(key)
+
+
+def _parts(value: Any, reader: StateReader) -> Iterator[tuple[Any, StateReader]]:
+    """Yields what reads the parts of an object, each for itself, and where from.
+
+    If an extension of a trainer was not saved, the others go on all the same.
+    """
+    if getattr(type(value), "serialize", None) is not Trainer.serialize:
+        yield value.serialize, reader
+        return
+    yield value.updater.serialize, reader["updater"]
+    parts = [(value.stop_trigger, reader["stop_trigger"])]
+    for name, entry in value._extensions.items():
+        parts.append((entry.extension, reader["extensions"][name]))
+        parts.append((entry.trigger, reader["extension_triggers"][name]))
+    for part, below in parts:
+        if hasattr(part, "serialize"):
+            yield part.serialize, below
+    value._snapshot_elapsed_time = reader("_snapshot_elapsed_time", 0.0)
+
+
+def _of_triggers(name: str, value: Any, arrays: Arrays) -> list[str]:
+    """Returns the keys of a trainer's triggers.
+
+    Which trigger an extension has is the script's choice, and a progress bar that is
+    left out has none: what they leave over is no difference.
+    """
+    if not isinstance(value, Trainer):
+        return []
+    above = (f"{name}/extension_triggers/", f"{name}/stop_trigger/")
+    return [key for key in arrays if key.startswith(above)]
 
 
 def check_objects(objects: Mapping[str, Any]) -> None:

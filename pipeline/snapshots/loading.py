@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots import layer_state, manifest
+from pipeline.snapshots.differences import Ledger, compare
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.on_all_ranks import on_all_ranks
@@ -26,12 +29,18 @@ def load_snapshot(
     pipeline: Pipeline,
     optimizers: Any,
     state: Mapping[str, Any] | None = None,
+    strict: bool = True,
 ) -> Snapshot:
     """Loads what :func:`save_snapshot` saved, on any number of stages and any cut.
 
     To be called on every rank, with the same model, the same kinds of optimizers with
-    the same hooks, and the same ``state``. Before anything is changed, the files that
-    a rank reads are compared with their checksums.
+    the same hooks, and the same ``state``: what the snapshot has and no rank reads, and
+    what a rank looks for and the snapshot lacks, is an error that names it. Before
+    anything is changed, the files that a rank reads are compared with their checksums.
+
+    A layer that is sized at its first call, also under ``SpectralNormalization``, is
+    loaded as it was saved, whether it has been called here or not. What other layers
+    register at their first call must be there: call them before loading.
 
     Frozen are the parameters that were when it was saved: to fine-tune other ones, call
     ``disable_update`` and ``enable_update`` after loading.
@@ -48,6 +57,9 @@ def load_snapshot(
         pipeline (Pipeline): The pipeline.
         optimizers (chainer.Optimizer or list): Those of this rank's stages, set up.
         state: As in :func:`save_snapshot`.
+        strict (bool): If false, what differs is not loaded: rank 0 warns of it, and
+            ``differences`` of what is returned lists it. An optimizer of another class
+            begins anew. Arrays of another shape or dtype remain an error.
 
     Returns:
         Snapshot: Among others the ``values``.
@@ -68,10 +80,15 @@ def load_snapshot(
     for rank, checksum in enumerate(checksums):
         if checksum != checksums[0]:
             raise SnapshotError(f"{what}: ranks 0 and {rank} see different ones there")
+    ledger = Ledger()
     with loaded_as_if_running(state, [*found.of_stages, *found.of_loss]):
-        attempt(_load_layers, snapshot, pipeline, found)
-        attempt(_load_objects, snapshot, pipeline, state)
-    return snapshot
+        attempt(_load_layers, snapshot, pipeline, found, ledger)
+        attempt(_load_objects, snapshot, pipeline, state, ledger)
+    # One rank may have what others lack, such as the iterator or a report.
+    differences = compare(pipeline.gather(ledger, "load"), what, strict)
+    if differences and pipeline.rank == 0:
+        warnings.warn(f"{path} is loaded in part: {differences}", stacklevel=2)
+    return replace(snapshot, differences=differences)
 
 
 def _open(
@@ -95,41 +112,50 @@ def _open(
         *map(found.positions, found.of_stages),
     )
     names = [manifest.COMMON, *snapshot.files_of(positions)]
-    if pipeline.is_last and found.loss_links:
-        if manifest.LOSS not in snapshot.files:
-            raise SnapshotError(
-                "it was saved with a loss without parameters, but this one has some"
-            )
+    if pipeline.is_last and manifest.LOSS in snapshot.files:
         names.append(manifest.LOSS)
     snapshot.verify(names)
     return snapshot, found
 
 
 def _load_layers(
-    snapshot: Snapshot, pipeline: Pipeline, optimizers: OptimizersOfStages
+    snapshot: Snapshot,
+    pipeline: Pipeline,
+    optimizers: OptimizersOfStages,
+    ledger: Ledger,
 ) -> None:
     for stage in pipeline.stages.values():
-        with snapshot.of_layers(positions_of_layers(stage), "model/") as arrays:
+        positions = positions_of_layers(stage)
+        with snapshot.of_layers(positions, "model/", ledger) as arrays:
             layer_state.load_model(stage, arrays)
     for optimizer in optimizers.of_stages:
         positions, names = optimizers.positions(optimizer), optimizers.names(optimizer)
-        with snapshot.of_layers(positions, "optimizer/") as arrays:
+        with snapshot.of_layers(positions, "optimizer/", ledger) as arrays:
             load_optimizer(optimizer, arrays, names)
-    if pipeline.is_last and optimizers.loss_links:
-        with snapshot.arrays([manifest.LOSS]) as arrays:
-            layer_state.load_objects(optimizers.loss_links, arrays.below("model/"))
-            for optimizer in optimizers.of_loss:
-                load_optimizer(optimizer, arrays.below("optimizer/"))
+    if pipeline.is_last:
+        _load_loss(snapshot, optimizers, ledger)
+
+
+def _load_loss(
+    snapshot: Snapshot, optimizers: OptimizersOfStages, ledger: Ledger
+) -> None:
+    if manifest.LOSS not in snapshot.files:
+        ledger.missing.update(f"model/{name}" for name in optimizers.loss_links)
+        return
+    with snapshot.arrays([manifest.LOSS], ledger) as arrays:
+        for name, link in optimizers.loss_links.items():
+            layer_state.load_model(link, arrays.below(f"model/{name}/"))
+        for optimizer in optimizers.of_loss:
+            load_optimizer(optimizer, arrays.below("optimizer/"))
 
 
 def _load_objects(
-    snapshot: Snapshot, pipeline: Pipeline, state: Mapping[str, Any]
+    snapshot: Snapshot, pipeline: Pipeline, state: Mapping[str, Any], ledger: Ledger
 ) -> None:
-    with snapshot.arrays([manifest.COMMON]) as arrays:
+    whose = str(pipeline.rank)
+    if pipeline.is_first or pipeline.schedule.n_ranks != snapshot.n_ranks:
+        whose = "first"
+    with snapshot.arrays([manifest.COMMON], ledger) as arrays:
         objects = {**state, "pipeline": pipeline}
         layer_state.load_objects(objects, arrays.below("state/"))
-        whose = str(pipeline.rank)
-        if pipeline.is_first or pipeline.schedule.n_ranks != snapshot.n_ranks:
-            whose = "first"
-        random_states = arrays[f"random/{whose}"].item().decode()
-        load_random_states(random_states, state)
+        load_random_states(arrays.below("random/"), whose, state)

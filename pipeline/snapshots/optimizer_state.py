@@ -9,11 +9,13 @@ from typing import Any
 import chainer
 import numpy as np
 
+from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.serializers import (
     NO_NAMES,
     RuleReader,
     StateReader,
     StateWriter,
+    read,
 )
 
 
@@ -22,9 +24,9 @@ def optimizer_arrays(
 ) -> dict[str, np.ndarray]:
     """Returns the state of an optimizer, of its update rules and of its hooks.
 
-    Besides what Chainer saves, that is the hyperparameters, numbers that update rules
-    keep as attributes, a dynamic loss scale, the float32 copies of ``use_fp32_update``,
-    and what hooks with a method ``serialize`` write.
+    Besides what Chainer saves, that is their classes, the hyperparameters, numbers that
+    update rules keep as attributes, a dynamic loss scale, the float32 copies of
+    ``use_fp32_update``, and what hooks with a method ``serialize`` write.
 
     Args:
         optimizer: The optimizer.
@@ -39,7 +41,11 @@ def optimizer_arrays(
     for path, param in _updated(optimizer):
         rule, below = param.update_rule, writer[path]
         below("has_state", rule.state is not None)
-        own = {"hyperparam": _numbers(rule.hyperparam), "rule": _numbers(rule)}
+        own = {
+            "class": _class(rule),
+            "hyperparam": _numbers(rule.hyperparam),
+            "rule": _numbers(rule),
+        }
         below("settings", json.dumps(own))
         if rule._fp32_param is not None and rule._fp32_param.array is not None:
             below("fp32_param", rule._fp32_param.array)
@@ -47,26 +53,75 @@ def optimizer_arrays(
 
 
 def load_optimizer(
-    optimizer: Any,
-    arrays: Mapping[str, np.ndarray],
-    names: Mapping[str, str] = NO_NAMES,
+    optimizer: Any, arrays: Arrays, names: Mapping[str, str] = NO_NAMES
 ) -> None:
-    """Loads what :func:`optimizer_arrays` returned, for the same layers or others."""
+    """Loads what :func:`optimizer_arrays` returned, for the same layers or others.
+
+    What differs is noted in the ledger of the arrays. An optimizer of another class
+    begins anew, with the hyperparameters that it has.
+    """
     for _, param in _updated(optimizer):
         # What is there must not remain where nothing was saved, nor lend its dtype.
-        param.update_rule._state = None
-    optimizer.serialize(RuleReader(arrays, names=names))
+        param.update_rule._state = param.update_rule._fp32_param = None
+    optimizer.serialize(RuleReader(arrays, names=names).noting())
     for serializer, hook in _hooks(optimizer, StateReader(arrays, names=names)):
-        hook.serialize(serializer)
-    _load_settings(optimizer, _json(arrays["settings"]))
+        read(hook.serialize, serializer)
+    is_alike = True
+    if "settings" in arrays:
+        settings = arrays.json("settings")
+        with arrays.blamed("settings"):
+            is_alike = _is_alike(optimizer, settings, arrays)
+            if is_alike:
+                _set_numbers(optimizer.hyperparam, settings["hyperparam"])
+            _load_loss_scale(optimizer, settings, arrays)
+    else:
+        arrays.miss("settings")
     for path, param in _updated(optimizer):
-        rule, name = param.update_rule, names.get(path, path).strip("/")
-        own = _json(arrays[f"{name}/settings"])
-        _set_numbers(rule.hyperparam, own["hyperparam"])
-        _set_numbers(rule, own["rule"])
-        if f"{name}/fp32_param" in arrays:
-            rule._fp32_param = chainer.Parameter(arrays[f"{name}/fp32_param"])
-            rule._fp32_param.to_device(param.device)
+        name = names.get(path, path).strip("/")
+        if f"{name}/settings" in arrays:
+            _load_rule(param, arrays, name, is_alike)
+        else:
+            arrays.miss(f"{name}/settings")
+
+
+def _load_rule(
+    param: chainer.Parameter, arrays: Arrays, name: str, is_alike: bool
+) -> None:
+    """Loads what Chainer does not save of an update rule."""
+    rule, own = param.update_rule, arrays.json(f"{name}/settings")
+    with arrays.blamed(f"{name}/settings"):
+        if is_alike and _is_alike(rule, own, arrays):
+            _set_numbers(rule.hyperparam, own["hyperparam"])
+            _set_numbers(rule, own["rule"])
+        else:
+            # Under the same name there may be another thing, as v of Adam.
+            rule._state, rule.t = None, 0
+    if not rule._use_fp32_update or param.array is None or param.dtype != np.float16:
+        return
+    key = f"{name}/fp32_param"
+    if key in arrays:
+        copy = chainer.Parameter(np.empty(param.shape, np.float32))
+        copy.array[...] = StateReader(arrays).noting()(key, copy.array)
+        copy.to_device(param.device)
+        rule._fp32_param = copy
+    elif rule.t > 0:
+        arrays.miss(key)
+
+
+def _is_alike(here: Any, settings: Mapping[str, Any], arrays: Arrays) -> bool:
+    """Notes an optimizer, or an update rule, of another class than was saved."""
+    # Snapshots of earlier versions do not say.
+    saved, kind = settings.get("class", _class(here)), _class(here)
+    if saved != kind:
+        arrays.ledger.kinds.add((saved, kind))
+    return saved == kind
+
+
+def _class(thing: Any) -> str:
+    """Returns the class of an optimizer, within others around it, or of a rule."""
+    while hasattr(thing, "actual_optimizer"):
+        thing = thing.actual_optimizer
+    return type(thing).__name__
 
 
 def _updated(optimizer: Any) -> Iterator[tuple[str, chainer.Parameter]]:
@@ -89,17 +144,25 @@ def _hooks(optimizer: Any, serializer: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:
-    settings = {"hyperparam": _numbers(optimizer.hyperparam)}
+    numbers = _numbers(optimizer.hyperparam)
+    settings = {"class": _class(optimizer), "hyperparam": numbers}
     if optimizer._loss_scaling_is_dynamic:
         settings["loss_scale"] = float(optimizer._loss_scale)
         settings["loss_scaling_isnan_ever"] = optimizer._loss_scaling_isnan_ever
     return settings
 
 
-def _load_settings(optimizer: Any, settings: Mapping[str, Any]) -> None:
-    _set_numbers(optimizer.hyperparam, settings["hyperparam"])
-    if optimizer._loss_scaling_is_dynamic and "loss_scale" in settings:
-        optimizer._loss_scale = settings["loss_scale"]
+def _load_loss_scale(
+    optimizer: Any, settings: Mapping[str, Any], arrays: Arrays
+) -> None:
+    """Loads the loss scale of ``optimizer.loss_scaling()``."""
+    if not optimizer._loss_scaling_is_dynamic:
+        if "loss_scale" in settings:
+            arrays.leave("settings/loss_scale")
+    elif "loss_scale" not in settings:
+        arrays.miss("settings/loss_scale")
+    else:
+        optimizer._loss_scale = float(settings["loss_scale"])
         optimizer._loss_scaling_isnan_ever = settings["loss_scaling_isnan_ever"]
 
 
@@ -124,8 +187,6 @@ def _set_numbers(holder: Any, numbers: Mapping[str, Any]) -> None:
     for name, value in numbers.items():
         if isinstance(value, dict):
             value = np.dtype(value["dtype"]).type(value["value"])
+        if name.startswith("_") or not isinstance(value, (int, float, np.generic)):
+            raise ValueError(f"{name!r} is {value!r}, and no number")
         setattr(holder, name, value)
-
-
-def _json(array: np.ndarray) -> Any:
-    return json.loads(str(array))

@@ -10,6 +10,8 @@ from typing import Any, Callable
 
 import numpy as np
 
+from pipeline.snapshots.arrays import Arrays
+
 
 def dump_random_states(objects: Mapping[str, Any]) -> str:
     """Returns the states of random generators as JSON.
@@ -21,12 +23,30 @@ def dump_random_states(objects: Mapping[str, Any]) -> str:
     return json.dumps(states, default=_as_list)
 
 
-def load_random_states(text: str, objects: Mapping[str, Any]) -> None:
-    """Sets random generators to what :func:`dump_random_states` returned."""
-    states = json.loads(text)
+def load_random_states(arrays: Arrays, whose: str, objects: Mapping[str, Any]) -> None:
+    """Sets random generators to what :func:`dump_random_states` returned.
+
+    Args:
+        arrays: The states of all ranks, by their numbers, and of the ``first`` stage's.
+        whose: Which of them to set. A generator that is not among those gets its state
+            from the first rank that had it.
+        objects: As in :func:`dump_random_states`.
+    """
+    states = {}
+    for key in (whose, *sorted(arrays)):
+        with arrays.blamed(key):
+            for name, state in arrays.json(key).items():
+                states.setdefault(name, (key, state))
+    for name in states:
+        arrays.leave(name)
     for name, _, set_state in _generators(objects):
-        if name in states:
-            set_state(states[name])
+        if name not in states:
+            arrays.miss(name)
+            continue
+        arrays.take(name)
+        key, state = states[name]
+        with arrays.blamed(f"{key}, {name}"):
+            set_state(state)
 
 
 def _generators(objects: Mapping[str, Any]) -> Iterator[tuple[str, Callable, Callable]]:

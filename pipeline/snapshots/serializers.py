@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Callable
 
 import chainer
 import numpy as np
 from chainer.serializers import DictionarySerializer, NpzDeserializer
+
+from pipeline.snapshots.arrays import Arrays
+from pipeline.snapshots.errors import SnapshotError
 
 # What stands for None: an array of no elements of no type. Chainer's own way, an array
 # of objects, would have to be unpickled, which runs whatever code is in the file.
@@ -88,25 +92,63 @@ class StateWriter(_Renaming, DictionarySerializer):
         return value
 
 
+class NotSaved(KeyError):
+    """A part looks for a key that was not saved."""
+
+
 class StateReader(_Renaming, NpzDeserializer):
-    """Chainer's deserializer, but exact: of other shapes or dtypes it reads nothing."""
+    """Chainer's deserializer, but exact: of other shapes or dtypes it reads nothing.
+
+    Such arrays are noted in the ledger of the arrays. See :func:`read` for keys that
+    were not saved.
+
+    Attributes:
+        is_noting (bool): Whether a key that was not saved is noted, and what is there
+            stays; otherwise it is an error.
+    """
 
     _left_out = NotRead
+    npz: Arrays
+    is_noting = False
+    casting = "no"
+
+    def noting(self) -> StateReader:
+        """Returns the same that notes what was not saved."""
+        reader = copy.copy(self)
+        reader.is_noting = True
+        return reader
+
+    def __getitem__(self, key: str) -> Any:
+        below = super().__getitem__(key)
+        below.is_noting = self.is_noting
+        return below
 
     def __call__(self, key: str, value: Any) -> Any:
         """Returns what was saved; into an array it is copied."""
         full = self.path + key.lstrip("/")
         if full not in self.npz:
-            raise KeyError(
-                f"the snapshot has no {full}: it was saved with another model,"
-                f" optimizer, iterator or other extensions"
-            )
+            if not self.is_noting:
+                raise NotSaved(full)
+            self.npz.miss(full)
+            return value
         saved = self.npz[full]
         if is_none(saved):
+            self.npz.note_empty(full)
             return None
         if isinstance(value, chainer.get_array_types()):
-            check_array(full, saved, value)
-        return NpzDeserializer({full: saved}, self.path)(key, value)
+            unlike = difference(full, saved, value, self.casting)
+            if unlike is not None:
+                self.npz.ledger.unlike.append(unlike)
+                return value
+        with self.npz.blamed(full):
+            return NpzDeserializer({full: saved}, self.path)(key, value)
+
+
+class FileReader(StateReader):
+    """Reads the file of a serial script, of which what is missing is known before."""
+
+    is_noting = True
+    casting = "same_kind"
 
 
 class RuleReader(StateReader):
@@ -120,21 +162,43 @@ class RuleReader(StateReader):
         return super().__call__(key, value)
 
 
-def is_none(array: np.ndarray) -> bool:
-    """Whether an array stands for None."""
-    return array.dtype == _NONE.dtype
+def read(part: Callable[[StateReader], None], reader: StateReader) -> None:
+    """Lets a part of a run read itself.
 
+    Where it looks for a key that was not saved, and does not know what to do without,
+    it reads what else there is, and all that it misses is noted in the ledger.
 
-def check_array(key: str, saved: np.ndarray, value: Any, casting: str = "no") -> None:
-    """Refuses an array that is not what is to be read.
-
-    Raises:
-        ValueError: With both shapes and dtypes.
+    Args:
+        part: Reads; called again if it failed.
+        reader: Where from.
     """
+    try:
+        part(reader)
+    except NotSaved:
+        try:
+            part(reader.noting())
+        except SnapshotError:
+            raise
+        except Exception:
+            # With what was there instead, say an empty text for JSON, it cannot go on.
+            # What it misses has been noted, and is an error or a warning.
+            pass
+
+
+def is_none(array: np.ndarray) -> bool:
+    """Whether an array stands for None, in our way or in Chainer's."""
+    is_object = array.dtype.hasobject and array.shape == ()
+    return array.dtype == _NONE.dtype or (is_object and array[()] is None)
+
+
+def difference(
+    key: str, saved: np.ndarray, value: Any, casting: str = "no"
+) -> str | None:
+    """Returns a sentence if an array is not what is to be read: shapes and dtypes."""
     fits = saved.shape == value.shape
-    if not fits or not np.can_cast(saved.dtype, value.dtype, casting):
-        raise ValueError(
-            f"{key} was saved with shape {saved.shape} and dtype {saved.dtype}, but it"
-            f" is {value.shape} and {value.dtype} here: the model or the optimizer is"
-            f" another one"
-        )
+    if fits and np.can_cast(saved.dtype, value.dtype, casting):
+        return None
+    return (
+        f"{key} was saved with shape {saved.shape} and dtype {saved.dtype}, but it is"
+        f" {value.shape} and {value.dtype} here"
+    )

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from chainer.serializers import NpzDeserializer
 
-from chainer_compat.npz import NpzArrays
 from divisible import Divisible, Plan
 from divisible.files import written_aside
-from pipeline.snapshots import directories, manifest
-from pipeline.snapshots.arrays import of_range, write_arrays
-from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots import directories, first_calls, manifest
+from pipeline.snapshots.arrays import Arrays, of_range, opened, position, write_arrays
+from pipeline.snapshots.differences import Differences, Ledger, compare
 from pipeline.snapshots.files import Snapshot
-from pipeline.snapshots.serializers import StateWriter, check_array, is_none
+from pipeline.snapshots.serializers import (
+    FileReader,
+    StateWriter,
+    difference,
+    is_none,
+)
 
 
 def repartition(
@@ -59,7 +63,7 @@ def repartition(
         ...     Snapshot.open(path).layer_ranges
         [(0, 3), (3, 5)]
     """
-    source, output = open_one(snapshot), Path(output)
+    source, output = Snapshot.open(snapshot), Path(output)
     if isinstance(plan, int):
         plan = Plan.uniform(source.n_layers, plan)
     if plan.n_layers != source.n_layers:
@@ -127,7 +131,7 @@ def export_npz(snapshot: str | os.PathLike, path: str | os.PathLike) -> None:
         >>> bool((serial[0].W.array == model[0].W.array).all())
         True
     """
-    source = open_one(snapshot)
+    source = Snapshot.open(snapshot)
     source.verify()
     with source.of_layers(range(source.n_layers), "model/") as arrays:
         model = {
@@ -139,41 +143,33 @@ def export_npz(snapshot: str | os.PathLike, path: str | os.PathLike) -> None:
             write_arrays(Path(aside), model)
 
 
-def open_one(path: str | os.PathLike) -> Snapshot:
-    """Reads the manifest of a snapshot; of a folder of snapshots it lists them.
-
-    Raises:
-        SnapshotError: If there is none, or it was changed.
-    """
-    folder = Path(path)
-    if folder.is_dir() and not (folder / files.MANIFEST).exists():
-        found = [str(each) for each in folder.iterdir() if files.is_snapshot(each)]
-        if found:
-            found.sort(key=lambda each: (len(each), each))
-            raise SnapshotError(
-                f"{folder} is a folder of snapshots: name one of them,"
-                f" {' or '.join(found)}"
-            )
-    return Snapshot.open(path)
-
-
 def import_npz(
-    path: str | os.PathLike, stages: Divisible | Sequence[Divisible]
-) -> None:
+    path: str | os.PathLike,
+    stages: Divisible | Sequence[Divisible],
+    strict: bool = True,
+) -> Differences:
     """Loads stages from the file of an undivided model.
 
     Of :func:`chainer.serializers.save_npz` of the undivided ``Divisible``, or of
     :func:`export_npz`; to be called on each rank for its own stages. Unlike
-    :func:`chainer.serializers.load_npz` it looks first whether everything is there and
-    has the right shape, and changes nothing if not.
+    :func:`chainer.serializers.load_npz` it looks first whether everything is there,
+    nothing is left over and all has the right shape, and changes nothing if not.
 
     Args:
         path: The file.
         stages (Divisible or list of Divisible): A model, or some of its stages.
+        strict (bool): If false, parameters that are missing in the file stay as they
+            are, what these layers leave over in it is not read, and a warning lists
+            both. Another shape remains an error.
+
+    Returns:
+        Differences: What was missing and left over, if ``strict`` is false.
 
     Raises:
-        ValueError: If a parameter is missing in the file, or has another shape there;
-            if it is no such file, or has pickled objects, which could run any code.
+        SnapshotError: If a parameter is missing in the file, or has another shape
+            there, or the file has one that these layers lack; it is a
+            :class:`ValueError` as well. If the file is damaged, or has pickled objects,
+            which could run any code.
 
     Example:
         >>> import tempfile
@@ -183,22 +179,54 @@ def import_npz(
         >>> stage = Divisible(L.Linear(2, 3), L.Linear(3, 2)).divide(1, 2)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     chainer.serializers.save_npz(f'{folder}/model.npz', trained)
-        ...     import_npz(f'{folder}/model.npz', stage)
-        >>> bool((stage[0].W.array == trained[1].W.array).all())
-        True
+        ...     differences = import_npz(f'{folder}/model.npz', stage)
+        >>> bool((stage[0].W.array == trained[1].W.array).all()), bool(differences)
+        (True, False)
     """
     stages = [stages] if isinstance(stages, Divisible) else list(stages)
-    with NpzArrays(path) as arrays:
+    with opened(path) as file:
+        arrays = Arrays({os.fspath(path): file})
+        found = compare([_expected(stages, arrays)], os.fspath(path), strict)
         for stage in stages:
-            writer = StateWriter()
-            stage.serialize(writer)
-            for key, value in writer.target.items():
-                if key not in arrays:
-                    raise ValueError(
-                        f"{os.fspath(path)} has no {key}; it has"
-                        f" {', '.join(sorted(arrays)[:5])} ..."
-                    )
-                if isinstance(value, np.ndarray) and not is_none(value):
-                    check_array(key, arrays[key], value, "same_kind")
-        for stage in stages:
-            stage.serialize(NpzDeserializer(arrays))
+            with first_calls.as_saved(stage, arrays):
+                stage.serialize(FileReader(arrays))
+    if found:
+        warnings.warn(f"{os.fspath(path)} is loaded in part: {found}", stacklevel=2)
+    return found
+
+
+def _expected(stages: Sequence[Divisible], arrays: Arrays) -> Ledger:
+    """Returns what stages have, and what there is in a file for their layers.
+
+    What other stages read is theirs to miss; what belongs to no layer, or to one behind
+    the last, is left over to all.
+    """
+    ledger = Ledger()
+    owned = [range(*stage.layer_range) for stage in stages]
+    n_layers = max(len(stage.model_layers) for stage in stages)
+    for key in arrays:
+        layer = position(key)
+        if layer is None or layer >= n_layers or any(layer in own for own in owned):
+            ledger.found.add(f"model/{key}")
+    for stage in stages:
+        writer = StateWriter()
+        stage.serialize(writer)
+        expected = dict(writer.target)
+        # Whether they are there depends on whether the layer was sized.
+        for above, _, hook in first_calls.spectral_hooks(stage):
+            weight = f"{above}{hook.weight_name}"
+            is_sized = weight in arrays and not is_none(arrays[weight])
+            for key in first_calls.registered_keys(above, hook):
+                if is_sized:
+                    expected.setdefault(key, None)
+                else:
+                    expected.pop(key, None)
+        for key, value in expected.items():
+            if key not in arrays:
+                ledger.missing.add(f"model/{key}")
+                continue
+            ledger.read.add(f"model/{key}")
+            if isinstance(value, np.ndarray) and not is_none(value):
+                unlike = difference(key, arrays[key], value, "same_kind")
+                ledger.unlike += [unlike] * (unlike is not None)
+    return ledger

@@ -2,15 +2,18 @@
 
 import contextlib
 import hashlib
+import io
 import itertools
 import json
 import os
 import shutil
 import time
 import warnings
+import zipfile
 from pathlib import Path
 
 import chainer.links as L
+import numpy as np
 import pytest
 from chainer import optimizers
 from mpi4py import MPI
@@ -20,8 +23,11 @@ from pipeline import (
     Pipeline,
     Snapshot,
     SnapshotError,
+    export_npz,
+    import_npz,
     latest_snapshot,
     load_snapshot,
+    repartition,
 )
 from pipeline import save_snapshot as save_on_all_ranks
 
@@ -331,6 +337,105 @@ def test_a_manifest_that_is_nested_too_deeply(tmp_path, save):
     (save(tmp_path / "1") / "manifest.json").write_text("[" * 100_000)
     with pytest.raises(SnapshotError, match="cannot read .*json: it is nested too"):
         Snapshot.open(tmp_path / "1")
+
+
+def replace_file(folder, name, content):
+    """Replaces a file, with a right checksum; arrays are those of the file but some."""
+    file = folder / name
+    if isinstance(content, dict):
+        with np.load(file) as arrays:
+            content = {**arrays, **content}
+        np.savez(file, **{k: v for k, v in content.items() if v is not None})
+    else:
+        file.write_bytes(content)
+    data = file.read_bytes()
+    entry = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    rewrite(folder, lambda manifest: manifest["files"].update({name: entry}))
+
+
+def single_array():
+    file = io.BytesIO()
+    np.save(file, np.zeros(3))
+    return file.getvalue()
+
+
+def archive(**members):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+STAGE, COMMON = "stage-0.npz", "common.npz"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (STAGE, b"", "stage-0.npz is no .npz file: EOFError"),
+        (STAGE, b"no archive", "stage-0.npz is no .npz file: "),
+        (STAGE, b"PK\x03\x04 no archive", "stage-0.npz is no .npz file: BadZipFile"),
+        (STAGE, single_array(), "stage-0.npz is no .npz file, but one array"),
+        (COMMON, b"", "common.npz is no .npz file"),
+        (
+            STAGE,
+            archive(**{"model/0/W": b"text"}),
+            "stage-0.npz: model/0/W is no array",
+        ),
+        (
+            STAGE,
+            archive(**{"model/0/W.npy": single_array()[:-3]}),
+            "stage-0.npz: model/0/W cannot be read: ",
+        ),
+        (
+            STAGE,
+            {"model/0/W": np.array([None])},
+            "stage-0.npz: model/0/W cannot be read: ValueError: Object arrays",
+        ),
+        (STAGE, {"optimizer/settings": np.array("{")}, "optimizer/settings: JSON"),
+        (STAGE, {"optimizer/settings": np.array("[]")}, "optimizer/settings: Attr"),
+        (STAGE, {"optimizer/settings": np.array("[" * 10**5)}, "settings: Recursion"),
+        (STAGE, {"optimizer/settings": np.array("{}")}, "settings: KeyError: 'hyperp"),
+        (
+            STAGE,
+            {"optimizer/settings": np.array('{"hyperparam": {"lr": "a"}}')},
+            "optimizer/settings: ValueError: 'lr' is 'a', and no number",
+        ),
+        (STAGE, {"optimizer/0/W/settings": np.array("1")}, "0/W/settings: Attribute"),
+        (STAGE, {"optimizer/t": np.array([1, 2])}, "optimizer/t: TypeError"),
+        (STAGE, {"optimizer/t": np.array("a")}, "optimizer/t: ValueError"),
+        (STAGE, {"optimizer/settings": None}, "has no settings"),
+        (STAGE, {"model/0/b": None}, "of the model it has no 0/b"),
+        (COMMON, {"random/first": None}, "common.npz: random/first: .* missing"),
+        (COMMON, {"random/first": np.array("7")}, "common.npz: random/first: Attr"),
+        (
+            COMMON,
+            {"random/first": np.array('{"numpy": 1, "python": 2}')},
+            "common.npz: random/first, numpy: ",
+        ),
+        (COMMON, {"state/pipeline/n_steps": np.array("a")}, "pipeline/n_steps: Value"),
+        (COMMON, {"state/other": np.array(1)}, "of state other is left over"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named(tmp_path, save, name, content, words):
+    replace_file(save(tmp_path / "1"), name, content)
+    with pytest.raises(SnapshotError, match=words) as caught:
+        load_snapshot(tmp_path / "1", save.pipe, save.optimizer)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", single_array()])
+def test_tools_name_a_file_that_is_none(tmp_path, save, content):
+    replace_file(save(tmp_path / "1"), STAGE, content)
+    with pytest.raises(SnapshotError, match="stage-0.npz is no .npz file"):
+        export_npz(tmp_path / "1", tmp_path / "model.npz")
+    with pytest.raises(SnapshotError, match="stage-0.npz is no .npz file"):
+        repartition(tmp_path / "1", 1, tmp_path / "2")
+    (tmp_path / "model.npz").write_bytes(content)
+    with pytest.raises(SnapshotError, match="model.npz is no .npz file"):
+        import_npz(tmp_path / "model.npz", save.pipe.stages[0])
+    assert names(tmp_path) == ["1", "model.npz"]
 
 
 def test_another_format_is_refused(tmp_path, save, monkeypatch):

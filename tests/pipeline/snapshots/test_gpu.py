@@ -18,7 +18,8 @@ pytestmark = NEEDS_GPU
 
 def make_run(device, seed):
     np.random.seed(seed)
-    stage = Divisible(L.Linear(6, 5), L.BatchNormalization(5), L.Linear(5, 4))
+    # Those that are sized at their first call are so when they are loaded.
+    stage = Divisible(L.Linear(None, 5), L.BatchNormalization(axis=0), L.Linear(5, 4))
     stage.to_device(device)
     optimizer = chainer.optimizers.Adam().setup(stage)
     return Pipeline(stage, MPI.COMM_SELF, 2), optimizer
