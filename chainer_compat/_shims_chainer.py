@@ -15,4 +15,19 @@ SHIMS = (
             ),
         ),
     ),
+    Shim(
+        name="optimizer-not-set-up",
+        module="chainer.optimizer",
+        why="update() of an optimizer that was not set up ends in ''NoneType' object "
+        "has no attribute 'namedparams''",
+        edits=(
+            Edit(
+                "        if lossfun is not None:\n            use_cleargrads",
+                "        if self.target is None:\n"
+                "            raise RuntimeError('the optimizer has no model to update: '\n"
+                "                               'call optimizer.setup(model) before')\n"
+                "        if lossfun is not None:\n            use_cleargrads",
+            ),
+        ),
+    ),
 )

@@ -266,3 +266,9 @@ def test_an_export_without_onnx_says_what_to_install(tmp_path):
     )
     assert (done.stdout.splitlines(), done.stderr) == ([line, line], "")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [(), (lambda: None,)])
+def test_an_optimizer_that_is_not_set_up_says_so(arguments):
+    with pytest.raises(RuntimeError, match=r"call optimizer.setup\(model\) before"):
+        chainer.optimizers.Adam().update(*arguments)
