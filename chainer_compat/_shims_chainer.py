@@ -21,12 +21,13 @@ SHIMS = (
         why="update() of an optimizer that was not set up ends in ''NoneType' object "
         "has no attribute 'namedparams''",
         edits=(
+            # In the place of an empty line, so that tracebacks fit.
             Edit(
-                "        if lossfun is not None:\n            use_cleargrads",
-                "        if self.target is None:\n"
-                "            raise RuntimeError('the optimizer has no model to update: '\n"
-                "                               'call optimizer.setup(model) before')\n"
-                "        if lossfun is not None:\n            use_cleargrads",
+                '        parameter.\n\n        """\n        if lossfun is not None:\n',
+                '        parameter.\n        """\n'
+                "        if self.target is None: raise RuntimeError("
+                "'it has no model to update: call optimizer.setup(model) before')\n"
+                "        if lossfun is not None:\n",
             ),
         ),
     ),

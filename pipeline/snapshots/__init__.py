@@ -21,5 +21,5 @@
     files                 the files of a snapshot
     manifest              what says which they are, each field checked
     arrays                the arrays in files, by key
-    errors                SnapshotError and MismatchError
+    errors                SnapshotError, and what kinds of it there are
 """

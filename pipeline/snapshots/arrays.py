@@ -16,7 +16,7 @@ import numpy as np
 from chainer_compat.npz import NpzArrays
 from divisible.files import flush
 from pipeline.snapshots.differences import Ledger
-from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.errors import SnapshotError, UnreadableError
 
 
 class Arrays(Mapping):
@@ -65,16 +65,10 @@ class Arrays(Mapping):
         return array
 
     def _read(self, name: str, full: str) -> np.ndarray:
-        # There is no end of errors for bytes that somebody else wrote.
         try:
-            array = self._files[name][full]
-        except Exception as error:
-            raise SnapshotError(
-                f"{name}: {full} cannot be read: {one_line(error)}"
-            ) from error
-        if not isinstance(array, np.ndarray):
-            raise SnapshotError(f"{name}: {full} is no array")
-        return array
+            return self._files[name][full]
+        except ValueError as error:
+            raise UnreadableError(str(error)) from error
 
     def __contains__(self, key: object) -> bool:
         # Without reading the array, as Mapping does.
@@ -156,13 +150,13 @@ def opened(path: str | os.PathLike) -> Iterator[Mapping]:
         path: The file.
 
     Raises:
-        SnapshotError: With the file, if it is none.
+        UnreadableError: With the file, if it is none.
         OSError: If it cannot be read.
     """
     try:
         arrays = NpzArrays(path)
     except ValueError as error:
-        raise SnapshotError(str(error)) from error
+        raise UnreadableError(str(error)) from error
     with arrays:
         yield arrays
 

@@ -10,3 +10,7 @@ class SnapshotError(RuntimeError):
 
 class MismatchError(SnapshotError, ValueError):
     """What was saved is not what it is to be loaded into."""
+
+
+class UnreadableError(SnapshotError, ValueError):
+    """A file is damaged, or has pickled objects, which could run any code."""

@@ -167,9 +167,9 @@ def import_npz(
 
     Raises:
         SnapshotError: If a parameter is missing in the file, or has another shape
-            there, or the file has one that these layers lack; it is a
-            :class:`ValueError` as well. If the file is damaged, or has pickled objects,
-            which could run any code.
+            there, or the file has one that these layers lack; or if it is damaged, or
+            has pickled objects, which could run any code. It is a :class:`ValueError`
+            as well.
 
     Example:
         >>> import tempfile

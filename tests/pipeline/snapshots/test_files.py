@@ -373,15 +373,19 @@ STAGE, COMMON = "stage-0.npz", "common.npz"
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        (STAGE, b"", "stage-0.npz is no .npz file: EOFError"),
+        (STAGE, b"", "stage-0.npz is no .npz file: File is not a zip file"),
         (STAGE, b"no archive", "stage-0.npz is no .npz file: "),
-        (STAGE, b"PK\x03\x04 no archive", "stage-0.npz is no .npz file: BadZipFile"),
-        (STAGE, single_array(), "stage-0.npz is no .npz file, but one array"),
+        (
+            STAGE,
+            b"PK\x03\x04 no archive",
+            "stage-0.npz is no .npz file: File is not a zip file",
+        ),
+        (STAGE, single_array(), "stage-0.npz is no .npz file: File is not a zip file"),
         (COMMON, b"", "common.npz is no .npz file"),
         (
             STAGE,
             archive(**{"model/0/W": b"text"}),
-            "stage-0.npz: model/0/W is no array",
+            "stage-0.npz: model/0/W cannot be read: ValueError: EOF",
         ),
         (
             STAGE,
@@ -391,7 +395,7 @@ STAGE, COMMON = "stage-0.npz", "common.npz"
         (
             STAGE,
             {"model/0/W": np.array([None])},
-            "stage-0.npz: model/0/W cannot be read: ValueError: Object arrays",
+            "0/W was saved with shape .1,. and dtype object",
         ),
         (STAGE, {"optimizer/settings": np.array("{")}, "optimizer/settings: JSON"),
         (STAGE, {"optimizer/settings": np.array("[]")}, "optimizer/settings: Attr"),
