@@ -31,11 +31,15 @@ Names are imported when they are first used, so that schedules can be planned an
 simulated, and timelines drawn, without Chainer and MPI.
 """
 
-from chainer_compat._packages import check
+import sys
 
-check(__name__)
+from divisible.lazy_names import lazy_names
 
-from divisible.lazy_names import lazy_names  # noqa: E402
+if "chainer_compat" in sys.modules:
+    # As ever but where schedules are used alone, of which no file can hide a part.
+    from chainer_compat._packages import check
+
+    check(__name__)
 
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
