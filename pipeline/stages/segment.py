@@ -96,8 +96,10 @@ class Segment:
         if trains and (is_recomputed or self.is_recomputed) and self._is_sized():
             persistents = Persistents(self._links())
             self._held[microbatch] = Inputs(inputs, skipped, persistents)
+            # The first layer may change arrays in place, which are needed again.
+            skipped = {name: _copied(tensors) for name, tensors in skipped.items()}
             with chainer.no_backprop_mode():
-                graph = self._run(microbatch, inputs, skipped)
+                graph = self._run(microbatch, _copied(inputs), skipped)
         else:
             graph = self._run(microbatch, inputs, skipped)
             if trains:
@@ -228,6 +230,16 @@ class Segment:
         # There are none of a microbatch without samples.
         if microbatch in self._pending:
             self._pending.pop(microbatch).run()
+
+
+def _copied(tensors: Tensors) -> Tensors:
+    """Returns tensors with copies of the arrays that come from no variable."""
+    return tuple(
+        tensor._replace(array=tensor.array.copy())
+        if tensor.requires_grad is None and tensor.array is not None
+        else tensor
+        for tensor in tensors
+    )
 
 
 def _as_tuple(y: Any) -> tuple:

@@ -559,3 +559,29 @@ def test_layers_draw_other_numbers_in_their_second_call():
     with keyed_random_state(RandomKey(seed=0, step=2)):
         np.testing.assert_array_equal(outputs[2], model(x).array)
     assert not (outputs[0] == outputs[1]).all()
+
+
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_what_is_recomputed_may_change_its_input_in_place(is_marked):
+    def doubled(x):
+        x *= 2
+        return x
+
+    gradients = []
+    for is_recomputed in (False, True):
+        np.random.seed(0)
+        model = Divisible()
+        for layer in (doubled, L.Linear(4, 3)):
+            model.append(layer, recompute=is_recomputed and is_marked)
+        stage = Stage(model)
+        stage.begin()
+        (x,) = make_inputs(sizes=[2])
+        (y,), _ = stage_module.Stage.forward(
+            stage, 0, (Tensor(x),), {}, is_recomputed and not is_marked
+        )
+        if is_recomputed:
+            stage.recompute(0)
+        stage.backward(0, ones((y,)))
+        stage.finish()
+        gradients.append(model[1].W.grad)
+    np.testing.assert_array_equal(*gradients)
