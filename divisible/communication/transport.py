@@ -291,10 +291,11 @@ class _ReceiveBuffer:
         ]
         self._references_if_free = self._references()
 
-    def __del__(self) -> None:
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
         # Python collects arrays, but no requests, which keep a communicator from being
-        # freed. One that is under way stays.
-        if not self.is_posted and not MPI.Is_finalized():
+        # freed. One that is under way stays. When Python ends, the names of this module
+        # may be gone already, so that the function to ask is an argument.
+        if not ends() and not self.is_posted and not MPI.Is_finalized():
             for request in self.requests:
                 request.Free()
 
