@@ -7,6 +7,7 @@ from typing import Any
 import chainer
 
 from divisible import Divisible
+from pipeline.parameter_paths import ParameterPaths
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots.arrays import position
 
@@ -35,6 +36,7 @@ class OptimizersOfStages:
             for name, link in pipeline.loss_links.items()
             if any(inner._params or inner._persistent for inner in link.links())
         }
+        self._paths = ParameterPaths(pipeline.stages, self.loss_links)
         self.of_stages, self.of_loss = [], []
         for optimizer in optimizers if several else [optimizers]:
             if getattr(optimizer, "target", None) is None:
@@ -67,17 +69,10 @@ class OptimizersOfStages:
             The name by the path. That of a layer is its path in the undivided model, as
             a stage has it, whatever the optimizer was set up with.
         """
-        known = {}
-        for name, link in self.loss_links.items():
-            for path, param in link.namedparams():
-                known[id(param)] = f"/{name}{path}"
-        for stage in self._stages:
-            for path, param in stage.namedparams():
-                known[id(param)] = path
         # Of what is neither in a stage nor in the loss, a number is no position.
         above = "" if isinstance(optimizer.target, Divisible) else "/target"
         return {
-            path: known.get(id(param), above + path)
+            path: self._paths.of(param) or above + path
             for path, param in optimizer.target.namedparams()
         }
 
