@@ -103,6 +103,14 @@ def attached(y: Any) -> Any:
     return _mapped(attached, y) if isinstance(y, (tuple, list, dict)) else y
 
 
+def copied(y: Any) -> Any:
+    """Returns what :func:`detached` gave, with copies of arrays of no variable."""
+    if isinstance(y, Tensor):
+        is_plain = y.requires_grad is None and y.array is not None
+        return y._replace(array=y.array.copy()) if is_plain else y
+    return _mapped(copied, y) if isinstance(y, (tuple, list, dict)) else y
+
+
 def leaves(y: Any) -> Iterator[Any]:
     """Yields all that is in tuples, lists and dictionaries, in their order."""
     if isinstance(y, dict):

@@ -11,7 +11,7 @@ import chainer
 from divisible import Divisible
 from divisible.backward import backprop
 from divisible.backward.backprop import PendingWeightGradients
-from divisible.backward.tensors import attached, detached, leaves, to_message
+from divisible.backward.tensors import attached, copied, detached, leaves, to_message
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensor, Tensors
 from divisible.random_streams import layer_streams
@@ -97,9 +97,9 @@ class Segment:
             persistents = Persistents(self._links())
             self._held[microbatch] = Inputs(inputs, skipped, persistents)
             # The first layer may change arrays in place, which are needed again.
-            skipped = {name: _copied(tensors) for name, tensors in skipped.items()}
+            skipped = {name: copied(tensors) for name, tensors in skipped.items()}
             with chainer.no_backprop_mode():
-                graph = self._run(microbatch, _copied(inputs), skipped)
+                graph = self._run(microbatch, copied(inputs), skipped)
         else:
             graph = self._run(microbatch, inputs, skipped)
             if trains:
@@ -230,16 +230,6 @@ class Segment:
         # There are none of a microbatch without samples.
         if microbatch in self._pending:
             self._pending.pop(microbatch).run()
-
-
-def _copied(tensors: Tensors) -> Tensors:
-    """Returns tensors with copies of the arrays that come from no variable."""
-    return tuple(
-        tensor._replace(array=tensor.array.copy())
-        if tensor.requires_grad is None and tensor.array is not None
-        else tensor
-        for tensor in tensors
-    )
 
 
 def _as_tuple(y: Any) -> tuple:
