@@ -13,6 +13,7 @@ it. Here such arrays are read twice:
 import contextlib
 import contextvars
 import math
+import os
 import pickle
 from collections.abc import Iterator
 from typing import IO, Any
@@ -82,7 +83,9 @@ class NpzArrays(NpzFile):
         except OSError:
             raise
         except Exception as error:
-            name = getattr(file, "name", file)
+            # A path has a name as well, without its folder.
+            is_path = isinstance(file, os.PathLike)
+            name = file if is_path else getattr(file, "name", file)
             raise ValueError(f"{name} is no .npz file: {error}") from error
 
     def __getitem__(self, key: str) -> np.ndarray:

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import re
 import zipfile
 
 import chainer
@@ -110,6 +111,8 @@ def test_a_pickle_instead_of_a_file(tmp_path):
         for name in ("load_npz", "import_npz", "deferred_init"):
             with pytest.raises(ValueError, match=r"model.npz is no .npz file"):
                 readers()[name](str(path))
+            with pytest.raises(ValueError, match=re.escape(f"{path} is no .npz file")):
+                readers()[name](path)
     assert not (tmp_path / "run").exists()
     with pytest.raises(FileNotFoundError):
         chainer.serializers.load_npz(str(tmp_path / "none"), L.Linear(2, 3))

@@ -432,7 +432,7 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path, save, name, content, words):
 @pytest.mark.parametrize("content", [b"", b"no archive", single_array()])
 def test_tools_name_a_file_that_is_none(tmp_path, save, content):
     replace_file(save(tmp_path / "1"), STAGE, content)
-    with pytest.raises(SnapshotError, match="stage-0.npz is no .npz file"):
+    with pytest.raises(SnapshotError, match="/1/stage-0.npz is no .npz file"):
         export_npz(tmp_path / "1", tmp_path / "model.npz")
     with pytest.raises(SnapshotError, match="stage-0.npz is no .npz file"):
         repartition(tmp_path / "1", 1, tmp_path / "2")
