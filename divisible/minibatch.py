@@ -40,9 +40,11 @@ def as_arrays(name: str, value: Any, where: str = "") -> tuple:
         )
     for array in arrays:
         if not isinstance(array, chainer.get_array_types()):
+            given = type(array).__name__
+            if array is not value:
+                given = f"a {type(value).__name__} with {given}"
             raise TypeError(
-                f"{name} must be an array or a tuple of arrays, not"
-                f" {type(array).__name__}"
+                f"{name} must be an array or a tuple of arrays, not {given}"
             )
         check_plain(array, f"{name} is")
         if array.ndim == 0 or len(array) == 0:

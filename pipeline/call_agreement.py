@@ -292,7 +292,8 @@ def _check_samples(n_inputs: int, n_targets: int) -> None:
     if -1 not in (n_inputs, n_targets) and n_inputs != n_targets:
         raise DisagreementError(
             f"x has {n_inputs} samples, but t has {n_targets}: x and t must be of the"
-            f" same minibatch"
+            f" same minibatch; each array of a tuple or a list is an input of its own,"
+            f" not a sample"
         )
 
 

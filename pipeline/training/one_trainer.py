@@ -69,7 +69,7 @@ def _refuse_snapshots_of_one_rank(trainer: Trainer) -> None:
 
 
 def _refuse_evaluators_of_stages(trainer: Trainer) -> None:
-    """Refuses Chainer's evaluator where its target is, or has in it, no whole model."""
+    """Refuses Chainer's evaluator of a pipeline, or of what is no whole model."""
     pipe = trainer.updater.pipeline
     stages = set(map(id, pipe.stages.values()))
     for name, entry in trainer._extensions.items():
@@ -78,6 +78,11 @@ def _refuse_evaluators_of_stages(trainer: Trainer) -> None:
             extension, "pipeline"
         ):
             continue
+        if extension._targets is pipe:
+            raise ValueError(
+                f"the extension {name!r} is Chainer's Evaluator of a pipeline, which is"
+                f" no link: use PipelineEvaluator(iterator, pipe)"
+            )
         for target in extension.get_all_targets().values():
             # In one process a classifier around the model has a loss.
             found = [target] if pipe.ranks.size == 1 else target.links()

@@ -24,7 +24,9 @@ def test_one_array_or_several():
     [
         (None, TypeError, "t is None on rank 1"),
         ([], ValueError, "t is an empty list on rank 1: it needs at least one array"),
-        ([[1, 2]], TypeError, "t must be an array or a tuple of arrays, not list"),
+        ([[1, 2]], TypeError, "t must be an array or a tuple of arrays, not a list"),
+        ([3, 4], TypeError, "not a list with int"),
+        ({}, TypeError, "t must be an array or a tuple of arrays, not dict"),
         (np.zeros((0, 2)), ValueError, r"t has no samples: its shape is \(0, 2\)"),
         (np.zeros(()), ValueError, r"t has no samples: its shape is \(\)"),
         ((np.ones(2), np.ones(3)), ValueError, "arrays of t have 2 and 3 samples"),

@@ -84,6 +84,7 @@ def test_an_accuracy_that_ignores_a_label_is_that_of_the_minibatch():
         ((), T, "x is an empty tuple on rank 0"),
         (X, (), "t is an empty tuple on rank 0"),
         (X, T[:4], "x has 8 samples, but t has 4"),
+        (list(X), T, "an input of its own, not a sample"),
         (X, T - 2, "t has the label -2: labels start at 0"),
     ],
 )
@@ -321,6 +322,10 @@ def test_chainers_evaluator_of_a_stage_is_refused(tmp_path):
     trainer = Trainer(updater, (1, "iteration"), out=tmp_path)
     trainer.extend(extensions.Evaluator(iterator, stage))
     with pytest.raises(ValueError, match="'validation' .* use PipelineEvaluator"):
+        trainer.run()
+    trainer = Trainer(updater, (1, "iteration"), out=tmp_path)
+    trainer.extend(extensions.Evaluator(iterator, updater.pipeline))
+    with pytest.raises(ValueError, match="of a pipeline, .* use PipelineEvaluator"):
         trainer.run()
     # A classifier around the model has a loss.
     trainer = Trainer(updater, (1, "iteration"), out=tmp_path)
