@@ -29,6 +29,7 @@ from chainer.functions.loss.sigmoid_cross_entropy import SigmoidCrossEntropy
 from chainer.functions.loss.softmax_cross_entropy import SoftmaxCrossEntropy
 from chainer.functions.math.average import Mean
 from chainer.functions.math.basic_math import Div, MulConstant
+from chainer.functions.math.sum import Sum
 
 
 class _Labels(NamedTuple):
@@ -41,6 +42,12 @@ class _Labels(NamedTuple):
 
 class _Elements(NamedTuple):
     """How many elements a mean is over."""
+
+    total: int
+
+
+class _Summed(NamedTuple):
+    """How many elements a sum is over."""
 
     total: int
 
@@ -77,10 +84,17 @@ def _sigmoid(function: Any, data: Sequence[Any]) -> _Labels | None:
     return _labels(data[1], function.ignore_label if function.normalize else None)
 
 
-def _mean(function: Any, data: Sequence[Any]) -> _Elements | None:
+def _reduces_all(function: Any, data: Sequence[Any]) -> bool:
     axes = getattr(function, "axis", None)
-    is_over_all = axes is None or len(axes) == data[0].ndim
-    return _Elements(data[0].size) if is_over_all else None
+    return axes is None or len(axes) == data[0].ndim
+
+
+def _mean(function: Any, data: Sequence[Any]) -> _Elements | None:
+    return _Elements(data[0].size) if _reduces_all(function, data) else None
+
+
+def _sum(function: Any, data: Sequence[Any]) -> _Summed | None:
+    return _Summed(data[0].size) if _reduces_all(function, data) else None
 
 
 def _factor(function: Any, data: Sequence[Any]) -> _Scale | None:
@@ -114,6 +128,7 @@ _RULES = {
     SigmoidCrossEntropy: _sigmoid,
     SoftmaxCrossEntropy: _softmax,
     SplitAxis: _split,
+    Sum: _sum,
 }
 
 
@@ -130,6 +145,7 @@ class Sighting(NamedTuple):
         totals: How many labels functions have, counted or not.
         means: Over how many elements means are.
         scales: What is multiplied or divided by.
+        sums: Over how many elements sums are.
     """
 
     n_samples: int
@@ -139,6 +155,7 @@ class Sighting(NamedTuple):
     totals: Sequence[int]
     means: Sequence[int]
     scales: Sequence[Any]
+    sums: Sequence[int] = ()
 
     @property
     def n_counted(self) -> Any:
@@ -151,7 +168,8 @@ class Sighting(NamedTuple):
     @property
     def shows_nothing(self) -> bool:
         """Whether no function was seen that tells anything."""
-        return not (self.is_loop or any(self[2:]))
+        # A sum tells nothing of what it is divided by.
+        return not (self.is_loop or any(self._replace(sums=())[2:]))
 
 
 class Watch(chainer.FunctionHook):
@@ -212,6 +230,7 @@ class Watch(chainer.FunctionHook):
             [s.total for s in labels],
             [s.total for s in seen if isinstance(s, _Elements)],
             [s.value for s in seen if isinstance(s, _Scale)],
+            [s.total for s in seen if isinstance(s, _Summed)],
         )
 
     def _behind(self, value: Any) -> Iterator[int]:
@@ -254,8 +273,8 @@ def differ(sightings: Sequence[Sighting], sizes: Collection[int]) -> bool:
         varies = _varies(whole)
         if (unlike & (varies | varies[0])).any():
             return True
-        # Nor for a mean over all samples beside it.
-        columns = zip(*(s.means for s in sightings))
+        # Nor for a mean, or a sum, over all samples beside it.
+        columns = zip(*((*s.means, *s.sums) for s in sightings))
         if varies[0] and any(_is_over_all(c, sightings, sizes) for c in columns):
             return True
     return (

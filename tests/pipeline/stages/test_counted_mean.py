@@ -91,6 +91,10 @@ EXACT = {
         lambda y, t: F.softmax_cross_entropy(y, t) + F.mean(CLASS_WEIGHT[1:] * 1.5),
         T,
     ),
+    "regularized, summed": (
+        lambda y, t: F.softmax_cross_entropy(y, t) + F.sum(CLASS_WEIGHT[1:] * 1.5),
+        T,
+    ),
     "double backprop": (
         functools.partial(F.softmax_cross_entropy, enable_double_backprop=True),
         T,
@@ -129,6 +133,10 @@ UNKNOWN = {
     "selected squares": (lambda y, t: F.mean(y[t >= 0] ** 2), T),
     "steps": (Steps(), MANY),
     "two tasks": (lambda y, t: F.softmax_cross_entropy(y, t) + F.mean(y**2), T),
+    "two tasks, summed": (
+        lambda y, t: F.softmax_cross_entropy(y, t) + F.sum(y**2) / len(t),
+        T,
+    ),
 }
 
 
