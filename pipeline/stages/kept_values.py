@@ -23,6 +23,8 @@ from divisible import Divisible
 _MOST_ITEMS = 64
 # What the attributes of links may be besides, without a look into it.
 _PLAIN = (chainer.Link, chainer.Parameter, chainer.backend.Device, str)
+# Where ChainList and Sequential have their links, which are looked at themselves.
+_CHILDREN = ("_children", "_layers")
 
 
 class Slot(NamedTuple):
@@ -135,6 +137,8 @@ def _may_hold(kind: type) -> bool:
 def _is_unregistered(owner: Any, name: str) -> bool:
     if not isinstance(owner, chainer.Link):
         return True
+    if name in _CHILDREN and isinstance(owner, chainer.ChainList):
+        return False
     return name not in owner._params and name not in owner._persistent
 
 
