@@ -18,6 +18,7 @@
     serializers           Chainer's, without objects to pickle
 
     directories           complete, or not there; the newest; old ones
+    names                 which are refused, and the pattern that finds them again
     files                 the files of a snapshot
     manifest              what says which they are, each field checked
     arrays                the arrays in files, by key

@@ -18,14 +18,12 @@ from divisible.files import flush_directory
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.manifest import MANIFEST, is_snapshot
-
-_PARTIAL = ".partial"
-_REPLACED = ".replaced"
+from pipeline.snapshots.names import PARTIAL, REPLACED, check_name
 
 
 def partial_path(path: Path) -> Path:
     """Returns the directory to write a snapshot into before it has its name."""
-    return path.with_name(path.name + _PARTIAL)
+    return path.with_name(path.name + PARTIAL)
 
 
 def begin(path: Path) -> None:
@@ -33,7 +31,9 @@ def begin(path: Path) -> None:
 
     Raises:
         SnapshotError: If something else than a snapshot has the name; it stays.
+        ValueError: If it is no name for a snapshot.
     """
+    check_name(path)
     partial = partial_path(path)
     is_empty = path.is_dir() and not any(path.iterdir())
     if path.exists() and not is_empty and not is_snapshot(path):
@@ -52,7 +52,7 @@ def finish(partial: Path, path: Path) -> None:
     flush_directory(partial)
     # A whole snapshot is found at every moment: the old one has a name that is found
     # as well, until the new one has its own.
-    replaced = path.with_name(path.name + _REPLACED)
+    replaced = path.with_name(path.name + REPLACED)
     if path.exists():
         _remove(replaced)
         path.rename(replaced)
@@ -88,7 +88,7 @@ def remove_old(path: Path, n_retains: int) -> None:
     """
     series = _series(path.name)
     # What killed runs have left, first: an old snapshot gets such a name below.
-    for partial in list(path.parent.glob(f"*{_PARTIAL}")):
+    for partial in list(path.parent.glob(f"*{PARTIAL}")):
         if _series(partial.name) == series:
             shutil.rmtree(partial, ignore_errors=True)
     # Without the newest itself, which a clock that was set back makes look older.
@@ -130,10 +130,10 @@ def latest_snapshot(directory: str | os.PathLike, pattern: str = "*") -> Path | 
 
 
 def _whole_snapshots(directory: Path, pattern: str = "*") -> Iterator[Snapshot]:
-    found = {*directory.glob(pattern), *directory.glob(pattern + _REPLACED)}
+    found = {*directory.glob(pattern), *directory.glob(pattern + REPLACED)}
     for path in sorted(found):
         try:
-            if path.name.endswith(_PARTIAL) or not (path / MANIFEST).is_file():
+            if path.name.endswith(PARTIAL) or not (path / MANIFEST).is_file():
                 continue
             snapshot = Snapshot.open(path)
             snapshot.check_sizes()
@@ -149,4 +149,4 @@ def _age(snapshot: Snapshot) -> tuple[float, int]:
 
 def _series(name: str) -> str:
     """Returns what the names of a run's snapshots have in common."""
-    return re.sub(r"\d+", "0", name.removesuffix(_PARTIAL).removesuffix(_REPLACED))
+    return re.sub(r"\d+", "0", name.removesuffix(PARTIAL).removesuffix(REPLACED))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import glob
 import os
-import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +14,7 @@ from pipeline.pipeline import Pipeline
 from pipeline.snapshots.directories import latest_snapshot
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.loading import load_snapshot
+from pipeline.snapshots.names import check_filename, check_relative_name, pattern_of
 from pipeline.snapshots.saving import save_snapshot
 
 
@@ -43,8 +42,8 @@ def snapshot(
     stages.
 
     Args:
-        filename: Name of the snapshot: a format string that is given the trainer, or a
-            function of the trainer.
+        filename: Name of the snapshot in ``trainer.out``: a format string that is given
+            the trainer, or a function of the trainer.
         pipeline (Pipeline): Left out, the updater's attribute ``pipeline``.
         n_retains (int): How many snapshots to keep; at most 0 for all.
         resume: ``'auto'`` for the newest whole snapshot in ``trainer.out`` whose name
@@ -64,7 +63,11 @@ def snapshot(
         SnapshotExtension: The extension. Calling it with the trainer saves at once.
 
     Raises:
-        ValueError: If ``on_error`` is something else.
+        TypeError: If ``filename`` is neither a text nor a function.
+        ValueError: If ``on_error`` is something else, or snapshots with such a
+            ``filename`` could not be resumed: an absolute path, an empty one, or one
+            that ends in ``.``, ``..``, ``.partial`` or ``.replaced``. What a function
+            returns is looked at when the first snapshot is saved.
 
     Example:
         >>> extension = snapshot(n_retains=3, resume='auto', on_error='warn')
@@ -73,6 +76,7 @@ def snapshot(
     """
     if on_error not in ("raise", "warn"):
         raise ValueError(f"on_error must be 'raise' or 'warn', not {on_error!r}")
+    check_filename(filename)
     if resume is None and autoload:
         resume = "auto"
     return SnapshotExtension(
@@ -120,10 +124,7 @@ class SnapshotExtension(training.Extension):
     def _latest(self, trainer: Any, pipe: Pipeline) -> Path | None:
         found = None
         if pipe.rank == 0:
-            pattern = "*"
-            if isinstance(self.filename, str):
-                fixed = re.split(r"\{[^}]*\}", self.filename)
-                pattern = "*".join(map(glob.escape, fixed))
+            pattern = "*" if callable(self.filename) else pattern_of(self.filename)
             found = latest_snapshot(trainer.out, pattern)
         return pipe.gather(found, "load")[0]
 
@@ -131,8 +132,7 @@ class SnapshotExtension(training.Extension):
         """Saves a snapshot."""
         if self.condition is not None and not self.condition():
             return
-        named = callable(self.filename)
-        name = self.filename(trainer) if named else self.filename.format(trainer)
+        name = self._name(trainer)
         pipe = self._find_pipeline(trainer)
         try:
             save_snapshot(
@@ -147,6 +147,17 @@ class SnapshotExtension(training.Extension):
                 raise
             if pipe.rank == 0:
                 warnings.warn(f"training goes on, but {error}", stacklevel=2)
+
+    def _name(self, trainer: Any) -> str:
+        named = callable(self.filename)
+        name = self.filename(trainer) if named else self.filename.format(trainer)
+        check_relative_name(name)
+        if named and self.resume == "auto" and os.path.dirname(name):
+            raise ValueError(
+                f"a function named the snapshot {name!r}, but resume='auto' finds what"
+                f" it names in trainer.out itself only: give a format string"
+            )
+        return name
 
     def _find_pipeline(self, trainer: Any) -> Pipeline:
         pipe = self.pipeline or getattr(trainer.updater, "pipeline", None)

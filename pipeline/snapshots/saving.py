@@ -25,6 +25,7 @@ from pipeline.snapshots import directories, layer_state, manifest
 from pipeline.snapshots.arrays import of_range, write_arrays
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
+from pipeline.snapshots.names import check_name
 from pipeline.snapshots.on_all_ranks import on_all_ranks
 from pipeline.snapshots.optimizer_state import optimizer_arrays
 from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages, covers
@@ -92,9 +93,11 @@ def save_snapshot(
         ...     load_snapshot(f'{folder}/1', pipe, optimizer).values
         {'epoch': 7}
     """
+    try:
+        check_name(path)
+    except ValueError as error:
+        raise SnapshotError(str(error)) from None
     path = Path(path)
-    if path.name in ("", ".."):
-        raise SnapshotError(f"{path} is no name for a snapshot: it is a place for some")
     state, values = dict(state or {}), dict(values or {})
     what = f"cannot save the snapshot {path}"
     attempt = functools.partial(on_all_ranks, pipeline, "save", what)
