@@ -19,6 +19,7 @@
 
     directories           complete, or not there; the newest; old ones
     names                 which are refused, and the pattern that finds them again
+    listing               what is in a directory; an error where one cannot look
     files                 the files of a snapshot
     manifest              what says which they are, each field checked
     arrays                the arrays in files, by key

@@ -7,18 +7,22 @@ disk. One that is replaced meanwhile is ``NAME.replaced``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 from divisible.files import flush_directory
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
+from pipeline.snapshots.listing import is_file, matching, names_in
 from pipeline.snapshots.manifest import MANIFEST, is_snapshot
 from pipeline.snapshots.names import PARTIAL, REPLACED, check_name
+
+# With these no snapshot can be read, whichever it is.
+_OF_THIS_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def partial_path(path: Path) -> Path:
@@ -35,7 +39,7 @@ def begin(path: Path) -> None:
     """
     check_name(path)
     partial = partial_path(path)
-    is_empty = path.is_dir() and not any(path.iterdir())
+    is_empty = path.is_dir() and not names_in(path)
     if path.exists() and not is_empty and not is_snapshot(path):
         raise SnapshotError(
             f"{path} is there and is no snapshot; it would be replaced: give another"
@@ -88,7 +92,7 @@ def remove_old(path: Path, n_retains: int) -> None:
     """
     series = _series(path.name)
     # What killed runs have left, first: an old snapshot gets such a name below.
-    for partial in list(path.parent.glob(f"*{PARTIAL}")):
+    for partial in list(matching(path.parent, f"*{PARTIAL}")):
         if _series(partial.name) == series:
             shutil.rmtree(partial, ignore_errors=True)
     # Without the newest itself, which a clock that was set back makes look older.
@@ -121,6 +125,11 @@ def latest_snapshot(directory: str | os.PathLike, pattern: str = "*") -> Path | 
     Returns:
         Path or None: Its directory; ``None`` if there is none.
 
+    Raises:
+        SnapshotError: If the directory cannot be looked into; or if no snapshot is
+            whole, and one could not be read for another reason than its content. To
+            begin anew would be wrong then.
+
     Example:
         >>> latest_snapshot('no/such/directory') is None
         True
@@ -129,18 +138,30 @@ def latest_snapshot(directory: str | os.PathLike, pattern: str = "*") -> Path | 
     return found[-1].path if found else None
 
 
-def _whole_snapshots(directory: Path, pattern: str = "*") -> Iterator[Snapshot]:
-    found = {*directory.glob(pattern), *directory.glob(pattern + REPLACED)}
+def _whole_snapshots(directory: Path, pattern: str = "*") -> list[Snapshot]:
+    found = {*matching(directory, pattern), *matching(directory, pattern + REPLACED)}
+    whole, unreadable = [], None
     for path in sorted(found):
         try:
-            if path.name.endswith(PARTIAL) or not (path / MANIFEST).is_file():
+            if path.name.endswith(PARTIAL) or not is_file(path / MANIFEST):
                 continue
             snapshot = Snapshot.open(path)
             snapshot.check_sizes()
         except (OSError, SnapshotError) as error:
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if isinstance(cause, OSError):
+                unreadable = error
+                if cause.errno in _OF_THIS_PROCESS:
+                    break
             warnings.warn(f"a snapshot is passed over: {error}", stacklevel=3)
-            continue
-        yield snapshot
+        else:
+            whole.append(snapshot)
+    else:
+        if whole or unreadable is None:
+            return whole
+    raise SnapshotError(
+        f"cannot look for snapshots in {directory}: {unreadable}"
+    ) from unreadable
 
 
 def _age(snapshot: Snapshot) -> tuple[float, int]:

@@ -15,6 +15,7 @@ from pipeline.snapshots.directories import latest_snapshot
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.loading import load_snapshot
 from pipeline.snapshots.names import check_filename, check_relative_name, pattern_of
+from pipeline.snapshots.on_all_ranks import on_all_ranks
 from pipeline.snapshots.saving import save_snapshot
 
 
@@ -122,10 +123,12 @@ class SnapshotExtension(training.Extension):
             self.resumed_from = Path(path)
 
     def _latest(self, trainer: Any, pipe: Pipeline) -> Path | None:
-        found = None
-        if pipe.rank == 0:
-            pattern = "*" if callable(self.filename) else pattern_of(self.filename)
-            found = latest_snapshot(trainer.out, pattern)
+        pattern = "*" if callable(self.filename) else pattern_of(self.filename)
+
+        def look() -> Path | None:
+            return latest_snapshot(trainer.out, pattern) if pipe.rank == 0 else None
+
+        found = on_all_ranks(pipe, "load", "cannot resume", look)
         return pipe.gather(found, "load")[0]
 
     def __call__(self, trainer: Any) -> None:

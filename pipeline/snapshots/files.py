@@ -29,6 +29,7 @@ from pipeline.snapshots import manifest
 from pipeline.snapshots.arrays import Arrays, opened
 from pipeline.snapshots.differences import Differences, Ledger
 from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.listing import is_file, names_in
 from pipeline.snapshots.manifest import MANIFEST, checksum, stage_file
 
 # What is known of a snapshot beside what its manifest says.
@@ -137,7 +138,7 @@ class Snapshot:
         """
         for name, expected in self.files.items():
             file = self.path / name
-            if not file.is_file():
+            if not is_file(file):
                 raise SnapshotError(f"{file} is missing")
             size = file.stat().st_size
             if size != expected["bytes"]:
@@ -202,8 +203,8 @@ class Snapshot:
 
 def _refuse_folder_of_snapshots(path: Path) -> None:
     """Names the snapshots in a directory, if there are any."""
-    inside = path.iterdir() if path.is_dir() else ()
-    found = [str(each) for each in inside if manifest.is_snapshot(each)]
+    inside = names_in(path) if path.is_dir() else ()
+    found = [str(path / name) for name in inside if manifest.is_snapshot(path / name)]
     if found:
         found.sort(key=lambda each: (len(each), each))
         raise SnapshotError(
