@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import shutil
@@ -17,8 +18,12 @@ from pathlib import Path
 from divisible.files import flush_directory
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
-from pipeline.snapshots.listing import is_file, matching, names_in
-from pipeline.snapshots.manifest import MANIFEST, is_snapshot
+from pipeline.snapshots.listing import is_file, is_folder, is_there, matching, names_in
+from pipeline.snapshots.manifest import (
+    MANIFEST,
+    has_files_of_snapshot,
+    read_manifest,
+)
 from pipeline.snapshots.names import PARTIAL, REPLACED, check_name
 
 # With these no snapshot can be read, whichever it is.
@@ -38,17 +43,40 @@ def begin(path: Path) -> None:
         ValueError: If it is no name for a snapshot.
     """
     check_name(path)
-    partial = partial_path(path)
-    is_empty = path.is_dir() and not names_in(path)
-    if path.exists() and not is_empty and not is_snapshot(path):
+    if not _may_be_replaced(path):
         raise SnapshotError(
             f"{path} is there and is no snapshot; it would be replaced: give another"
             f" name, such as {path / 'snapshot'}"
         )
+    partial = partial_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # What a run that was killed left.
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
+
+
+def _may_be_replaced(path: Path) -> bool:
+    """Says whether nothing but a snapshot would be lost, a damaged one included."""
+    if not is_there(path):
+        # There may be a link that leads nowhere.
+        return True
+    if not is_folder(path):
+        return False
+    names = names_in(path)
+    if not names or has_files_of_snapshot(names):
+        return True
+    file = path / MANIFEST
+    try:
+        read_manifest(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise SnapshotError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        # No JSON, and nothing else is there: all others of its files are lost.
+        is_damaged = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
+        return is_damaged and names == [MANIFEST]
+    return True
 
 
 def finish(partial: Path, path: Path) -> None:
@@ -57,7 +85,7 @@ def finish(partial: Path, path: Path) -> None:
     # A whole snapshot is found at every moment: the old one has a name that is found
     # as well, until the new one has its own.
     replaced = path.with_name(path.name + REPLACED)
-    if path.exists():
+    if os.path.lexists(path):
         _remove(replaced)
         path.rename(replaced)
     try:
@@ -143,7 +171,7 @@ def _whole_snapshots(directory: Path, pattern: str = "*") -> list[Snapshot]:
     whole, unreadable = [], None
     for path in sorted(found):
         try:
-            if path.name.endswith(PARTIAL) or not is_file(path / MANIFEST):
+            if not _is_finished(path):
                 continue
             snapshot = Snapshot.open(path)
             snapshot.check_sizes()
@@ -162,6 +190,16 @@ def _whole_snapshots(directory: Path, pattern: str = "*") -> list[Snapshot]:
     raise SnapshotError(
         f"cannot look for snapshots in {directory}: {unreadable}"
     ) from unreadable
+
+
+def _is_finished(path: Path) -> bool:
+    """Says whether there was a whole snapshot, whatever is left of it."""
+    # The directory of lost files is often one that cannot be looked into.
+    if path.name.endswith(PARTIAL) or path.name == "lost+found":
+        return False
+    if is_file(path / MANIFEST):
+        return True
+    return is_folder(path) and has_files_of_snapshot(names_in(path))
 
 
 def _age(snapshot: Snapshot) -> tuple[float, int]:

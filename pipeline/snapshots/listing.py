@@ -32,12 +32,29 @@ def is_file(path: Path) -> bool:
     """Says whether there is a file, where ``Path.is_file`` takes errors for no.
 
     Raises:
-        OSError: If one cannot look.
+        SnapshotError: If one cannot look, with the cause.
     """
+    return stat.S_ISREG(_mode(path))
+
+
+def is_folder(path: Path) -> bool:
+    """Says whether there is a directory, as :func:`is_file`."""
+    return stat.S_ISDIR(_mode(path))
+
+
+def is_there(path: Path) -> bool:
+    """Says whether there is anything, as :func:`is_file`."""
+    return _mode(path) != 0
+
+
+def _mode(path: Path) -> int:
     try:
-        return stat.S_ISREG(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+        return os.stat(path).st_mode
+    except OSError as error:
+        # A link that leads nowhere, or to itself, is nothing either.
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return 0
+        raise SnapshotError(f"cannot look at {path}: {error.strerror}") from error
 
 
 def matching(directory: Path, pattern: str) -> Iterator[Path]:
@@ -57,7 +74,7 @@ def matching(directory: Path, pattern: str) -> Iterator[Path]:
         raise ValueError(f"{pattern!r} must be a pattern of names in {directory}")
     first, _, others = pattern.partition("/")
     if first == "**":
-        below = [each for each in _matching_here(directory, "*") if _is_folder(each)]
+        below = [each for each in _matching_here(directory, "*") if is_folder(each)]
         if others:
             yield from matching(directory, others)
         else:
@@ -69,7 +86,7 @@ def matching(directory: Path, pattern: str) -> Iterator[Path]:
         yield from _matching_here(directory, first)
     else:
         for each in _matching_here(directory, first):
-            if _is_folder(each):
+            if is_folder(each):
                 yield from matching(each, others)
 
 
@@ -81,15 +98,3 @@ def _matching_here(directory: Path, pattern: str) -> list[Path]:
         for name in names_in(directory)
         if fnmatch.fnmatchcase(name, pattern)
     ]
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return stat.S_ISDIR(path.stat().st_mode)
-    except OSError as error:
-        # A link that leads nowhere, or to itself, is none either.
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            return False
-        raise SnapshotError(
-            f"cannot look for snapshots in {path}: {error.strerror}"
-        ) from error

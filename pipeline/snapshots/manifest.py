@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Callable
 
@@ -14,6 +14,7 @@ MANIFEST = "manifest.json"
 COMMON = "common.npz"
 LOSS = "loss.npz"
 _KIND = "snapshot"
+_FILES = re.compile(r"manifest\.json|common\.npz|loss\.npz|stage-\d+\.npz")
 
 
 def stage_file(number: int) -> str:
@@ -44,6 +45,20 @@ def is_snapshot(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def has_files_of_snapshot(names: Iterable[str]) -> bool:
+    """Says whether what a directory holds was a snapshot, whatever became of it.
+
+    So a snapshot is told from a directory of another kind if its manifest is damaged.
+
+    Args:
+        names: Of all that is in the directory.
+    """
+    # What network file systems keep of files that are open has such names.
+    names = {name for name in names if not name.startswith(".nfs")}
+    ours = {name for name in names if _FILES.fullmatch(name)}
+    return {COMMON, stage_file(0)} <= ours or (ours == names and ours > {MANIFEST})
 
 
 def labelled(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Directories of snapshots where the file system fails, or somebody left something."""
 
 import errno
+import io
 import os
 
 import chainer.links as L
@@ -9,7 +10,7 @@ from chainer import optimizers
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline import Pipeline, SnapshotError, latest_snapshot, save_snapshot
+from pipeline import Pipeline, Snapshot, SnapshotError, latest_snapshot, save_snapshot
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def failing(monkeypatch):
 def test_none_that_can_be_read_is_not_none(tmp_path, save, failing, code):
     save(tmp_path / "1")
     failing("stat", lambda path: path.endswith("manifest.json"), code)
-    words = f"{os.strerror(code)}: .*manifest.json"
+    words = f"manifest.json: {os.strerror(code)}"
     with pytest.warns(UserWarning, match=words):  # noqa: SIM117
         with pytest.raises(SnapshotError, match=words):
             latest_snapshot(tmp_path)
@@ -61,7 +62,9 @@ def test_an_older_one_is_taken_for_one_that_cannot_be_read(tmp_path, save, faili
     save(tmp_path / "1")
     save(tmp_path / "2")
     failing("stat", lambda path: path.endswith("2/manifest.json"))
-    with pytest.warns(UserWarning, match="passed over: .*Input/output.*2/manifest"):
+    with pytest.warns(
+        UserWarning, match="passed over: .*2/manifest.json: Input/output"
+    ):
         assert latest_snapshot(tmp_path).name == "1"
 
 
@@ -71,3 +74,61 @@ def test_without_files_left_no_older_one_is_taken(tmp_path, save, failing):
     failing("stat", lambda path: path.endswith("2/manifest.json"), errno.EMFILE)
     with pytest.raises(SnapshotError, match="Too many open files"):
         latest_snapshot(tmp_path)
+
+
+def emptied(path):
+    for file in path.iterdir():
+        file.unlink()
+
+
+DAMAGES = {
+    "changed": lambda path: (path / "manifest.json").write_text('{"divisible": 1}'),
+    "zeros": lambda path: (path / "manifest.json").write_bytes(bytes(900)),
+    "empty": lambda path: (path / "manifest.json").write_bytes(b""),
+    "lost": lambda path: (path / "manifest.json").unlink(),
+    "alone": lambda path: (
+        emptied(path),
+        (path / "manifest.json").write_text('{"divi'),
+    ),
+    "with notes": lambda path: (
+        (path / "manifest.json").write_bytes(b"\xff"),
+        (path / "notes").touch(),
+    ),
+    "a file is lost": lambda path: (
+        (path / "manifest.json").write_bytes(b""),
+        (path / "common.npz").unlink(),
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_passed_over_may_be_replaced(tmp_path, save, damage):
+    save(tmp_path / "1")
+    save(tmp_path / "2")
+    DAMAGES[damage](tmp_path / "2")
+    with pytest.warns(UserWarning, match="a snapshot is passed over: .*manifest.json"):
+        assert latest_snapshot(tmp_path).name == "1"
+    save(tmp_path / "2", values={"epoch": 2})
+    assert Snapshot.open(latest_snapshot(tmp_path)).values == {"epoch": 2}
+    assert names(tmp_path) == ["1", "2"]
+
+
+def test_what_cannot_be_read_may_be_replaced(tmp_path, save, failing):
+    save(tmp_path / "1")
+    failing("open", lambda path: path.endswith("1/manifest.json"), module=io)
+    save(tmp_path / "1")
+    assert names(tmp_path) == ["1"]
+
+
+def test_what_may_be_no_snapshot_stays_and_the_cause_is_named(tmp_path, save, failing):
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "manifest.json").write_text("{}")
+    with pytest.raises(SnapshotError, match="is there and is no snapshot"):
+        save(tmp_path / "1")
+    failing("open", lambda path: path.endswith("1/manifest.json"), module=io)
+    with pytest.raises(SnapshotError, match="json: Input/output error"):
+        save(tmp_path / "1")
+    failing("stat", lambda path: path.endswith("/1"))
+    with pytest.raises(SnapshotError, match="cannot look at .*1: Input/output error"):
+        save(tmp_path / "1")
+    assert names(tmp_path) == ["1"]
