@@ -52,7 +52,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         ],
         "pipeline.pipeline": ["Pipeline"],
         "pipeline.runner": ["ActionError"],
-        "pipeline.snapshots.directories": ["latest_snapshot"],
+        "pipeline.snapshots.finding": ["latest_snapshot"],
         "pipeline.snapshots.errors": ["SnapshotError"],
         "pipeline.snapshots.extension": ["snapshot"],
         "pipeline.snapshots.files": ["Snapshot"],

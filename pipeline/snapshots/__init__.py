@@ -17,7 +17,8 @@
     differences           what was saved and is not here, and the other way round
     serializers           Chainer's, without objects to pickle
 
-    directories           complete, or not there; the newest; old ones
+    directories           complete, or not there; old ones
+    finding               the newest whole one
     names                 which are refused, and the pattern that finds them again
     listing               what is in a directory; an error where one cannot look
     files                 the files of a snapshot

@@ -7,27 +7,22 @@ disk. One that is replaced meanwhile is ``NAME.replaced``.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
 import shutil
-import warnings
 from pathlib import Path
 
 from divisible.files import flush_directory
 from pipeline.snapshots.errors import SnapshotError
-from pipeline.snapshots.files import Snapshot
-from pipeline.snapshots.listing import is_file, is_folder, is_there, matching, names_in
+from pipeline.snapshots.finding import Search
+from pipeline.snapshots.listing import is_folder, is_there, matching, names_in
 from pipeline.snapshots.manifest import (
     MANIFEST,
     has_files_of_snapshot,
     read_manifest,
 )
 from pipeline.snapshots.names import PARTIAL, REPLACED, check_name
-
-# With these no snapshot can be read, whichever it is.
-_OF_THIS_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def partial_path(path: Path) -> Path:
@@ -126,10 +121,9 @@ def remove_old(path: Path, n_retains: int) -> None:
     # Without the newest itself, which a clock that was set back makes look older.
     others = [
         snapshot
-        for snapshot in _whole_snapshots(path.parent)
+        for snapshot in Search(path.parent).find()
         if _series(snapshot.path.name) == series and snapshot.path.name != path.name
     ]
-    others.sort(key=_age, reverse=True)
     for snapshot in others[n_retains - 1 :]:
         partial = partial_path(snapshot.path)
         # What cannot be removed must not stop the training.
@@ -137,73 +131,6 @@ def remove_old(path: Path, n_retains: int) -> None:
             # Half a snapshot must not look like a whole one, even if this is killed.
             snapshot.path.rename(partial)
             shutil.rmtree(partial, ignore_errors=True)
-
-
-def latest_snapshot(directory: str | os.PathLike, pattern: str = "*") -> Path | None:
-    """Returns the newest whole snapshot in a directory.
-
-    One that was not finished is passed over. One that has lost a file, or a part of
-    one, is passed over with a warning. One that was about to be replaced when the run
-    was killed is found as well, with ``.replaced`` behind its name.
-
-    Args:
-        directory: Where to look.
-        pattern (str): What the names of snapshots look like, with ``*`` for anything.
-
-    Returns:
-        Path or None: Its directory; ``None`` if there is none.
-
-    Raises:
-        SnapshotError: If the directory cannot be looked into; or if no snapshot is
-            whole, and one could not be read for another reason than its content. To
-            begin anew would be wrong then.
-
-    Example:
-        >>> latest_snapshot('no/such/directory') is None
-        True
-    """
-    found = sorted(_whole_snapshots(Path(directory), pattern), key=_age)
-    return found[-1].path if found else None
-
-
-def _whole_snapshots(directory: Path, pattern: str = "*") -> list[Snapshot]:
-    found = {*matching(directory, pattern), *matching(directory, pattern + REPLACED)}
-    whole, unreadable = [], None
-    for path in sorted(found):
-        try:
-            if not _is_finished(path):
-                continue
-            snapshot = Snapshot.open(path)
-            snapshot.check_sizes()
-        except (OSError, SnapshotError) as error:
-            cause = error if isinstance(error, OSError) else error.__cause__
-            if isinstance(cause, OSError):
-                unreadable = error
-                if cause.errno in _OF_THIS_PROCESS:
-                    break
-            warnings.warn(f"a snapshot is passed over: {error}", stacklevel=3)
-        else:
-            whole.append(snapshot)
-    else:
-        if whole or unreadable is None:
-            return whole
-    raise SnapshotError(
-        f"cannot look for snapshots in {directory}: {unreadable}"
-    ) from unreadable
-
-
-def _is_finished(path: Path) -> bool:
-    """Says whether there was a whole snapshot, whatever is left of it."""
-    # The directory of lost files is often one that cannot be looked into.
-    if path.name.endswith(PARTIAL) or path.name == "lost+found":
-        return False
-    if is_file(path / MANIFEST):
-        return True
-    return is_folder(path) and has_files_of_snapshot(names_in(path))
-
-
-def _age(snapshot: Snapshot) -> tuple[float, int]:
-    return snapshot.time, snapshot.n_steps
 
 
 def _series(name: str) -> str:

@@ -1,5 +1,11 @@
 """The errors of snapshots."""
 
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
 
 class SnapshotError(RuntimeError):
     """A snapshot could not be written, or must not be read.
@@ -14,3 +20,24 @@ class MismatchError(SnapshotError, ValueError):
 
 class UnreadableError(SnapshotError, ValueError):
     """A file is damaged, or has pickled objects, which could run any code."""
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike, doing: str) -> Iterator[None]:
+    """Names a file in what the file system raises in a block.
+
+    Where a file is read or written, rather than opened, such an error has no path.
+
+    Args:
+        path: Of the file, or the directory.
+        doing: ``'read'`` or the like.
+
+    Raises:
+        SnapshotError: For an :class:`OSError`, which is its cause.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise SnapshotError(
+            f"cannot {doing} {os.fspath(path)}: {error.strerror or error}"
+        ) from error

@@ -11,11 +11,10 @@ from typing import Any, Callable
 from chainer import training
 
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots.directories import latest_snapshot
 from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.finding import latest_on_all_ranks
 from pipeline.snapshots.loading import load_snapshot
 from pipeline.snapshots.names import check_filename, check_relative_name, pattern_of
-from pipeline.snapshots.on_all_ranks import on_all_ranks
 from pipeline.snapshots.saving import save_snapshot
 
 
@@ -48,8 +47,8 @@ def snapshot(
         pipeline (Pipeline): Left out, the updater's attribute ``pipeline``.
         n_retains (int): How many snapshots to keep; at most 0 for all.
         resume: ``'auto'`` for the newest whole snapshot in ``trainer.out`` whose name
-            fits ``filename``, if there is one; the path of a snapshot; ``None`` to
-            begin anew.
+            fits ``filename``, if there is one, with a warning of newer ones that are
+            damaged; the path of a snapshot; ``None`` to begin anew.
         autoload (bool): The same as ``resume='auto'``, by Chainer's name.
         on_error (str): What to do on every rank when saving failed on one, for instance
             for a full disk: ``'raise'`` stops with a
@@ -115,7 +114,6 @@ class SnapshotExtension(training.Extension):
         if self.resume is None:
             return
         pipe = self._find_pipeline(trainer)
-        # The first rank looks, so that all load the same one.
         path = self.resume if self.resume != "auto" else self._latest(trainer, pipe)
         if path is not None:
             state = {"trainer": trainer}
@@ -124,12 +122,7 @@ class SnapshotExtension(training.Extension):
 
     def _latest(self, trainer: Any, pipe: Pipeline) -> Path | None:
         pattern = "*" if callable(self.filename) else pattern_of(self.filename)
-
-        def look() -> Path | None:
-            return latest_snapshot(trainer.out, pattern) if pipe.rank == 0 else None
-
-        found = on_all_ranks(pipe, "load", "cannot resume", look)
-        return pipe.gather(found, "load")[0]
+        return latest_on_all_ranks(pipe, trainer.out, pattern)
 
     def __call__(self, trainer: Any) -> None:
         """Saves a snapshot."""

@@ -28,7 +28,7 @@ from divisible.files import flush
 from pipeline.snapshots import manifest
 from pipeline.snapshots.arrays import Arrays, opened
 from pipeline.snapshots.differences import Differences, Ledger
-from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.errors import SnapshotError, naming
 from pipeline.snapshots.listing import is_file, names_in
 from pipeline.snapshots.manifest import MANIFEST, checksum, stage_file
 
@@ -91,7 +91,9 @@ class Snapshot:
                 f"{path} {why}: there is no {file}. All ranks must see the same"
                 f" files; several hosts need a file system that they share"
             ) from None
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise SnapshotError(f"cannot read {file}: {error.strerror}") from error
+        except ValueError as error:
             raise SnapshotError(f"cannot read {file}: {error}") from error
         if content.pop("sha256", None) != checksum(content):
             raise SnapshotError(f"{file} was changed: its checksum does not fit")
@@ -140,7 +142,8 @@ class Snapshot:
             file = self.path / name
             if not is_file(file):
                 raise SnapshotError(f"{file} is missing")
-            size = file.stat().st_size
+            with naming(file, "look at"):
+                size = file.stat().st_size
             if size != expected["bytes"]:
                 raise SnapshotError(
                     f"{file} has {size} bytes, not {expected['bytes']}: it was"
@@ -158,13 +161,13 @@ class Snapshot:
         """
         self.check_sizes()
         for name in self.files if names is None else names:
-            digest = hashlib.sha256()
-            with open(self.path / name, "rb") as file:
-                while block := file.read(1 << 20):
+            file, digest = self.path / name, hashlib.sha256()
+            with naming(file, "read"), open(file, "rb") as opened_file:
+                while block := opened_file.read(1 << 20):
                     digest.update(block)
             if digest.hexdigest() != self.files[name]["sha256"]:
                 raise SnapshotError(
-                    f"{self.path / name} was changed: its SHA-256 is not that of the"
+                    f"{file} was changed: its SHA-256 is not that of the"
                     f" manifest. Resume from another snapshot"
                 )
 

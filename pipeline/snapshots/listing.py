@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.errors import naming
 
 
 def names_in(directory: Path) -> list[str]:
@@ -18,14 +18,11 @@ def names_in(directory: Path) -> list[str]:
     Raises:
         SnapshotError: If it cannot be looked into, with the cause.
     """
-    try:
-        return sorted(os.listdir(directory))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise SnapshotError(
-            f"cannot look for snapshots in {directory}: {error.strerror or error}"
-        ) from error
+    with naming(directory, "look for snapshots in"):
+        try:
+            return sorted(os.listdir(directory))
+        except FileNotFoundError:
+            return []
 
 
 def is_file(path: Path) -> bool:
@@ -48,13 +45,14 @@ def is_there(path: Path) -> bool:
 
 
 def _mode(path: Path) -> int:
-    try:
-        return os.stat(path).st_mode
-    except OSError as error:
-        # A link that leads nowhere, or to itself, is nothing either.
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            return 0
-        raise SnapshotError(f"cannot look at {path}: {error.strerror}") from error
+    with naming(path, "look at"):
+        try:
+            return os.stat(path).st_mode
+        except OSError as error:
+            # A link that leads nowhere, or to itself, is nothing either.
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return 0
+            raise
 
 
 def matching(directory: Path, pattern: str) -> Iterator[Path]:

@@ -132,3 +132,17 @@ def test_what_may_be_no_snapshot_stays_and_the_cause_is_named(tmp_path, save, fa
     with pytest.raises(SnapshotError, match="cannot look at .*1: Input/output error"):
         save(tmp_path / "1")
     assert names(tmp_path) == ["1"]
+
+
+@pytest.mark.parametrize("name", ["stage-0.npz", "common.npz"])
+def test_changed_bytes_are_passed_over(tmp_path, save, name):
+    for number in "123":
+        save(tmp_path / number)
+    for number in "23":
+        file = tmp_path / number / name
+        content = bytearray(file.read_bytes())
+        content[-30] ^= 1
+        file.write_bytes(content)
+    with pytest.warns(UserWarning, match=f"passed over: .*/{name} was") as caught:
+        assert latest_snapshot(tmp_path).name == "1"
+    assert len(caught) == 2
