@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from pathlib import Path
 
 from divisible.files import flush_directory
@@ -46,7 +47,7 @@ def begin(path: Path) -> None:
     partial = partial_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # What a run that was killed left.
-    shutil.rmtree(partial, ignore_errors=True)
+    _remove(partial)
     partial.mkdir()
 
 
@@ -74,8 +75,13 @@ def _may_be_replaced(path: Path) -> bool:
     return True
 
 
-def finish(partial: Path, path: Path) -> None:
-    """Gives a snapshot its name, when all its files are on disk."""
+def finish(partial: Path, path: Path) -> bool:
+    """Gives a snapshot its name, when all its files are on disk.
+
+    Returns:
+        Whether the name is on disk as well. If not, a warning says so, and older
+        snapshots had better stay.
+    """
     flush_directory(partial)
     # A whole snapshot is found at every moment: the old one has a name that is found
     # as well, until the new one has its own.
@@ -86,51 +92,75 @@ def finish(partial: Path, path: Path) -> None:
     try:
         partial.rename(path)
     except OSError:
-        if replaced.exists():
+        if os.path.lexists(replaced):
             replaced.rename(path)
         raise
-    flush_directory(path.parent)
-    _remove(replaced)
+    # From here on the snapshot is saved, whatever happens.
+    try:
+        flush_directory(path.parent)
+    except OSError as error:
+        warnings.warn(
+            f"the snapshot {path} is saved, but may be lost if the machine fails soon:"
+            f" cannot flush {path.parent}: {error.strerror or error}",
+            stacklevel=2,
+        )
+        return False
+    with contextlib.suppress(OSError):
+        _remove(replaced)
+    return True
 
 
 def _remove(path: Path) -> None:
-    """Removes a snapshot, or a symbolic link to one, as far as possible."""
-    if path.is_symlink():
-        path.unlink()
+    """Removes a directory, a file or a symbolic link, if there is one.
+
+    What a link leads to stays.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
     else:
-        shutil.rmtree(path, ignore_errors=True)
+        path.unlink(missing_ok=True)
 
 
 def discard(path: Path) -> None:
     """Removes what was written of a snapshot that failed, as far as possible."""
-    shutil.rmtree(partial_path(path), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        _remove(partial_path(path))
 
 
 def remove_old(path: Path, n_retains: int) -> None:
     """Removes older snapshots whose names differ from this one's in numbers only.
+
+    What cannot be looked for or removed stays, and does not stop the training.
 
     Args:
         path: The newest snapshot.
         n_retains: How many to keep, this one included.
     """
     series = _series(path.name)
-    # What killed runs have left, first: an old snapshot gets such a name below.
-    for partial in list(matching(path.parent, f"*{PARTIAL}")):
-        if _series(partial.name) == series:
-            shutil.rmtree(partial, ignore_errors=True)
+    try:
+        # What killed runs have left, first: an old snapshot gets such a name below.
+        for partial in list(matching(path.parent, f"*{PARTIAL}")):
+            if _series(partial.name) == series:
+                with contextlib.suppress(OSError):
+                    _remove(partial)
+        found = Search(path.parent).find()
+    except SnapshotError as error:
+        warnings.warn(
+            f"the snapshot {path} is saved, but older ones stay: {error}", stacklevel=2
+        )
+        return
     # Without the newest itself, which a clock that was set back makes look older.
     others = [
-        snapshot
-        for snapshot in Search(path.parent).find()
+        snapshot.path
+        for snapshot in found
         if _series(snapshot.path.name) == series and snapshot.path.name != path.name
     ]
-    for snapshot in others[n_retains - 1 :]:
-        partial = partial_path(snapshot.path)
-        # What cannot be removed must not stop the training.
+    for other in others[n_retains - 1 :]:
+        partial = partial_path(other)
         with contextlib.suppress(OSError):
             # Half a snapshot must not look like a whole one, even if this is killed.
-            snapshot.path.rename(partial)
-            shutil.rmtree(partial, ignore_errors=True)
+            other.rename(partial)
+            _remove(partial)
 
 
 def _series(name: str) -> str:

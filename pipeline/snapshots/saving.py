@@ -263,6 +263,6 @@ def _finish(
         values=values,
     )
     snapshot.write_manifest()
-    directories.finish(partial, path)
-    if n_retains > 0:
+    is_on_disk = directories.finish(partial, path)
+    if n_retains > 0 and is_on_disk:
         directories.remove_old(path, n_retains)

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import shutil
 
 import chainer.links as L
 import pytest
@@ -146,3 +147,37 @@ def test_changed_bytes_are_passed_over(tmp_path, save, name):
     with pytest.warns(UserWarning, match=f"passed over: .*/{name} was") as caught:
         assert latest_snapshot(tmp_path).name == "1"
     assert len(caught) == 2
+
+
+def test_saved_though_its_directory_cannot_be_flushed(tmp_path, save, monkeypatch):
+    def failing(path):
+        if path == tmp_path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    save(tmp_path / "1")
+    save(tmp_path / "2", values={"epoch": 1})
+    monkeypatch.setattr("pipeline.snapshots.directories.flush_directory", failing)
+    with pytest.warns(UserWarning, match="2 is saved, but .*flush .*: Input/output"):
+        save(tmp_path / "2", values={"epoch": 2}, n_retains=1)
+    # The new one's name may not be on disk: the older ones stay.
+    assert names(tmp_path) == ["1", "2", "2.replaced"]
+    assert Snapshot.open(latest_snapshot(tmp_path)).values == {"epoch": 2}
+    monkeypatch.undo()
+    save(tmp_path / "2", values={"epoch": 3}, n_retains=1)
+    assert names(tmp_path) == ["2"]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE])
+def test_saved_though_old_ones_cannot_be_looked_for(tmp_path, save, failing, code):
+    save(tmp_path / "1")
+    failing("listdir", lambda path: path == str(tmp_path), code)
+    with pytest.warns(UserWarning, match=f"2 is saved, but .*{os.strerror(code)}"):
+        save(tmp_path / "2", n_retains=1)
+    Snapshot.open(tmp_path / "2").verify()
+
+
+def test_saved_though_the_old_one_cannot_be_removed(tmp_path, save, failing):
+    save(tmp_path / "1", values={"epoch": 1})
+    failing("rmtree", lambda path: path.endswith("1.replaced"), module=shutil)
+    save(tmp_path / "1", values={"epoch": 2})
+    assert Snapshot.open(latest_snapshot(tmp_path)).values == {"epoch": 2}

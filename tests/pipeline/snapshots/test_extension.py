@@ -209,9 +209,9 @@ def test_names_with_characters_of_patterns(tmp_path):
 
 
 def test_a_failure_stops_or_warns(tmp_path):
-    (tmp_path / "snapshot_iter_2.partial").touch()
+    (tmp_path / "snapshot_iter_2").touch()
     trainer, _ = make_trainer(tmp_path, 1)
-    with pytest.raises(SnapshotError, match="File exists"):
+    with pytest.raises(SnapshotError, match="is no snapshot"):
         trainer.run()
     trainer, _ = make_trainer(tmp_path, 1, on_error="warn")
     with pytest.warns(UserWarning, match="training goes on, but cannot save"):
