@@ -181,3 +181,46 @@ def test_saved_though_the_old_one_cannot_be_removed(tmp_path, save, failing):
     failing("rmtree", lambda path: path.endswith("1.replaced"), module=shutil)
     save(tmp_path / "1", values={"epoch": 2})
     assert Snapshot.open(latest_snapshot(tmp_path)).values == {"epoch": 2}
+
+
+@pytest.mark.parametrize("ending", [".partial", ".replaced"])
+@pytest.mark.parametrize("kind", ["file", "link", "dangling", "loop", "directory"])
+def test_left_overs_of_any_kind_are_removed(tmp_path, save, kind, ending):
+    elsewhere = save(tmp_path / "elsewhere" / "1")
+    out = tmp_path / "out"
+    save(out / "iter_1")
+    for number in (1, 2):
+        left = out / f"iter_{number}{ending}"
+        if kind == "file":
+            left.touch()
+        elif kind == "directory":
+            (left / "sub").mkdir(parents=True)
+        else:
+            targets = {"link": elsewhere, "dangling": "gone", "loop": left}
+            left.symlink_to(targets[kind])
+    for number in (1, 2):
+        save(out / f"iter_{number}", n_retains=1)
+    assert names(out) == ["iter_2"]
+    Snapshot.open(elsewhere).verify()
+
+
+def test_snapshots_that_are_links_go_like_others(tmp_path, save):
+    """Somebody has moved them to a larger disk; there they stay."""
+    out = tmp_path / "out"
+    for number in range(1, 4):
+        save(tmp_path / "large" / f"iter_{number}")
+        out.mkdir(exist_ok=True)
+        (out / f"iter_{number}").symlink_to(tmp_path / "large" / f"iter_{number}")
+    save(out / "iter_4", n_retains=2)
+    assert names(out) == ["iter_3", "iter_4"]
+    save(out / "iter_1", n_retains=2)
+    assert names(out) == ["iter_1", "iter_4"]
+    assert names(tmp_path / "large") == ["iter_1", "iter_2", "iter_3"]
+
+
+@pytest.mark.parametrize("target", ["gone", "1"])
+def test_a_link_that_leads_nowhere_blocks_no_name(tmp_path, save, target):
+    (tmp_path / "1").symlink_to(target)
+    save(tmp_path / "1", values={"epoch": 1})
+    assert not (tmp_path / "1").is_symlink() and names(tmp_path) == ["1"]
+    Snapshot.open(tmp_path / "1").verify()
