@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -16,8 +17,9 @@ from pathlib import Path
 
 from divisible.files import flush_directory
 from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.finding import Search
-from pipeline.snapshots.listing import is_folder, is_there, matching, names_in
+from pipeline.snapshots.listing import is_file, is_folder, is_there, matching, names_in
 from pipeline.snapshots.manifest import (
     MANIFEST,
     has_files_of_snapshot,
@@ -73,6 +75,32 @@ def _may_be_replaced(path: Path) -> bool:
         is_damaged = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
         return is_damaged and names == [MANIFEST]
     return True
+
+
+def time_after_others(path: Path, now: float) -> float:
+    """Returns the time for a snapshot that makes it the newest in its directory.
+
+    A clock that is wrong, or was set back, would let a run go on from an older snapshot
+    at every restart. So the time is the clock's, but never that of a snapshot that is
+    there, nor before it.
+
+    Args:
+        path: Of the snapshot.
+        now: What the clock says, in seconds since 1970.
+    """
+    latest = now
+    try:
+        for other in matching(path.parent, "*"):
+            # What has no manifest that can be read is no candidate.
+            with contextlib.suppress(SnapshotError):
+                if not other.name.endswith(PARTIAL) and is_file(other / MANIFEST):
+                    theirs = Snapshot.open(other).time
+                    latest = max(latest, math.nextafter(theirs, math.inf))
+    except SnapshotError as error:
+        warnings.warn(
+            f"the snapshot {path} is dated by the clock alone: {error}", stacklevel=2
+        )
+    return latest
 
 
 def finish(partial: Path, path: Path) -> bool:

@@ -246,7 +246,7 @@ def _finish(
         path=partial,
         layer_ranges=[ranges[number] for number in sorted(ranges)],
         files={name: entry for rank in written for name, entry in rank.items()},
-        time=time.time(),
+        time=directories.time_after_others(path, time.time()),
         n_ranks=schedule.n_ranks,
         n_steps=pipeline.n_steps,
         schedule={

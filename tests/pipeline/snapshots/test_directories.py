@@ -4,14 +4,23 @@ import errno
 import io
 import os
 import shutil
+import time
 
 import chainer.links as L
+import numpy as np
 import pytest
 from chainer import optimizers
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline import Pipeline, Snapshot, SnapshotError, latest_snapshot, save_snapshot
+from pipeline import (
+    Pipeline,
+    Snapshot,
+    SnapshotError,
+    latest_snapshot,
+    load_snapshot,
+    save_snapshot,
+)
 
 
 @pytest.fixture
@@ -24,7 +33,7 @@ def save():
         save_snapshot(path, pipe, optimizer, **options)
         return path
 
-    save.pipe = pipe
+    save.pipe, save.optimizer = pipe, optimizer
     return save
 
 
@@ -171,8 +180,11 @@ def test_saved_though_its_directory_cannot_be_flushed(tmp_path, save, monkeypatc
 def test_saved_though_old_ones_cannot_be_looked_for(tmp_path, save, failing, code):
     save(tmp_path / "1")
     failing("listdir", lambda path: path == str(tmp_path), code)
-    with pytest.warns(UserWarning, match=f"2 is saved, but .*{os.strerror(code)}"):
+    with pytest.warns(UserWarning, match=os.strerror(code)) as caught:
         save(tmp_path / "2", n_retains=1)
+    words = [str(each.message) for each in caught]
+    assert "2 is dated by the clock alone" in words[0]
+    assert "2 is saved, but older ones stay" in words[1]
     Snapshot.open(tmp_path / "2").verify()
 
 
@@ -224,3 +236,34 @@ def test_a_link_that_leads_nowhere_blocks_no_name(tmp_path, save, target):
     save(tmp_path / "1", values={"epoch": 1})
     assert not (tmp_path / "1").is_symlink() and names(tmp_path) == ["1"]
     Snapshot.open(tmp_path / "1").verify()
+
+
+def test_a_clock_that_is_wrong_does_not_decide(tmp_path, save, monkeypatch):
+    """The order is that of training, whatever the clock says at each restart."""
+    for number, now in enumerate([5e9, 1.7e9, 1e3, 1e3, 4e9, 0.0, -5.0, 6e9, 1e9]):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        found = latest_snapshot(tmp_path)
+        assert found == (tmp_path / str(number - 1) if number else None)
+        if found is not None:
+            load_snapshot(found, save.pipe, save.optimizer)
+        save(tmp_path / str(number))
+    assert Snapshot.open(tmp_path / "7").time == 6e9
+    # The same if the newest one is replaced, or others are removed.
+    save(tmp_path / "3")
+    assert latest_snapshot(tmp_path).name == "3"
+    save(tmp_path / "9", n_retains=2)
+    assert names(tmp_path) == ["3", "9"]
+    assert latest_snapshot(tmp_path).name == "9"
+
+
+def test_a_run_that_begins_anew_is_newer_than_a_longer_one(tmp_path, save, monkeypatch):
+    save(tmp_path / "1")
+    n_steps = Snapshot.open(tmp_path / "1").n_steps
+    x, t = np.zeros((2, 2), "f"), np.zeros(2, "i")
+    save.pipe.step(x, t)
+    save(tmp_path / "100")
+    assert Snapshot.open(tmp_path / "100").n_steps == n_steps + 1
+    load_snapshot(tmp_path / "1", save.pipe, save.optimizer)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    save(tmp_path / "2")
+    assert latest_snapshot(tmp_path).name == "2"
