@@ -24,5 +24,6 @@
     files                 the files of a snapshot
     manifest              what says which they are, each field checked
     arrays                the arrays in files, by key
+    noting_files          files that note why they could not be read
     errors                SnapshotError, and what kinds of it there are
 """

@@ -16,7 +16,8 @@ import numpy as np
 from chainer_compat.npz import NpzArrays
 from divisible.files import flush
 from pipeline.snapshots.differences import Ledger
-from pipeline.snapshots.errors import SnapshotError, UnreadableError
+from pipeline.snapshots.errors import SnapshotError, UnreadableError, naming
+from pipeline.snapshots.noting_files import NotingFile
 
 
 class Arrays(Mapping):
@@ -151,14 +152,19 @@ def opened(path: str | os.PathLike) -> Iterator[Mapping]:
 
     Raises:
         UnreadableError: With the file, if it is none.
-        OSError: If it cannot be read.
+        SnapshotError: With the file and the cause, if it cannot be read.
+        OSError: If it cannot be opened.
     """
-    try:
-        arrays = NpzArrays(path)
-    except ValueError as error:
-        raise UnreadableError(str(error)) from error
-    with arrays:
-        yield arrays
+    with NotingFile(path) as noting, io.BufferedReader(noting) as file:
+        try:
+            arrays = NpzArrays(file)
+        except (OSError, ValueError) as error:
+            with naming(path, "read"):
+                if noting.error is not None:
+                    raise noting.error from None
+            raise UnreadableError(str(error)) from error
+        with arrays:
+            yield arrays
 
 
 def position(key: str) -> int | None:
@@ -189,8 +195,11 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]
 
     Returns:
         The size and the checksum, for the manifest.
+
+    Raises:
+        SnapshotError: With the file and the cause, if it cannot be written.
     """
-    with open(path, "wb") as file:
+    with naming(path, "write"), open(path, "wb") as file:
         hashing = _HashingFile(file)
         np.savez(hashing, **arrays)
         flush(file)

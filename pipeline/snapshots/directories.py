@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 
 from divisible.files import flush_directory
-from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.errors import SnapshotError, naming
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.finding import Search
 from pipeline.snapshots.listing import is_file, is_folder, is_there, matching, names_in
@@ -110,7 +110,8 @@ def finish(partial: Path, path: Path) -> bool:
         Whether the name is on disk as well. If not, a warning says so, and older
         snapshots had better stay.
     """
-    flush_directory(partial)
+    with naming(partial, "flush"):
+        flush_directory(partial)
     # A whole snapshot is found at every moment: the old one has a name that is found
     # as well, until the new one has its own.
     replaced = path.with_name(path.name + REPLACED)

@@ -122,7 +122,8 @@ class Snapshot:
         """Writes the manifest into the directory, and waits until it is on disk."""
         content = self._content()
         content["sha256"] = checksum(content)
-        with open(self.path / MANIFEST, "w", encoding="utf-8") as file:
+        path = self.path / MANIFEST
+        with naming(path, "write"), open(path, "w", encoding="utf-8") as file:
             json.dump(content, file, indent=1)
             file.write("\n")
             flush(file)

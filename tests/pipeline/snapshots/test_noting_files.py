@@ -1,0 +1,109 @@
+"""Errors of the file system name the file, whichever call fails."""
+
+import errno
+import itertools
+import os
+
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizers
+from mpi4py import MPI
+
+from divisible import Divisible
+from pipeline import (
+    Pipeline,
+    SnapshotError,
+    import_npz,
+    load_snapshot,
+    save_snapshot,
+)
+from pipeline.snapshots import arrays
+from pipeline.snapshots.noting_files import NotingFile
+
+FILES = ("manifest.json", "stage-0.npz", "common.npz")
+
+
+@pytest.fixture
+def arguments():
+    stage = Divisible(L.Linear(2, 3))
+    pipe = Pipeline(stage, MPI.COMM_SELF, 1)
+    return pipe, optimizers.SGD().setup(stage)
+
+
+def break_reading(file):
+    """Lets an opened file fail, as one on a disk that fails does."""
+    unreadable = os.open(file.name, os.O_WRONLY)
+    os.dup2(unreadable, file.fileno())
+    os.close(unreadable)
+
+
+@pytest.fixture
+def broken_archives(monkeypatch):
+    def make(file):
+        break_reading(file)
+        return npz_arrays(file)
+
+    npz_arrays = arrays.NpzArrays
+    monkeypatch.setattr(arrays, "NpzArrays", make)
+
+
+def test_an_archive_that_cannot_be_read_is_not_called_none(
+    tmp_path, arguments, broken_archives
+):
+    save_snapshot(tmp_path / "1", *arguments)
+    words = r"cannot read .*1/stage-0.npz: Bad file descriptor$"
+    with pytest.raises(SnapshotError, match=words):
+        load_snapshot(tmp_path / "1", *arguments)
+    np.savez(tmp_path / "model.npz", a=np.zeros(2))
+    with pytest.raises(
+        SnapshotError, match="cannot read .*model.npz: Bad file descriptor$"
+    ):
+        import_npz(tmp_path / "model.npz", arguments[0].stages[0])
+
+
+def test_the_first_error_is_kept(tmp_path):
+    (tmp_path / "file").write_bytes(b"abc")
+    with NotingFile(tmp_path / "file") as file:
+        assert file.readinto(bytearray(3)) == 3 and file.error is None
+        break_reading(file)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            file.readinto(bytearray(3))
+        assert file.error.errno == errno.EBADF
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            file.readall()
+
+
+@pytest.mark.parametrize(
+    ("owner", "failing", "where"),
+    [
+        (os, "fsync", ["1.partial/" + name for name in FILES] + ["1.partial"]),
+        (arrays._HashingFile, "write", ["1.partial/" + name for name in FILES[1:]]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:the snapshot .* is saved, but")
+def test_a_disk_that_fails_names_the_file(
+    tmp_path, arguments, monkeypatch, owner, failing, where
+):
+    """Each call fails once, until one fails when the snapshot is saved, or none."""
+    function, found = getattr(owner, failing), set()
+    for k in itertools.count():
+        calls = itertools.count()
+
+        def call(*args, k=k, calls=calls):
+            if next(calls) == k:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return function(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, failing, call)
+            try:
+                save_snapshot(tmp_path / "1", *arguments)
+                break
+            except SnapshotError as error:
+                words = str(error)
+        named = [each for each in where if f"{tmp_path}/{each}: Input/output" in words]
+        assert len(named) == 1, words
+        found.update(named)
+        assert not list(tmp_path.iterdir())
+    assert found == set(where)
