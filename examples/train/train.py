@@ -107,7 +107,8 @@ def main() -> None:
     log = []
     shuffle = np.random.RandomState(args.seed)
     state = {"shuffle": shuffle}
-    resume = latest_snapshot(args.out) if args.resume == "auto" else args.resume
+    with parser.refusing():
+        resume = latest_snapshot(args.out) if args.resume == "auto" else args.resume
     if resume is not None:
         with parser.refusing():
             log = load_snapshot(resume, pipe, optimizers, state).values["log"]
