@@ -139,8 +139,8 @@ def compare(ledgers: Iterable[Ledger], what: str, strict: bool) -> Differences:
         model = (_of_kind("model", keys) for keys in differences)
         if list(map(bool, model)) == [False, True]:
             called = (
-                ". What a layer registers at its first call is there after a call:"
-                " make it before loading"
+                ". If a layer registers that at its first call, make a call before"
+                " loading"
             )
         raise MismatchError(f"{what}: {differences}{called}. strict=False goes on")
     return differences

@@ -412,7 +412,7 @@ def test_a_link_that_registers_at_its_first_call(tmp_path):
     path = saved(tmp_path, run_of(Scaled(), L.Linear(6, 4)))
     run = run_of(Scaled(), L.Linear(6, 4))
     message = refusal(path, run)
-    assert "0/scale is left over" in message and "make it before loading" in message
+    assert "0/scale is left over" in message and "make a call before loading" in message
     run[0].evaluate(*BATCHES[0])
     load_snapshot(path, *run)
 
