@@ -6,39 +6,15 @@ import os
 import shutil
 import time
 
-import chainer.links as L
 import numpy as np
 import pytest
-from chainer import optimizers
-from mpi4py import MPI
 
-from divisible import Divisible
 from pipeline import (
-    Pipeline,
     Snapshot,
     SnapshotError,
     latest_snapshot,
     load_snapshot,
-    save_snapshot,
 )
-
-
-@pytest.fixture
-def save():
-    stage = Divisible(L.Linear(2, 3))
-    pipe = Pipeline(stage, MPI.COMM_SELF, 1)
-    optimizer = optimizers.SGD().setup(stage)
-
-    def save(path, **options):
-        save_snapshot(path, pipe, optimizer, **options)
-        return path
-
-    save.pipe, save.optimizer = pipe, optimizer
-    return save
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture
@@ -112,7 +88,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_passed_over_may_be_replaced(tmp_path, save, damage):
+def test_what_is_passed_over_may_be_replaced(tmp_path, save, damage, names):
     save(tmp_path / "1")
     save(tmp_path / "2")
     DAMAGES[damage](tmp_path / "2")
@@ -123,14 +99,16 @@ def test_what_is_passed_over_may_be_replaced(tmp_path, save, damage):
     assert names(tmp_path) == ["1", "2"]
 
 
-def test_what_cannot_be_read_may_be_replaced(tmp_path, save, failing):
+def test_what_cannot_be_read_may_be_replaced(tmp_path, save, failing, names):
     save(tmp_path / "1")
     failing("open", lambda path: path.endswith("1/manifest.json"), module=io)
     save(tmp_path / "1")
     assert names(tmp_path) == ["1"]
 
 
-def test_what_may_be_no_snapshot_stays_and_the_cause_is_named(tmp_path, save, failing):
+def test_what_may_be_no_snapshot_stays_and_the_cause_is_named(
+    tmp_path, save, failing, names
+):
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "manifest.json").write_text("{}")
     with pytest.raises(SnapshotError, match="is there and is no snapshot"):
@@ -158,7 +136,9 @@ def test_changed_bytes_are_passed_over(tmp_path, save, name):
     assert len(caught) == 2
 
 
-def test_saved_though_its_directory_cannot_be_flushed(tmp_path, save, monkeypatch):
+def test_saved_though_its_directory_cannot_be_flushed(
+    tmp_path, save, monkeypatch, names
+):
     def failing(path):
         if path == tmp_path:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -197,7 +177,7 @@ def test_saved_though_the_old_one_cannot_be_removed(tmp_path, save, failing):
 
 @pytest.mark.parametrize("ending", [".partial", ".replaced"])
 @pytest.mark.parametrize("kind", ["file", "link", "dangling", "loop", "directory"])
-def test_left_overs_of_any_kind_are_removed(tmp_path, save, kind, ending):
+def test_left_overs_of_any_kind_are_removed(tmp_path, save, kind, ending, names):
     elsewhere = save(tmp_path / "elsewhere" / "1")
     out = tmp_path / "out"
     save(out / "iter_1")
@@ -216,7 +196,7 @@ def test_left_overs_of_any_kind_are_removed(tmp_path, save, kind, ending):
     Snapshot.open(elsewhere).verify()
 
 
-def test_snapshots_that_are_links_go_like_others(tmp_path, save):
+def test_snapshots_that_are_links_go_like_others(tmp_path, save, names):
     """Somebody has moved them to a larger disk; there they stay."""
     out = tmp_path / "out"
     for number in range(1, 4):
@@ -231,14 +211,14 @@ def test_snapshots_that_are_links_go_like_others(tmp_path, save):
 
 
 @pytest.mark.parametrize("target", ["gone", "1"])
-def test_a_link_that_leads_nowhere_blocks_no_name(tmp_path, save, target):
+def test_a_link_that_leads_nowhere_blocks_no_name(tmp_path, save, target, names):
     (tmp_path / "1").symlink_to(target)
     save(tmp_path / "1", values={"epoch": 1})
     assert not (tmp_path / "1").is_symlink() and names(tmp_path) == ["1"]
     Snapshot.open(tmp_path / "1").verify()
 
 
-def test_a_clock_that_is_wrong_does_not_decide(tmp_path, save, monkeypatch):
+def test_a_clock_that_is_wrong_does_not_decide(tmp_path, save, monkeypatch, names):
     """The order is that of training, whatever the clock says at each restart."""
     for number, now in enumerate([5e9, 1.7e9, 1e3, 1e3, 4e9, 0.0, -5.0, 6e9, 1e9]):
         monkeypatch.setattr(time, "time", lambda now=now: now)

@@ -12,15 +12,10 @@ import warnings
 import zipfile
 from pathlib import Path
 
-import chainer.links as L
 import numpy as np
 import pytest
-from chainer import optimizers
-from mpi4py import MPI
 
-from divisible import Divisible
 from pipeline import (
-    Pipeline,
     Snapshot,
     SnapshotError,
     export_npz,
@@ -29,7 +24,6 @@ from pipeline import (
     load_snapshot,
     repartition,
 )
-from pipeline import save_snapshot as save_on_all_ranks
 
 FIELDS = [
     "layer_ranges",
@@ -41,24 +35,6 @@ FIELDS = [
     "versions",
     "values",
 ]
-
-
-@pytest.fixture
-def save():
-    stage = Divisible(L.Linear(2, 3))
-    pipe = Pipeline(stage, MPI.COMM_SELF, 1)
-    optimizer = optimizers.SGD().setup(stage)
-
-    def save(path, **options):
-        save_on_all_ranks(path, pipe, optimizer, **options)
-        return path
-
-    save.pipe, save.optimizer = pipe, optimizer
-    return save
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_the_newest_is_chosen_whatever_its_name(tmp_path, save):
@@ -74,7 +50,7 @@ def test_the_newest_is_chosen_whatever_its_name(tmp_path, save):
     assert latest_snapshot(tmp_path).name == "iter_10"
 
 
-def test_a_link_to_a_snapshot_is_replaced(tmp_path, save):
+def test_a_link_to_a_snapshot_is_replaced(tmp_path, save, names):
     save(tmp_path / "1")
     (tmp_path / "newest").symlink_to(tmp_path / "1")
     for epoch in (2, 3):
@@ -99,7 +75,7 @@ def test_an_error_without_words(tmp_path, save):
         save(tmp_path / "1", state={"failing": Failing()})
 
 
-def test_the_last_ones_are_kept(tmp_path, save):
+def test_the_last_ones_are_kept(tmp_path, save, names):
     save(tmp_path / "best")
     (tmp_path / "iter_0.partial").mkdir()
     (tmp_path / "best.partial").mkdir()
@@ -111,7 +87,7 @@ def test_the_last_ones_are_kept(tmp_path, save):
     assert names(tmp_path) == ["best", "best.partial", "iter_13", "iter_14", "iter_3"]
 
 
-def test_what_killed_runs_left_keeps_no_old_ones(tmp_path, save):
+def test_what_killed_runs_left_keeps_no_old_ones(tmp_path, save, names):
     """A run begun anew was killed while it saved what an earlier one had saved."""
     save(tmp_path / "iter_1")
     (tmp_path / "iter_1").rename(tmp_path / "iter_1.replaced")
@@ -122,7 +98,7 @@ def test_what_killed_runs_left_keeps_no_old_ones(tmp_path, save):
     assert names(tmp_path) == ["iter_20"]
 
 
-def test_one_that_cannot_be_removed_keeps_no_others(tmp_path, save, monkeypatch):
+def test_one_that_cannot_be_removed_keeps_no_others(tmp_path, save, monkeypatch, names):
     rename = Path.rename
 
     def failing(path, target):
@@ -137,14 +113,14 @@ def test_one_that_cannot_be_removed_keeps_no_others(tmp_path, save, monkeypatch)
     assert names(tmp_path) == ["iter_2", "iter_4"]
 
 
-def test_a_clock_that_was_set_back(tmp_path, save, monkeypatch):
+def test_a_clock_that_was_set_back(tmp_path, save, monkeypatch, names):
     save(tmp_path / "1")
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     save(tmp_path / "2", n_retains=1)
     assert names(tmp_path) == ["2"]
 
 
-def test_one_of_the_same_name_is_replaced(tmp_path, save):
+def test_one_of_the_same_name_is_replaced(tmp_path, save, names):
     save(tmp_path / "1", values={"epoch": 1})
     save(tmp_path / "1", values={"epoch": 2})
     assert Snapshot.open(tmp_path / "1").values == {"epoch": 2}
@@ -162,7 +138,7 @@ def test_nothing_else_is_replaced(tmp_path, save):
 
 
 @pytest.mark.parametrize("manifest", ['{"name": "a web site"}', "[1]", "no JSON"])
-def test_another_manifest_does_not_make_it_a_snapshot(tmp_path, save, manifest):
+def test_another_manifest_does_not_make_it_a_snapshot(tmp_path, save, manifest, names):
     site = tmp_path / "site"
     site.mkdir()
     (site / "manifest.json").write_text(manifest)
@@ -178,7 +154,7 @@ def test_another_manifest_does_not_make_it_a_snapshot(tmp_path, save, manifest):
 
 
 @pytest.mark.parametrize("pattern", ["*", "1"])
-def test_killed_while_replacing(tmp_path, save, pattern):
+def test_killed_while_replacing(tmp_path, save, pattern, names):
     """Between the two renames the old one has another name, and is found."""
     save(tmp_path / "1", values={"epoch": 1})
     os.rename(tmp_path / "1", tmp_path / "1.replaced")
@@ -189,7 +165,7 @@ def test_killed_while_replacing(tmp_path, save, pattern):
     assert names(tmp_path) == ["1"]
 
 
-def test_failing_while_replacing(tmp_path, save, monkeypatch):
+def test_failing_while_replacing(tmp_path, save, monkeypatch, names):
     """The old one gets its name back."""
     rename = Path.rename
 
@@ -217,7 +193,7 @@ def tear(path, **_):
 
 
 @pytest.mark.parametrize("name", ["1", "2"])
-def test_killed_at_any_moment(tmp_path, save, name):
+def test_killed_at_any_moment(tmp_path, save, name, names):
     """Before each call that changes the disk, and in the midst of removing."""
     for n_calls in itertools.count():
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
@@ -430,7 +406,7 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path, save, name, content, words):
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", single_array()])
-def test_tools_name_a_file_that_is_none(tmp_path, save, content):
+def test_tools_name_a_file_that_is_none(tmp_path, save, content, names):
     replace_file(save(tmp_path / "1"), STAGE, content)
     with pytest.raises(SnapshotError, match="/1/stage-0.npz is no .npz file"):
         export_npz(tmp_path / "1", tmp_path / "model.npz")

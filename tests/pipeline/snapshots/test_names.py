@@ -32,7 +32,7 @@ def test_what_is_no_format_string_is_refused_when_made():
 
 def test_names_that_can_be_resumed():
     for filename in ("a", ".hidden", "epoch/iter_{.updater.iteration:06d}", "a/"):
-        snapshot(filename)
+        assert snapshot(filename).filename == filename
 
 
 def test_the_pattern_finds_what_the_format_string_makes():

@@ -261,6 +261,7 @@ def test_constants_outputs_logs_and_averages_are_no_states():
     classifier = L.Classifier(F.identity)
     pipe = make_pipeline(Blameless(), lossfun=classifier, accfun=None)
     for _ in range(3):
-        pipe.step(X, T)
-        pipe.evaluate(X, T)
-        pipe.predict(X)
+        # An error would be raised here.
+        assert np.isfinite(pipe.step(X, T)["loss"])
+        assert np.isfinite(pipe.evaluate(X, T)["loss"])
+        assert len(pipe.predict(X)) == len(X)
