@@ -15,8 +15,8 @@ from pipeline.ranks import Ranks
 from pipeline.stages.loss import Loss
 
 
-class Fed(NamedTuple):
-    """What a rank has read of a minibatch.
+class CutMinibatch(NamedTuple):
+    """The part of a minibatch that a rank has read, cut into microbatches.
 
     Attributes:
         inputs: Of the first stage, for each microbatch; empty on other ranks.
@@ -49,7 +49,7 @@ class Feed:
         self._ranks, self._loss = ranks, loss
         self._device, self._dtypes = device, dtypes
 
-    def read(self, n_microbatches: int, x: Any, t: Any, has_loss: bool) -> Fed:
+    def read(self, n_microbatches: int, x: Any, t: Any, has_loss: bool) -> CutMinibatch:
         """Cuts a minibatch into microbatches, and gives the targets to the loss.
 
         Args:
@@ -77,7 +77,7 @@ class Feed:
                 targets = as_arrays("t", t, self._where("last"))
                 n_targets, parts = len(targets[0]), split(targets, n_microbatches)
             self._loss.start(parts, self._device)
-        return Fed(inputs, n_inputs, n_targets)
+        return CutMinibatch(inputs, n_inputs, n_targets)
 
     def _where(self, which: str) -> str:
         return f" on rank {self._ranks.rank}, which has the {which} stage and reads it"

@@ -28,7 +28,7 @@ from pipeline.setting_up import (
     make_schedule,
     make_stages,
     make_ties,
-    make_treatment,
+    make_update_agreement,
 )
 from pipeline.stages.stage import evaluating
 
@@ -166,7 +166,7 @@ class Pipeline:
         self._calls = self.ranks.calls
         self._stages = make_stages(arguments, self._loss, layout, self.rank)
         self._ties = make_ties(self._stages, layout, self.ranks)
-        self._treatment = make_treatment(
+        self._updates = make_update_agreement(
             arguments.seed, self._loss, self._stages, layout, self.ranks
         )
         self._runner = make_runner(arguments, self._stages, layout, self.ranks)
@@ -248,14 +248,14 @@ class Pipeline:
             scale = None
             if self._loss_scale is not None:
                 scale = self._loss.scale = float(self._loss_scale)
-            said = self._treatment.say(self.n_steps)
+            said = self._updates.say(self.n_steps)
             inputs = self._start(x, t, loss_scale=scale, alike=said)
             self._run(self._training, inputs)
             self._record = self._runner.record
             for stage in self._stages.values():
                 stage.check_gradients()
             result = self._results.share()
-            self._treatment.check()
+            self._updates.check()
             for stage in self._stages.values():
                 stage.finish(scale, self._results.correction)
             if self._ties is not None:
@@ -317,7 +317,7 @@ class Pipeline:
             >>> from mpi4py import MPI
             >>> Pipeline(stage, MPI.COMM_SELF, 2).global_hooks(optimizer)
         """
-        self._treatment.hooks.add(optimizer)
+        self._updates.hooks.add(optimizer)
 
     @property
     def n_counted(self) -> dict[str, float]:
@@ -395,7 +395,7 @@ class Pipeline:
         self._runner.close()
         if self._ties is not None:
             self._ties.close()
-        self._treatment.close()
+        self._updates.close()
         self.ranks.close()
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
@@ -442,7 +442,7 @@ class Pipeline:
 
     def _start(self, x: Any, t: Any = None, has_loss: bool = True, **said: Any) -> list:
         """Cuts a minibatch where it is read, and begins to compare the call."""
-        fed = self._feed.read(self.schedule.n_microbatches, x, t, has_loss)
+        cut = self._feed.read(self.schedule.n_microbatches, x, t, has_loss)
         reports = has_loss and self._results.are_expected
-        self._calls.start(fed.n_inputs, fed.n_targets, reports, **said)
-        return fed.inputs
+        self._calls.start(cut.n_inputs, cut.n_targets, reports, **said)
+        return cut.inputs

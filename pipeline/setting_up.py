@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from divisible import Divisible
 from divisible.communication.collectives import all_gather, as_mpi
-from divisible.communication.communicators import free_dropped, word
+from divisible.communication.communicators import announcement, free_dropped
 from divisible.communication.errors import StallError
 from divisible.communication.launchers import is_started_by_a_rank, launch_or_job
 from divisible.communication.transport import Transport
@@ -35,7 +35,7 @@ from pipeline.runner import Runner
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage
 from pipeline.tie_exchange import TieExchange
-from pipeline.treatment import Treatment
+from pipeline.update_agreement import UpdateAgreement
 
 # How long a rank that refuses its arguments waits for the others to hear why.
 _SECONDS_TO_REFUSE = 10.0
@@ -75,7 +75,7 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
         with contextlib.suppress(StallError):
             all_gather(comm, refusal, _SECONDS_TO_REFUSE)
         raise
-    said = all_gather(comm, (mine, word()), arguments.timeout, "to start")
+    said = all_gather(comm, (mine, announcement()), arguments.timeout, "to start")
     layout = agree([each if isinstance(each, Refusal) else each[0] for each in said])
     layout = layout._replace(name=free_dropped([of_comm for _, of_comm in said]))
     for text in [*layout.warnings[comm.rank], *_alone(comm, arguments.stages)]:
@@ -171,14 +171,14 @@ def make_ties(
     )
 
 
-def make_treatment(
+def make_update_agreement(
     seed: int, loss: Loss, stages: Mapping[int, Stage], layout: Layout, ranks: Ranks
-) -> Treatment:
+) -> UpdateAgreement:
     """Returns what compares how the ranks' optimizers treat the model."""
     layers = {number: stage.layers for number, stage in stages.items()}
     n_stages = len(layout.stage_ranks)
     hooks = GlobalHooks(layers, loss.links, n_stages, seed, ranks)
-    return Treatment(layout.shared, layers, hooks, ranks)
+    return UpdateAgreement(layout.shared, layers, hooks, ranks)
 
 
 def make_runner(

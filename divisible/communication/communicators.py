@@ -28,8 +28,8 @@ _dropped: dict[str, MPI.Comm] = {}
 _N_HELD_TO_COLLECT = 256
 
 
-class Word(NamedTuple):
-    """What a rank tells the others when they are about to duplicate a communicator.
+class Announcement(NamedTuple):
+    """A rank's message to the others before they duplicate a communicator together.
 
     Attributes:
         name (str): One that no other has. The first rank's is the duplicate's.
@@ -40,29 +40,29 @@ class Word(NamedTuple):
     dropped: Sequence[tuple[str, int]]
 
 
-def word() -> Word:
-    """Returns what this rank has to say."""
+def announcement() -> Announcement:
+    """Returns that of this rank."""
     if len(_held) % _N_HELD_TO_COLLECT == _N_HELD_TO_COLLECT - 1:
         gc.collect()
     no_longer = [(name, comm.size) for name, comm in _dropped.items() if comm]
-    return Word(uuid.uuid4().hex, no_longer)
+    return Announcement(uuid.uuid4().hex, no_longer)
 
 
-def free_dropped(words: Sequence[Word]) -> str:
+def free_dropped(announcements: Sequence[Announcement]) -> str:
     """Frees what none of its ranks holds any longer.
 
     Args:
-        words: Those of all ranks of a communicator, in their order.
+        announcements: Those of all ranks of a communicator, in their order.
 
     Returns:
         str: A name for a duplicate.
     """
-    counts = Counter(each for word in words for each in word.dropped)
+    counts = Counter(each for said in announcements for each in said.dropped)
     # In an order that all ranks have. Not all need have been ranks of it.
     for name, size in sorted(counts):
         if counts[name, size] == size and name in _dropped:
             _dropped.pop(name).Free()
-    return words[0].name
+    return announcements[0].name
 
 
 def duplicate(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Launch(NamedTuple):
-    """What a launcher tells a process that it starts.
+    """The facts that a launcher tells a process that it starts.
 
     Attributes:
         rank (int): The process's number among those started together.

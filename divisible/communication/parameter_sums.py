@@ -99,11 +99,15 @@ class ParameterSums:
         if self._users_comm is None:
             return [value]
         from divisible.communication.collectives import all_gather
-        from divisible.communication.communicators import duplicate, free_dropped, word
+        from divisible.communication.communicators import (
+            announcement,
+            duplicate,
+            free_dropped,
+        )
 
         purpose = "to make the first update"
         comm, before = self._users_comm, self._comm
-        said = all_gather(comm, (value, word()), self._timeout, purpose)
+        said = all_gather(comm, (value, announcement()), self._timeout, purpose)
         name = free_dropped([of_comm for _, of_comm in said])
         self._comm = duplicate(comm, self._timeout, self, name, purpose)
         if before is not None:

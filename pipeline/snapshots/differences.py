@@ -48,7 +48,7 @@ class Ledger:
 
 
 class Differences(NamedTuple):
-    """What was saved and found no place, and what was not saved.
+    """Keys that were saved and found no place, and keys that were not saved.
 
     A key begins with ``model``, ``optimizer``, ``state`` or ``random``; for all that is
     below a key, the key alone may stand. An optimizer of another class is listed as

@@ -15,7 +15,7 @@ class SnapshotError(RuntimeError):
 
 
 class MismatchError(SnapshotError, ValueError):
-    """What was saved is not what it is to be loaded into."""
+    """A snapshot of something else than it is to be loaded into."""
 
 
 class UnreadableError(SnapshotError, ValueError):

@@ -30,7 +30,7 @@ _NOTHING = nullcontext()
 
 
 class CarriedStates:
-    """What the layers of a stage keep from one forward to the next.
+    """The states that the layers of a stage keep from one forward to the next.
 
     The attributes of all links are looked through once a minibatch, after its first
     forward. Only if something is found there, later forwards are watched.

@@ -17,7 +17,7 @@ from pipeline.stages.sightings import Sighting, Watch, differ
 
 
 class CountedMean:
-    """What a function, such as a loss, gives for a minibatch that comes in parts.
+    """The mean that a function, such as a loss, is of a minibatch in parts.
 
     It is the mean of what it gives for the microbatches, weighted by the samples that
     each of them counts. How many these are is known
@@ -134,7 +134,7 @@ class CountedMean:
 
     @property
     def correction(self) -> float:
-        """What sums of weighted gradients are to be multiplied by in the end."""
+        """The factor for sums of weighted gradients in the end."""
         total = self.n_counted
         # Where nothing counts all gradients are zero.
         return self._expected / total if total else 1.0

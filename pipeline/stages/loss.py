@@ -97,7 +97,7 @@ class Loss:
 
     @property
     def correction(self) -> float:
-        """What the minibatch's gradients are to be multiplied by in the end."""
+        """The factor for the minibatch's gradients in the end."""
         return self._means["loss"].correction
 
     def warnings(self) -> list[str]:

@@ -53,7 +53,7 @@ class _Summed(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """What something is multiplied or divided by; it may be an array of one number."""
+    """A factor or a divisor; it may be an array of one number."""
 
     value: Any
 
@@ -133,7 +133,7 @@ _RULES = {
 
 
 class Sighting(NamedTuple):
-    """What was seen of one microbatch.
+    """The traces of counting that were seen in one microbatch.
 
     Attributes:
         n_samples (int): Its samples.

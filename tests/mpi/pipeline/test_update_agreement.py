@@ -8,7 +8,7 @@ from chainer import optimizer_hooks as hooks
 
 from divisible import Divisible, Plan
 from mixed_precision import LARSHook, MixedPrecision
-from pipeline import DisagreementError, Pipeline, PipelineUpdater, treatment
+from pipeline import DisagreementError, Pipeline, PipelineUpdater, update_agreement
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
 
@@ -178,7 +178,7 @@ def test_what_parts_copies_is_named_on_all_ranks():
 
 
 def part_late(comm):
-    treatment._INTERVAL = 8
+    update_agreement._INTERVAL = 8
     try:
         # Weights are compared in the step 16.
         train(comm, own_hook, n_steps=15, before=8)
@@ -188,7 +188,7 @@ def part_late(comm):
         with pytest.raises(DisagreementError, match=r"updated 9 times"):
             train(comm, rate, n_steps=10, before=9)
     finally:
-        treatment._INTERVAL = 64
+        update_agreement._INTERVAL = 64
 
 
 def test_a_drift_is_found_later_as_well():

@@ -1,4 +1,4 @@
-"""What the ranks' optimizers do, compared where it must be alike.
+"""Whether the ranks' optimizers do the same where they must.
 
 ::
 
@@ -48,7 +48,7 @@ _KNOWN_HOOKS = (
 
 
 class _Copy(NamedTuple):
-    """What a rank says of a copy of a shared parameter, for an error.
+    """A copy of a shared parameter, as its rank describes it for an error.
 
     Attributes:
         stage: The number of its stage.
@@ -63,7 +63,7 @@ class _Copy(NamedTuple):
     hooks: list[str]
 
 
-class Treatment:
+class UpdateAgreement:
     """Compares hooks, and the treatment of tied parameters, while a step runs.
 
     Args:
