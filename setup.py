@@ -1,4 +1,4 @@
-"""Puts the start-up files of chainer_compat beside the installed packages.
+"""Puts the start-up files beside the installed packages.
 
 setup.cfg holds everything else. setuptools has no option for a file at the top
 of site-packages. Its ``install_headers`` command is the one step that wheels and
@@ -13,6 +13,8 @@ from setuptools import Command, setup
 STARTUP_FILES = [
     "chainer_compat/chainer_compat.pth",
     "chainer_compat/chainer_compat.start",
+    "chainer_kernels/chainer_kernels.pth",
+    "chainer_kernels/chainer_kernels.start",
 ]
 
 

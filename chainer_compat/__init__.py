@@ -35,6 +35,9 @@ What no hook can hide from a user's own script:
 
 import sys
 
+# Names of modules; see plug_in().
+_plugged_in = []
+
 
 class _Hook:
     """First on ``sys.meta_path``; looks at nothing but Chainer's names."""
@@ -67,6 +70,23 @@ def install() -> None:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def plug_in(module: str) -> None:
+    """Hands Chainer's modules to another module when they are loaded.
+
+    Args:
+        module (str): The name of one with a function ``loaded``. It is imported with
+            Chainer, and called with each of Chainer's modules, those that are loaded
+            already included.
+    """
+    if module in _plugged_in:
+        return
+    _plugged_in.append(module)
+    if "chainer" in sys.modules:
+        from chainer_compat import _finder
+
+        _finder.hand_over_loaded(module)
 
 
 def enable_numpy_aliases() -> list:

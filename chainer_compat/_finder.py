@@ -11,6 +11,7 @@ import warnings
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
+import chainer_compat
 from chainer_compat import (
     _caffe,
     _shim,
@@ -42,7 +43,17 @@ for item in SHIMS:
 _loaded = {}
 
 
-class EditingLoader(SourceFileLoader):
+class Loader(SourceFileLoader):
+    """Hands a module over to those who asked for it, when it is loaded."""
+
+    def exec_module(self, module) -> None:
+        """Runs the module's code, and what follows."""
+        super().exec_module(module)
+        for name in chainer_compat._plugged_in:
+            importlib.import_module(name).loaded(module)
+
+
+class EditingLoader(Loader):
     """Compiles a module from its source file after applying its shims."""
 
     def get_code(self, fullname: str):
@@ -71,9 +82,18 @@ def find_spec(name: str, path, target, asking):
     spec = _find_original(name, path, target, asking)
     if spec is None or not isinstance(spec.loader, SourceFileLoader):
         return spec
-    if any(shim.why_not_needed() is None for shim in _of_module(name)):
-        spec.loader = EditingLoader(spec.loader.name, spec.loader.path)
+    needs_edits = any(shim.why_not_needed() is None for shim in _of_module(name))
+    loader = EditingLoader if needs_edits else Loader
+    spec.loader = loader(spec.loader.name, spec.loader.path)
     return spec
+
+
+def hand_over_loaded(name: str) -> None:
+    """Calls the function ``loaded`` of a module with what is loaded of Chainer."""
+    loaded = importlib.import_module(name).loaded
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("chainer."):
+            loaded(module)
 
 
 def _find_original(name, path, target, asking):

@@ -1,5 +1,26 @@
 """The arithmetic under Chainer's functions and optimizers.
 
+Chainer's functions and update rules stay what they are. What computes on NumPy arrays
+within them is replaced, while their modules are loaded, by kernels that are faster:
+
+::
+
+    import chainer.functions.activation.relu
+      -> chainer_compat finds and loads the module
+      -> catalogue            which methods of which classes have a kernel
+      -> installing           puts a method in the place of each, that asks
+      -> switch               whether the kernels are in force here, and calls
+      -> functions            what Chainer's method did, over arrays of NumPy, by
+      -> loops, providers     compiled loops, and products of matrices
+
+A kernel that does not cover its inputs leaves them to Chainer's own method. The file
+``chainer_kernels.pth`` in site-packages imports this module whenever the interpreter
+starts, so it stays tiny; the rest is imported with Chainer, and Numba at the first call
+of a kernel. Without that file ``import chainer_kernels`` in a script does the same.
+
+They are off where the environment has ``CHAINER_KERNELS=0``.
+``python -m chainer_kernels`` prints what is active.
+
 ::
 
     float16_bits         float16 and its bits, in loops that know no float16
@@ -11,3 +32,71 @@
     optimizer_loops_cpu  update rules and other passes over flat buffers, by Numba
     optimizer_loops_gpu  the same by CuPy
 """
+
+import chainer_compat
+
+
+def install() -> None:
+    """Puts kernels into Chainer's modules, those to be loaded and those that are.
+
+    Importing ``chainer_kernels`` has called it already.
+    """
+    chainer_compat.plug_in("chainer_kernels.installing")
+
+
+def enable() -> None:
+    """Puts the kernels in force, in all threads.
+
+    They are from the start, unless the environment has ``CHAINER_KERNELS=0``.
+
+    Example:
+        >>> import chainer_kernels
+        >>> chainer_kernels.enable()
+        >>> chainer_kernels.is_enabled()
+        True
+    """
+    from chainer_kernels import switch
+
+    switch.everywhere.on = True
+
+
+def disable() -> None:
+    """Leaves everything to Chainer's own arithmetic, in all threads.
+
+    Example:
+        >>> import chainer_kernels
+        >>> chainer_kernels.disable()
+        >>> chainer_kernels.is_enabled()
+        False
+        >>> chainer_kernels.enable()
+    """
+    from chainer_kernels import switch
+
+    switch.everywhere.on = False
+
+
+def disabled():
+    """Leaves a block to Chainer's own arithmetic, in this thread.
+
+    Returns:
+        A context manager.
+
+    Example:
+        >>> import chainer_kernels
+        >>> with chainer_kernels.disabled():
+        ...     chainer_kernels.is_enabled()
+        False
+    """
+    from chainer_kernels import switch
+
+    return switch.disabled()
+
+
+def is_enabled() -> bool:
+    """Returns whether the kernels are in force, here and in this thread."""
+    from chainer_kernels import switch
+
+    return switch.is_on()
+
+
+install()

@@ -1,0 +1,157 @@
+"""Loops that are compiled when they are called first, and kept on disk.
+
+Numba compiles a loop for the types it is called with, in the middle of a training step,
+and once more for every other memory order. A :class:`Loop` has one signature, of
+contiguous arrays, and no other.
+
+The code is kept in one directory for each kind of processor, version of Numba and
+content of ``loops``, so jobs on several machines with one home write the same bytes
+to a file, if any. The ranks of a host wait for the one that compiles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import importlib
+import os
+import pkgutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable
+
+import numba
+from llvmlite import binding
+
+_PACKAGE = Path(__file__).parent
+
+#: All loops that are loaded, in the order of their modules.
+LOOPS: list[Loop] = []
+
+
+class Loop:
+    """A function over numbers and contiguous arrays, compiled at its first call.
+
+    Args:
+        function: In the Python that Numba knows. It needs no lock of Python's.
+        signature: The types of its arguments and its result, as Numba writes them.
+        is_sum: Whether additions may be in any order, so that they run in vector
+            instructions. The order depends on lengths only.
+    """
+
+    def __init__(self, function: Callable, signature: str, is_sum: bool) -> None:
+        functools.update_wrapper(self, function)
+        self.signature = signature
+        self._function = function
+        self._is_sum = is_sum
+        LOOPS.append(self)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Calls the compiled function."""
+        return self.compiled(*arguments)
+
+    @functools.cached_property
+    def compiled(self) -> Callable:
+        """The compiled function; it refuses other types."""
+        dispatcher = self._dispatcher()
+        with _one_at_a_time(f"{self.__module__}.{self.__name__}"):
+            dispatcher.compile(self.signature)
+        dispatcher.disable_compile()
+        return dispatcher
+
+    def _dispatcher(self) -> Any:
+        fast = {"contract", "reassoc"} if self._is_sum else {"contract"}
+        # Without "numpy" a division tests for zero, and nothing runs in vectors.
+        options = {"nogil": True, "error_model": "numpy", "fastmath": fast}
+        directory = cache_directory()
+        if directory is None:
+            return numba.njit(self._function, **options)
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = directory
+        try:
+            return numba.njit(self._function, cache=True, **options)
+        except RuntimeError:
+            # Typed at a prompt, it has no file.
+            return numba.njit(self._function, **options)
+        finally:
+            numba.config.CACHE_DIR = before
+
+
+def loop(signature: str, is_sum: bool = False) -> Callable[[Callable], Loop]:
+    """Makes a function a :class:`Loop`.
+
+    Example:
+        >>> import numpy as np
+        >>> @loop('void(f4[::1], f4)')
+        ... def scale(values, factor):
+        ...     for i in range(values.size):
+        ...         values[i] *= factor
+        >>> array = np.ones(3, 'f')
+        >>> scale(array, np.float32(2))
+        >>> array
+        array([2., 2., 2.], dtype=float32)
+    """
+    return lambda function: Loop(function, signature, is_sum)
+
+
+def compile_all() -> list[Loop]:
+    """Compiles every loop of ``chainer_kernels.loops``, or finds it on disk."""
+    package = importlib.import_module("chainer_kernels.loops")
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+    for each in LOOPS:
+        each.compiled  # noqa: B018
+    return list(LOOPS)
+
+
+@functools.cache
+def cache_directory() -> str | None:
+    """Returns where compiled loops are kept; ``None``, with a warning, if nowhere.
+
+    That is a directory of ``CHAINER_KERNELS_CACHE``, or of the user's cache.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    base = os.environ.get("CHAINER_KERNELS_CACHE") or f"{home}/chainer_kernels"
+    path = Path(base, _version())
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return str(path)
+    except OSError as error:
+        warnings.warn(
+            f"chainer_kernels compiles its loops at every start: cannot write to {path}"
+            f" ({error.strerror}); name a directory in CHAINER_KERNELS_CACHE",
+            stacklevel=2,
+        )
+        return None
+
+
+def _version() -> str:
+    """Returns a name that changes with whatever compiled code depends on."""
+    facts = hashlib.sha256()
+    for path in [Path(__file__), *sorted(_PACKAGE.glob("loops/*.py"))]:
+        facts.update(path.read_bytes())
+    # The features of a processor, not its name alone: virtual machines hide some.
+    facts.update(binding.get_host_cpu_features().flatten().encode())
+    python = "".join(map(str, sys.version_info[:2]))
+    name = binding.get_host_cpu_name()
+    return f"{name}-py{python}-numba{numba.__version__}-{facts.hexdigest()[:12]}"
+
+
+@contextlib.contextmanager
+def _one_at_a_time(name: str) -> Iterator[None]:
+    """Runs a block in one process of this host and user after the other."""
+    # Beside the cache may be another machine's file system, which may not lock.
+    folder = Path(tempfile.gettempdir(), f"chainer_kernels-{os.getuid()}")
+    with contextlib.ExitStack() as stack:
+        # Whoever cannot lock compiles what another one does.
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            file = stack.enter_context(open(folder / f"{name}.lock", "w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,73 @@
+"""Puts kernels in the place of Chainer's methods."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any, Callable
+
+import chainer
+
+from chainer_kernels import catalogue, memory, switch
+from chainer_kernels.catalogue import Entry
+
+
+def loaded(module: ModuleType) -> None:
+    """Puts kernels into a module of Chainer that was just loaded."""
+    for entry in catalogue.by_module().get(module.__name__, ()):
+        *owner, name = entry.name.split(".")
+        place = getattr(module, owner[0]) if owner else module
+        chainers = getattr(place, name)
+        is_method = isinstance(place, type)
+        call = (
+            _method(entry, place, chainers) if is_method else _function(entry, chainers)
+        )
+        setattr(place, name, functools.wraps(chainers)(call))
+
+
+def _method(entry: Entry, owner: type, chainers: Callable) -> Callable:
+    """Returns a method that calls a kernel, and Chainer's where there is none."""
+    kernel = _Kernel(entry)
+
+    def call(self: Any, *arguments: Any) -> Any:
+        # A subclass may do anything between, and expect anything.
+        if type(self) is owner and _is_ours():
+            result = kernel(self, *arguments)
+            if result is not NotImplemented:
+                return result
+        return chainers(self, *arguments)
+
+    return call
+
+
+def _function(entry: Entry, chainers: Callable) -> Callable:
+    kernel = _Kernel(entry)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if _is_ours():
+            result = kernel(*arguments, **options)
+            if result is not NotImplemented:
+                return result
+        return chainers(*arguments, **options)
+
+    return call
+
+
+def _is_ours() -> bool:
+    """Says whether nobody has asked for somebody else's arithmetic."""
+    return switch.is_on() and chainer.config.use_ideep == "never"
+
+
+class _Kernel:
+    """A kernel that is loaded when it is called first."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._loaded(*arguments, **options)
+
+    @functools.cached_property
+    def _loaded(self) -> Callable:
+        memory.keep_freed()
+        return self._entry.load()

@@ -1,0 +1,57 @@
+"""The memory order of activations.
+
+Chainer's arrays are (N, C, H, W). Their memory may be in another order: a convolution
+on a CPU leaves (N, H, W, C) behind, seen through a transposed view. Kernels stay there,
+for then a product's output is the next layer's input as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def channels_last(x: np.ndarray) -> np.ndarray:
+    """Returns (N, C, ...) as a C contiguous (N, ..., C), a copy only where needed."""
+    return np.ascontiguousarray(np.moveaxis(x, 1, -1))
+
+
+def channels_first(x: np.ndarray) -> np.ndarray:
+    """Returns (N, ..., C) seen as (N, C, ...)."""
+    return np.moveaxis(x, -1, 1)
+
+
+def is_channels_last(x: np.ndarray) -> bool:
+    """Returns whether the memory of (N, C, ...) is in the order (N, ..., C)."""
+    return np.moveaxis(x, 1, -1).flags.c_contiguous
+
+
+def memory_order(x: np.ndarray) -> tuple[int, ...] | None:
+    """Returns the axes in the order of memory; ``None`` if there are gaps in it."""
+    if x.flags.c_contiguous:
+        return tuple(range(x.ndim))
+    axes = tuple(sorted(range(x.ndim), key=lambda axis: -x.strides[axis]))
+    return axes if x.transpose(axes).flags.c_contiguous else None
+
+
+def flat(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Returns arrays of one shape in one dimension, element beside element.
+
+    They are views where all have the memory order of the first. Others are copied into
+    its order; if it has gaps, all are in C order.
+    """
+    order = memory_order(arrays[0]) or tuple(range(arrays[0].ndim))
+    return [np.ascontiguousarray(a.transpose(order)).reshape(-1) for a in arrays]
+
+
+def empty_like(x: np.ndarray) -> np.ndarray:
+    """Returns a new array in the memory order in which :func:`flat` sees ``x``."""
+    order = memory_order(x) or tuple(range(x.ndim))
+    shape = [x.shape[axis] for axis in order]
+    return np.empty(shape, x.dtype).transpose(np.argsort(order))
+
+
+def are_float32(*arrays: np.ndarray) -> bool:
+    """Returns whether all are NumPy's own arrays of float32."""
+    return all(type(a) is np.ndarray and a.dtype == np.float32 for a in arrays)

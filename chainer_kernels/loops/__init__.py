@@ -1,0 +1,1 @@
+"""Loops over contiguous arrays, compiled by Numba; see :mod:`.compiling`."""

@@ -1,0 +1,81 @@
+"""Loops on several cores, as many as NumPy's BLAS has threads.
+
+::
+
+                                         one core              two
+    run_slices(loop, [x, y], *rest)      loop(x, y, *rest)     loop(x[:k], y[:k], *rest)
+                                                               loop(x[k:], y[k:], *rest)
+    run_ranges(loop, n, *rest)           loop(0, n, *rest)     loop(0, k, *rest)
+                                                               loop(k, n, *rest)
+
+Loops release Python's lock. What a loop computes for one index must not depend on
+where its share begins, so that the number of cores changes no bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable
+
+import numpy as np
+
+from chainer_kernels.gemm import blas_threads
+
+#: A share below so many elements costs more to hand over than it saves.
+SMALLEST_SHARE = 1 << 15
+
+
+def run_slices(loop: Callable, arrays: Sequence[np.ndarray], *rest: Any) -> None:
+    """Runs a loop over arrays of one length, each cut along its first axis.
+
+    Args:
+        loop: Takes a part of each array, and ``rest``.
+        arrays: The first says how long all are, and how many elements there are.
+        rest: Its other arguments, whole.
+    """
+    ends = _ends(len(arrays[0]), arrays[0].size)
+    if len(ends) == 2:
+        loop(*arrays, *rest)
+        return
+    parts = [[a[i:j] for a in arrays] for i, j in zip(ends, ends[1:])]
+    _run([functools.partial(loop, *part, *rest) for part in parts])
+
+
+def run_ranges(loop: Callable, n: int, *rest: Any, size: int = 1) -> None:
+    """Runs a loop over ``range(n)``, its first arguments being a start and an end.
+
+    Args:
+        loop: The loop. Numba runs nothing in vectors over an index that may be
+            negative: cut the arrays first, and count from 0.
+        n: How many indexes it has.
+        rest: Its other arguments.
+        size: How many elements are read for each index.
+    """
+    ends = _ends(n, n * size)
+    if len(ends) == 2:
+        loop(0, n, *rest)
+        return
+    _run([functools.partial(loop, i, j, *rest) for i, j in zip(ends, ends[1:])])
+
+
+def _ends(n: int, n_elements: int) -> list[int]:
+    """Returns where shares begin and end."""
+    shares = max(1, min(blas_threads(), n, n_elements // SMALLEST_SHARE))
+    return [n * share // shares for share in range(shares + 1)]
+
+
+def _run(calls: Sequence[Callable[[], None]]) -> None:
+    pool = _pool(os.getpid(), blas_threads())
+    others = [pool.submit(call) for call in calls[1:]]
+    calls[0]()
+    for other in others:
+        other.result()
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(process: int, n_threads: int) -> ThreadPoolExecutor:
+    """Returns threads; a process that was forked has none, and makes its own."""
+    return ThreadPoolExecutor(n_threads, "chainer_kernels")

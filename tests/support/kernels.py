@@ -1,0 +1,124 @@
+"""Compares kernels with Chainer's own arithmetic, in float64."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
+from unittest import mock
+
+import chainer
+import numpy as np
+from hypothesis import strategies as st
+
+import chainer_kernels
+from chainer_kernels import installing
+
+#: The memory orders of activations, as :func:`in_order` takes them.
+ORDERS = ("C", "channels last", "gaps", "reversed")
+
+
+def in_order(array: np.ndarray, order: str) -> np.ndarray:
+    """Returns an equal array whose memory is in another order."""
+    if order == "channels last" and array.ndim > 2:
+        return np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 1, -1)), -1, 1)
+    if order == "gaps":
+        wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
+        wide[..., ::2] = array
+        return wide[..., ::2]
+    if order == "reversed":
+        return np.ascontiguousarray(array[::-1])[::-1]
+    return np.ascontiguousarray(array)
+
+
+def arrays(shape: Sequence[int], seed: int, order: str = "C") -> np.ndarray:
+    """Returns normally distributed float32 numbers."""
+    random = np.random.RandomState(seed)
+    return in_order(random.standard_normal(shape).astype("f"), order)
+
+
+orders = st.sampled_from(ORDERS)
+seeds = st.integers(0, 2**32 - 1)
+
+
+@contextlib.contextmanager
+def called() -> Iterator[set[str]]:
+    """Notes the names of the kernels that computed something in a block."""
+    names: set[str] = set()
+    original = installing._Kernel.__call__
+
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        result = original(self, *arguments, **options)
+        if result is not NotImplemented:
+            names.add(self._entry.name)
+        return result
+
+    with mock.patch.object(installing._Kernel, "__call__", call):
+        yield names
+
+
+def run(
+    function: Callable[..., Any], inputs: Sequence[np.ndarray], seed: int = 0
+) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+    """Runs a function forward and backward.
+
+    Args:
+        function: Of variables, to a variable or several.
+        inputs: Arrays; those of integers get no gradient.
+        seed: Of the output gradients.
+
+    Returns:
+        The outputs, and the gradients of the inputs.
+    """
+    variables = [chainer.Variable(a, requires_grad=a.dtype.kind == "f") for a in inputs]
+    outputs = function(*variables)
+    outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    random = np.random.RandomState(seed)
+    for y in outputs:
+        y.grad = random.standard_normal(y.shape).astype(y.dtype)
+    with_gradients = [v for v in variables if v.requires_grad]
+    found = chainer.grad(outputs, with_gradients, [y.grad_var for y in outputs])
+    gradients = iter(found)
+    return (
+        [y.array for y in outputs],
+        [
+            None if g is None else g.array
+            for g in (next(gradients) if v.requires_grad else None for v in variables)
+        ],
+    )
+
+
+def check(
+    function: Callable[..., Any],
+    inputs: Sequence[np.ndarray],
+    kernels: Sequence[str],
+    rtol: float = 1e-5,
+    atol: float = 1e-5,
+) -> None:
+    """Compares a function with kernels and Chainer's own in float64.
+
+    Args:
+        function: Of variables, to a variable or several.
+        inputs: Float32 arrays and integers.
+        kernels: The names in the catalogue that are to compute it.
+        rtol: Relative tolerance.
+        atol: Absolute tolerance, in units of the largest value of the right array.
+    """
+    with called() as names:
+        ours, our_gradients = run(function, inputs)
+    assert set(kernels) <= names, f"{set(kernels) - names} left it to Chainer"
+    with chainer_kernels.disabled():
+        chainers, chainers_gradients = run(function, inputs)
+        precise = [a.astype("d") if a.dtype.kind == "f" else a for a in inputs]
+        right, right_gradients = run(function, precise)
+    for our, theirs, exact in zip(
+        [*ours, *our_gradients],
+        [*chainers, *chainers_gradients],
+        [*right, *right_gradients],
+    ):
+        if exact is None:
+            assert our is None
+            continue
+        assert (our.shape, our.dtype) == (theirs.shape, theirs.dtype)
+        scale = np.abs(exact).max() if exact.size else 1
+        np.testing.assert_allclose(our, exact, rtol, atol * max(scale, 1e-3))
