@@ -6,7 +6,7 @@ A provider is a module with::
     convolution(x, W, b, geometry)              -> y     forward; b may be None
     convolution_data(gy, W, geometry, size)     -> gx    the gradient of x
     convolution_weights(x, gy, geometry)        -> gW    the gradient of W
-    product(a, b, out=None, accumulate=False)   -> a @ b, or out, to which it may be added
+    product(a, b, out=None, accumulate=False)   -> a @ b, or out, perhaps added
 
 Arrays are float32. Activations are C contiguous and channels last: x (N, *sizes, C),
 y (N, *sizes, O). W and gW are Chainer's, (O, C / groups, *kernel), and C contiguous.
