@@ -31,6 +31,7 @@ def memory_order(x: np.ndarray) -> tuple[int, ...] | None:
     """Returns the axes in the order of memory; ``None`` if there are gaps in it."""
     if x.flags.c_contiguous:
         return tuple(range(x.ndim))
+    # Of equal strides, those of axes of length 1, the first comes first.
     axes = tuple(sorted(range(x.ndim), key=lambda axis: -x.strides[axis]))
     return axes if x.transpose(axes).flags.c_contiguous else None
 

@@ -69,10 +69,12 @@ class _Channel:
 
     def send(self, microbatch: int, message: Sequence[Tensor]) -> None:
         with self._deadline(f"rank {self._peer} to receive microbatch {microbatch}"):
-            self._comm.send_obj(signature(message), self._peer, self._tag)
-            for tensor in message:
+            specs = signature(message)
+            self._comm.send_obj(specs, self._peer, self._tag)
+            for tensor, spec in zip(message, specs):
                 if tensor.array is not None:
-                    self._comm.send(_packed(tensor.array), self._peer, self._tag)
+                    packed = _packed(spec.in_memory(tensor.array))
+                    self._comm.send(packed, self._peer, self._tag)
 
     def post(self, microbatch: int) -> None:
         pass  # ChainerMN allocates when a message arrives.
@@ -129,7 +131,8 @@ def _unpacked(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
     if dtype not in _SENT:
         n_bytes = math.prod(spec.shape) * dtype.itemsize
         array = array.view(np.uint8)[:n_bytes].view(dtype)
-    return array.reshape(spec.shape).astype(dtype, copy=False)
+    array = array.reshape(spec.shape_in_memory).astype(dtype, copy=False)
+    return spec.received(array)
 
 
 def send_data(comm: Any, y: chainer.Variable, dest: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from chainer_kernels.layouts import memory_order
+
 
 class Tensor(NamedTuple):
     """One array on its way between two stages.
@@ -24,11 +26,35 @@ Tensors = tuple
 
 
 class TensorSpec(NamedTuple):
-    """The shape and dtype of a :class:`Tensor`, by which a receiver allocates it."""
+    """The shape, dtype and memory order of a :class:`Tensor`, as a receiver needs them.
+
+    What a convolution returns on a CPU has its channels last in memory. It arrives so:
+    the order in which the next layer adds, and how fast, depend on it.
+
+    Attributes:
+        shape: The shape; ``None`` for a gradient there is not.
+        dtype: The dtype.
+        requires_grad: As the tensor's.
+        order: The axes in the order of memory.
+    """
 
     shape: tuple[int, ...] | None
     dtype: str
     requires_grad: bool | None
+    order: tuple[int, ...] = ()
+
+    @property
+    def shape_in_memory(self) -> tuple[int, ...]:
+        """The shape of what is sent."""
+        return tuple(self.shape[axis] for axis in self.order)
+
+    def in_memory(self, array: Any) -> Any:
+        """Returns an array as it is sent, in C order unless it has gaps."""
+        return array.transpose(self.order)
+
+    def received(self, array: Any) -> Any:
+        """Returns what was sent as the array that it was."""
+        return array.transpose([self.order.index(axis) for axis in range(array.ndim)])
 
 
 #: The specs of all tensors of one microbatch.
@@ -64,10 +90,22 @@ def check_plain(array: Any, source: str) -> None:
 
 
 def signature(tensors: Sequence[Tensor]) -> Signature:
-    """Returns the shapes and dtypes of tensors."""
+    """Returns the shapes, dtypes and memory orders of tensors.
+
+    Example:
+        >>> import numpy as np
+        >>> channels_last = np.zeros((2, 5, 5, 3), 'f').transpose(0, 3, 1, 2)
+        >>> signature([Tensor(channels_last)])[0].order
+        (0, 2, 3, 1)
+    """
     return tuple(
         TensorSpec(None, "", requires_grad)
         if array is None
-        else TensorSpec(array.shape, array.dtype.str, requires_grad)
+        else TensorSpec(
+            array.shape,
+            array.dtype.str,
+            requires_grad,
+            memory_order(array) or tuple(range(array.ndim)),
+        )
         for array, requires_grad in tensors
     )

@@ -2,9 +2,10 @@
 
 A *channel* leads from one rank to another, in one direction, and carries one message
 per microbatch, in an order both ends know. A message is a tuple of tensors
-(:mod:`divisible.communication.signatures`). Both ends remember the *signature* (shapes
-and dtypes) that each microbatch of the channel last had, so that in the steady state
-only the bytes of the arrays travel, into arrays whose receives were posted before::
+(:mod:`divisible.communication.signatures`). Both ends remember the *signature* (shapes,
+dtypes and memory orders) that each microbatch of the channel last had, so that in the
+steady state only the bytes of the arrays travel, into arrays whose receives were posted
+before::
 
     microbatch's signature    sender                    receiver
     as last time              bytes of each array  -->  posted receives
@@ -153,14 +154,16 @@ class Sender(_Channel):
             message: Tensors that are not modified afterwards.
         """
         transport = self._transport
+        new = signature(message)
         buffers = [
-            transport.memory.outgoing(array, transport.on_wire(array.dtype))
-            for array, _ in message
+            transport.memory.outgoing(
+                spec.in_memory(array), transport.on_wire(array.dtype)
+            )
+            for (array, _), spec in zip(message, new)
             if array is not None
         ]
         pieces = list(_pieces(buffers))
         transport.note_sizes(pieces)
-        new = signature(message)
         agreed, n_pieces = self._agreed.get(microbatch, (None, 0))
         if new == agreed:
             requests = [self._isend(piece, self._data_tag) for piece in pieces]
@@ -280,7 +283,9 @@ class _ReceiveBuffer:
         self._transport = transport
         self.is_posted = False
         self.arrays = [
-            transport.memory.allocate(spec.shape, transport.on_wire(spec.dtype))
+            transport.memory.allocate(
+                spec.shape_in_memory, transport.on_wire(spec.dtype)
+            )
             for spec in agreed
             if spec.shape is not None
         ]
@@ -310,7 +315,9 @@ class _ReceiveBuffer:
         incoming, arrays = self._transport.memory.incoming, iter(self.arrays)
         return tuple(
             Tensor(
-                None if spec.shape is None else incoming(next(arrays), spec.dtype),
+                None
+                if spec.shape is None
+                else spec.received(incoming(next(arrays), spec.dtype)),
                 spec.requires_grad,
             )
             for spec in self._signature

@@ -16,11 +16,12 @@ def train(comm, cuts, schedule):
     with deferred_init(seed=0):
         model = Divisible(
             L.Convolution2D(1, 4, 3, pad=1),
+            # What this adds up depends on the order of channels in memory.
+            L.BatchNormalization(4),
             F.relu,
             lambda x: F.dropout(x, 0.2),
             L.Linear(4 * 64, 50),
             F.tanh,
-            L.BatchNormalization(50),
             L.Linear(50, 10),
         )
     stage = model.divide(*Plan(cuts).range(comm.rank))

@@ -22,13 +22,13 @@ def in_order(array: np.ndarray, order: str) -> np.ndarray:
     """Returns an equal array whose memory is in another order."""
     if order == "channels last" and array.ndim > 2:
         return np.moveaxis(np.ascontiguousarray(np.moveaxis(array, 1, -1)), -1, 1)
-    if order == "gaps":
+    if order == "gaps" and array.ndim:
         wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
         wide[..., ::2] = array
         return wide[..., ::2]
-    if order == "reversed":
+    if order == "reversed" and array.ndim:
         return np.ascontiguousarray(array[::-1])[::-1]
-    return np.ascontiguousarray(array)
+    return array.copy("C")
 
 
 def arrays(shape: Sequence[int], seed: int, order: str = "C") -> np.ndarray:

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chainer_kernels.layouts import memory_order
 from divisible.communication import transport
 from divisible.communication.collectives import all_gather, broadcast_object
 from divisible.communication.errors import StallError
 from divisible.communication.transport import Tensor, Transport
+from tests.support import kernels
+from tests.support.kernels import in_order
 from tests.support.mpiexec import assert_on_ranks
 
 N_MICROBATCHES = 3
@@ -20,6 +23,7 @@ tensors = st.fixed_dictionaries(
         "shape": st.none() | st.lists(st.integers(0, 5), max_size=3),
         "dtype": st.sampled_from(["float16", "float32", "float64", "int64", "bool"]),
         "requires_grad": st.sampled_from([True, False, None]),
+        "order": kernels.orders,
     }
 )
 minibatches = st.lists(
@@ -35,7 +39,10 @@ def make_message(specs, seed):
         Tensor(
             None
             if spec["shape"] is None
-            else np.asarray(rng.normal(size=spec["shape"])).astype(spec["dtype"]),
+            else in_order(
+                np.asarray(rng.normal(size=spec["shape"])).astype(spec["dtype"]),
+                spec["order"],
+            ),
             spec["requires_grad"],
         )
         for spec in specs
@@ -54,6 +61,8 @@ def assert_equal(received, sent):
                 other.array.shape,
             )
             np.testing.assert_array_equal(mine.array, other.array)
+            if memory_order(other.array) is not None:
+                assert memory_order(mine.array) == memory_order(other.array)
 
 
 # So that the small arrays of this test travel in pieces, as large ones do.
