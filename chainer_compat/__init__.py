@@ -35,12 +35,12 @@ What no hook can hide from a user's own script:
 
 import sys
 
-# Names of modules; see plug_in().
-_plugged_in = []
-
 
 class _Hook:
     """First on ``sys.meta_path``; looks at nothing but Chainer's names."""
+
+    # Names of modules; see plug_in().
+    plugged_in = []
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -80,9 +80,9 @@ def plug_in(module: str) -> None:
             Chainer, and called with each of Chainer's modules, those that are loaded
             already included.
     """
-    if module in _plugged_in:
+    if module in _Hook.plugged_in:
         return
-    _plugged_in.append(module)
+    _Hook.plugged_in.append(module)
     if "chainer" in sys.modules:
         from chainer_compat import _finder
 

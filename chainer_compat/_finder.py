@@ -11,7 +11,6 @@ import warnings
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
-import chainer_compat
 from chainer_compat import (
     _caffe,
     _shim,
@@ -46,10 +45,12 @@ _loaded = {}
 class Loader(SourceFileLoader):
     """Hands a module over to those who asked for it, when it is loaded."""
 
+    plugged_in = ()
+
     def exec_module(self, module) -> None:
         """Runs the module's code, and what follows."""
         super().exec_module(module)
-        for name in chainer_compat._plugged_in:
+        for name in self.plugged_in:
             importlib.import_module(name).loaded(module)
 
 
@@ -85,6 +86,7 @@ def find_spec(name: str, path, target, asking):
     needs_edits = any(shim.why_not_needed() is None for shim in _of_module(name))
     loader = EditingLoader if needs_edits else Loader
     spec.loader = loader(spec.loader.name, spec.loader.path)
+    spec.loader.plugged_in = asking.plugged_in
     return spec
 
 

@@ -25,10 +25,32 @@ class Entry(NamedTuple):
 
     def load(self) -> Callable:
         """Returns the kernel."""
-        module, _, function = self.kernel.partition(":")
-        return getattr(
-            importlib.import_module(f"chainer_kernels.functions.{module}"), function
-        )
+        return _load(self.kernel)
+
+
+class Backward(NamedTuple):
+    """How the backward of a function can be taken apart.
+
+    Attributes:
+        is_splittable: Whether ``backward`` may be called twice, for a part of the
+            inputs each time, at no extra cost.
+        weights: The module in ``chainer_kernels.functions`` and the function in it that
+            tells what to add to the gradients of parameters; empty if there is none.
+    """
+
+    is_splittable: bool = False
+    weights: str = ""
+
+    def load(self) -> Callable | None:
+        """Returns the function that tells what to add, if there is one."""
+        return _load(self.weights) if self.weights else None
+
+
+def _load(name: str) -> Callable:
+    module, _, function = name.partition(":")
+    return getattr(
+        importlib.import_module(f"chainer_kernels.functions.{module}"), function
+    )
 
 
 def _entries(modules: str, rows: dict[str, dict[str, str]]) -> tuple[Entry, ...]:
@@ -51,6 +73,45 @@ _ACTIVATIONS = _entries(
 )
 
 CATALOGUE = (*_ACTIVATIONS,)
+
+#: By Chainer's class, within ``chainer.functions``; a subclass may do anything.
+BACKWARD = {
+    "array.concat:Concat": Backward(True),
+    "connection.convolution_2d:Convolution2DFunction": Backward(True),
+    "connection.convolution_nd:ConvolutionND": Backward(True),
+    "connection.deconvolution_2d:Deconvolution2DFunction": Backward(True),
+    "connection.deconvolution_nd:DeconvolutionND": Backward(True),
+    "connection.linear:LinearFunction": Backward(True, "weight_gradients:linear"),
+    "connection.local_convolution_2d:LocalConvolution2DFunction": Backward(True),
+    "math.basic_math:Add": Backward(True),
+    "math.basic_math:Mul": Backward(True),
+    "math.basic_math:Sub": Backward(True),
+    "math.einsum:EinSum": Backward(True),
+    "math.matmul:MatMul": Backward(True),
+    "math.tensordot:TensorDot": Backward(True),
+}
+
+
+@functools.cache
+def backward_of(function: type) -> Backward:
+    """Returns how the backward of a function can be taken apart.
+
+    Args:
+        function: The exact type of a :class:`~chainer.FunctionNode`.
+
+    Example:
+        >>> from chainer.functions.math.basic_math import Add
+        >>> backward_of(Add).is_splittable
+        True
+    """
+    module = function.__module__.partition("chainer.functions.")[2]
+    return BACKWARD.get(f"{module}:{function.__qualname__}", Backward())
+
+
+@functools.cache
+def weights_of(function: type) -> Callable | None:
+    """Returns what tells what to add to the gradients of a function's parameters."""
+    return backward_of(function).load()
 
 
 @functools.cache

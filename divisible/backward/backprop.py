@@ -18,9 +18,9 @@ stage, whose input needs no gradient, is no exception: the gradient still has to
 through the activations down to its lowest parameter.
 
 Chainer's functions compute the gradients of the inputs they are asked for. Where those
-of activation and weight are independent work (:data:`SPLITTABLE`), a function is asked
-twice. All other functions, old-style ones included, run whole in I; or whole in W if
-none of their activations needs a gradient.
+of activation and weight are independent work, which :mod:`chainer_kernels.catalogue`
+knows, a function is asked twice. All other functions, old-style ones included, run
+whole in I; or whole in W if none of their activations needs a gradient.
 """
 
 from __future__ import annotations

@@ -15,41 +15,11 @@ from typing import Any
 import chainer
 from chainer import _backprop_utils, backend, variable
 from chainer.backends import cuda
-from chainer.functions.array import concat
-from chainer.functions.connection import (
-    convolution_2d,
-    convolution_nd,
-    deconvolution_2d,
-    deconvolution_nd,
-    linear,
-    local_convolution_2d,
-)
-from chainer.functions.math import basic_math, einsum, matmul, tensordot
 
-from divisible.backward.in_place import IN_PLACE
+from chainer_kernels.catalogue import backward_of, weights_of
 from divisible.backward.weight_gradients import WeightGradients
 
 Array = Any
-
-#: Functions whose ``backward`` may be called twice, for a part of the inputs each time,
-#: at no extra cost. Exact types: a subclass may do anything.
-SPLITTABLE = frozenset(
-    {
-        basic_math.Add,
-        basic_math.Mul,
-        basic_math.Sub,
-        concat.Concat,
-        convolution_2d.Convolution2DFunction,
-        convolution_nd.ConvolutionND,
-        deconvolution_2d.Deconvolution2DFunction,
-        deconvolution_nd.DeconvolutionND,
-        einsum.EinSum,
-        linear.LinearFunction,
-        local_convolution_2d.LocalConvolution2DFunction,
-        matmul.MatMul,
-        tensordot.TensorDot,
-    }
-)
 
 
 class GraphWalk:
@@ -137,7 +107,7 @@ class GraphWalk:
         if self._defer:
             weights = tuple(i for i in targets if self._is_weight(function.inputs[i]))
             others = tuple(i for i in targets if i not in weights)
-            if weights and (not others or type(function) in SPLITTABLE):
+            if weights and (not others or backward_of(type(function)).is_splittable):
                 self._deferred.append((function, weights, output_gradients))
                 targets = others
         self._step(function, targets, output_gradients)
@@ -163,7 +133,7 @@ class GraphWalk:
         output_gradients: tuple[chainer.Variable | None, ...],
     ) -> tuple[int, ...]:
         """Adds what a rule knows of gradients; returns the inputs that are left."""
-        rule = IN_PLACE.get(type(function))
+        rule = weights_of(type(function))
         # Debug mode looks for NaN in the arrays that functions return.
         if rule is None or chainer.is_debug():
             return targets
@@ -243,11 +213,12 @@ class GraphWalk:
         retained, others = set(), set()
         for function, _, _ in self._deferred:
             indexes = function._input_indexes_to_retain or ()
+            is_splittable = backward_of(type(function)).is_splittable
             for i, x in enumerate(function.inputs):
                 if not self._is_weight(x):
                     x.unchain()
                     # Functions not on the list might look at inputs all the same.
-                    needed = i in indexes or type(function) not in SPLITTABLE
+                    needed = i in indexes or not is_splittable
                     (retained if needed else others).add(x)
         for x in others - retained:
             # A function that ran in I retained it. The property would forget the

@@ -20,7 +20,7 @@ import chainer
 import numpy
 from chainer import backend
 
-from divisible.backward.contributions import Contribution, Scratch, Whole
+from chainer_kernels.contributions import Contribution, Scratch, Whole
 
 Array = Any
 

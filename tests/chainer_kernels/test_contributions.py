@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from divisible.backward import contributions
-from divisible.backward.contributions import Product, Scratch, Sum, Whole
+from chainer_kernels import contributions
+from chainer_kernels.contributions import Product, Scratch, Sum, Whole
 
 RANDOM = np.random.RandomState(0)
 X, GY = (RANDOM.normal(size=(5, n)).astype(np.float32) for n in (6, 4))

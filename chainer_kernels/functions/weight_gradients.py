@@ -1,34 +1,32 @@
-"""Functions that tell the gradients of their parameters without forming them.
+"""What to add to the gradients of parameters, told without forming it.
 
-A rule gets a function, the inputs that are parameters by their positions, and the
-output gradient; it returns by position what to add to their gradients. Inputs that it
-leaves out are left to the function's own ``backward``.
+Each function here gets a node of Chainer's graph, the inputs that are parameters by
+their positions, and the output gradient. It returns by position what to add to their
+gradients. Inputs that it leaves out are left to the node's own ``backward``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Callable
+from typing import Any
 
 import chainer
 import numpy
-from chainer.functions.connection import linear
 
-from divisible.backward.contributions import Contribution, Product, Sum
+from chainer_kernels.contributions import Contribution, Product, Sum
 
 Array = Any
-Rule = Callable[[Any, Mapping[int, chainer.Parameter], Array], dict[int, Contribution]]
 
 
-def _linear(
-    function: linear.LinearFunction,
+def linear(
+    function: chainer.FunctionNode,
     parameters: Mapping[int, chainer.Parameter],
     gy: Array,
 ) -> dict[int, Contribution]:
     """Multiplies into the weight gradients of a linear layer by GEMM.
 
     Args:
-        function: The function, of the inputs x (N, n_in), W (n_out, n_in) and b.
+        function: A ``LinearFunction``, of x (N, n_in), W (n_out, n_in) and b.
         parameters: Those of them that are parameters.
         gy: Output gradient of shape (N, n_out).
     """
@@ -60,6 +58,3 @@ def _for_gemm(array: Array) -> Array:
 
 
 _GEMM_ARRAYS = (numpy.ndarray, chainer.backends.cuda.ndarray)
-
-#: The rules by the exact type of a function; a subclass may do anything.
-IN_PLACE: dict[type, Rule] = {linear.LinearFunction: _linear}
