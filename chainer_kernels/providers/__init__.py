@@ -15,6 +15,9 @@ Matrices may be transposed views.
 
 from __future__ import annotations
 
+import functools
+import importlib
+from types import ModuleType
 from typing import NamedTuple
 
 
@@ -34,3 +37,9 @@ class Geometry(NamedTuple):
     pad: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int = 1
+
+
+@functools.cache
+def active() -> ModuleType:
+    """Returns the provider that is in use."""
+    return importlib.import_module("chainer_kernels.providers.blas")
