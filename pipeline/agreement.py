@@ -19,6 +19,7 @@ from typing import Callable, NamedTuple
 import chainer
 import numpy as np
 
+from chainer_kernels import is_enabled, providers
 from chainer_kernels.gemm import blas_threads
 from divisible import Divisible
 from divisible.communication.errors import DisagreementError
@@ -49,6 +50,7 @@ class Announcement(NamedTuple):
         host: The name of the host.
         n_threads: BLAS threads of this process.
         n_cores: Cores that this process may use.
+        arithmetic: Whose products and convolutions it computes with.
     """
 
     layer_ranges: Sequence[tuple[int, int]]
@@ -64,6 +66,7 @@ class Announcement(NamedTuple):
     host: str
     n_threads: int
     n_cores: int
+    arithmetic: str
 
     @classmethod
     def of(
@@ -103,6 +106,7 @@ class Announcement(NamedTuple):
             host=socket.gethostname(),
             n_threads=blas_threads(),
             n_cores=_n_cores(),
+            arithmetic=providers.active().NAME if is_enabled() else "Chainer's own",
         )
 
 
@@ -286,6 +290,13 @@ def _warnings(said: Sequence[Announcement], dtypes: Set[np.dtype]) -> list[list[
             " gradients become zero, and small updates are lost. Train with optimizer ="
             " mixed_precision.MixedPrecision(optimizer, comm=comm) and Pipeline(...,"
             " loss_scale=optimizer.loss_scale). With loss_scale=1 this is silent"
+        )
+    others = [rank for rank, w in enumerate(said) if w.arithmetic != said[0].arithmetic]
+    if others:
+        warnings[0].append(
+            f"rank {others[0]} computes by {said[others[0]].arithmetic}, and rank 0 by"
+            f" {said[0].arithmetic}: the last bits depend on the cut. Install the same"
+            f" on all hosts, and set the same CHAINER_KERNELS"
         )
     ranks_on: dict[str, list[int]] = {}
     for rank, word in enumerate(said):

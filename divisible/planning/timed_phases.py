@@ -9,6 +9,7 @@ from typing import Any, Callable
 
 import chainer
 
+import chainer_kernels
 from divisible.backward import backprop
 from divisible.backward.tensors import from_tensor
 from divisible.backward.weight_gradients import WeightGradients
@@ -104,11 +105,11 @@ class Phases:
 def _gradient(y: chainer.Variable) -> Any:
     """Returns a gradient for an output, or None if there can be none.
 
-    It is in C order, as those are that come from another stage or that a convolution,
-    pooling or linear layer behind this one returns. The output need not be: channels
-    are the last axis in memory of what a convolution returns on a CPU, and a batch
-    normalization is faster than in training if those of its gradient are as well.
+    It has the memory order of the output, as the gradients have that kernels return.
+    Those of Chainer's own are in C order, even where what a convolution returns has its
+    channels last, and a batch normalization is slower then.
     """
     if not y.requires_grad or y.dtype.kind != "f":
         return None
-    return chainer.backend.get_array_module(y.array).ones(y.shape, y.dtype)
+    order = "K" if chainer_kernels.is_enabled() else "C"
+    return chainer.backend.get_array_module(y.array).ones_like(y.array, order=order)

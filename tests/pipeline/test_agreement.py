@@ -8,6 +8,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
+import chainer_kernels
 from divisible import Divisible, pop, stash
 from divisible.communication.errors import DisagreementError
 from divisible.schedules import one_f_one_b
@@ -240,3 +241,13 @@ def test_too_many_threads_are_warned_of_once_a_host():
 def test_a_system_that_does_not_tell_which_cores_there_are(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     assert agreement._n_cores() == os.cpu_count()
+
+
+def test_ranks_that_compute_by_other_kernels_are_warned_of():
+    first, second = pair(line())
+    assert agree([first, second]).warnings == [[], []]
+    warned = agree([first, second._replace(arithmetic="Chainer's own")]).warnings
+    assert "rank 1 computes by Chainer's own, and rank 0 by" in warned[0][0]
+    assert warned[1] == []
+    with chainer_kernels.disabled():
+        assert say(line(), (0, 4)).arithmetic == "Chainer's own"
