@@ -12,7 +12,8 @@
 #              NumPy, for scripts that need one
 # make test-chainer CHAINER_SRC=DIR
 #              run Chainer's own tests, and its example scripts ported to a pipeline,
-#              from a clone of Chainer's repository at v7.8.1
+#              from a clone of Chainer's repository at v7.8.1; with KERNELS=1 its
+#              tests run on the kernels of chainer_kernels
 VENV ?= .venv
 # What the environment was made with, if there is one, or else these.
 MADE_WITH := $(shell cat $(VENV)/installed 2>/dev/null || \
@@ -75,7 +76,8 @@ test-chainer: install .venv-chainer/installed
 	  { echo "CHAINER_SRC=DIR must name a source tree of Chainer 7.8.1"; exit 2; }
 	CHAINER_SRC="$(CHAINER_SRC)" $(BIN)/python -m pytest \
 	  tests/examples/test_chainer_scripts.py
-	.venv-chainer/bin/python tests/chainer_suite/run.py "$(CHAINER_SRC)"
+	CHAINER_KERNELS=$(or $(KERNELS),0) \
+	  .venv-chainer/bin/python tests/chainer_suite/run.py "$(CHAINER_SRC)"
 
 .venv-chainer/installed: setup.cfg setup.py tests/chainer_suite/requirements.txt
 	$(PYTHON) -m venv .venv-chainer
