@@ -3,20 +3,23 @@
 A provider is a module with::
 
     NAME                                           for people
-    convolution(x, W, b, geometry)              -> y     forward; b may be None
+    convolution(x, W, b, geometry, relu=False)  -> y     forward; b may be None
     convolution_data(gy, W, geometry, size)     -> gx    the gradient of x
     convolution_weights(x, gy, geometry)        -> gW    the gradient of W
     product(a, b, out=None, accumulate=False)   -> a @ b, or out, perhaps added
 
 Arrays are float32. Activations are C contiguous and channels last: x (N, *sizes, C),
 y (N, *sizes, O). W and gW are Chainer's, (O, C / groups, *kernel), and C contiguous.
-Matrices may be transposed views.
+Matrices may be transposed views. How far y reads behind the inputs follows from its
+sizes, ``geometry.output_sizes``, and ``pad`` says it only of what is before them.
+``relu`` says whether what is negative in y becomes zero, while it is in the cache.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
 
@@ -27,9 +30,11 @@ class Geometry(NamedTuple):
     Attributes:
         kernel: Size of the window.
         stride: Its steps.
-        pad: Zeros before and behind.
+        pad: Zeros before, and at least so many behind unless a stride ends sooner.
         dilation: Distance of what the window reads.
         groups: How many parts of the channels are convolved apart.
+        cover_all: Whether a window that reads the last inputs, and zeros behind them,
+            has an output too.
     """
 
     kernel: tuple[int, ...]
@@ -37,6 +42,14 @@ class Geometry(NamedTuple):
     pad: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int = 1
+    cover_all: bool = False
+
+    def output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Returns the spatial sizes of y, given those of x."""
+        return tuple(
+            (n + 2 * p - d * (k - 1) - 1 + (s - 1 if self.cover_all else 0)) // s + 1
+            for n, k, s, p, d in zip(sizes, *self[:4])
+        )
 
 
 @functools.cache
