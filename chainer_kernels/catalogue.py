@@ -72,7 +72,27 @@ _ACTIVATIONS = _entries(
     },
 )
 
-CATALOGUE = (*_ACTIVATIONS,)
+_CONVOLUTIONS = _entries(
+    "functions.connection",
+    {
+        "convolution_2d": {
+            "Convolution2DFunction.forward_cpu": "convolution:convolution",
+            "Convolution2DGradW.forward_cpu": "convolution:weight_gradient",
+        },
+        "convolution_nd": {
+            "ConvolutionND.forward": "convolution:convolution",
+            "ConvolutionNDGradW.forward": "convolution:weight_gradient",
+        },
+        "deconvolution_2d": {
+            "Deconvolution2DFunction.forward_cpu": "convolution:deconvolution_2d",
+        },
+        "deconvolution_nd": {
+            "DeconvolutionND.forward": "convolution:deconvolution_nd",
+        },
+    },
+)
+
+CATALOGUE = (*_ACTIVATIONS, *_CONVOLUTIONS)
 
 #: By Chainer's class, within ``chainer.functions``; a subclass may do anything.
 BACKWARD = {

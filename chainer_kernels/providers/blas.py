@@ -1,12 +1,98 @@
-"""Products by NumPy's BLAS."""
+"""Convolutions and products by a BLAS and compiled loops.
+
+What the windows of a block read is copied into rows, as many at a time as the cache
+holds, multiplied, and written to where it belongs while a bias is added:
+
+::
+
+    x (N, H, W, C) -gather-> (rows, taps x C) @ (taps x C, O) -scatter-> y (N, H, W, O)
+
+The gradient of the input takes the same way, from gy to gx. That of the weights is a
+sum of products of such rows, transposed, and the rows of gy. Which blocks there are is
+in :mod:`chainer_kernels.windows`.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import numpy as np
 
-from chainer_kernels.gemm import gemm_add
+from chainer_kernels import threads, windows
+from chainer_kernels.loops import convolution as loops
+from chainer_kernels.providers import Geometry
+from chainer_kernels.sgemm import sgemm
+from chainer_kernels.windows import Block, Plan
 
-NAME = "NumPy's BLAS and Numba"
+NAME = "BLAS and Numba"
+
+#: How many elements are gathered for a product, and how many rows at least.
+_CHUNK, _ROWS = 1 << 18, 512
+
+#: What a window reads where there is but one tap.
+_ONE_TAP = np.zeros(1, np.int64)
+
+
+def convolution(
+    x: np.ndarray,
+    W: np.ndarray,
+    b: np.ndarray | None,
+    geometry: Geometry,
+    relu: bool = False,
+) -> np.ndarray:
+    """Returns the output of a convolution."""
+    sizes = x.shape[1:-1]
+    plan = windows.of_outputs(geometry, len(x), sizes)
+    weights = _by_groups(W, geometry)
+    n_groups, outs, channels, taps = weights.shape
+    turned = np.empty((n_groups, outs, taps * channels), np.float32)
+    for group, rows in zip(weights, turned):
+        _turn(group, plan.order, taps * channels, channels, rows)
+    y = np.empty((len(x), *geometry.output_sizes(sizes), len(W)), np.float32)
+    _convolve(x, plan, turned.transpose(0, 2, 1), y, b, relu)
+    return y
+
+
+def convolution_data(
+    gy: np.ndarray, W: np.ndarray, geometry: Geometry, size: tuple[int, ...]
+) -> np.ndarray:
+    """Returns the gradient of a convolution's input."""
+    plan = windows.of_inputs(geometry, len(gy), size, gy.shape[1:-1])
+    weights = _by_groups(W, geometry)
+    n_groups, outs, channels, taps = weights.shape
+    turned = np.empty((n_groups, taps * outs, channels), np.float32)
+    for group, rows in zip(weights, turned):
+        _turn(group, plan.order, channels, outs * channels, rows)
+    gx = np.empty((len(gy), *size, n_groups * channels), np.float32)
+    _convolve(gy, plan, turned, gx, None, False)
+    return gx
+
+
+def convolution_weights(
+    x: np.ndarray, gy: np.ndarray, geometry: Geometry
+) -> np.ndarray:
+    """Returns the gradient of a convolution's weights."""
+    plan = windows.of_outputs(geometry, len(x), x.shape[1:-1])
+    n_groups, taps = geometry.groups, math.prod(geometry.kernel)
+    channels, outs = x.shape[-1] // n_groups, gy.shape[-1] // n_groups
+    x = plan.padded(x)
+    turned = np.zeros((n_groups, outs, taps * channels), np.float32)
+    for block, group, first, count in _chunks(plan, len(x), n_groups, channels):
+        at = group * channels
+        col = _windows(x, at, channels, block, first, count)
+        right = _gather(gy, group * outs, outs, block.outputs, _ONE_TAP, first, count)
+        for source, piece in _pieces(block, channels):
+            sgemm(right.T, col[:, source], turned[group][:, piece], accumulate=True)
+    shape = (n_groups * outs, channels, *geometry.kernel)
+    if taps == 1:
+        return turned.reshape(shape)
+    gW = np.empty(shape, np.float32)
+    threads.run_slices(
+        loops.turn_back,
+        [turned.reshape(-1, taps, channels), gW.reshape(-1, channels, taps)],
+    )
+    return gW
 
 
 def product(
@@ -18,5 +104,145 @@ def product(
     """Returns a product of matrices, written or added to ``out`` if there is one."""
     if out is None or not accumulate:
         return np.matmul(a, b, out=out)
-    gemm_add(out, a, b)
+    sgemm(a, b, out, accumulate=True)
     return out
+
+
+def _by_groups(W: np.ndarray, geometry: Geometry) -> np.ndarray:
+    """Returns weights as (groups, O / groups, C / groups, taps)."""
+    return W.reshape(geometry.groups, -1, W.shape[1], math.prod(geometry.kernel))
+
+
+def _turn(
+    weights: np.ndarray,
+    order: np.ndarray,
+    out_stride: int,
+    tap_stride: int,
+    turned: np.ndarray,
+) -> None:
+    """Copies weights (O, C, taps) to rows of channels."""
+    loops.turn(weights, order, out_stride, tap_stride, turned.reshape(-1))
+
+
+def _convolve(
+    x: np.ndarray,
+    plan: Plan,
+    matrices: np.ndarray,
+    y: np.ndarray,
+    b: np.ndarray | None,
+    relu: bool,
+) -> None:
+    """Multiplies what the windows of x read, and writes it to y.
+
+    Args:
+        x: (N, *sizes, C).
+        plan: The windows.
+        matrices: (groups, taps x C / groups, O / groups).
+        y: (N, *sizes, O).
+        b: (O,) or nothing.
+        relu: Whether what is negative becomes zero.
+    """
+    x = plan.padded(x)
+    n_groups, _, outs = matrices.shape
+    channels = x.shape[-1] // n_groups
+    bias = np.zeros(n_groups * outs, np.float32) if b is None else b
+    if not plan.is_complete:
+        y[...] = np.maximum(bias, 0) if relu else bias
+    for block, group, first, count in _chunks(plan, len(x), n_groups, channels):
+        col = _windows(x, group * channels, channels, block, first, count)
+        rows = np.empty((count, outs), np.float32)
+        for i, (source, piece) in enumerate(_pieces(block, channels)):
+            sgemm(col[:, source], matrices[group][piece], rows, accumulate=i > 0)
+        here = slice(group * outs, (group + 1) * outs)
+        _scatter(rows, bias[here], relu, y, here.start, block.outputs, first)
+
+
+def _chunks(
+    plan: Plan, batch: int, n_groups: int, channels: int
+) -> Iterator[tuple[Block, int, int, int]]:
+    """Generates blocks, groups, and the first and the number of the rows of a part."""
+    for block in plan.blocks:
+        n_rows = batch * block.outputs.size
+        step = max(_ROWS, _CHUNK // (block.taps.size * channels))
+        for group in range(n_groups):
+            for first in range(0, n_rows, step):
+                yield block, group, first, min(step, n_rows - first)
+
+
+def _pieces(block: Block, channels: int) -> Iterator[tuple[slice, slice]]:
+    """Generates columns of gathered rows, and which of all taps they are."""
+    start = 0
+    for first, end in block.pieces:
+        width = (end - first) * channels
+        yield slice(start, start + width), slice(first * channels, end * channels)
+        start += width
+
+
+def _windows(
+    x: np.ndarray, channel: int, channels: int, block: Block, first: int, count: int
+) -> np.ndarray:
+    """Returns what windows of a block read of some channels, a row for each."""
+    taps, run = block.taps, channels
+    if channels == x.shape[-1]:
+        taps, run = block.runs, channels * block.n_adjacent
+    return _gather(x, channel, run, block.inputs, taps, first, count)
+
+
+def _gather(
+    x: np.ndarray,
+    channel: int,
+    run: int,
+    positions: np.ndarray,
+    taps: np.ndarray,
+    first: int,
+    count: int,
+) -> np.ndarray:
+    """Returns (count, taps x run): runs of elements at positions and taps of x."""
+    n_positions = math.prod(x.shape[1:-1])
+    if taps.size == 1 and positions.size == n_positions:
+        every = x.reshape(-1, x.shape[-1])
+        return every[first : first + count, channel : channel + run]
+    col = np.empty((count, taps.size * run), np.float32)
+    image, channels = n_positions * x.shape[-1], x.shape[-1]
+    threads.run_ranges(
+        loops.gather,
+        count,
+        x.reshape(-1),
+        image,
+        channels,
+        channel,
+        positions,
+        taps,
+        run,
+        first,
+        col.reshape(-1),
+        size=col.shape[1],
+    )
+    return col
+
+
+def _scatter(
+    rows: np.ndarray,
+    bias: np.ndarray,
+    relu: bool,
+    y: np.ndarray,
+    channel: int,
+    positions: np.ndarray,
+    first: int,
+) -> None:
+    """Writes rows to positions of y, beginning at a channel."""
+    channels = y.shape[-1]
+    threads.run_ranges(
+        loops.scatter,
+        len(rows),
+        rows,
+        bias,
+        relu,
+        math.prod(y.shape[1:]),
+        channels,
+        channel,
+        positions,
+        first,
+        y.reshape(-1),
+        size=rows.shape[1],
+    )

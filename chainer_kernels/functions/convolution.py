@@ -1,0 +1,138 @@
+"""Convolutions and what Chainer calls deconvolutions, with any number of axes.
+
+The gradients of one are the other and :func:`weight_gradient`, so their gradients have
+kernels too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from chainer_kernels import providers
+from chainer_kernels.layouts import are_float32, channels_first, channels_last
+from chainer_kernels.providers import Geometry
+
+Arrays = tuple[np.ndarray, ...]
+
+
+def convolution(function: Any, inputs: Arrays) -> Arrays:
+    """Stands for ``forward_cpu`` of ``Convolution2DFunction``, ``forward`` of ND's."""
+    x, W, *b = inputs
+    geometry = _geometry(function, W.shape[2:])
+    if (
+        getattr(function, "cudnn_fast", False)
+        or not _is_covered(function, geometry, W.shape, inputs)
+        or x.shape[1] != W.shape[1] * geometry.groups
+        or min(geometry.output_sizes(x.shape[2:])) <= 0
+    ):
+        return NotImplemented
+    function.retain_inputs((0, 1))
+    bias = np.ascontiguousarray(b[0]) if b else None
+    y = providers.active().convolution(
+        channels_last(x), np.ascontiguousarray(W), bias, geometry
+    )
+    return (channels_first(y),)
+
+
+def weight_gradient(function: Any, inputs: Arrays) -> Arrays:
+    """Stands for ``forward_cpu`` of ``Convolution2DGradW``, ``forward`` of ND's."""
+    x, gy = inputs
+    kernel = (function.kh, function.kw) if hasattr(function, "kh") else function.ksize
+    geometry = _geometry(function, kernel)
+    shape = (gy.shape[1], x.shape[1] // geometry.groups, *kernel)
+    if (
+        function.W_dtype != np.float32
+        or not _is_covered(function, geometry, shape, inputs)
+        or x.shape[1] % geometry.groups
+        or getattr(function, "W_shape", shape) != shape
+        or geometry.output_sizes(x.shape[2:]) != gy.shape[2:]
+    ):
+        return NotImplemented
+    function.retain_inputs((0, 1))
+    return (
+        providers.active().convolution_weights(
+            channels_last(x), channels_last(gy), geometry
+        ),
+    )
+
+
+def deconvolution_2d(function: Any, inputs: Arrays) -> Arrays:
+    """Stands for ``Deconvolution2DFunction.forward_cpu``."""
+    x, W = inputs[:2]
+    if not _is_covered(function, _geometry(function, W.shape[2:]), W.shape, inputs):
+        return NotImplemented
+    function.retain_inputs((0, 1))
+    function._calc_out_size(x.shape, W.shape)
+    # As on a GPU: backward sets it too, but fails if it wants the gradient of W alone.
+    function._set_cover_all(x.shape, W.shape)
+    return _deconvolved(function, inputs, (function.outh, function.outw))
+
+
+def deconvolution_nd(function: Any, inputs: Arrays) -> Arrays:
+    """Stands for ``DeconvolutionND.forward``."""
+    x, W = inputs[:2]
+    geometry = _geometry(function, W.shape[2:])
+    size = function.outs or _sizes_of_inputs(geometry, x.shape[2:])
+    if not _is_covered(function, geometry, W.shape, inputs) or min(size) <= 0:
+        return NotImplemented
+    function.retain_inputs((0, 1))
+    function.outs = size
+    function._set_cover_all(x, W)
+    return _deconvolved(function, inputs, size)
+
+
+def _deconvolved(function: Any, inputs: Arrays, size: tuple[int, ...]) -> Arrays:
+    x, W, *b = inputs
+    y = providers.active().convolution_data(
+        channels_last(x),
+        np.ascontiguousarray(W),
+        _geometry(function, W.shape[2:]),
+        tuple(size),
+    )
+    if b:
+        y += b[0]
+    return (channels_first(y),)
+
+
+def _geometry(function: Any, kernel: tuple[int, ...]) -> Geometry:
+    """Returns what a node says, in two dimensions or in any number of them."""
+    if hasattr(function, "sy"):
+        stride = function.sy, function.sx
+        pad = function.ph, function.pw
+        dilation = function.dy, function.dx
+    else:
+        stride, pad, dilation = function.stride, function.pad, function.dilate
+    return Geometry(
+        tuple(kernel),
+        tuple(stride),
+        tuple(pad),
+        tuple(dilation),
+        function.groups,
+        bool(function.cover_all),
+    )
+
+
+def _is_covered(
+    function: Any, geometry: Geometry, weights: tuple[int, ...], inputs: Arrays
+) -> bool:
+    """Says whether providers take such arrays; shapes without sense are Chainer's."""
+    return (
+        are_float32(*inputs)
+        and all(layout is None for layout in function.input_layouts)
+        and not getattr(function, "_use_ideep", False)
+        and math.prod(weights) > 0
+        and weights[0] % geometry.groups == 0
+        and min(geometry.stride) > 0
+        and min(geometry.pad) >= 0
+    )
+
+
+def _sizes_of_inputs(geometry: Geometry, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the smallest sizes of which a convolution has outputs of these."""
+    return tuple(
+        s * (n - 1) + d * (k - 1) + 1 - 2 * p
+        for n, k, s, p, d in zip(sizes, *geometry[:4])
+    )
