@@ -92,7 +92,23 @@ _CONVOLUTIONS = _entries(
     },
 )
 
-CATALOGUE = (*_ACTIVATIONS, *_CONVOLUTIONS)
+_NORMALIZATIONS = _entries(
+    "functions.normalization",
+    {
+        "batch_normalization": {
+            "GeneralBatchNormalizationImpl.forward": "batch_normalization:forward",
+            "GeneralBatchNormalizationImpl.backward": "batch_normalization:backward",
+            "FixedBatchNormalization.forward": "batch_normalization:fixed",
+            "FixedBatchNormalizationGrad.forward": "batch_normalization:fixed_grad",
+        },
+    },
+)
+
+CATALOGUE = (
+    *_ACTIVATIONS,
+    *_CONVOLUTIONS,
+    *_NORMALIZATIONS,
+)
 
 #: By Chainer's class, within ``chainer.functions``; a subclass may do anything.
 BACKWARD = {

@@ -29,13 +29,13 @@ def _method(entry: Entry, owner: type, chainers: Callable) -> Callable:
     """Returns a method that calls a kernel, and Chainer's where there is none."""
     kernel = _Kernel(entry)
 
-    def call(self: Any, *arguments: Any) -> Any:
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
         # A subclass may do anything between, and expect anything.
         if type(self) is owner and _is_ours():
-            result = kernel(self, *arguments)
+            result = kernel(self, *arguments, **options)
             if result is not NotImplemented:
                 return result
-        return chainers(self, *arguments)
+        return chainers(self, *arguments, **options)
 
     return call
 

@@ -7,6 +7,7 @@ for then a product's output is the next layer's input as it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -44,6 +45,39 @@ def flat(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """
     order = memory_order(arrays[0]) or tuple(range(arrays[0].ndim))
     return [np.ascontiguousarray(a.transpose(order)).reshape(-1) for a in arrays]
+
+
+def around(
+    arrays: Sequence[np.ndarray], axes: Sequence[int]
+) -> list[np.ndarray] | None:
+    """Returns arrays of one shape as (before, between, behind), some axes in between.
+
+    They are views, or copies, as those of :func:`flat`.
+
+    Args:
+        arrays: The first one's memory order is that of all.
+        axes: Those between, in ascending order.
+
+    Returns:
+        Arrays of three dimensions; ``None`` where other axes lie between these.
+
+    Example:
+        >>> x = channels_first(np.zeros((2, 4, 4, 3), 'f'))
+        >>> [a.shape for a in around([x], [1])]
+        [(32, 3, 1)]
+        >>> [a.shape for a in around([x.copy()], [1])]
+        [(2, 3, 16)]
+    """
+    order = memory_order(arrays[0]) or tuple(range(arrays[0].ndim))
+    first = order.index(axes[0]) if axes else 0
+    last = first + len(axes)
+    if order[first:last] != tuple(axes):
+        return None
+    sizes = [arrays[0].shape[axis] for axis in order]
+    shape = [
+        math.prod(part) for part in (sizes[:first], sizes[first:last], sizes[last:])
+    ]
+    return [np.ascontiguousarray(a.transpose(order)).reshape(shape) for a in arrays]
 
 
 def empty_like(x: np.ndarray) -> np.ndarray:

@@ -58,14 +58,14 @@ def called() -> Iterator[set[str]]:
 
 
 def run(
-    function: Callable[..., Any], inputs: Sequence[np.ndarray], seed: int = 0
+    function: Callable[..., Any], inputs: Sequence[np.ndarray], seed: int = 2**31
 ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
     """Runs a function forward and backward.
 
     Args:
         function: Of variables, to a variable or several.
         inputs: Arrays; those of integers get no gradient.
-        seed: Of the output gradients.
+        seed: Of the output gradients, which are to differ from the inputs.
 
     Returns:
         The outputs, and the gradients of the inputs.
@@ -122,3 +122,29 @@ def check(
         assert (our.shape, our.dtype) == (theirs.shape, theirs.dtype)
         scale = np.abs(exact).max() if exact.size else 1
         np.testing.assert_allclose(our, exact, rtol, atol * max(scale, 1e-3))
+
+
+def check_second_derivative(
+    function: Callable[..., Any], inputs: Sequence[np.ndarray]
+) -> None:
+    """Compares the gradients of the sum of squared gradients with Chainer's own.
+
+    Args:
+        function: Of variables, to a variable.
+        inputs: Float32 arrays.
+    """
+
+    def run() -> list[np.ndarray]:
+        variables = [chainer.Variable(a) for a in inputs]
+        y = function(*variables)
+        gy = chainer.Variable(arrays(y.shape, 2**31))
+        first = chainer.grad([y], variables, [gy], enable_double_backprop=True)
+        total = sum(chainer.functions.sum(g * g) for g in first if g is not None)
+        second = chainer.grad([total], [*variables, gy])
+        return [g.array for g in second if g is not None]
+
+    ours = run()
+    with chainer_kernels.disabled():
+        right = run()
+    for our, exact in zip(ours, right):
+        np.testing.assert_allclose(our, exact, 1e-4, 1e-4 * np.abs(exact).max())

@@ -1,0 +1,186 @@
+"""Statistics of channels, and what normalizations make of them.
+
+Arrays are float32, contiguous and (before, C, behind), as
+:func:`~chainer_kernels.layouts.around` returns them. Samples may be in groups, each
+with statistics of its own: one group for batch normalization, a group for each sample
+where that is normalized by itself. Statistics and parameters are (groups, C), or of one
+group in any shape.
+
+Statistics are added up in blocks in float32, whose results are added in float64. What a
+block is depends on shapes only.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from chainer_kernels import threads
+from chainer_kernels.loops import normalization as loops
+
+#: Elements of a block, which stays in the first-level cache, and its rows at least and
+#: at most: more would cost accuracy.
+BLOCK_SIZE, FEWEST_ROWS, MOST_ROWS = 8192, 32, 128
+#: Rows that are shorter are put together.
+WIDTH = 256
+
+
+def moments(x: np.ndarray, n_groups: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Returns means and variances, in float64."""
+    before, channels, behind = x.shape
+    if behind > 1:
+        rows = x.reshape(-1, behind)
+        counts = np.full(before // n_groups, behind)
+        means, squares = np.empty((2, len(rows)), "f")
+        threads.run_slices(loops.row_moments, [rows, means, squares])
+    else:
+        (rows,), fold = _columns([x], n_groups)
+        starts, counts = _blocks(len(rows), n_groups, rows.shape[1])
+        counts = np.repeat(counts, fold)
+        n_blocks = len(starts) - 1
+        means, squares = np.empty((2, n_blocks, rows.shape[1]), "f")
+        size = rows.size // n_blocks
+        threads.run_ranges(
+            loops.column_moments, n_blocks, rows, starts, means, squares, size=size
+        )
+    return _combined(
+        counts,
+        means.reshape(n_groups, -1, channels).astype("d"),
+        squares.reshape(n_groups, -1, channels).sum(1, dtype="d"),
+    )
+
+
+def _combined(
+    counts: np.ndarray, means: np.ndarray, squares: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns means and variances of all blocks together.
+
+    Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
+    sample variances", 1979. Two passes over each block are as exact as two over all.
+    """
+    n = counts.sum()
+    shares = counts / n
+    mean = shares @ means
+    means -= mean[:, None]
+    means *= means
+    return mean, squares / n + shares @ means
+
+
+def products(
+    x: np.ndarray, gy: np.ndarray, means: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the sums of ``gy`` and of ``gy * (x - mean)``, in float64."""
+    before, channels, behind = x.shape
+    (means,) = _parameters(channels, means)
+    n_groups = len(means)
+    if behind > 1:
+        rows, gradients = x.reshape(-1, behind), gy.reshape(-1, behind)
+        sums = np.empty((2, len(rows)), "f")
+        arrays = [rows, gradients, _by_row(means, before), *sums]
+        threads.run_slices(loops.row_products, arrays)
+    else:
+        (rows, gradients), fold = _columns([x, gy], n_groups)
+        starts, _ = _blocks(len(rows), n_groups, rows.shape[1])
+        n_blocks = len(starts) - 1
+        sums = np.empty((2, n_blocks, rows.shape[1]), "f")
+        threads.run_ranges(
+            loops.column_products,
+            n_blocks,
+            rows,
+            gradients,
+            np.tile(means, fold),
+            starts,
+            *sums,
+            size=2 * rows.size // n_blocks,
+        )
+    first, second = sums.reshape(2, n_groups, -1, channels).sum(2, dtype="d")
+    return first, second
+
+
+def scale(
+    x: np.ndarray,
+    means: np.ndarray,
+    scales: np.ndarray,
+    shifts: np.ndarray,
+    y: np.ndarray,
+) -> None:
+    """Computes ``y = (x - mean) * scale + shift``."""
+    before, channels, behind = x.shape
+    parameters = _parameters(channels, means, scales, shifts)
+    if behind > 1:
+        arrays = [x.reshape(-1, behind), y.reshape(-1, behind)]
+        arrays += [_by_row(a, before) for a in parameters]
+        threads.run_slices(loops.scale_rows, arrays)
+        return
+    (rows, out), fold = _columns([x, y], len(parameters[0]))
+    parameters = [np.tile(a, fold) for a in parameters]
+    threads.run_ranges(
+        loops.scale_columns, len(rows), rows, *parameters, out, size=rows.shape[1]
+    )
+
+
+def combine(
+    x: np.ndarray,
+    gy: np.ndarray,
+    means: np.ndarray,
+    scales: np.ndarray,
+    slopes: np.ndarray,
+    shifts: np.ndarray,
+    gx: np.ndarray,
+) -> None:
+    """Computes ``gx = gy * scale + (x - mean) * slope + shift``."""
+    before, channels, behind = x.shape
+    parameters = _parameters(channels, means, scales, slopes, shifts)
+    if behind > 1:
+        arrays = [a.reshape(-1, behind) for a in (x, gy, gx)]
+        arrays += [_by_row(a, before) for a in parameters]
+        threads.run_slices(loops.combine_rows, arrays)
+        return
+    (rows, gradients, out), fold = _columns([x, gy, gx], len(parameters[0]))
+    parameters = [np.tile(a, fold) for a in parameters]
+    threads.run_ranges(
+        loops.combine_columns,
+        len(rows),
+        rows,
+        gradients,
+        *parameters,
+        out,
+        size=rows.shape[1],
+    )
+
+
+def _parameters(channels: int, *arrays: np.ndarray) -> list[np.ndarray]:
+    """Returns arrays as contiguous (groups, C) in float32."""
+    return [np.ascontiguousarray(a, "f").reshape(-1, channels) for a in arrays]
+
+
+def _by_row(parameters: np.ndarray, n_samples: int) -> np.ndarray:
+    """Returns (groups, C) for rows of (samples, C)."""
+    return np.repeat(parameters, n_samples // len(parameters), axis=0).reshape(-1)
+
+
+def _columns(arrays: list[np.ndarray], n_groups: int) -> tuple[list[np.ndarray], int]:
+    """Returns (rows, C, 1) as matrices, and how many rows of C are one row of theirs.
+
+    ::
+
+        a b                     a b a b
+        a b      fold = 2       a b a b
+        a b     --------->
+        a b
+    """
+    n_rows, channels, _ = arrays[0].shape
+    fold = 1
+    while channels * fold < WIDTH and n_rows // n_groups % (2 * fold) == 0:
+        fold *= 2
+    return [a.reshape(-1, channels * fold) for a in arrays], fold
+
+
+@functools.lru_cache(maxsize=256)
+def _blocks(n_rows: int, n_groups: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where blocks of rows start and end, and the lengths of a group's."""
+    rows = min(max(BLOCK_SIZE // width, FEWEST_ROWS), MOST_ROWS)
+    in_group = np.arange(0, n_rows // n_groups, rows)
+    starts = np.add.outer(np.arange(0, n_rows, n_rows // n_groups), in_group)
+    return np.append(starts, n_rows), np.diff(in_group, append=n_rows // n_groups)

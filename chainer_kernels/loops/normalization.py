@@ -1,0 +1,166 @@
+"""Loops of normalizations: sums along rows and columns, and what is made of them.
+
+Activations are matrices in memory. Where channels come last each column belongs to a
+channel; otherwise each row does, a sample's pixels of one channel.
+
+::
+
+                 columns                                  rows
+    x            (samples * pixels, C)                    (samples * C, pixels)
+    statistics   of each column within blocks of rows     of each row
+    parameters   (groups, C), a group being equally       (rows,)
+                 many rows
+"""
+
+import numpy as np
+
+from chainer_kernels.compiling import loop
+
+ZERO = np.float32(0)
+
+
+@loop("void(i8, i8, f4[:, ::1], i8[::1], f4[:, ::1], f4[:, ::1])")
+def column_moments(first, last, x, starts, means, squares):
+    """Computes means, and sums of squared distances from them, within blocks.
+
+    Block ``b`` is ``x[starts[b]:starts[b + 1]]``; it is in the cache the second time.
+    """
+    for b in range(first, last):
+        block = x[starts[b] : starts[b + 1]]
+        mean = means[b]
+        square = squares[b]
+        mean[:] = ZERO
+        square[:] = ZERO
+        for r in range(block.shape[0]):
+            row = block[r]
+            for c in range(mean.size):
+                mean[c] += row[c]
+        share = np.float32(1 / block.shape[0])
+        for c in range(mean.size):
+            mean[c] *= share
+        for r in range(block.shape[0]):
+            row = block[r]
+            for c in range(mean.size):
+                distance = row[c] - mean[c]
+                square[c] += distance * distance
+
+
+@loop("void(f4[:, ::1], f4[::1], f4[::1])", is_sum=True)
+def row_moments(x, means, squares):
+    """Computes means, and sums of squared distances from them."""
+    for r in range(x.shape[0]):
+        row = x[r]
+        total = ZERO
+        for i in range(row.size):
+            total += row[i]
+        mean = total / np.float32(row.size)
+        square = ZERO
+        for i in range(row.size):
+            distance = row[i] - mean
+            square += distance * distance
+        means[r] = mean
+        squares[r] = square
+
+
+@loop(
+    "void(i8, i8, f4[:, ::1], f4[:, ::1], f4[:, ::1], i8[::1], f4[:, ::1], f4[:, ::1])"
+)
+def column_products(first, last, x, gy, means, starts, sums, products):
+    """Computes sums of ``gy`` and of ``gy * (x - mean)`` within blocks."""
+    blocks = (starts.size - 1) // means.shape[0]
+    for b in range(first, last):
+        block = x[starts[b] : starts[b + 1]]
+        gradients = gy[starts[b] : starts[b + 1]]
+        mean = means[b // blocks]
+        total = sums[b]
+        product = products[b]
+        total[:] = ZERO
+        product[:] = ZERO
+        for r in range(block.shape[0]):
+            row = block[r]
+            gradient = gradients[r]
+            for c in range(mean.size):
+                total[c] += gradient[c]
+                product[c] += gradient[c] * (row[c] - mean[c])
+
+
+@loop(
+    "void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1])",
+    is_sum=True,
+)
+def row_products(x, gy, means, sums, products):
+    """Computes sums of ``gy`` and of ``gy * (x - mean)``."""
+    for r in range(x.shape[0]):
+        row = x[r]
+        gradient = gy[r]
+        mean = means[r]
+        total = ZERO
+        product = ZERO
+        for i in range(row.size):
+            total += gradient[i]
+            product += gradient[i] * (row[i] - mean)
+        sums[r] = total
+        products[r] = product
+
+
+@loop("void(i8, i8, f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1])")
+def scale_columns(first, last, x, means, scales, shifts, y):
+    """Computes ``y = (x - mean) * scale + shift``."""
+    rows = x.shape[0] // means.shape[0]
+    for r in range(first, last):
+        group = r // rows
+        row = x[r]
+        mean = means[group]
+        scale = scales[group]
+        shift = shifts[group]
+        out = y[r]
+        for c in range(row.size):
+            out[c] = (row[c] - mean[c]) * scale[c] + shift[c]
+
+
+@loop("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1])")
+def scale_rows(x, y, means, scales, shifts):
+    """Computes ``y = (x - mean) * scale + shift``."""
+    for r in range(x.shape[0]):
+        row = x[r]
+        out = y[r]
+        mean = means[r]
+        scale = scales[r]
+        shift = shifts[r]
+        for i in range(row.size):
+            out[i] = (row[i] - mean) * scale + shift
+
+
+@loop(
+    "void(i8, i8, f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[:, ::1],"
+    " f4[:, ::1], f4[:, ::1])"
+)
+def combine_columns(first, last, x, gy, means, scales, slopes, shifts, gx):
+    """Computes ``gx = gy * scale + (x - mean) * slope + shift``."""
+    rows = x.shape[0] // means.shape[0]
+    for r in range(first, last):
+        group = r // rows
+        row = x[r]
+        gradient = gy[r]
+        mean = means[group]
+        scale = scales[group]
+        slope = slopes[group]
+        shift = shifts[group]
+        out = gx[r]
+        for c in range(row.size):
+            out[c] = gradient[c] * scale[c] + (row[c] - mean[c]) * slope[c] + shift[c]
+
+
+@loop("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[::1])")
+def combine_rows(x, gy, gx, means, scales, slopes, shifts):
+    """Computes ``gx = gy * scale + (x - mean) * slope + shift``."""
+    for r in range(x.shape[0]):
+        row = x[r]
+        gradient = gy[r]
+        out = gx[r]
+        mean = means[r]
+        scale = scales[r]
+        slope = slopes[r]
+        shift = shifts[r]
+        for i in range(row.size):
+            out[i] = gradient[i] * scale + (row[i] - mean) * slope + shift
