@@ -27,6 +27,7 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     float8               e5m2, exactly as ml_dtypes rounds
     gemm                 products that are added to what is there
     update_rules         the formulas of update rules, each written once
+    rule_calls           the formula and the numbers that a rule of Chainer's amounts to
     formulas             what a formula may use, and how it is written in CUDA
     optimizer_loops      the choice between the two:
     optimizer_loops_cpu  update rules and other passes over flat buffers, by Numba

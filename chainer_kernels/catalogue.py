@@ -104,10 +104,31 @@ _NORMALIZATIONS = _entries(
     },
 )
 
+_OPTIMIZERS = _entries(
+    "optimizers",
+    {
+        module: {f"{rule}.update_core_cpu": "optimizers:update"}
+        for module, rule in {
+            "sgd": "SGDRule",
+            "momentum_sgd": "MomentumSGDRule",
+            "corrected_momentum_sgd": "CorrectedMomentumSGDRule",
+            "nesterov_ag": "NesterovAGRule",
+            "adam": "AdamRule",
+            "ada_grad": "AdaGradRule",
+            "ada_delta": "AdaDeltaRule",
+            "rmsprop": "RMSpropRule",
+            "rmsprop_graves": "RMSpropGravesRule",
+            "smorms3": "SMORMS3Rule",
+            "msvag": "MSVAGRule",
+        }.items()
+    },
+)
+
 CATALOGUE = (
     *_ACTIVATIONS,
     *_CONVOLUTIONS,
     *_NORMALIZATIONS,
+    *_OPTIMIZERS,
 )
 
 #: By Chainer's class, within ``chainer.functions``; a subclass may do anything.

@@ -23,14 +23,14 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic, overload
 
-from chainer_kernels import float16_bits, update_rules
+from chainer_kernels import float16_bits, threads, update_rules
 from chainer_kernels.float16_bits import (
     U32,
     float_to_e5m2,
     float_to_half,
     half_to_float,
 )
-from chainer_kernels.formulas import Formula, state_names
+from chainer_kernels.formulas import Formula, number_names, state_names
 
 Array = Any
 
@@ -42,7 +42,7 @@ def _bits(value: Any) -> Any:
     return value.view(np.uint16) if is_half else value
 
 
-_compiled = njit(cache=True, error_model="numpy")
+_compiled = njit(cache=True, error_model="numpy", nogil=True)
 # The order of additions is free, so that they run in vector instructions. It depends
 # on the length only: the same parameter gives the same sum on every rank.
 _reducing = njit(cache=True, error_model="numpy", fastmath={"reassoc"})
@@ -227,18 +227,50 @@ def _loop(formula: Formula, has_weights: bool, has_half: bool) -> Callable:
         "      weights_[i] = weight" if has_weights else "",
         "      half_[i] = float_to_half(weight)" if has_half else "",
     ]
-    source = ast.increment_lineno(
-        ast.parse("\n".join(lines)), formula.__code__.co_firstlineno - 1
-    )
     names = {
-        "__name__": __name__,
-        "formula": njit(error_model="numpy")(formula),
         "array": _array,
         "number": _number,
         "current": _current,
         "half_to_float": half_to_float,
         "float_to_half": float_to_half,
     }
+    return _made(formula, name, lines, names)
+
+
+@functools.cache
+def _array_loop(formula: Formula) -> Callable:
+    """Makes the compiled loop of a formula over the arrays of one parameter.
+
+    For :func:`~chainer_kernels.update_rules.momentum_sgd` it is::
+
+        def momentum_sgd_arrays(weight_, gradient_, v_, lr, momentum):
+            for i in range(weight_.size):
+                weight_[i], v_[i] = formula(
+                    weight_[i], gradient_[i], v_[i], lr, momentum
+                )
+    """
+    name = f"{formula.__name__}_arrays_{_version()}"
+    states, numbers = state_names(formula), number_names(formula)
+    arrays = [f"{each}_" for each in ("weight", "gradient", *states)]
+    elements = [f"{each}[i]" for each in arrays]
+    results = ", ".join([elements[0], *elements[2:]])
+    lines = [
+        f"def {name}({', '.join([*arrays, *numbers])}):",
+        "  for i in range(weight_.size):",
+        f"    {results} = formula({', '.join([*elements, *numbers])})",
+    ]
+    return _made(formula, name, lines, {})
+
+
+def _made(
+    formula: Formula, name: str, lines: Sequence[str], names: dict[str, Any]
+) -> Callable:
+    """Returns the compiled loop of a formula that is written in some lines."""
+    source = ast.increment_lineno(
+        ast.parse("\n".join(lines)), formula.__code__.co_firstlineno - 1
+    )
+    names["__name__"] = __name__
+    names["formula"] = njit(error_model="numpy")(formula)
     exec(compile(source, inspect.getsourcefile(formula), "exec"), names)
     return _compiled(names[name])
 
@@ -279,6 +311,20 @@ def update(
     loop = _loop(formula, weights.size > 0, half.size > 0)
     buffers = weights, _bits(half), *map(_bits, states)
     loop(gradients, *span, inverse, *buffers, tuple(numbers))
+
+
+def update_arrays(
+    formula: Formula, arrays: Sequence[Array], numbers: Sequence[float]
+) -> None:
+    """Updates one parameter.
+
+    Args:
+        formula: One of ``update_rules``, or of that form.
+        arrays: The weight, its gradient and the states, contiguous and of one dtype
+            and dimension.
+        numbers: In the order of the formula's arguments, of the weight's dtype.
+    """
+    threads.run_slices(_array_loop(formula), arrays, *numbers)
 
 
 @_compiled_for_arrays

@@ -19,6 +19,7 @@ from chainer.optimizers.sgd import SGDRule
 
 from chainer_kernels import update_rules
 from chainer_kernels.formulas import Formula, number_names, state_names
+from chainer_kernels.rule_calls import CALLS
 from mixed_precision.flat import Gathered, Group
 from mixed_precision.momentum_sgd16 import MomentumSGD16Rule
 
@@ -55,17 +56,8 @@ class Kernel(NamedTuple):
 
 
 def _adam(rules: Sequence[AdamRule], group: Group, loss_scale: float) -> Call:
-    rule, hp = rules[0], rules[0].hyperparam
-    rule._check_eps(group.compute_dtype.type)
-    numbers = (
-        rule.alpha_t,
-        1.0 - hp.beta1,
-        1.0 - hp.beta2,
-        hp.eps,
-        1.0 - hp.eta * hp.weight_decay_rate,
-        hp.eta,
-    )
-    return Call(update_rules.adam, numbers)
+    rules[0]._check_eps(group.compute_dtype.type)
+    return Call(*CALLS[AdamRule](rules[0]))
 
 
 def _is_plain_adam(rule: AdamRule) -> bool:

@@ -1,6 +1,5 @@
 """The passes over flat buffers, and the loops of update rules, against NumPy."""
 
-import inspect
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 from chainer_kernels import optimizer_loops_cpu as loops
 from chainer_kernels import update_rules
 from chainer_kernels.formulas import number_names, state_names
+from mixed_precision import fused
 
 
 def gathered(*arrays):
@@ -45,10 +45,10 @@ def test_every_number_that_is_not_finite_is_seen(dtype, bad, where):
     assert not np.isfinite(sums[0])
 
 
+# Those of flat buffers; functions/test_optimizers.py compares the others with Chainer.
 FORMULAS = [
-    function
-    for _, function in inspect.getmembers(update_rules, inspect.isfunction)
-    if [*inspect.signature(function).parameters][:2] == ["weight", "gradient"]
+    *(kernel.formula for kernel in fused.KERNELS.values()),
+    update_rules.accumulated_sgd,
 ]
 HALF_STATES = {update_rules.momentum_sgd16}
 # Dtype of the gradients, whether there are masters, and float16 weights.
