@@ -124,11 +124,43 @@ _OPTIMIZERS = _entries(
     },
 )
 
+_POOLING = _entries(
+    "functions.pooling",
+    {
+        "max_pooling_nd": {
+            "MaxPoolingND.forward_cpu": "pooling:max_pooling",
+            "MaxPoolingNDGrad.forward_cpu": "pooling:max_pooling_grad",
+            "MaxPoolingNDWithIndexes.forward_cpu": "pooling:max_pooling_with_indexes",
+        },
+        "average_pooling_2d": {
+            "AveragePooling2D.forward_cpu": "pooling:average_pooling_2d",
+            "AveragePooling2DGrad.forward_cpu": "pooling:average_pooling_2d_grad",
+        },
+        "average_pooling_nd": {
+            "AveragePoolingND.forward_cpu": "pooling:average_pooling_nd",
+            "AveragePoolingNDGrad.forward_cpu": "pooling:average_pooling_nd_grad",
+        },
+        "upsampling_2d": {
+            "Upsampling2D.forward_cpu": "pooling:upsampling_2d",
+            "Upsampling2DGrad.forward_cpu": "pooling:upsampling_2d_grad",
+        },
+        "unpooling_2d": {
+            "Unpooling2D.forward": "pooling:unpooling_2d",
+            "Unpooling2DGrad.forward": "pooling:unpooling_grad",
+        },
+        "unpooling_nd": {
+            "UnpoolingND.forward": "pooling:unpooling_nd",
+            "UnpoolingNDGrad.forward": "pooling:unpooling_grad",
+        },
+    },
+)
+
 CATALOGUE = (
     *_ACTIVATIONS,
     *_CONVOLUTIONS,
     *_NORMALIZATIONS,
     *_OPTIMIZERS,
+    *_POOLING,
 )
 
 #: By Chainer's class, within ``chainer.functions``; a subclass may do anything.
