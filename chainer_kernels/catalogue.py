@@ -101,6 +101,14 @@ _NORMALIZATIONS = _entries(
             "FixedBatchNormalization.forward": "batch_normalization:fixed",
             "FixedBatchNormalizationGrad.forward": "batch_normalization:fixed_grad",
         },
+        "group_normalization": {
+            "GroupNormalization.forward": "group_normalization:forward",
+            "GroupNormalization.backward": "group_normalization:backward",
+        },
+        "layer_normalization": {
+            "LayerNormalization.forward": "layer_normalization:forward",
+            "LayerNormalization.backward": "layer_normalization:backward",
+        },
     },
 )
 

@@ -12,11 +12,13 @@ channel; otherwise each row does, a sample's pixels of one channel.
                  many rows
 """
 
+import math
+
 import numpy as np
 
 from chainer_kernels.compiling import loop
 
-ZERO = np.float32(0)
+ZERO, ONE = np.float32(0), np.float32(1)
 
 
 @loop("void(i8, i8, f4[:, ::1], i8[::1], f4[:, ::1], f4[:, ::1])")
@@ -164,3 +166,68 @@ def combine_rows(x, gy, gx, means, scales, slopes, shifts):
         shift = shifts[r]
         for i in range(row.size):
             out[i] = gradient[i] * scale + (row[i] - mean) * slope + shift
+
+
+@loop(
+    "void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[::1], f4)",
+    is_sum=True,
+)
+def normalize_rows(x, y, means, inv_stds, gamma, beta, eps):
+    """Normalizes each row; ``gamma`` and ``beta`` have an element for each column."""
+    for r in range(x.shape[0]):
+        row = x[r]
+        out = y[r]
+        n = np.float32(row.size)
+        total = ZERO
+        for c in range(row.size):
+            total += row[c]
+        mean = total / n
+        square = ZERO
+        for c in range(row.size):
+            distance = row[c] - mean
+            square += distance * distance
+        inv_std = ONE / math.sqrt(square / n + eps)
+        for c in range(row.size):
+            out[c] = (row[c] - mean) * inv_std * gamma[c] + beta[c]
+        means[r] = mean
+        inv_stds[r] = inv_std
+
+
+@loop(
+    "void(i8, i8, f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], i8[::1],"
+    " f4[:, ::1], f4[:, ::1], f4[:, ::1])",
+    is_sum=True,
+)
+def normalize_rows_grad(
+    first, last, x, gy, means, inv_stds, gamma, starts, gx, ggammas, gbetas
+):
+    """Computes the gradients of :func:`normalize_rows`.
+
+    Those of ``gamma`` and ``beta`` are added up within blocks of rows.
+    """
+    n = np.float32(x.shape[1])
+    for b in range(first, last):
+        ggamma = ggammas[b]
+        gbeta = gbetas[b]
+        ggamma[:] = ZERO
+        gbeta[:] = ZERO
+        for r in range(starts[b], starts[b + 1]):
+            row = x[r]
+            gradient = gy[r]
+            out = gx[r]
+            mean = means[r]
+            inv_std = inv_stds[r]
+            total = ZERO
+            product = ZERO
+            for c in range(row.size):
+                x_hat = (row[c] - mean) * inv_std
+                scaled = gradient[c] * gamma[c]
+                total += scaled
+                product += scaled * x_hat
+                ggamma[c] += gradient[c] * x_hat
+                gbeta[c] += gradient[c]
+            total /= n
+            product /= n
+            for c in range(row.size):
+                x_hat = (row[c] - mean) * inv_std
+                out[c] = inv_std * (gradient[c] * gamma[c] - total - x_hat * product)

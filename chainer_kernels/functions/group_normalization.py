@@ -1,0 +1,106 @@
+"""Group normalization: statistics of groups of channels, for each sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import numpy as np
+
+from chainer_kernels.functions import channels
+from chainer_kernels.layouts import are_float32, around, empty_like, is_channels_last
+
+Arrays = tuple[np.ndarray, ...]
+
+
+def forward(function: Any, inputs: Arrays) -> Arrays:
+    """Stands for ``GroupNormalization.forward``."""
+    x, gamma, beta = inputs
+    if not (are_float32(*inputs) and x.size) or x.shape[1] % function.groups:
+        return NotImplemented
+    function.retain_inputs((0, 1))
+    x = _by_sample(x)
+    y = empty_like(x)
+    x_view, y_view = around([x, y], [1])
+    n, n_channels = x.shape[:2]
+    if x.flags.c_contiguous:
+        # The channels of a group lie one after the other.
+        mean, var = channels.moments(x.reshape(n, function.groups, -1), n)
+    else:
+        mean, var = channels.moments(x_view, n)
+        mean, var = (_grouped(a, function.groups) for a in (mean, var))
+        var = var.mean(2) + mean.var(2)
+        mean = mean.mean(2)
+    inv_std = 1 / np.sqrt(var + function.eps)
+    function.mean = mean.reshape(-1).astype("f")
+    function.inv_std = inv_std.reshape(-1).astype("f")
+    mean, inv_std = _of_channels(function, n_channels)
+    shift = np.broadcast_to(beta, mean.shape)
+    channels.scale(x_view, mean, inv_std * gamma, shift, y_view)
+    return (y,)
+
+
+def backward(function: Any, indexes: Any, grad_outputs: Any) -> Any:
+    """Stands for ``GroupNormalization.backward``, unless its own graph is wanted."""
+    inputs = *function.get_retained_inputs(), *grad_outputs
+    arrays = [variable.array for variable in inputs]
+    if chainer.config.enable_backprop or not are_float32(*arrays):
+        return NotImplemented
+    statistics = _of_channels(function, arrays[0].shape[1])
+    return GroupNormalizationGrad(function.groups, *statistics).apply(inputs)
+
+
+class GroupNormalizationGrad(chainer.FunctionNode):
+    """The gradients of group normalization, which are not differentiated.
+
+    Args:
+        groups: The number of groups.
+        mean: For each sample and channel, that of the group.
+        inv_std: One over the standard deviation, likewise.
+    """
+
+    def __init__(self, groups: int, mean: np.ndarray, inv_std: np.ndarray) -> None:
+        self.groups = groups
+        self.mean = mean
+        self.inv_std = inv_std
+
+    def forward(self, inputs: Arrays) -> Arrays:
+        """Returns the gradients of x, gamma and beta for x, gamma and gy."""
+        x, gamma, gy = inputs
+        mean, inv_std = self.mean, self.inv_std
+        x = _by_sample(x)
+        gx = empty_like(x)
+        views = around([x, gy, gx], [1])
+        gbeta, ggamma = channels.products(*views[:2], mean)
+        ggamma *= inv_std
+        share = -self.groups * len(x) / x.size
+        shift, slope = (
+            self._sums(gamma * a) * inv_std * share for a in (gbeta, ggamma)
+        )
+        x_view, gy_view, gx_view = views
+        scale = inv_std * gamma
+        channels.combine(x_view, gy_view, mean, scale, slope * inv_std, shift, gx_view)
+        return gx, ggamma.sum(0).astype("f"), gbeta.sum(0).astype("f")
+
+    def _sums(self, values: np.ndarray) -> np.ndarray:
+        """Returns for each sample and channel the sum over its group."""
+        sums = _grouped(values, self.groups).sum(2)
+        return np.repeat(sums, values.shape[1] // self.groups, axis=1)
+
+
+def _by_sample(x: np.ndarray) -> np.ndarray:
+    """Returns an array in which samples lie one after the other."""
+    return x if is_channels_last(x) else np.ascontiguousarray(x)
+
+
+def _grouped(values: np.ndarray, groups: int) -> np.ndarray:
+    """Returns (samples, C) as (samples, groups, C / groups)."""
+    return values.reshape(len(values), groups, -1)
+
+
+def _of_channels(function: Any, n_channels: int) -> list[np.ndarray]:
+    """Returns the means and inverse deviations as (samples, C)."""
+    return [
+        np.repeat(a.reshape(-1, function.groups), n_channels // function.groups, axis=1)
+        for a in (function.mean, function.inv_std)
+    ]

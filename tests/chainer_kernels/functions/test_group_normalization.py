@@ -1,0 +1,57 @@
+"""Kernels of group normalization against Chainer's functions."""
+
+import chainer.functions as F
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import kernels
+
+KERNELS = ["GroupNormalization.forward", "GroupNormalization.backward"]
+
+
+def inputs(shape, seed, order="C"):
+    x = 3 * kernels.arrays(shape, seed, order) + 2
+    scale, shift = kernels.arrays((2, shape[1]), seed)
+    return [kernels.in_order(x, order), scale, shift]
+
+
+@given(
+    st.lists(st.integers(3, 6), min_size=2, max_size=2),
+    st.integers(1, 4),
+    st.integers(8, 12),
+    kernels.orders,
+    kernels.seeds,
+)
+def test_values_and_gradients(sizes, groups, in_group, order, seed):
+    shape = (sizes[0], groups * in_group, *sizes)
+    for sliced in (shape, shape[:2], shape[:3]):
+        kernels.check(
+            lambda x, gamma, beta: F.group_normalization(x, groups, gamma, beta),
+            inputs(sliced, seed, order),
+            KERNELS,
+            rtol=1e-4,
+            atol=3e-5,
+        )
+
+
+@pytest.mark.parametrize("order", ["C", "channels last"])
+def test_memory_order(order):
+    x, scale, shift = inputs((3, 4, 5, 6), 1, order)
+    (y,), (gx, _, _) = kernels.run(
+        lambda *arrays: F.group_normalization(arrays[0], 2, *arrays[1:]),
+        [x, scale, shift],
+    )
+    assert y.strides == gx.strides == x.strides
+
+
+def test_second_derivative():
+    kernels.check_second_derivative(
+        lambda x, gamma, beta: F.group_normalization(x, 2, gamma, beta),
+        inputs((3, 4, 5, 6), 1, "channels last"),
+    )
+
+
+def test_wrong_number_of_groups_is_refused_as_by_chainer():
+    with pytest.raises(ValueError, match="not divisible"):
+        F.group_normalization(*inputs((3, 4, 5), 1)[:1], 3, *inputs((3, 4, 5), 1)[1:])
