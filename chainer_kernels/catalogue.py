@@ -69,6 +69,14 @@ _ACTIVATIONS = _entries(
             "ReLU.forward_cpu": "activations:relu",
             "ReLUGrad2.forward_cpu": "activations:relu_grad",
         },
+        "log_softmax": {
+            "LogSoftmax.forward": "softmax:log_softmax",
+            "LogSoftmaxGrad.forward": "softmax:log_softmax_grad",
+        },
+        "softmax": {
+            "Softmax.forward": "softmax:softmax",
+            "_SoftmaxGrad.forward": "softmax:softmax_grad",
+        },
     },
 )
 
@@ -163,12 +171,25 @@ _POOLING = _entries(
     },
 )
 
+_LOSSES = _entries(
+    "functions.loss",
+    {
+        "softmax_cross_entropy": {
+            "SoftmaxCrossEntropy.forward_cpu": "softmax:cross_entropy",
+            "_SoftmaxCrossEntropyGrad_NoDoubleBackprop.forward_cpu": (
+                "softmax:cross_entropy_grad"
+            ),
+        },
+    },
+)
+
 CATALOGUE = (
     *_ACTIVATIONS,
     *_CONVOLUTIONS,
     *_NORMALIZATIONS,
     *_OPTIMIZERS,
     *_POOLING,
+    *_LOSSES,
 )
 
 #: By Chainer's class, within ``chainer.functions``; a subclass may do anything.
