@@ -183,6 +183,11 @@ _LOSSES = _entries(
     },
 )
 
+_RECURRENT = _entries(
+    "functions.rnn",
+    {"n_step_rnn": {"n_step_rnn_impl": "recurrent:n_step_rnn_impl"}},
+)
+
 CATALOGUE = (
     *_ACTIVATIONS,
     *_CONVOLUTIONS,
@@ -190,6 +195,7 @@ CATALOGUE = (
     *_OPTIMIZERS,
     *_POOLING,
     *_LOSSES,
+    *_RECURRENT,
 )
 
 #: By Chainer's class, within ``chainer.functions``; a subclass may do anything.

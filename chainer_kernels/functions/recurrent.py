@@ -1,0 +1,310 @@
+"""n-step LSTM, GRU and RNN: one node for each layer and direction.
+
+Chainer makes several nodes for each step. Here all steps' inputs are one product, and
+so are all steps' shares in the gradient of a weight; only the product with the state is
+left to each step::
+
+    gates = X Wx^T                       X: the rows of all steps, one below the other
+    for each step, of rows i to j:
+        H[i:j] = h[:j - i]               the states before it, for the gradient of Wh
+        gates[i:j], h = cell(gates[i:j] + h Wh^T)
+
+    for each step, backwards:
+        g[i:j] = cell'(gates[i:j], gh)
+        gh = g[i:j] Wh
+    gWx = g^T X,  gWh = g^T H,  gX = g Wx
+
+Sequences that are over keep their state, whatever the order of their lengths.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import chainer
+import chainer.functions as F
+import numpy as np
+from chainer.functions.rnn import n_step_gru, n_step_lstm
+
+from chainer_kernels import switch
+from chainer_kernels.functions.recurrent_cells import (
+    GRU,
+    LSTM,
+    RNN_RELU,
+    RNN_TANH,
+    Cell,
+)
+from chainer_kernels.layouts import are_float32
+from chainer_kernels.providers import active
+
+Array = np.ndarray
+
+
+def n_step_rnn_impl(
+    step: Callable,
+    n_layers: int,
+    dropout_ratio: float,
+    hx: Any,
+    cx: Any,
+    ws: Sequence[Sequence[Any]],
+    bs: Sequence[Sequence[Any]],
+    xs: Sequence[Any],
+    use_bi_direction: bool,
+) -> tuple:
+    """Stands for ``n_step_rnn_impl``, on which all n-step functions are built."""
+    cell = _cell(step)
+    n_directions = 2 if use_bi_direction else 1
+    shares = [(*w, *b) for w, b in zip(ws, bs)]
+    if cell is None or not _are_covered(
+        cell, n_layers, n_directions, hx, cx, shares, xs
+    ):
+        return NotImplemented
+    lengths = [len(x) for x in xs]
+    states = [F.separate(s) for s in (hx, cx)[: cell.n_states]]
+    sequence = F.concat(xs, axis=0)
+    last = []
+    for layer in range(n_layers):
+        outputs = []
+        for direction in range(n_directions):
+            i = n_directions * layer + direction
+            # The draws of all steps at once are those of one after the other.
+            x = F.dropout(sequence, dropout_ratio) if layer else sequence
+            node = NStepLayer(cell, step, lengths, bool(direction))
+            y, *after = node.apply((x, *(s[i] for s in states), *shares[i]))
+            outputs.append(y)
+            last.append(after)
+        sequence = F.concat(outputs, axis=1) if use_bi_direction else outputs[0]
+    ends = np.cumsum(lengths)[:-1]
+    ys = F.split_axis(sequence, ends, axis=0) if len(xs) > 1 else [sequence]
+    hy, *cy = (F.stack(state) for state in zip(*last))
+    return hy, cy[0] if cy else None, tuple(ys)
+
+
+def _cell(step: Callable) -> Cell | None:
+    """Returns what a function of Chainer's computes in a step."""
+    if step is n_step_lstm._lstm:
+        return LSTM
+    if step is n_step_gru._gru:
+        return GRU
+    if step.__module__ == "chainer.functions.rnn.n_step_rnn":
+        activation = inspect.getclosurevars(step).nonlocals.get("activation")
+        return {"tanh": RNN_TANH, "relu": RNN_RELU}.get(activation)
+    return None
+
+
+def _are_covered(
+    cell: Cell,
+    n_layers: int,
+    n_directions: int,
+    hx: Any,
+    cx: Any,
+    shares: Sequence[Sequence[Any]],
+    xs: Sequence[Any],
+) -> bool:
+    """Says whether all arrays are of float32, and of the shapes they should have."""
+    states = [hx, cx][: cell.n_states]
+    everything = [*states, *xs, *(each for share in shares for each in share)]
+    if not xs or not are_float32(*map(_array, everything)):
+        return False
+    n_used = n_layers * n_directions
+    if hx.ndim != 3 or any(s.shape != hx.shape for s in states):
+        return False
+    _, batch, n = hx.shape
+    width = xs[0].shape[-1]
+    if len(hx) != n_used or len(shares) < n_used or not n_used:
+        return False
+    if any(x.ndim != 2 or x.shape[1] != width or len(x) > batch for x in xs):
+        return False
+    for i in range(n_used):
+        n_in = width if i < n_directions else n * n_directions
+        k = cell.n_gates
+        right = [(n, n_in)] * k + [(n, n)] * k + [(n,)] * (2 * k)
+        if [a.shape for a in shares[i]] != right:
+            return False
+    return True
+
+
+def _array(x: Any) -> Any:
+    return x.array if isinstance(x, chainer.Variable) else x
+
+
+class NStepLayer(chainer.FunctionNode):
+    """All steps of a layer in one direction.
+
+    Inputs are x (rows of all steps, I), each state (B, N), for each gate a weight
+    (N, I), for each gate a weight (N, N), and as many biases (N,) of either. Outputs
+    are y (rows of all steps, N), and each state afterwards.
+
+    Args:
+        cell: What a step computes.
+        step: The same in Chainer's functions, for second derivatives.
+        lengths: How many rows each step has.
+        is_backward: Whether the last step is the first.
+    """
+
+    def __init__(
+        self, cell: Cell, step: Callable, lengths: Sequence[int], is_backward: bool
+    ) -> None:
+        self._cell = cell
+        self._step = step
+        ends = np.cumsum(lengths)
+        self._rows = [slice(e - n, e) for e, n in zip(ends.tolist(), lengths)]
+        if is_backward:
+            self._rows.reverse()
+
+    @property
+    def label(self) -> str:
+        """The name of the function, for people."""
+        return f"NStep{self._cell.name}"
+
+    def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Computes all steps."""
+        cell = self._cell
+        self.retain_inputs(range(len(inputs)))
+        x, states, wx, wh, bx, bh = self._split(inputs)
+        states = [state.copy() for state in states]
+        h = states[0]
+        n = h.shape[1]
+        gates = active().product(x, cell.stacked(wx).T)
+        bias = cell.bias(cell.stacked(bx), cell.stacked(bh), gates)
+        # Not transposed, it is multiplied by few rows faster.
+        wh = np.ascontiguousarray(cell.stacked(wh).T)
+        before = [np.empty((len(x), n), np.float32) for _ in states]
+        kept = cell.kept(len(x), n)
+        recurrent = np.empty((len(h), wh.shape[1]), np.float32)
+        y = np.empty((len(x), n), np.float32)
+        for rows in self._rows:
+            live = slice(0, rows.stop - rows.start)
+            for state, all_of_it in zip(states, before):
+                all_of_it[rows] = state[live]
+            product = active().product(h[live], wh, out=recurrent[live])
+            cell.forward(gates[rows], product, [s[live] for s in states], bias)
+            if kept is not None:
+                kept[rows] = product[:, -n:]
+            y[rows] = h[live]
+        self._memory = gates, before, kept
+        return (y, *states)
+
+    def _split(self, inputs: Sequence[Any]) -> tuple:
+        """Returns x, the states, and the weights and biases of x and of h."""
+        first, k = 1 + self._cell.n_states, self._cell.n_gates
+        parts = [inputs[first + i * k : first + (i + 1) * k] for i in range(4)]
+        return (inputs[0], list(inputs[1:first]), *parts)
+
+    def backward(
+        self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        """Computes the gradients of some inputs."""
+        inputs = self.get_retained_inputs()
+        if chainer.config.enable_backprop:
+            return self._differentiable(inputs, indexes, grad_outputs)
+        arrays = [v.array for v in inputs]
+        gradients = [None if g is None else g.array for g in grad_outputs]
+        found = self._gradients(arrays, gradients, set(indexes))
+        return tuple(chainer.as_variable(found[i]) for i in indexes)
+
+    def _gradients(
+        self,
+        inputs: Sequence[Array],
+        grad_outputs: Sequence[Array | None],
+        wanted: set[int],
+    ) -> dict[int, Array]:
+        """Returns gradients by the positions of inputs."""
+        cell = self._cell
+        x, states, wx, wh, *_ = self._split(inputs)
+        first, k = 1 + cell.n_states, cell.n_gates
+        gates, before, kept = self._memory
+        g_y, *g_after = grad_outputs
+        g_states = [
+            np.zeros_like(state) if g is None else g.copy("C")
+            for g, state in zip(g_after, states)
+        ]
+        g_x, g_h = cell.new_gradients(gates)
+        self._steps_back(cell.stacked(wh), g_y, g_states, g_x, g_h)
+        found = dict(enumerate(g_states, 1))
+        n = len(wx[0])
+        for start, gradient, operand in ((0, g_x, x), (1, g_h, before[0])):
+            at = [first + start * k + place for place in cell.order]
+            if wanted & {*at}:
+                product = active().product(gradient.T, operand)
+                found.update(zip(at, product.reshape(k, n, -1)))
+            at = [place + 2 * k for place in at]
+            if wanted & {*at}:
+                found.update(zip(at, gradient.sum(axis=0).reshape(k, n)))
+        if 0 in wanted:
+            found[0] = active().product(g_x, cell.stacked(wx))
+        return found
+
+    def _steps_back(
+        self,
+        wh: Array,
+        g_y: Array | None,
+        g_states: Sequence[Array],
+        g_x: Array,
+        g_h: Array,
+    ) -> None:
+        """Computes the gradients of all sums, and of the states before the first step.
+
+        Args:
+            wh: The stacked weights of the states.
+            g_y: Gradient of all outputs.
+            g_states: Gradients of the states after the last step, replaced.
+            g_x: Of the products with x; the result.
+            g_h: Of the products with the states; the result. It may be ``g_x``.
+        """
+        gates, before, kept = self._memory
+        gh = g_states[0]
+        through = np.empty_like(gh)
+        for rows in reversed(self._rows):
+            live = slice(0, rows.stop - rows.start)
+            if g_y is not None:
+                gh[live] += g_y[rows]
+            keeps = self._cell.backward(
+                gates[rows],
+                None if kept is None else kept[rows],
+                [b[rows] for b in before],
+                [g[live] for g in g_states],
+                g_x[rows],
+                g_h[rows],
+            )
+            product = active().product(g_h[rows], wh, out=through[live])
+            if keeps:
+                gh[live] += product
+            else:
+                gh[live] = product
+
+    def _differentiable(
+        self,
+        inputs: Sequence[chainer.Variable],
+        indexes: tuple[int, ...],
+        grad_outputs: Sequence[chainer.Variable | None],
+    ) -> tuple[chainer.Variable | None, ...]:
+        """Returns gradients by Chainer's own functions, which have gradients again."""
+        # One variable may be several inputs: each has a gradient of its own here.
+        inputs = [F.identity(v) for v in inputs]
+        with switch.disabled():
+            x, states, wx, wh, bx, bh = self._split(inputs)
+            w, b = (*wx, *wh), (*bx, *bh)
+            state, cells = (*states, None)[:2]
+            parts: dict[int, chainer.Variable] = {}
+            for rows in self._rows:
+                n_live = rows.stop - rows.start
+                h, c = state[:n_live], None if cells is None else cells[:n_live]
+                h, c = self._step(x[rows], h, c, w, b)
+                parts[rows.start] = h
+                state = F.concat([h, state[n_live:]], axis=0)
+                if cells is not None:
+                    cells = F.concat([c, cells[n_live:]], axis=0)
+            y = F.concat([parts[start] for start in sorted(parts)], axis=0)
+            outputs = [y, state] if cells is None else [y, state, cells]
+            given = [(o, g) for o, g in zip(outputs, grad_outputs) if g is not None]
+            return tuple(
+                chainer.grad(
+                    [output for output, _ in given],
+                    [inputs[i] for i in indexes],
+                    [gradient for _, gradient in given],
+                    enable_double_backprop=True,
+                )
+            )

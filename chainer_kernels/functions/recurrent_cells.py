@@ -1,0 +1,184 @@
+"""What LSTM, GRU and RNN compute in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from chainer_kernels import threads
+from chainer_kernels.loops import recurrent as loops
+
+Array = np.ndarray
+
+
+class Cell:
+    """A recurrent cell, over the rows of a step.
+
+    Its sums are blocks of N columns, one for each gate.
+
+    Attributes:
+        name: Of Chainer's function.
+        n_states: 2 with a cell state, else 1.
+        order: The places of the blocks among Chainer's weights.
+    """
+
+    name: str
+    n_states = 1
+    order: tuple[int, ...]
+
+    @property
+    def n_gates(self) -> int:
+        """The number of blocks."""
+        return len(self.order)
+
+    def stacked(self, parts: Sequence[Array]) -> Array:
+        """Returns weights or biases of all gates, one below the other."""
+        return np.concatenate([parts[place] for place in self.order])
+
+    def bias(self, bx: Array, bh: Array, gates: Array) -> Array:
+        """Returns what :meth:`forward` is to add to each row."""
+        return bx + bh
+
+    def kept(self, n_rows: int, n: int) -> Array | None:
+        """Returns an array for the last block of the products with the state."""
+        return None
+
+    def new_gradients(self, gates: Array) -> tuple[Array, Array]:
+        """Returns arrays for the gradients of the products with x and with h.
+
+        They are one where each sum is of the two alone.
+        """
+        gradient = np.empty_like(gates)
+        return gradient, gradient
+
+    def forward(
+        self, gates: Array, recurrent: Array, states: Sequence[Array], bias: Array
+    ) -> None:
+        """Computes a step.
+
+        Args:
+            gates: Products with x, replaced by the activated gates.
+            recurrent: Products with the states.
+            states: Before the step, replaced by those after it.
+            bias: From :meth:`bias`.
+        """
+        raise NotImplementedError
+
+    def backward(
+        self,
+        gates: Array,
+        kept: Array | None,
+        before: Sequence[Array],
+        g_states: Sequence[Array],
+        g_x: Array,
+        g_h: Array,
+    ) -> bool:
+        """Computes the gradients of a step.
+
+        Args:
+            gates: The activated gates.
+            kept: The step's part of :meth:`kept`.
+            before: The states before the step.
+            g_states: Gradients of those after it, replaced by those of the states
+                before it, as far as they do not come through products.
+            g_x: Of the products with x; the result.
+            g_h: Of the products with the states; the result.
+
+        Returns:
+            Whether some of the gradient of the first state does not.
+        """
+        raise NotImplementedError
+
+
+class _LSTM(Cell):
+    name = "LSTM"
+    n_states = 2
+    # Chainer's are i, f, a, o; here the three with a sigmoid come first.
+    order = (0, 1, 3, 2)
+
+    def forward(
+        self, gates: Array, recurrent: Array, states: Sequence[Array], bias: Array
+    ) -> None:
+        h, c = states
+        threads.run_slices(loops.lstm, [gates, recurrent, c, h], bias)
+
+    def backward(
+        self,
+        gates: Array,
+        kept: Array | None,
+        before: Sequence[Array],
+        g_states: Sequence[Array],
+        g_x: Array,
+        g_h: Array,
+    ) -> bool:
+        arrays = [gates, before[1], *g_states, g_x]
+        threads.run_slices(loops.lstm_grad, arrays)
+        return False
+
+
+class _GRU(Cell):
+    name = "GRU"
+    order = (0, 1, 2)
+
+    def bias(self, bx: Array, bh: Array, gates: Array) -> Array:
+        # What the reset gate multiplies has a bias of its own.
+        gates += bx
+        return bh
+
+    def kept(self, n_rows: int, n: int) -> Array:
+        return np.empty((n_rows, n), np.float32)
+
+    def new_gradients(self, gates: Array) -> tuple[Array, Array]:
+        return np.empty_like(gates), np.empty_like(gates)
+
+    def forward(
+        self, gates: Array, recurrent: Array, states: Sequence[Array], bias: Array
+    ) -> None:
+        threads.run_slices(loops.gru, [gates, recurrent, *states], bias)
+
+    def backward(
+        self,
+        gates: Array,
+        kept: Array | None,
+        before: Sequence[Array],
+        g_states: Sequence[Array],
+        g_x: Array,
+        g_h: Array,
+    ) -> bool:
+        arrays = [gates, kept, *before, *g_states, g_x, g_h]
+        threads.run_slices(loops.gru_grad, arrays)
+        return True
+
+
+class _RNN(Cell):
+    order = (0,)
+
+    def __init__(self, activation: str) -> None:
+        self.name = f"RNN{activation}"
+        self._forward = {"Tanh": loops.rnn_tanh, "ReLU": loops.rnn_relu}[activation]
+        self._is_tanh = activation == "Tanh"
+
+    def forward(
+        self, gates: Array, recurrent: Array, states: Sequence[Array], bias: Array
+    ) -> None:
+        threads.run_slices(self._forward, [gates, recurrent, *states], bias)
+
+    def backward(
+        self,
+        gates: Array,
+        kept: Array | None,
+        before: Sequence[Array],
+        g_states: Sequence[Array],
+        g_x: Array,
+        g_h: Array,
+    ) -> bool:
+        slope = 1 - gates * gates if self._is_tanh else gates > 0
+        np.multiply(g_states[0], slope, out=g_x)
+        return False
+
+
+LSTM = _LSTM()
+GRU = _GRU()
+RNN_TANH = _RNN("Tanh")
+RNN_RELU = _RNN("ReLU")

@@ -1,0 +1,147 @@
+"""Loops of recurrent cells: one step of some rows.
+
+::
+
+    inputs    x Wx^T, then the gates that they become, row by row [ i | f | o | a ]
+    recurrent h Wh^T; the bias is added to both
+    c, h      the state, replaced
+"""
+
+import numpy as np
+
+from chainer_kernels.compiling import loop
+from chainer_kernels.loops.exponential import sigmoid, tanh
+
+ZERO, ONE = np.float32(0), np.float32(1)
+
+
+@loop("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[::1])")
+def lstm(gates, recurrent, c, h, bias):
+    """Computes the gates from their sums, and the next state."""
+    n = c.shape[1]
+    n_sigmoids = 3 * n
+    for row in range(c.shape[0]):
+        sums, others = gates[row], recurrent[row]
+        for k in range(n_sigmoids):
+            sums[k] = sigmoid(sums[k] + others[k] + bias[k])
+        a, other_a, bias_a = sums[n_sigmoids:], others[n_sigmoids:], bias[n_sigmoids:]
+        for k in range(n):
+            a[k] = tanh(a[k] + other_a[k] + bias_a[k])
+        i, f, o = sums[:n], sums[n : 2 * n], sums[2 * n : n_sigmoids]
+        c_, h_ = c[row], h[row]
+        for k in range(n):
+            c_[k] = f[k] * c_[k] + i[k] * a[k]
+        for k in range(n):
+            h_[k] = o[k] * tanh(c_[k])
+
+
+@loop("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1])")
+def lstm_grad(gates, c, gh, gc, g_gates):
+    """Computes the gradients of the sums, and in ``gc`` that of the cells before.
+
+    Args:
+        gates: Of the step, activated.
+        c: The cells before it.
+        gh: Gradient of the states after it.
+        gc: Gradient of the cells after it; then of those before.
+        g_gates: The result.
+    """
+    n = c.shape[1]
+    tanh_c = np.empty(n, np.float32)
+    for row in range(c.shape[0]):
+        gate, g_gate, c_ = gates[row], g_gates[row], c[row]
+        i, f, o, a = gate[:n], gate[n : 2 * n], gate[2 * n : 3 * n], gate[3 * n :]
+        gi, gf = g_gate[:n], g_gate[n : 2 * n]
+        go, ga = g_gate[2 * n : 3 * n], g_gate[3 * n :]
+        gh_, gc_ = gh[row], gc[row]
+        # One array is written in each loop: with more, LLVM gives up on vectors.
+        for k in range(n):
+            tanh_c[k] = tanh(f[k] * c_[k] + i[k] * a[k])
+        for k in range(n):
+            go[k] = gh_[k] * tanh_c[k] * o[k] * (ONE - o[k])
+        for k in range(n):
+            gc_[k] += gh_[k] * o[k] * (ONE - tanh_c[k] * tanh_c[k])
+        for k in range(n):
+            gi[k] = gc_[k] * a[k] * i[k] * (ONE - i[k])
+        for k in range(n):
+            gf[k] = gc_[k] * c_[k] * f[k] * (ONE - f[k])
+        for k in range(n):
+            ga[k] = gc_[k] * i[k] * (ONE - a[k] * a[k])
+        for k in range(n):
+            gc_[k] *= f[k]
+
+
+@loop("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[::1])")
+def gru(gates, recurrent, h, bias):
+    """Computes the gates ``[ r | z | a ]`` from their sums, and the next state.
+
+    The bias has been added to ``gates``; to ``recurrent`` it is here.
+    """
+    n = h.shape[1]
+    for row in range(h.shape[0]):
+        sums, others, h_ = gates[row], recurrent[row], h[row]
+        for k in range(3 * n):
+            others[k] += bias[k]
+        for k in range(2 * n):
+            sums[k] = sigmoid(sums[k] + others[k])
+        r, z, a, other_a = sums[:n], sums[n : 2 * n], sums[2 * n :], others[2 * n :]
+        for k in range(n):
+            a[k] = tanh(a[k] + r[k] * other_a[k])
+        for k in range(n):
+            h_[k] = (ONE - z[k]) * a[k] + z[k] * h_[k]
+
+
+@loop("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1])")
+def gru_grad(gates, recurrent_a, h, gh, g_gates, g_recurrent):
+    """Computes the gradients of the sums, and in ``gh`` a part of that of ``h``.
+
+    Args:
+        gates: Of the step, activated.
+        recurrent_a: The last block of the product with the states, with its bias.
+        h: The states before the step.
+        gh: Gradient of the states after it; then of those before, but for what
+            comes through the product.
+        g_gates: The result for the inputs' sums.
+        g_recurrent: The result for the states' sums.
+    """
+    n = h.shape[1]
+    for row in range(h.shape[0]):
+        gate, other_a, h_, gh_ = gates[row], recurrent_a[row], h[row], gh[row]
+        g_gate, g_other = g_gates[row], g_recurrent[row]
+        r, z, a = gate[:n], gate[n : 2 * n], gate[2 * n :]
+        gr, gz, ga = g_gate[:n], g_gate[n : 2 * n], g_gate[2 * n :]
+        for k in range(n):
+            gz[k] = gh_[k] * (h_[k] - a[k]) * z[k] * (ONE - z[k])
+        for k in range(n):
+            ga[k] = gh_[k] * (ONE - z[k]) * (ONE - a[k] * a[k])
+        for k in range(n):
+            gr[k] = ga[k] * other_a[k] * r[k] * (ONE - r[k])
+        for k in range(n):
+            gh_[k] *= z[k]
+        for k in range(2 * n):
+            g_other[k] = g_gate[k]
+        for k in range(n):
+            g_other[2 * n + k] = ga[k] * r[k]
+
+
+@loop("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[::1])")
+def rnn_tanh(gates, recurrent, h, bias):
+    """Computes the next state, also into ``gates``."""
+    for row in range(h.shape[0]):
+        sums, others, h_ = gates[row], recurrent[row], h[row]
+        for k in range(h.shape[1]):
+            sums[k] = tanh(sums[k] + others[k] + bias[k])
+        for k in range(h.shape[1]):
+            h_[k] = sums[k]
+
+
+@loop("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[::1])")
+def rnn_relu(gates, recurrent, h, bias):
+    """Computes the next state, also into ``gates``."""
+    for row in range(h.shape[0]):
+        sums, others, h_ = gates[row], recurrent[row], h[row]
+        for k in range(h.shape[1]):
+            total = sums[k] + others[k] + bias[k]
+            sums[k] = ZERO if total <= ZERO else total
+        for k in range(h.shape[1]):
+            h_[k] = sums[k]

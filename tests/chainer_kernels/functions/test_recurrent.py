@@ -1,0 +1,218 @@
+"""Kernels of n-step LSTM, GRU and RNN against Chainer's functions."""
+
+import functools
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import chainer_kernels
+from chainer_kernels.functions import recurrent
+from tests.support import kernels
+
+# Chainer's function, its options, the number of gates, whether it has cells, and
+# the number of directions.
+FUNCTIONS = [
+    (F.n_step_lstm, {}, 4, True, 1),
+    (F.n_step_bilstm, {}, 4, True, 2),
+    (F.n_step_gru, {}, 3, False, 1),
+    (F.n_step_bigru, {}, 3, False, 2),
+    (F.n_step_rnn, {"activation": "tanh"}, 1, False, 1),
+    (F.n_step_birnn, {"activation": "relu"}, 1, False, 2),
+]
+KERNEL = ["n_step_rnn_impl"]
+
+
+def problem(function, lengths, sizes, seed=0, order="C", dropout=0.0):
+    """Returns a function of variables, to variables, and its arrays."""
+    compute, options, n_gates, has_cells, n_directions = function
+    n_layers, batch, n_in, n = sizes
+    n_states = 1 + has_cells
+    shapes = [(n_layers * n_directions, batch, n)] * n_states
+    for layer in range(n_layers):
+        width = n * n_directions if layer else n_in
+        share = [(n, width)] * n_gates + [(n, n)] * n_gates + [(n,)] * (2 * n_gates)
+        shapes += share * n_directions
+    shapes += [(length, n_in) for length in lengths]
+    arrays = [
+        kernels.arrays(shape, seed + i, order) / np.float32(2 if len(shape) == 2 else 1)
+        for i, shape in enumerate(shapes)
+    ]
+
+    def call(*variables):
+        variables = list(variables)
+        states = [variables.pop(0) for _ in range(n_states)]
+        ws, bs = [], []
+        for _ in range(n_layers * n_directions):
+            ws.append([variables.pop(0) for _ in range(2 * n_gates)])
+            bs.append([variables.pop(0) for _ in range(2 * n_gates)])
+        np.random.seed(seed)
+        *after, ys = compute(n_layers, dropout, *states, ws, bs, variables, **options)
+        return [*after, *ys]
+
+    return call, arrays
+
+
+@given(
+    st.sampled_from(FUNCTIONS),
+    st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    st.tuples(*[st.integers(1, 3)] * 4),
+    kernels.seeds,
+    kernels.orders,
+    st.sampled_from([0.0, 0.4]),
+)
+@example(FUNCTIONS[0], [5, 5, 5], (2, 5, 4, 20), 0, "C", 0.3)
+@example(FUNCTIONS[1], [5, 3, 3, 1], (2, 5, 4, 3), 0, "gaps", 0.3)
+@example(FUNCTIONS[2], [5, 3, 3, 1], (2, 5, 4, 20), 0, "C", 0.0)
+@example(FUNCTIONS[3], [5, 3, 3, 1], (2, 6, 4, 3), 0, "C", 0.0)
+@example(FUNCTIONS[4], [5, 3, 3, 1], (2, 6, 4, 20), 0, "C", 0.0)
+@example(FUNCTIONS[5], [5, 3, 3, 1], (2, 5, 4, 3), 0, "C", 0.3)
+def test_n_step(function, lengths, sizes, seed, order, dropout):
+    n_layers, batch, n_in, n = sizes
+    # Chainer takes any order of lengths, but none above that of the states.
+    sizes = n_layers, max(batch, *lengths), n_in, n
+    call, arrays = problem(function, lengths, sizes, seed % 1000, order, dropout)
+    # Of arrays of one element, what is left of a sum may be small.
+    kernels.check(call, arrays, KERNEL, atol=3e-4)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_gradients_of_gradients(function):
+    call, arrays = problem(function, [3, 2], (2, 3, 2, 2), dropout=0.3)
+
+    def second():
+        variables = [chainer.Variable(a) for a in arrays]
+        y = functools.reduce(lambda s, v: s + F.sum(v * v), call(*variables), 0)
+        first = chainer.grad([y], variables, enable_double_backprop=True)
+        z = sum(F.sum(g * g) for g in first)
+        return [g.array for g in [*first, *chainer.grad([z], variables)]]
+
+    with kernels.called() as names:
+        ours = second()
+    assert names >= {*KERNEL}
+    with chainer_kernels.disabled():
+        right = second()
+    for our, exact in zip(ours, right):
+        np.testing.assert_allclose(our, exact, 1e-3, 1e-4)
+
+
+def test_one_weight_for_several_gates():
+    call, arrays = problem(FUNCTIONS[0], [3, 2], (1, 3, 2, 2))
+    shared = chainer.Variable(arrays[2])
+
+    def gradient(double):
+        inputs = [*map(chainer.Variable, arrays)]
+        inputs[2:6] = [shared] * 4
+        loss = sum(F.sum(y * y) for y in call(*inputs))
+        (found,) = chainer.grad([loss], [shared], enable_double_backprop=double)
+        return found.array
+
+    with chainer_kernels.disabled():
+        right = gradient(False)
+    for double in (False, True):
+        np.testing.assert_allclose(gradient(double), right, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("used", range(3))
+def test_some_outputs(function, used):
+    """Gradients of zeros may stand where Chainer has none."""
+    call, arrays = problem(function, [3, 2, 2], (2, 3, 2, 2))
+
+    def gradients():
+        variables = [
+            chainer.Variable(a, requires_grad=bool(i % 2)) for i, a in enumerate(arrays)
+        ]
+        F.sum(call(*variables)[used]).backward()
+        return [v.grad for v in variables]
+
+    ours = gradients()
+    with chainer_kernels.disabled():
+        right = gradients()
+    for our, their in zip(ours, right):
+        if our is not None:
+            their = np.zeros_like(our) if their is None else their
+            np.testing.assert_allclose(our, their, 1e-4, 1e-5)
+        else:
+            assert their is None
+
+
+def test_backward_twice_and_gradients_of_their_own():
+    call, arrays = problem(FUNCTIONS[0], [3, 2], (1, 3, 2, 2))
+    variables = [*map(chainer.Variable, arrays)]
+    loss = sum(F.sum(y) for y in call(*variables))
+    once, again = (chainer.grad([loss], variables) for _ in range(2))
+    for one, other in zip(once, again):
+        np.testing.assert_array_equal(one.array, other.array)
+    # Chainer's hooks change gradients in place.
+    for i, one in enumerate(once):
+        assert not any(np.shares_memory(one.array, g.array) for g in once[i + 1 :])
+
+
+@pytest.mark.parametrize(
+    "link, n_gates",
+    [(L.NStepLSTM, 4), (L.NStepBiGRU, 3), (L.NStepRNNTanh, 1), (L.NStepBiRNNReLU, 1)],
+)
+def test_links(link, n_gates):
+    model = link(2, 3, 4, 0.5)
+    xs = [kernels.arrays((length, 3), length) for length in (2, 4, 1)]
+
+    def trained():
+        np.random.seed(0)
+        model.cleargrads()
+        *_, ys = model(*[None] * model.n_cells, xs)
+        sum(F.sum(y * y) for y in ys).backward()
+        return [y.array for y in ys], [p.grad for p in model.params()]
+
+    with kernels.called() as names:
+        ours, our_gradients = trained()
+    assert names >= {*KERNEL}
+    again, _ = trained()
+    with chainer_kernels.disabled():
+        right, right_gradients = trained()
+    for our, same, their in zip(ours, again, right):
+        np.testing.assert_array_equal(our, same)
+        np.testing.assert_allclose(our, their, 1e-5, 1e-6)
+    for our, their in zip(our_gradients, right_gradients):
+        np.testing.assert_allclose(our, their, 1e-4, 1e-5)
+
+
+def test_hooks_see_a_node_for_each_layer():
+    class Labels(chainer.FunctionHook):
+        name = "labels"
+        seen: list = []
+
+        def forward_preprocess(self, function, inputs):
+            self.seen.append(function.label)
+
+    call, arrays = problem(FUNCTIONS[1], [3, 2], (2, 3, 2, 2))
+    with Labels() as hook:
+        call(*arrays)
+    assert hook.seen.count("NStepLSTM") == 4
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("fault", ["dtype", "too many rows", "width", "layers"])
+def test_faults_are_chainers(function, fault):
+    call, arrays = problem(function, [3, 2], (1, 3, 2, 2))
+    if fault == "dtype":
+        arrays[-1] = arrays[-1].astype("d")
+    elif fault == "too many rows":
+        arrays[-1] = kernels.arrays((4, 2), 0)
+    elif fault == "width":
+        arrays[3] = kernels.arrays((2, 3), 0)
+    else:
+        arrays[0] = arrays[0][:0]
+    with chainer_kernels.disabled(), pytest.raises(Exception) as theirs:
+        call(*arrays)
+    with pytest.raises(type(theirs.value)) as ours:
+        call(*arrays)
+    assert str(ours.value) == str(theirs.value)
+
+
+def test_cells_of_users_are_left_to_chainer():
+    assert recurrent._cell(lambda x, h, c, w, b: (h, c)) is None
