@@ -7,7 +7,8 @@
     tags            who uses which tag
     launchers       how this process was started
     aborting        one way out for all ranks
-    roll_call       which ranks are missing where all should come
+    flight_record   the last actions and messages of a rank
+    roll_call       which ranks are missing where others wait
     collectives     what all ranks do together: gather, broadcast, clocks
     communicators   when those of our own are made and freed
     parameter_sums  a number for each parameter of all ranks

@@ -1,0 +1,86 @@
+"""A flight record has the last entries, whatever ended the process."""
+
+import pytest
+
+from divisible.communication.flight_record import (
+    ACTION,
+    BEGIN,
+    END,
+    N_ENTRIES,
+    SEND,
+    FlightRecord,
+    read,
+)
+
+
+def content(record):
+    memory = bytearray(record.n_bytes)
+    record.move(memory)
+    return memory
+
+
+def test_an_entry_comes_back_as_it_was_written():
+    record = FlightRecord()
+    record.name_rank(2, 4)
+    record.begin_call(7, "step")
+    record.write(SEND, END, "2F0>3", peer=3, n_bytes=1 << 40)
+    log = read(bytes(content(record)), "it")
+    assert (log.rank, log.n_ranks) == (2, 4)
+    call, sent = log.entries
+    assert (call.number, call.call, call.text) == (1, 7, "step")
+    assert (sent.kind, sent.phase, sent.text) == (SEND, END, "2F0>3")
+    assert (sent.peer, sent.n_bytes, sent.call) == (3, 1 << 40, 7)
+
+
+@pytest.mark.parametrize("n", [0, 1, N_ENTRIES, N_ENTRIES + 1, 3 * N_ENTRIES + 5])
+def test_the_newest_stay(n):
+    record = FlightRecord()
+    for i in range(n):
+        record.write(ACTION, BEGIN, f"0F{i}")
+    texts = [entry.text for entry in record.log().entries]
+    assert texts == [f"0F{i}" for i in range(max(0, n - N_ENTRIES), n)]
+
+
+def test_one_that_was_cut_off_is_left_out():
+    record = FlightRecord()
+    for i in range(3):
+        record.write(ACTION, BEGIN, f"0F{i}")
+    memory = content(record)
+    # The last bytes of the second one, as they were before.
+    end = len(memory) - (N_ENTRIES - 2) * (len(memory) - 512) // N_ENTRIES
+    memory[end - 8 : end] = bytes(8)
+    assert [e.text for e in read(bytes(memory), "it").entries] == ["0F0", "0F2"]
+
+
+def test_a_text_is_cut_at_a_whole_letter():
+    record = FlightRecord()
+    record.write(ACTION, BEGIN, "a" + "ä" * 100)
+    record.write(ACTION, BEGIN, "\ud800")
+    assert [e.text for e in record.log().entries] == ["a" + "ä" * 24, "?"]
+
+
+def test_it_goes_on_where_it_was_moved():
+    record = FlightRecord()
+    record.write(ACTION, BEGIN, "0F0")
+    memory = content(record)
+    record.write(ACTION, END, "0F0")
+    assert [e.phase for e in read(bytes(memory), "it").entries] == [BEGIN, END]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda data: b"", "a.flight is no flight record"),
+        (lambda data: b"PK" + data, "a.flight is no flight record"),
+        (lambda data: data.replace(b"record 1", b"record 2"), "of version 2; this"),
+        (lambda data: data[:-1], "a.flight was cut off: it has"),
+        (lambda data: data[:40], "a.flight was cut off: it has 40 bytes of"),
+        (lambda data: data.replace(b'"rank"', b'"rang"'), "a.flight is damaged"),
+        (lambda data: data.replace(b"1024", b"1023"), "a.flight is damaged"),
+        (lambda data: data.replace(b"{", b"\0"), "a.flight is damaged"),
+    ],
+)
+def test_what_is_none_is_refused(change, message):
+    data = bytes(content(FlightRecord()))
+    with pytest.raises(ValueError, match=message):
+        read(change(data), "a.flight")
