@@ -17,6 +17,8 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.errors import DisagreementError, StallError
+from divisible.communication.flight_record import CALL, END, EVERYBODY, here
+from divisible.communication.roll_call import Place, roll_call
 from divisible.communication.tags import FAREWELL_TAG
 from divisible.communication.waiting import wait
 
@@ -64,6 +66,7 @@ class CallAgreement:
     def __init__(self, comm: MPI.Comm, timeout: float) -> None:
         self._comm = comm
         self._timeout = timeout
+        self._roll_call = roll_call(comm)
         self._n_calls = 0
         #: The name of the last call.
         self.call = ""
@@ -101,7 +104,10 @@ class CallAgreement:
         with self.guarded():
             self._n_calls += 1
             self.call = call
+            self._roll_call.call = self._n_calls, call
+            here.begin_call(self._n_calls, call)
             yield
+            here.write(CALL, END, call)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -118,7 +124,14 @@ class CallAgreement:
                 f" messages are out of step: make a new Pipeline on all ranks"
             )
         self.has_failed = True
-        yield
+        try:
+            yield
+        except StallError:
+            # That it waits is in the flight record, and for whom.
+            raise
+        except BaseException as error:
+            here.fail(error)
+            raise
         self.has_failed = False
 
     def start(
@@ -188,8 +201,9 @@ class CallAgreement:
             wait(
                 self._request.Test,
                 self._timeout,
-                lambda: f"all ranks to call {self.call}",
+                lambda: f"to call {self.call}",
                 self._check_farewells,
+                Place(self._comm, EVERYBODY, self._n_calls),
             )
             self._request = None
             self._compare()

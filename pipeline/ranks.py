@@ -14,12 +14,12 @@ from divisible.communication.collectives import (
     broadcast,
     broadcast_object,
     clock_offsets,
+    wait_for_all,
 )
 from divisible.communication.communicators import duplicate
 from divisible.communication.signatures import Tensor
 from divisible.communication.tags import TARGETS_CHANNEL
 from divisible.communication.transport import Receiver, Sender, Transport
-from divisible.communication.waiting import wait
 from pipeline.call_agreement import CallAgreement
 
 
@@ -143,11 +143,9 @@ class Ranks:
     def finish(self, gathering: Gathering) -> np.ndarray:
         """Returns what was gathered, a row for each rank."""
         with self.calls.guarded():
-            wait(
-                gathering.request.Test,
-                self.timeout,
-                lambda: "all ranks to tell what they measured",
-                self.calls.check,
+            purpose = "to tell what they measured"
+            wait_for_all(
+                self.comm, gathering.request, self.timeout, purpose, self.calls.check
             )
         return gathering.values
 

@@ -9,7 +9,8 @@ from typing import Any, Callable
 import numpy as np
 from mpi4py import MPI
 
-from divisible.communication.roll_call import RollCall
+from divisible.communication.flight_record import EVERYBODY
+from divisible.communication.roll_call import Place, listening
 from divisible.communication.tags import BROADCAST_TAG, CLOCK_TAG
 from divisible.communication.waiting import wait
 
@@ -49,14 +50,8 @@ def wait_for_all(
         StallError: If another rank does not come in time; it names those that are
             missing.
     """
-    roll_call = RollCall(comm)
-
-    def look() -> None:
-        roll_call.answer()
-        if watch is not None:
-            watch()
-
-    wait(request.Test, timeout, lambda: roll_call.missing(purpose), look)
+    with listening(comm):
+        wait(request.Test, timeout, lambda: purpose, watch, Place(comm, EVERYBODY))
 
 
 def all_gather(
@@ -115,13 +110,14 @@ def broadcast(
     # stopped, nobody can tell which. What is broadcast here is small.
     if comm.rank != root:
         request = comm.Irecv(buffer, root, BROADCAST_TAG)
-        wait(request.Test, timeout, lambda: f"rank {root} to tell {what}", watch)
+        tell, place = f"rank {root} to tell {what}", Place(comm, root)
+        wait(request.Test, timeout, lambda: tell, watch, place)
         return
     others = [rank for rank in range(comm.size) if rank != root]
     requests = [comm.Isend(buffer, rank, BROADCAST_TAG) for rank in others]
     for rank, request in zip(others, requests):
         take = f"rank {rank} to take {what}"
-        wait(request.Test, timeout, lambda take=take: take, watch)
+        wait(request.Test, timeout, lambda take=take: take, watch, Place(comm, rank))
 
 
 def broadcast_object(comm: MPI.Comm, value: Any, root: int, timeout: float) -> Any:
@@ -145,14 +141,18 @@ def clock_offsets(comm: MPI.Comm, timeout: float) -> list[float]:
     n_exchanges = 8
     clock = np.empty(1)
 
+    def wait_for(request: MPI.Request, rank: int, what: str) -> None:
+        place = Place(comm, rank)
+        wait(request.Test, timeout, lambda: f"rank {rank} {what}", place=place)
+
     def receive(source: int) -> float:
         request = comm.Irecv(clock, source, CLOCK_TAG)
-        wait(request.Test, timeout, lambda: f"rank {source} to tell its clock")
+        wait_for(request, source, "to tell its clock")
         return clock[0]
 
     def send(destination: int) -> None:
         request = comm.Isend(np.array([time.perf_counter()]), destination, CLOCK_TAG)
-        wait(request.Test, timeout, lambda: f"rank {destination} to read its clock")
+        wait_for(request, destination, "to read its clock")
 
     offsets = np.zeros(comm.size)
     if comm.rank == 0:

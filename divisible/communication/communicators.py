@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from divisible.communication.collectives import wait_for_all
+from divisible.communication.roll_call import roll_call
 
 # By a name that all of its ranks know.
 _held: dict[str, MPI.Comm] = {}
@@ -93,6 +94,7 @@ def duplicate(
             f" keep no reference to them"
         ) from error
     _held[name] = new
+    roll_call(new)
     weakref.finalize(holder, _drop, name).atexit = False
     return new
 

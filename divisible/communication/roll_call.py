@@ -1,73 +1,222 @@
-"""Which ranks are missing where all should come.
+"""Who is missing where ranks wait for each other.
 
-A collective operation does not say for whom it waits. So who has waited in vain asks
-the others, and those that wait at the same place answer::
+A collective operation does not say for whom it waits, and the rank from which a message
+should come may wait itself. So who has waited in vain asks the others, and those that
+wait as well answer for what::
 
-    rank 0   waits ........ asks all ------ hears rank 2 ---> "rank 1 to start"
-    rank 1   reads a file ......................
-    rank 2   waits ........ answers
+    rank 0   waits for rank 1 ..... asks all ----- hears rank 1 --> "... Rank 1 waits
+    rank 1   waits for rank 2 ..... answers                          for rank 2. Rank 2
+    rank 2   reads a file ........................                   does not answer"
+
+Nobody asks, and nobody listens, before a wait has taken long.
 """
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 import time
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
+from divisible.communication.errors import in_words
+from divisible.communication.flight_record import EVERYBODY
 from divisible.communication.tags import ANSWER_TAG, ROLL_CALL_TAG
 
 # How long the others have for an answer.
 _SECONDS_TO_ANSWER = 0.5
+# Of how many ranks an error message tells for what they wait.
+_MOST_TOLD = 4
+
+
+class Place(NamedTuple):
+    """Where a rank waits.
+
+    Attributes:
+        comm (mpi4py.MPI.Comm): Of the rank that is waited for.
+        peer (int): That rank, or `EVERYBODY`.
+        call (int): If all are waited for to make a call, its number.
+    """
+
+    comm: MPI.Comm
+    peer: int
+    call: int = 0
+
+
+class _Whereabouts(NamedTuple):
+    """A rank's answer: for what it waits, and for whom, in which call."""
+
+    waiting_for: str
+    peer: int
+    call: int
+    call_name: str
+    is_same_comm: bool
 
 
 class RollCall:
-    """Knows who is missing; to be made where a wait of all ranks begins.
+    """The questions and answers over one communicator.
 
-    Args:
-        comm (mpi4py.MPI.Comm): Of the ranks.
+    Attributes:
+        call (tuple): The number and the name of the call that this rank makes with the
+            others, if they count calls.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self._comm = comm
+        self.comm = comm
+        self.call = (0, "")
+        # Who has asked says no more: it is about to end all ranks.
+        self._have_asked: dict[int, _Whereabouts] = {}
         self._sent: list[MPI.Request] = []
 
-    def answer(self) -> None:
-        """Tells ranks that ask that this one is here; to be called while it waits."""
-        while (rank := self._hear(ROLL_CALL_TAG)) is not None:
-            self._tell(rank, ANSWER_TAG)
+    def _here(self, waiting_for: str, place: Place) -> _Whereabouts:
+        same = place.comm == self.comm
+        return _Whereabouts(waiting_for, place.peer, *self.call, same)
 
-    def missing(self, purpose: str) -> str:
-        """Returns who is waited for, for an error message.
+    def answer(self, waiting_for: str, place: Place) -> None:
+        """Tells ranks that ask for what this one waits."""
+        for rank, whereabouts in self._heard(ROLL_CALL_TAG):
+            self._have_asked[rank] = whereabouts
+            self._tell(rank, ANSWER_TAG, self._here(waiting_for, place))
 
-        Args:
-            purpose (str): What for, such as ``'to start'``.
-        """
-        absent = set(range(self._comm.size)) - {self._comm.rank}
-        for rank in absent:
-            self._tell(rank, ROLL_CALL_TAG)
+    def ask(self, waiting_for: str, place: Place) -> dict[int, _Whereabouts]:
+        """Returns what the other ranks say; those that say nothing are left out."""
+        others = set(range(self.comm.size)) - {self.comm.rank}
+        for rank in others:
+            self._tell(rank, ROLL_CALL_TAG, self._here(waiting_for, place))
+        said: dict[int, _Whereabouts] = {}
         deadline = time.monotonic() + _SECONDS_TO_ANSWER
-        while absent and time.monotonic() < deadline:
-            self.answer()
-            while (rank := self._hear(ANSWER_TAG)) is not None:
-                absent.discard(rank)
+        while others - said.keys() and time.monotonic() < deadline:
+            answer(waiting_for, place)
+            said.update(self._have_asked)
+            said.update(self._heard(ANSWER_TAG))
             time.sleep(0.001)
-        here = sorted(set(range(self._comm.size)) - absent)
-        whom = _names(sorted(absent)) if absent else f"all {self._comm.size} ranks"
-        verb = "is" if len(here) == 1 else "are"
-        return f"{whom} {purpose} ({_names(here)} {verb} here)"
+        return said
 
-    def _tell(self, rank: int, tag: int) -> None:
-        self._sent.append(self._comm.Isend(np.empty(0, np.uint8), rank, tag))
+    def _tell(self, rank: int, tag: int, whereabouts: _Whereabouts) -> None:
+        data = np.frombuffer(pickle.dumps(tuple(whereabouts)), np.uint8)
+        self._sent.append(self.comm.Isend(data, rank, tag))
 
-    def _hear(self, tag: int) -> int | None:
+    def _heard(self, tag: int) -> Iterator[tuple[int, _Whereabouts]]:
         status = MPI.Status()
-        if not self._comm.Iprobe(MPI.ANY_SOURCE, tag, status):
-            return None
-        self._comm.Recv(np.empty(0, np.uint8), status.source, tag)
-        return status.source
+        while message := self.comm.Improbe(MPI.ANY_SOURCE, tag, status):
+            data = bytearray(status.Get_count(MPI.BYTE))
+            message.Recv([data, MPI.BYTE])
+            yield status.source, _Whereabouts(*pickle.loads(data))
 
 
-def _names(ranks: list[int]) -> str:
-    *others, last = map(str, ranks)
-    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+# By the communicators over which somebody may ask, as Fortran's handles.
+_roll_calls: dict[int, RollCall] = {}
+
+
+def roll_call(comm: MPI.Comm) -> RollCall:
+    """Returns that of a communicator, over which this rank hears questions from now on.
+
+    It does until the communicator is freed.
+    """
+    handle = comm.py2f()
+    if handle not in _roll_calls or not _roll_calls[handle].comm:
+        _roll_calls[handle] = RollCall(comm)
+    return _roll_calls[handle]
+
+
+@contextlib.contextmanager
+def listening(comm: MPI.Comm) -> Iterator[RollCall]:
+    """Lets this rank hear questions over a communicator, also one of the user's."""
+    handle = comm.py2f()
+    is_ours = handle in _roll_calls
+    try:
+        yield roll_call(comm)
+    finally:
+        if not is_ours:
+            _roll_calls.pop(handle, None)
+
+
+def answer(waiting_for: str, place: Place) -> None:
+    """Answers questions over any communicator; to be called while this rank waits.
+
+    Args:
+        waiting_for (str): What for, such as ``'what rank 1 sends'``; where it is for
+            all ranks, what they are to do, such as ``'to save'``.
+        place (Place): Where it waits.
+    """
+    for each in list(_roll_calls.values()):
+        if each.comm:
+            each.answer(waiting_for, place)
+
+
+def explain(waiting_for: str, place: Place) -> str:
+    """Asks the other ranks, and returns who is waited for, for an error message.
+
+    Args:
+        waiting_for (str): As in :func:`answer`.
+        place (Place): Where this rank waits.
+    """
+    with listening(place.comm) as asked:
+        said = asked.ask(waiting_for, place)
+    me, size = place.comm.rank, place.comm.size
+    silent = sorted(set(range(size)) - said.keys() - {me})
+    if place.peer == EVERYBODY:
+        elsewhere = {
+            rank: theirs
+            for rank, theirs in said.items()
+            if not _is_here(theirs, waiting_for, place)
+        }
+        absent = sorted({*silent, *elsewhere})
+        here = sorted(set(range(size)) - set(absent))
+        verb = "is" if len(here) == 1 else "are"
+        whom = in_words(absent) if absent else f"all {size} ranks"
+        first = f"{whom} {waiting_for} ({in_words(here)} {verb} here)"
+        told = sorted(elsewhere)
+    else:
+        first = waiting_for
+        told, silent = _chain(place.peer, said, silent)
+    sentences = [_tell_of(rank, said[rank]) for rank in told[:_MOST_TOLD]]
+    return ". ".join([first, *sentences, _blame(silent)])
+
+
+def _is_here(theirs: _Whereabouts, waiting_for: str, place: Place) -> bool:
+    if place.call:
+        # To have begun the call is enough.
+        return theirs.call >= place.call
+    waits = theirs.waiting_for, theirs.peer, theirs.is_same_comm
+    return waits == (waiting_for, EVERYBODY, True)
+
+
+def _chain(
+    peer: int, said: dict[int, _Whereabouts], silent: list[int]
+) -> tuple[list[int], list[int]]:
+    """Returns who waits for whom, from one rank on, and who at its end is silent."""
+    told: list[int] = []
+    while peer in said and peer not in told:
+        told.append(peer)
+        peer = said[peer].peer
+    if peer != EVERYBODY:
+        silent = [rank for rank in silent if rank == peer]
+    return told, silent
+
+
+def _tell_of(rank: int, theirs: _Whereabouts) -> str:
+    whom = "others " if theirs.peer == EVERYBODY else ""
+    call = f", in call {theirs.call}, {theirs.call_name}" if theirs.call else ""
+    return f"Rank {rank} itself waits for {whom}{theirs.waiting_for}{call}"
+
+
+def _blame(silent: list[int]) -> str:
+    if not silent:
+        return (
+            "All of these ranks answer: a message between them is lost, or they make"
+            " different calls"
+        )
+    whom = in_words(silent).capitalize()
+    if len(silent) == 1:
+        return (
+            f"{whom} does not answer: it is stopped, cut off, or does something else;"
+            f" if it is only slow, give a longer timeout"
+        )
+    return (
+        f"{whom} do not answer: they are stopped, cut off, or do something else; if"
+        f" they are only slow, give a longer timeout"
+    )

@@ -32,6 +32,7 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.buffers import create_buffers
+from divisible.communication.roll_call import Place
 from divisible.communication.signatures import Signature, Tensor, signature
 from divisible.communication.tags import UNUSED_TAG, channel_tags
 from divisible.communication.waiting import wait
@@ -74,7 +75,7 @@ class Transport:
         self._wire_dtype = None if wire_dtype is None else np.dtype(wire_dtype)
         #: Called while waiting; may raise to end the wait.
         self.watch: Callable[[], None] | None = None
-        self._sent: list[list[MPI.Request]] = []
+        self._sent: list[tuple[int, list[MPI.Request]]] = []
         self._has_large = False
         self._next_look = 0.0
 
@@ -97,11 +98,11 @@ class Transport:
         if not self._has_large:
             self._has_large = max(piece.size for piece in pieces) >= LARGE_BYTES
 
-    def keep(self, requests: list[MPI.Request]) -> None:
+    def keep(self, peer: int, requests: list[MPI.Request]) -> None:
         """Keeps sends, and with them their buffers, until they are complete."""
-        self._sent.append(requests)
+        self._sent.append((peer, requests))
         # Not in the order of sending: what goes past other stages waits for longer.
-        self._sent = [some for some in self._sent if not MPI.Request.Testall(some)]
+        self._sent = [some for some in self._sent if not MPI.Request.Testall(some[1])]
 
     def look(self) -> None:
         """Lets MPI go on with large messages that are under way; to be called often."""
@@ -120,11 +121,13 @@ class Transport:
             StallError: If that takes longer than the timeout.
         """
         while self._sent:
+            peer, requests = self._sent[-1]
             wait(
-                lambda: MPI.Request.Testall(self._sent[-1]),
+                lambda requests=requests: MPI.Request.Testall(requests),
                 self.timeout,
-                lambda: "the other ranks to take what was sent to them",
+                lambda peer=peer: f"rank {peer} to take what was sent to it",
                 self.watch,
+                Place(self.comm, peer),
             )
             self._sent.pop()
 
@@ -134,6 +137,7 @@ class _Channel:
         self._transport = transport
         self._comm = transport.comm
         self._peer = peer
+        self._place = Place(transport.comm, peer)
         # Pieces of agreed signatures, signatures, pieces of new ones.
         self._data_tag, self._signature_tag, self._new_tag = channel_tags(channel)
 
@@ -174,7 +178,7 @@ class Sender(_Channel):
             requests.append(self._isend(text, self._signature_tag))
             requests += [self._isend(piece, self._new_tag) for piece in pieces]
         # A request holds the buffer it was given, and so the array.
-        transport.keep(requests)
+        transport.keep(self._peer, requests)
 
     def _isend(self, piece: np.ndarray, tag: int) -> MPI.Request:
         return self._comm.Isend([piece, MPI.BYTE], self._peer, tag)
@@ -255,6 +259,7 @@ class Receiver(_Channel):
             self._transport.timeout,
             lambda: f"what rank {self._peer} sends, for {waiting}",
             self._transport.watch,
+            self._place,
         )
 
     def _free_buffer(self, agreed: Signature) -> _ReceiveBuffer:

@@ -7,6 +7,8 @@ import time
 from typing import Any, Callable
 
 from divisible.communication.errors import StallError
+from divisible.communication.flight_record import BEGIN, END, NOBODY, WAIT, here
+from divisible.communication.roll_call import Place, answer, explain
 
 # An MPI library spins while it waits, which starves the other ranks when they
 # share a core and wastes the quota of a host that has less than one. So this
@@ -19,6 +21,10 @@ _SLEEP_SHARE = 0.01
 # What counts of the time between two polls. A process that is suspended, as some batch
 # systems do with whole jobs, polls nothing meanwhile.
 _LONGEST_POLL = 1.0
+# A wait from which on it is written down, and other ranks are listened to, and how
+# often. Each costs more than a poll, and in a step that goes on as it should none is.
+_LONG_WAIT = 0.05
+_SECONDS_BETWEEN_ANSWERS = 0.01
 # What was waited for when a wait ended with an error: MPI may still write into the
 # arrays that the requests hold on to. So they are never freed.
 _abandoned: list[Callable[[], Any]] = []
@@ -29,21 +35,24 @@ def wait(
     timeout: float,
     waiting_for: Callable[[], str],
     watch: Callable[[], None] | None = None,
+    place: Place | None = None,
 ) -> Any:
     """Polls ``test`` until it returns something true, and returns that.
 
     Args:
         test: The question to repeat, such as an MPI request's ``Test``.
         timeout (float): Seconds after which to give up.
-        waiting_for: Says what is awaited and from whom, for the error message.
+        waiting_for: Says what is awaited and from whom, for the error message; where it
+            is something of all ranks, what they are to do, such as ``'to save'``.
         watch: Called after each answer that is not true; may raise to end the wait.
+        place (Place or None): Whom to ask who is missing.
 
     Raises:
         StallError: If the time is over. Time in which the process is suspended does not
             count, but for a second.
     """
     try:
-        return _poll(test, timeout, waiting_for, watch)
+        return _poll(test, timeout, waiting_for, watch, place)
     except BaseException:
         _abandoned.append(test)
         raise
@@ -54,24 +63,35 @@ def _poll(
     timeout: float,
     waiting_for: Callable[[], str],
     watch: Callable[[], None] | None,
+    place: Place | None,
 ) -> Any:
-    now, waited = time.perf_counter(), 0.0
+    now, waited, next_answer = time.perf_counter(), 0.0, _LONG_WAIT
     while True:
-        answer = test()
-        if answer:
-            return answer
+        result = test()
+        if result:
+            if next_answer > _LONG_WAIT:
+                here.write(WAIT, END, waiting_for(), _peer(place))
+            return result
         if watch is not None:
             watch()
         last, now = now, time.perf_counter()
         waited += min(now - last, _LONGEST_POLL)
         if waited > timeout:
-            raise StallError(
-                f"waited {waited:.0f} s for {waiting_for()}. That rank is stopped,"
-                f" cut off, or does something else; if it is only slow, give a longer"
-                f" timeout"
-            )
+            text = waiting_for()
+            why = text if place is None else explain(text, place)
+            raise StallError(f"waited {waited:.0f} s for {why}")
+        if waited > next_answer:
+            if next_answer == _LONG_WAIT:
+                here.write(WAIT, BEGIN, waiting_for(), _peer(place))
+            next_answer = waited + _SECONDS_BETWEEN_ANSWERS
+            if place is not None:
+                answer(waiting_for(), place)
         if waited > _SPIN_SECONDS:
             time.sleep(min(_LONGEST_SLEEP, max(_SHORTEST_SLEEP, waited * _SLEEP_SHARE)))
+
+
+def _peer(place: Place | None) -> int:
+    return NOBODY if place is None else place.peer
 
 
 def never_free(value: Any) -> None:
