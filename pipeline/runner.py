@@ -10,6 +10,14 @@ from typing import Any
 import chainer
 import numpy as np
 
+from divisible.communication.flight_record import (
+    ACTION,
+    BEGIN,
+    END,
+    RECEIVE,
+    SEND,
+    here,
+)
 from divisible.communication.signatures import Tensors
 from divisible.communication.transport import Receiver, Sender, Transport
 from divisible.layer_list import title
@@ -120,13 +128,13 @@ class Runner:
                 times.append(clock())
                 operation, slot = task.operation, task.slot
                 if isinstance(operation, Action):
+                    here.write(ACTION, BEGIN, task.name)
                     self._compute(task, results)
+                    here.write(ACTION, END, task.name)
                 elif operation.direction == "send":
-                    sender = self._senders[slot.channel]
-                    sender.send(slot.microbatch, results.pop(slot))
+                    self._send(task, results.pop(slot))
                 else:
-                    receiver = self._receivers[slot.channel]
-                    results[slot] = receiver.receive(slot.microbatch, task.next_action)
+                    results[slot] = self._receive(task)
                     self._post_next(slot.channel, posts)
                 times.append(clock())
         self._transport.flush()
@@ -142,6 +150,20 @@ class Runner:
         microbatch = next(posts[channel], None)
         if microbatch is not None:
             self._receivers[channel].post(microbatch)
+
+    def _send(self, task: Task, tensors: Tensors) -> None:
+        slot, peer, n_bytes = task.slot, task.operation.peer, _n_bytes(tensors)
+        here.write(SEND, BEGIN, task.name, peer, n_bytes)
+        self._senders[slot.channel].send(slot.microbatch, tensors)
+        here.write(SEND, END, task.name, peer, n_bytes)
+
+    def _receive(self, task: Task) -> Tensors:
+        slot, peer = task.slot, task.operation.peer
+        here.write(RECEIVE, BEGIN, task.name, peer)
+        receiver = self._receivers[slot.channel]
+        tensors = receiver.receive(slot.microbatch, task.next_action)
+        here.write(RECEIVE, END, task.name, peer, _n_bytes(tensors))
+        return tensors
 
     def _compute(self, task: Task, results: dict[Slot, Tensors]) -> None:
         action = task.operation
@@ -185,6 +207,10 @@ class Runner:
             f" {action.microbatch}, stage {action.stage} with the layers {start} to"
             f" {end - 1}){layer}: {type(error).__name__}: {error}"
         )
+
+
+def _n_bytes(tensors: Tensors) -> int:
+    return sum(array.nbytes for array, _ in tensors if array is not None)
 
 
 def _synchronize(device: chainer.backend.Device) -> None:

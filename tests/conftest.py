@@ -1,11 +1,14 @@
 """Settings for all tests."""
 
 import contextlib
+import os
 import signal
+import tempfile
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from divisible.communication.flight_files import VARIABLE
 from tests.support.processes import Launching, left_behind
 from tests.support.ranks import close_shared_ranks
 
@@ -43,6 +46,15 @@ def _interrupts_are_heard():
     """Undoes what a shell does to background jobs: tests interrupt programs."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_flight_records_left_behind():
+    """Lets ranks that fail leave theirs where they are removed with the tests."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[VARIABLE] = folder
+        yield
+        del os.environ[VARIABLE]
 
 
 @pytest.fixture(autouse=True, scope="session")

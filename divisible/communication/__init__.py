@@ -8,6 +8,8 @@
     launchers       how this process was started
     aborting        one way out for all ranks
     flight_record   the last actions and messages of a rank
+    flight_files    where such records lie, and when they go
+    flight_report   what they say: who waits for whom
     roll_call       which ranks are missing where others wait
     collectives     what all ranks do together: gather, broadcast, clocks
     communicators   when those of our own are made and freed

@@ -16,7 +16,9 @@ import time
 import types
 from typing import Any, Callable, NamedTuple
 
+from divisible.communication import flight_report
 from divisible.communication.errors import StallError
+from divisible.communication.flight_record import here
 from divisible.communication.launchers import is_one_of_several, launch
 
 # How long an abort may take, and the start of MPI if there must be one.
@@ -115,6 +117,9 @@ def _say(what: str, report: Callable[[], None]) -> None:
     whom = "ends all ranks" if size > 1 else "ends"
     where = f"rank {rank} of {size} on {socket.gethostname()}"
     sys.stderr.write(f"\n{where} {what} and {whom}:\n")
+    if size > 1:
+        with contextlib.suppress(Exception):
+            flight_report.print_at_end()
     report()
     sys.stderr.flush()
     if size > 1:
@@ -193,5 +198,7 @@ def _fail(what: str, error: BaseException | None, report: Callable[[], None]) ->
     # Who waits for a rank in vain says so at once: one that waits for the one that
     # waits has less to say.
     if not isinstance(error, StallError):
+        if error is not None:
+            here.fail(error)
         let_lower_ranks_speak()
     end_all_ranks(what, report)

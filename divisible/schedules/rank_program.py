@@ -54,6 +54,7 @@ class Task(NamedTuple):
             under no name what its neighbour left.
         is_recomputed: Whether it is a forward that will be run again.
         next_action: The first action from there on, for which a receive waits.
+        name: The operation in the notation of schedules.
     """
 
     operation: Operation
@@ -61,6 +62,7 @@ class Task(NamedTuple):
     takes: Mapping[str, Slot]
     is_recomputed: bool
     next_action: str
+    name: str
 
 
 class RankProgram(NamedTuple):
@@ -118,7 +120,9 @@ class RankProgram(NamedTuple):
                 slot = Slot.of(operation.action, operation.skip)
                 if operation.direction == "receive":
                     receives.setdefault(slot.channel, []).insert(0, slot.microbatch)
-            tasks.append(Task(operation, slot, takes, is_recomputed, next_action))
+            tasks.append(
+                Task(operation, slot, takes, is_recomputed, next_action, str(operation))
+            )
         n_stages, n_microbatches = schedule.n_stages, schedule.n_microbatches
         return cls(schedule.name, n_stages, n_microbatches, tasks[::-1], receives)
 

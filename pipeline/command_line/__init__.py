@@ -7,6 +7,8 @@
     plan             plan
     simulate         simulate, timeline
     snapshots        repartition, export
+    flight_record    flight-record
+    run              run
 
     options          options that they share, and how values are read
     console          how they print

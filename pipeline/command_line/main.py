@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from divisible import __version__
+from pipeline.command_line.flight_record import flight_record_command
 from pipeline.command_line.plan import plan_command
 from pipeline.command_line.profile import profile_command
 from pipeline.command_line.run import run_command
@@ -23,6 +24,7 @@ def main() -> None:
     divisible plan profile-*.json --ranks 8 --memory 4GiB --bandwidth 1Gbit/s
     divisible simulate plan.json profile-*.json --plot step.png
     divisible repartition result/snapshot_epoch_3 --stages 8
+    divisible flight-record /tmp/divisible-1000/3f2a9c1b70de
     """  # noqa: D301
 
 
@@ -34,5 +36,6 @@ for command in (
     timeline_command,
     repartition_command,
     export_command,
+    flight_record_command,
 ):
     main.add_command(command)

@@ -1,0 +1,244 @@
+"""What flight records say: the last lines of all ranks, and who waits for whom.
+
+::
+
+    16:48:59.120   1  4 step   ends step
+    16:48:59.121   0  5 step   waits for 0B0<1
+    16:48:59.121   2  5 step   waits for 1F0<1
+    rank 1 is behind: after call 4, step, it made no other
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from divisible.communication import flight_files
+from divisible.communication.errors import in_words
+from divisible.communication.flight_record import (
+    ACTION,
+    BEGIN,
+    CALL,
+    END,
+    EVERYBODY,
+    FAILURE,
+    NOBODY,
+    RECEIVE,
+    SEND,
+    WAIT,
+    Entry,
+    Log,
+    here,
+    read,
+)
+
+# Of how many ranks an end shows lines, and how many of each.
+_MOST_RANKS, _LINES_OF_EACH = 16, 3
+_SECONDS_TO_READ = 2
+
+_WORDS = {
+    (CALL, BEGIN): "begins {text}",
+    (CALL, END): "ends {text}",
+    (ACTION, BEGIN): "begins {text}",
+    (ACTION, END): "ends {text}",
+    (SEND, BEGIN): "sends {text}, {n_bytes} bytes",
+    (SEND, END): "has sent {text}",
+    (RECEIVE, BEGIN): "waits for {text}",
+    (RECEIVE, END): "has {text}, {n_bytes} bytes",
+    (WAIT, BEGIN): "waits for {text}",
+    (WAIT, END): "has waited for {text}",
+    (FAILURE, END): "fails: {text}",
+}
+
+
+class Row(NamedTuple):
+    """A line of a table."""
+
+    time: str
+    rank: str
+    call: str
+    event: str
+
+
+class State(NamedTuple):
+    """What a rank was at when its record ends.
+
+    Attributes:
+        rank (int): The rank.
+        call (int): The number of its last call.
+        call_name (str): Its name, if the record goes back so far.
+        doing (Entry or None): What has begun last, and not ended, or failed; ``None``
+            between calls.
+        time (float): Of its last entry.
+    """
+
+    rank: int
+    call: int
+    call_name: str
+    doing: Entry | None
+    time: float
+
+    @property
+    def waits_for(self) -> int:
+        """The rank it waits for, `EVERYBODY` or `NOBODY`."""
+        is_waiting = self.doing is not None and self.doing.kind in (RECEIVE, WAIT)
+        return self.doing.peer if is_waiting else NOBODY
+
+
+def rows(logs: Sequence[Log], n_lines: int) -> list[Row]:
+    """Returns the last lines of each rank's record, in the order of time.
+
+    Args:
+        logs: Of the ranks.
+        n_lines (int): Of each rank.
+    """
+    lines = sorted(
+        (entry.time, log.rank, entry.number, row)
+        for log in logs
+        for entry, row in list(_rows_of(log))[-n_lines:]
+    )
+    return [row for *_, row in lines]
+
+
+def _rows_of(log: Log) -> Iterator[tuple[Entry, Row]]:
+    call_name = ""
+    for entry in log.entries:
+        if entry.kind == CALL:
+            call_name = entry.text
+        clock = time.strftime("%H:%M:%S", time.localtime(entry.time))
+        words = _WORDS.get((entry.kind, entry.phase), "{text}")
+        event = words.format(text=_text(entry), n_bytes=f"{entry.n_bytes:,}")
+        yield (
+            entry,
+            Row(
+                f"{clock}.{int(entry.time % 1 * 1000):03}",
+                str(log.rank),
+                f"{entry.call} {call_name}".rstrip() if entry.call else "",
+                event,
+            ),
+        )
+
+
+def _text(entry: Entry) -> str:
+    is_of_all = entry.kind == WAIT and entry.peer == EVERYBODY
+    return f"all ranks {entry.text}" if is_of_all else entry.text
+
+
+def state(log: Log) -> State:
+    """Returns what a rank was at when its record ends."""
+    begun: list[Entry] = []
+    call, call_name, last = 0, "", 0.0
+    for entry in log.entries:
+        last = entry.time
+        if entry.kind == CALL:
+            # What began before has failed.
+            begun.clear()
+            call, call_name = entry.call, entry.text
+        elif entry.call != call:
+            call, call_name = entry.call, ""
+        if entry.phase == BEGIN or entry.kind == FAILURE:
+            begun.append(entry)
+        elif begun and begun[-1].kind == entry.kind:
+            begun.pop()
+    failed = [entry for entry in begun if entry.kind == FAILURE]
+    doing = (failed or begun[-1:] or [None])[0]
+    return State(log.rank, call, call_name, doing, last)
+
+
+def verdict(logs: Sequence[Log]) -> list[str]:
+    """Says which ranks are behind, and who waits for whom.
+
+    Behind is who waits for nobody; if all wait, who has made the fewest calls.
+
+    Args:
+        logs: Of some or all ranks of a job.
+
+    Example:
+        >>> from divisible.communication.flight_record import FlightRecord
+        >>> record = FlightRecord()
+        >>> record.begin_call(5, "step")
+        >>> record.write(ACTION, BEGIN, "1F0")
+        >>> verdict([record.log()])
+        ['rank 0 is behind: in call 5, step, it began 1F0, and did not end it']
+    """
+    states = [state(log) for log in logs]
+    fewest = min(each.call for each in states)
+    behind = [each for each in states if each.waits_for == NOBODY]
+    if not behind and fewest < max(each.call for each in states):
+        behind = [each for each in states if each.call == fewest]
+    said = [f"rank {each.rank} is behind: {_at(each)}" for each in behind]
+    waiting = [each for each in states if each not in behind]
+    said += [f"rank {each.rank} {_at(each)}" for each in waiting]
+    n_ranks = max(log.n_ranks for log in logs)
+    missing = sorted(set(range(n_ranks)) - {log.rank for log in logs})
+    if missing:
+        has = "has" if len(missing) == 1 else "have"
+        said.append(
+            f"{in_words(missing)} {has} no record here: ended regularly, or on another"
+            f" host"
+        )
+    return said
+
+
+def _at(each: State) -> str:
+    call = f"call {each.call}, {each.call_name}" if each.call_name else ""
+    call = call or f"call {each.call}"
+    doing = each.doing
+    if doing is None:
+        if not each.call:
+            return "it made no call yet"
+        return f"after {call}, it made no other"
+    where = f"in {call}, " if each.call else ""
+    if doing.kind == FAILURE:
+        return f"{where}it failed: {doing.text}"
+    if each.waits_for != NOBODY:
+        return f"waits{', ' if where else ''}{where.rstrip(', ')}, for {_text(doing)}"
+    if doing.kind == CALL:
+        return f"it began {call}, and is between the actions of it"
+    return f"{where}it began {_text(doing)}, and did not end it"
+
+
+def print_at_end() -> None:
+    """Prints the last lines of this rank, and of those whose records are at hand."""
+    folder = flight_files.directory()
+    mine = here.log()
+    others = [] if folder is None else _others(folder, mine)
+    logs = sorted([mine, *others])
+    if not any(log.entries for log in logs):
+        return
+    shown = sorted([mine, *others[: _MOST_RANKS - 1]])
+    lines = ["The last of what ranks did, from their flight records:"]
+    lines += [
+        f"  {row.time} {row.rank:>4}  {row.call:<12} {row.event}"
+        for row in rows(shown, _LINES_OF_EACH)
+    ]
+    lines += [f"  {text}" for text in verdict(logs)[:_MOST_RANKS]]
+    if folder is not None:
+        lines.append(f"  all of it: divisible flight-record {folder}")
+    sys.stderr.write("\n".join([*lines, "", ""]))
+
+
+def _others(folder: Path, mine: Log) -> list[Log]:
+    """Returns the records of other ranks that can be read at once."""
+    found: list[Log] = []
+
+    def look() -> None:
+        with contextlib.suppress(Exception):
+            for path in sorted(flight_files.files(folder)):
+                with contextlib.suppress(ValueError):
+                    log = read(path.read_bytes(), str(path))
+                    if log.rank != mine.rank:
+                        found.append(log)
+
+    # A file system that does not answer may be why the run ends: what is known here
+    # must be said all the same.
+    reader = threading.Thread(target=look, daemon=True)
+    with contextlib.suppress(RuntimeError):
+        reader.start()
+        reader.join(_SECONDS_TO_READ)
+    return sorted(found)

@@ -1,0 +1,108 @@
+"""Flight records lie in files while a job runs, and after it has failed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from divisible.communication import flight_files
+from divisible.communication.flight_record import ACTION, BEGIN, FlightRecord
+from tests.support.processes import ROOT
+
+
+@pytest.fixture
+def record(monkeypatch):
+    """The record of a process that has none in a file."""
+    record = FlightRecord()
+    monkeypatch.setattr(flight_files, "here", record)
+    monkeypatch.setattr(flight_files._Kept, "path", None)
+    monkeypatch.setattr(flight_files.atexit, "register", lambda function: None)
+    monkeypatch.delenv(flight_files.VARIABLE, raising=False)
+    return record
+
+
+def test_a_directory_that_is_given_has_those_of_a_job(record, tmp_path, monkeypatch):
+    monkeypatch.setenv(flight_files.VARIABLE, str(tmp_path / "new"))
+    record.write(ACTION, BEGIN, "0F0")
+    flight_files.keep("job", 3, 4)
+    record.write(ACTION, BEGIN, "0F1")
+    (log,) = flight_files.logs(tmp_path / "new" / "job")
+    assert (log.rank, log.n_ranks, log.process) == (3, 4, os.getpid())
+    assert [entry.text for entry in log.entries] == ["0F0", "0F1"]
+    assert flight_files.directory() == tmp_path / "new" / "job"
+    with pytest.raises(ValueError, match=f"there are some in {tmp_path}/new/job"):
+        flight_files.logs(tmp_path / "new")
+
+
+def test_without_a_directory_the_run_goes_on(record, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(flight_files.VARIABLE, str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="there is no flight record in DIVISIBLE_"):
+        flight_files.keep("job", 0, 2)
+    record.write(ACTION, BEGIN, "0F0")
+    assert flight_files.directory() is None
+    assert [entry.text for entry in record.log().entries] == ["0F0"]
+
+
+def test_a_link_in_place_of_ones_own_directory_is_left_alone(
+    record, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(flight_files.tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"divisible-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    flight_files.keep("job", 0, 2)
+    assert flight_files.directory() is None
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_one_rank_alone_has_no_file(record, tmp_path, monkeypatch):
+    monkeypatch.setattr(flight_files.tempfile, "tempdir", str(tmp_path))
+    flight_files.keep("job", 0, 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_old_records_go_when_nobody_writes_them(record, tmp_path, monkeypatch):
+    monkeypatch.setattr(flight_files.tempfile, "tempdir", str(tmp_path))
+    own = tmp_path / f"divisible-{os.getuid()}"
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for job, process, days in (
+        ("old", ended.pid, 8),
+        ("running", os.getpid(), 8),
+        ("new", ended.pid, 6),
+    ):
+        other = FlightRecord()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda process=process: process)
+            other.name_rank(0, 2)
+        (own / job).mkdir(parents=True)
+        path = own / job / "rank-0.flight"
+        memory = bytearray(other.n_bytes)
+        other.move(memory)
+        path.write_bytes(memory)
+        then = path.stat().st_mtime - days * 24 * 3600
+        os.utime(path, (then, then))
+    flight_files.keep("mine", 0, 2)
+    assert sorted(os.listdir(own)) == ["mine", "new", "running"]
+
+
+@pytest.mark.parametrize(
+    "end, left",
+    [
+        ("pass", []),
+        ("sys.exit(3)", []),
+        ("if os.fork() == 0: sys.exit()\nos.wait()\nos._exit(1)", ["rank-0.flight"]),
+        ("os.kill(os.getpid(), 9)", ["rank-0.flight"]),
+    ],
+)
+def test_a_regular_end_leaves_nothing(end, left, tmp_path):
+    program = (
+        "import os, sys\n"
+        "from divisible.communication.flight_files import keep\n"
+        f"keep('job', 0, 1)\n{end}\n"
+    )
+    env = {**os.environ, flight_files.VARIABLE: str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, timeout=100)
+    found = [path.name for path in tmp_path.glob("job/*")]
+    assert found == left

@@ -1,0 +1,125 @@
+"""Flight records say which rank is behind, and who waits for whom."""
+
+import pytest
+
+from divisible.communication.flight_record import (
+    ACTION,
+    BEGIN,
+    CALL,
+    END,
+    EVERYBODY,
+    RECEIVE,
+    WAIT,
+    FlightRecord,
+)
+from divisible.communication.flight_report import rows, verdict
+
+
+def log(rank, *events, n_ranks=3):
+    record = FlightRecord()
+    record.name_rank(rank, n_ranks)
+    for event in events:
+        if isinstance(event, tuple) and len(event) == 2:
+            record.begin_call(*event)
+        elif isinstance(event, tuple):
+            record.write(*event)
+        else:
+            record.fail(event)
+    return record.log()
+
+
+STEP = (5, "step")
+ENDED = (CALL, END, "step")
+NEEDS_1 = (RECEIVE, BEGIN, "0B0<1", 1)
+NEEDS_2 = (RECEIVE, BEGIN, "1B0<2", 2)
+ALL = (WAIT, BEGIN, "to save", EVERYBODY)
+AFTER = "after call 5, step, it made no other"
+WAITS_0 = "rank 0 waits, in call 5, step, for 0B0<1"
+WAITS_1 = "rank 1 waits, in call 5, step, for 1B0<2"
+
+
+@pytest.mark.parametrize(
+    "events, said",
+    [
+        (
+            [[STEP, NEEDS_1], [STEP, NEEDS_2], [STEP, (ACTION, BEGIN, "2F0")]],
+            [
+                "rank 2 is behind: in call 5, step, it began 2F0, and did not end it",
+                WAITS_0,
+                WAITS_1,
+            ],
+        ),
+        (
+            [[STEP, NEEDS_1], [STEP, NEEDS_2], [STEP, ENDED]],
+            [
+                "rank 2 is behind: after call 5, step, it made no other",
+                WAITS_0,
+                WAITS_1,
+            ],
+        ),
+        (
+            [[STEP, NEEDS_1], [STEP, NEEDS_2], []],
+            ["rank 2 is behind: it made no call yet", WAITS_0, WAITS_1],
+        ),
+        (
+            [[STEP, NEEDS_1], [STEP, NEEDS_2], [STEP, ALL, (WAIT, END, "to save")]],
+            [
+                "rank 2 is behind: it began call 5, step, and is between the actions of"
+                " it",
+                WAITS_0,
+                WAITS_1,
+            ],
+        ),
+        (
+            [
+                [STEP, NEEDS_1],
+                [STEP, (ACTION, BEGIN, "1F0"), ValueError("no")],
+                [STEP, ENDED, (6, "save"), ALL],
+            ],
+            [
+                "rank 1 is behind: in call 5, step, it failed: ValueError: no",
+                WAITS_0,
+                "rank 2 waits, in call 6, save, for all ranks to save",
+            ],
+        ),
+        # All wait: one has made fewer calls.
+        (
+            [[(6, "save"), ALL], [STEP, NEEDS_2], [(6, "save"), ALL]],
+            [
+                "rank 1 is behind: waits, in call 5, step, for 1B0<2",
+                "rank 0 waits, in call 6, save, for all ranks to save",
+                "rank 2 waits, in call 6, save, for all ranks to save",
+            ],
+        ),
+        (
+            [[STEP, NEEDS_1], [STEP, NEEDS_2]],
+            [
+                WAITS_0,
+                WAITS_1,
+                "rank 2 has no record here: ended regularly, or on another host",
+            ],
+        ),
+    ],
+)
+def test_the_rank_behind_is_named(events, said):
+    assert verdict([log(rank, *each) for rank, each in enumerate(events)]) == said
+
+
+def test_a_call_that_begins_after_one_that_failed_counts():
+    events = [STEP, (ACTION, BEGIN, "0F0"), ValueError("no"), (6, "save"), ALL]
+    assert verdict([log(0, *events, n_ranks=1)]) == [
+        "rank 0 waits, in call 6, save, for all ranks to save"
+    ]
+
+
+def test_lines_are_in_the_order_of_time():
+    records = [FlightRecord() for _ in range(2)]
+    for rank, record in enumerate(records):
+        record.name_rank(rank, 2)
+    for i in range(4):
+        records[i % 2].begin_call(i, "step")
+    lines = rows([record.log() for record in records], 1)
+    assert [(row.rank, row.call, row.event) for row in lines] == [
+        ("0", "2 step", "begins step"),
+        ("1", "3 step", "begins step"),
+    ]
