@@ -2,6 +2,10 @@
 
 Nothing here imports MPI before it must: whoever has several ranks to end has them by
 the launcher's word, and joins the others only to end them.
+
+A rank that fails may have no memory, threads or files left. What it needs to say so
+and to end the others is made ready when the hooks are set; what would say more and
+cannot is left out.
 """
 
 from __future__ import annotations
@@ -24,10 +28,15 @@ from divisible.communication.launchers import is_one_of_several, launch
 # How long an abort may take, and the start of MPI if there must be one.
 _ABORT_SECONDS = 3
 _START_SECONDS = 10
+# How long it may take to say why, and to let others speak before.
+_SECONDS_TO_SAY = 20
 # How long a rank that fails gives a lower one to say the same before it does.
 _SECONDS_TO_WAIT_FOR_LOWER_RANKS = 1.0
 # Taken by who ends the ranks: what fails in other threads meanwhile follows from it.
 _ending = threading.Lock()
+# Memory to have some in the end, of which the system gives none before it is used.
+_RESERVED_BYTES = 4 << 20
+_reserve: list[bytearray] = []
 
 
 class _World(NamedTuple):
@@ -46,9 +55,11 @@ def abort(code: int = 1) -> None:
     # MPI's abort asks mpiexec to end the ranks, and waits. Behind a link that is cut
     # nobody answers. It holds Python's lock meanwhile, so no thread of Python's own
     # could end this. The kernel does, with neither memory, nor a thread, nor a file.
+    has_others = True
     try:
         _end_after(_START_SECONDS)
-        if _world().size > 1:
+        has_others = _world().size > 1
+        if has_others:
             # Slow to load. Where a rank has failed before it was, the others wait for
             # it in the start of MPI.
             from mpi4py import MPI
@@ -58,14 +69,25 @@ def abort(code: int = 1) -> None:
             _end_after(_ABORT_SECONDS)
             MPI.COMM_WORLD.Abort(code)
     finally:
-        os._exit(code)
+        try:
+            if has_others:
+                # MPI could not be loaded. Of a rank that ends before it has started
+                # MPI, some launchers notice only that a signal ended it.
+                _let_end(signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os._exit(code)
 
 
 def _end_after(seconds: int) -> None:
+    _let_end(signal.SIGALRM)
+    signal.alarm(seconds)
+
+
+def _let_end(number: int) -> None:
     # Only the main thread may do this, and only a script's own handler makes it needed.
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(seconds)
+        signal.signal(number, signal.SIG_DFL)
 
 
 def let_lower_ranks_speak() -> None:
@@ -100,6 +122,8 @@ def end_all_ranks(what: str, report: Callable[[], None], code: int = 1) -> None:
         report: Prints the rest.
         code (int): The exit code.
     """
+    _reserve.clear()
+    _end_after(_SECONDS_TO_SAY)
     if not _ending.acquire(blocking=False):
         # Another thread is about to.
         time.sleep(_ABORT_SECONDS + _START_SECONDS)
@@ -150,6 +174,8 @@ def abort_on_error() -> None:
         >>> abort_on_error()
         >>> sys.excepthook, threading.excepthook = hooks
     """
+    if is_world_up() and not _reserve:
+        _reserve.append(bytearray(_RESERVED_BYTES))
     if is_world_up() and not isinstance(sys.excepthook, _AbortHook):
         sys.excepthook = _AbortHook(sys.excepthook)
     if isinstance(threading.excepthook, _ThreadHook):
@@ -195,6 +221,8 @@ def _is_left_behind(thread: threading.Thread | None) -> bool:
 
 def _fail(what: str, error: BaseException | None, report: Callable[[], None]) -> None:
     """Ends all ranks for an exception, unless a lower one does so before."""
+    _reserve.clear()
+    _end_after(_SECONDS_TO_SAY)
     # Who waits for a rank in vain says so at once: one that waits for the one that
     # waits has less to say.
     if not isinstance(error, StallError):
