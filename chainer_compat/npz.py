@@ -135,6 +135,31 @@ def read(arrays: Any, key: str) -> np.ndarray:
         ) from error
 
 
+def header(arrays: Any, key: str) -> tuple[tuple, np.dtype] | None:
+    """Returns the shape and the dtype of an array, and reads no more of it.
+
+    Args:
+        arrays: As in :func:`read`.
+        key: Which; it must be there.
+
+    Returns:
+        tuple or None: ``None`` if only reading the array can tell, or what is wrong
+        with it.
+    """
+    if not isinstance(arrays, NpzFile):
+        return None
+    name = key if key in arrays.zip.NameToInfo else f"{key}.npy"
+    # Whatever a damaged file makes zipfile, zlib or NumPy raise, reading says it.
+    with contextlib.suppress(Exception), arrays.zip.open(name) as file:
+        version = npy.read_magic(file)
+        if version in _HEADERS:
+            shape, _, dtype = _HEADERS[version](file)
+            n_bytes = file.tell() + math.prod(shape) * dtype.itemsize
+            if n_bytes == arrays.zip.NameToInfo[name].file_size:
+                return shape, dtype
+    return None
+
+
 class _Unknown(Exception):
     """An array has objects that were not allowed."""
 

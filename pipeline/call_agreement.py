@@ -33,6 +33,8 @@ CALLS = (
     "close",
 )
 
+_OF_USABLE_MODELS = ("step", "evaluate", "predict", "save")
+
 #: Of things that must be alike, one of which a rank has nothing to say.
 UNSAID = np.iinfo(np.int64).min
 
@@ -72,6 +74,8 @@ class CallAgreement:
         self.call = ""
         #: Whether a call failed on this rank, or is being made.
         self.has_failed = False
+        #: Why the model must not be used, with what to do; None if it may be.
+        self.refusal: str | None = None
         self._request: MPI.Request | None = None
         self._farewells: list[MPI.Request] = []
         # The ranks that have left, and how many calls they finished.
@@ -99,8 +103,10 @@ class CallAgreement:
                 take part in.
 
         Raises:
-            RuntimeError: See :meth:`guarded`.
+            RuntimeError: See :meth:`guarded` and :meth:`check_usable`.
         """
+        if call in _OF_USABLE_MODELS:
+            self.check_usable()
         with self.guarded():
             self._n_calls += 1
             self.call = call
@@ -108,6 +114,15 @@ class CallAgreement:
             here.begin_call(self._n_calls, call)
             yield
             here.write(CALL, END, call)
+
+    def check_usable(self) -> None:
+        """Refuses to use a model that is in no state to be used.
+
+        Raises:
+            RuntimeError: With the :attr:`refusal`.
+        """
+        if self.refusal is not None:
+            raise RuntimeError(self.refusal)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

@@ -4,6 +4,8 @@
 
     saving                from all ranks into a new directory
     loading               from a directory, on as many ranks as there are
+    dry_run               what tells what does not fit before anything is changed
+    kept_state            what objects had before, to be put back
     extension             both, as an extension of Chainer's trainer
     tools                 cut anew, export and import, without training
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from chainer_compat.npz import NpzArrays
+from chainer_compat.npz import NpzArrays, header
 from divisible.files import flush
 from pipeline.snapshots.differences import Ledger
 from pipeline.snapshots.errors import SnapshotError, UnreadableError, naming
@@ -27,6 +27,7 @@ class Arrays(Mapping):
         files: Opened files by path.
         prefix (str): What the keys of this mapping have before them in the files.
         ledger: Notes the keys there are, and those that are read.
+        is_dry_run (bool): Whether who reads must change nothing yet.
     """
 
     def __init__(
@@ -34,10 +35,12 @@ class Arrays(Mapping):
         files: Mapping[str, Mapping],
         prefix: str = "",
         ledger: Ledger | None = None,
+        is_dry_run: bool = False,
     ) -> None:
         self._files = files
         self._prefix = prefix
         self.ledger = Ledger() if ledger is None else ledger
+        self.is_dry_run = is_dry_run
         self._places: dict[str, list[str]] = {}
         for name, arrays in files.items():
             for key in arrays:
@@ -47,7 +50,22 @@ class Arrays(Mapping):
 
     def below(self, prefix: str) -> Arrays:
         """Returns those whose keys begin with ``prefix``, without it."""
-        return Arrays(self._files, self._prefix + prefix, self.ledger)
+        prefix = self._prefix + prefix
+        return Arrays(self._files, prefix, self.ledger, self.is_dry_run)
+
+    def outline(self, key: str) -> np.ndarray:
+        """Returns an array of the same shape and dtype, which takes no memory.
+
+        The array itself if it has no dimensions.
+        """
+        name, *others = self._places[key]
+        full = self._prefix + key
+        found = None if others else header(self._files[name], full)
+        if found is None or not found[0] or found[1].hasobject:
+            return self[key]
+        shape, dtype = found
+        self.ledger.read.add(full)
+        return np.broadcast_to(np.zeros((), dtype), shape)
 
     def __getitem__(self, key: str) -> np.ndarray:
         first, *others = self._places[key]
@@ -84,6 +102,10 @@ class Arrays(Mapping):
     def miss(self, key: str) -> None:
         """Notes that a key was looked for in vain."""
         self.ledger.missing.add(self._prefix + key)
+
+    def need_not(self, key: str) -> None:
+        """Notes that a key is not needed, though it was looked for in vain."""
+        self.ledger.missing.discard(self._prefix + key)
 
     def note_empty(self, key: str) -> None:
         """Notes that what was read had no value when it was saved."""

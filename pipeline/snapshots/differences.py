@@ -121,7 +121,9 @@ def compare(ledgers: Iterable[Ledger], what: str, strict: bool) -> Differences:
         read |= ledger.read
         missing |= ledger.missing
         kinds |= ledger.kinds
-        unlike += [text for text in ledger.unlike if text not in unlike]
+        unlike += ledger.unlike
+    # Ranks may share a parameter, and what is missing lets one read twice.
+    unlike = list(dict.fromkeys(unlike))
     saved, here = ({f"optimizer: {pair[i]}" for pair in kinds} for i in (0, 1))
     differences = Differences(
         missing=(*_highest(missing, found), *sorted(here)),

@@ -181,13 +181,17 @@ class Snapshot:
 
     @contextlib.contextmanager
     def arrays(
-        self, names: Sequence[str], ledger: Ledger | None = None
+        self,
+        names: Sequence[str],
+        ledger: Ledger | None = None,
+        is_dry_run: bool = False,
     ) -> Iterator[Arrays]:
         """Opens files; their arrays are read when they are asked for.
 
         Args:
             names: Of the files.
             ledger: Notes what they have, and what is read.
+            is_dry_run (bool): Whether who reads must change nothing yet.
         """
         with contextlib.ExitStack() as stack:
             files = {}
@@ -195,14 +199,14 @@ class Snapshot:
                 path = self.path / name
                 arrays = stack.enter_context(opened(path))
                 files[str(path)] = arrays
-            yield Arrays(files, ledger=ledger)
+            yield Arrays(files, ledger=ledger, is_dry_run=is_dry_run)
 
     @contextlib.contextmanager
     def of_layers(
-        self, positions: Iterable[int], prefix: str, ledger: Ledger | None = None
+        self, positions: Iterable[int], prefix: str, *ledger_and_dry_run: Any
     ) -> Iterator[Arrays]:
         """Opens the arrays whose keys begin with ``prefix``, of some layers."""
-        with self.arrays(self.files_of(positions), ledger) as arrays:
+        with self.arrays(self.files_of(positions), *ledger_and_dry_run) as arrays:
             yield arrays.below(prefix)
 
 

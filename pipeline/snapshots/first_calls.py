@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import chainer
 import numpy as np
@@ -62,18 +63,48 @@ def as_saved(model: Link, arrays: Arrays) -> Iterator[None]:
         _bring_to_device(link)
 
 
+def note_dry_run(model: Link, arrays: Arrays) -> None:
+    """Notes what :func:`as_saved` does to layers that were read without a change.
+
+    Args:
+        model: The layers, read.
+        arrays: As in :func:`as_saved`.
+    """
+    for path, _, hook in spectral_hooks(model):
+        key = f"{path}{hook.weight_name}"
+        for name in registered_keys(path, hook) if key in arrays else ():
+            if is_none(arrays.outline(key)):
+                arrays.need_not(name)
+            elif not hook._initialized and name in arrays:
+                arrays.take(name)
+    for name, param in _params(model):
+        if param.array is None and name in arrays:
+            saved = arrays.outline(name)
+            dtype = _own_dtype(param)
+            if dtype is not None and not is_none(saved):
+                _note_dtype(name, chainer.get_dtype(dtype), saved, arrays)
+
+
 def _check_dtype(
     name: str, param: chainer.Parameter, saved: np.ndarray, arrays: Arrays
 ) -> None:
     """Sees to it that an array was not cast into a parameter that it has sized."""
-    if saved.dtype == param.dtype:
-        return
-    if getattr(param.initializer, "dtype", None) is None:
+    if _own_dtype(param) is not None:
+        _note_dtype(name, param.dtype, saved, arrays)
+    elif saved.dtype != param.dtype:
         # It has the dtype of chainer.config, which may be another one while loading.
         param.array = param.device.send(saved)
-    else:
+
+
+def _own_dtype(param: chainer.Parameter) -> Any:
+    """Returns the dtype that a parameter's initializer asks for, if any."""
+    return getattr(param.initializer, "dtype", None)
+
+
+def _note_dtype(name: str, dtype: np.dtype, saved: np.ndarray, arrays: Arrays) -> None:
+    if saved.dtype != dtype:
         arrays.ledger.unlike.append(
-            f"{name} was saved with dtype {saved.dtype}, but it is {param.dtype} here"
+            f"{name} was saved with dtype {saved.dtype}, but it is {dtype} here"
         )
 
 

@@ -20,6 +20,7 @@ from chainer.training import Trainer
 from divisible import Divisible
 from pipeline.snapshots import first_calls
 from pipeline.snapshots.arrays import Arrays, of_range
+from pipeline.snapshots.dry_run import DryReader, dry_run
 from pipeline.snapshots.serializers import StateReader, StateWriter, read
 
 # What is saved beside the objects that a user names: the global generators, and the
@@ -35,7 +36,15 @@ def model_arrays(stage: Divisible) -> dict[str, np.ndarray]:
 
 
 def load_model(model: Link, arrays: Arrays) -> None:
-    """Loads a stage or a loss; its layers are sized then if they were when saved."""
+    """Loads a stage or a loss; its layers are sized then if they were when saved.
+
+    A dry run leaves them as they are.
+    """
+    if arrays.is_dry_run:
+        with dry_run(arrays, model.links()):
+            read(model.serialize, DryReader(arrays))
+        first_calls.note_dry_run(model, arrays)
+        return
     with first_calls.as_saved(model, arrays):
         read(model.serialize, StateReader(arrays))
 

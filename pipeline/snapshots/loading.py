@@ -11,9 +11,10 @@ from typing import Any
 
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots import layer_state, manifest
-from pipeline.snapshots.differences import Ledger, compare
+from pipeline.snapshots.differences import Differences, Ledger, compare
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
+from pipeline.snapshots.kept_state import KeptState
 from pipeline.snapshots.on_all_ranks import on_all_ranks
 from pipeline.snapshots.optimizer_state import load_optimizer
 from pipeline.snapshots.optimizers_of_stages import (
@@ -36,7 +37,8 @@ def load_snapshot(
     To be called on every rank, with the same model, the same kinds of optimizers with
     the same hooks, and the same ``state``: what the snapshot has and no rank reads, and
     what a rank looks for and the snapshot lacks, is an error that names it. Before
-    anything is changed, the files that a rank reads are compared with their checksums.
+    anything is changed, the files that a rank reads are compared with their checksums,
+    and keys, shapes, dtypes and hyperparameters with what is here, on all ranks.
 
     A layer that is sized at its first call, also under ``SpectralNormalization``, is
     loaded as it was saved, whether it has been called here or not. What other layers
@@ -66,8 +68,10 @@ def load_snapshot(
 
     Raises:
         SnapshotError: On every rank, if it failed on any: with the name of the file
-            that is missing, truncated or changed, or with what does not fit. If
-            something does not fit, the model may be loaded in part.
+            that is missing, truncated or changed, or with what does not fit. Then
+            nothing was changed, as a rule. Where a file could not be read any more, or
+            code of a layer failed, the error says that the run was changed in part:
+            on every rank the pipeline refuses to use it, until a load succeeds.
 
     Example:
         See :func:`save_snapshot`.
@@ -80,15 +84,87 @@ def load_snapshot(
     for rank, checksum in enumerate(checksums):
         if checksum != checksums[0]:
             raise SnapshotError(f"{what}: ranks 0 and {rank} see different ones there")
-    ledger = Ledger()
-    with loaded_as_if_running(state, [*found.of_stages, *found.of_loss]):
-        attempt(_load_layers, snapshot, pipeline, found, ledger)
-        attempt(_load_objects, snapshot, pipeline, state, ledger)
-    # One rank may have what others lack, such as the iterator or a report.
-    differences = compare(pipeline.gather(ledger, "load"), what, strict)
+    arguments = snapshot, pipeline, found, state, what, strict
+    _check(*arguments)
+    differences = _load(*arguments)
     if differences and pipeline.rank == 0:
         warnings.warn(f"{path} is loaded in part: {differences}", stacklevel=2)
     return replace(snapshot, differences=differences)
+
+
+def _check(
+    snapshot: Snapshot,
+    pipeline: Pipeline,
+    found: OptimizersOfStages,
+    state: Mapping[str, Any],
+    what: str,
+    strict: bool,
+) -> None:
+    """Looks whether everything fits, on all ranks, and changes nothing.
+
+    Objects of ``state`` may be anybody's. They are loaded, and get back what they had.
+    """
+    attempt = functools.partial(on_all_ranks, pipeline, "load", what)
+    ledger, calls = Ledger(), pipeline.ranks.calls
+    attempt(_load_layers, snapshot, pipeline, found, ledger, True)
+    kept = _kept({**state, "pipeline": pipeline})
+    earlier_refusal, calls.refusal = calls.refusal, _refusal(snapshot)
+    try:
+        attempt(_load_objects, snapshot, pipeline, state, ledger)
+        # One rank may have what others lack, such as the iterator or a report.
+        compare(pipeline.gather(ledger, "load"), what, strict)
+    except SnapshotError as error:
+        words = f"{error}; {calls.refusal}"
+        on_all_ranks(pipeline, "load", words, _put_back, kept)
+        calls.refusal = earlier_refusal
+        raise
+
+
+def _load(
+    snapshot: Snapshot,
+    pipeline: Pipeline,
+    found: OptimizersOfStages,
+    state: Mapping[str, Any],
+    what: str,
+    strict: bool,
+) -> Differences:
+    """Loads everything; until that is done, nobody uses the model."""
+    attempt = functools.partial(on_all_ranks, pipeline, "load", what)
+    ledger, calls = Ledger(), pipeline.ranks.calls
+    calls.refusal = _refusal(snapshot)
+    try:
+        with loaded_as_if_running(state, [*found.of_stages, *found.of_loss]):
+            attempt(_load_layers, snapshot, pipeline, found, ledger)
+            # After the layers and the optimizers, which some look at.
+            attempt(_load_objects, snapshot, pipeline, state, ledger)
+        differences = compare(pipeline.gather(ledger, "load"), what, strict)
+    except SnapshotError as error:
+        raise type(error)(f"{error}; {calls.refusal}") from error
+    calls.refusal = None
+    return differences
+
+
+def _refusal(snapshot: Snapshot) -> str:
+    return (
+        f"the run was changed in part when the snapshot {snapshot.path} could not be"
+        f" loaded: load a whole snapshot before the model is used, or make the model,"
+        f" its optimizers and the Pipeline anew"
+    )
+
+
+def _kept(objects: Mapping[str, Any]) -> KeptState | None:
+    """Returns the state of objects, unless they have none that can be written."""
+    try:
+        return KeptState(objects)
+    except Exception:
+        # What cannot be saved may be loaded all the same.
+        return None
+
+
+def _put_back(kept: KeptState | None) -> None:
+    if kept is None:
+        raise SnapshotError("what was in the objects of state could not be kept")
+    kept.put_back()
 
 
 def _open(
@@ -123,26 +199,31 @@ def _load_layers(
     pipeline: Pipeline,
     optimizers: OptimizersOfStages,
     ledger: Ledger,
+    is_dry_run: bool = False,
 ) -> None:
+    """Loads this rank's stages and loss, with their optimizers."""
     for stage in pipeline.stages.values():
         positions = positions_of_layers(stage)
-        with snapshot.of_layers(positions, "model/", ledger) as arrays:
+        with snapshot.of_layers(positions, "model/", ledger, is_dry_run) as arrays:
             layer_state.load_model(stage, arrays)
     for optimizer in optimizers.of_stages:
         positions, names = optimizers.positions(optimizer), optimizers.names(optimizer)
-        with snapshot.of_layers(positions, "optimizer/", ledger) as arrays:
+        with snapshot.of_layers(positions, "optimizer/", ledger, is_dry_run) as arrays:
             load_optimizer(optimizer, arrays, names)
     if pipeline.is_last:
-        _load_loss(snapshot, optimizers, ledger)
+        _load_loss(snapshot, optimizers, ledger, is_dry_run)
 
 
 def _load_loss(
-    snapshot: Snapshot, optimizers: OptimizersOfStages, ledger: Ledger
+    snapshot: Snapshot,
+    optimizers: OptimizersOfStages,
+    ledger: Ledger,
+    is_dry_run: bool,
 ) -> None:
     if manifest.LOSS not in snapshot.files:
         ledger.missing.update(f"model/{name}" for name in optimizers.loss_links)
         return
-    with snapshot.arrays([manifest.LOSS], ledger) as arrays:
+    with snapshot.arrays([manifest.LOSS], ledger, is_dry_run) as arrays:
         for name, link in optimizers.loss_links.items():
             layer_state.load_model(link, arrays.below(f"model/{name}/"))
         for optimizer in optimizers.of_loss:

@@ -10,6 +10,7 @@ import chainer
 import numpy as np
 
 from pipeline.snapshots.arrays import Arrays
+from pipeline.snapshots.dry_run import dry_run
 from pipeline.snapshots.serializers import (
     NO_NAMES,
     RuleReader,
@@ -58,8 +59,28 @@ def load_optimizer(
     """Loads what :func:`optimizer_arrays` returned, for the same layers or others.
 
     What differs is noted in the ledger of the arrays. An optimizer of another class
-    begins anew, with the hyperparameters that it has.
+    begins anew, with the hyperparameters that it has. A dry run leaves it as it is.
     """
+    if arrays.is_dry_run:
+        with dry_run(arrays, list(_holders(optimizer))):
+            _load(optimizer, arrays, names)
+    else:
+        _load(optimizer, arrays, names)
+
+
+def _holders(optimizer: Any) -> Iterator[Any]:
+    """Yields whose attributes change when an optimizer is loaded."""
+    while optimizer is not None:
+        yield optimizer
+        yield optimizer.hyperparam
+        yield from (hook for _, hook in _hooks(optimizer, StateWriter()))
+        for _, param in _updated(optimizer):
+            yield param.update_rule
+            yield param.update_rule.hyperparam
+        optimizer = getattr(optimizer, "actual_optimizer", None)
+
+
+def _load(optimizer: Any, arrays: Arrays, names: Mapping[str, str]) -> None:
     for _, param in _updated(optimizer):
         # What is there must not remain where nothing was saved, nor lend its dtype.
         param.update_rule._state = param.update_rule._fp32_param = None

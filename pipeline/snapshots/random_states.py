@@ -49,6 +49,15 @@ def load_random_states(arrays: Arrays, whose: str, objects: Mapping[str, Any]) -
             set_state(state)
 
 
+def kept(objects: Mapping[str, Any]) -> list[tuple[Callable, Any]]:
+    """Returns for each generator what sets its state, and the state that it has.
+
+    Args:
+        objects: As in :func:`dump_random_states`.
+    """
+    return [(set_state, get()) for _, get, set_state in _generators(objects)]
+
+
 def _generators(objects: Mapping[str, Any]) -> Iterator[tuple[str, Callable, Callable]]:
     """Yields the name of each generator, and what gets and what sets its state."""
     yield "numpy", *_of_numpy(np.random)

@@ -76,6 +76,7 @@ def save_snapshot(
 
     Raises:
         SnapshotError: On every rank, if it failed on any. Training can go on.
+        RuntimeError: If the model is loaded in part; see :func:`load_snapshot`.
         StallError: If a rank does not come, or writes for longer than the pipeline's
             timeout.
 
@@ -97,6 +98,7 @@ def save_snapshot(
         check_name(path)
     except ValueError as error:
         raise SnapshotError(str(error)) from None
+    pipeline.ranks.calls.check_usable()
     path = Path(path)
     state, values = dict(state or {}), dict(values or {})
     what = f"cannot save the snapshot {path}"

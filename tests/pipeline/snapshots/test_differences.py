@@ -19,6 +19,9 @@ from pipeline import (
     load_snapshot,
     save_snapshot,
 )
+from pipeline.snapshots.layer_state import model_arrays, object_arrays
+from pipeline.snapshots.optimizer_state import optimizer_arrays
+from pipeline.snapshots.random_states import dump_random_states
 from tests.support.equivalence import make_batches
 
 BATCHES = make_batches([6, 6, 5, 6])
@@ -45,11 +48,27 @@ def saved(tmp_path, run, n_steps=1, state=None):
     return tmp_path / "1"
 
 
+def contents(run, state):
+    """Returns all that loading may change, as bytes by key."""
+    pipe, *its_optimizers = run
+    found = object_arrays({**(state or {}), "pipeline": pipe})
+    found["random"] = np.array(dump_random_states(state or {}))
+    found.update((f"model/{k}", v) for k, v in model_arrays(pipe.stages[0]).items())
+    found.update((f"loss/{k}", v) for k, v in object_arrays(pipe.loss_links).items())
+    for i, optimizer in enumerate(its_optimizers):
+        arrays = optimizer_arrays(optimizer)
+        found.update((f"{i}/{k}", v) for k, v in arrays.items())
+    return {key: (str(v.dtype), v.tobytes()) for key, v in found.items()}
+
+
 def refusal(path, run, state=None):
-    """Returns the error of loading, which must be one line."""
+    """Returns the error of loading, which must be one line, and must change nothing."""
+    before = contents(run, state)
     with pytest.raises(SnapshotError) as caught:
         load_snapshot(path, run[0], list(run[1:]), state)
     assert "\n" not in str(caught.value)
+    assert contents(run, state) == before
+    run[0].ranks.calls.check_usable()
     return str(caught.value)
 
 

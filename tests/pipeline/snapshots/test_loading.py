@@ -1,0 +1,161 @@
+"""A load that fails changes nothing, or the pipeline refuses to go on."""
+
+import random
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import optimizers
+from chainer.iterators import SerialIterator, ShuffleOrderSampler
+from mpi4py import MPI
+
+from divisible import Divisible
+from pipeline import Pipeline, SnapshotError, load_snapshot, save_snapshot
+
+X, T = np.ones((4, 3), "f"), np.zeros(4, "i")
+
+
+class Layer(L.Linear):
+    """A layer that fails when it reads itself, if it is told to."""
+
+    fails = False
+
+    def serialize(self, serializer):
+        if self.fails and isinstance(serializer, chainer.Deserializer):
+            raise RuntimeError("a layer fails")
+        super().serialize(serializer)
+
+
+class Notes:
+    """What a user keeps: a text that is parsed, and may be refused, and an array."""
+
+    def __init__(self):
+        self.names, self.counts, self.refused = ["first"], np.zeros(2), None
+
+    def serialize(self, serializer):
+        self.names = serializer("names", " ".join(self.names)).split()
+        self.counts = serializer("counts", self.counts)
+        if self.names == self.refused:
+            raise RuntimeError("the notes fail")
+
+
+class Run:
+    def __init__(self, seed=1):
+        np.random.seed(seed)
+        random.seed(seed)
+        self.layers = Layer(3, 4), Layer(4, 2)
+        stage = Divisible(*self.layers)
+        self.pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+        self.optimizer = optimizers.Adam().setup(stage)
+        self.notes = Notes()
+        order = ShuffleOrderSampler(np.random.RandomState(seed))
+        iterator = SerialIterator(range(9), 4, order_sampler=order)
+        self.state = {"iterator": iterator, "notes": self.notes}
+
+    def step(self):
+        loss = self.pipe.step(X, T)["loss"]
+        self.optimizer.update()
+        drawn = self.state["iterator"].next(), np.random.rand(), random.random()
+        return loss, *drawn, self.pipe.n_steps
+
+    def save(self, path):
+        save_snapshot(path, self.pipe, self.optimizer, self.state)
+
+    def load(self, path):
+        return load_snapshot(path, self.pipe, self.optimizer, self.state)
+
+
+def test_objects_get_their_state_back(tmp_path):
+    run = Run()
+    run.notes.names, run.notes.counts = ["second", "third"], np.array([7.0, 8.0])
+    run.step()
+    run.save(tmp_path / "1")
+    expected = Run(2).step()
+    other = Run(2)
+    other.notes.refused = ["second", "third"]
+    with pytest.raises(SnapshotError, match="RuntimeError: the notes fail$"):
+        other.load(tmp_path / "1")
+    other.notes.refused = None
+    left = other.state.pop("iterator")
+    with pytest.raises(SnapshotError, match=r"iterator is left over\. strict=False"):
+        other.load(tmp_path / "1")
+    other.state["iterator"] = left
+    assert other.notes.names == ["first"] and other.notes.counts.tolist() == [0, 0]
+    assert other.step() == expected
+
+
+def test_a_model_that_was_changed_in_part_is_refused(tmp_path):
+    run, other = Run(), Run(2)
+    for name in "12":
+        run.step()
+        run.save(tmp_path / name)
+    expected = run.step()
+    other.layers[1].fails = True
+    before = other.layers[0].W.array.copy()
+    with pytest.raises(SnapshotError, match="a layer fails; the run was changed in"):
+        other.load(tmp_path / "1")
+    assert (other.layers[0].W.array != before).any()
+    calls = [
+        lambda: other.pipe.step(X, T),
+        lambda: other.pipe.evaluate(X, T),
+        lambda: other.pipe.predict(X),
+        lambda: other.save(tmp_path / "3"),
+    ]
+    words = f"the snapshot {tmp_path}/1 could not be loaded: load a whole snapshot"
+    # What fails before it has changed anything makes nothing whole either.
+    for name, why in (("1", "a layer fails"), ("gone", "gone does not exist")):
+        with pytest.raises(SnapshotError, match=why):
+            other.load(tmp_path / name)
+        for call in calls:
+            with pytest.raises(RuntimeError, match=words):
+                call()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+    other.layers[1].fails = False
+    other.load(tmp_path / "2")
+    assert other.step() == expected
+    other.save(tmp_path / "3")
+
+
+def test_what_objects_cannot_keep_they_cannot_get_back(tmp_path):
+    run, other = Run(), Run(2)
+    run.save(tmp_path / "1")
+    other.notes.counts = ["cannot be saved"]
+    other.state["other"] = Notes()
+    with pytest.raises(SnapshotError, match="has no other.*; the run was changed in"):
+        other.load(tmp_path / "1")
+    del other.state["other"]
+    other.load(tmp_path / "1")
+    assert other.step()[:2] == run.step()[:2]
+
+
+class Own(L.Linear):
+    """Reads something that is not there before, and cannot do without."""
+
+    extra = None
+
+    def serialize(self, serializer):
+        super().serialize(serializer)
+        extra = serializer("extra", self.extra)
+        if isinstance(serializer, chainer.Deserializer):
+            self.extra = extra.copy()
+
+
+def test_layers_that_a_dry_run_cannot_read_are_loaded(tmp_path):
+    def run(optimizer):
+        stage = Divisible(Own(3, 2))
+        return Pipeline(stage, MPI.COMM_SELF, 2), optimizer().setup(stage)
+
+    pipe, optimizer = run(optimizers.SGD)
+    pipe.stages[0][0].extra = np.arange(3.0)
+    save_snapshot(tmp_path / "1", pipe, optimizer)
+    other, its_optimizer = run(optimizers.SGD)
+    load_snapshot(tmp_path / "1", other, its_optimizer)
+    assert other.stages[0][0].extra.tolist() == [0, 1, 2]
+    # All the rest is looked at all the same.
+    other, its_optimizer = run(optimizers.MomentumSGD)
+    weights = other.stages[0][0].W.array.copy()
+    with pytest.raises(SnapshotError, match="SGD, but MomentumSGD is here"):
+        load_snapshot(tmp_path / "1", other, its_optimizer)
+    assert (other.stages[0][0].W.array == weights).all()
+    assert other.stages[0][0].extra is None
