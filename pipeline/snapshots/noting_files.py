@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+from pipeline.snapshots.errors import naming
+
 
 class NotingFile(io.FileIO):
     """A file to read, which keeps the first error of the file system.
@@ -28,6 +30,15 @@ class NotingFile(io.FileIO):
         """Reads until the end of the file."""
         with self._noting():
             return super().readall()
+
+    def close(self) -> None:
+        """Closes the file.
+
+        Raises:
+            SnapshotError: With the file and the cause.
+        """
+        with naming(self.name, "close"):
+            super().close()
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
