@@ -1,0 +1,45 @@
+"""Every call of the operating system fails once, in saves and in loads; one rank."""
+
+import pytest
+from mpi4py import MPI
+
+from tests.support import fault_injection
+from tests.support.fault_injection import folder_in_memory
+
+
+def one_of(n):
+    return pytest.mark.parametrize(
+        "every", [n, pytest.param(1, marks=pytest.mark.matrix)]
+    )
+
+
+def check(function, *args):
+    with folder_in_memory() as folder:
+        count = function(MPI.COMM_SELF, folder, *args)
+    print(f"{function.__name__} on 1 rank: {count}")
+    assert count.injected > 5 and not count.broken, str(count)
+
+
+@one_of(29)
+def test_saves(every):
+    check(fault_injection.saves, every)
+
+
+@one_of(31)
+def test_loads(every):
+    check(fault_injection.loads, every)
+
+
+@one_of(61)
+def test_resumptions(every):
+    check(fault_injection.resumptions, every)
+
+
+@pytest.mark.parametrize("n_places", [1, pytest.param(40, marks=pytest.mark.matrix)])
+def test_damages(n_places):
+    check(fault_injection.damages, n_places)
+
+
+@one_of(7)
+def test_deaths(every):
+    check(fault_injection.deaths, every)
