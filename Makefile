@@ -5,6 +5,12 @@
 # make test-all
 #              the same with all combinations of schedules, ranks, transports and
 #              models, and with new random examples for the property tests
+# make test-faults
+#              let each call of the operating system fail that saves and loads of
+#              snapshots make, in each way, and say how many did no harm
+# make test-kills KILLS=200
+#              kill training runs at random moments, so often, and resume them on other
+#              numbers of ranks; SEED=... repeats what a failure has printed
 # make lint    check the style of the code, and which package imports which
 # make docs    build the documentation into build/docs; warnings are errors
 # make install only install; "make install EXTRAS=examples,test" without an MPI
@@ -38,7 +44,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread per rank: several ranks share this machine's cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install train test test-quick test-all test-chainer lint docs clean
+.PHONY: install train test test-quick test-all test-faults test-kills test-chainer lint docs clean
 
 # An interpreter, extras or a NumPy asked for by name replace an environment with
 # others.
@@ -69,6 +75,15 @@ test-quick: install
 # An expression that is true for every test.
 test-all: install
 	$(BIN)/python -m pytest -m "matrix or not matrix" --hypothesis-profile=new_examples
+
+test-faults: install
+	$(BIN)/python -m pytest -m matrix -rP \
+	  tests/pipeline/snapshots/test_injected_faults.py \
+	  tests/mpi/pipeline/snapshots/test_injected_faults.py
+
+test-kills: install
+	KILLS=$(or $(KILLS),200) SEED=$(SEED) $(BIN)/python -m pytest -m matrix -rP \
+	  tests/mpi/pipeline/snapshots/test_kills.py
 
 # Chainer's tests have an environment of their own: they need a pytest before version 8.
 test-chainer: install .venv-chainer/installed
