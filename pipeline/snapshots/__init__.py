@@ -20,6 +20,7 @@
     serializers           Chainer's, without objects to pickle
 
     directories           complete, or not there; old ones
+    owners                whose it is that lies beside snapshots, and what may go
     finding               the newest whole one
     names                 which are refused, and the pattern that finds them again
     listing               what is in a directory; an error where one cannot look

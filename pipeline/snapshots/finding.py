@@ -6,18 +6,23 @@ import errno
 import functools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.listing import is_file, is_folder, matching, names_in
 from pipeline.snapshots.manifest import MANIFEST, has_files_of_snapshot
-from pipeline.snapshots.names import PARTIAL, REPLACED
+from pipeline.snapshots.names import PARTIAL, replaced_patterns
 from pipeline.snapshots.on_all_ranks import on_all_ranks
 
+# How often to look again while another run saves in the same directory.
+_LOOKS = 20
+# Why a snapshot is passed over, and the number of the error of the file system, if any.
+_Failure = tuple[str, Optional[int]]
+_Identity = Optional[tuple[int, int, int]]
 # With these no snapshot can be read, whichever it is.
 _OF_THIS_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -28,7 +33,7 @@ def latest_snapshot(directory: str | os.PathLike, pattern: str = "*") -> Path | 
     One that was not finished is passed over. One that has lost a file, or whose files
     are not what was saved, is passed over with a warning; so the files of the newest
     one are read. One that was about to be replaced when the run was killed is found as
-    well, with ``.replaced`` behind its name.
+    well, with a token and ``.replaced`` behind its name.
 
     Args:
         directory: Where to look.
@@ -46,14 +51,11 @@ def latest_snapshot(directory: str | os.PathLike, pattern: str = "*") -> Path | 
         >>> latest_snapshot('no/such/directory') is None
         True
     """
-    search = Search(Path(directory), pattern)
-    for snapshot in search.find():
-        failure = _failure(snapshot)
-        if failure is None:
-            return snapshot.path
-        search.pass_over(*failure)
-    search.check_none()
-    return None
+
+    def failure_of(snapshot: Snapshot) -> _Failure | None:
+        return _failure(snapshot.verify)
+
+    return _newest(Search(Path(directory), pattern), failure_of, _call)
 
 
 def latest_on_all_ranks(
@@ -70,22 +72,56 @@ def latest_on_all_ranks(
     """
     what = f"cannot resume from {os.fspath(directory)}"
     attempt = functools.partial(on_all_ranks, pipeline, "load", what)
-    on_first = functools.partial(attempt, _on_first, pipeline)
     search, n_ranks = Search(Path(directory), pattern), pipeline.schedule.n_ranks
-    found = on_first(search.find)
-    for snapshot in pipeline.gather(found, "load")[0]:
-        attempt(_see, snapshot)
-        failure = _failure(snapshot, list(snapshot.files)[pipeline.rank :: n_ranks])
+
+    def on_first(function: Callable[..., Any], *arguments: Any) -> Any:
+        mine = attempt(_call if pipeline.rank == 0 else _pass, function, *arguments)
+        return pipeline.gather(mine, "load")[0]
+
+    def failure_on_any(snapshot: Snapshot) -> _Failure | None:
+        unseen = pipeline.gather(_failure(_see, snapshot), "load")
+        if any(unseen) and not on_first(search.has_gone, snapshot):
+            attempt(_see, snapshot)
+        mine = list(snapshot.files)[pipeline.rank :: n_ranks]
+        failure = _failure(snapshot.verify, mine)
         failures = [each for each in pipeline.gather(failure, "load") if each]
-        if not failures:
-            return snapshot.path
-        on_first(search.pass_over, *failures[0])
+        return failures[0] if failures else None
+
+    return _newest(search, failure_on_any, on_first)
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def _pass(function: Callable[..., Any], *arguments: Any) -> None:
+    pass
+
+
+def _newest(
+    search: Search,
+    failure_of: Callable[[Snapshot], _Failure | None],
+    on_first: Callable[..., Any],
+) -> Path | None:
+    """Returns the newest whole snapshot of a search.
+
+    Args:
+        search: Where to look.
+        failure_of: Says what is wrong with the files of a snapshot.
+        on_first: Calls a function on the first rank, and returns what that returned.
+    """
+    for n_left in reversed(range(_LOOKS)):
+        for snapshot in on_first(search.find):
+            failure = failure_of(snapshot)
+            if failure is None:
+                return snapshot.path
+            if n_left and on_first(search.has_gone, snapshot):
+                break
+            on_first(search.pass_over, *failure)
+        else:
+            break
     on_first(search.check_none)
     return None
-
-
-def _on_first(pipeline: Pipeline, function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments) if pipeline.rank == 0 else None
 
 
 def _see(snapshot: Snapshot) -> None:
@@ -93,18 +129,16 @@ def _see(snapshot: Snapshot) -> None:
     Snapshot.open(snapshot.path).check_sizes()
 
 
-def _failure(
-    snapshot: Snapshot, names: Sequence[str] | None = None
-) -> tuple[str, int | None] | None:
-    """Returns why files of a snapshot are not what was saved, if so."""
+def _failure(function: Callable[..., None], *arguments: Any) -> _Failure | None:
+    """Returns what a function finds wrong with a snapshot, if anything."""
     try:
-        snapshot.verify(names)
+        function(*arguments)
     except SnapshotError as error:
         return _reason(error)
     return None
 
 
-def _reason(error: SnapshotError) -> tuple[str, int | None]:
+def _reason(error: SnapshotError) -> _Failure:
     """Returns the words of an error, and its number if it is of the file system."""
     cause = error.__cause__
     return str(error), cause.errno if isinstance(cause, OSError) else None
@@ -122,6 +156,7 @@ class Search:
         self._directory = directory
         self._pattern = pattern
         self._unreadable: str | None = None
+        self._seen: dict[Path, _Identity] = {}
 
     def find(self) -> list[Snapshot]:
         """Returns those whose files have the right sizes, the newest first.
@@ -129,22 +164,27 @@ class Search:
         Raises:
             SnapshotError: If one cannot look, or cannot tell whether there are any.
         """
-        paths = {
-            *matching(self._directory, self._pattern),
-            *matching(self._directory, self._pattern + REPLACED),
-        }
-        found = []
-        for path in sorted(paths):
-            try:
-                if _was_finished(path):
-                    snapshot = Snapshot.open(path)
-                    snapshot.check_sizes()
-                    found.append(snapshot)
-            except SnapshotError as error:
-                self.pass_over(*_reason(error))
+        for _ in range(_LOOKS):
+            self._seen = self._candidates()
+            found, failures = _opened(self._seen)
+            # What another run has moved meanwhile is found under its other name.
+            if self._seen.items() <= self._candidates().items():
+                break
+        for failure in failures:
+            self.pass_over(*failure)
         if not found:
             self.check_none()
-        return sorted(found, key=_age, reverse=True)
+        return sorted(found, key=age, reverse=True)
+
+    def has_gone(self, snapshot: Snapshot) -> bool:
+        """Says whether another run has moved one since it was found."""
+        return _identity(snapshot.path) != self._seen[snapshot.path]
+
+    def _candidates(self) -> dict[Path, _Identity]:
+        patterns = (self._pattern, *replaced_patterns(self._pattern))
+        paths = {path for each in patterns for path in matching(self._directory, each)}
+        paths = {path for path in paths if not path.name.endswith(PARTIAL)}
+        return {path: _identity(path) for path in paths}
 
     def pass_over(self, why: str, number: int | None) -> None:
         """Warns that a snapshot is passed over.
@@ -174,15 +214,39 @@ class Search:
             )
 
 
+def _identity(path: Path) -> _Identity:
+    """Returns what tells a directory from another one that has its name later."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns
+
+
+def _opened(paths: Iterable[Path]) -> tuple[list[Snapshot], list[_Failure]]:
+    """Returns those whose files have the right sizes, and what is wrong with others."""
+    found, failures = [], []
+    for path in sorted(paths):
+        try:
+            if _was_finished(path):
+                snapshot = Snapshot.open(path)
+                snapshot.check_sizes()
+                found.append(snapshot)
+        except SnapshotError as error:
+            failures.append(_reason(error))
+    return found, failures
+
+
 def _was_finished(path: Path) -> bool:
     """Says whether there was a whole snapshot, whatever is left of it."""
     # The directory of lost files is often one that cannot be looked into.
-    if path.name.endswith(PARTIAL) or path.name == "lost+found":
+    if path.name == "lost+found":
         return False
     if is_file(path / MANIFEST):
         return True
     return is_folder(path) and has_files_of_snapshot(names_in(path))
 
 
-def _age(snapshot: Snapshot) -> tuple[float, int]:
+def age(snapshot: Snapshot) -> tuple[float, int]:
+    """Returns what is greater for a newer snapshot."""
     return snapshot.time, snapshot.n_steps

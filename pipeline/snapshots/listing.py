@@ -31,20 +31,16 @@ def is_file(path: Path) -> bool:
     Raises:
         SnapshotError: If one cannot look, with the cause.
     """
-    return stat.S_ISREG(_mode(path))
+    return stat.S_ISREG(mode_of(path))
 
 
 def is_folder(path: Path) -> bool:
     """Says whether there is a directory, as :func:`is_file`."""
-    return stat.S_ISDIR(_mode(path))
+    return stat.S_ISDIR(mode_of(path))
 
 
-def is_there(path: Path) -> bool:
-    """Says whether there is anything, as :func:`is_file`."""
-    return _mode(path) != 0
-
-
-def _mode(path: Path) -> int:
+def mode_of(path: Path) -> int:
+    """Returns the mode of what is there, as :func:`is_file`; 0 if nothing is."""
     with naming(path, "look at"):
         try:
             return os.stat(path).st_mode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import string
 from typing import Any, Callable
 
@@ -11,6 +12,43 @@ from typing import Any, Callable
 PARTIAL = ".partial"
 #: Behind the name of one that is there until another has taken its place.
 REPLACED = ".replaced"
+# Between the name and these: whose it is, see `pipeline.snapshots.owners`.
+TOKEN_DIGITS = 36
+_ASIDE = re.compile(rf"(.*?)(?:\.([0-9a-f]{{{TOKEN_DIGITS}}}))?\.(?:partial|replaced)")
+
+
+def aside(name: str, token: str, ending: str) -> str:
+    """Returns the name of what lies beside a snapshot with the given name."""
+    return f"{name}.{token}{ending}"
+
+
+def parts(name: str) -> tuple[str, str | None]:
+    """Returns the name of a snapshot, and the token of what lies beside it, if any.
+
+    Example:
+        >>> parts(aside('iter_1', '0' * TOKEN_DIGITS, PARTIAL)) == ('iter_1', '0' * 36)
+        True
+        >>> parts('iter_1.partial')
+        ('iter_1', None)
+    """
+    found = _ASIDE.fullmatch(name)
+    return (found[1], found[2]) if found else (name, None)
+
+
+def series(name: str) -> str:
+    """Returns what the names of a run's snapshots have in common.
+
+    Example:
+        >>> series('iter_12') == series('iter_7.partial')
+        True
+    """
+    return re.sub(r"\d+", "0", parts(name)[0])
+
+
+def replaced_patterns(pattern: str) -> tuple[str, str]:
+    """Returns patterns of what was there before another takes its place."""
+    token = "[0-9a-f]" * TOKEN_DIGITS
+    return pattern + REPLACED, aside(pattern, token, REPLACED)
 
 
 def check_name(name: str | os.PathLike) -> None:

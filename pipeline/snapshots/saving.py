@@ -21,8 +21,9 @@ import numpy as np
 
 from divisible import __version__
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import directories, layer_state, manifest
+from pipeline.snapshots import layer_state, manifest
 from pipeline.snapshots.arrays import of_range, write_arrays
+from pipeline.snapshots.directories import Draft, remove_old, time_after_others
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.names import check_name
@@ -99,12 +100,12 @@ def save_snapshot(
     except ValueError as error:
         raise SnapshotError(str(error)) from None
     pipeline.ranks.calls.check_usable()
-    path = Path(path)
+    draft = Draft(Path(path))
     state, values = dict(state or {}), dict(values or {})
     what = f"cannot save the snapshot {path}"
     attempt = functools.partial(on_all_ranks, pipeline, "save", what)
     try:
-        contents, mine = attempt(_collect, pipeline, optimizers, state, values, path)
+        contents, mine = attempt(_collect, pipeline, optimizers, state, values, draft)
         announcements = pipeline.gather(mine, "save")
         for rank, theirs in enumerate(announcements):
             if theirs.path != announcements[0].path:
@@ -116,13 +117,15 @@ def save_snapshot(
             contents[manifest.COMMON] = _common(
                 announcements, contents[manifest.COMMON]
             )
-        entries = attempt(_write, contents, directories.partial_path(path))
+        entries = attempt(_write, contents, Path(announcements[0].folder))
         written = pipeline.gather(entries, "save")
-        attempt(_finish, pipeline, announcements, written, values, path, n_retains)
+        attempt(_finish, pipeline, announcements, written, values, draft, n_retains)
     except SnapshotError:
         if pipeline.rank == 0:
-            directories.discard(path)
+            draft.discard()
         raise
+    finally:
+        draft.release()
 
 
 class _Announcement(NamedTuple):
@@ -130,6 +133,7 @@ class _Announcement(NamedTuple):
 
     Attributes:
         path: Of the snapshot.
+        folder: Where to write it; that of rank 0 counts.
         layer_ranges: Of its stages, by number.
         is_first: Whether it has the first stage.
         objects: The state of what it alone has besides its stages.
@@ -137,6 +141,7 @@ class _Announcement(NamedTuple):
     """
 
     path: str
+    folder: str
     layer_ranges: Mapping[int, tuple[int, int]]
     is_first: bool
     objects: Mapping[str, np.ndarray]
@@ -148,7 +153,7 @@ def _collect(
     optimizers: Any,
     state: Mapping[str, Any],
     values: Mapping[str, Any],
-    path: Path,
+    draft: Draft,
 ) -> tuple[dict[str, dict[str, np.ndarray]], _Announcement]:
     """Returns what this rank is to write, by file, and what the others must know."""
     layer_state.check_objects(state)
@@ -160,10 +165,15 @@ def _collect(
     if pipeline.rank == 0:
         contents[manifest.COMMON] = objects
         objects = {}
-        directories.begin(path)
+        draft.begin()
     ranges = {number: stage.layer_range for number, stage in pipeline.stages.items()}
     mine = _Announcement(
-        str(path), ranges, pipeline.is_first, objects, dump_random_states(state)
+        str(draft.path),
+        str(draft.folder),
+        ranges,
+        pipeline.is_first,
+        objects,
+        dump_random_states(state),
     )
     return contents, mine
 
@@ -234,7 +244,7 @@ def _finish(
     announcements: Sequence[_Announcement],
     written: Sequence[Mapping[str, Any]],
     values: Mapping[str, Any],
-    path: Path,
+    draft: Draft,
     n_retains: int,
 ) -> None:
     """Writes the manifest, and gives the snapshot its name; rank 0 does."""
@@ -243,12 +253,12 @@ def _finish(
     ranges = {}
     for each in announcements:
         ranges.update(each.layer_ranges)
-    schedule, partial = pipeline.schedule, directories.partial_path(path)
+    schedule = pipeline.schedule
     snapshot = Snapshot(
-        path=partial,
+        path=draft.folder,
         layer_ranges=[ranges[number] for number in sorted(ranges)],
         files={name: entry for rank in written for name, entry in rank.items()},
-        time=directories.time_after_others(path, time.time()),
+        time=time_after_others(draft.path, time.time()),
         n_ranks=schedule.n_ranks,
         n_steps=pipeline.n_steps,
         schedule={
@@ -265,6 +275,6 @@ def _finish(
         values=values,
     )
     snapshot.write_manifest()
-    is_on_disk = directories.finish(partial, path)
+    is_on_disk = draft.finish()
     if n_retains > 0 and is_on_disk:
-        directories.remove_old(path, n_retains)
+        remove_old(draft.path, n_retains)

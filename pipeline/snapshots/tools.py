@@ -12,9 +12,10 @@ import numpy as np
 
 from divisible import Divisible, Plan
 from divisible.files import written_aside
-from pipeline.snapshots import directories, first_calls, manifest
+from pipeline.snapshots import first_calls, manifest
 from pipeline.snapshots.arrays import Arrays, of_range, opened, position, write_arrays
 from pipeline.snapshots.differences import Differences, Ledger, compare
+from pipeline.snapshots.directories import Draft
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.serializers import (
     FileReader,
@@ -77,9 +78,9 @@ def repartition(
             f"{output} is the snapshot to read, or in it: give another output"
         )
     source.verify()
-    directories.begin(output)
+    draft, written = Draft(output), {}
     try:
-        partial, written = directories.partial_path(output), {}
+        draft.begin()
         ranges = [plan.range(number) for number in range(plan.n_stages)]
         for number, layer_range in enumerate(ranges):
             name, kept = manifest.stage_file(number), {}
@@ -87,17 +88,19 @@ def repartition(
                 for kind in ("model/", "optimizer/"):
                     found = of_range(arrays.below(kind), layer_range)
                     kept.update((kind + key, value) for key, value in found.items())
-                written[name] = write_arrays(partial / name, kept)
+                written[name] = write_arrays(draft.folder / name, kept)
         for name in {manifest.COMMON, manifest.LOSS} & set(source.files):
             with source.arrays([name]) as arrays:
-                written[name] = write_arrays(partial / name, arrays)
+                written[name] = write_arrays(draft.folder / name, arrays)
         replace(
-            source, path=partial, layer_ranges=ranges, files=written, schedule={}
+            source, path=draft.folder, layer_ranges=ranges, files=written, schedule={}
         ).write_manifest()
-        directories.finish(partial, output)
+        draft.finish()
     except BaseException:
-        directories.discard(output)
+        draft.discard()
         raise
+    finally:
+        draft.release()
     return output
 
 

@@ -170,7 +170,7 @@ def test_failing_while_replacing(tmp_path, save, monkeypatch, names):
     rename = Path.rename
 
     def failing(path, target):
-        if path.name == "1.partial":
+        if path.name.endswith(".partial"):
             raise OSError("no rename")
         return rename(path, target)
 
