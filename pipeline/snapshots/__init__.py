@@ -3,6 +3,7 @@
 ::
 
     saving                from all ranks into a new directory
+    collecting            what a rank has to save
     loading               from a directory, on as many ranks as there are
     dry_run               what tells what does not fit before anything is changed
     kept_state            what objects had before, to be put back

@@ -8,29 +8,26 @@ snapshot is there completely or not at all; see :mod:`pipeline.snapshots.directo
 from __future__ import annotations
 
 import functools
-import json
 import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy as np
 
 from divisible import __version__
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import layer_state, manifest
-from pipeline.snapshots.arrays import of_range, write_arrays
+from pipeline.snapshots import manifest
+from pipeline.snapshots.arrays import write_arrays
+from pipeline.snapshots.collecting import Announcement, collect, common_arrays
 from pipeline.snapshots.directories import Draft, remove_old, time_after_others
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.names import check_name
 from pipeline.snapshots.on_all_ranks import on_all_ranks
-from pipeline.snapshots.optimizer_state import optimizer_arrays
-from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages, covers
-from pipeline.snapshots.random_states import dump_random_states
 
 
 def save_snapshot(
@@ -105,7 +102,7 @@ def save_snapshot(
     what = f"cannot save the snapshot {path}"
     attempt = functools.partial(on_all_ranks, pipeline, "save", what)
     try:
-        contents, mine = attempt(_collect, pipeline, optimizers, state, values, draft)
+        contents, mine = attempt(collect, pipeline, optimizers, state, values, draft)
         announcements = pipeline.gather(mine, "save")
         for rank, theirs in enumerate(announcements):
             if theirs.path != announcements[0].path:
@@ -114,7 +111,7 @@ def save_snapshot(
                     f" {announcements[0].path}"
                 )
         if pipeline.rank == 0:
-            contents[manifest.COMMON] = _common(
+            contents[manifest.COMMON] = common_arrays(
                 announcements, contents[manifest.COMMON]
             )
         entries = attempt(_write, contents, Path(announcements[0].folder))
@@ -128,108 +125,6 @@ def save_snapshot(
         draft.release()
 
 
-class _Announcement(NamedTuple):
-    """The facts that a rank tells the others before it writes.
-
-    Attributes:
-        path: Of the snapshot.
-        folder: Where to write it; that of rank 0 counts.
-        layer_ranges: Of its stages, by number.
-        is_first: Whether it has the first stage.
-        objects: The state of what it alone has besides its stages.
-        random_states: Of its generators.
-    """
-
-    path: str
-    folder: str
-    layer_ranges: Mapping[int, tuple[int, int]]
-    is_first: bool
-    objects: Mapping[str, np.ndarray]
-    random_states: str
-
-
-def _collect(
-    pipeline: Pipeline,
-    optimizers: Any,
-    state: Mapping[str, Any],
-    values: Mapping[str, Any],
-    draft: Draft,
-) -> tuple[dict[str, dict[str, np.ndarray]], _Announcement]:
-    """Returns what this rank is to write, by file, and what the others must know."""
-    layer_state.check_objects(state)
-    json.dumps(values)
-    contents = _layer_contents(pipeline, OptimizersOfStages(optimizers, pipeline))
-    objects = {}
-    if pipeline.rank == 0 or pipeline.is_first:
-        objects = layer_state.object_arrays({**state, "pipeline": pipeline})
-    if pipeline.rank == 0:
-        contents[manifest.COMMON] = objects
-        objects = {}
-        draft.begin()
-    ranges = {number: stage.layer_range for number, stage in pipeline.stages.items()}
-    mine = _Announcement(
-        str(draft.path),
-        str(draft.folder),
-        ranges,
-        pipeline.is_first,
-        objects,
-        dump_random_states(state),
-    )
-    return contents, mine
-
-
-def _layer_contents(
-    pipeline: Pipeline, optimizers: OptimizersOfStages
-) -> dict[str, dict[str, np.ndarray]]:
-    """Returns the arrays of this rank's stages, and of its loss, by file."""
-    contents = {}
-    of_stages = optimizers.of_stages
-    states = [optimizer_arrays(each, optimizers.names(each)) for each in of_stages]
-    for number, stage in pipeline.stages.items():
-        covering = [
-            of_range(state, stage.layer_range)
-            for optimizer, state in zip(of_stages, states)
-            if covers(optimizer, stage)
-        ]
-        model = layer_state.model_arrays(stage)
-        contents[manifest.stage_file(number)] = _file_contents(
-            f"parameters of stage {number}", model, covering
-        )
-    if pipeline.is_last and optimizers.loss_links:
-        model = layer_state.object_arrays(optimizers.loss_links)
-        covering = [optimizer_arrays(each) for each in optimizers.of_loss]
-        contents[manifest.LOSS] = _file_contents("the loss", model, covering)
-    return contents
-
-
-def _file_contents(
-    what: str,
-    model: Mapping[str, np.ndarray],
-    optimizers: Sequence[Mapping[str, np.ndarray]],
-) -> dict[str, np.ndarray]:
-    """Returns the arrays of one file: those of a model, and of its optimizer if any."""
-    if len(optimizers) > 1:
-        raise ValueError(f"{len(optimizers)} optimizers update {what}; only one can")
-    contents = {f"model/{key}": value for key, value in model.items()}
-    for optimizer in optimizers:
-        contents.update((f"optimizer/{key}", v) for key, v in optimizer.items())
-    return contents
-
-
-def _common(
-    announcements: Sequence[_Announcement], objects: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Returns the arrays that belong to no stage; ``objects`` are those of rank 0."""
-    merged: dict[str, np.ndarray] = {}
-    for theirs in (*(each.objects for each in announcements), objects):
-        merged.update((f"state/{key}", value) for key, value in theirs.items())
-    for rank, theirs in enumerate(announcements):
-        merged[f"random/{rank}"] = np.array(theirs.random_states.encode())
-        if theirs.is_first:
-            merged["random/first"] = merged[f"random/{rank}"]
-    return merged
-
-
 def _write(
     contents: Mapping[str, Mapping[str, np.ndarray]], folder: Path
 ) -> dict[str, dict[str, Any]]:
@@ -241,7 +136,7 @@ def _write(
 
 def _finish(
     pipeline: Pipeline,
-    announcements: Sequence[_Announcement],
+    announcements: Sequence[Announcement],
     written: Sequence[Mapping[str, Any]],
     values: Mapping[str, Any],
     draft: Draft,

@@ -1,0 +1,119 @@
+"""What a rank has to save: its state as arrays by file, and what others must know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.pipeline import Pipeline
+from pipeline.snapshots import layer_state, manifest
+from pipeline.snapshots.arrays import of_range
+from pipeline.snapshots.directories import Draft
+from pipeline.snapshots.optimizer_state import optimizer_arrays
+from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages, covers
+from pipeline.snapshots.random_states import dump_random_states
+
+
+class Announcement(NamedTuple):
+    """The facts that a rank tells the others before it writes.
+
+    Attributes:
+        path: Of the snapshot.
+        folder: Where to write it; that of rank 0 counts.
+        layer_ranges: Of its stages, by number.
+        is_first: Whether it has the first stage.
+        objects: The state of what it alone has besides its stages.
+        random_states: Of its generators.
+    """
+
+    path: str
+    folder: str
+    layer_ranges: Mapping[int, tuple[int, int]]
+    is_first: bool
+    objects: Mapping[str, np.ndarray]
+    random_states: str
+
+
+def collect(
+    pipeline: Pipeline,
+    optimizers: Any,
+    state: Mapping[str, Any],
+    values: Mapping[str, Any],
+    draft: Draft,
+) -> tuple[dict[str, dict[str, np.ndarray]], Announcement]:
+    """Returns what this rank is to write, by file, and what the others must know."""
+    layer_state.check_objects(state)
+    json.dumps(values)
+    contents = _layer_contents(pipeline, OptimizersOfStages(optimizers, pipeline))
+    objects = {}
+    if pipeline.rank == 0 or pipeline.is_first:
+        objects = layer_state.object_arrays({**state, "pipeline": pipeline})
+    if pipeline.rank == 0:
+        contents[manifest.COMMON] = objects
+        objects = {}
+        draft.begin()
+    ranges = {number: stage.layer_range for number, stage in pipeline.stages.items()}
+    mine = Announcement(
+        str(draft.path),
+        str(draft.folder),
+        ranges,
+        pipeline.is_first,
+        objects,
+        dump_random_states(state),
+    )
+    return contents, mine
+
+
+def _layer_contents(
+    pipeline: Pipeline, optimizers: OptimizersOfStages
+) -> dict[str, dict[str, np.ndarray]]:
+    """Returns the arrays of this rank's stages, and of its loss, by file."""
+    contents = {}
+    of_stages = optimizers.of_stages
+    states = [optimizer_arrays(each, optimizers.names(each)) for each in of_stages]
+    for number, stage in pipeline.stages.items():
+        covering = [
+            of_range(state, stage.layer_range)
+            for optimizer, state in zip(of_stages, states)
+            if covers(optimizer, stage)
+        ]
+        model = layer_state.model_arrays(stage)
+        contents[manifest.stage_file(number)] = _file_contents(
+            f"parameters of stage {number}", model, covering
+        )
+    if pipeline.is_last and optimizers.loss_links:
+        model = layer_state.object_arrays(optimizers.loss_links)
+        covering = [optimizer_arrays(each) for each in optimizers.of_loss]
+        contents[manifest.LOSS] = _file_contents("the loss", model, covering)
+    return contents
+
+
+def _file_contents(
+    what: str,
+    model: Mapping[str, np.ndarray],
+    optimizers: Sequence[Mapping[str, np.ndarray]],
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of one file: those of a model, and of its optimizer if any."""
+    if len(optimizers) > 1:
+        raise ValueError(f"{len(optimizers)} optimizers update {what}; only one can")
+    contents = {f"model/{key}": value for key, value in model.items()}
+    for optimizer in optimizers:
+        contents.update((f"optimizer/{key}", v) for key, v in optimizer.items())
+    return contents
+
+
+def common_arrays(
+    announcements: Sequence[Announcement], objects: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the arrays that belong to no stage; ``objects`` are those of rank 0."""
+    merged: dict[str, np.ndarray] = {}
+    for theirs in (*(each.objects for each in announcements), objects):
+        merged.update((f"state/{key}", value) for key, value in theirs.items())
+    for rank, theirs in enumerate(announcements):
+        merged[f"random/{rank}"] = np.array(theirs.random_states.encode())
+        if theirs.is_first:
+            merged["random/first"] = merged[f"random/{rank}"]
+    return merged
