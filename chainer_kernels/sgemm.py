@@ -13,7 +13,8 @@ from typing import Any, Callable
 import numpy as np
 from scipy.linalg import cython_blas
 
-_ONE, _ZERO = ctypes.c_float(1), ctypes.c_float(0)
+_NUMBERS = (ctypes.c_float * 2)(0, 1)
+_ZERO, _ONE = ctypes.addressof(_NUMBERS), ctypes.addressof(_NUMBERS) + 4
 
 
 def sgemm(
@@ -41,40 +42,39 @@ def sgemm(
     m, n = out.shape
     if n > 1 and out.strides[1] != 4:
         raise ValueError(f"rows of out must be contiguous, not {out.strides}")
-    k = a.shape[1]
     # BLAS thinks in columns: it sees the transposed problem, out.T = b.T @ a.T.
     left, transpose_left, left_stride = _operand(b)
     right, transpose_right, right_stride = _operand(a)
+    stride = max(out.strides[0] // 4 if m > 1 else n, n, 1)
+    # It wants addresses of integers.
+    sizes = (ctypes.c_int * 6)(n, m, a.shape[1], left_stride, right_stride, stride)
+    address = ctypes.addressof(sizes)
     _sgemm()(
         transpose_left,
         transpose_right,
-        ctypes.c_int(n),
-        ctypes.c_int(m),
-        ctypes.c_int(k),
+        address,
+        address + 4,
+        address + 8,
         _ONE,
         left.__array_interface__["data"][0],
-        left_stride,
+        address + 12,
         right.__array_interface__["data"][0],
-        right_stride,
+        address + 16,
         _ONE if accumulate else _ZERO,
         out.__array_interface__["data"][0],
-        ctypes.c_int(max(out.strides[0] // 4 if m > 1 else n, n, 1)),
+        address + 20,
     )
 
 
-def _operand(matrix: np.ndarray) -> tuple[np.ndarray, bytes, ctypes.c_int]:
+def _operand(matrix: np.ndarray) -> tuple[np.ndarray, bytes, int]:
     """Returns a matrix, or a copy, whether it is transposed, and its line's stride."""
-    (rows, columns), strides = matrix.shape, matrix.strides
-    if (strides[1] == 4 or columns == 1) and (rows == 1 or strides[0] >= 4 * columns):
-        return (
-            matrix,
-            b"N",
-            ctypes.c_int(max(strides[0] // 4 if rows > 1 else columns, 1)),
-        )
-    if (strides[0] == 4 or rows == 1) and strides[1] >= 4 * rows:
-        return matrix, b"T", ctypes.c_int(strides[1] // 4)
-    matrix = np.ascontiguousarray(matrix)
-    return matrix, b"N", ctypes.c_int(max(columns, 1))
+    rows, columns = matrix.shape
+    row, column = matrix.strides
+    if (column == 4 or columns == 1) and (rows == 1 or row >= 4 * columns):
+        return matrix, b"N", row // 4 if rows > 1 else max(columns, 1)
+    if (row == 4 or rows == 1) and column >= 4 * rows:
+        return matrix, b"T", column // 4
+    return np.ascontiguousarray(matrix), b"N", max(columns, 1)
 
 
 @functools.cache
@@ -86,8 +86,5 @@ def _sgemm() -> Callable[..., Any]:
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype = ctypes.c_void_p
     pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    integer, number = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_float)
-    array = ctypes.c_void_p
-    types = [ctypes.c_char_p, ctypes.c_char_p, integer, integer, integer, number]
-    types += [array, integer, array, integer, number, array, integer]
+    types = [ctypes.c_char_p] * 2 + [ctypes.c_void_p] * 11
     return ctypes.CFUNCTYPE(None, *types)(pointer(capsule, name(capsule)))

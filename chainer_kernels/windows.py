@@ -41,8 +41,9 @@ import numpy as np
 
 from chainer_kernels.providers import Geometry
 
-#: A product of matrices costs as much as so many more rows would.
-_ROWS_PER_PRODUCT = 64
+#: A product of matrices costs as much as so many more rows would, for what BLAS copies,
+#: and so many more multiplications, for the calls.
+_ROWS, _MULTIPLICATIONS = 32, 1 << 20
 
 
 class _Lattice(NamedTuple):
@@ -122,12 +123,15 @@ class Plan(NamedTuple):
 
 
 @functools.lru_cache(maxsize=128)
-def of_outputs(geometry: Geometry, batch: int, sizes: tuple[int, ...]) -> Plan:
+def of_outputs(
+    geometry: Geometry, batch: int, weights: int, sizes: tuple[int, ...]
+) -> Plan:
     """Returns what each output of a convolution reads.
 
     Args:
         geometry: The convolution.
         batch: The number of samples.
+        weights: How many weights a tap has in each group.
         sizes: The spatial sizes of its input.
     """
     outputs = geometry.output_sizes(sizes)
@@ -135,23 +139,28 @@ def of_outputs(geometry: Geometry, batch: int, sizes: tuple[int, ...]) -> Plan:
         ([_Lattice(0, 1, n, 0, k, -p, s, d)], range(k))
         for n, k, s, p, d in zip(outputs, *geometry[:4])
     ]
-    return _plan(axes, batch, sizes, outputs)
+    return _plan(axes, batch, weights, sizes, outputs)
 
 
 @functools.lru_cache(maxsize=128)
 def of_inputs(
-    geometry: Geometry, batch: int, sizes: tuple[int, ...], outputs: tuple[int, ...]
+    geometry: Geometry,
+    batch: int,
+    weights: int,
+    sizes: tuple[int, ...],
+    outputs: tuple[int, ...],
 ) -> Plan:
     """Returns which outputs of a convolution read each of its inputs.
 
     Args:
         geometry: The convolution.
         batch: The number of samples.
+        weights: How many weights a tap has in each group.
         sizes: The spatial sizes of its input.
         outputs: Those of its output.
     """
     axes = [_readers(*axis) for axis in zip(sizes, *geometry[:4])]
-    return _plan(axes, batch, outputs, sizes)
+    return _plan(axes, batch, weights, outputs, sizes)
 
 
 def _readers(
@@ -186,6 +195,7 @@ def _readers(
 def _plan(
     axes: Sequence[tuple[list[_Lattice], Sequence[int]]],
     batch: int,
+    weights: int,
     sizes: Sequence[int],
     outputs: Sequence[int],
 ) -> Plan:
@@ -201,7 +211,7 @@ def _plan(
         for axis, pad in zip(lattices, pads)
     ]
     padded_sizes = [size + sum(pad) for size, pad in zip(sizes, pads)]
-    if _cost(split, batch) <= _cost(shifted, batch):
+    if _cost(split, batch, weights) <= _cost(shifted, batch, weights):
         chosen, pads, padded_sizes = split, tuple((0, 0) for _ in sizes), sizes
     else:
         chosen = shifted
@@ -243,11 +253,12 @@ def _pads(lattices: Sequence[_Lattice], size: int) -> tuple[int, int]:
     return before, behind
 
 
-def _cost(axes: Sequence[Sequence[_Lattice]], batch: int) -> int:
+def _cost(axes: Sequence[Sequence[_Lattice]], batch: int, weights: int) -> int:
     """Returns the work of the products of all blocks, in rows of one tap."""
     return sum(
-        (batch * math.prod(part.count for part in parts) + _ROWS_PER_PRODUCT)
+        (batch * math.prod(part.count for part in parts) + _ROWS)
         * math.prod(part.n_taps for part in parts)
+        + _MULTIPLICATIONS // weights
         for parts in itertools.product(*axes)
     )
 

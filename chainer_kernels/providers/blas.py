@@ -43,9 +43,9 @@ def convolution(
 ) -> np.ndarray:
     """Returns the output of a convolution."""
     sizes = x.shape[1:-1]
-    plan = windows.of_outputs(geometry, len(x), sizes)
     weights = _by_groups(W, geometry)
     n_groups, outs, channels, taps = weights.shape
+    plan = windows.of_outputs(geometry, len(x), outs * channels, sizes)
     turned = np.empty((n_groups, outs, taps * channels), np.float32)
     for group, rows in zip(weights, turned):
         _turn(group, plan.order, taps * channels, channels, rows)
@@ -58,9 +58,9 @@ def convolution_data(
     gy: np.ndarray, W: np.ndarray, geometry: Geometry, size: tuple[int, ...]
 ) -> np.ndarray:
     """Returns the gradient of a convolution's input."""
-    plan = windows.of_inputs(geometry, len(gy), size, gy.shape[1:-1])
     weights = _by_groups(W, geometry)
     n_groups, outs, channels, taps = weights.shape
+    plan = windows.of_inputs(geometry, len(gy), outs * channels, size, gy.shape[1:-1])
     turned = np.empty((n_groups, taps * outs, channels), np.float32)
     for group, rows in zip(weights, turned):
         _turn(group, plan.order, channels, outs * channels, rows)
@@ -73,12 +73,12 @@ def convolution_weights(
     x: np.ndarray, gy: np.ndarray, geometry: Geometry
 ) -> np.ndarray:
     """Returns the gradient of a convolution's weights."""
-    plan = windows.of_outputs(geometry, len(x), x.shape[1:-1])
     n_groups, taps = geometry.groups, math.prod(geometry.kernel)
     channels, outs = x.shape[-1] // n_groups, gy.shape[-1] // n_groups
+    plan = windows.of_outputs(geometry, len(x), outs * channels, x.shape[1:-1])
     x = plan.padded(x)
     turned = np.zeros((n_groups, outs, taps * channels), np.float32)
-    for block, group, first, count in _chunks(plan, len(x), n_groups, channels):
+    for block, group, first, count in _chunks(plan, len(x), n_groups, channels, outs):
         at = group * channels
         col = _windows(x, at, channels, block, first, count)
         right = _gather(gy, group * outs, outs, block.outputs, _ONE_TAP, first, count)
@@ -148,7 +148,7 @@ def _convolve(
     bias = np.zeros(n_groups * outs, np.float32) if b is None else b
     if not plan.is_complete:
         y[...] = np.maximum(bias, 0) if relu else bias
-    for block, group, first, count in _chunks(plan, len(x), n_groups, channels):
+    for block, group, first, count in _chunks(plan, len(x), n_groups, channels, outs):
         col = _windows(x, group * channels, channels, block, first, count)
         rows = np.empty((count, outs), np.float32)
         for i, (source, piece) in enumerate(_pieces(block, channels)):
@@ -158,12 +158,12 @@ def _convolve(
 
 
 def _chunks(
-    plan: Plan, batch: int, n_groups: int, channels: int
+    plan: Plan, batch: int, n_groups: int, channels: int, outs: int
 ) -> Iterator[tuple[Block, int, int, int]]:
     """Generates blocks, groups, and the first and the number of the rows of a part."""
     for block in plan.blocks:
         n_rows = batch * block.outputs.size
-        step = max(_ROWS, _CHUNK // (block.taps.size * channels))
+        step = max(_ROWS, _CHUNK // (block.taps.size * channels + outs))
         for group in range(n_groups):
             for first in range(0, n_rows, step):
                 yield block, group, first, min(step, n_rows - first)
