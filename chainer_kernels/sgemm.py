@@ -43,8 +43,8 @@ def sgemm(
     if n > 1 and out.strides[1] != 4:
         raise ValueError(f"rows of out must be contiguous, not {out.strides}")
     # BLAS thinks in columns: it sees the transposed problem, out.T = b.T @ a.T.
-    left, transpose_left, left_stride = _operand(b)
-    right, transpose_right, right_stride = _operand(a)
+    left, transpose_left, left_stride = operand(b)
+    right, transpose_right, right_stride = operand(a)
     stride = max(out.strides[0] // 4 if m > 1 else n, n, 1)
     # It wants addresses of integers.
     sizes = (ctypes.c_int * 6)(n, m, a.shape[1], left_stride, right_stride, stride)
@@ -66,7 +66,7 @@ def sgemm(
     )
 
 
-def _operand(matrix: np.ndarray) -> tuple[np.ndarray, bytes, int]:
+def operand(matrix: np.ndarray) -> tuple[np.ndarray, bytes, int]:
     """Returns a matrix, or a copy, whether it is transposed, and its line's stride."""
     rows, columns = matrix.shape
     row, column = matrix.strides

@@ -9,7 +9,7 @@ holds, multiplied, and written to where it belongs while a bias is added:
 
 The gradient of the input takes the same way, from gy to gx. That of the weights is a
 sum of products of such rows, transposed, and the rows of gy. Which blocks there are is
-in :mod:`chainer_kernels.windows`.
+in :mod:`chainer_kernels.blocks`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from chainer_kernels import threads, windows
+from chainer_kernels import blocks, threads
+from chainer_kernels.blocks import Block, Plan
 from chainer_kernels.loops import convolution as loops
 from chainer_kernels.providers import Geometry
 from chainer_kernels.sgemm import sgemm
-from chainer_kernels.windows import Block, Plan
 
 NAME = "BLAS and Numba"
 
@@ -45,7 +45,7 @@ def convolution(
     sizes = x.shape[1:-1]
     weights = _by_groups(W, geometry)
     n_groups, outs, channels, taps = weights.shape
-    plan = windows.of_outputs(geometry, len(x), outs * channels, sizes)
+    plan = blocks.of_outputs(geometry, len(x), outs * channels, sizes)
     turned = np.empty((n_groups, outs, taps * channels), np.float32)
     for group, rows in zip(weights, turned):
         _turn(group, plan.order, taps * channels, channels, rows)
@@ -60,7 +60,7 @@ def convolution_data(
     """Returns the gradient of a convolution's input."""
     weights = _by_groups(W, geometry)
     n_groups, outs, channels, taps = weights.shape
-    plan = windows.of_inputs(geometry, len(gy), outs * channels, size, gy.shape[1:-1])
+    plan = blocks.of_inputs(geometry, len(gy), outs * channels, size, gy.shape[1:-1])
     turned = np.empty((n_groups, taps * outs, channels), np.float32)
     for group, rows in zip(weights, turned):
         _turn(group, plan.order, channels, outs * channels, rows)
@@ -75,7 +75,7 @@ def convolution_weights(
     """Returns the gradient of a convolution's weights."""
     n_groups, taps = geometry.groups, math.prod(geometry.kernel)
     channels, outs = x.shape[-1] // n_groups, gy.shape[-1] // n_groups
-    plan = windows.of_outputs(geometry, len(x), outs * channels, x.shape[1:-1])
+    plan = blocks.of_outputs(geometry, len(x), outs * channels, x.shape[1:-1])
     x = plan.padded(x)
     turned = np.zeros((n_groups, outs, taps * channels), np.float32)
     for block, group, first, count in _chunks(plan, len(x), n_groups, channels, outs):
