@@ -65,17 +65,37 @@ def _entries(modules: str, rows: dict[str, dict[str, str]]) -> tuple[Entry, ...]
 _ACTIVATIONS = _entries(
     "functions.activation",
     {
-        "relu": {
-            "ReLU.forward_cpu": "activations:relu",
-            "ReLUGrad2.forward_cpu": "activations:relu_grad",
+        "clipped_relu": {
+            "ClippedReLU.forward_cpu": "activations:clipped_relu",
+            "ClippedReLUGrad2.forward_cpu": "activations:clipped_relu_grad",
+        },
+        "elu": {
+            "ELU.forward_cpu": "activations:elu",
+            "ELUGrad.forward_cpu": "activations:elu_grad",
+        },
+        "leaky_relu": {
+            "LeakyReLU.forward_cpu": "activations:leaky_relu",
+            "_LeakyReLUGrad.forward_cpu": "activations:leaky_relu_grad",
         },
         "log_softmax": {
             "LogSoftmax.forward": "softmax:log_softmax",
             "LogSoftmaxGrad.forward": "softmax:log_softmax_grad",
         },
+        "relu": {
+            "ReLU.forward_cpu": "activations:relu",
+            "ReLUGrad2.forward_cpu": "activations:relu_grad",
+        },
+        "sigmoid": {
+            "Sigmoid.forward_cpu": "activations:sigmoid",
+            "SigmoidGrad.forward_cpu": "activations:sigmoid_grad",
+        },
         "softmax": {
             "Softmax.forward": "softmax:softmax",
             "_SoftmaxGrad.forward": "softmax:softmax_grad",
+        },
+        "tanh": {
+            "Tanh.forward_cpu": "activations:tanh",
+            "TanhGrad.forward_cpu": "activations:tanh_grad",
         },
     },
 )
@@ -188,6 +208,21 @@ _RECURRENT = _entries(
     {"n_step_rnn": {"n_step_rnn_impl": "recurrent:n_step_rnn_impl"}},
 )
 
+_EMBEDDINGS = _entries(
+    "functions.connection",
+    {"embed_id": {"EmbedIDGrad.forward": "embedding:embed_id_grad"}},
+)
+
+_NOISE = _entries(
+    "functions.noise",
+    {
+        "dropout": {
+            "Dropout.forward_cpu": "dropout:dropout",
+            "DropoutGrad.forward": "dropout:dropout_grad",
+        },
+    },
+)
+
 CATALOGUE = (
     *_ACTIVATIONS,
     *_CONVOLUTIONS,
@@ -196,6 +231,8 @@ CATALOGUE = (
     *_POOLING,
     *_LOSSES,
     *_RECURRENT,
+    *_EMBEDDINGS,
+    *_NOISE,
 )
 
 #: By Chainer's class, within ``chainer.functions``; a subclass may do anything.

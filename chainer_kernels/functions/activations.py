@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -15,20 +15,108 @@ Arrays = tuple[np.ndarray, ...]
 
 def relu(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``ReLU.forward_cpu``."""
-    (x,) = inputs
-    if not are_float32(x):
+    if not are_float32(*inputs):
         return NotImplemented
-    y = empty_like(x)
-    threads.run_slices(loops.relu, flat([x, y]))
     function.retain_outputs((0,))
-    return (y,)
+    return _each(loops.relu, inputs)
 
 
 def relu_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``ReLUGrad2.forward_cpu``."""
-    (gy,) = inputs
-    if not are_float32(gy, function.b):
+    if not are_float32(*inputs, function.b):
         return NotImplemented
-    gx = empty_like(function.b)
-    threads.run_slices(loops.relu_grad, flat([function.b, gy, gx]))
-    return (gx,)
+    return _each(loops.relu_grad, (function.b, *inputs))
+
+
+def leaky_relu(function: Any, inputs: Arrays) -> Arrays:
+    """Stands for ``LeakyReLU.forward_cpu``."""
+    if not are_float32(*inputs):
+        return NotImplemented
+    if function.slope >= 0:
+        function.retain_outputs((0,))
+    else:
+        function.retain_inputs((0,))
+    return _each(loops.leaky_relu, inputs * 2, function.slope)
+
+
+def leaky_relu_grad(function: Any, inputs: Arrays) -> Arrays:
+    """Stands for ``_LeakyReLUGrad.forward_cpu``."""
+    if not are_float32(*inputs, function.cond):
+        return NotImplemented
+    return _each(loops.leaky_relu, (function.cond, *inputs), function.slope)
+
+
+def clipped_relu(function: Any, inputs: Arrays) -> Arrays:
+    """Stands for ``ClippedReLU.forward_cpu``."""
+    if not are_float32(*inputs):
+        return NotImplemented
+    function.retain_inputs((0,))
+    return _each(loops.clipped_relu, inputs, function.cap)
+
+
+def clipped_relu_grad(function: Any, inputs: Arrays) -> Arrays:
+    """Stands for ``ClippedReLUGrad2.forward_cpu``."""
+    if not are_float32(*inputs, function.x):
+        return NotImplemented
+    return _each(loops.clipped_relu_grad, (function.x, *inputs), function.cap)
+
+
+def sigmoid(function: Any, inputs: Arrays) -> Arrays:
+    """Stands for ``Sigmoid.forward_cpu``."""
+    return _from_output(function, inputs, loops.sigmoid)
+
+
+def sigmoid_grad(function: Any, inputs: Arrays) -> Arrays:
+    """Stands for ``SigmoidGrad.forward_cpu``."""
+    return _of_output(function, inputs, loops.sigmoid_grad)
+
+
+def tanh(function: Any, inputs: Arrays) -> Arrays:
+    """Stands for ``Tanh.forward_cpu``."""
+    return _from_output(function, inputs, loops.tanh)
+
+
+def tanh_grad(function: Any, inputs: Arrays) -> Arrays:
+    """Stands for ``TanhGrad.forward_cpu``."""
+    return _of_output(function, inputs, loops.tanh_grad)
+
+
+def elu(function: Any, inputs: Arrays) -> Arrays:
+    """Stands for ``ELU.forward_cpu``."""
+    if not are_float32(*inputs):
+        return NotImplemented
+    if function.alpha < 0:
+        function.retain_inputs((0,))
+    function.retain_outputs((0,))
+    return _each(loops.elu, inputs, function.alpha)
+
+
+def elu_grad(function: Any, inputs: Arrays) -> Arrays:
+    """Stands for ``ELUGrad.forward_cpu``."""
+    if not are_float32(*inputs, function.cond):
+        return NotImplemented
+    return _each(loops.elu_grad, (function.cond, *inputs), function.alpha)
+
+
+def _from_output(function: Any, inputs: Arrays, loop: Callable) -> Arrays:
+    """Computes a function whose gradient is a function of its output."""
+    if not are_float32(*inputs):
+        return NotImplemented
+    function.retain_outputs((0,))
+    function._use_cudnn = False
+    return _each(loop, inputs)
+
+
+def _of_output(function: Any, inputs: Arrays, loop: Callable) -> Arrays:
+    """Computes such a gradient, of the output and its own gradient."""
+    if not are_float32(*inputs):
+        return NotImplemented
+    function.retain_inputs((0, 1))
+    return _each(loop, inputs)
+
+
+def _each(loop: Callable, arrays: Arrays, *numbers: float) -> Arrays:
+    """Runs a loop that writes into a new array, in the memory order of the first."""
+    out = empty_like(arrays[0])
+    threads.run_slices(loop, flat([*arrays, out]), *map(np.float32, numbers))
+    return (out,)

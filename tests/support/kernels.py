@@ -34,7 +34,7 @@ def in_order(array: np.ndarray, order: str) -> np.ndarray:
 def arrays(shape: Sequence[int], seed: int, order: str = "C") -> np.ndarray:
     """Returns normally distributed float32 numbers."""
     random = np.random.RandomState(seed)
-    return in_order(random.standard_normal(shape).astype("f"), order)
+    return in_order(np.asarray(random.standard_normal(shape), "f"), order)
 
 
 orders = st.sampled_from(ORDERS)
@@ -75,7 +75,7 @@ def run(
     outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
     random = np.random.RandomState(seed)
     for y in outputs:
-        y.grad = random.standard_normal(y.shape).astype(y.dtype)
+        y.grad = np.asarray(random.standard_normal(y.shape), y.dtype)
     with_gradients = [v for v in variables if v.requires_grad]
     found = chainer.grad(outputs, with_gradients, [y.grad_var for y in outputs])
     gradients = iter(found)

@@ -1,0 +1,52 @@
+"""Kernels of embeddings against Chainer's functions."""
+
+import chainer.functions as F
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import kernels
+
+KERNELS = ["EmbedIDGrad.forward"]
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    st.tuples(st.integers(1, 9), st.integers(1, 40)),
+    st.sampled_from(["i", "int64", "int8"]),
+    st.sampled_from([None, -1, 0, 99]),
+    kernels.seeds,
+)
+def test_gradient(shape, size, dtype, ignore_label, seed):
+    random = np.random.RandomState(seed)
+    ids = random.randint(-size[0], size[0], shape).astype(dtype)
+    if ignore_label is not None:
+        ids[random.rand(*shape) < 0.3] = ignore_label
+    kernels.check(
+        lambda W: F.embed_id(ids, W, ignore_label),
+        [kernels.arrays(size, seed)],
+        KERNELS,
+    )
+
+
+def test_sums_are_those_of_add_at():
+    ids = np.random.RandomState(1).randint(0, 5, 1000)
+    gy = kernels.arrays((1000, 33), 2)
+    right = np.zeros((5, 33), "f")
+    np.add.at(right, ids, gy)
+    gW = F.connection.embed_id.EmbedIDGrad(right.shape).apply((ids, gy))[0].array
+    np.testing.assert_array_equal(gW, right)
+
+
+def test_wrong_ids_are_refused():
+    gy = kernels.arrays((1, 3), 1)
+    with pytest.raises(IndexError):
+        F.connection.embed_id.EmbedIDGrad((4, 3)).apply((np.array([4]), gy))
+
+
+def test_second_derivative():
+    ids = np.array([1, 0, 1, 1])
+    kernels.check_second_derivative(
+        lambda W: F.embed_id(ids, W * W), [kernels.arrays((3, 4), 1)]
+    )
