@@ -205,7 +205,13 @@ _LOSSES = _entries(
 
 _RECURRENT = _entries(
     "functions.rnn",
-    {"n_step_rnn": {"n_step_rnn_impl": "recurrent:n_step_rnn_impl"}},
+    {
+        "n_step_rnn": {"n_step_rnn_impl": "recurrent:n_step_rnn_impl"},
+        "lstm": {
+            "LSTM.forward": "recurrent_cells:lstm",
+            "LSTMGrad.forward": "recurrent_cells:lstm_grad",
+        },
+    },
 )
 
 _EMBEDDINGS = _entries(
@@ -223,6 +229,18 @@ _NOISE = _entries(
     },
 )
 
+_PRODUCTS = _entries(
+    "functions",
+    {
+        "connection.linear": {
+            "LinearFunction.forward": "products:linear",
+            "LinearGradData.forward": "products:linear_grad_data",
+            "LinearGradWeight.forward": "products:linear_grad_weight",
+        },
+        "math.matmul": {"MatMul.forward": "products:matmul"},
+    },
+)
+
 CATALOGUE = (
     *_ACTIVATIONS,
     *_CONVOLUTIONS,
@@ -233,6 +251,7 @@ CATALOGUE = (
     *_RECURRENT,
     *_EMBEDDINGS,
     *_NOISE,
+    *_PRODUCTS,
 )
 
 #: By Chainer's class, within ``chainer.functions``; a subclass may do anything.

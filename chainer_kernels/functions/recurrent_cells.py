@@ -1,12 +1,14 @@
-"""What LSTM, GRU and RNN compute in a step."""
+"""What LSTM, GRU and RNN compute in a step, and Chainer's function of such a step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from chainer_kernels import threads
+from chainer_kernels.layouts import are_float32
 from chainer_kernels.loops import recurrent as loops
 
 Array = np.ndarray
@@ -182,3 +184,34 @@ LSTM = _LSTM()
 GRU = _GRU()
 RNN_TANH = _RNN("Tanh")
 RNN_RELU = _RNN("ReLU")
+
+
+def lstm(function: Any, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Stands for ``LSTM.forward``, for a batch of vectors."""
+    c, x = inputs
+    if not are_float32(c, x) or x.ndim != 2:
+        return NotImplemented
+    function.retain_inputs((0, 1))
+    n_live = len(x)
+    c, x = map(np.ascontiguousarray, (c, x))
+    c_next = np.empty_like(c)
+    h = np.empty_like(c[:n_live])
+    threads.run_slices(loops.lstm_cell, [x, c[:n_live], c_next[:n_live], h])
+    c_next[n_live:] = c[n_live:]
+    function.retain_outputs((0,))
+    return c_next, h
+
+
+def lstm_grad(function: Any, inputs: tuple[Array | None, ...]) -> tuple[Array, ...]:
+    """Stands for ``LSTMGrad.forward``, for a batch of vectors."""
+    c, x, c_next, gc, gh = inputs
+    given = [g for g in (gc, gh) if g is not None]
+    if not are_float32(c, x, c_next, *given) or x.ndim != 2:
+        return NotImplemented
+    n_live = len(x)
+    gc = np.zeros(c.shape, c.dtype) if gc is None else gc.copy("C")
+    gh = np.zeros_like(gc[:n_live]) if gh is None else gh
+    gx = np.empty(x.shape, x.dtype)
+    arrays = [x, c[:n_live], c_next[:n_live], gh, gc[:n_live], gx]
+    threads.run_slices(loops.lstm_cell_grad, [*map(np.ascontiguousarray, arrays)])
+    return gc, gx

@@ -2,9 +2,13 @@
 
 ::
 
-    inputs    x Wx^T, then the gates that they become, row by row [ i | f | o | a ]
-    recurrent h Wh^T; the bias is added to both
-    c, h      the state, replaced
+    gates       x Wx^T, replaced by the gates that it becomes: [ i | f | o | a ]
+    recurrent   h Wh^T, in the same blocks
+    bias        added to their sum
+    c, h        the state, replaced
+
+Each inner loop writes one array: with more, LLVM gives up on vector instructions. Rows
+are in the cache meanwhile.
 """
 
 import numpy as np
@@ -54,7 +58,6 @@ def lstm_grad(gates, c, gh, gc, g_gates):
         gi, gf = g_gate[:n], g_gate[n : 2 * n]
         go, ga = g_gate[2 * n : 3 * n], g_gate[3 * n :]
         gh_, gc_ = gh[row], gc[row]
-        # One array is written in each loop: with more, LLVM gives up on vectors.
         for k in range(n):
             tanh_c[k] = tanh(f[k] * c_[k] + i[k] * a[k])
         for k in range(n):
@@ -108,6 +111,7 @@ def gru_grad(gates, recurrent_a, h, gh, g_gates, g_recurrent):
     for row in range(h.shape[0]):
         gate, other_a, h_, gh_ = gates[row], recurrent_a[row], h[row], gh[row]
         g_gate, g_other = g_gates[row], g_recurrent[row]
+        g_other_a = g_other[2 * n :]
         r, z, a = gate[:n], gate[n : 2 * n], gate[2 * n :]
         gr, gz, ga = g_gate[:n], g_gate[n : 2 * n], g_gate[2 * n :]
         for k in range(n):
@@ -121,7 +125,7 @@ def gru_grad(gates, recurrent_a, h, gh, g_gates, g_recurrent):
         for k in range(2 * n):
             g_other[k] = g_gate[k]
         for k in range(n):
-            g_other[2 * n + k] = ga[k] * r[k]
+            g_other_a[k] = ga[k] * r[k]
 
 
 @loop("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[::1])")
@@ -145,3 +149,67 @@ def rnn_relu(gates, recurrent, h, bias):
             sums[k] = ZERO if total <= ZERO else total
         for k in range(h.shape[1]):
             h_[k] = sums[k]
+
+
+@loop("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1])")
+def lstm_cell(x, c, c_next, h):
+    """Computes Chainer's LSTM, whose sums ``(a, i, f, o)`` lie side by side."""
+    n = c.shape[1]
+    sums = np.empty(4 * n, np.float32)
+    a, others = sums[:n], sums[n:]
+    i, f, o = others[:n], others[n : 2 * n], others[2 * n :]
+    for row in range(x.shape[0]):
+        x_, c_, c_next_, h_ = x[row], c[row], c_next[row], h[row]
+        for k in range(n):
+            a[k], i[k] = x_[4 * k], x_[4 * k + 1]
+            f[k], o[k] = x_[4 * k + 2], x_[4 * k + 3]
+        for k in range(n):
+            a[k] = tanh(a[k])
+        for k in range(3 * n):
+            others[k] = sigmoid(others[k])
+        for k in range(n):
+            c_next_[k] = a[k] * i[k] + f[k] * c_[k]
+        for k in range(n):
+            h_[k] = o[k] * tanh(c_next_[k])
+
+
+@loop("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1])")
+def lstm_cell_grad(x, c, c_next, gh, gc, gx):
+    """Computes the gradient of ``x``, and in ``gc`` that of ``c``.
+
+    Args:
+        x: The sums.
+        c: The cells before.
+        c_next: The cells after.
+        gh: Gradient of the output.
+        gc: Gradient of the cells after; then of those before.
+        gx: The result.
+    """
+    n = c.shape[1]
+    sums = np.empty(4 * n, np.float32)
+    a, others = sums[:n], sums[n:]
+    i, f, o = others[:n], others[n : 2 * n], others[2 * n :]
+    tanh_c = np.empty(n, np.float32)
+    for row in range(x.shape[0]):
+        x_, gx_, c_, c_next_ = x[row], gx[row], c[row], c_next[row]
+        gh_, gc_ = gh[row], gc[row]
+        for k in range(n):
+            a[k], i[k] = x_[4 * k], x_[4 * k + 1]
+            f[k], o[k] = x_[4 * k + 2], x_[4 * k + 3]
+        for k in range(n):
+            a[k] = tanh(a[k])
+        for k in range(3 * n):
+            others[k] = sigmoid(others[k])
+        for k in range(n):
+            tanh_c[k] = tanh(c_next_[k])
+        for k in range(n):
+            gc_[k] += gh_[k] * o[k] * (ONE - tanh_c[k] * tanh_c[k])
+        for k in range(n):
+            tanh_c[k] = gh_[k] * tanh_c[k] * o[k] * (ONE - o[k])
+        for k in range(n):
+            gx_[4 * k] = gc_[k] * i[k] * (ONE - a[k] * a[k])
+            gx_[4 * k + 1] = gc_[k] * a[k] * i[k] * (ONE - i[k])
+            gx_[4 * k + 2] = gc_[k] * c_[k] * f[k] * (ONE - f[k])
+            gx_[4 * k + 3] = tanh_c[k]
+        for k in range(n):
+            gc_[k] *= f[k]

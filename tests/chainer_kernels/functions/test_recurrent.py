@@ -214,5 +214,26 @@ def test_faults_are_chainers(function, fault):
     assert str(ours.value) == str(theirs.value)
 
 
+@given(st.integers(0, 4), st.integers(0, 3), st.integers(0, 40), kernels.orders)
+def test_lstm(n_live, n_over, n, order):
+    shapes = [(n_live + n_over, n), (n_live, 4 * n)]
+    inputs = [kernels.arrays(shape, 0, order) for shape in shapes]
+    kernels.check(F.lstm, inputs, ["LSTM.forward", "LSTMGrad.forward"])
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_one_output_of_lstm(used):
+    inputs = [kernels.arrays(shape, 0) for shape in ((4, 5), (3, 20))]
+    names = ["LSTM.forward", "LSTMGrad.forward"]
+    kernels.check(lambda c, x: F.lstm(c, x)[used], inputs, names)
+
+
+def test_lstm_of_images_is_left_to_chainer():
+    inputs = [kernels.arrays(shape, 0) for shape in ((4, 5, 2), (3, 20, 2))]
+    with kernels.called() as names:
+        F.lstm(*inputs)
+    assert not names
+
+
 def test_cells_of_users_are_left_to_chainer():
     assert recurrent._cell(lambda x, h, c, w, b: (h, c)) is None

@@ -1,0 +1,59 @@
+"""Kernels of linear functions and products of matrices against Chainer's."""
+
+import chainer.functions as F
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.support import kernels
+
+LINEAR = [
+    "LinearFunction.forward",
+    "LinearGradData.forward",
+    "LinearGradWeight.forward",
+]
+SIZES = st.integers(0, 5)
+
+
+@given(SIZES, SIZES, SIZES, kernels.orders, st.booleans(), kernels.seeds)
+@example(40, 50, 60, "C", True, 0)
+def test_linear(batch, n_in, n_out, order, has_bias, seed):
+    shapes = [(batch, n_in), (n_out, n_in), *[(n_out,)] * has_bias]
+    inputs = [kernels.arrays(shape, seed, order) for shape in shapes]
+    kernels.check(F.linear, inputs, LINEAR)
+
+
+@given(
+    st.sampled_from([((), ()), ((2,), ()), ((), (3,)), ((2, 3), (3,)), ((0,), (0,))]),
+    st.tuples(SIZES, SIZES, SIZES),
+    st.booleans(),
+    st.booleans(),
+    kernels.orders,
+    kernels.seeds,
+)
+@example(((4, 2), ()), (20, 30, 40), False, False, "C", 0)
+@example(((4, 2), ()), (20, 30, 40), True, True, "C", 0)
+def test_matmul(leading, sizes, transa, transb, order, seed):
+    rows, inner, columns = sizes
+    a = (inner, rows) if transa else (rows, inner)
+    b = (columns, inner) if transb else (inner, columns)
+    shapes = [(*leading[0], *a), (*leading[1], *b)]
+    inputs = [kernels.arrays(shape, seed, order) for shape in shapes]
+    kernels.check(
+        lambda a, b: F.matmul(a, b, transa, transb), inputs, ["MatMul.forward"]
+    )
+
+
+@pytest.mark.parametrize("shapes", [((4,), (4, 3)), ((3, 4), (4,)), ((4,), (4,))])
+def test_vectors_are_left_to_chainer(shapes):
+    inputs = [kernels.arrays(shape, 0) for shape in shapes]
+    kernels.check(F.matmul, inputs, [])
+
+
+def test_two_dtypes_are_left_to_chainer():
+    x, W = kernels.arrays((3, 4), 0), np.ones((5, 4))
+    with kernels.called() as names:
+        assert F.linear(x, W).dtype == np.float32
+        F.matmul(x, W, transb=True)
+    assert not names
