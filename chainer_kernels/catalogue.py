@@ -257,8 +257,12 @@ CATALOGUE = (
 #: By Chainer's class, within ``chainer.functions``; a subclass may do anything.
 BACKWARD = {
     "array.concat:Concat": Backward(True),
-    "connection.convolution_2d:Convolution2DFunction": Backward(True),
-    "connection.convolution_nd:ConvolutionND": Backward(True),
+    "connection.convolution_2d:Convolution2DFunction": Backward(
+        True, "weight_gradients:convolution"
+    ),
+    "connection.convolution_nd:ConvolutionND": Backward(
+        True, "weight_gradients:convolution"
+    ),
     "connection.deconvolution_2d:Deconvolution2DFunction": Backward(True),
     "connection.deconvolution_nd:DeconvolutionND": Backward(True),
     "connection.linear:LinearFunction": Backward(True, "weight_gradients:linear"),

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy
 from chainer import backend
 
+from chainer_kernels import providers, switch
 from chainer_kernels.gemm import blas_threads, gemm_add
+from chainer_kernels.layouts import are_float32
 
 Array = Any
 
@@ -82,13 +84,18 @@ class Product(NamedTuple):
 
     def write(self, out: Array) -> None:
         """Overwrites an array."""
-        # NumPy's own BLAS, not SciPy's: the result equals Chainer's bit for bit.
+        # As the function itself would, so that the result is the same bit for bit.
+        if _has_kernel(out):
+            providers.active().product(self.a, self.b, out=self._matrix(out))
+            return
         backend.get_array_module(self.a).dot(self.a, self.b, out=self._matrix(out))
 
     def add(self, out: Array, scratch: Scratch) -> None:
         """Adds to an array."""
         out = self._matrix(out)
-        if not isinstance(out, numpy.ndarray):
+        if _has_kernel(out) and blas_threads() == 1:
+            providers.active().product(self.a, self.b, out=out, accumulate=True)
+        elif not isinstance(out, numpy.ndarray):
             out += self.a.dot(self.b)
         elif blas_threads() == 1:
             gemm_add(out, self.a, self.b)
@@ -98,3 +105,7 @@ class Product(NamedTuple):
 
     def _matrix(self, out: Array) -> Array:
         return out.reshape(self.a.shape[0], self.b.shape[1])
+
+
+def _has_kernel(out: Array) -> bool:
+    return switch.is_on() and are_float32(out)

@@ -21,10 +21,10 @@ Arrays = tuple[np.ndarray, ...]
 def convolution(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``forward_cpu`` of ``Convolution2DFunction``, ``forward`` of ND's."""
     x, W, *b = inputs
-    geometry = _geometry(function, W.shape[2:])
+    geometry = geometry_of(function, W.shape[2:])
     if (
         getattr(function, "cudnn_fast", False)
-        or not _is_covered(function, geometry, W.shape, inputs)
+        or not is_covered(function, geometry, W.shape, inputs)
         or x.shape[1] != W.shape[1] * geometry.groups
         or min(geometry.output_sizes(x.shape[2:])) <= 0
     ):
@@ -41,11 +41,11 @@ def weight_gradient(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``forward_cpu`` of ``Convolution2DGradW``, ``forward`` of ND's."""
     x, gy = inputs
     kernel = (function.kh, function.kw) if hasattr(function, "kh") else function.ksize
-    geometry = _geometry(function, kernel)
+    geometry = geometry_of(function, kernel)
     shape = (gy.shape[1], x.shape[1] // geometry.groups, *kernel)
     if (
         function.W_dtype != np.float32
-        or not _is_covered(function, geometry, shape, inputs)
+        or not is_covered(function, geometry, shape, inputs)
         or x.shape[1] % geometry.groups
         or getattr(function, "W_shape", shape) != shape
         or geometry.output_sizes(x.shape[2:]) != gy.shape[2:]
@@ -62,7 +62,7 @@ def weight_gradient(function: Any, inputs: Arrays) -> Arrays:
 def deconvolution_2d(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``Deconvolution2DFunction.forward_cpu``."""
     x, W = inputs[:2]
-    if not _is_covered(function, _geometry(function, W.shape[2:]), W.shape, inputs):
+    if not is_covered(function, geometry_of(function, W.shape[2:]), W.shape, inputs):
         return NotImplemented
     function.retain_inputs((0, 1))
     function._calc_out_size(x.shape, W.shape)
@@ -74,9 +74,9 @@ def deconvolution_2d(function: Any, inputs: Arrays) -> Arrays:
 def deconvolution_nd(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``DeconvolutionND.forward``."""
     x, W = inputs[:2]
-    geometry = _geometry(function, W.shape[2:])
+    geometry = geometry_of(function, W.shape[2:])
     size = function.outs or _sizes_of_inputs(geometry, x.shape[2:])
-    if not _is_covered(function, geometry, W.shape, inputs) or min(size) <= 0:
+    if not is_covered(function, geometry, W.shape, inputs) or min(size) <= 0:
         return NotImplemented
     function.retain_inputs((0, 1))
     function.outs = size
@@ -89,7 +89,7 @@ def _deconvolved(function: Any, inputs: Arrays, size: tuple[int, ...]) -> Arrays
     y = providers.active().convolution_data(
         channels_last(x),
         np.ascontiguousarray(W),
-        _geometry(function, W.shape[2:]),
+        geometry_of(function, W.shape[2:]),
         tuple(size),
     )
     if b:
@@ -97,7 +97,7 @@ def _deconvolved(function: Any, inputs: Arrays, size: tuple[int, ...]) -> Arrays
     return (channels_first(y),)
 
 
-def _geometry(function: Any, kernel: tuple[int, ...]) -> Geometry:
+def geometry_of(function: Any, kernel: tuple[int, ...]) -> Geometry:
     """Returns what a node says, in two dimensions or in any number of them."""
     if hasattr(function, "sy"):
         stride = function.sy, function.sx
@@ -115,7 +115,7 @@ def _geometry(function: Any, kernel: tuple[int, ...]) -> Geometry:
     )
 
 
-def _is_covered(
+def is_covered(
     function: Any, geometry: Geometry, weights: tuple[int, ...], inputs: Arrays
 ) -> bool:
     """Says whether providers take such arrays; shapes without sense are Chainer's."""

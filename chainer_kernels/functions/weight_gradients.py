@@ -8,12 +8,16 @@ gradients. Inputs that it leaves out are left to the node's own ``backward``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 import numpy
 
-from chainer_kernels.contributions import Contribution, Product, Sum
+from chainer_kernels import providers, switch
+from chainer_kernels.contributions import Contribution, Product, Scratch, Sum
+from chainer_kernels.functions.convolution import geometry_of, is_covered
+from chainer_kernels.layouts import channels_last, is_channels_last
+from chainer_kernels.providers import Geometry
 
 Array = Any
 
@@ -39,6 +43,56 @@ def linear(
             contributions[i] = Product(multiplied.T, _for_gemm(x))
         elif i == 2:
             contributions[i] = Sum(multiplied)
+    return contributions
+
+
+class ConvolutionWeights(NamedTuple):
+    """The gradient of a convolution's weights, added where it is turned around.
+
+    Attributes:
+        x: The input, (N, *sizes, C) and contiguous.
+        gy: The output gradient, (N, *sizes, O) and contiguous.
+        geometry: The convolution's.
+    """
+
+    x: Array
+    gy: Array
+    geometry: Geometry
+
+    def write(self, out: Array) -> None:
+        """Overwrites an array."""
+        providers.active().convolution_weights(*self, out=out)
+
+    def add(self, out: Array, scratch: Scratch) -> None:
+        """Adds to an array."""
+        providers.active().convolution_weights(*self, out=out, accumulate=True)
+
+
+def convolution(
+    function: chainer.FunctionNode,
+    parameters: Mapping[int, chainer.Parameter],
+    gy: Array,
+) -> dict[int, Contribution]:
+    """Adds to the weight gradients of a convolution.
+
+    Args:
+        function: A convolution's node, of x, W and b.
+        parameters: Those of them that are parameters.
+        gy: Output gradient.
+    """
+    if not switch.is_on():
+        return {}
+    x, W = (function.inputs[i].data for i in range(2))
+    geometry = geometry_of(function, W.shape[2:])
+    if x is None or not is_covered(function, geometry, W.shape, (x, W, gy)):
+        return {}
+    turned = channels_last(gy)
+    contributions: dict[int, Contribution] = {}
+    if 1 in parameters:
+        contributions[1] = ConvolutionWeights(channels_last(x), turned, geometry)
+    # In another memory order Chainer's sum adds in another one.
+    if 2 in parameters and is_channels_last(gy):
+        contributions[2] = Sum(turned.reshape(-1, turned.shape[-1]))
     return contributions
 
 

@@ -100,11 +100,15 @@ def turn(weights, order, out_stride, tap_stride, turned):
                 target[c] = weights[out, c, tap]
 
 
-@loop("void(f4[:, :, ::1], f4[:, :, ::1])")
-def turn_back(turned, weights):
-    """Copies (O, taps, C) to (O, C, taps)."""
+@loop("void(f4[:, :, ::1], f4[:, :, ::1], b1)")
+def turn_back(turned, weights, accumulate):
+    """Copies (O, taps, C) to (O, C, taps), or adds it."""
     for out in range(weights.shape[0]):
         for c in range(weights.shape[1]):
             target = weights[out, c]
-            for tap in range(target.size):
-                target[tap] = turned[out, tap, c]
+            if accumulate:
+                for tap in range(target.size):
+                    target[tap] += turned[out, tap, c]
+            else:
+                for tap in range(target.size):
+                    target[tap] = turned[out, tap, c]

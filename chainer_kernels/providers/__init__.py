@@ -5,7 +5,8 @@ A provider is a module with::
     NAME                                           for people
     convolution(x, W, b, geometry, relu=False)  -> y     forward; b may be None
     convolution_data(gy, W, geometry, size)     -> gx    the gradient of x
-    convolution_weights(x, gy, geometry)        -> gW    the gradient of W
+    convolution_weights(x, gy, geometry, out=None, accumulate=False)
+                                                -> gW, or out, perhaps added
     product(a, b, out=None, accumulate=False)   -> a @ b, or out, perhaps added
 
 Arrays are float32. Activations are C contiguous and channels last: x (N, *sizes, C),

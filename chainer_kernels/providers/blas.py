@@ -70,9 +70,13 @@ def convolution_data(
 
 
 def convolution_weights(
-    x: np.ndarray, gy: np.ndarray, geometry: Geometry
+    x: np.ndarray,
+    gy: np.ndarray,
+    geometry: Geometry,
+    out: np.ndarray | None = None,
+    accumulate: bool = False,
 ) -> np.ndarray:
-    """Returns the gradient of a convolution's weights."""
+    """Returns the gradient of a convolution's weights, written or added to ``out``."""
     n_groups, taps = geometry.groups, math.prod(geometry.kernel)
     channels, outs = x.shape[-1] // n_groups, gy.shape[-1] // n_groups
     plan = blocks.of_outputs(geometry, len(x), outs * channels, x.shape[1:-1])
@@ -85,12 +89,13 @@ def convolution_weights(
         for source, piece in _pieces(block, channels):
             sgemm(right.T, col[:, source], turned[group][:, piece], accumulate=True)
     shape = (n_groups * outs, channels, *geometry.kernel)
-    if taps == 1:
+    if taps == 1 and out is None:
         return turned.reshape(shape)
-    gW = np.empty(shape, np.float32)
+    gW = np.empty(shape, np.float32) if out is None else out
     threads.run_slices(
         loops.turn_back,
         [turned.reshape(-1, taps, channels), gW.reshape(-1, channels, taps)],
+        accumulate,
     )
     return gW
 
