@@ -52,6 +52,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         ],
         "pipeline.pipeline": ["Pipeline"],
         "pipeline.runner": ["ActionError"],
+        "pipeline.snapshots.background": ["wait_for_snapshot"],
         "pipeline.snapshots.finding": ["latest_snapshot"],
         "pipeline.snapshots.errors": ["SnapshotError"],
         "pipeline.snapshots.extension": ["snapshot"],

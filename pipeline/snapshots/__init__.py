@@ -4,6 +4,9 @@
 
     saving                from all ranks into a new directory
     collecting            what a rank has to save
+    writing               the files of a rank, the manifest, the name
+    background            written by threads while the training goes on
+    room                  the room in memory for that
     loading               from a directory, on as many ranks as there are
     dry_run               what tells what does not fit before anything is changed
     kept_state            what objects had before, to be put back

@@ -16,6 +16,9 @@ from pipeline.snapshots.optimizer_state import optimizer_arrays
 from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages, covers
 from pipeline.snapshots.random_states import dump_random_states
 
+#: By file the arrays by key.
+Contents = dict[str, dict[str, np.ndarray]]
+
 
 class Announcement(NamedTuple):
     """The facts that a rank tells the others before it writes.
@@ -43,7 +46,7 @@ def collect(
     state: Mapping[str, Any],
     values: Mapping[str, Any],
     draft: Draft,
-) -> tuple[dict[str, dict[str, np.ndarray]], Announcement]:
+) -> tuple[Contents, Announcement]:
     """Returns what this rank is to write, by file, and what the others must know."""
     layer_state.check_objects(state)
     json.dumps(values)
@@ -67,9 +70,7 @@ def collect(
     return contents, mine
 
 
-def _layer_contents(
-    pipeline: Pipeline, optimizers: OptimizersOfStages
-) -> dict[str, dict[str, np.ndarray]]:
+def _layer_contents(pipeline: Pipeline, optimizers: OptimizersOfStages) -> Contents:
     """Returns the arrays of this rank's stages, and of its loss, by file."""
     contents = {}
     of_stages = optimizers.of_stages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any, Callable
 from chainer import training
 
 from pipeline.pipeline import Pipeline
+from pipeline.snapshots.background import settle
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.finding import latest_on_all_ranks
 from pipeline.snapshots.loading import load_snapshot
 from pipeline.snapshots.names import check_filename, check_relative_name, pattern_of
-from pipeline.snapshots.saving import save_snapshot
+from pipeline.snapshots.saving import save
 
 
 def snapshot(
@@ -28,6 +30,7 @@ def snapshot(
     on_error: str = "raise",
     condition: Callable[[], bool] | None = None,
     strict: bool = True,
+    background: bool = False,
 ) -> SnapshotExtension:
     """Returns a trainer extension that saves the training run, and continues it.
 
@@ -58,6 +61,10 @@ def snapshot(
             the same on all ranks.
         strict (bool): Whether to refuse a snapshot that has more than the run, or less;
             see :func:`~pipeline.load_snapshot`.
+        background (bool): Whether the files are written while the training goes on; see
+            :func:`~pipeline.save_snapshot`. What has failed is known, and ``on_error``
+            done, when the next snapshot is taken, and at the end of the trainer's run,
+            which waits for what is being written.
 
     Returns:
         SnapshotExtension: The extension. Calling it with the trainer saves at once.
@@ -80,7 +87,14 @@ def snapshot(
     if resume is None and autoload:
         resume = "auto"
     return SnapshotExtension(
-        filename, pipeline, n_retains, resume, on_error, condition, strict
+        filename,
+        pipeline,
+        n_retains,
+        resume,
+        on_error,
+        condition,
+        strict,
+        background,
     )
 
 
@@ -100,7 +114,11 @@ class SnapshotExtension(training.Extension):
     when_failed: str
     condition: Callable[[], bool] | None
     strict: bool
+    background: bool
     resumed_from: Path | None = field(default=None, init=False)
+    # The pipeline that was saved, and the exception during which the trainer runs.
+    _saved: Pipeline | None = field(default=None, init=False)
+    _handled: BaseException | None = field(default=None, init=False)
 
     #: To be called on all ranks at the same minibatch, whatever its trigger.
     is_collective = True
@@ -111,6 +129,7 @@ class SnapshotExtension(training.Extension):
 
     def initialize(self, trainer: Any) -> None:
         """Loads the snapshot to continue from."""
+        self._handled = sys.exc_info()[1]
         if self.resume is None:
             return
         pipe = self._find_pipeline(trainer)
@@ -129,20 +148,28 @@ class SnapshotExtension(training.Extension):
         if self.condition is not None and not self.condition():
             return
         name = self._name(trainer)
-        pipe = self._find_pipeline(trainer)
-        try:
-            save_snapshot(
-                os.path.join(trainer.out, name),
-                pipe,
-                _optimizers(trainer),
-                {"trainer": trainer},
-                n_retains=self.n_retains,
-            )
-        except SnapshotError as error:
-            if self.when_failed == "raise":
-                raise
-            if pipe.rank == 0:
-                warnings.warn(f"training goes on, but {error}", stacklevel=2)
+        self._saved = self._find_pipeline(trainer)
+        save(
+            os.path.join(trainer.out, name),
+            self._saved,
+            _optimizers(trainer),
+            {"trainer": trainer},
+            n_retains=self.n_retains,
+            background=self.background,
+            report=self._report,
+        )
+
+    def finalize(self) -> None:
+        """Waits for what is being written, when the training has ended well."""
+        # After an error the other ranks are elsewhere, and cannot agree.
+        if self._saved is not None and sys.exc_info()[1] is self._handled:
+            settle(self._saved)
+
+    def _report(self, error: SnapshotError) -> None:
+        if self.when_failed == "raise":
+            raise error
+        if self._saved is not None and self._saved.rank == 0:
+            warnings.warn(f"training goes on, but {error}", stacklevel=2)
 
     def _name(self, trainer: Any) -> str:
         named = callable(self.filename)

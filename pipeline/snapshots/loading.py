@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots import layer_state, manifest
+from pipeline.snapshots.background import settle
 from pipeline.snapshots.differences import Differences, Ledger, compare
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
@@ -76,6 +77,7 @@ def load_snapshot(
     Example:
         See :func:`save_snapshot`.
     """
+    settle(pipeline)
     state = dict(state or {})
     what = f"cannot load the snapshot {path}"
     attempt = functools.partial(on_all_ranks, pipeline, "load", what)

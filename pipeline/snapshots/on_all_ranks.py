@@ -27,13 +27,18 @@ def on_all_ranks(
     try:
         result = function(*arguments)
     except Exception as error:
-        cause = error
-        # A KeyError puts its text into quotes.
-        in_quotes = isinstance(error, KeyError) and error.args
-        failure = str(error.args[0] if in_quotes else error)
-        if not isinstance(error, SnapshotError):
-            failure = f"{type(error).__name__}: {failure}"
+        cause, failure = error, words_of(error)
     for rank, theirs in enumerate(pipeline.gather(failure, call)):
         if theirs is not None:
             raise SnapshotError(f"{what}: rank {rank}: {theirs}") from cause
     return result
+
+
+def words_of(error: Exception) -> str:
+    """Returns the text of an error, with its class if it is none of snapshots."""
+    # A KeyError puts its text into quotes.
+    in_quotes = isinstance(error, KeyError) and error.args
+    words = str(error.args[0] if in_quotes else error)
+    if isinstance(error, SnapshotError):
+        return words
+    return f"{type(error).__name__}: {words}"

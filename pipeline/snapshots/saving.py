@@ -7,27 +7,22 @@ snapshot is there completely or not at all; see :mod:`pipeline.snapshots.directo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-import platform
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
-import chainer
-import numpy as np
-
-from divisible import __version__
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import manifest
-from pipeline.snapshots.arrays import write_arrays
+from pipeline.snapshots import manifest, room
+from pipeline.snapshots.background import settle, start
 from pipeline.snapshots.collecting import Announcement, collect, common_arrays
-from pipeline.snapshots.directories import Draft, remove_old, time_after_others
+from pipeline.snapshots.directories import Draft
 from pipeline.snapshots.errors import SnapshotError
-from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.names import check_name
 from pipeline.snapshots.on_all_ranks import on_all_ranks
+from pipeline.snapshots.writing import Writing, n_bytes_to_copy
 
 
 def save_snapshot(
@@ -37,6 +32,7 @@ def save_snapshot(
     state: Mapping[str, Any] | None = None,
     values: Mapping[str, Any] | None = None,
     n_retains: int = -1,
+    background: bool = False,
 ) -> None:
     """Saves all that a training run needs to continue bit for bit.
 
@@ -71,15 +67,24 @@ def save_snapshot(
             first rank are saved. :func:`load_snapshot` returns them.
         n_retains (int): How many snapshots to keep of those in the same directory whose
             names differ in numbers only; at most 0 for all.
+        background (bool): Whether to return when the state has been copied in memory. A
+            thread of each rank writes the files while the training goes on, and the
+            snapshot gets its name when all are on disk. Where there is no memory for
+            the copy, rank 0 warns once, and all ranks write at once.
 
     Raises:
-        SnapshotError: On every rank, if it failed on any. Training can go on.
+        SnapshotError: On every rank, if it failed on any. Training can go on. If it
+            failed in the background, the next call of this function, of
+            :func:`wait_for_snapshot` or :func:`load_snapshot` raises it; this function
+            saves the next snapshot all the same. If there is none, the process waits
+            for the files at its end, and a failure ends all ranks then.
         RuntimeError: If the model is loaded in part; see :func:`load_snapshot`.
         StallError: If a rank does not come, or writes for longer than the pipeline's
             timeout.
 
     Example:
         >>> import tempfile
+        >>> import chainer
         >>> import chainer.links as L
         >>> from mpi4py import MPI
         >>> from divisible import Divisible
@@ -92,84 +97,95 @@ def save_snapshot(
         ...     load_snapshot(f'{folder}/1', pipe, optimizer).values
         {'epoch': 7}
     """
+    save(path, pipeline, optimizers, state, values, n_retains, background)
+
+
+def _raise(error: SnapshotError) -> None:
+    raise error
+
+
+def save(
+    path: str | os.PathLike,
+    pipeline: Pipeline,
+    optimizers: Any,
+    state: Mapping[str, Any] | None = None,
+    values: Mapping[str, Any] | None = None,
+    n_retains: int = -1,
+    background: bool = False,
+    report: Callable[[SnapshotError], None] = _raise,
+) -> None:
+    """Saves as :func:`save_snapshot`, and gives to ``report`` what that raises.
+
+    It is called on every rank, now or, for a snapshot in the background, when the
+    outcome is known.
+    """
     try:
         check_name(path)
     except ValueError as error:
         raise SnapshotError(str(error)) from None
     pipeline.ranks.calls.check_usable()
-    draft = Draft(Path(path))
-    state, values = dict(state or {}), dict(values or {})
+    draft, values = Draft(Path(path)), dict(values or {})
     what = f"cannot save the snapshot {path}"
     attempt = functools.partial(on_all_ranks, pipeline, "save", what)
-    try:
-        contents, mine = attempt(collect, pipeline, optimizers, state, values, draft)
-        announcements = pipeline.gather(mine, "save")
-        for rank, theirs in enumerate(announcements):
-            if theirs.path != announcements[0].path:
-                raise SnapshotError(
-                    f"{what}: rank {rank} has another path, {theirs.path}, than rank 0,"
-                    f" {announcements[0].path}"
-                )
-        if pipeline.rank == 0:
-            contents[manifest.COMMON] = common_arrays(
-                announcements, contents[manifest.COMMON]
+    with _settled(pipeline), contextlib.ExitStack() as stack:
+        stack.callback(draft.release)
+        try:
+            contents, mine = attempt(
+                collect, pipeline, optimizers, dict(state or {}), values, draft
             )
-        entries = attempt(_write, contents, Path(announcements[0].folder))
-        written = pipeline.gather(entries, "save")
-        attempt(_finish, pipeline, announcements, written, values, draft, n_retains)
-    except SnapshotError:
-        if pipeline.rank == 0:
+            claims = room.claims(n_bytes_to_copy(contents)) if background else None
+            said = pipeline.gather((mine, claims), "save")
+            announcements, everyones_claims = zip(*said)
+            _compare(announcements, everyones_claims, what)
+            if pipeline.rank == 0:
+                contents[manifest.COMMON] = common_arrays(
+                    announcements, contents[manifest.COMMON]
+                )
+            writing = Writing.of(
+                pipeline, announcements, contents, values, draft, n_retains
+            )
+            if background and start(pipeline, writing, everyones_claims, what, report):
+                # The draft is the thread's.
+                stack.pop_all()
+                return
+            entries = attempt(writing.write_files)
+            written = pipeline.gather(entries, "save")
+            attempt(writing.finish if pipeline.rank == 0 else _wait, written)
+        except SnapshotError as error:
             draft.discard()
-        raise
-    finally:
-        draft.release()
+            report(error)
 
 
-def _write(
-    contents: Mapping[str, Mapping[str, np.ndarray]], folder: Path
-) -> dict[str, dict[str, Any]]:
-    """Writes this rank's files, and returns their entries in the manifest."""
-    return {
-        name: write_arrays(folder / name, arrays) for name, arrays in contents.items()
-    }
+@contextlib.contextmanager
+def _settled(pipeline: Pipeline) -> Iterator[None]:
+    """Waits for the snapshot before; if that failed, it raises it after the block."""
+    failed = None
+    try:
+        settle(pipeline)
+    except SnapshotError as error:
+        failed = error
+    yield
+    if failed is not None:
+        raise failed
 
 
-def _finish(
-    pipeline: Pipeline,
-    announcements: Sequence[Announcement],
-    written: Sequence[Mapping[str, Any]],
-    values: Mapping[str, Any],
-    draft: Draft,
-    n_retains: int,
+def _wait(written: Sequence[Mapping[str, Any]]) -> None:
+    """Leaves it to rank 0 to finish."""
+
+
+def _compare(
+    announcements: Sequence[Announcement], claims: Sequence[Any], what: str
 ) -> None:
-    """Writes the manifest, and gives the snapshot its name; rank 0 does."""
-    if pipeline.rank > 0:
-        return
-    ranges = {}
-    for each in announcements:
-        ranges.update(each.layer_ranges)
-    schedule = pipeline.schedule
-    snapshot = Snapshot(
-        path=draft.folder,
-        layer_ranges=[ranges[number] for number in sorted(ranges)],
-        files={name: entry for rank in written for name, entry in rank.items()},
-        time=time_after_others(draft.path, time.time()),
-        n_ranks=schedule.n_ranks,
-        n_steps=pipeline.n_steps,
-        schedule={
-            "name": schedule.name,
-            "n_microbatches": schedule.n_microbatches,
-            "text": str(schedule),
-        },
-        versions={
-            "chainer": chainer.__version__,
-            "divisible": __version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-        values=values,
-    )
-    snapshot.write_manifest()
-    is_on_disk = draft.finish()
-    if n_retains > 0 and is_on_disk:
-        remove_old(draft.path, n_retains)
+    """Refuses to save one snapshot under several names, or in several ways."""
+    for rank, theirs in enumerate(announcements):
+        if theirs.path != announcements[0].path:
+            raise SnapshotError(
+                f"{what}: rank {rank} has another path, {theirs.path}, than rank 0,"
+                f" {announcements[0].path}"
+            )
+        if (claims[rank] is None) != (claims[0] is None):
+            raise SnapshotError(
+                f"{what}: rank {rank} saves"
+                f" {'at once' if claims[rank] is None else 'in the background'}, but"
+                f" rank 0 does not"
+            )

@@ -89,6 +89,10 @@ class StateWriter(_Renaming, DictionarySerializer):
                 f"{full} is of {type(value)}, which cannot be saved: only numbers,"
                 f" texts and arrays can"
             )
+        array = self.target[full]
+        if array is not value and isinstance(array, np.ndarray) and array.base is None:
+            # It was made here, and nobody will change it.
+            array.flags.writeable = False
         return value
 
 

@@ -17,6 +17,9 @@ from pipeline import (
 )
 from pipeline.snapshots.names import parts
 
+# All of it, at once and in the background.
+pytestmark = pytest.mark.parametrize("background", [False, True], ids=["now", "later"])
+
 
 @pytest.fixture
 def failing(monkeypatch):

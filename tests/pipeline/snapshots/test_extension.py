@@ -1,6 +1,8 @@
 """Snapshots of a trainer, one process."""
 
+import errno
 import json
+import os
 
 import chainer
 import chainer.functions as F
@@ -19,7 +21,9 @@ from pipeline import (
     SnapshotError,
     load_snapshot,
     snapshot,
+    wait_for_snapshot,
 )
+from pipeline.snapshots import writing
 from tests.support.equivalence import make_batches
 from tests.support.snapshot_training import state_of
 
@@ -232,3 +236,91 @@ def test_an_updater_without_a_pipeline_is_refused(tmp_path):
     trainer.updater.pipeline = None
     with pytest.raises(TypeError, match="Updater has no attribute 'pipeline'"):
         extension(trainer)
+
+
+@pytest.fixture
+def failing_later(monkeypatch):
+    """Lets the files of snapshots fail, but of those whose names are given."""
+
+    def fail(*kept):
+        write = writing.write_arrays
+
+        def call(path, arrays):
+            if any(path.parent.name.startswith(f"{name}.") for name in kept):
+                return write(path, arrays)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(writing, "write_arrays", call)
+
+    return fail
+
+
+def test_in_the_background(tmp_path):
+    trainer, _ = make_trainer(tmp_path, 2, background=True, n_retains=2)
+    trainer.run()
+    kept = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert kept == ["snapshot_iter_4", "snapshot_iter_6"]
+    options = {"background": True, "resume": "auto"}
+    trainer, extension = make_trainer(tmp_path, 4, 5, **options)
+    trainer.run()
+    assert extension.resumed_from.name == "snapshot_iter_6"
+    undisturbed, _ = make_trainer(tmp_path / "undisturbed", 4)
+    undisturbed.run()
+    assert state(trainer) == state(undisturbed)
+
+
+def test_a_failure_in_the_background_stops_at_the_next_one(tmp_path, failing_later):
+    failing_later("snapshot_iter_4")
+    trainer, _ = make_trainer(tmp_path, 2, background=True)
+    with pytest.raises(SnapshotError, match="snapshot_iter_2: .*No space left"):
+        trainer.run()
+    # The next one is saved all the same.
+    wait_for_snapshot(trainer.updater.pipeline)
+    assert trainer.updater.iteration == 4
+    assert [path.name for path in tmp_path.glob("snap*")] == ["snapshot_iter_4"]
+
+
+def test_a_failure_in_the_background_stops_at_the_end(tmp_path, failing_later):
+    failing_later("snapshot_iter_2")
+    trainer, _ = make_trainer(tmp_path, 1, background=True)
+    with pytest.raises(SnapshotError, match="snapshot_iter_4: .*No space left"):
+        trainer.run()
+    trainer, _ = make_trainer(tmp_path, 1, background=True, on_error="warn")
+    with pytest.warns(UserWarning, match="goes on, but .*snapshot_iter_4: .*No space"):
+        trainer.run()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_nobody_waits_for_others_after_an_error(tmp_path, monkeypatch, error):
+    """They are elsewhere."""
+    trainer, _ = make_trainer(tmp_path, 1, background=True)
+
+    def fail(trainer):
+        if trainer.updater.iteration == 3:
+            monkeypatch.setattr("pipeline.snapshots.extension.settle", pytest.fail)
+            raise error
+
+    trainer.extend(fail, trigger=(1, "iteration"))
+    with pytest.raises(error):
+        trainer.run(show_loop_exception_msg=False)
+    wait_for_snapshot(trainer.updater.pipeline)
+    assert (tmp_path / "snapshot_iter_2").exists()
+
+
+def test_a_trainer_that_runs_while_an_error_is_handled_waits(tmp_path):
+    trainer, _ = make_trainer(tmp_path, 1, background=True)
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        trainer.run()
+    assert Snapshot.open(tmp_path / "snapshot_iter_4").n_steps == 4
+
+
+def test_whose_snapshot_has_failed_decides_what_that_means(tmp_path, failing_later):
+    failing_later("snapshot_iter_2", "snapshot_iter_4")
+    trainer, _ = make_trainer(tmp_path, 1, background=True)
+    other = snapshot("other_{.updater.iteration}", background=True, on_error="warn")
+    trainer.extend(other, name="other", priority=-90, trigger=(2, "iteration"))
+    with pytest.warns(UserWarning, match="training goes on, but .*other_") as caught:
+        trainer.run()
+    assert len(caught) == 2

@@ -45,7 +45,9 @@ def train(comm, folder):
             optimizer.update()
         step = run.pipe.n_steps
         values = {"step": step}
-        run.save(f"{folder}/step_{step}", state, values=values, n_retains=2)
+        # At once, and in the background.
+        options = {"values": values, "n_retains": 2, "background": step % 3 > 0}
+        run.save(f"{folder}/step_{step}", state, **options)
     run.save(f"{folder}/final", state)
 
 

@@ -22,6 +22,7 @@ from pipeline import (
     latest_snapshot,
     load_snapshot,
     save_snapshot,
+    wait_for_snapshot,
 )
 from tests.support.equivalence import assert_close
 from tests.support.mpiexec import assert_on_ranks, refused_on_ranks
@@ -185,16 +186,19 @@ def fail_to_save(comm, folder):
     weights = run.arrays()
     run.step(1)
     Path(folder, "file").touch()
-    for name, rank, limit, expected in [
-        ("2", 0, 2048, "File too large"),
-        ("2", 2, 2048, "File too large"),
-        ("file/within/2", 0, None, "Not a directory"),
+    for name, rank, limit, expected, background in [
+        ("2", 0, 2048, "File too large", False),
+        ("2", 2, 2048, "File too large", False),
+        ("2", 0, 2048, "File too large", True),
+        ("2", 2, 2048, "File too large", True),
+        ("file/within/2", 0, None, "Not a directory", True),
     ]:
         unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
         if limit is not None and comm.rank == rank:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, unlimited[1]))
         with pytest.raises(SnapshotError) as caught:
-            run.save(f"{folder}/{name}")
+            run.save(f"{folder}/{name}", background=background)
+            wait_for_snapshot(run.pipe)
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
         messages = comm.allgather(str(caught.value))
         assert len(set(messages)) == 1
@@ -225,14 +229,17 @@ def fill_disk(comm, folder):
             while True:
                 file.write(bytes(4096))
     comm.Barrier()
-    with pytest.raises(SnapshotError, match="No space left on device"):
-        run.save(f"{folder}/2")
-    comm.Barrier()
+    for background in (False, True):
+        with pytest.raises(SnapshotError, match="No space left on device"):
+            run.save(f"{folder}/2", background=background)
+            wait_for_snapshot(run.pipe)
+        comm.Barrier()
     if comm.rank == 0:
         os.unlink(f"{folder}/filler")
     run.load(f"{folder}/1")
     run.step(0)
-    run.save(f"{folder}/2")
+    run.save(f"{folder}/2", background=True)
+    wait_for_snapshot(run.pipe)
 
 
 def test_full_disk(tmp_path):
