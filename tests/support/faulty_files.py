@@ -197,19 +197,24 @@ def faulty(
     files = FaultyFiles(folder, fault)
     with contextlib.ExitStack() as stack:
         stack.callback(files.turn_off)
+        raw = _raw_file(files)
+        stand_ins = {open: _open_with(files, raw)}
+        for name in (*_OF_PATHS, *_OF_DESCRIPTORS):
+            stand_ins[getattr(os, name)] = _stand_in(files, name)
         # Before Python 3.11 pathlib has the functions in a class of its own.
-        for owner in (os, getattr(pathlib, "_NormalAccessor", None)):
-            for name in (*_OF_PATHS, *_OF_DESCRIPTORS):
-                if owner is not None and name in vars(owner):
-                    new = _stand_in(files, name)
+        for owner in (os, io, builtins, getattr(pathlib, "_NormalAccessor", None)):
+            for name in list(vars(owner)) if owner is not None else ():
+                new = stand_ins.get(_hashable(getattr(owner, name)))
+                if new is not None:
                     new = staticmethod(new) if isinstance(owner, type) else new
                     stack.enter_context(_replaced(owner, name, new))
-        raw = _raw_file(files)
-        for owner in (builtins, io):
-            stack.enter_context(_replaced(owner, "open", _open_with(files, raw)))
         for owner, name, kind in _raw_files_of_ours():
             stack.enter_context(_replaced(owner, name, type(name, (kind, raw), {})))
         yield files
+
+
+def _hashable(thing: Any) -> Any:
+    return thing if callable(thing) else None
 
 
 @contextlib.contextmanager

@@ -74,6 +74,15 @@ def test_the_first_error_is_kept(tmp_path):
             file.readall()
 
 
+def test_a_file_that_cannot_be_closed_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    file = NotingFile(tmp_path / "file")
+    os.close(file.fileno())
+    words = "cannot close .*/file: Bad file descriptor$"
+    with pytest.raises(SnapshotError, match=words):
+        file.close()
+
+
 @pytest.mark.parametrize(
     ("owner", "failing", "where"),
     [
