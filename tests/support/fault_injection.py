@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from pipeline import Snapshot, SnapshotError, latest_snapshot
-from tests.support.faulty_files import DIES, KINDS, TORN, Fault, faulty
+from tests.support.faulty_files import DIES, KINDS, POWER, TORN, Fault, faulty
 from tests.support.small_run import SmallRun
 
 _LASTING = ("EIO", "ENOSPC")
+_DEADLY = (DIES, TORN, POWER)
 
 
 class Count(NamedTuple):
@@ -107,13 +108,12 @@ def _faults_of(
         warnings.simplefilter("ignore")
         call()
     calls = comm.bcast([each.name for each in files.calls], rank)
-    deadly = (DIES, TORN)
     faults = [
         Fault(kind, at, lasts)
         for at, name in enumerate(calls)
         for kind, names in KINDS.items()
         for lasts in ([False, True] if kind in _LASTING else [False])
-        if name in names and kind not in deadly
+        if name in names and kind not in _DEADLY
     ]
     return faults[::every]
 
@@ -363,7 +363,7 @@ def deadly_faults(
     return [
         Fault(kind, at)
         for at, call in enumerate(calls)
-        for kind in (DIES, TORN)
+        for kind in _DEADLY
         if call in KINDS[kind]
     ][::every]
 

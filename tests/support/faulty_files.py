@@ -20,7 +20,7 @@ import pathlib
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable, NamedTuple
 
 _OF_PATHS = (
@@ -74,13 +74,15 @@ ERRORS = {
     "EINTR": _NAMING,
 }
 #: What happens to a call besides errors, and to which calls: it reads or writes less
-#: than it is asked to; the process ends before it; after it has written a part.
-SHORT, DIES, TORN = "short", "dies", "torn"
+#: than it is asked to; the process ends before it; after it has written a part; and all
+#: is lost with it that was not flushed.
+SHORT, DIES, TORN, POWER = "short", "dies", "torn", "power loss"
 KINDS = {
     **ERRORS,
     SHORT: {"read", "write"},
     DIES: _CHANGING,
     TORN: {"write"},
+    POWER: _CHANGING,
 }
 
 
@@ -90,10 +92,12 @@ class Call(NamedTuple):
     Attributes:
         name: Of the function.
         path: What it is for; of two the second.
+        source: Of two the first.
     """
 
     name: str
     path: str
+    source: str | None = None
 
 
 class Fault(NamedTuple):
@@ -148,7 +152,7 @@ class FaultyFiles:
         is_inside = path == self._folder or path.startswith(self._folder + os.sep)
         return path if is_inside else None
 
-    def goes_wrong(self, name: str, path: str) -> str | None:
+    def goes_wrong(self, name: str, path: str, source: str | None = None) -> str | None:
         """Counts a call; returns what happens to it, if it is no error.
 
         Raises:
@@ -156,14 +160,17 @@ class FaultyFiles:
         """
         with self._lock:
             number = len(self.calls)
-            self.calls.append(Call(name, path))
+            self.calls.append(Call(name, path, source))
         fault = self._fault
         if fault is None or not self._is_on or name not in KINDS[fault.kind]:
             return None
         if number != fault.at and not (fault.lasts and number > fault.at):
             return None
         self.injected.append(Call(name, path))
-        if fault.kind == DIES:
+        if fault.kind == POWER:
+            self._is_on = False
+            lose_unflushed(self.calls[:-1])
+        if fault.kind in (DIES, POWER):
             die()
         if fault.kind in ERRORS:
             code = getattr(errno, fault.kind)
@@ -187,6 +194,37 @@ class FaultyFiles:
 def die() -> None:
     """Ends this process at once, as a machine that fails does."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lose_unflushed(calls: Sequence[Call]) -> None:
+    """Does to files what a loss of power may do after some calls.
+
+    What was written to a file and not flushed is lost, and so is a new name if the
+    directory was not flushed.
+    """
+    written: list[str] = []
+    renamed: list[Call] = []
+    for call in calls:
+        if call.name == "write":
+            written.append(call.path)
+        elif call.name == "fsync":
+            written = [path for path in written if path != call.path]
+            renamed = [c for c in renamed if os.path.dirname(c.path) != call.path]
+        elif call.name in ("rename", "replace"):
+            renamed.append(call)
+            written = [_moved(path, call) for path in written]
+    for path in written:
+        with contextlib.suppress(OSError):
+            os.truncate(path, 0)
+    for call in reversed(renamed):
+        with contextlib.suppress(OSError):
+            os.rename(call.path, str(call.source))
+
+
+def _moved(path: str, rename: Call) -> str:
+    """Returns the path that a file has after a rename."""
+    inside = f"{path}{os.sep}".startswith(f"{rename.source}{os.sep}")
+    return rename.path + path[len(str(rename.source)) :] if inside else path
 
 
 @contextlib.contextmanager
@@ -238,8 +276,9 @@ def _stand_in(files: FaultyFiles, name: str) -> Callable:
         path = files.path_of(things[0], dir_fd)
         if path is None:
             return function(*args, **options)
+        source = files.path_of(args[0], options.get("src_dir_fd")) if index else None
         try:
-            what = files.goes_wrong(name, path)
+            what = files.goes_wrong(name, path, source)
         except OSError:
             if name == "close":
                 # The descriptor is gone whatever the call returns.

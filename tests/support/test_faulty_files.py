@@ -100,13 +100,37 @@ def test_what_is_cut_short_goes_on(tmp_path):
         assert len(files.injected) == (files.calls[at].name in ("read", "write"))
 
 
-@pytest.mark.parametrize(("kind", "size"), [("dies", 0), ("torn", 100)])
-def test_the_process_ends(tmp_path, kind, size):
-    program = (
-        "import sys; from tests.support.faulty_files import Fault, faulty\n"
-        f"with faulty({str(tmp_path)!r}, Fault({kind!r}, 1)):\n"
-        f"    open({str(tmp_path / 'a')!r}, 'wb').write(bytes(200))\n"
+PROGRAM = """
+import os, sys
+from tests.support.faulty_files import Fault, faulty
+folder, kind, at = sys.argv[1:]
+with faulty(folder, Fault(kind, int(at))):
+    for name in "ab":
+        with open(f"{folder}/{name}", "wb") as file:
+            file.write(bytes(200))
+            file.flush()
+            if name == "a":
+                os.fsync(file.fileno())
+    os.rename(f"{folder}/a", f"{folder}/c")
+    os.rename(f"{folder}/b", f"{folder}/d")
+    os.mkdir(f"{folder}/e")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "sizes"),
+    [
+        ("dies", 1, {"a": 0}),
+        ("torn", 1, {"a": 100}),
+        ("dies", 9, {"c": 200, "d": 200}),
+        ("power loss", 9, {"a": 200, "b": 0}),
+    ],
+)
+def test_the_process_ends(tmp_path, kind, at, sizes):
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path), kind, str(at)],
+        cwd=Path(__file__).parents[2],
+        timeout=60,
     )
-    root = Path(__file__).parents[2]
-    result = subprocess.run([sys.executable, "-c", program], cwd=root, timeout=60)
-    assert result.returncode == -9 and (tmp_path / "a").stat().st_size == size
+    assert result.returncode == -9
+    assert {path.name: path.stat().st_size for path in tmp_path.iterdir()} == sizes

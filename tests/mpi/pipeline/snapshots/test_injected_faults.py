@@ -51,7 +51,7 @@ def prepare(comm, folder):
             out = folder / "out"
             for fault in deadly_faults(run, folder / "base", out, name, 1, rank):
                 if comm.rank == 0:
-                    print("fault", name, rank, fault.kind, fault.at)
+                    print(name, rank, fault.at, fault.kind)
 
 
 def die(comm, folder, name, rank, kind, at):
@@ -73,7 +73,7 @@ def test_deaths():
     count = Count()
     with folder_in_memory() as folder:
         lines = assert_on_ranks(2, prepare, str(folder)).splitlines()
-        for _, name, rank, kind, at in map(str.split, lines):
+        for name, rank, at, kind in (line.split(maxsplit=3) for line in lines):
             shutil.rmtree(folder / "out")
             shutil.copytree(folder / "base", folder / "out")
             what = f"saving {name}, {kind} at call {at} of rank {rank}"
