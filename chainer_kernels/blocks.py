@@ -85,7 +85,8 @@ class Block(NamedTuple):
         taps: What each tap reads, relative to the first.
         runs: The first taps of those that read consecutive positions.
         n_adjacent: How many taps those are.
-        pieces: Which taps those are, as (start, end) in the order of the plan.
+        order: Which taps those are, in the order of the plan.
+        pieces: The same, as (start, end).
     """
 
     outputs: np.ndarray
@@ -93,6 +94,7 @@ class Block(NamedTuple):
     taps: np.ndarray
     runs: np.ndarray
     n_adjacent: int
+    order: np.ndarray
     pieces: list[tuple[int, int]]
 
 
@@ -280,6 +282,7 @@ def _block(
         read,
         np.ascontiguousarray(read[::n_adjacent]),
         n_adjacent,
+        taps,
         [(int(t), int(t) + j - i) for t, i, j in zip(starts, ends, ends[1:])],
     )
 

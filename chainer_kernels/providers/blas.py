@@ -22,7 +22,7 @@ import numpy as np
 from chainer_kernels import blocks, threads
 from chainer_kernels.blocks import Block, Plan
 from chainer_kernels.loops import convolution as loops
-from chainer_kernels.providers import Geometry
+from chainer_kernels.providers import Geometry, narrow_groups
 from chainer_kernels.sgemm import sgemm
 
 NAME = "BLAS and Numba"
@@ -42,6 +42,8 @@ def convolution(
     relu: bool = False,
 ) -> np.ndarray:
     """Returns the output of a convolution."""
+    if narrow_groups.are_narrow(geometry, W.shape[1], len(W)):
+        return narrow_groups.convolution(x, W, b, geometry, relu)
     sizes = x.shape[1:-1]
     weights = _by_groups(W, geometry)
     n_groups, outs, channels, taps = weights.shape
@@ -58,6 +60,8 @@ def convolution_data(
     gy: np.ndarray, W: np.ndarray, geometry: Geometry, size: tuple[int, ...]
 ) -> np.ndarray:
     """Returns the gradient of a convolution's input."""
+    if narrow_groups.are_narrow(geometry, W.shape[1], len(W)):
+        return narrow_groups.convolution_data(gy, W, geometry, size)
     weights = _by_groups(W, geometry)
     n_groups, outs, channels, taps = weights.shape
     plan = blocks.of_inputs(geometry, len(gy), outs * channels, size, gy.shape[1:-1])
@@ -79,6 +83,8 @@ def convolution_weights(
     """Returns the gradient of a convolution's weights, written or added to ``out``."""
     n_groups, taps = geometry.groups, math.prod(geometry.kernel)
     channels, outs = x.shape[-1] // n_groups, gy.shape[-1] // n_groups
+    if narrow_groups.are_narrow(geometry, channels, gy.shape[-1]):
+        return narrow_groups.convolution_weights(x, gy, geometry)
     plan = blocks.of_outputs(geometry, len(x), outs * channels, x.shape[1:-1])
     x = plan.padded(x)
     turned = np.zeros((n_groups, outs, taps * channels), np.float32)
