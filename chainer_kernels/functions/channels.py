@@ -19,9 +19,9 @@ import numpy as np
 from chainer_kernels import threads
 from chainer_kernels.loops import normalization as loops
 
-#: Elements of a block, which stays in the first-level cache, and its rows at least and
-#: at most: more would cost accuracy.
-BLOCK_SIZE, FEWEST_ROWS, MOST_ROWS = 8192, 32, 128
+#: Elements of a block, which stays in the cache of a core, and its rows at least and at
+#: most: more would cost accuracy.
+BLOCK_SIZE, FEWEST_ROWS, MOST_ROWS = 32768, 32, 128
 #: Rows that are shorter are put together.
 WIDTH = 256
 
@@ -44,27 +44,16 @@ def moments(x: np.ndarray, n_groups: int = 1) -> tuple[np.ndarray, np.ndarray]:
         threads.run_ranges(
             loops.column_moments, n_blocks, rows, starts, means, squares, size=size
         )
-    return _combined(
+    blocks_of_group = n_groups, -1, channels
+    mean, var = np.zeros((2, n_groups, channels))
+    loops.join_moments(
         counts,
-        means.reshape(n_groups, -1, channels).astype("d"),
-        squares.reshape(n_groups, -1, channels).sum(1, dtype="d"),
+        means.reshape(blocks_of_group),
+        squares.reshape(blocks_of_group),
+        mean,
+        var,
     )
-
-
-def _combined(
-    counts: np.ndarray, means: np.ndarray, squares: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns means and variances of all blocks together.
-
-    Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
-    sample variances", 1979. Two passes over each block are as exact as two over all.
-    """
-    n = counts.sum()
-    shares = counts / n
-    mean = shares @ means
-    means -= mean[:, None]
-    means *= means
-    return mean, squares / n + shares @ means
+    return mean, var
 
 
 def products(
@@ -89,7 +78,7 @@ def products(
             n_blocks,
             rows,
             gradients,
-            np.tile(means, fold),
+            _repeated(means, fold),
             starts,
             *sums,
             size=2 * rows.size // n_blocks,
@@ -114,7 +103,7 @@ def scale(
         threads.run_slices(loops.scale_rows, arrays)
         return
     (rows, out), fold = _columns([x, y], len(parameters[0]))
-    parameters = [np.tile(a, fold) for a in parameters]
+    parameters = [_repeated(a, fold) for a in parameters]
     threads.run_ranges(
         loops.scale_columns, len(rows), rows, *parameters, out, size=rows.shape[1]
     )
@@ -138,7 +127,7 @@ def combine(
         threads.run_slices(loops.combine_rows, arrays)
         return
     (rows, gradients, out), fold = _columns([x, gy, gx], len(parameters[0]))
-    parameters = [np.tile(a, fold) for a in parameters]
+    parameters = [_repeated(a, fold) for a in parameters]
     threads.run_ranges(
         loops.combine_columns,
         len(rows),
@@ -158,6 +147,11 @@ def _parameters(channels: int, *arrays: np.ndarray) -> list[np.ndarray]:
 def _by_row(parameters: np.ndarray, n_samples: int) -> np.ndarray:
     """Returns (groups, C) for rows of (samples, C)."""
     return np.repeat(parameters, n_samples // len(parameters), axis=0).reshape(-1)
+
+
+def _repeated(parameters: np.ndarray, fold: int) -> np.ndarray:
+    """Returns (groups, C) for rows that are several of theirs."""
+    return parameters if fold == 1 else np.tile(parameters, fold)
 
 
 def _columns(arrays: list[np.ndarray], n_groups: int) -> tuple[list[np.ndarray], int]:
