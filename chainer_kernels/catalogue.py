@@ -254,7 +254,8 @@ CATALOGUE = (
     *_PRODUCTS,
 )
 
-#: By Chainer's class, within ``chainer.functions``; a subclass may do anything.
+#: By class, within ``chainer.functions`` or ``chainer_kernels.functions``; a subclass
+#: may do anything.
 BACKWARD = {
     "array.concat:Concat": Backward(True),
     "connection.convolution_2d:Convolution2DFunction": Backward(
@@ -273,6 +274,7 @@ BACKWARD = {
     "math.einsum:EinSum": Backward(True),
     "math.matmul:MatMul": Backward(True),
     "math.tensordot:TensorDot": Backward(True),
+    "recurrent:NStepLayer": Backward(True),
 }
 
 
@@ -288,7 +290,9 @@ def backward_of(function: type) -> Backward:
         >>> backward_of(Add).is_splittable
         True
     """
-    module = function.__module__.partition("chainer.functions.")[2]
+    package, _, module = function.__module__.partition(".functions.")
+    if package not in ("chainer", "chainer_kernels"):
+        return Backward()
     return BACKWARD.get(f"{module}:{function.__qualname__}", Backward())
 
 

@@ -153,6 +153,7 @@ class NStepLayer(chainer.FunctionNode):
         self._rows = [slice(e - n, e) for e, n in zip(ends.tolist(), lengths)]
         if is_backward:
             self._rows.reverse()
+        self._half: tuple | None = None
 
     @property
     def label(self) -> str:
@@ -196,7 +197,11 @@ class NStepLayer(chainer.FunctionNode):
     def backward(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        """Computes the gradients of some inputs."""
+        """Computes the gradients of some inputs.
+
+        Those of x and the states, and then those of weights and biases, are no more
+        work than all at once.
+        """
         inputs = self.get_retained_inputs()
         if chainer.config.enable_backprop:
             return self._differentiable(inputs, indexes, grad_outputs)
@@ -213,16 +218,11 @@ class NStepLayer(chainer.FunctionNode):
     ) -> dict[int, Array]:
         """Returns gradients by the positions of inputs."""
         cell = self._cell
-        x, states, wx, wh, *_ = self._split(inputs)
+        x, _, wx, *_ = self._split(inputs)
         first, k = 1 + cell.n_states, cell.n_gates
-        gates, before, kept = self._memory
-        g_y, *g_after = grad_outputs
-        g_states = [
-            np.zeros_like(state) if g is None else g.copy("C")
-            for g, state in zip(g_after, states)
-        ]
-        g_x, g_h = cell.new_gradients(gates)
-        self._steps_back(cell.stacked(wh), g_y, g_states, g_x, g_h)
+        is_half = max(wanted) < first and any(v.requires_grad for v in self.inputs[1:])
+        g_states, g_x, g_h = self._gradients_of_sums(inputs, grad_outputs, is_half)
+        _, before, _ = self._memory
         found = dict(enumerate(g_states, 1))
         n = len(wx[0])
         for start, gradient, operand in ((0, g_x, x), (1, g_h, before[0])):
@@ -236,6 +236,33 @@ class NStepLayer(chainer.FunctionNode):
         if 0 in wanted:
             found[0] = active().product(g_x, cell.stacked(wx))
         return found
+
+    def _gradients_of_sums(
+        self,
+        inputs: Sequence[Array],
+        grad_outputs: Sequence[Array | None],
+        is_half: bool,
+    ) -> tuple[list[Array], Array, Array]:
+        """Returns the gradients of the states, and of the products with x and with h.
+
+        If this is one half of the backward, they are kept for the other.
+        """
+        if self._half is not None:
+            given, result = self._half
+            self._half = None
+            if all(one is other for one, other in zip(given, grad_outputs)):
+                return result
+        _, states, _, wh, *_ = self._split(inputs)
+        g_y, *g_after = grad_outputs
+        g_states = [
+            np.zeros_like(state) if g is None else g.copy("C")
+            for g, state in zip(g_after, states)
+        ]
+        result = g_states, *self._cell.new_gradients(self._memory[0])
+        self._steps_back(self._cell.stacked(wh), g_y, *result)
+        if is_half:
+            self._half = grad_outputs, result
+        return result
 
     def _steps_back(
         self,

@@ -1,6 +1,7 @@
 """Kernels of n-step LSTM, GRU and RNN against Chainer's functions."""
 
 import functools
+from unittest import mock
 
 import chainer
 import chainer.functions as F
@@ -11,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import chainer_kernels
+from chainer_kernels import catalogue
 from chainer_kernels.functions import recurrent
 from tests.support import kernels
 
@@ -151,6 +153,33 @@ def test_backward_twice_and_gradients_of_their_own():
     # Chainer's hooks change gradients in place.
     for i, one in enumerate(once):
         assert not any(np.shares_memory(one.array, g.array) for g in once[i + 1 :])
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_backward_in_halves(function):
+    """The steps are gone back once, as catalogue.BACKWARD says."""
+    call, arrays = problem(function, [3, 2], (1, 3, 2, 2))
+    node = call(*map(chainer.Variable, arrays))[0].creator.inputs[0].creator
+    while not isinstance(node, recurrent.NStepLayer):
+        node = node.inputs[0].creator
+    assert catalogue.backward_of(type(node)).is_splittable
+    shapes = [(5, 2), *[(3, 2)] * node._cell.n_states]
+    gradients = [chainer.Variable(kernels.arrays(shape, 0)) for shape in shapes]
+    first = 1 + node._cell.n_states
+    others, weights = range(first), range(first, len(node.inputs))
+    with chainer.no_backprop_mode():
+        whole = node.backward((*others, *weights), gradients)
+        spied = mock.patch.object(node, "_steps_back", side_effect=node._steps_back)
+        with spied as steps:
+            half = node.backward((*others,), gradients)
+            halves = *half, *node.backward((*weights,), gradients)
+        assert steps.call_count == 1
+        changed = [gradients[0] + 1, *gradients[1:]]
+        node.backward((*others,), gradients)
+        other = node.backward((*others,), changed)
+    for one, half in zip(whole, halves):
+        np.testing.assert_array_equal(one.array, half.array)
+    assert (other[1].array != whole[1].array).any()
 
 
 @pytest.mark.parametrize(
