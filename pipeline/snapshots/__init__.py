@@ -5,7 +5,8 @@
     saving                from all ranks into a new directory
     collecting            what a rank has to save
     writing               the files of a rank, the manifest, the name
-    background            written by threads while the training goes on
+    background            snapshots that are written while the training goes on
+    writing_thread        a rank's thread that does it
     room                  the room in memory for that
     loading               from a directory, on as many ranks as there are
     dry_run               what tells what does not fit before anything is changed

@@ -1,43 +1,34 @@
 """Snapshots that are written in the background, by a thread of each rank.
 
-The state is copied in memory; the training goes on meanwhile. MPI is for the threads
-that train, so the ranks' threads tell rank 0's by files beside those of the snapshot::
+The state is copied in memory, and the training goes on meanwhile; the outcome is known
+on all ranks when they settle it together::
 
-    rank 0    copy | stage-0.npz ........ waits ........ manifest, name |
-    rank 1    copy | stage-1.npz ............. rank-1.json              |
-              step   step   step   step   step   step   step   step     settle
-                                                          the outcome, on all ranks
+    training    copy  step  step  step  step  step  step  settle
+    threads         | files ......... | manifest, name |
+
+See :mod:`pipeline.snapshots.writing_thread`.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
-import json
-import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable
+from typing import Callable
 
-from divisible.communication.aborting import end_all_ranks, let_lower_ranks_speak
-from divisible.files import write_json
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots import room
 from pipeline.snapshots.arrays import one_line
 from pipeline.snapshots.errors import SnapshotError
-from pipeline.snapshots.listing import names_in
-from pipeline.snapshots.on_all_ranks import on_all_ranks, words_of
+from pipeline.snapshots.on_all_ranks import on_all_ranks
 from pipeline.snapshots.writing import Writing
+from pipeline.snapshots.writing_thread import WritingThread
 
-# Of the pipeline's timeout: who has waited for its own thread so long tells the others,
-# while they still wait for it.
-_SHARE_OF_TIMEOUT = 0.8
-# Rank 0 looks for the others' records, at first often.
-_SHORTEST_LOOK, _LONGEST_LOOK, _GROWTH = 0.005, 0.5, 1.3
-_pending: weakref.WeakKeyDictionary[Pipeline, _Save] = weakref.WeakKeyDictionary()
+_pending: weakref.WeakKeyDictionary[Pipeline, WritingThread] = (
+    weakref.WeakKeyDictionary()
+)
 # Those whose user knows that there is no room for copies.
 _told: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
@@ -65,7 +56,7 @@ def start(
     if why is None:
         failure = None
         try:
-            save = _Save(pipeline, writing, what, report)
+            save = WritingThread(pipeline, writing, what, report)
         except (MemoryError, RuntimeError) as error:
             failure = one_line(error)
         try:
@@ -148,149 +139,3 @@ def wait_for_snapshot(pipeline: Pipeline) -> None:
         '1'
     """
     settle(pipeline)
-
-
-class _Save:
-    """A snapshot that this rank's thread writes; it begins at :meth:`go`.
-
-    Raises:
-        MemoryError: If there is no memory for a copy.
-        RuntimeError: If there is none for a thread.
-    """
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        writing: Writing,
-        what: str,
-        report: Callable[[SnapshotError], None],
-    ) -> None:
-        self.what = what
-        self.report = report
-        self._rank, self._n_ranks = pipeline.rank, pipeline.ranks.size
-        self._timeout = pipeline.ranks.timeout
-        self._failure: Exception | None = None
-        self._failure_elsewhere: str | None = None
-        self._may_go, self._must_stop = threading.Event(), threading.Event()
-        self._are_files_written = threading.Event()
-        writing.copy_arrays()
-        self._writing = writing
-        # Python waits for it at its end.
-        self._thread = threading.Thread(target=self._run, name="snapshot", daemon=False)
-        self._thread.start()
-
-    def go(self) -> None:
-        """Lets the thread begin."""
-        atexit.register(self.end)
-        self._may_go.set()
-
-    def stop(self) -> None:
-        """Ends the thread; waits while rank 0 removes what has failed."""
-        self._must_stop.set()
-        self._may_go.set()
-        if self._rank == 0:
-            self._thread.join(self._timeout / 2)
-
-    def wait_for_files(self) -> None:
-        """Waits until this rank's files are on disk; raises what has failed here."""
-        seconds = _SHARE_OF_TIMEOUT * self._timeout
-        if not self._are_files_written.wait(seconds):
-            raise SnapshotError(f"the files are not on disk after {seconds:.0f} s")
-        if self._failure is not None:
-            raise self._failure
-
-    def wait_for_end(self) -> None:
-        """Waits until rank 0 has given the snapshot its name."""
-        if self._rank > 0:
-            return
-        seconds = _SHARE_OF_TIMEOUT * self._timeout
-        self._thread.join(seconds)
-        if self._thread.is_alive():
-            raise SnapshotError(f"it has not its name after {seconds:.0f} s")
-        if self._failure is not None:
-            raise self._failure
-
-    def end(self) -> None:
-        """Tells of a failure when Python ends; nobody has asked for the outcome."""
-        words = self._failure_elsewhere
-        if self._failure is not None:
-            words = f"rank {self._rank}: {words_of(self._failure)}"
-        if words is None:
-            return
-        try:
-            self.report(SnapshotError(f"{self.what}: {words}"))
-        except SnapshotError as error:
-            message = f"{error}\n"
-            let_lower_ranks_speak()
-            end_all_ranks("failed at its end", lambda: sys.stderr.write(message))
-
-    def _run(self) -> None:
-        self._may_go.wait()
-        if self._must_stop.is_set():
-            return
-        writing, is_saved = self._writing, False
-        try:
-            entries = writing.write_files()
-            if self._rank > 0:
-                write_json(writing.folder / _record(self._rank), entries)
-            self._are_files_written.set()
-            if self._rank == 0:
-                written = self._await_others(entries)
-                if written is not None:
-                    writing.finish(written)
-                    is_saved = True
-        except Exception as error:
-            self._failure = error.with_traceback(None)
-            writing.contents.clear()
-            if self._rank > 0:
-                self._tell_failure(words_of(error))
-        finally:
-            if self._rank == 0:
-                if not is_saved:
-                    writing.draft.discard()
-                writing.draft.release()
-            self._are_files_written.set()
-
-    def _tell_failure(self, words: str) -> None:
-        # On a disk that is full there may be room for a name alone, or not for that.
-        path = self._writing.folder / _mark_of_failure(self._rank)
-        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
-            file.write(words)
-
-    def _await_others(self, own: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-        """Returns what each rank has written; ``None`` if one failed, or none comes."""
-        folder, written = self._writing.folder, {0: own}
-        waited, pause = 0.0, _SHORTEST_LOOK
-        while len(written) < self._n_ranks:
-            names = set(names_in(folder))
-            for rank in set(range(self._n_ranks)) - written.keys():
-                if _record(rank) in names:
-                    text = (folder / _record(rank)).read_text(encoding="utf-8")
-                    written[rank] = json.loads(text)
-                elif _mark_of_failure(rank) in names:
-                    text = (folder / _mark_of_failure(rank)).read_text("utf-8")
-                    self._failure_elsewhere = f"rank {rank}: {text or 'it failed'}"
-                    written[rank] = {}
-            missing = sorted(set(range(self._n_ranks)) - written.keys())
-            if missing and waited > self._timeout:
-                raise SnapshotError(
-                    f"waited {waited:.0f} s for the files of ranks {missing}"
-                )
-            if missing and self._must_stop.wait(pause):
-                return None
-            # The time in which a job is suspended does not count.
-            waited, pause = waited + pause, min(_LONGEST_LOOK, _GROWTH * pause)
-        if self._failure_elsewhere is not None:
-            return None
-        for rank in range(1, self._n_ranks):
-            (folder / _record(rank)).unlink()
-        return [written[rank] for rank in range(self._n_ranks)]
-
-
-def _record(rank: int) -> str:
-    """Returns the name of the file that says what a rank has written."""
-    return f"rank-{rank}.json"
-
-
-def _mark_of_failure(rank: int) -> str:
-    return f"rank-{rank}.failed"

@@ -47,7 +47,7 @@ def claims(
     """
     found = {}
     own = _fields(proc / "self/status")
-    taken = n_bytes + own.get("VmHWM", 0) - own.get("VmRSS", 0)
+    taken = n_bytes + max(0, own.get("VmHWM", 0) - own.get("VmRSS", 0))
     boot = _text(proc / "sys/kernel/random/boot_id")
     machine = _fields(proc / "meminfo")
     if "MemAvailable" in machine:
@@ -59,7 +59,7 @@ def claims(
             found[name] = Claim(f"the control group {group}", taken, left)
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and "VmSize" in own:
-        taken = n_bytes + own.get("VmPeak", own["VmSize"]) - own["VmSize"]
+        taken = n_bytes + max(0, own.get("VmPeak", 0) - own["VmSize"])
         pid = _fields(proc / "self/status", 1).get("Pid", 0)
         words = "its limit of addresses (ulimit -v)"
         found[f"process {boot} {pid}"] = Claim(words, taken, limit - own["VmSize"])

@@ -1,0 +1,201 @@
+"""The thread of a rank that writes a snapshot while the rank trains.
+
+MPI is for the threads that train, so this one tells that of rank 0 by a file beside
+those of the snapshot::
+
+    rank 0    stage-0.npz ........ waits ........ manifest, name
+    rank 1    stage-1.npz ............. rank-1.json
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Callable
+
+from divisible.communication.aborting import end_all_ranks, let_lower_ranks_speak
+from divisible.files import write_json
+from pipeline.pipeline import Pipeline
+from pipeline.snapshots.errors import SnapshotError, naming
+from pipeline.snapshots.listing import names_in
+from pipeline.snapshots.on_all_ranks import words_of
+from pipeline.snapshots.writing import Writing
+
+# Of the pipeline's timeout: who has waited for its own thread so long tells the others,
+# while they still wait for it.
+_SHARE_OF_TIMEOUT = 0.8
+# Rank 0 looks for the others' records, at first often.
+_SHORTEST_LOOK, _LONGEST_LOOK, _GROWTH = 0.005, 0.5, 1.3
+
+
+class WritingThread:
+    """This rank's thread; it begins to write at :meth:`go`.
+
+    Args:
+        pipeline: The pipeline.
+        writing: What to do.
+        what: What fails if it fails, in words.
+        report: What to do then.
+
+    Raises:
+        MemoryError: If there is no memory for a copy.
+        RuntimeError: If there is none for a thread.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        writing: Writing,
+        what: str,
+        report: Callable[[SnapshotError], None],
+    ) -> None:
+        self.what = what
+        self.report = report
+        self._rank, self._n_ranks = pipeline.rank, pipeline.ranks.size
+        self._timeout = min(pipeline.ranks.timeout, threading.TIMEOUT_MAX)
+        self._seconds = _SHARE_OF_TIMEOUT * self._timeout
+        # In words: an error holds on to all that its frames have.
+        self._failure: str | None = None
+        self._failure_elsewhere: str | None = None
+        self._is_saved = False
+        self._may_go, self._must_stop = threading.Event(), threading.Event()
+        self._are_files_written = threading.Event()
+        writing.copy_arrays()
+        self._writing = writing
+        # Python waits for it at its end.
+        self._thread = threading.Thread(target=self._run, name="snapshot", daemon=False)
+        self._thread.start()
+
+    def go(self) -> None:
+        """Lets the thread begin."""
+        atexit.register(self.end)
+        self._may_go.set()
+
+    def stop(self) -> None:
+        """Ends the thread; waits while rank 0 removes what has failed."""
+        self._must_stop.set()
+        self._may_go.set()
+        if self._rank == 0:
+            self._thread.join(self._timeout / 2)
+
+    def wait_for_files(self) -> None:
+        """Waits until this rank's files are on disk.
+
+        Raises:
+            SnapshotError: If this rank has failed, or takes too long.
+        """
+        if not self._are_files_written.wait(self._seconds):
+            raise SnapshotError(f"no files after {self._seconds:.0f} s")
+        if self._failure is not None:
+            raise SnapshotError(self._failure)
+
+    def wait_for_end(self) -> None:
+        """Waits until rank 0 has given the snapshot its name, as above."""
+        if self._rank > 0:
+            return
+        self._thread.join(self._seconds)
+        if self._thread.is_alive():
+            raise SnapshotError(f"it has not its name after {self._seconds:.0f} s")
+        if not self._is_saved:
+            raise SnapshotError(self._failure or self._failure_elsewhere)
+
+    def end(self) -> None:
+        """Tells of a failure when Python ends, and nobody has asked for the outcome."""
+        words = self._failure_elsewhere
+        if self._failure is not None:
+            words = f"rank {self._rank}: {self._failure}"
+        if words is None:
+            return
+        try:
+            self.report(SnapshotError(f"{self.what}: {words}"))
+        except SnapshotError as error:
+            message = f"{error}\n"
+            let_lower_ranks_speak()
+            end_all_ranks("failed at its end", lambda: sys.stderr.write(message))
+
+    def _run(self) -> None:
+        self._may_go.wait()
+        if self._must_stop.is_set():
+            return
+        try:
+            self._save()
+        except Exception as error:
+            self._failure = words_of(error)
+            if self._rank > 0:
+                self._tell_failure()
+        finally:
+            if self._rank == 0:
+                if not self._is_saved:
+                    self._writing.draft.discard()
+                self._writing.draft.release()
+            self._writing.contents.clear()
+            self._are_files_written.set()
+
+    def _save(self) -> None:
+        writing = self._writing
+        entries = writing.write_files()
+        if self._rank > 0:
+            record = writing.folder / _record(self._rank)
+            with naming(record, "write"):
+                write_json(record, entries)
+            return
+        self._are_files_written.set()
+        written = self._await_others(entries)
+        if written is not None:
+            writing.finish(written)
+            self._is_saved = True
+
+    def _tell_failure(self) -> None:
+        # On a disk that is full there may be room for a name alone, or not for that.
+        path = self._writing.folder / _mark_of_failure(self._rank)
+        with contextlib.suppress(OSError):
+            path.write_text(self._failure, encoding="utf-8")
+
+    def _await_others(self, own: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+        """Returns what each rank has written; ``None`` if one failed, or none comes."""
+        folder, written = self._writing.folder, {0: own}
+        waited, pause = 0.0, _SHORTEST_LOOK
+        while True:
+            names = set(names_in(folder))
+            missing = sorted(set(range(self._n_ranks)) - written.keys())
+            for rank in missing:
+                if _record(rank) in names:
+                    written[rank] = json.loads(_text(folder / _record(rank)))
+                elif _mark_of_failure(rank) in names:
+                    words = _text(folder / _mark_of_failure(rank)) or "it has failed"
+                    self._failure_elsewhere = f"rank {rank}: {words}"
+                    written[rank] = {}
+            if len(written) == self._n_ranks:
+                break
+            if waited > self._timeout:
+                raise SnapshotError(
+                    f"waited {waited:.0f} s for the files of ranks {missing}"
+                )
+            if self._must_stop.wait(pause):
+                return None
+            # The time in which a job is suspended does not count.
+            waited, pause = waited + pause, min(_LONGEST_LOOK, _GROWTH * pause)
+        if self._failure_elsewhere is not None:
+            return None
+        for rank in range(1, self._n_ranks):
+            (folder / _record(rank)).unlink()
+        return [written[rank] for rank in range(self._n_ranks)]
+
+
+def _text(path: Path) -> str:
+    with naming(path, "read"):
+        return path.read_text(encoding="utf-8")
+
+
+def _record(rank: int) -> str:
+    """Returns the name of the file that says what a rank has written."""
+    return f"rank-{rank}.json"
+
+
+def _mark_of_failure(rank: int) -> str:
+    return f"rank-{rank}.failed"
