@@ -12,7 +12,7 @@ from chainer.training import extensions
 from mpi4py import MPI
 
 from divisible import Divisible, Plan
-from pipeline import Pipeline, PipelineUpdater, StopOnSignal
+from pipeline import Pipeline, PipelineUpdater, StopOnSignal, snapshot
 
 comm = MPI.COMM_WORLD
 out, event, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -70,6 +70,8 @@ trainer.extend(take_snapshot, name="snapshot", trigger=(1000, "epoch"), priority
 if event == "wait":
     stop = StopOnSignal()
     trainer.extend(stop)
+    whole = snapshot("whole", background=True)
+    trainer.extend(whole, name="snapshot of all", trigger=(1000, "epoch"))
 trainer.run()
 if event == "wait":
     print(f"rank {comm.rank} stopped by signal {stop.signal}")

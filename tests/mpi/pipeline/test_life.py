@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from pipeline import Snapshot
 from tests.support.mpiexec import mpiexec
 from tests.support.processes import ROOT, launcher, running
 
@@ -73,7 +74,10 @@ def test_a_signal_stops_all_ranks_with_a_snapshot(number, whom, tmp_path):
     assert output.count(f"stopped by signal {int(number)}") == N_RANKS, output
     (iteration,) = set(re.findall(r"goes on after iteration (\d+)", output))
     snapshots = sorted(os.listdir(tmp_path))
-    assert snapshots == [f"snapshot_{r}_{iteration}" for r in range(N_RANKS)]
+    ours = [f"snapshot_{r}_{iteration}" for r in range(N_RANKS)]
+    assert snapshots == [*ours, "whole"]
+    # Written in the background, before the script went on.
+    assert Snapshot.open(tmp_path / "whole").n_steps == int(iteration)
 
 
 def test_who_was_stopped_does_not_wait_for_ever(tmp_path):

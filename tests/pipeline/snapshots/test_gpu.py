@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline import Pipeline, load_snapshot, save_snapshot
+from pipeline import Pipeline, load_snapshot, save_snapshot, wait_for_snapshot
 from tests.support.gpu import NEEDS_GPU
 
 pytestmark = NEEDS_GPU
@@ -35,17 +35,19 @@ def step(pipe, optimizer, seed):
 
 @pytest.mark.parametrize("saved_on", ["@numpy", "@cupy:0"])
 @pytest.mark.parametrize("loaded_on", ["@numpy", "@cupy:0"])
-def test_from_device_to_device(tmp_path, saved_on, loaded_on):
+@pytest.mark.parametrize("background", [False, True])
+def test_from_device_to_device(tmp_path, saved_on, loaded_on, background):
     pipe, optimizer = make_run(saved_on, 1)
     for i in range(2):
         step(pipe, optimizer, i)
-    save_snapshot(tmp_path / "1", pipe, optimizer)
+    save_snapshot(tmp_path / "1", pipe, optimizer, background=background)
+    expected = [step(pipe, optimizer, i) for i in (2, 3)]
+    wait_for_snapshot(pipe)
     resumed, its_optimizer = make_run(loaded_on, 2)
     load_snapshot(tmp_path / "1", resumed, its_optimizer)
     device = chainer.get_device(loaded_on)
     for param in resumed.stages[0].params():
         assert param.device == device
-    expected = [step(pipe, optimizer, i) for i in (2, 3)]
     actual = [step(resumed, its_optimizer, i) for i in (2, 3)]
     if saved_on == loaded_on:
         assert actual == expected
