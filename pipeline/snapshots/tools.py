@@ -229,7 +229,9 @@ def _expected(stages: Sequence[Divisible], arrays: Arrays) -> Ledger:
                 ledger.missing.add(f"model/{key}")
                 continue
             ledger.read.add(f"model/{key}")
+            # Read, whether it can be compared or not: it may be damaged.
+            saved = arrays[key]
             if isinstance(value, np.ndarray) and not is_none(value):
-                unlike = difference(key, arrays[key], value, "same_kind")
+                unlike = difference(key, saved, value, "same_kind")
                 ledger.unlike += [unlike] * (unlike is not None)
     return ledger

@@ -3,6 +3,7 @@
 import tempfile
 
 import chainer
+import chainer.links as L
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
-from divisible import Plan
+from divisible import Divisible, Plan
 from pipeline import (
     Snapshot,
     SnapshotError,
@@ -181,3 +182,18 @@ def test_commands(tmp_path, run):
     result = invoke(export_command, path, "-o", tmp_path / "model.npz")
     assert result.exit_code == 0, result.output
     chainer.serializers.load_npz(tmp_path / "model.npz", make_model())
+
+
+def test_a_damaged_file_changes_no_layer(tmp_path):
+    """Not even before a layer that is sized at its first call."""
+    file = tmp_path / "model.npz"
+    trained = Divisible(L.Linear(3, 4), L.Linear(4, 2))
+    chainer.serializers.save_npz(file, trained, compression=False)
+    content = bytearray(file.read_bytes())
+    content[content.index(trained[1].W.array.tobytes()[:16])] ^= 1
+    file.write_bytes(content)
+    model = Divisible(L.Linear(3, 4), L.Linear(None, 2))
+    before = model[0].W.array.copy()
+    with pytest.raises(SnapshotError, match="model.npz: 1/W cannot be read"):
+        import_npz(file, model)
+    assert (model[0].W.array == before).all() and model[1].W.array is None
