@@ -11,9 +11,7 @@ the transport sends the bytes. It understands what
 from __future__ import annotations
 
 import math
-import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +21,7 @@ import chainermn
 import numpy as np
 from mpi4py import MPI
 
-from divisible.communication.aborting import abort
+from divisible.communication.aborting import end_all_ranks
 from divisible.communication.signatures import Tensor, TensorSpec, signature
 
 # What ChainerMN sends.
@@ -98,15 +96,10 @@ class _Channel:
     @contextmanager
     def _deadline(self, waiting_for: str) -> Iterator[None]:
         def give_up() -> None:
-            sys.stderr.write(
-                f"\nrank {self._comm.rank} waited {self._timeout:.0f} s for"
-                f" {waiting_for}, and ends all ranks\n"
-            )
-            sys.stderr.flush()
             # A rank that waits for this one may have noticed first; the one that
             # waits for the culprit says so as well.
-            time.sleep(0.5)
-            abort()
+            what = f"waited {self._timeout:.0f} s for {waiting_for}"
+            end_all_ranks(what, lambda: None)
 
         timer = threading.Timer(self._timeout, give_up)
         timer.daemon = True
