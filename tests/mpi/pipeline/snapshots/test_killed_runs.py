@@ -103,14 +103,14 @@ def test_killed_and_resumed(tmp_path, n_kills):
                 os.kill(pids[chance.randrange(N_RANKS)], signal.SIGKILL)
             if program.wait(30) != 0:
                 assert "Traceback" not in program.output, program.output
-                done += 1
+                # A busy machine may not have saved any yet.
+                done += latest_snapshot(disturbed) is not None
                 while_saving += any(disturbed.glob("*.partial"))
                 continue
         assert_same(final_state(disturbed), expected)
         shutil.rmtree(disturbed)
         disturbed.mkdir()
     print(f"{while_saving} of {n_kills} while a snapshot was being written")
-    assert latest_snapshot(disturbed) is not None
     assert_on_ranks(N_RANKS, train, str(disturbed), timeout=120)
     assert_same(final_state(disturbed), expected)
     # What the killed ones left is gone.
