@@ -43,6 +43,8 @@ def flat(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     They are views where all have the memory order of the first. Others are copied into
     its order; if it has gaps, all are in C order.
     """
+    if arrays[0].flags.c_contiguous:
+        return [a.reshape(-1) for a in arrays]
     order = memory_order(arrays[0]) or tuple(range(arrays[0].ndim))
     return [np.ascontiguousarray(a.transpose(order)).reshape(-1) for a in arrays]
 
@@ -82,11 +84,14 @@ def around(
 
 def empty_like(x: np.ndarray) -> np.ndarray:
     """Returns a new array in the memory order in which :func:`flat` sees ``x``."""
-    order = memory_order(x) or tuple(range(x.ndim))
-    shape = [x.shape[axis] for axis in order]
-    return np.empty(shape, x.dtype).transpose(np.argsort(order))
+    # NumPy closes gaps in the order of strides.
+    return np.empty_like(x, order="C" if memory_order(x) is None else "K", subok=False)
 
 
 def are_float32(*arrays: np.ndarray) -> bool:
     """Returns whether all are NumPy's own arrays of float32."""
-    return all(type(a) is np.ndarray and a.dtype == np.float32 for a in arrays)
+    for a in arrays:
+        # In a model of small layers a generator would take longer than the layer.
+        if type(a) is not np.ndarray or a.dtype != np.float32:
+            return False
+    return True

@@ -36,10 +36,11 @@ def run_slices(loop: Callable, arrays: Sequence[np.ndarray], *rest: Any) -> None
         arrays: The first says how long all are, and how many elements there are.
         rest: Its other arguments, whole.
     """
-    ends = _ends(len(arrays[0]), arrays[0].size)
-    if len(ends) == 2:
+    n_elements = arrays[0].size
+    if n_elements < 2 * SMALLEST_SHARE or blas_threads() == 1:
         loop(*arrays, *rest)
         return
+    ends = _ends(len(arrays[0]), n_elements)
     parts = [[a[i:j] for a in arrays] for i, j in zip(ends, ends[1:])]
     _run([functools.partial(loop, *part, *rest) for part in parts])
 
@@ -54,10 +55,10 @@ def run_ranges(loop: Callable, n: int, *rest: Any, size: int = 1) -> None:
         rest: Its other arguments.
         size: How many elements are read for each index.
     """
-    ends = _ends(n, n * size)
-    if len(ends) == 2:
+    if n * size < 2 * SMALLEST_SHARE or blas_threads() == 1:
         loop(0, n, *rest)
         return
+    ends = _ends(n, n * size)
     _run([functools.partial(loop, i, j, *rest) for i, j in zip(ends, ends[1:])])
 
 
