@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import numba
+import numpy as np
 from llvmlite import binding
 
 _PACKAGE = Path(__file__).parent
@@ -53,7 +54,14 @@ class Loop:
 
     def __call__(self, *arguments: Any) -> Any:
         """Calls the compiled function."""
-        return self.compiled(*arguments)
+        try:
+            return self.compiled(*arguments)
+        except TypeError:
+            # Numba takes any array for one to be written to, if it can be.
+            behaved = [_behaved(a) for a in arguments]
+            if all(a is b for a, b in zip(arguments, behaved)):
+                raise
+            return self.compiled(*behaved)
 
     @functools.cached_property
     def compiled(self) -> Callable:
@@ -97,6 +105,12 @@ def loop(signature: str, is_sum: bool = False) -> Callable[[Callable], Loop]:
         array([2., 2., 2.], dtype=float32)
     """
     return lambda function: Loop(function, signature, is_sum)
+
+
+def _behaved(argument: Any) -> Any:
+    """Returns an argument, or the copy of an array that is read-only or not aligned."""
+    is_array = isinstance(argument, np.ndarray)
+    return argument.copy() if is_array and not argument.flags.behaved else argument
 
 
 def compile_all() -> list[Loop]:

@@ -194,6 +194,16 @@ def test_errors_are_chainers(x, W, options):
     assert str(ours.value) == str(theirs.value)
 
 
+def test_takes_what_is_read_only_or_not_aligned():
+    x, W = kernels.arrays((2, 3, 4, 4), 0), kernels.arrays((5, 3, 3, 3), 1)
+    right, gradients = kernels.run(lambda x, W: F.convolution_2d(x, W, pad=1), [x, W])
+    x.flags.writeable = False
+    odd = np.frombuffer(b" " + W.tobytes(), "f", offset=1).reshape(W.shape)
+    y, others = kernels.run(lambda x, W: F.convolution_2d(x, W, pad=1), [x, odd])
+    for a, b in zip([*right, *gradients], [*y, *others]):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_leaves_other_dtypes_to_chainer():
     x, W = kernels.arrays((1, 2, 3, 3), 0), kernels.arrays((2, 2, 1, 1), 1)
     with kernels.called() as names:
