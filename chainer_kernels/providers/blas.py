@@ -84,7 +84,7 @@ def convolution_weights(
     n_groups, taps = geometry.groups, math.prod(geometry.kernel)
     channels, outs = x.shape[-1] // n_groups, gy.shape[-1] // n_groups
     if narrow_groups.are_narrow(geometry, channels, gy.shape[-1]):
-        return narrow_groups.convolution_weights(x, gy, geometry)
+        return narrow_groups.convolution_weights(x, gy, geometry, out, accumulate)
     plan = blocks.of_outputs(geometry, len(x), outs * channels, x.shape[1:-1])
     x = plan.padded(x)
     turned = np.zeros((n_groups, outs, taps * channels), np.float32)

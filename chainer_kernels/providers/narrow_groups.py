@@ -72,9 +72,13 @@ def convolution_data(
 
 
 def convolution_weights(
-    x: np.ndarray, gy: np.ndarray, geometry: Geometry
+    x: np.ndarray,
+    gy: np.ndarray,
+    geometry: Geometry,
+    out: np.ndarray | None,
+    accumulate: bool,
 ) -> np.ndarray:
-    """Returns the gradient of a convolution's weights."""
+    """Returns the gradient of a convolution's weights, written or added to ``out``."""
     outs, n_rows = gy.shape[-1], x.shape[-1] // geometry.groups
     plan = blocks.of_outputs(geometry, len(x), outs, x.shape[1:-1])
     x = _repeated(plan.padded(x), geometry.groups, outs)
@@ -99,7 +103,14 @@ def convolution_weights(
             size=n_windows * taps.size * outs // n_parts,
         )
         found[block.order] += sums.sum(axis=0).reshape(-1, n_rows, outs)
-    return np.ascontiguousarray(found.T).reshape(outs, n_rows, *geometry.kernel)
+    gW = found.T.reshape(outs, n_rows, *geometry.kernel)
+    if out is None:
+        return np.ascontiguousarray(gW)
+    if accumulate:
+        out += gW
+    else:
+        out[...] = gW
+    return out
 
 
 def _convolve(

@@ -20,6 +20,20 @@ def test_relu_while_it_is_in_the_cache(groups):
     )
 
 
+@pytest.mark.parametrize(
+    ("groups", "kernel"), [(1, 1), (1, 3), (2, 3)], ids=["1x1", "3x3", "groups"]
+)
+def test_weight_gradient_into_what_is_there(groups, kernel):
+    geometry = Geometry((kernel,), (1,), (0,), (1,), groups)
+    x, gy = kernels.arrays((3, 6, 4), 0), kernels.arrays((3, 7 - kernel, 4), 1)
+    right = blas.convolution_weights(x, gy, geometry)
+    out = np.full_like(right, 2)
+    assert blas.convolution_weights(x, gy, geometry, out) is out
+    np.testing.assert_array_equal(out, right)
+    blas.convolution_weights(x, gy, geometry, out, accumulate=True)
+    np.testing.assert_array_equal(out, right + right)
+
+
 def test_product():
     a, b = kernels.arrays((3, 4), 0), kernels.arrays((5, 4), 1).T
     out = np.ones((3, 5), "f")
