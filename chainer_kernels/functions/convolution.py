@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from chainer_kernels import providers
+from chainer_kernels.half_precision import in_float32, rounded
 from chainer_kernels.layouts import are_float32, channels_first, channels_last
 from chainer_kernels.providers import Geometry
 
@@ -20,6 +21,7 @@ Arrays = tuple[np.ndarray, ...]
 
 def convolution(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``forward_cpu`` of ``Convolution2DFunction``, ``forward`` of ND's."""
+    dtype, inputs = inputs[0].dtype, in_float32(inputs)
     x, W, *b = inputs
     geometry = geometry_of(function, W.shape[2:])
     if (
@@ -34,33 +36,33 @@ def convolution(function: Any, inputs: Arrays) -> Arrays:
     y = providers.active().convolution(
         channels_last(x), np.ascontiguousarray(W), bias, geometry
     )
-    return (channels_first(y),)
+    return (channels_first(rounded(y, dtype)),)
 
 
 def weight_gradient(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``forward_cpu`` of ``Convolution2DGradW``, ``forward`` of ND's."""
+    inputs = in_float32(inputs)
     x, gy = inputs
     kernel = (function.kh, function.kw) if hasattr(function, "kh") else function.ksize
     geometry = geometry_of(function, kernel)
     shape = (gy.shape[1], x.shape[1] // geometry.groups, *kernel)
     if (
-        function.W_dtype != np.float32
-        or not is_covered(function, geometry, shape, inputs)
+        not is_covered(function, geometry, shape, inputs)
         or x.shape[1] % geometry.groups
         or getattr(function, "W_shape", shape) != shape
         or geometry.output_sizes(x.shape[2:]) != gy.shape[2:]
     ):
         return NotImplemented
     function.retain_inputs((0, 1))
-    return (
-        providers.active().convolution_weights(
-            channels_last(x), channels_last(gy), geometry
-        ),
+    gW = providers.active().convolution_weights(
+        channels_last(x), channels_last(gy), geometry
     )
+    return (rounded(gW, function.W_dtype),)
 
 
 def deconvolution_2d(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``Deconvolution2DFunction.forward_cpu``."""
+    dtype, inputs = inputs[0].dtype, in_float32(inputs)
     x, W = inputs[:2]
     if not is_covered(function, geometry_of(function, W.shape[2:]), W.shape, inputs):
         return NotImplemented
@@ -68,11 +70,13 @@ def deconvolution_2d(function: Any, inputs: Arrays) -> Arrays:
     function._calc_out_size(x.shape, W.shape)
     # As on a GPU: backward sets it too, but fails if it wants the gradient of W alone.
     function._set_cover_all(x.shape, W.shape)
-    return _deconvolved(function, inputs, (function.outh, function.outw))
+    size = function.outh, function.outw
+    return (rounded(_deconvolved(function, inputs, size), dtype),)
 
 
 def deconvolution_nd(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``DeconvolutionND.forward``."""
+    dtype, inputs = inputs[0].dtype, in_float32(inputs)
     x, W = inputs[:2]
     geometry = geometry_of(function, W.shape[2:])
     size = function.outs or _sizes_of_inputs(geometry, x.shape[2:])
@@ -81,10 +85,10 @@ def deconvolution_nd(function: Any, inputs: Arrays) -> Arrays:
     function.retain_inputs((0, 1))
     function.outs = size
     function._set_cover_all(x, W)
-    return _deconvolved(function, inputs, size)
+    return (rounded(_deconvolved(function, inputs, size), dtype),)
 
 
-def _deconvolved(function: Any, inputs: Arrays, size: tuple[int, ...]) -> Arrays:
+def _deconvolved(function: Any, inputs: Arrays, size: tuple[int, ...]) -> np.ndarray:
     x, W, *b = inputs
     y = providers.active().convolution_data(
         channels_last(x),
@@ -94,7 +98,7 @@ def _deconvolved(function: Any, inputs: Arrays, size: tuple[int, ...]) -> Arrays
     )
     if b:
         y += b[0]
-    return (channels_first(y),)
+    return channels_first(y)
 
 
 def geometry_of(function: Any, kernel: tuple[int, ...]) -> Geometry:

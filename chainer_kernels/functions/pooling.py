@@ -18,6 +18,7 @@ import numpy as np
 from chainer.utils.conv import get_conv_outsize, get_deconv_outsize
 
 from chainer_kernels import threads
+from chainer_kernels.half_precision import rounded
 from chainer_kernels.layouts import channels_first, channels_last
 from chainer_kernels.loops import pooling as loops
 from chainer_kernels.pooling_windows import Windows, windows
@@ -71,7 +72,7 @@ def max_pooling(function: Any, inputs: Arrays) -> Arrays:
     _run(loops.maximum, [x, y, indexes], is_last, table)
     function._in_shape, function._in_dtype = x.shape, x.dtype
     function.indexes = indexes
-    return (_rounded(y, x.dtype),)
+    return (rounded(y, x.dtype),)
 
 
 def max_pooling_grad(function: Any, inputs: Arrays) -> Arrays:
@@ -218,7 +219,7 @@ def _add_up(
     is_last = _is_last(x)
     y = _empty(x, outs, is_last)
     _run(loops.add_up, [x, y], is_last, table)
-    return (_rounded(_divided(y, divisor, out=y), x.dtype),)
+    return (rounded(_divided(y, divisor, out=y), x.dtype),)
 
 
 def _spread(
@@ -234,7 +235,7 @@ def _spread(
     is_last = _is_last(y)
     x = _empty(y, sizes, is_last)
     _run(loops.spread, [x, _divided(y, divisor)], is_last, table)
-    return (_rounded(x, y.dtype),)
+    return (rounded(x, y.dtype),)
 
 
 def _put_at(
@@ -248,7 +249,7 @@ def _put_at(
     is_last = _is_last(indexes)
     x = _empty(y, sizes, is_last)
     _run(loops.put_at, [x, y, indexes], is_last, table)
-    return (_rounded(x, y.dtype),)
+    return (rounded(x, y.dtype),)
 
 
 def _take_from(
@@ -261,7 +262,7 @@ def _take_from(
     is_last = _is_last(indexes)
     y = _empty(x, indexes.shape[2:], is_last)
     _run(loops.take_from, [x, y, indexes], is_last, (np.float32(outside), *table))
-    return (_rounded(y, x.dtype),)
+    return (rounded(y, x.dtype),)
 
 
 def _divided(
@@ -318,9 +319,3 @@ def _run(
     loop: Callable, arrays: Sequence[np.ndarray], is_last: bool, rest: Sequence[Any]
 ) -> None:
     threads.run_slices(loop, [_cells(a, is_last) for a in arrays], *rest)
-
-
-def _rounded(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Returns float32, or float16, where what exceeds it becomes infinite."""
-    with np.errstate(over="ignore"):
-        return array.astype(dtype, copy=False)

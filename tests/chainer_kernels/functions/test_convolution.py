@@ -204,6 +204,29 @@ def test_takes_what_is_read_only_or_not_aligned():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("nd", [False, True])
+def test_float16_is_rounded_once(nd):
+    shapes = [(3, 4, 5, 5), (6, 4, 3, 3), (6,)]
+    arrays = [kernels.arrays(s, i).astype("e") for i, s in enumerate(shapes)]
+    convolve = F.convolution_nd if nd else F.convolution_2d
+    (y,), gradients = kernels.run(lambda *v: convolve(*v, pad=1), arrays)
+    with chainer_kernels.disabled():
+        (right,), right_gradients = kernels.run(
+            lambda *v: convolve(*v, pad=1), [a.astype("d") for a in arrays]
+        )
+    for ours, exact in zip([y, *gradients[:2]], [right, *right_gradients[:2]]):
+        assert ours.dtype == np.float16
+        # The output gradients are rounded too.
+        np.testing.assert_allclose(ours, exact, 1e-3, 1e-3 * np.abs(exact).max())
+
+
+def test_float16_that_is_exceeded_is_infinite_without_a_warning():
+    x, W = np.full((1, 1, 3, 3), 6e4, "e"), np.full((2, 1, 3, 3), 2, "e")
+    with kernels.called() as names:
+        y = F.convolution_2d(x, W)
+    assert np.isinf(y.array).all() and names == {"Convolution2DFunction.forward_cpu"}
+
+
 def test_leaves_other_dtypes_to_chainer():
     x, W = kernels.arrays((1, 2, 3, 3), 0), kernels.arrays((2, 2, 1, 1), 1)
     with kernels.called() as names:
