@@ -3,6 +3,8 @@
 A provider is a module with::
 
     NAME                                           for people
+    version()                                   -> str   of the library, likewise
+    is_usable(is_asked_for)                     -> bool  warns of what is broken
     convolution(x, W, b, geometry, relu=False)  -> y     forward; b may be None
     convolution_data(gy, W, geometry, size)     -> gx    the gradient of x
     convolution_weights(x, gy, geometry, out=None, accumulate=False)
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
@@ -53,7 +56,28 @@ class Geometry(NamedTuple):
         )
 
 
+#: The modules that provide; of those that can, the first does.
+NAMES = ("onednn", "blas")
+
+
 @functools.cache
 def active() -> ModuleType:
-    """Returns the provider that is in use."""
+    """Returns the provider that is in use.
+
+    That is the first of :data:`NAMES` that can be used here, or that of the environment
+    variable ``CHAINER_KERNELS_PROVIDER``.
+
+    Raises:
+        ValueError: There is no provider of the name in the environment.
+    """
+    asked = os.environ.get("CHAINER_KERNELS_PROVIDER") or None
+    if asked not in (None, *NAMES):
+        raise ValueError(
+            f"CHAINER_KERNELS_PROVIDER is {asked!r}, but providers are called"
+            f" {' and '.join(NAMES)}"
+        )
+    for name in (asked,) if asked else NAMES:
+        provider = importlib.import_module(f"chainer_kernels.providers.{name}")
+        if provider.is_usable(asked is not None):
+            return provider
     return importlib.import_module("chainer_kernels.providers.blas")

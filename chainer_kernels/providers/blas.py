@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+import threadpoolctl
 
 from chainer_kernels import blocks, threads
 from chainer_kernels.blocks import Block, Plan
@@ -117,6 +118,17 @@ def product(
         return np.matmul(a, b, out=out)
     sgemm(a, b, out, accumulate=True)
     return out
+
+
+def version() -> str:
+    """Returns the names and versions of the libraries that multiply."""
+    pools = [p for p in threadpoolctl.threadpool_info() if p["user_api"] == "blas"]
+    return ", ".join(sorted({f"{p['internal_api']} {p['version']}" for p in pools}))
+
+
+def is_usable(is_asked_for: bool) -> bool:
+    """Says that it is, everywhere."""
+    return True
 
 
 def _by_groups(W: np.ndarray, geometry: Geometry) -> np.ndarray:
