@@ -89,15 +89,6 @@ def elu_grad(condition, y, gx, alpha):
         gx[i] = ONE if condition[i] > ZERO else y[i] + alpha
 
 
-@loop("void(f4[::1], f8[::1], f4[::1], f4[::1], f8, f4)")
-def dropout(x, draws, mask, y, ratio, scale):
-    """Computes ``mask = scale * (draw >= ratio)`` and ``y = x * mask``."""
-    for i in range(x.size):
-        factor = scale if draws[i] >= ratio else ZERO
-        mask[i] = factor
-        y[i] = x[i] * factor
-
-
 @loop("void(f4[::1], f4[::1], f4[::1])")
 def multiply(x, mask, y):
     """Computes ``y = x * mask``."""

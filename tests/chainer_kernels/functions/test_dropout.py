@@ -35,6 +35,17 @@ def test_draws_what_chainer_draws(shape, order, seed, ratio):
         np.testing.assert_array_equal(one, other, strict=True)
 
 
+def test_numbers_of_other_generators_than_numpys_own(monkeypatch):
+    x = kernels.arrays((3, 4), 1)
+    other = np.random.RandomState(np.random.PCG64(3))
+    monkeypatch.setattr(np.random, "rand", other.rand)
+    y = F.dropout(x)
+    expected = np.random.RandomState(np.random.PCG64(3)).rand(3, 4) >= 0.5
+    np.testing.assert_array_equal(y.array != 0, expected)
+    monkeypatch.setattr(np.random, "rand", lambda *shape: np.ones(shape))
+    np.testing.assert_array_equal(F.dropout(x).array, 2 * x)
+
+
 def test_given_masks():
     x = kernels.arrays((3, 4, 5), 1, "channels last")
     mask = np.float32([0, 2, 2, 0, 0])
