@@ -1,0 +1,284 @@
+"""A step on two cores: our pipeline and ``torch.distributed.pipelining`` in turn.
+
+    OMP_NUM_THREADS=1 mpiexec -n 2 python -m benchmarks.against_torch_pipelining
+
+The same models with the same weights are cut in two, or in four with two stages on each
+rank, so that the slowest stage is the fastest by what their layers take in each of the
+two, and trained on the same minibatches. PyTorch runs each of its schedules over gloo,
+in a process beside each rank; ours is ``schedule='auto'`` with one stage on a rank, and
+with two in V. Beside them stand the undivided steps on one core. No optimizer runs.
+
+``CHAINER_KERNELS_PROVIDER`` says who computes products and convolutions in ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import socket
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+import chainer
+import chainer.functions as F
+import numpy as np
+from mpi4py import MPI
+
+from benchmarks.against_torch.models import images
+from benchmarks.against_torch.workers import Worker
+from benchmarks.common.perceptron import minibatch, mlp, step_seconds, undivided_step
+from benchmarks.common.results import (
+    Result,
+    alternate,
+    command,
+    machine,
+    quiet_barrier,
+    ratios,
+)
+from divisible import Divisible, Profile, partition, profile
+from examples.train.models.vgg16 import VGG16
+from pipeline import Pipeline, abort_on_error
+
+#: The best of ours is to take at most so much of PyTorch's best.
+AIM = 0.97
+PAUSE = 0.002
+#: With `'auto'`, the schedule is another one from the fifth minibatch on.
+WARM_UP = 5
+PLACEMENTS = {"one stage a rank": (0, 1), "two in V": (0, 1, 1, 0)}
+
+
+class Model(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        title: What it is, and the size of its minibatch.
+        build: Makes the model.
+        batch: Makes a minibatch.
+    """
+
+    title: str
+    build: Callable[[], Divisible]
+    batch: Callable[[], tuple[np.ndarray, np.ndarray]]
+
+
+def build_mlp() -> Divisible:
+    """Makes the perceptron, with its weights."""
+    np.random.seed(0)
+    model = mlp(1024, 32)
+    with chainer.no_backprop_mode():
+        model(np.zeros((1, 1024), np.float32))
+    return model
+
+
+def mlp_batch() -> tuple[np.ndarray, np.ndarray]:
+    """Makes a minibatch of the perceptron."""
+    return minibatch(1024, 1200)
+
+
+def build_vgg16() -> Divisible:
+    """Makes VGG16 without dropout, so that losses can be compared."""
+    np.random.seed(0)
+    return VGG16(dropout=0)
+
+
+def vgg16_batch() -> tuple[np.ndarray, np.ndarray]:
+    """Makes a minibatch of VGG16."""
+    return images(32, 84)
+
+
+MODELS = {
+    "mlp1024": Model(
+        "perceptron, 32 layers of 1024 units, batch 1200", build_mlp, mlp_batch
+    ),
+    "vgg16": Model("VGG16, 32 x 32 pixels, batch 84", build_vgg16, vgg16_batch),
+}
+
+
+@functools.cache
+def layer_costs(name: str, n_samples: int) -> Profile:
+    """Measures what the layers of a model cost for a microbatch."""
+    x, t = (array[:n_samples] for array in MODELS[name].batch())
+    return profile(MODELS[name].build(), x, t, F.softmax_cross_entropy, repeat=3)
+
+
+class Ours:
+    """A rank of our pipeline.
+
+    Args:
+        placement: On which rank each stage is.
+        n_microbatches: Number of microbatches.
+        name: Of the model.
+    """
+
+    def __init__(
+        self, placement: Sequence[int], n_microbatches: int, name: str
+    ) -> None:
+        comm = MPI.COMM_WORLD
+        self._batch = x, _ = MODELS[name].batch()
+        model = MODELS[name].build()
+        cuts = None
+        if comm.rank == 0:
+            costs = layer_costs(name, len(x) // n_microbatches)
+            cuts = list(partition(costs, len(placement)).cuts)
+        quiet_barrier(comm)
+        cuts = comm.bcast(cuts)
+        stages = [
+            model.divide(start, end)
+            for rank, start, end in zip(placement, cuts, cuts[1:])
+            if rank == comm.rank
+        ]
+        self._pipe = Pipeline(stages, comm, n_microbatches, "auto", accfun=None)
+        for _ in range(WARM_UP):
+            self.loss = self()
+
+    def __call__(self) -> float:
+        """Takes one step and returns the loss."""
+        return self._pipe.step(*self._batch)["loss"]
+
+    @property
+    def schedule(self) -> str:
+        """The name of what was chosen."""
+        return self._pipe.schedule.name
+
+
+class Theirs:
+    """A rank of one of PyTorch's pipelines, which another process runs.
+
+    Args:
+        worker: That process.
+        arguments: Of its `step`.
+    """
+
+    def __init__(self, worker: Worker, *arguments: Any) -> None:
+        self._worker, self._arguments = worker, arguments
+        for _ in range(2):
+            self.loss = self()
+
+    def __call__(self) -> float | None:
+        """Takes one step and returns the loss, where it is known."""
+        return self._worker.call("step", *self._arguments)
+
+
+def make_torch_pipelines(*arguments: Any) -> Any:
+    """Makes a rank of PyTorch's pipelines, in its own process."""
+    from benchmarks.against_torch.torch_pipelines import TorchPipelines
+
+    return TorchPipelines(*arguments)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _free_port(comm: MPI.Comm) -> int:
+    """Returns the same free port on both ranks."""
+    port = None
+    if comm.rank == 0:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+    return comm.bcast(port)
+
+
+def variants(name: str, microbatches: Sequence[int], worker: Worker) -> dict[str, Any]:
+    """Makes what is compared, each warmed up."""
+    made: dict[str, Any] = {"torch, undivided": _nothing, "ours, undivided": _nothing}
+    if MPI.COMM_WORLD.rank == 0:
+        model = MODELS[name]
+        serial = undivided_step(model.build(), *model.batch())
+        made = {
+            "torch, undivided": functools.partial(worker.call, "undivided_step"),
+            "ours, undivided": serial,
+        }
+        for step in made.values():
+            step()
+    for schedule in worker.call("names"):
+        for n in microbatches:
+            made[f"torch, {schedule}, {n}"] = Theirs(worker, schedule, n)
+    for where, placement in PLACEMENTS.items():
+        for n in microbatches:
+            made[f"ours, {where}, {n}"] = Ours(placement, n, name)
+    return made
+
+
+def check_losses(comm: MPI.Comm, made: dict[str, Any]) -> float:
+    """Compares the losses of all pipelines, and returns the first."""
+    found = {who: one.loss for who, one in made.items() if hasattr(one, "loss")}
+    both = comm.allgather(found)
+    losses = {who: next(x[who] for x in both if x[who] is not None) for who in found}
+    loss = next(iter(losses.values()))
+    if not np.allclose(list(losses.values()), loss, rtol=1e-4):
+        raise ValueError(f"the losses differ: {losses}")
+    return loss
+
+
+def compare(
+    result: Result, name: str, microbatches: Sequence[int], rounds: int, worker: Worker
+) -> None:
+    """Measures the pipelines of a model and writes its part of the result."""
+    comm = MPI.COMM_WORLD
+    made = variants(name, microbatches, worker)
+    loss = check_losses(comm, made)
+    seconds = alternate(made, rounds, lambda step: step_seconds(comm, step, PAUSE))
+
+    def best(whose: str) -> str:
+        pipelines = [who for who in made if who.startswith(whose) and "undi" not in who]
+        return min(pipelines, key=lambda who: statistics.median(seconds[who]))
+
+    theirs, ours = best("torch"), best("ours")
+    result.write(f"{MODELS[name].title}; loss {loss:.4f}")
+    result.write(f"  {'step, microbatches':<40} {'ms':>6}  to torch's best")
+    for who, each in seconds.items():
+        line = f"  {who:<40} {1e3 * statistics.median(each):6.0f}"
+        line += f"  {ratios(each, seconds[theirs]):<20}"
+        if isinstance(made[who], Ours):
+            line += f" ran {made[who].schedule}"
+        result.write(line)
+    ratio = statistics.median(a / b for a, b in zip(seconds[ours], seconds[theirs]))
+    word = "met" if ratio <= AIM else f"MISSED by {ratio - AIM:.2f}"
+    result.write(f"  our best to theirs: {ratio:.2f}, aim {AIM:.2f}: {word}", "")
+
+
+def main() -> None:
+    """Runs the comparison and writes its result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    add("--microbatches", type=int, nargs="+", default=[4, 6])
+    add("--rounds", type=int, default=4)
+    add("--output", type=Path)
+    arguments = parser.parse_args()
+    comm = MPI.COMM_WORLD
+    if comm.size != 2:
+        parser.error(f"start 2 ranks, not {comm.size}: mpiexec -n 2 python ...")
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        parser.error("set OMP_NUM_THREADS=1: one thread per rank")
+    abort_on_error()
+    result = Result("against_torch_pipelining", arguments.output, silent=comm.rank != 0)
+    provider = os.environ.get("CHAINER_KERNELS_PROVIDER")
+    chosen = f" CHAINER_KERNELS_PROVIDER={provider}" if provider else ""
+    result.write(
+        command(f"OMP_NUM_THREADS=1{chosen} mpiexec -n 2"),
+        machine("numpy", "numba", "chainer", "mpi4py", "torch"),
+        f"{arguments.rounds} rounds; medians; ratios: median (min..max)",
+        "",
+    )
+    for name in arguments.models:
+        model = MODELS[name]
+        worker = Worker(
+            f"PyTorch on rank {comm.rank}",
+            make_torch_pipelines,
+            *(comm.rank, _free_port(comm), model.build, model.batch),
+            arguments.microbatches,
+            environment={"CHAINER_KERNELS": "0", "MPI4PY_RC_INITIALIZE": "0"},
+        )
+        compare(result, name, arguments.microbatches, arguments.rounds, worker)
+        worker.close()
+    result.save()
+
+
+if __name__ == "__main__":
+    main()
