@@ -17,6 +17,7 @@ from pipeline import (
     import_npz,
     load_snapshot,
     save_snapshot,
+    wait_for_snapshot,
 )
 from pipeline.snapshots import arrays
 from pipeline.snapshots.noting_files import NotingFile
@@ -90,9 +91,10 @@ def test_a_file_that_cannot_be_closed_is_named(tmp_path):
         (arrays._HashingFile, "write", ["/" + name for name in FILES[1:]]),
     ],
 )
+@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.filterwarnings("ignore:the snapshot .* is saved, but")
 def test_a_disk_that_fails_names_the_file(
-    tmp_path, arguments, monkeypatch, owner, failing, where
+    tmp_path, arguments, monkeypatch, owner, failing, where, background
 ):
     """Each call fails once, until one fails when the snapshot is saved, or none."""
     function, found = getattr(owner, failing), set()
@@ -107,7 +109,8 @@ def test_a_disk_that_fails_names_the_file(
         with monkeypatch.context() as patch:
             patch.setattr(owner, failing, call)
             try:
-                save_snapshot(tmp_path / "1", *arguments)
+                save_snapshot(tmp_path / "1", *arguments, background=background)
+                wait_for_snapshot(arguments[0])
                 break
             except SnapshotError as error:
                 words = str(error)

@@ -1,5 +1,8 @@
 """Snapshots that ranks write while they train: the same promises as at once."""
 
+import builtins
+import errno
+import itertools
 import os
 import resource
 import threading
@@ -10,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import SnapshotError, latest_snapshot, wait_for_snapshot
-from pipeline.snapshots import room, writing
+from pipeline import Snapshot, SnapshotError, latest_snapshot, wait_for_snapshot
+from pipeline.snapshots import room, writing, writing_thread
 from tests.support.mpiexec import assert_on_ranks, on_ranks
 from tests.support.snapshot_training import Run
 
@@ -106,6 +109,63 @@ def fail_later(comm, folder):
     run.step(1)
 
 
+def fail_anywhere(comm, folder, names_of_calls):
+    """Each call of a thread fails once; all ranks know, and lose nothing."""
+    run = Run(comm, "2")
+    run.save(f"{folder}/old")
+    for rank, name in itertools.product((0, 1), names_of_calls):
+        for k in itertools.count():
+            calls = itertools.count()
+            with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                if comm.rank == rank:
+                    fail_at(patch, FAILING[name], name, k, calls)
+                run.save(f"{folder}/new", background=True)
+                run.step(k)
+                error = None
+                try:
+                    wait_for_snapshot(run.pipe)
+                except SnapshotError as caught:
+                    error = str(caught)
+            errors = comm.allgather(error)
+            assert errors[0] == errors[1], errors
+            if error is not None:
+                assert f"rank {rank}: " in error and "Input/output error" in error
+            there = names(folder)
+            assert "old" in there and (error or "new" in there), (there, name, k)
+            Snapshot.open(latest_snapshot(folder)).verify()
+            if not comm.bcast(next(calls) > k, rank):
+                break
+            comm.Barrier()
+        comm.Barrier()
+    run.save(f"{folder}/new", background=True)
+    wait_for_snapshot(run.pipe)
+    assert sorted(os.listdir(folder)) == ["new", "old"]
+
+
+# What changes or reads the disk.
+FAILING = {
+    "open": builtins,
+    "fsync": os,
+    "replace": os,
+    "rename": Path,
+    "listdir": os,
+    "read_text": Path,
+    "unlink": Path,
+}
+
+
+def fail_at(patch, owner, name, k, calls):
+    function = getattr(owner, name)
+
+    def call(*args, **options):
+        if threading.current_thread().name == "snapshot" and next(calls) == k:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return function(*args, **options)
+
+    patch.setattr(owner, name, call)
+
+
 def differ(comm, folder):
     run = Run(comm, "2")
     words = fails_on_all(
@@ -117,15 +177,17 @@ def differ(comm, folder):
 
 def come_too_late(comm, folder):
     """A rank's disk hangs: the wait has an end, and training goes on."""
-    run = Run(comm, "2", timeout=2)
+    run = Run(comm, "2")
     with pytest.MonkeyPatch.context() as patch:
         gate = Gate(patch)
         if comm.rank == 0:
             gate.open()
+        else:
+            patch.setattr(writing_thread, "_SHARE_OF_TIMEOUT", 0.05)
         run.save(f"{folder}/1", background=True)
         run.step(0)
         words = fails_on_all(comm, lambda: wait_for_snapshot(run.pipe))
-        assert "rank 1: no files after 2 s" in words, words
+        assert "rank 1: no files after 1 s" in words, words
         assert os.listdir(folder) == []
         gate.open()
     run.step(1)
@@ -165,7 +227,13 @@ def have_no_room(comm, folder):
             assert "written at once" in words and f"the state: rank {rank}: " in words
 
 
-CASES = [keep_what_was_there, fail_later, differ, come_too_late, have_no_room]
+CASES = [
+    keep_what_was_there,
+    fail_later,
+    differ,
+    come_too_late,
+    have_no_room,
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
@@ -173,6 +241,17 @@ def test_in_the_background(tmp_path, case):
     folder = tmp_path / "out"
     folder.mkdir()
     assert_on_ranks(2, case, str(folder))
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        ["fsync", "replace", "rename"],
+        pytest.param([*FAILING], marks=pytest.mark.matrix),
+    ],
+)
+def test_any_call_may_fail(tmp_path, calls):
+    assert_on_ranks(2, fail_anywhere, str(tmp_path), calls)
 
 
 def end_with_nobody_asking(comm, folder):
