@@ -26,9 +26,11 @@ def written_aside(path: str | os.PathLike) -> Iterator[str]:
     try:
         yield aside
         os.replace(aside, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
+    except BaseException:
+        # What failed is what is told, and not that this failed as well.
+        with contextlib.suppress(OSError):
             os.unlink(aside)
+        raise
 
 
 def flush(file: IO) -> None:

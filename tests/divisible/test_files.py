@@ -1,10 +1,12 @@
 """Files that are there completely or not at all."""
 
+import itertools
 import json
 
 import pytest
 
 from divisible.files import write_json, written_aside
+from tests.support.faulty_files import Fault, faulty
 
 
 def test_a_file_appears_when_it_is_complete(tmp_path):
@@ -30,3 +32,24 @@ def test_a_block_that_fails_before_it_writes_is_heard(tmp_path):
     with pytest.raises(KeyError), written_aside(tmp_path / "trace.json"):
         raise KeyError("no such rank")
     assert not list(tmp_path.iterdir())
+
+
+def test_calls_of_the_operating_system_fail(tmp_path):
+    """The file is what it was, or what it is to be; the first error is told."""
+    path = tmp_path / "plan.json"
+    with faulty(tmp_path) as files:
+        write_json(path, {"n": 0})
+    assert [call.name for call in files.calls] == ["open", "write", "close", "replace"]
+    for at, lasts in itertools.product(range(len(files.calls)), (False, True)):
+        write_json(path, {"n": at})
+        failing = faulty(tmp_path, Fault("EIO", at, lasts))
+        with failing as files, pytest.raises(OSError, match="Input/output") as caught:
+            write_json(path, {"n": 10})
+        names = [call.name for call in files.injected]
+        # What fails with an open file has no name.
+        assert (caught.value.filename is None) == (names[0] in ("write", "close"))
+        assert json.loads(path.read_text()) == {"n": at}
+        left = {*tmp_path.iterdir()} - {path}
+        assert not left or "unlink" in names
+        for each in left:
+            each.unlink()
