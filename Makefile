@@ -82,7 +82,7 @@ test-faults: install
 	  tests/mpi/pipeline/snapshots/test_injected_faults.py
 
 test-kills: install
-	KILLS=$(or $(KILLS),200) SEED=$(SEED) $(BIN)/python -m pytest -m matrix -rP \
+	KILLS=$(or $(KILLS),200) SEED=$(SEED) $(BIN)/python -m pytest -m matrix -s \
 	  tests/mpi/pipeline/snapshots/test_kills.py
 
 # Chainer's tests have an environment of their own: they need a pytest before version 8.

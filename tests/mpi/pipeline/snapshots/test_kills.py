@@ -118,6 +118,7 @@ class Training:
         expected = max(self.n_saved, *said_to_be_saved, 0)
         self.n_saved = self._look()
         self.log.append(f"{n} ranks, {what}, exit code {code}, {self.n_saved} saved")
+        print(f"{self.out.name}: {self.log[-1]}", flush=True)
         words = "\n".join([*self.log, f"{expected} were saved", output])
         assert self.n_saved >= expected, words
         assert "Traceback" not in output, words
