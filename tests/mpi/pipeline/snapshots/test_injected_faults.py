@@ -43,13 +43,13 @@ def test_faults(name, every):
 
 
 def prepare(comm, folder):
-    """Saves the snapshot of before, and prints the faults to inject."""
+    """Saves the snapshot of before, and prints the faults to inject, one of three."""
     run, folder = SmallRun(comm), Path(folder)
     run.save(folder / "base" / "s_1", "old")
     for name in SCENARIOS:
         for rank in range(comm.size):
             out = folder / "out"
-            for fault in deadly_faults(run, folder / "base", out, name, 1, rank):
+            for fault in deadly_faults(run, folder / "base", out, name, 3, rank):
                 if comm.rank == 0:
                     print(name, rank, fault.at, fault.kind)
 
