@@ -107,6 +107,19 @@ class Arrays(Mapping):
         """Notes that a key is not needed, though it was looked for in vain."""
         self.ledger.missing.discard(self._prefix + key)
 
+    def leave_open(self, prefix: str) -> None:
+        """Notes that it is not known yet which keys are read that begin with a prefix.
+
+        Something is, if there are any.
+        """
+        keys = [key for key in self if key.startswith(prefix)]
+        for key in keys:
+            self.take(key)
+        if keys:
+            above = self._prefix + prefix
+            missing = self.ledger.missing
+            missing -= {key for key in missing if key.startswith(above)}
+
     def note_empty(self, key: str) -> None:
         """Notes that what was read had no value when it was saved."""
         self.ledger.empty.add(self._prefix + key)

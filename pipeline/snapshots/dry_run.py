@@ -15,6 +15,9 @@ from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.serializers import StateReader
 
+# Whose code is known: of this package and of Chainer.
+_KNOWN = ("chainer", "divisible", "mixed_precision", "pipeline")
+
 
 class DryReader(StateReader):
     """Reads layers without changing them: what is not sized yet stays so."""
@@ -26,28 +29,39 @@ class DryReader(StateReader):
 
 
 @contextlib.contextmanager
-def dry_run(arrays: Arrays, objects: Iterable[Any]) -> Iterator[None]:
+def dry_run(arrays: Arrays, readers: Iterable[tuple[str, Any]]) -> Iterator[None]:
     """Lets a block read, and gives objects back the attributes that it sets.
 
     Args:
         arrays: What it reads, with ``is_dry_run``.
-        objects: Whose attributes it may set.
+        readers: The objects whose attributes it may set, and what the keys of each
+            begin with.
     """
-    kept = [(attributes, dict(attributes)) for attributes in map(_attributes, objects)]
+    readers = list(readers)
+    kept = [(vars_of, dict(vars_of)) for vars_of in map(_attributes, readers)]
     try:
         yield
     except SnapshotError:
         raise
     except Exception:
         # Somebody's code cannot do without what was saved. The load itself will tell.
-        for key in arrays:
-            arrays.take(key)
+        arrays.leave_open("")
     finally:
         for attributes, before in kept:
             for name in attributes.keys() - before.keys():
                 del attributes[name]
             attributes.update(before)
+    for prefix, reader in readers:
+        if not _is_known(reader):
+            arrays.leave_open(prefix)
 
 
-def _attributes(thing: Any) -> dict[str, Any]:
-    return getattr(thing, "__dict__", {})
+def _attributes(reader: tuple[str, Any]) -> dict[str, Any]:
+    return getattr(reader[1], "__dict__", {})
+
+
+def _is_known(thing: Any) -> bool:
+    """Whether which keys something reads depends on nothing that was saved."""
+    serialize = getattr(thing, "serialize", None)
+    module = str(getattr(serialize, "__module__", None))
+    return serialize is None or module.split(".")[0] in _KNOWN

@@ -41,7 +41,8 @@ def load_model(model: Link, arrays: Arrays) -> None:
     A dry run leaves them as they are.
     """
     if arrays.is_dry_run:
-        with dry_run(arrays, model.links()):
+        links = ((f"{path}/".lstrip("/"), link) for path, link in model.namedlinks())
+        with dry_run(arrays, links):
             read(model.serialize, DryReader(arrays))
         first_calls.note_dry_run(model, arrays)
         return

@@ -62,21 +62,22 @@ def load_optimizer(
     begins anew, with the hyperparameters that it has. A dry run leaves it as it is.
     """
     if arrays.is_dry_run:
-        with dry_run(arrays, list(_holders(optimizer))):
+        with dry_run(arrays, _readers(optimizer, names)):
             _load(optimizer, arrays, names)
     else:
         _load(optimizer, arrays, names)
 
 
-def _holders(optimizer: Any) -> Iterator[Any]:
-    """Yields whose attributes change when an optimizer is loaded."""
+def _readers(optimizer: Any, names: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    """Yields whose attributes change when an optimizer is loaded, with their keys."""
+    writer = StateWriter(names=names)
     while optimizer is not None:
-        yield optimizer
-        yield optimizer.hyperparam
-        yield from (hook for _, hook in _hooks(optimizer, StateWriter()))
-        for _, param in _updated(optimizer):
-            yield param.update_rule
-            yield param.update_rule.hyperparam
+        yield from [("", optimizer), ("", optimizer.hyperparam)]
+        for below, hook in _hooks(optimizer, writer):
+            yield below.path, hook
+        for path, param in _updated(optimizer):
+            rule, above = param.update_rule, writer[path].path
+            yield from [(above, rule), (above, rule.hyperparam)]
         optimizer = getattr(optimizer, "actual_optimizer", None)
 
 

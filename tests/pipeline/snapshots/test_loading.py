@@ -129,6 +129,52 @@ def test_what_objects_cannot_keep_they_cannot_get_back(tmp_path):
     assert other.step()[:2] == run.step()[:2]
 
 
+class Growing:
+    """Reads as many arrays as it says that there are."""
+
+    name, call_for_each_param = "Growing", False
+
+    def __init__(self):
+        self.arrays = []
+
+    def serialize(self, serializer):
+        n = serializer("n", len(self.arrays))
+        arrays = self.arrays or [None] * n
+        self.arrays = [serializer(str(i), array) for i, array in enumerate(arrays)]
+
+    def __call__(self, optimizer):
+        pass
+
+
+class GrowingLayer(L.Linear):
+    def __init__(self):
+        super().__init__(3, 2)
+        self.growing = Growing()
+
+    def serialize(self, serializer):
+        super().serialize(serializer)
+        self.growing.serialize(serializer["growing"])
+
+
+def test_what_code_of_others_reads_is_not_foretold(tmp_path):
+    def run():
+        stage = Divisible(GrowingLayer())
+        optimizer = optimizers.SGD().setup(stage)
+        hook = Growing()
+        optimizer.add_hook(hook)
+        pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+        return (pipe, optimizer), hook, stage[0].growing
+
+    first, *grown = run()
+    for each in grown:
+        each.arrays = [np.arange(3.0), np.ones(2)]
+    save_snapshot(tmp_path / "1", *first)
+    second, *grown = run()
+    load_snapshot(tmp_path / "1", *second)
+    for each in grown:
+        assert [array.tolist() for array in each.arrays] == [[0, 1, 2], [1, 1]]
+
+
 class Own(L.Linear):
     """Reads something that is not there before, and cannot do without."""
 
