@@ -90,7 +90,7 @@ def empty_like(x: np.ndarray) -> np.ndarray:
 
 def are_float32(*arrays: np.ndarray) -> bool:
     """Returns whether all are NumPy's own arrays of float32."""
-    for a in arrays:
+    for a in arrays:  # noqa: SIM110
         # In a model of small layers a generator would take longer than the layer.
         if type(a) is not np.ndarray or a.dtype != np.float32:
             return False
