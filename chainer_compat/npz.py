@@ -10,6 +10,8 @@ it. Here such arrays are read twice:
 ``chainer.serializers.load_npz`` and ``NpzDeserializer`` read in this way by a shim.
 """
 
+from __future__ import annotations
+
 import contextlib
 import contextvars
 import math
