@@ -9,18 +9,22 @@
                                                                loop(k, n, *rest)
 
 Loops release Python's lock. What a loop computes for one index must not depend on
-where its share begins, so that the number of cores changes no bit.
+where its share begins, so that the number of cores changes no bit. A share may itself
+be made of loops, and of products within :func:`one_blas_thread`: all on its core.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import functools
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from chainer_kernels.gemm import blas_threads
 
@@ -37,7 +41,7 @@ def run_slices(loop: Callable, arrays: Sequence[np.ndarray], *rest: Any) -> None
         rest: Its other arguments, whole.
     """
     n_elements = arrays[0].size
-    if n_elements < 2 * SMALLEST_SHARE or blas_threads() == 1:
+    if n_elements < 2 * SMALLEST_SHARE or _cores() == 1:
         loop(*arrays, *rest)
         return
     ends = _ends(len(arrays[0]), n_elements)
@@ -55,28 +59,90 @@ def run_ranges(loop: Callable, n: int, *rest: Any, size: int = 1) -> None:
         rest: Its other arguments.
         size: How many elements are read for each index.
     """
-    if n * size < 2 * SMALLEST_SHARE or blas_threads() == 1:
+    if n * size < 2 * SMALLEST_SHARE or _cores() == 1:
         loop(0, n, *rest)
         return
     ends = _ends(n, n * size)
     _run([functools.partial(loop, i, j, *rest) for i, j in zip(ends, ends[1:])])
 
 
+@contextlib.contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Lets products of matrices in a block run on the threads that ask for them.
+
+    BLAS has threads of its own, which wait for each other busily. Where products are
+    independent, and there are copies between them, one on each core is faster.
+    """
+    if blas_threads() == 1:
+        yield
+        return
+    with _lock:
+        _limit.n_blocks += 1
+        if _limit.n_blocks == 1:
+            _limit.context = _controller(os.getpid()).limit(limits=1, user_api="blas")
+            _limit.context.__enter__()
+    try:
+        yield
+    finally:
+        with _lock:
+            _limit.n_blocks -= 1
+            if not _limit.n_blocks:
+                _limit.context.__exit__(None, None, None)
+
+
+class _Limit:
+    """How many blocks of all threads want one thread of BLAS, and what ends that."""
+
+    n_blocks = 0
+    context: Any = None
+
+
+class _Here(threading.local):
+    """Whether this thread computes a share."""
+
+    is_share = False
+
+
+_limit, _lock, _here = _Limit(), threading.Lock(), _Here()
+
+
+@functools.lru_cache(maxsize=1)
+def _controller(process: int) -> ThreadpoolController:
+    """Returns what sets the number of threads; looking for libraries takes long."""
+    return ThreadpoolController()
+
+
+def _cores() -> int:
+    """Returns how many cores a loop of this thread may use."""
+    return 1 if _here.is_share else blas_threads()
+
+
 def _ends(n: int, n_elements: int) -> list[int]:
     """Returns where shares begin and end."""
-    shares = max(1, min(blas_threads(), n, n_elements // SMALLEST_SHARE))
+    shares = max(1, min(_cores(), n, n_elements // SMALLEST_SHARE))
     return [n * share // shares for share in range(shares + 1)]
 
 
 def _run(calls: Sequence[Callable[[], None]]) -> None:
     pool = _pool(os.getpid(), blas_threads())
-    others = [pool.submit(call) for call in calls[1:]]
-    calls[0]()
+    others = [pool.submit(_share, call) for call in calls[1:]]
+    try:
+        _share(calls[0])
+    finally:
+        concurrent.futures.wait(others)
     for other in others:
         other.result()
 
 
+def _share(call: Callable[[], None]) -> None:
+    _here.is_share = True
+    try:
+        call()
+    finally:
+        _here.is_share = False
+
+
 @functools.lru_cache(maxsize=1)
-def _pool(process: int, n_threads: int) -> ThreadPoolExecutor:
+def _pool(process: int, n_threads: int) -> concurrent.futures.ThreadPoolExecutor:
     """Returns threads; a process that was forked has none, and makes its own."""
-    return ThreadPoolExecutor(n_threads, "chainer_kernels")
+    return concurrent.futures.ThreadPoolExecutor(n_threads, "chainer_kernels")

@@ -22,6 +22,7 @@ import threadpoolctl
 
 from chainer_kernels import blocks, threads
 from chainer_kernels.blocks import Block, Plan
+from chainer_kernels.gemm import blas_threads
 from chainer_kernels.loops import convolution as loops
 from chainer_kernels.providers import Geometry, narrow_groups
 from chainer_kernels.sgemm import sgemm
@@ -30,6 +31,9 @@ NAME = "BLAS and Numba"
 
 #: How many elements are gathered for a product, and how many rows at least.
 _CHUNK, _ROWS = 1 << 18, 512
+
+#: How many multiplications of a product take as long as copying an element.
+_PRODUCTS_PER_COPY = 32
 
 #: What a window reads where there is but one tap.
 _ONE_TAP = np.zeros(1, np.int64)
@@ -89,12 +93,15 @@ def convolution_weights(
     plan = blocks.of_outputs(geometry, len(x), outs * channels, x.shape[1:-1])
     x = plan.padded(x)
     turned = np.zeros((n_groups, outs, taps * channels), np.float32)
-    for block, group, first, count in _chunks(plan, len(x), n_groups, channels, outs):
-        at = group * channels
-        col = _windows(x, at, channels, block, first, count)
-        right = _gather(gy, group * outs, outs, block.outputs, _ONE_TAP, first, count)
-        for source, piece in _pieces(block, channels):
-            sgemm(right.T, col[:, source], turned[group][:, piece], accumulate=True)
+    with threads.one_blas_thread():
+        for block, group, first, count in _chunks(
+            plan, len(x), n_groups, channels, outs
+        ):
+            col = _windows(x, group * channels, channels, block, first, count)
+            rows = _gather(
+                gy, group * outs, outs, block.outputs, _ONE_TAP, first, count
+            )
+            _add_products(rows, col, _pieces(block, channels), turned[group])
     shape = (n_groups * outs, channels, *geometry.kernel)
     if taps == 1 and out is None:
         return turned.reshape(shape)
@@ -171,13 +178,37 @@ def _convolve(
     bias = np.zeros(n_groups * outs, np.float32) if b is None else b
     if not plan.is_complete:
         y[...] = np.maximum(bias, 0) if relu else bias
-    for block, group, first, count in _chunks(plan, len(x), n_groups, channels, outs):
-        col = _windows(x, group * channels, channels, block, first, count)
-        rows = np.empty((count, outs), np.float32)
-        for i, (source, piece) in enumerate(_pieces(block, channels)):
-            sgemm(col[:, source], matrices[group][piece], rows, accumulate=i > 0)
-        here = slice(group * outs, (group + 1) * outs)
-        _scatter(rows, bias[here], relu, y, here.start, block.outputs, first)
+    chunks = list(_chunks(plan, len(x), n_groups, channels, outs))
+
+    def compute(start: int, end: int) -> None:
+        for block, group, first, count in chunks[start:end]:
+            col = _windows(x, group * channels, channels, block, first, count)
+            rows = np.empty((count, outs), np.float32)
+            for i, (source, piece) in enumerate(_pieces(block, channels)):
+                sgemm(col[:, source], matrices[group][piece], rows, accumulate=i > 0)
+            here = slice(group * outs, (group + 1) * outs)
+            _scatter(rows, bias[here], relu, y, here.start, block.outputs, first)
+
+    with threads.one_blas_thread():
+        work = y.size * matrices.shape[1] // _PRODUCTS_PER_COPY
+        threads.run_ranges(compute, len(chunks), size=work // max(1, len(chunks)))
+
+
+def _add_products(
+    rows: np.ndarray,
+    col: np.ndarray,
+    pieces: Iterator[tuple[slice, slice]],
+    out: np.ndarray,
+) -> None:
+    """Adds the products of rows of gy, transposed, and columns of what was gathered."""
+    pieces = list(pieces)
+
+    def compute(start: int, end: int) -> None:
+        for source, piece in pieces:
+            left = rows[:, start:end].T
+            sgemm(left, col[:, source], out[start:end, piece], accumulate=True)
+
+    threads.run_ranges(compute, len(out), size=col.size // _PRODUCTS_PER_COPY)
 
 
 def _chunks(
@@ -187,6 +218,8 @@ def _chunks(
     for block in plan.blocks:
         n_rows = batch * block.outputs.size
         step = max(_ROWS, _CHUNK // (block.taps.size * channels + outs))
+        # There is to be something for every core.
+        step = min(step, -(-n_rows // blas_threads()))
         for group in range(n_groups):
             for first in range(0, n_rows, step):
                 yield block, group, first, min(step, n_rows - first)

@@ -1,0 +1,81 @@
+"""Shares of loops, and of products, on several cores."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from chainer_kernels import threads
+from chainer_kernels.providers import Geometry, blas
+from tests.support import kernels
+
+
+@pytest.fixture
+def two_cores():
+    with (
+        mock.patch.object(threads, "blas_threads", return_value=2),
+        mock.patch.object(blas, "blas_threads", return_value=2),
+    ):
+        yield
+
+
+def test_a_share_is_not_shared_again(two_cores):
+    found = []
+
+    def outer(start, end):
+        threads.run_ranges(
+            lambda i, j: found.append((start, end, i, j)), 2, size=1 << 20
+        )
+
+    threads.run_ranges(outer, 2, size=1 << 20)
+    assert sorted(found) == [(0, 1, 0, 2), (1, 2, 0, 2)]
+    found.clear()
+    threads.run_ranges(outer, 1, size=1 << 20)
+    assert sorted(found) == [(0, 1, 0, 2)]
+
+
+def test_an_error_waits_for_all_shares(two_cores):
+    done = []
+
+    def loop(start, end):
+        if start == 0:
+            raise KeyError("first")
+        done.append(start)
+
+    with pytest.raises(KeyError):
+        threads.run_ranges(loop, 2, size=1 << 20)
+    assert done == [1]
+    threads.run_ranges(lambda i, j: done.append(i), 2, size=1 << 20)
+    assert sorted(done) == [0, 1, 1]
+
+
+def test_blas_has_one_thread_until_the_last_block_ends(two_cores):
+    with mock.patch.object(threads, "_controller") as controller:
+        context = controller.return_value.limit.return_value
+        with threads.one_blas_thread():
+            with threads.one_blas_thread():
+                pass
+            assert not context.__exit__.called
+        assert context.__enter__.call_count == context.__exit__.call_count == 1
+        controller.return_value.limit.assert_called_once_with(limits=1, user_api="blas")
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_convolution_on_two_cores_is_what_it_is_on_one(groups, two_cores):
+    geometry = Geometry((3, 3), (1, 1), (1, 1), (1, 1), groups)
+    x = kernels.arrays((40, 8, 8, 32), 0)
+    W = kernels.arrays((48, 32 // groups, 3, 3), 1)
+    gy = kernels.arrays((40, 8, 8, 48), 2)
+
+    def compute():
+        return (
+            blas.convolution(x, W, None, geometry),
+            blas.convolution_data(gy, W, geometry, (8, 8)),
+            blas.convolution_weights(x, gy, geometry),
+        )
+
+    on_two = compute()
+    with mock.patch.object(threads, "blas_threads", return_value=1):
+        on_one = compute()
+    for a, b in zip(on_two, on_one):
+        np.testing.assert_allclose(a, b, 1e-4, 1e-4)
