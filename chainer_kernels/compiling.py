@@ -5,7 +5,7 @@ and once more for every other memory order. A :class:`Loop` has one signature, o
 contiguous arrays, and no other.
 
 The code is kept in one directory for each kind of processor, version of Numba and
-content of ``loops``, so jobs on several machines with one home write the same bytes
+content of these modules, so jobs on several machines with one home write the same bytes
 to a file, if any. The ranks of a host wait for the one that compiles.
 """
 
@@ -18,8 +18,11 @@ import hashlib
 import importlib
 import os
 import pkgutil
+import re
+import shutil
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +31,14 @@ from typing import Any, Callable
 import numba
 import numpy as np
 from llvmlite import binding
+from numba.core.caching import FunctionCache
 
 _PACKAGE = Path(__file__).parent
+#: Those with compiled code, beside ``loops``.
+_MODULES = "compiling", "float16_bits", "optimizer_loops_cpu"
+_UNUSED_SECONDS = 30 * 24 * 3600
+#: Seconds after which a process compiles what another one has not finished.
+_LONGEST_COMPILATION = 60
 
 #: All loops that are loaded, in the order of their modules.
 LOOPS: list[Loop] = []
@@ -66,28 +75,51 @@ class Loop:
     @functools.cached_property
     def compiled(self) -> Callable:
         """The compiled function; it refuses other types."""
-        dispatcher = self._dispatcher()
+        fast = {"contract", "reassoc"} if self._is_sum else {"contract"}
+        # Without "numpy" a division tests for zero, and nothing runs in vectors.
+        options = {"nogil": True, "error_model": "numpy", "fastmath": fast}
+        dispatcher = njit(**options)(self._function)
         with _one_at_a_time(f"{self.__module__}.{self.__name__}"):
             dispatcher.compile(self.signature)
         dispatcher.disable_compile()
         return dispatcher
 
-    def _dispatcher(self) -> Any:
-        fast = {"contract", "reassoc"} if self._is_sum else {"contract"}
-        # Without "numpy" a division tests for zero, and nothing runs in vectors.
-        options = {"nogil": True, "error_model": "numpy", "fastmath": fast}
+
+class _Cache(FunctionCache):
+    """Numba's cache, without which the code is compiled, and nothing worse happens."""
+
+    def load_overload(self, *arguments: Any) -> Any:
+        """Returns code; ``None`` if there is none, or the file is damaged."""
+        try:
+            return super().load_overload(*arguments)
+        except Exception:
+            with contextlib.suppress(OSError):
+                self.flush()
+            return None
+
+    def save_overload(self, *arguments: Any) -> None:
+        """Keeps code, unless the disk is full."""
+        with contextlib.suppress(OSError):
+            super().save_overload(*arguments)
+
+
+def njit(**options: Any) -> Callable[[Callable], Any]:
+    """Returns Numba's decorator of that name, which keeps code in our directory."""
+
+    def decorate(function: Callable) -> Any:
+        dispatcher = numba.njit(function, **options)
         directory = cache_directory()
         if directory is None:
-            return numba.njit(self._function, **options)
+            return dispatcher
         before = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = directory
-        try:
-            return numba.njit(self._function, cache=True, **options)
-        except RuntimeError:
-            # Typed at a prompt, it has no file.
-            return numba.njit(self._function, **options)
-        finally:
-            numba.config.CACHE_DIR = before
+        # What is typed at a prompt has no file.
+        with contextlib.suppress(RuntimeError):
+            dispatcher._cache = _Cache(function)
+        numba.config.CACHE_DIR = before
+        return dispatcher
+
+    return decorate
 
 
 def loop(signature: str, is_sum: bool = False) -> Callable[[Callable], Loop]:
@@ -133,7 +165,10 @@ def cache_directory() -> str | None:
     base = os.environ.get("CHAINER_KERNELS_CACHE") or f"{home}/chainer_kernels"
     path = Path(base, _version())
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        if not path.is_dir():
+            path.mkdir(parents=True, exist_ok=True)
+            _remove_unused(path.parent)
+        os.utime(path)
         with tempfile.TemporaryFile(dir=path):
             return str(path)
     except OSError as error:
@@ -148,13 +183,28 @@ def cache_directory() -> str | None:
 def _version() -> str:
     """Returns a name that changes with whatever compiled code depends on."""
     facts = hashlib.sha256()
-    for path in [Path(__file__), *sorted(_PACKAGE.glob("loops/*.py"))]:
+    # Numba sees that a file has changed, but not one whose functions are inlined.
+    own = [_PACKAGE / f"{name}.py" for name in _MODULES]
+    for path in [*own, *sorted(_PACKAGE.glob("loops/*.py"))]:
         facts.update(path.read_bytes())
     # The features of a processor, not its name alone: virtual machines hide some.
     facts.update(binding.get_host_cpu_features().flatten().encode())
     python = "".join(map(str, sys.version_info[:2]))
     name = binding.get_host_cpu_name()
     return f"{name}-py{python}-numba{numba.__version__}-{facts.hexdigest()[:12]}"
+
+
+def _remove_unused(base: Path) -> None:
+    """Removes directories of other versions that nobody has used for long."""
+    for path in base.iterdir():
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if (
+                re.fullmatch(r".+-py\d+-numba.+-[0-9a-f]{12}", path.name)
+                and status.st_uid == os.getuid()
+                and status.st_mtime < time.time() - _UNUSED_SECONDS
+            ):
+                shutil.rmtree(path)
 
 
 @contextlib.contextmanager
@@ -166,6 +216,17 @@ def _one_at_a_time(name: str) -> Iterator[None]:
         # Whoever cannot lock compiles what another one does.
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, exist_ok=True)
-            file = stack.enter_context(open(folder / f"{name}.lock", "w"))
-            fcntl.flock(file, fcntl.LOCK_EX)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            file = os.open(folder / f"{name}.lock", flags, 0o600)
+            stack.callback(os.close, file)
+            _wait_for(file)
         yield
+
+
+def _wait_for(file: int) -> None:
+    """Locks a file. The system unlocks those of processes that end."""
+    end = time.monotonic() + _LONGEST_COMPILATION
+    while time.monotonic() < end:
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(0.01)

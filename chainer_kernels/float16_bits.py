@@ -11,9 +11,6 @@ float16 are made to use them; their results are the same. The layouts::
 
 Numba widens integers to 64 bits in every operation; the casts to 32 keep the loops at
 full vector width.
-
-Numba does not see that compiled code it has cached for other modules contains these
-functions: after a change here, ``rm chainer_kernels/__pycache__/*.nb?``.
 """
 
 from __future__ import annotations

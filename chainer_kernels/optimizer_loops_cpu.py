@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
 import inspect
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
+import numba
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic, overload
 
-from chainer_kernels import float16_bits, threads, update_rules
+from chainer_kernels import threads, update_rules
+from chainer_kernels.compiling import njit
 from chainer_kernels.float16_bits import (
     U32,
     float_to_e5m2,
@@ -42,10 +42,10 @@ def _bits(value: Any) -> Any:
     return value.view(np.uint16) if is_half else value
 
 
-_compiled = njit(cache=True, error_model="numpy", nogil=True)
+_compiled = njit(error_model="numpy", nogil=True)
 # The order of additions is free, so that they run in vector instructions. It depends
 # on the length only: the same parameter gives the same sum on every rank.
-_reducing = njit(cache=True, error_model="numpy", fastmath={"reassoc"})
+_reducing = njit(error_model="numpy", fastmath={"reassoc"})
 
 
 def _compiled_for_arrays(function: Callable) -> Callable:
@@ -102,7 +102,7 @@ def _pointer(context: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@njit(cache=True)
+@njit()
 def _array(gradients: Gradients, parameter: int) -> Array:
     """The gradient of one parameter."""
     n = gradients.ends[parameter] - gradients.starts[parameter]
@@ -132,7 +132,7 @@ def _element_of(value, array):  # type: ignore
     return lambda value, array: value
 
 
-@njit(cache=True)
+@njit()
 def _current(master: float, half: int) -> float:
     """The master, unless somebody changed the weight since it was rounded from it."""
     if float_to_half(master) != half:
@@ -175,13 +175,6 @@ _WEIGHT = {
 
 
 @functools.cache
-def _version() -> str:
-    """Returns what changes with this module and those whose code its loops contain."""
-    files = (__file__, float16_bits.__file__)
-    return hashlib.sha256(b"".join(Path(f).read_bytes() for f in files)).hexdigest()[:8]
-
-
-@functools.cache
 def _loop(formula: Formula, has_weights: bool, has_half: bool) -> Callable:
     """Makes the compiled loop of a formula.
 
@@ -205,7 +198,7 @@ def _loop(formula: Formula, has_weights: bool, has_half: bool) -> Callable:
     """
     # Numba's cache knows a loop by its name and the formula's file, of which it takes
     # the loop for a part: errors are found there, and a changed file compiles anew.
-    name = f"{formula.__name__}_{_version()}"
+    name = formula.__name__
     states = state_names(formula)
     buffers = ["weights"] * has_weights + ["half"] * has_half + [*states]
     arguments = ["gradients, first, last, inverse, weights, half", *states, "numbers"]
@@ -249,7 +242,7 @@ def _array_loop(formula: Formula) -> Callable:
                     weight_[i], gradient_[i], v_[i], lr, momentum
                 )
     """
-    name = f"{formula.__name__}_arrays_{_version()}"
+    name = f"{formula.__name__}_arrays"
     states, numbers = state_names(formula), number_names(formula)
     arrays = [f"{each}_" for each in ("weight", "gradient", *states)]
     elements = [f"{each}[i]" for each in arrays]
@@ -270,7 +263,7 @@ def _made(
         ast.parse("\n".join(lines)), formula.__code__.co_firstlineno - 1
     )
     names["__name__"] = __name__
-    names["formula"] = njit(error_model="numpy")(formula)
+    names["formula"] = numba.njit(error_model="numpy")(formula)
     exec(compile(source, inspect.getsourcefile(formula), "exec"), names)
     return _compiled(names[name])
 

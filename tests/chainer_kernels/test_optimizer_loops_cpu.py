@@ -140,7 +140,7 @@ def test_compiled_loops_are_cached(tmp_path):
     """Ranks and runs load what was compiled once."""
     environment = {
         **os.environ,
-        "NUMBA_CACHE_DIR": str(tmp_path),
+        "CHAINER_KERNELS_CACHE": str(tmp_path),
         "NUMBA_DEBUG_CACHE": "1",
     }
     command = [sys.executable, "-c", ANOTHER_PROCESS]

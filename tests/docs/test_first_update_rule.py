@@ -55,6 +55,7 @@ def run(copy, *command):
     environment = {
         **os.environ,
         "PYTHONPATH": str(copy),
+        "CHAINER_KERNELS_CACHE": str(copy.parent / "cache"),
         # No repository that the copy may lie in.
         "GIT_CEILING_DIRECTORIES": str(copy.parent),
     }
