@@ -1,0 +1,75 @@
+"""``python -m chainer_kernels``."""
+
+import pytest
+from click.testing import CliRunner
+
+import chainer_kernels
+from chainer_kernels import __main__, catalogue, compiling, providers, speed
+
+
+def output(*arguments):
+    result = CliRunner().invoke(__main__.main, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_every_kernel_is_listed_once():
+    lines = output("--no-speed").splitlines()
+    for entry in catalogue.CATALOGUE:
+        name = f"{entry.module.rpartition('.')[2]}.{entry.name}"
+        (line,) = (line for line in lines if name in line.split())
+        assert line.split()[-1] == entry.kernel
+    (line,) = (line for line in lines if "Convolution2DFunction" in line)
+    assert providers.active().NAME in line
+    (line,) = (line for line in lines if "relu.ReLU.forward_cpu" in line.split())
+    assert "Numba" in line
+
+
+def test_says_why_nothing_is_in_force():
+    assert "not in force" not in output("--no-speed")
+    chainer_kernels.disable()
+    try:
+        assert "not in force" in output("--no-speed")
+    finally:
+        chainer_kernels.enable()
+
+
+def test_speed_of_an_operator(monkeypatch):
+    relu = {"ReLU": speed._OPERATORS["ReLU"]}
+    monkeypatch.setattr(speed, "_OPERATORS", relu)
+    monkeypatch.setattr(speed, "_ROUNDS", 1)
+    (row,) = (line for line in output().splitlines() if line.split()[:1] == ["ReLU"])
+    stock, kernels, ratio = map(float, row.split()[1:])
+    assert stock > 0 and kernels > 0
+    assert ratio == pytest.approx(kernels / stock, abs=0.02)
+
+
+@pytest.mark.slow
+def test_operators_run():
+    """All of them, with kernels."""
+    for make in speed._OPERATORS.values():
+        make(speed.np.random.RandomState(0))()
+
+
+def test_filled_cache(monkeypatch):
+    monkeypatch.setattr(compiling, "compile_all", lambda: [])
+    assert output("--compile").startswith("0 loops in 0.0 s, of which 0 had been")
+
+
+def test_cache_that_cannot_be_written_to(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CHAINER_KERNELS_CACHE", str(tmp_path / "file"))
+    compiling.cache_directory.cache_clear()
+    text = output("--no-speed")
+    compiling.cache_directory.cache_clear()
+    assert "kept nowhere" in text
+    assert "warning: chainer_kernels compiles its loops at every start" in text
+
+
+def test_provider_of_a_wrong_name(monkeypatch):
+    monkeypatch.setenv("CHAINER_KERNELS_PROVIDER", "mkl")
+    providers.active.cache_clear()
+    result = CliRunner().invoke(__main__.main, ["--no-speed"])
+    providers.active.cache_clear()
+    assert result.exit_code == 1
+    assert "Error: CHAINER_KERNELS_PROVIDER is 'mkl'" in result.output
