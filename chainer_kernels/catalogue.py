@@ -241,6 +241,8 @@ _PRODUCTS = _entries(
     },
 )
 
+_SUMS = _entries("functions.math", {"sum": {"Sum.forward": "sums:sum_over_axes"}})
+
 CATALOGUE = (
     *_ACTIVATIONS,
     *_CONVOLUTIONS,
@@ -252,6 +254,7 @@ CATALOGUE = (
     *_EMBEDDINGS,
     *_NOISE,
     *_PRODUCTS,
+    *_SUMS,
 )
 
 #: By class, within ``chainer.functions`` or ``chainer_kernels.functions``; a subclass

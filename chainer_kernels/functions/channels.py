@@ -56,6 +56,17 @@ def moments(x: np.ndarray, n_groups: int = 1) -> tuple[np.ndarray, np.ndarray]:
     return mean, var
 
 
+def sums(x: np.ndarray) -> np.ndarray:
+    """Returns the sums of channels that come last, in float64."""
+    (rows,), _ = _columns([x], 1)
+    starts, _ = blocks(len(rows), 1, rows.shape[1])
+    n_blocks = len(starts) - 1
+    found = np.empty((n_blocks, rows.shape[1]), "f")
+    size = rows.size // n_blocks
+    threads.run_ranges(loops.column_sums, n_blocks, rows, starts, found, size=size)
+    return found.reshape(-1, x.shape[1]).sum(0, dtype="d")
+
+
 def products(
     x: np.ndarray, gy: np.ndarray, means: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -47,6 +47,19 @@ def column_moments(first, last, x, starts, means, squares):
                 square[c] += distance * distance
 
 
+@loop("void(i8, i8, f4[:, ::1], i8[::1], f4[:, ::1])")
+def column_sums(first, last, x, starts, sums):
+    """Computes sums within blocks."""
+    for b in range(first, last):
+        block = x[starts[b] : starts[b + 1]]
+        total = sums[b]
+        total[:] = ZERO
+        for r in range(block.shape[0]):
+            row = block[r]
+            for c in range(total.size):
+                total[c] += row[c]
+
+
 @loop("void(i8[::1], f4[:, :, ::1], f4[:, :, ::1], f8[:, ::1], f8[:, ::1])")
 def join_moments(counts, means, squares, mean, var):
     """Computes means and variances of groups from those of blocks.
