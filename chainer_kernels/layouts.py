@@ -44,6 +44,7 @@ def flat(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     its order; if it has gaps, all are in C order.
     """
     if arrays[0].flags.c_contiguous:
+        # Reshaped, every other element of an array would stay so.
         return [a.ravel() for a in arrays]
     order = memory_order(arrays[0]) or tuple(range(arrays[0].ndim))
     return [np.ascontiguousarray(a.transpose(order)).reshape(-1) for a in arrays]

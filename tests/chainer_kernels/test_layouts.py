@@ -1,37 +1,56 @@
-"""Memory orders, and arrays seen in one dimension."""
+"""The memory order of activations."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from chainer_kernels import layouts
 from tests.support import kernels
 
-shapes = st.lists(st.integers(0, 4), max_size=4)
+SHAPES = st.lists(st.integers(0, 4), max_size=4)
 
 
-@given(shapes, kernels.orders, kernels.orders, kernels.seeds)
-def test_flat_keeps_elements_together(shape, order, other_order, seed):
-    x = kernels.arrays(shape, seed, order)
-    y = kernels.in_order(2 * x, other_order)
-    ours, theirs = layouts.flat([x, y])
-    assert ours.flags.c_contiguous and theirs.flags.c_contiguous
-    np.testing.assert_array_equal(theirs, 2 * ours)
-    np.testing.assert_array_equal(np.sort(ours), np.sort(x.ravel()))
+@given(SHAPES, kernels.orders, kernels.orders)
+def test_flat_arrays_are_contiguous_and_element_beside_element(shape, one, other):
+    first = kernels.arrays(shape, 1, one)
+    second = kernels.in_order(first, other)
+    flattened = layouts.flat([first, second])
+    assert all(a.ndim == 1 and a.flags.c_contiguous for a in flattened)
+    np.testing.assert_array_equal(*flattened)
+    out = layouts.empty_like(first)
+    assert out.shape == first.shape
+    (line,) = layouts.flat([out])
+    line[...] = flattened[0]
+    np.testing.assert_array_equal(out, first)
 
 
-@given(shapes, kernels.orders, kernels.seeds)
-def test_what_is_empty_is_written_through_flat(shape, order, seed):
-    x = kernels.arrays(shape, seed, order)
-    y = layouts.empty_like(x)
-    from_x, to_y = layouts.flat([x, y])
-    to_y[...] = from_x
-    np.testing.assert_array_equal(y, x)
+@given(SHAPES, kernels.orders, st.data())
+def test_around_some_axes(shape, order, data):
+    axes = (
+        sorted(data.draw(st.sets(st.sampled_from(range(len(shape)))))) if shape else []
+    )
+    x = kernels.arrays(shape, 1, order)
+    views = layouts.around([x, kernels.in_order(x, "C")], axes)
+    if views is None:
+        assert len(axes) > 1
+        return
+    assert all(a.ndim == 3 and a.flags.c_contiguous for a in views)
+    np.testing.assert_array_equal(*views)
+    others = tuple([i for i in range(x.ndim) if i not in axes])
+    sums = x.sum(others) if others else x
+    np.testing.assert_allclose(views[0].sum((0, 2)), sums.reshape(-1), 1e-5, 1e-5)
 
 
-@given(shapes, kernels.orders, kernels.seeds)
-def test_memory_order(shape, order, seed):
-    x = kernels.arrays(shape, seed, order)
+@pytest.mark.parametrize("order", ["C", "channels last"])
+def test_new_arrays_have_the_memory_order(order):
+    x = kernels.arrays((2, 3, 4, 5), 1, order)
+    assert layouts.empty_like(x).strides == x.strides
+
+
+@given(SHAPES, kernels.orders)
+def test_the_order_of_memory(shape, order):
+    x = kernels.arrays(shape, 1, order)
     axes = layouts.memory_order(x)
     if axes is None:
         assert order in ("gaps", "reversed")
