@@ -36,8 +36,11 @@ def update(rule: Any, param: Any) -> None:
         a if len(order) == 1 else a.transpose(order)
         for a in (weight, gradient, *states)
     )
-    # Gradients alone may be copied.
-    if not all(s.flags.c_contiguous and s.shape == weight.shape for s in states):
+    # Gradients alone may be copied, or read-only.
+    if not weight.flags.writeable or not all(
+        s.flags.c_contiguous and s.flags.writeable and s.shape == weight.shape
+        for s in states
+    ):
         return NotImplemented
     arrays = [np.ascontiguousarray(a).reshape(-1) for a in (weight, gradient, *states)]
     optimizer_loops_cpu.update_arrays(formula, arrays, numbers)

@@ -220,7 +220,9 @@ class NStepLayer(chainer.FunctionNode):
         cell = self._cell
         x, _, wx, *_ = self._split(inputs)
         first, k = 1 + cell.n_states, cell.n_gates
-        is_half = max(wanted) < first and any(v.requires_grad for v in self.inputs[1:])
+        is_half = max(wanted, default=0) < first and any(
+            v.requires_grad for v in self.inputs[1:]
+        )
         g_states, g_x, g_h = self._gradients_of_sums(inputs, grad_outputs, is_half)
         _, before, _ = self._memory
         found = dict(enumerate(g_states, 1))

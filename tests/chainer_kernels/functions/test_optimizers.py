@@ -119,6 +119,23 @@ def test_what_is_left_to_chainer(weight, lr):
     np.testing.assert_array_equal(ours, weight)
 
 
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+def test_read_only_gradient():
+    weight = ones(LARGE)
+    assert updated(weight, read_only(ones(LARGE)), 0.25)
+    np.testing.assert_array_equal(weight, 0.75)
+
+
+def test_read_only_weight():
+    weight = read_only(ones(LARGE))
+    with pytest.raises(ValueError, match="read-only"):
+        updated(weight, ones(LARGE), 0.1)
+
+
 @pytest.mark.parametrize("make_optimizer", OPTIMIZERS)
 def test_parameter_without_gradient(make_optimizer):
     param = chainer.Parameter(np.ones(3, np.float32))
