@@ -135,7 +135,8 @@ class NStepLayer(chainer.FunctionNode):
 
     Inputs are x (rows of all steps, I), each state (B, N), for each gate a weight
     (N, I), for each gate a weight (N, N), and as many biases (N,) of either. Outputs
-    are y (rows of all steps, N), and each state afterwards.
+    are y (rows of all steps, N), and each state afterwards. An input on which nothing
+    depends that was used has a gradient of zeros, where Chainer's graph leaves none.
 
     Args:
         cell: What a step computes.
