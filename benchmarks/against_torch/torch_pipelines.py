@@ -123,7 +123,7 @@ def _units(model: nn.Sequential) -> list[nn.Module]:
     """Returns what a model may be cut into: a ReLU works on its input, in place."""
     units: list[nn.Module] = []
     for module in model:
-        if isinstance(module, nn.ReLU) or isinstance(units and units[-1], nn.Flatten):
+        if isinstance(module, nn.ReLU):
             module = nn.Sequential(units.pop(), module)
         units.append(module)
     return units
