@@ -30,7 +30,7 @@ def test_loads(every):
     check(fault_injection.loads, every)
 
 
-@one_of(61)
+@one_of(97)
 def test_resumptions(every):
     check(fault_injection.resumptions, every)
 
@@ -40,6 +40,6 @@ def test_damages(n_places):
     check(fault_injection.damages, n_places)
 
 
-@one_of(7)
+@one_of(13)
 def test_deaths(every):
     check(fault_injection.deaths, every)
