@@ -219,7 +219,7 @@ def _chunks(
         n_rows = batch * block.outputs.size
         step = max(_ROWS, _CHUNK // (block.taps.size * channels + outs))
         # There is to be something for every core.
-        step = min(step, -(-n_rows // blas_threads()))
+        step = min(step, n_rows // blas_threads() + 1)
         for group in range(n_groups):
             for first in range(0, n_rows, step):
                 yield block, group, first, min(step, n_rows - first)
