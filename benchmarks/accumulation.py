@@ -26,7 +26,7 @@ from chainer import functions as F
 
 from benchmarks.common.perceptron import minibatch, mlp
 from benchmarks.common.results import Result, alternate, command, cpu_seconds, machine
-from chainer_kernels.gemm import gemm_add
+from chainer_kernels.gemm import gemm
 from divisible.backward.backprop import backward, backward_input
 from divisible.backward.weight_gradients import WeightGradients
 
@@ -117,7 +117,7 @@ class Products:
         """Weight gradients of the slices, one layer after the other."""
         for gy, x, gradient in zip(self.gy, self.x, self.gradients):
             for s in slices:
-                gemm_add(gradient, gy[s].T, x[s])
+                gemm(gy[s].T, x[s], gradient, accumulate=True)
 
     def step(self) -> None:
         """All products, undivided."""
@@ -145,7 +145,7 @@ class Products:
         for gy, x, gradient in zip(self.gy, self.x, self.gradients):
             gy = numpy.concatenate([gy[s] for s in self.slices])
             x = numpy.concatenate([x[s] for s in self.slices])
-            gemm_add(gradient, gy.T, x)
+            gemm(gy.T, x, gradient, accumulate=True)
 
 
 def measure(

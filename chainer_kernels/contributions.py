@@ -13,7 +13,7 @@ import numpy
 from chainer import backend
 
 from chainer_kernels import providers, switch
-from chainer_kernels.gemm import blas_threads, gemm_add
+from chainer_kernels.gemm import blas_threads, gemm
 from chainer_kernels.layouts import are_float32
 
 Array = Any
@@ -98,7 +98,7 @@ class Product(NamedTuple):
         elif not isinstance(out, numpy.ndarray):
             out += self.a.dot(self.b)
         elif blas_threads() == 1:
-            gemm_add(out, self.a, self.b)
+            gemm(self.a, self.b, out, accumulate=True)
         else:
             product = scratch.empty(out.shape, out.dtype)
             out += numpy.dot(self.a, self.b, out=product)

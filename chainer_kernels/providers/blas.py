@@ -22,10 +22,9 @@ import threadpoolctl
 
 from chainer_kernels import blocks, threads
 from chainer_kernels.blocks import Block, Plan
-from chainer_kernels.gemm import blas_threads
+from chainer_kernels.gemm import blas_threads, gemm
 from chainer_kernels.loops import convolution as loops
 from chainer_kernels.providers import Geometry, narrow_groups
-from chainer_kernels.sgemm import sgemm
 
 NAME = "BLAS and Numba"
 
@@ -123,7 +122,7 @@ def product(
     """Returns a product of matrices, written or added to ``out`` if there is one."""
     if out is None or not accumulate:
         return np.matmul(a, b, out=out)
-    sgemm(a, b, out, accumulate=True)
+    gemm(a, b, out, accumulate=True)
     return out
 
 
@@ -185,7 +184,7 @@ def _convolve(
             col = _windows(x, group * channels, channels, block, first, count)
             rows = np.empty((count, outs), np.float32)
             for i, (source, piece) in enumerate(_pieces(block, channels)):
-                sgemm(col[:, source], matrices[group][piece], rows, accumulate=i > 0)
+                gemm(col[:, source], matrices[group][piece], rows, accumulate=i > 0)
             here = slice(group * outs, (group + 1) * outs)
             _scatter(rows, bias[here], relu, y, here.start, block.outputs, first)
 
@@ -206,7 +205,7 @@ def _add_products(
     def compute(start: int, end: int) -> None:
         for source, piece in pieces:
             left = rows[:, start:end].T
-            sgemm(left, col[:, source], out[start:end, piece], accumulate=True)
+            gemm(left, col[:, source], out[start:end, piece], accumulate=True)
 
     threads.run_ranges(compute, len(out), size=col.size // _PRODUCTS_PER_COPY)
 
