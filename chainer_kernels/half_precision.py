@@ -6,12 +6,29 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from chainer_kernels import threads
+from chainer_kernels.layouts import empty_like, flat
+from chainer_kernels.loops import half_precision as loops
+
+SINGLE, HALF = np.dtype("f"), np.dtype("e")
+
+
+def are_float16(*arrays: np.ndarray) -> bool:
+    """Returns whether all are NumPy's own arrays of float16."""
+    return all(type(a) is np.ndarray and a.dtype == HALF for a in arrays)
+
 
 def in_float32(arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
     """Returns arrays of float16 as float32; others, and mixed ones, as they are."""
-    if all(type(a) is np.ndarray and a.dtype == np.float16 for a in arrays):
-        return [a.astype(np.float32) for a in arrays]
-    return arrays
+    return [widened(a) for a in arrays] if are_float16(*arrays) else arrays
+
+
+def widened(array: np.ndarray) -> np.ndarray:
+    """Returns float16 as float32, in the same memory order."""
+    single = empty_like(array, SINGLE)
+    halves, singles = flat([array, single])
+    threads.run_slices(loops.widen, [halves.view(np.uint16), singles])
+    return single
 
 
 def rounded(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -19,5 +36,10 @@ def rounded(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
     Looking for that is the loss scale's business.
     """
-    with np.errstate(over="ignore"):
-        return array.astype(dtype, copy=False)
+    if array.dtype != SINGLE or dtype != HALF:
+        with np.errstate(over="ignore"):
+            return array.astype(dtype, copy=False)
+    half = empty_like(array, HALF)
+    singles, halves = flat([array, half])
+    threads.run_slices(loops.narrow, [singles, halves.view(np.uint16)])
+    return half

@@ -83,10 +83,16 @@ def around(
     return [np.ascontiguousarray(a.transpose(order)).reshape(shape) for a in arrays]
 
 
-def empty_like(x: np.ndarray) -> np.ndarray:
-    """Returns a new array in the memory order in which :func:`flat` sees ``x``."""
+def empty_like(x: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
+    """Returns a new array in the memory order in which :func:`flat` sees ``x``.
+
+    Args:
+        x: The array.
+        dtype: That of the new one, if it is another one than that of ``x``.
+    """
     # NumPy closes gaps in the order of strides.
-    return np.empty_like(x, order="C" if memory_order(x) is None else "K", subok=False)
+    order = "C" if memory_order(x) is None else "K"
+    return np.empty_like(x, dtype, order, subok=False)
 
 
 def are_float32(*arrays: np.ndarray) -> bool:

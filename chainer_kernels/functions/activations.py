@@ -7,6 +7,7 @@ from typing import Any, Callable
 import numpy as np
 
 from chainer_kernels import threads
+from chainer_kernels.half_precision import are_float16, in_float32, rounded
 from chainer_kernels.layouts import are_float32, empty_like, flat
 from chainer_kernels.loops import activations as loops
 
@@ -15,7 +16,7 @@ Arrays = tuple[np.ndarray, ...]
 
 def relu(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``ReLU.forward_cpu``."""
-    if not are_float32(*inputs):
+    if not _are_covered(*inputs):
         return NotImplemented
     function.retain_outputs((0,))
     return _each(loops.relu, inputs)
@@ -23,14 +24,14 @@ def relu(function: Any, inputs: Arrays) -> Arrays:
 
 def relu_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``ReLUGrad2.forward_cpu``."""
-    if not are_float32(*inputs, function.b):
+    if not _are_covered(*inputs, function.b):
         return NotImplemented
     return _each(loops.relu_grad, (function.b, *inputs))
 
 
 def leaky_relu(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``LeakyReLU.forward_cpu``."""
-    if not are_float32(*inputs):
+    if not _are_covered(*inputs):
         return NotImplemented
     if function.slope >= 0:
         function.retain_outputs((0,))
@@ -41,14 +42,14 @@ def leaky_relu(function: Any, inputs: Arrays) -> Arrays:
 
 def leaky_relu_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``_LeakyReLUGrad.forward_cpu``."""
-    if not are_float32(*inputs, function.cond):
+    if not _are_covered(*inputs, function.cond):
         return NotImplemented
     return _each(loops.leaky_relu, (function.cond, *inputs), function.slope)
 
 
 def clipped_relu(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``ClippedReLU.forward_cpu``."""
-    if not are_float32(*inputs):
+    if not _are_covered(*inputs):
         return NotImplemented
     function.retain_inputs((0,))
     return _each(loops.clipped_relu, inputs, function.cap)
@@ -56,7 +57,7 @@ def clipped_relu(function: Any, inputs: Arrays) -> Arrays:
 
 def clipped_relu_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``ClippedReLUGrad2.forward_cpu``."""
-    if not are_float32(*inputs, function.x):
+    if not _are_covered(*inputs, function.x):
         return NotImplemented
     return _each(loops.clipped_relu_grad, (function.x, *inputs), function.cap)
 
@@ -83,7 +84,7 @@ def tanh_grad(function: Any, inputs: Arrays) -> Arrays:
 
 def elu(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``ELU.forward_cpu``."""
-    if not are_float32(*inputs):
+    if not _are_covered(*inputs):
         return NotImplemented
     if function.alpha < 0:
         function.retain_inputs((0,))
@@ -93,14 +94,14 @@ def elu(function: Any, inputs: Arrays) -> Arrays:
 
 def elu_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``ELUGrad.forward_cpu``."""
-    if not are_float32(*inputs, function.cond):
+    if not _are_covered(*inputs, function.cond):
         return NotImplemented
     return _each(loops.elu_grad, (function.cond, *inputs), function.alpha)
 
 
 def _from_output(function: Any, inputs: Arrays, loop: Callable) -> Arrays:
     """Computes a function whose gradient is a function of its output."""
-    if not are_float32(*inputs):
+    if not _are_covered(*inputs):
         return NotImplemented
     function.retain_outputs((0,))
     function._use_cudnn = False
@@ -109,14 +110,21 @@ def _from_output(function: Any, inputs: Arrays, loop: Callable) -> Arrays:
 
 def _of_output(function: Any, inputs: Arrays, loop: Callable) -> Arrays:
     """Computes such a gradient, of the output and its own gradient."""
-    if not are_float32(*inputs):
+    if not _are_covered(*inputs):
         return NotImplemented
     function.retain_inputs((0, 1))
     return _each(loop, inputs)
 
 
+def _are_covered(*arrays: np.ndarray) -> bool:
+    return are_float32(*arrays) or are_float16(*arrays)
+
+
 def _each(loop: Callable, arrays: Arrays, *numbers: float) -> Arrays:
     """Runs a loop that writes into a new array, in the memory order of the first."""
-    out = empty_like(arrays[0])
-    threads.run_slices(loop, flat([*arrays, out]), *map(np.float32, numbers))
-    return (out,)
+    dtype, singles = arrays[0].dtype, in_float32(arrays)
+    out = empty_like(singles[0])
+    # NumPy rounds numbers to the arrays' precision, too.
+    numbers = [np.float32(dtype.type(number)) for number in numbers]
+    threads.run_slices(loop, flat([*singles, out]), *numbers)
+    return (rounded(out, dtype),)

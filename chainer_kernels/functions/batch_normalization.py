@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from chainer_kernels.functions import channels
+from chainer_kernels.half_precision import in_float32, rounded
 from chainer_kernels.layouts import are_float32, around, empty_like
 
 Arrays = tuple[np.ndarray, ...]
@@ -44,6 +45,7 @@ def forward(
         running_mean += (1 - decay) * mean
         running_var *= decay
         running_var += (1 - decay) * adjust * var
+    y = rounded(y, x.dtype)
     return y, x_layout, running_mean, running_var, mean, var, inv_std, None
 
 
@@ -74,7 +76,7 @@ def backward(
     channels.combine(
         x_view, gy_view, mean, scale, slope, scale * gbeta * -share, gx_view
     )
-    return gx, None, ggamma.astype("f"), gbeta.astype("f")
+    return rounded(gx, x.dtype), None, ggamma.astype("f"), gbeta.astype("f")
 
 
 def fixed(function: Any, inputs: Arrays) -> Arrays:
@@ -96,7 +98,7 @@ def fixed(function: Any, inputs: Arrays) -> Arrays:
     function.inv_std = np.sqrt(function.inv_var)
     x_view, y, y_view = views
     channels.scale(x_view, mean, function.inv_std * gamma, beta, y_view)
-    return (y,)
+    return (rounded(y, x.dtype),)
 
 
 def fixed_grad(function: Any, inputs: Arrays) -> Arrays:
@@ -115,7 +117,7 @@ def fixed_grad(function: Any, inputs: Arrays) -> Arrays:
     gbeta, ggamma = (a.astype("f") for a in sums)
     gmean = -function.gamma_over_std * gbeta
     gvar = np.float32(-0.5) * function.inv_var * (gamma * ggamma)
-    return gx, ggamma, gbeta, gmean, gvar
+    return rounded(gx, x.dtype), ggamma, gbeta, gmean, gvar
 
 
 def _key_axes(x: np.ndarray, axis: tuple[int, ...]) -> tuple[int, ...]:
@@ -132,14 +134,15 @@ def _views(
     """Returns ``x`` and others around the parameters' axes, and an output twice.
 
     Returns:
-        The views, a new array like ``x``, and that in the same view; ``None`` for what
-        is left to Chainer.
+        The views, a new array like ``x``, and that in the same view, all of float32;
+        ``None`` for what is left to Chainer.
     """
     axes = _key_axes(x, axis)
-    if not (are_float32(x, *parameters, *others) and x.size and axes):
+    arrays = in_float32([x, *others])
+    if not (are_float32(*arrays, *parameters) and x.size and axes):
         return None
-    out = empty_like(x)
-    views = around([x, *others, out], axes)
+    out = empty_like(arrays[0])
+    views = around([*arrays, out], axes)
     return views and [*views[:-1], out, views[-1]]
 
 

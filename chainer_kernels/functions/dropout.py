@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from chainer_kernels import global_random, threads
+from chainer_kernels.half_precision import are_float16, in_float32, rounded
 from chainer_kernels.layouts import are_float32, empty_like, flat
 from chainer_kernels.loops import activations, mersenne_twister
 
@@ -17,11 +18,10 @@ Arrays = tuple[np.ndarray, ...]
 def dropout(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``Dropout.forward_cpu``, and draws what it draws."""
     (x,) = inputs
-    if not (are_float32(x) and x.ndim):
+    if not ((are_float32(x) or are_float16(x)) and x.ndim):
         return NotImplemented
     if function.mask is None:
-        function.mask = empty_like(x)
-        _draw(function.mask, function.dropout_ratio)
+        function.mask = _drawn(x, function.dropout_ratio)
     return _multiplied(x, function.mask)
 
 
@@ -30,26 +30,32 @@ def dropout_grad(function: Any, inputs: Arrays) -> Arrays:
     return _multiplied(inputs[0], function.mask)
 
 
-def _draw(mask: np.ndarray, ratio: float) -> None:
-    """Draws a mask, in C order whatever its memory order is."""
-    scale = np.float32(1.0 / (1 - ratio))
-    drawn = global_random.pairs(mask.size)
+def _drawn(x: np.ndarray, ratio: float) -> np.ndarray:
+    """Draws a mask, in C order, for the memory order of ``x``."""
+    scale = x.dtype.type(1.0 / (1 - ratio))
+    drawn = global_random.pairs(x.size)
     if drawn is None:
-        mask[...] = scale * (np.random.rand(*mask.shape) >= ratio)
-        return
-    factors = np.empty(mask.shape, "f") if not mask.flags.c_contiguous else mask
-    line = factors.reshape(-1)
-    # Both sides of "rand >= ratio" times 2^53, which makes integers of the left ones.
-    threshold = np.uint64(math.ceil(ratio * 2**53))
-    for part, pairs in drawn:
-        mersenne_twister.dropout_mask(pairs, line[part], threshold, scale)
-    if factors is not mask:
-        mask[...] = factors
+        factors = scale * (np.random.rand(*x.shape) >= ratio)
+    else:
+        factors = np.empty(x.shape, "f")
+        line = factors.reshape(-1)
+        # Both sides of "rand >= ratio" times 2^53, which makes integers of the left.
+        threshold = np.uint64(math.ceil(ratio * 2**53))
+        for part, pairs in drawn:
+            loop = mersenne_twister.dropout_mask
+            loop(pairs, line[part], threshold, np.float32(scale))
+        factors = rounded(factors, x.dtype)
+    if x.flags.c_contiguous:
+        return factors
+    mask = empty_like(x)
+    mask[...] = factors
+    return mask
 
 
 def _multiplied(x: np.ndarray, mask: Any) -> Arrays:
-    if not (are_float32(x, mask) and x.shape == mask.shape):
+    arrays = in_float32([mask, x])
+    if not (are_float32(*arrays) and x.shape == mask.shape):
         return NotImplemented
-    y = empty_like(mask)
-    threads.run_slices(activations.multiply, flat([mask, x, y]))
-    return (y,)
+    y = empty_like(arrays[0])
+    threads.run_slices(activations.multiply, flat([*arrays, y]))
+    return (rounded(y, x.dtype),)

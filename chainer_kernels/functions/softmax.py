@@ -9,6 +9,7 @@ import numpy as np
 from chainer.functions.loss import softmax_cross_entropy
 
 from chainer_kernels import threads
+from chainer_kernels.half_precision import in_float32, rounded
 from chainer_kernels.layouts import are_float32, around, empty_like, is_channels_last
 from chainer_kernels.loops import normalization
 from chainer_kernels.loops import softmax as loops
@@ -18,14 +19,16 @@ Arrays = tuple[np.ndarray, ...]
 
 def softmax(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``Softmax.forward``."""
+    dtype, inputs = inputs[0].dtype, in_float32(inputs)
     if not _are_covered(*inputs):
         return NotImplemented
     function.retain_outputs((0,))
-    return (_Softmax.of(inputs[0], function.axis).y,)
+    return (rounded(_Softmax.of(inputs[0], function.axis).y, dtype),)
 
 
 def softmax_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``_SoftmaxGrad.forward``."""
+    dtype, inputs = inputs[0].dtype, in_float32(inputs)
     if not _are_covered(*inputs):
         return NotImplemented
     function.retain_inputs((0, 1))
@@ -39,23 +42,25 @@ def softmax_grad(function: Any, inputs: Arrays) -> Arrays:
     else:
         scratch = np.empty((before, behind), "f")
         threads.run_slices(loops.softmax_grad_slices, [*views, scratch])
-    return (gx,)
+    return (rounded(gx, dtype),)
 
 
 def log_softmax(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``LogSoftmax.forward``."""
+    dtype, inputs = inputs[0].dtype, in_float32(inputs)
     if not _are_covered(*inputs):
         return NotImplemented
     (x,) = inputs
     found = _Softmax.of(x, function.axis)
     np.subtract(found.x_view, found.log_sums()[:, None], out=found.y_view)
-    function._x_xp, function._x_shape, function._x_dtype = np, x.shape, x.dtype
+    function._x_xp, function._x_shape, function._x_dtype = np, x.shape, dtype
     function.retain_outputs((0,))
-    return (found.y,)
+    return (rounded(found.y, dtype),)
 
 
 def log_softmax_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``LogSoftmaxGrad.forward`` along the last axis in memory."""
+    dtype, inputs = inputs[0].dtype, in_float32(inputs)
     if not _are_covered(*inputs):
         return NotImplemented
     y, gy = inputs
@@ -67,7 +72,7 @@ def log_softmax_grad(function: Any, inputs: Arrays) -> Arrays:
     function.retain_inputs((0, 1))
     rows = [a.reshape(before, n_classes) for a in views]
     threads.run_slices(loops.log_softmax_grad_rows, rows)
-    return (gx,)
+    return (rounded(gx, dtype),)
 
 
 def cross_entropy(function: Any, inputs: Arrays) -> Arrays:

@@ -22,8 +22,8 @@ def test_kernel_runs():
     np.testing.assert_array_equal(y, [[0, 2]])
 
 
-@pytest.mark.parametrize("x", [X.astype("d"), X.astype(np.float16)])
-def test_other_dtypes_are_left_to_chainer(x):
+def test_other_dtypes_are_left_to_chainer():
+    x = X.astype("d")
     with kernels.called() as names:
         assert F.relu(x).dtype == x.dtype
     assert names == set()

@@ -46,6 +46,7 @@ def test_around_some_axes(shape, order, data):
 def test_new_arrays_have_the_memory_order(order):
     x = kernels.arrays((2, 3, 4, 5), 1, order)
     assert layouts.empty_like(x).strides == x.strides
+    assert layouts.empty_like(x, np.dtype("d")).dtype == "d"
 
 
 @given(SHAPES, kernels.orders)

@@ -60,3 +60,20 @@ def test_memory_order():
     x = kernels.arrays((2, 3, 4, 5), 1, "channels last")
     (y,), (gx,) = kernels.run(F.tanh, [x])
     assert y.strides == gx.strides == x.strides
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_float16_is_rounded_once(name):
+    function, classes = ACTIVATIONS[name]
+    x = kernels.arrays((3, 4, 5), 1, "channels last").astype("e")
+    with kernels.called() as names:
+        (y,), (gx,) = kernels.run(function, [x])
+    assert names == {f"{c}.forward_cpu" for c in classes.split()}
+    assert y.dtype == gx.dtype == "e"
+    assert y.strides == x.strides
+    exact = function(x.astype("f")).array.astype("e")
+    # Numbers such as slopes are of float16, too.
+    np.testing.assert_allclose(y, exact, 1e-3)
+    with chainer_kernels.disabled():
+        (_,), (right,) = kernels.run(function, [x])
+    np.testing.assert_allclose(gx, right, 3e-3, 1e-3)

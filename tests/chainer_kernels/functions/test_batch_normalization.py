@@ -134,3 +134,21 @@ def test_double_backward():
         (F.fixed_batch_normalization, [x, scale, shift, mean, var]),
     ]:
         kernels.check_second_derivative(function, inputs)
+
+
+@pytest.mark.parametrize("order", ["C", "channels last"])
+def test_float16_is_computed_in_float32(order):
+    half = kernels.in_order(kernels.arrays((8, 3, 5, 4), 1).astype("e"), order)
+    scale, shift, mean, var = parameters(half.shape, None, 2)
+    for function, rest, names in [
+        (F.batch_normalization, [scale, shift], TRAINED),
+        (F.fixed_batch_normalization, [scale, shift, mean, var], FIXED),
+    ]:
+        with kernels.called() as found:
+            (y,), gradients = kernels.run(function, [half, *rest])
+        assert found >= set(names)
+        (right,), rights = kernels.run(function, [half.astype("f"), *rest])
+        np.testing.assert_array_equal(y, right.astype("e"), strict=True)
+        assert gradients[0].dtype == "e"
+        for gradient, exact in zip(gradients, rights):
+            np.testing.assert_allclose(gradient, exact, 1e-2, 1e-2)

@@ -16,9 +16,10 @@ KERNELS = ["Dropout.forward_cpu", "DropoutGrad.forward"]
     kernels.orders,
     kernels.seeds,
     st.sampled_from([0.0, 0.1, 0.5]),
+    st.sampled_from(["float32", "float16"]),
 )
-def test_draws_what_chainer_draws(shape, order, seed, ratio):
-    x = kernels.arrays(shape, seed, order)
+def test_draws_what_chainer_draws(shape, order, seed, ratio, dtype):
+    x = kernels.in_order(kernels.arrays(shape, seed).astype(dtype), order)
 
     def run():
         np.random.seed(seed)

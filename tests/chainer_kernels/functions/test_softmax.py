@@ -34,6 +34,15 @@ def test_softmax(case, order, seed):
     )
 
 
+@pytest.mark.parametrize("function", [F.softmax, F.log_softmax])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_float16_is_rounded_once(function, axis):
+    x = kernels.arrays((20, 30), 1).astype("e")
+    y = function(x, axis).array
+    right = function(x.astype("f"), axis).array.astype("e")
+    np.testing.assert_array_equal(y, right, strict=True)
+
+
 def test_second_derivatives():
     for function in (F.softmax, F.log_softmax):
         kernels.check_second_derivative(function, [kernels.arrays((5, 6), 1)])
