@@ -23,6 +23,9 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
 
 ::
 
+    compiling            loops that are compiled once and kept on disk
+    memory               freed arrays, kept for the next step
+    speed                how fast operators are here, with kernels and without
     float16_bits         float16 and its bits, in loops that know no float16
     float8               e5m2, exactly as ml_dtypes rounds
     gemm                 products that are added to what is there
