@@ -27,6 +27,8 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     memory               freed arrays, kept for the next step
     speed                how fast operators are here, with kernels and without
     float16_bits         float16 and its bits, in loops that know no float16
+    half_precision       arrays of float16, computed in float32 and rounded once
+    global_random        NumPy's global generator, drawn from by compiled loops
     float8               e5m2, exactly as ml_dtypes rounds
     gemm                 products that are added to what is there
     update_rules         the formulas of update rules, each written once
