@@ -146,8 +146,14 @@ def newest_tag(folder: Path) -> str | None:
     return None if path is None else Snapshot.open(path).values["tag"]
 
 
-# Whether it has a new name, so that an old one is to be removed, or that of an old one.
-SCENARIOS = {"s_2": {"n_retains": 1}, "s_1": {}}
+#: By name how a snapshot is saved, and what it is called: it has a new name, so that an
+#: old one is to be removed, or that of an old one; at once, or in the background.
+SCENARIOS = {
+    "new": ("s_2", {"n_retains": 1}),
+    "same": ("s_1", {}),
+    "new_later": ("s_2", {"n_retains": 1, "background": True}),
+    "same_later": ("s_1", {"background": True}),
+}
 
 
 @contextlib.contextmanager
@@ -158,15 +164,20 @@ def folder_in_memory() -> Iterator[Path]:
         yield Path(folder)
 
 
+def _save(run: SmallRun, out: Path, scenario: str) -> None:
+    name, options = SCENARIOS[scenario]
+    run.save(out / name, "new", **options)
+
+
 def saves(comm: Any, folder: Path, every: int = 1) -> Count:
     """Lets each call of the operating system fail that a save makes."""
     run, count = SmallRun(comm), Count()
     base, out = folder / "base", folder / "out"
     run.save(base / "s_1", "old")
-    for name, options in SCENARIOS.items():
+    for name in SCENARIOS:
 
-        def save(name: str = name, options: dict = options) -> None:
-            run.save(out / name, "new", **options)
+        def save(name: str = name) -> None:
+            _save(run, out, name)
 
         for rank in range(comm.size):
             _copied(comm, base, out)
@@ -359,7 +370,7 @@ def deadly_faults(
     """Returns a fault for each call before which, or within which, a save may end."""
     _copied(run.comm, base, out)
     with faulty(out) as files:
-        run.save(out / name, "new", **SCENARIOS[name])
+        _save(run, out, name)
     calls = run.comm.bcast([each.name for each in files.calls], rank)
     return [
         Fault(kind, at)
@@ -372,7 +383,7 @@ def deadly_faults(
 def save_until_death(run: SmallRun, out: Path, name: str, fault: Fault | None) -> None:
     """Saves where a fault ends this process."""
     with faulty(out, fault):
-        run.save(out / name, "new", **SCENARIOS[name])
+        _save(run, out, name)
 
 
 def _in_a_fork(call: Callable, *args: Any) -> None:

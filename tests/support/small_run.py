@@ -19,6 +19,7 @@ from pipeline import (
     load_snapshot,
     save_snapshot,
     snapshot,
+    wait_for_snapshot,
 )
 
 X, T = np.ones((4, 3), np.float32), np.zeros(4, np.int32)
@@ -54,6 +55,7 @@ class SmallRun:
         values = {"tag": tag}
         state = {"trainer": self.trainer}
         save_snapshot(path, self.pipe, self.optimizer, state, values, **options)
+        wait_for_snapshot(self.pipe)
 
     def load(self, path: Path) -> None:
         load_snapshot(path, self.pipe, self.optimizer, {"trainer": self.trainer})

@@ -20,7 +20,7 @@ def check(function, *args):
     assert count.injected > 5 and not count.broken, str(count)
 
 
-@one_of(29)
+@one_of(59)
 def test_saves(every):
     check(fault_injection.saves, every)
 

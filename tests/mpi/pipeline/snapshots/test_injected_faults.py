@@ -29,7 +29,7 @@ def inject(comm, folder, name, every):
 @pytest.mark.parametrize(
     ("name", "every"),
     [
-        *[("saves", 53), ("loads", 67), ("resumptions", 199)],
+        *[("saves", 107), ("loads", 67), ("resumptions", 199)],
         *[
             pytest.param(name, 1, marks=pytest.mark.matrix)
             for name in ("saves", "loads", "resumptions")

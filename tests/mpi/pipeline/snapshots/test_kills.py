@@ -59,9 +59,11 @@ def train(comm, out):
     updater = PipelineUpdater(iterator, optimizer, pipe)
     trainer = Trainer(updater, (N_ITERATIONS, "iteration"), out=out)
     every = {"trigger": (1, "iteration")}
-    trainer.extend(snapshot(resume="auto", n_retains=2), **every)
+    # One that is written in the background is known to be there at the next.
+    later = comm.size > 1
+    trainer.extend(snapshot(resume="auto", n_retains=2, background=later), **every)
     if comm.rank == 0:
-        trainer.extend(said, **every)
+        trainer.extend(said_later if later else said, **every)
     if comm.size % 2:
         # Told to stop, some save and end, and others end as they are.
         trainer.extend(StopOnSignal([signal.SIGTERM]))
@@ -73,6 +75,11 @@ def train(comm, out):
 def said(trainer):
     """Says what is saved by now."""
     print(f"saved {trainer.updater.iteration}", flush=True)
+
+
+@make_extension(priority=-200)
+def said_later(trainer):
+    print(f"saved {trainer.updater.iteration - 1}", flush=True)
 
 
 class Training:
