@@ -16,6 +16,7 @@ NAMES = (
     "chainer_compat",
     "chainer_kernels",
     "divisible",
+    "data_parallel",
     "mixed_precision",
     "pipeline",
 )
@@ -24,6 +25,7 @@ _MARKS = {
     "chainer_compat": "_packages",
     "chainer_kernels": "update_rules",
     "divisible": "lazy_names",
+    "data_parallel": "two_roundings",
     "mixed_precision": "momentum_sgd16",
     "pipeline": "call_agreement",
 }

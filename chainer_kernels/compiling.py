@@ -35,7 +35,7 @@ from numba.core.caching import FunctionCache
 
 _PACKAGE = Path(__file__).parent
 #: Those with compiled code, beside ``loops``.
-_MODULES = "compiling", "float16_bits", "optimizer_loops_cpu"
+_MODULES = "compiling", "float16_bits", "float8_bits", "optimizer_loops_cpu"
 _UNUSED_SECONDS = 30 * 24 * 3600
 #: Seconds after which a process compiles what another one has not finished.
 _LONGEST_COMPILATION = 60

@@ -1,4 +1,4 @@
-"""Float16 and e5m2 as bits, for Numba, which has no arithmetic for either on a CPU.
+"""Float16 as bits, for Numba, which has no arithmetic for it on a CPU.
 
 Every function is straight-line code without memory access or library call, so that
 loops around them become vector instructions. Processors that have instructions for
@@ -7,7 +7,6 @@ float16 are made to use them; their results are the same. The layouts::
              sign  exponent  mantissa
     float32     1         8        23     e8m23
     float16     1         5        10     e5m10
-    e5m2        1         5         2     the upper byte of a float16
 
 Numba widens integers to 64 bits in every operation; the casts to 32 keep the loops at
 full vector width.
@@ -108,26 +107,3 @@ if _has_instructions():
 else:
     half_to_float = half_to_float_by_bits
     float_to_half = float_to_half_by_bits
-
-
-@njit(cache=True)
-def float_to_e5m2(value: float, scale: float) -> int:
-    """Rounds ``value * scale`` to e5m2, ties to even; saturates; returns its bits."""
-    original = U32(F32(value).view(U32) & U32(0x7FFFFFFF))
-    bits = F32(value * scale).view(U32)
-    sign = U32(U32(bits >> U32(24)) & U32(0x80))
-    magnitude = U32(bits & U32(0x7FFFFFFF))
-    odd = U32(U32(magnitude >> U32(21)) & U32(1))
-    rounded = U32(U32(U32(magnitude - U32(REBIAS - U32(0xFFFFF))) + odd) >> U32(21))
-    if magnitude < SMALLEST_NORMAL:
-        # Next to 128 float32 is as coarse as subnormal e5m2, 2^-16.
-        shifted = U32(magnitude).view(F32) + F32(128)
-        rounded = U32(F32(shifted).view(U32) - U32((127 + 7) << 23))
-    if rounded > U32(0x7B):
-        rounded = U32(0x7B)
-    # By the value itself: a finite one that overflows when scaled saturates.
-    if original >= INFINITY:
-        rounded = U32(0x7C)
-    if original > INFINITY:
-        rounded = U32(0x7E)
-    return np.uint8(rounded | sign)

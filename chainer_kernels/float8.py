@@ -35,7 +35,9 @@ Array = Any
 LARGEST = 57344.0
 
 
-def encode(x: Array, scale: float = 1.0, out: Array | None = None) -> Array:
+def encode(
+    x: Array, scale: float = 1.0, out: Array | None = None, rounding: str = "nearest"
+) -> Array:
     """Returns ``x * scale`` as e5m2.
 
     The product is rounded to float32 and then to e5m2; a power of two as scale rounds
@@ -45,13 +47,16 @@ def encode(x: Array, scale: float = 1.0, out: Array | None = None) -> Array:
         x (array): NumPy or CuPy array of float32 or float16.
         scale (float): Positive and finite.
         out (array): A contiguous uint8 array to write to, of the shape of ``x``.
+        rounding (str): ``'nearest'``, ties to even; or ``'truncate'``, as the paper
+            does: to float16, of which the lower byte is dropped. On a CPU only.
 
     Returns:
         array: Codes, uint8, of the shape of ``x``.
 
     Raises:
         TypeError: If a dtype is another one.
-        ValueError: If the scale is out of range, or ``out`` does not fit.
+        ValueError: If the scale is out of range, ``out`` does not fit, or ``rounding``
+            is something else.
 
     Example:
         >>> x = np.array([1, 1.1, -3e-6, 1e6, np.inf], np.float32)
@@ -67,7 +72,15 @@ def encode(x: Array, scale: float = 1.0, out: Array | None = None) -> Array:
         out = xp.empty(x.shape, np.uint8)
     _check_out(out, x, "e5m2 codes need", np.uint8)
     values, codes = xp.ascontiguousarray(x).reshape(-1), out.reshape(-1)
-    loops_for(xp).encode_e5m2(values, _checked(scale), codes)
+    loops = loops_for(xp)
+    encoders = {"nearest": loops.encode_e5m2}
+    if xp is np:
+        encoders["truncate"] = loops.encode_e5m2_truncated
+    if rounding not in encoders:
+        raise ValueError(
+            f"rounding must be {' or '.join(map(repr, encoders))}, not {rounding!r}"
+        )
+    encoders[rounding](values, _checked(scale), codes)
     return out
 
 

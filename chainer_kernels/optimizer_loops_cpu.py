@@ -24,9 +24,9 @@ from numba.extending import intrinsic, overload
 
 from chainer_kernels import threads, update_rules
 from chainer_kernels.compiling import njit
+from chainer_kernels.float8_bits import float_to_e5m2, float_to_e5m2_truncated
 from chainer_kernels.float16_bits import (
     U32,
-    float_to_e5m2,
     float_to_half,
     half_to_float,
 )
@@ -339,6 +339,13 @@ def encode_e5m2(values: Array, scale: float, codes: Array) -> None:
     """Rounds scaled float32 or float16 values to e5m2."""
     for i in range(values.size):
         codes[i] = float_to_e5m2(_number(values[i]), scale)
+
+
+@_compiled_for_arrays
+def encode_e5m2_truncated(values: Array, scale: float, codes: Array) -> None:
+    """Rounds scaled values to float16, and drops the lower byte."""
+    for i in range(values.size):
+        codes[i] = float_to_e5m2_truncated(_number(values[i]), scale)
 
 
 @_compiled_for_arrays

@@ -40,6 +40,22 @@ def test_encode(values, scale):
     )
 
 
+@pytest.mark.parametrize("scale", [1.0, 2.0**12, 0.3])
+def test_truncation_drops_the_lower_byte_of_a_half(scale):
+    values = every_exponent(200_000)
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = values * np.float32(scale)
+        halves = scaled.astype(np.float16).view(np.uint16)
+    codes = (halves >> 8).astype(np.uint8)
+    finite = np.isfinite(values)
+    saturated = finite & (codes & 0x7F > 0x7B)
+    codes[saturated] = codes[saturated] & 0x80 | 0x7B
+    found = float8.encode(values, scale, rounding="truncate")
+    np.testing.assert_array_equal(found[finite], codes[finite])
+    with pytest.raises(ValueError, match="'nearest' or 'truncate', not 'up'"):
+        float8.encode(values, rounding="up")
+
+
 def test_not_a_number_is_canonical():
     nan = np.array([0x7FC00000, 0xFF800001], np.uint32).view(np.float32)
     assert float8.encode(nan).tolist() == [0x7E, 0xFE]

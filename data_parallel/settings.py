@@ -1,0 +1,96 @@
+"""The arguments of an exchange, checked before anything is sent."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from divisible.communication.wire import WIRE, WireDtype
+
+STRATEGIES = ("two_roundings", "oyama2017")
+
+
+class Settings(NamedTuple):
+    """How gradients are exchanged.
+
+    Attributes:
+        wire_dtype: The name of the dtype on the wire; ``'fp8'`` is that of the
+            strategy.
+        strategy: One of ``STRATEGIES``.
+        block: How many elements have a scale, with ``'two_roundings'``.
+        rounding: ``'nearest'`` or ``'truncate'``; ``None`` for the strategy's own.
+        quantile: Of the magnitudes, which becomes the largest number of the range.
+        samples: How many elements the quantile is taken of at most.
+        epsilon: What is added to the magnitudes of weights.
+        seed: Of the samples.
+        q: The quantile, if it is given.
+    """
+
+    wire_dtype: str = "int8"
+    strategy: str = "two_roundings"
+    block: int = 256
+    rounding: str | None = None
+    quantile: float = 0.95
+    samples: int = 1024
+    epsilon: float = 1e-5
+    seed: int = 0
+    q: float | None = None
+
+    @property
+    def is_oyama2017(self) -> bool:
+        """Whether it is Algorithm 1 of the paper."""
+        return self.strategy == "oyama2017"
+
+    @property
+    def wire(self) -> WireDtype:
+        """The dtype on the wire."""
+        if self.wire_dtype == "fp8":
+            return WIRE["e5m2" if self.is_oyama2017 else "e4m3"]
+        return WIRE[self.wire_dtype]
+
+    @property
+    def rounds(self) -> str:
+        """How Algorithm 1 rounds: as the paper does, unless asked otherwise."""
+        return self.rounding or "truncate"
+
+    def checked(self) -> Settings:
+        """Returns the same.
+
+        Raises:
+            ValueError: If an argument is out of its range, or they contradict.
+        """
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"strategy must be {_or(STRATEGIES)}, not {self.strategy}")
+        names = [*WIRE, "fp8"]
+        if self.wire_dtype not in names:
+            raise ValueError(f"wire_dtype must be {_or(names)}, not {self.wire_dtype}")
+        if self.is_oyama2017 and self.wire.name != "e5m2":
+            raise ValueError(
+                f"strategy 'oyama2017' sends e5m2, not {self.wire_dtype!r}: give"
+                f" wire_dtype='fp8', or strategy='two_roundings'"
+            )
+        if self.rounding not in (None, "nearest", "truncate"):
+            raise ValueError(
+                f"rounding must be 'nearest' or 'truncate', not {self.rounding!r}"
+            )
+        if self.rounding == "truncate" and not self.is_oyama2017:
+            raise ValueError(
+                "strategy 'two_roundings' rounds to nearest: rounding='truncate' is of"
+                " strategy 'oyama2017'"
+            )
+        block = self.block
+        if isinstance(block, bool) or int(block) != block or block < 16 or block % 16:
+            raise ValueError(f"block must be a positive multiple of 16, not {block}")
+        if not 0 < self.quantile <= 1:
+            raise ValueError(f"quantile must be in (0, 1], not {self.quantile}")
+        if self.samples < 1:
+            raise ValueError(f"samples must be 1 or more, not {self.samples}")
+        if not self.epsilon > 0:
+            raise ValueError(f"epsilon must be positive, not {self.epsilon}")
+        if self.q is not None and not self.q > 0:
+            raise ValueError(f"q must be positive, not {self.q}")
+        return self
+
+
+def _or(names: object) -> str:
+    *others, last = map(repr, names)
+    return f"{', '.join(others)} or {last}"

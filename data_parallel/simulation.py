@@ -1,0 +1,195 @@
+"""What an exchange leaves on the replicas, computed in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from data_parallel import oyama2017, two_roundings
+from data_parallel.nodes import nodes_of, shares, slices_of
+from data_parallel.settings import Settings
+
+
+class ExchangeResult(NamedTuple):
+    """What an exchange leaves.
+
+    Attributes:
+        mean (numpy.ndarray): The mean that every replica gets, float32.
+        sent_bytes (int): What the replica that sends most sends to other nodes.
+        q (float or None): The quantile of ``'oyama2017'``.
+        codes (numpy.ndarray or None): The sum on the wire of ``'oyama2017'``, uint8,
+            flat.
+        residuals (list or None): For each replica what its own encoding lost, to be
+            added to its next gradient; ``None`` without error feedback.
+    """
+
+    mean: np.ndarray
+    sent_bytes: int
+    q: float | None = None
+    codes: np.ndarray | None = None
+    residuals: list[np.ndarray] | None = None
+
+
+def simulate_exchange(
+    gradients: Sequence[np.ndarray],
+    wire_dtype: str = "int8",
+    *,
+    strategy: str = "two_roundings",
+    local_size: int = 1,
+    n_samples: Sequence[int] | None = None,
+    block: int = 256,
+    weights: np.ndarray | None = None,
+    q: float | None = None,
+    rounding: str | None = None,
+    quantile: float = 0.95,
+    samples: int = 1024,
+    epsilon: float = 1e-5,
+    seed: int = 0,
+    residuals: Sequence[np.ndarray] | None = None,
+) -> ExchangeResult:
+    """Returns what an exchange between replicas leaves on each of them, without MPI.
+
+    Args:
+        gradients: Float32 arrays of one shape, one for each replica, in rank order.
+        wire_dtype (str): ``'fp32'``, ``'fp16'``, ``'bf16'``, ``'e5m2'``, ``'e4m3'``,
+            ``'int8'``; or ``'fp8'``, which is e5m2 with ``'oyama2017'``, else e4m3.
+        strategy (str): ``'two_roundings'``: encoded, added up in float32, encoded once
+            more. ``'oyama2017'``: Algorithm 1 of the paper, which rounds after each
+            addition.
+        local_size (int): How many replicas share a node. The sum within a node is in
+            float32 with ``'two_roundings'``; what one node has alone is not rounded.
+        n_samples: Of each replica's minibatch, for a mean weighted by them; ``None`` if
+            all are alike.
+        block (int): How many elements have a scale; a multiple of 16.
+        weights: The weights, of the gradients' shape, for ``'oyama2017'``.
+        q (float): The quantile of ``'oyama2017'``, instead of the gradients' own.
+        rounding (str): ``'truncate'`` or ``'nearest'``; ``None`` for the strategy's
+            own, truncation for ``'oyama2017'``.
+        quantile (float): Which quantile of the ratios to the weights is q.
+        samples (int): Of how many elements at most it is taken.
+        epsilon (float): What is added to the magnitudes of the weights.
+        seed (int): Of the choice of samples.
+        residuals: What each replica's encodings have lost so far, zeros at first. With
+            them there is error feedback.
+
+    Returns:
+        ExchangeResult: The mean, and more.
+
+    Raises:
+        ValueError: If an argument is out of its range, or arrays do not fit.
+        TypeError: If a gradient is not float32.
+
+    Example:
+        >>> gradients = [np.array([1, -3], 'f'), np.array([3, 1], 'f')]
+        >>> simulate_exchange(gradients, 'fp32').mean
+        array([ 2., -1.], dtype=float32)
+        >>> simulate_exchange(gradients, 'int8').mean
+        array([ 1.996063, -1.00589 ], dtype=float32)
+    """
+    settings = Settings(
+        wire_dtype, strategy, block, rounding, quantile, samples, epsilon, seed, q
+    ).checked()
+    flat = _flat(gradients, "gradients")
+    shape, n_replicas = np.shape(gradients[0]), len(flat)
+    _check_local_size(local_size, n_replicas, settings)
+    sent = _sent_bytes(flat[0].size, n_replicas, local_size, settings)
+    if settings.is_oyama2017:
+        if weights is None:
+            raise ValueError("strategy 'oyama2017' sends ratios: give weights")
+        if residuals is not None:
+            raise ValueError("strategy 'oyama2017' knows no residuals")
+        (weights,) = _flat([weights], "weights", shape)
+        if n_samples is not None:
+            flat = [
+                gradient * (share * np.float32(n_replicas))
+                for gradient, share in zip(flat, shares(n_samples, n_replicas))
+            ]
+        mean, q, codes = oyama2017.mean(flat, weights, local_size, settings)
+        return ExchangeResult(mean.reshape(shape), sent, q, codes)
+    if residuals is not None:
+        if len(residuals) != n_replicas:
+            raise ValueError(
+                f"residuals must have an array for each of {n_replicas} replicas, not"
+                f" {len(residuals)}"
+            )
+        flat = [g + r for g, r in zip(flat, _flat(residuals, "residuals", shape))]
+    parts = two_roundings.node_parts(flat, local_size, n_samples)
+    mean, lost = two_roundings.mean_of_parts(parts, settings)
+    kept = None
+    if residuals is not None:
+        kept = [
+            residual.reshape(shape)
+            for residual in _residuals(lost, n_replicas, local_size, n_samples, block)
+        ]
+    return ExchangeResult(mean.reshape(shape), sent, residuals=kept)
+
+
+def _residuals(
+    lost: Sequence[np.ndarray],
+    n_replicas: int,
+    local_size: int,
+    n_samples: Sequence[int] | None,
+    block: int,
+) -> list[np.ndarray]:
+    """Returns for each replica what the encoding of its own slice has lost."""
+    weights, residuals = shares(n_samples, n_replicas), []
+    for of_node, replicas in zip(lost, nodes_of(n_replicas, local_size)):
+        for replica, part in zip(
+            replicas, slices_of(of_node.size, block, len(replicas))
+        ):
+            mine = np.zeros_like(of_node)
+            mine[part] = two_roundings.residual(of_node[part], weights[replica])
+            residuals.append(mine)
+    return residuals
+
+
+def _flat(
+    arrays: Sequence[np.ndarray], what: str, shape: tuple[int, ...] | None = None
+) -> list[np.ndarray]:
+    """Returns float32 arrays of one shape in one dimension."""
+    if len(arrays) == 0:
+        raise ValueError(f"{what} must have an array for each replica, at least one")
+    shape = np.shape(arrays[0]) if shape is None else shape
+    for number, array in enumerate(arrays):
+        if getattr(array, "dtype", None) != np.float32:
+            kind = getattr(array, "dtype", type(array).__name__)
+            raise TypeError(f"{what}[{number}] must be float32, not {kind}")
+        if array.shape != shape:
+            raise ValueError(f"{what}[{number}] is {array.shape}, not {shape}")
+    return [np.ascontiguousarray(array).reshape(-1) for array in arrays]
+
+
+def _check_local_size(local_size: int, n_replicas: int, settings: Settings) -> None:
+    if local_size < 1:
+        raise ValueError(f"local_size must be 1 or more, not {local_size}")
+    sizes = {len(replicas) for replicas in nodes_of(n_replicas, local_size)}
+    if settings.is_oyama2017 and len(sizes) > 1:
+        raise ValueError(
+            f"strategy 'oyama2017' needs as many replicas on each node: {n_replicas}"
+            f" are no multiple of local_size = {local_size}"
+        )
+
+
+def _sent_bytes(n: int, n_replicas: int, local_size: int, settings: Settings) -> int:
+    """Returns what the replica that sends most sends to other nodes."""
+    nodes = nodes_of(n_replicas, local_size)
+    if len(nodes) == 1:
+        return 0
+    block = settings.block
+    size = settings.wire.n_bytes
+    if settings.is_oyama2017:
+        # Codes alone, without scales.
+        block, size = 16, lambda n, _: n
+    most = 0
+    for node, replicas in enumerate(nodes):
+        # Each replica of a node sends its share of what the node sends.
+        for share in slices_of(n, block, len(replicas)):
+            of_nodes = [
+                size(part.stop - part.start, block)
+                for part in slices_of(share.stop - share.start, block, len(nodes))
+            ]
+            others = sum(of_nodes) - of_nodes[node]
+            most = max(most, others + (len(nodes) - 1) * of_nodes[node])
+    return most

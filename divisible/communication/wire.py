@@ -1,0 +1,143 @@
+"""The numbers in which gradients travel: one entry for each wire dtype.
+
+A message of a scaled dtype is the largest magnitude of each block, float32, and then
+the codes of all elements::
+
+    |value of block 0|  |value of block 1|  ...   code 0  code 1  code 2  ...
+
+What one rounding costs, element by element, is at most ``u |x| + a(block)``: relative
+to the number itself, and to the largest magnitude in its block of elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class WireDtype(NamedTuple):
+    """A dtype that gradients travel in.
+
+    Attributes:
+        name: As users type it.
+        dtype: Of the codes.
+        is_scaled: Whether each block of elements has a scale.
+        u: The relative error of a rounding.
+        a: Its absolute error, by the largest magnitude in the block.
+        least: Its absolute error whatever the block, for a dtype without scales.
+    """
+
+    name: str
+    dtype: np.dtype
+    is_scaled: bool
+    u: float
+    a: float
+    least: float = 0.0
+
+    def n_bytes(self, n: int, block: int) -> int:
+        """Returns the size of a message of ``n`` elements in blocks of ``block``."""
+        return 4 * self._n_scales(n, block) + n * self.dtype.itemsize
+
+    def encode(
+        self, values: np.ndarray, block: int, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Returns a message.
+
+        Args:
+            values: Contiguous float32 numbers, finite, in one dimension.
+            block: How many elements have a scale.
+            out: Contiguous uint8 to write to, of :meth:`n_bytes` and aligned to 4.
+
+        Example:
+            >>> message = WIRE['int8'].encode(np.array([1, -2, 4], 'f'), 16)
+            >>> WIRE['int8'].decode(message, 3, 16)
+            array([ 1.007874, -2.015748,  4.      ], dtype=float32)
+        """
+        if out is None:
+            out = np.empty(self.n_bytes(values.size, block), np.uint8)
+        largest, codes = self._parts(out, values.size, block)
+        if self.name == "fp32":
+            codes[...] = values
+        elif self.is_scaled:
+            loops = _loops()
+            loops.largest_of_blocks(values, block, largest)
+            getattr(loops, f"encode_{self.name}")(values, largest, block, codes)
+        else:
+            getattr(_loops(), f"encode_{self.name}")(values, codes)
+        return out
+
+    def decode(
+        self,
+        message: np.ndarray,
+        n: int,
+        block: int,
+        out: np.ndarray | None = None,
+        add: bool = False,
+    ) -> np.ndarray:
+        """Returns the numbers of a message.
+
+        Args:
+            message: From :meth:`encode`.
+            n: How many elements it has.
+            block: How many of them have a scale.
+            out: Contiguous float32 to write to.
+            add: Whether to add to ``out`` instead.
+        """
+        if out is None:
+            out = np.empty(n, np.float32)
+        largest, codes = self._parts(message, n, block)
+        if self.name == "fp32":
+            np.add(out, codes, out) if add else np.copyto(out, codes)
+        elif self.is_scaled:
+            decode = getattr(_loops(), f"decode_{self.name}")
+            decode(codes, largest, block, out, add)
+        else:
+            getattr(_loops(), f"decode_{self.name}")(codes, out, add)
+        return out
+
+    def bound(self, values: np.ndarray, block: int) -> np.ndarray:
+        """Returns the largest error that one rounding of ``values`` can have, float64.
+
+        Args:
+            values: Numbers in one dimension.
+            block: How many of them have a scale.
+        """
+        magnitudes = np.abs(values, dtype=np.float64)
+        starts = range(0, max(values.size, 1), block)
+        largest = [magnitudes[start : start + block].max(initial=0) for start in starts]
+        of_blocks = np.repeat(largest, block)[: values.size]
+        return self.u * magnitudes + self.a * of_blocks + self.least
+
+    def _n_scales(self, n: int, block: int) -> int:
+        return -(-n // block) if self.is_scaled else 0
+
+    def _parts(self, message: Any, n: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+        start = 4 * self._n_scales(n, block)
+        return message[:start].view(np.float32), message[start:].view(self.dtype)
+
+
+def _loops() -> Any:
+    # Numba takes a second to load, and fp32 does without.
+    from chainer_kernels.loops import wire
+
+    return wire
+
+
+def _entry(
+    name: str, dtype: str, is_scaled: bool, u: float, a: float, least: float = 0.0
+) -> tuple[str, WireDtype]:
+    return name, WireDtype(name, np.dtype(dtype), is_scaled, u, a, least)
+
+
+#: By name. ``'fp8'`` is one of them, by strategy.
+WIRE: dict[str, WireDtype] = dict(
+    (
+        _entry("fp32", "f4", False, 0, 0),
+        _entry("fp16", "u2", False, 2.0**-11, 0, 2.0**-25),
+        _entry("bf16", "u2", False, 2.0**-8, 0),
+        _entry("e5m2", "u1", True, 2.0**-3, 2.0**-30),
+        _entry("e4m3", "u1", True, 2.0**-4, 2.0**-17),
+        _entry("int8", "u1", True, 0, 1 / 254),
+    )
+)

@@ -1,0 +1,73 @@
+"""Every wire dtype rounds as its entry says."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from divisible.communication.wire import WIRE
+
+names = st.sampled_from(sorted(WIRE))
+blocks = st.sampled_from([16, 48, 256])
+
+
+@st.composite
+def values(draw):
+    """Numbers whose magnitudes differ between blocks as far as float32 goes."""
+    n = draw(st.integers(0, 600))
+    random = np.random.RandomState(draw(st.integers(0, 2**32 - 1)))
+    exponent = draw(st.integers(-145, 120))
+    spread = draw(st.sampled_from([0, 4, 40]))
+    found = random.standard_normal(n) * 2.0 ** (
+        exponent + spread * random.uniform(-1, 1, n)
+    )
+    found[random.uniform(size=n) < draw(st.sampled_from([0, 0.5, 1]))] = 0
+    return np.clip(found, -3e38, 3e38).astype("f")
+
+
+@given(names, values(), blocks)
+def test_one_rounding_keeps_to_its_bound(name, x, block):
+    wire = WIRE[name]
+    message = wire.encode(x, block)
+    assert message.size == wire.n_bytes(x.size, block)
+    found = wire.decode(message, x.size, block)
+    bound = wire.bound(x, block) + 2.0**-22 * np.abs(x) + 2.0**-149
+    if name == "fp16":
+        # It has no scales, and saturates.
+        x = np.clip(x, -65504, 65504)
+    assert (np.abs(found.astype("d") - x) <= bound).all()
+    doubled = wire.decode(message, x.size, block, out=found.copy(), add=True)
+    np.testing.assert_array_equal(doubled, found + found)
+
+
+@given(names, values(), blocks)
+def test_blocks_are_coded_alone(name, x, block):
+    wire = WIRE[name]
+    whole = wire.decode(wire.encode(x, block), x.size, block)
+    parts = [x[i : i + 2 * block] for i in range(0, x.size, 2 * block)]
+    apart = [wire.decode(wire.encode(p, block), p.size, block) for p in parts]
+    np.testing.assert_array_equal(whole, np.concatenate([*apart, x[:0]]))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "top"),
+    [("e5m2", ml_dtypes.float8_e5m2, 14), ("e4m3", ml_dtypes.float8_e4m3fn, 7)],
+)
+def test_small_floats_are_those_of_ml_dtypes(name, dtype, top):
+    # A block whose scale is 1, with every tie and its neighbours.
+    ties = np.arange(0, 2**31, 2**17, dtype=np.uint32)[:, None] + np.uint32([0, 1, 3])
+    x = ties.ravel().view("f")
+    x = x[x < 2.0**top * 2]
+    x = np.concatenate([x, [2.0**top]]).astype("f")
+    wire = WIRE[name]
+    found = wire.decode(wire.encode(x, x.size), x.size, x.size)
+    np.testing.assert_array_equal(found, x.astype(dtype).astype("f"))
+
+
+def test_half_floats_are_those_of_numpy():
+    x = np.random.RandomState(0).standard_normal(1000).astype("f") * 1000
+    halves = WIRE["fp16"].encode(x, 16).view(np.float16)
+    np.testing.assert_array_equal(halves, x.astype(np.float16))
+    brains = WIRE["bf16"].encode(x, 16).view(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(brains, x.astype(ml_dtypes.bfloat16))
