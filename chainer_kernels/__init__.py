@@ -23,16 +23,27 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
 
 ::
 
+    catalogue            which methods have a kernel, and what their backward allows
+    installing, switch   kernels in the place of methods, in force or not
+    functions            the kernels, a module for each family of functions
+    contributions        what is added to a weight gradient without being formed
+    providers            products and convolutions, by BLAS or oneDNN
+    convolution_blocks   positions of a convolution that read alike
+    grouped_convolution  convolutions of groups of few channels, without products
+    loops                compiled loops, a module for each family
     compiling            loops that are compiled once and kept on disk
-    memory               freed arrays, kept for the next step
-    speed                how fast operators are here, with kernels and without
-    float16_bits         float16 and its bits, in loops that know no float16
+    threads              loops on several cores
+    gemm                 products that are added to what is there
+    layouts, geometry    memory orders of activations; shapes of convolutions
+    pooling_windows      which cells each window of a pooling reads
     half_precision       arrays of float16, computed in float32 and rounded once
     global_random        NumPy's global generator, drawn from by compiled loops
-    float8               e5m2, exactly as ml_dtypes rounds
-    gemm                 products that are added to what is there
+    float16_bits         float16 as bits, in loops that know no float16
+    float8_bits, float8  e5m2 and e4m3 as bits; e5m2 of arrays
+    memory               freed arrays, kept for the next step
+    speed                how fast operators are here, with kernels and without
     update_rules         the formulas of update rules, each written once
-    rule_calls           the formula and the numbers that a rule of Chainer's amounts to
+    chainer_rules        the formula and the numbers that a rule of Chainer's amounts to
     formulas             what a formula may use, and how it is written in CUDA
     optimizer_loops      the choice between the two:
     optimizer_loops_cpu  update rules and other passes over flat buffers, by Numba

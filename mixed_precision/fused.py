@@ -18,8 +18,8 @@ from chainer.optimizers.momentum_sgd import MomentumSGDRule
 from chainer.optimizers.sgd import SGDRule
 
 from chainer_kernels import update_rules
+from chainer_kernels.chainer_rules import CALLS
 from chainer_kernels.formulas import Formula, number_names, state_names
-from chainer_kernels.rule_calls import CALLS
 from mixed_precision.flat import Gathered, Group
 from mixed_precision.momentum_sgd16 import MomentumSGD16Rule
 

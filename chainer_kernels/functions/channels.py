@@ -36,7 +36,7 @@ def moments(x: np.ndarray, n_groups: int = 1) -> tuple[np.ndarray, np.ndarray]:
         threads.run_slices(loops.row_moments, [rows, means, squares])
     else:
         (rows,), fold = _columns([x], n_groups)
-        starts, counts = blocks(len(rows), n_groups, rows.shape[1])
+        starts, counts = row_blocks(len(rows), n_groups, rows.shape[1])
         counts = np.repeat(counts, fold)
         n_blocks = len(starts) - 1
         means, squares = np.empty((2, n_blocks, rows.shape[1]), "f")
@@ -59,7 +59,7 @@ def moments(x: np.ndarray, n_groups: int = 1) -> tuple[np.ndarray, np.ndarray]:
 def sums(x: np.ndarray) -> np.ndarray:
     """Returns the sums of channels that come last, in float64."""
     (rows,), _ = _columns([x], 1)
-    starts, _ = blocks(len(rows), 1, rows.shape[1])
+    starts, _ = row_blocks(len(rows), 1, rows.shape[1])
     n_blocks = len(starts) - 1
     found = np.empty((n_blocks, rows.shape[1]), "f")
     size = rows.size // n_blocks
@@ -81,7 +81,7 @@ def products(
         threads.run_slices(loops.row_products, arrays)
     else:
         (rows, gradients), fold = _columns([x, gy], n_groups)
-        starts, _ = blocks(len(rows), n_groups, rows.shape[1])
+        starts, _ = row_blocks(len(rows), n_groups, rows.shape[1])
         n_blocks = len(starts) - 1
         sums = np.empty((2, n_blocks, rows.shape[1]), "f")
         threads.run_ranges(
@@ -183,7 +183,7 @@ def _columns(arrays: list[np.ndarray], n_groups: int) -> tuple[list[np.ndarray],
 
 
 @functools.lru_cache(maxsize=256)
-def blocks(n_rows: int, n_groups: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+def row_blocks(n_rows: int, n_groups: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns where blocks of rows start and end, and the lengths of a group's."""
     rows = min(max(BLOCK_SIZE // width, FEWEST_ROWS), MOST_ROWS)
     in_group = np.arange(0, n_rows // n_groups, rows)

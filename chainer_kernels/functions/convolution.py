@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from chainer_kernels import providers
+from chainer_kernels.geometry import Geometry
 from chainer_kernels.half_precision import in_float32, rounded
 from chainer_kernels.layouts import are_float32, channels_first, channels_last
-from chainer_kernels.providers import Geometry
 
 Arrays = tuple[np.ndarray, ...]
 

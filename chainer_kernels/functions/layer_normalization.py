@@ -8,7 +8,7 @@ import chainer
 import numpy as np
 
 from chainer_kernels import threads
-from chainer_kernels.functions.channels import blocks
+from chainer_kernels.functions.channels import row_blocks
 from chainer_kernels.layouts import are_float32
 from chainer_kernels.loops import normalization as loops
 
@@ -57,7 +57,7 @@ class LayerNormalizationGrad(chainer.FunctionNode):
     def forward(self, inputs: Arrays) -> Arrays:
         """Returns the gradients of x, gamma and beta for x, gamma and gy."""
         x, gamma, gy = (np.ascontiguousarray(a) for a in inputs)
-        starts, _ = blocks(len(x), 1, x.shape[1])
+        starts, _ = row_blocks(len(x), 1, x.shape[1])
         gx = np.empty_like(x)
         n_blocks = len(starts) - 1
         sums = np.empty((2, n_blocks, x.shape[1]), "f")

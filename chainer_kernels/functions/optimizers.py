@@ -9,9 +9,9 @@ import numpy as np
 from chainer.optimizers.msvag import MSVAGRule
 
 from chainer_kernels import optimizer_loops_cpu
+from chainer_kernels.chainer_rules import CALLS
 from chainer_kernels.formulas import state_names
 from chainer_kernels.layouts import are_float32, memory_order
-from chainer_kernels.rule_calls import CALLS
 
 #: Below so many elements the calls cost more than the arithmetic.
 SMALLEST = 1 << 14

@@ -16,8 +16,8 @@ import numpy
 from chainer_kernels import providers, switch
 from chainer_kernels.contributions import Contribution, Product, Scratch, Sum
 from chainer_kernels.functions.convolution import geometry_of, is_covered
+from chainer_kernels.geometry import Geometry
 from chainer_kernels.layouts import channels_last, is_channels_last
-from chainer_kernels.providers import Geometry
 
 Array = Any
 

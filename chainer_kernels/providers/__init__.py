@@ -23,38 +23,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Sequence
 from types import ModuleType
-from typing import NamedTuple
-
-
-class Geometry(NamedTuple):
-    """A convolution's shape, for each spatial axis.
-
-    Attributes:
-        kernel: Size of the window.
-        stride: Its steps.
-        pad: Zeros before, and at least so many behind unless a stride ends sooner.
-        dilation: Distance of what the window reads.
-        groups: How many parts of the channels are convolved apart.
-        cover_all: Whether a window that reads the last inputs, and zeros behind them,
-            has an output too.
-    """
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    pad: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int = 1
-    cover_all: bool = False
-
-    def output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Returns the spatial sizes of y, given those of x."""
-        return tuple(
-            (n + 2 * p - d * (k - 1) - 1 + (s - 1 if self.cover_all else 0)) // s + 1
-            for n, k, s, p, d in zip(sizes, *self[:4])
-        )
-
 
 #: The modules that provide; of those that can, the first does.
 NAMES = ("onednn", "blas")

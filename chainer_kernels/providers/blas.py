@@ -9,7 +9,7 @@ holds, multiplied, and written to where it belongs while a bias is added:
 
 The gradient of the input takes the same way, from gy to gx. That of the weights is a
 sum of products of such rows, transposed, and the rows of gy. Which blocks there are is
-in :mod:`chainer_kernels.blocks`.
+in :mod:`chainer_kernels.convolution_blocks`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Iterator
 import numpy as np
 import threadpoolctl
 
-from chainer_kernels import blocks, threads
-from chainer_kernels.blocks import Block, Plan
+from chainer_kernels import convolution_blocks, grouped_convolution, threads
+from chainer_kernels.convolution_blocks import Block, Plan
 from chainer_kernels.gemm import blas_threads, gemm
+from chainer_kernels.geometry import Geometry
 from chainer_kernels.loops import convolution as loops
-from chainer_kernels.providers import Geometry, narrow_groups
 
 NAME = "BLAS and Numba"
 
@@ -46,12 +46,12 @@ def convolution(
     relu: bool = False,
 ) -> np.ndarray:
     """Returns the output of a convolution."""
-    if narrow_groups.are_narrow(geometry, W.shape[1], len(W)):
-        return narrow_groups.convolution(x, W, b, geometry, relu)
+    if grouped_convolution.are_narrow(geometry, W.shape[1], len(W)):
+        return grouped_convolution.convolution(x, W, b, geometry, relu)
     sizes = x.shape[1:-1]
     weights = _by_groups(W, geometry)
     n_groups, outs, channels, taps = weights.shape
-    plan = blocks.of_outputs(geometry, len(x), outs * channels, sizes)
+    plan = convolution_blocks.of_outputs(geometry, len(x), outs * channels, sizes)
     turned = np.empty((n_groups, outs, taps * channels), np.float32)
     for group, rows in zip(weights, turned):
         _turn(group, plan.order, taps * channels, channels, rows)
@@ -64,11 +64,13 @@ def convolution_data(
     gy: np.ndarray, W: np.ndarray, geometry: Geometry, size: tuple[int, ...]
 ) -> np.ndarray:
     """Returns the gradient of a convolution's input."""
-    if narrow_groups.are_narrow(geometry, W.shape[1], len(W)):
-        return narrow_groups.convolution_data(gy, W, geometry, size)
+    if grouped_convolution.are_narrow(geometry, W.shape[1], len(W)):
+        return grouped_convolution.convolution_data(gy, W, geometry, size)
     weights = _by_groups(W, geometry)
     n_groups, outs, channels, taps = weights.shape
-    plan = blocks.of_inputs(geometry, len(gy), outs * channels, size, gy.shape[1:-1])
+    plan = convolution_blocks.of_inputs(
+        geometry, len(gy), outs * channels, size, gy.shape[1:-1]
+    )
     turned = np.empty((n_groups, taps * outs, channels), np.float32)
     for group, rows in zip(weights, turned):
         _turn(group, plan.order, channels, outs * channels, rows)
@@ -87,9 +89,11 @@ def convolution_weights(
     """Returns the gradient of a convolution's weights, written or added to ``out``."""
     n_groups, taps = geometry.groups, math.prod(geometry.kernel)
     channels, outs = x.shape[-1] // n_groups, gy.shape[-1] // n_groups
-    if narrow_groups.are_narrow(geometry, channels, gy.shape[-1]):
-        return narrow_groups.convolution_weights(x, gy, geometry, out, accumulate)
-    plan = blocks.of_outputs(geometry, len(x), outs * channels, x.shape[1:-1])
+    if grouped_convolution.are_narrow(geometry, channels, gy.shape[-1]):
+        return grouped_convolution.convolution_weights(x, gy, geometry, out, accumulate)
+    plan = convolution_blocks.of_outputs(
+        geometry, len(x), outs * channels, x.shape[1:-1]
+    )
     x = plan.padded(x)
     turned = np.zeros((n_groups, outs, taps * channels), np.float32)
     with threads.one_blas_thread():

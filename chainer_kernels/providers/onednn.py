@@ -26,8 +26,9 @@ import numpy as np
 
 from chainer_kernels import threads
 from chainer_kernels.gemm import operand
+from chainer_kernels.geometry import Geometry
 from chainer_kernels.loops import activations
-from chainer_kernels.providers import Geometry, blas
+from chainer_kernels.providers import blas
 from chainer_kernels.providers import onednn_library as dnnl
 from chainer_kernels.providers.onednn_library import Choice, Layout, Primitive
 

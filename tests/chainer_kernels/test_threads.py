@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from chainer_kernels import threads
-from chainer_kernels.providers import Geometry, blas
+from chainer_kernels.geometry import Geometry
+from chainer_kernels.providers import blas
 from tests.support import kernels
 
 

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import chainer_kernels
-from chainer_kernels.providers import Geometry
+from chainer_kernels.geometry import Geometry
 from tests.support import kernels
 
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chainer_kernels import providers
-from chainer_kernels.providers import Geometry, blas, onednn, onednn_library
+from chainer_kernels.geometry import Geometry
+from chainer_kernels.providers import blas, onednn, onednn_library
 from tests.support import kernels
 
 
@@ -136,7 +137,8 @@ def test_forked_process_computes_too():
     """The threads of OpenMP are not in a process that was forked."""
     code = """
 import os, signal, numpy as np
-from chainer_kernels.providers import Geometry, onednn
+from chainer_kernels.geometry import Geometry
+from chainer_kernels.providers import onednn
 x, W = np.ones((16, 16, 16, 32), "f"), np.ones((64, 32, 3, 3), "f")
 geometry = Geometry((3, 3), (1, 1), (1, 1), (1, 1))
 y = onednn.convolution(x, W, None, geometry)

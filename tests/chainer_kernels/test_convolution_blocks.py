@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from chainer_kernels import blocks
-from chainer_kernels.providers import Geometry
+from chainer_kernels import convolution_blocks
+from chainer_kernels.geometry import Geometry
 
 small = st.integers(1, 3)
 
@@ -29,9 +29,9 @@ def test_every_pair_of_positions_once(size, kernel, stride, pad, dilation, batch
         for tap in range(kernel)
     }
     right = {(tap, i, j) for tap, i, j in pairs if 0 <= j < size}
-    plan = blocks.of_outputs(geometry, batch, 1 << 16, (size,))
+    plan = convolution_blocks.of_outputs(geometry, batch, 1 << 16, (size,))
     assert _read(plan, size) == right
-    plan = blocks.of_inputs(geometry, batch, 1 << 16, (size,), (n_outputs,))
+    plan = convolution_blocks.of_inputs(geometry, batch, 1 << 16, (size,), (n_outputs,))
     found = {(tap, i, j) for tap, j, i in _read(plan, n_outputs)}
     assert found == right
 
@@ -53,7 +53,7 @@ def _read(plan, size):
 
 def test_small_batches_are_padded():
     geometry = Geometry((3, 3), (1, 1), (1, 1), (1, 1))
-    plan = blocks.of_outputs(geometry, 1, 1 << 16, (2, 2))
+    plan = convolution_blocks.of_outputs(geometry, 1, 1 << 16, (2, 2))
     assert len(plan.blocks) == 1 and plan.pads == ((1, 1), (1, 1))
     x = np.arange(4.0).reshape(1, 2, 2, 1)
     assert plan.padded(x)[0, :, :, 0].tolist() == [
@@ -66,6 +66,6 @@ def test_small_batches_are_padded():
 
 def test_no_zeros_in_large_batches():
     geometry = Geometry((3, 3), (1, 1), (1, 1), (1, 1))
-    plan = blocks.of_outputs(geometry, 84, 1 << 16, (4, 4))
+    plan = convolution_blocks.of_outputs(geometry, 84, 1 << 16, (4, 4))
     assert [block.taps.size for block in plan.blocks] == [4, 6, 4, 6, 9, 6, 4, 6, 4]
     assert plan.padded(np.ones((84, 4, 4, 1))).shape == (84, 4, 4, 1)

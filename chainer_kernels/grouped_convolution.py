@@ -16,11 +16,11 @@ import math
 
 import numpy as np
 
-from chainer_kernels import blocks, threads
-from chainer_kernels.blocks import Block, Plan
+from chainer_kernels import convolution_blocks, threads
+from chainer_kernels.convolution_blocks import Block, Plan
+from chainer_kernels.geometry import Geometry
 from chainer_kernels.loops import activations
-from chainer_kernels.loops import narrow_groups as loops
-from chainer_kernels.providers import Geometry
+from chainer_kernels.loops import grouped_convolution as loops
 
 #: More channels of a group are worth a product of matrices.
 _FEW = 7
@@ -49,7 +49,7 @@ def convolution(
 ) -> np.ndarray:
     """Returns the output of a convolution."""
     sizes, (outs, channels) = x.shape[1:-1], W.shape[:2]
-    plan = blocks.of_outputs(geometry, len(x), W[..., 0].size, sizes)
+    plan = convolution_blocks.of_outputs(geometry, len(x), W[..., 0].size, sizes)
     y = np.empty((len(x), *geometry.output_sizes(sizes), outs), np.float32)
     weights = W.reshape(outs, channels, -1).transpose(2, 1, 0)
     _convolve(x, geometry.groups, weights, plan, y, b)
@@ -63,7 +63,7 @@ def convolution_data(
 ) -> np.ndarray:
     """Returns the gradient of a convolution's input."""
     groups, channels = geometry.groups, W.shape[1]
-    plan = blocks.of_inputs(geometry, len(gy), len(W), size, gy.shape[1:-1])
+    plan = convolution_blocks.of_inputs(geometry, len(gy), len(W), size, gy.shape[1:-1])
     gx = np.empty((len(gy), *size, groups * channels), np.float32)
     weights = W.reshape(groups, -1, channels, math.prod(geometry.kernel))
     weights = weights.transpose(3, 1, 0, 2).reshape(len(plan.order), -1, gx.shape[-1])
@@ -80,7 +80,7 @@ def convolution_weights(
 ) -> np.ndarray:
     """Returns the gradient of a convolution's weights, written or added to ``out``."""
     outs, n_rows = gy.shape[-1], x.shape[-1] // geometry.groups
-    plan = blocks.of_outputs(geometry, len(x), outs, x.shape[1:-1])
+    plan = convolution_blocks.of_outputs(geometry, len(x), outs, x.shape[1:-1])
     x = _repeated(plan.padded(x), geometry.groups, outs)
     found = np.zeros((len(plan.order), n_rows, outs), np.float32)
     for block in plan.blocks:

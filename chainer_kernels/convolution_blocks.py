@@ -39,7 +39,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainer_kernels.providers import Geometry
+from chainer_kernels.geometry import Geometry
 
 #: A product of matrices costs as much as so many more rows would, for what BLAS copies,
 #: and so many more multiplications, for the calls.

@@ -1,0 +1,34 @@
+"""The shape of a convolution or a pooling, apart from its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Geometry(NamedTuple):
+    """A convolution's shape, for each spatial axis.
+
+    Attributes:
+        kernel: Size of the window.
+        stride: Its steps.
+        pad: Zeros before, and at least so many behind unless a stride ends sooner.
+        dilation: Distance of what the window reads.
+        groups: How many parts of the channels are convolved apart.
+        cover_all: Whether a window that reads the last inputs, and zeros behind them,
+            has an output too.
+    """
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    pad: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    cover_all: bool = False
+
+    def output_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Returns the spatial sizes of y, given those of x."""
+        return tuple(
+            (n + 2 * p - d * (k - 1) - 1 + (s - 1 if self.cover_all else 0)) // s + 1
+            for n, k, s, p, d in zip(sizes, *self[:4])
+        )
