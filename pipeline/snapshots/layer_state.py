@@ -10,8 +10,9 @@ any cut can be put together from any other one::
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 import numpy as np
 from chainer import Link
@@ -26,6 +27,7 @@ from pipeline.snapshots.serializers import StateReader, StateWriter, read
 # What is saved beside the objects that a user names: the global generators, and the
 # pipeline's own state.
 _TAKEN = ("numpy", "python", "pipeline")
+_Serializer = TypeVar("_Serializer", StateReader, StateWriter)
 
 
 def model_arrays(stage: Divisible) -> dict[str, np.ndarray]:
@@ -59,8 +61,18 @@ def object_arrays(objects: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return writer.target
 
 
+def kept_arrays(objects: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns what :func:`load_objects` changes, also of trainers that do not run."""
+    writer = StateWriter()
+    for name, value in objects.items():
+        if hasattr(value, "serialize"):
+            for part, below in _parts(value, writer[name]):
+                part(below)
+    return writer.target
+
+
 def load_objects(objects: Mapping[str, Any], arrays: Arrays) -> None:
-    """Loads what :func:`object_arrays` returned."""
+    """Loads what :func:`object_arrays` or :func:`kept_arrays` returned."""
     reader = StateReader(arrays)
     for name, value in objects.items():
         if hasattr(value, "serialize"):
@@ -71,23 +83,32 @@ def load_objects(objects: Mapping[str, Any], arrays: Arrays) -> None:
                 arrays.take(key)
 
 
-def _parts(value: Any, reader: StateReader) -> Iterator[tuple[Any, StateReader]]:
-    """Yields what reads the parts of an object, each for itself, and where from.
+def _parts(
+    value: Any, serializer: _Serializer
+) -> Iterator[tuple[Callable[[_Serializer], None], _Serializer]]:
+    """Yields what reads or writes each part of an object, and the serializer for it.
 
-    If an extension of a trainer was not saved, the others go on all the same.
+    If an extension of a trainer was not saved, the others go on all the same. Its time
+    is that of the runs before this one: a trainer that does not run has no other.
     """
     if getattr(type(value), "serialize", None) is not Trainer.serialize:
-        yield value.serialize, reader
+        yield value.serialize, serializer
         return
-    yield value.updater.serialize, reader["updater"]
-    parts = [(value.stop_trigger, reader["stop_trigger"])]
+    yield value.updater.serialize, serializer["updater"]
+    parts = [(value.stop_trigger, serializer["stop_trigger"])]
     for name, entry in value._extensions.items():
-        parts.append((entry.extension, reader["extensions"][name]))
-        parts.append((entry.trigger, reader["extension_triggers"][name]))
+        parts.append((entry.extension, serializer["extensions"][name]))
+        parts.append((entry.trigger, serializer["extension_triggers"][name]))
     for part, below in parts:
         if hasattr(part, "serialize"):
             yield part.serialize, below
-    value._snapshot_elapsed_time = reader("_snapshot_elapsed_time", 0.0)
+    yield functools.partial(_serialize_time, value), serializer
+
+
+def _serialize_time(trainer: Trainer, serializer: _Serializer) -> None:
+    trainer._snapshot_elapsed_time = serializer(
+        "_snapshot_elapsed_time", float(trainer._snapshot_elapsed_time)
+    )
 
 
 def _of_triggers(name: str, value: Any, arrays: Arrays) -> list[str]:

@@ -109,15 +109,17 @@ def _check(
     attempt = functools.partial(on_all_ranks, pipeline, "load", what)
     ledger, calls = Ledger(), pipeline.ranks.calls
     attempt(_load_layers, snapshot, pipeline, found, ledger, True)
-    kept = _kept({**state, "pipeline": pipeline})
+    kept = KeptState({**state, "pipeline": pipeline})
     earlier_refusal, calls.refusal = calls.refusal, _refusal(snapshot)
     try:
         attempt(_load_objects, snapshot, pipeline, state, ledger)
         # One rank may have what others lack, such as the iterator or a report.
         compare(pipeline.gather(ledger, "load"), what, strict)
     except SnapshotError as error:
-        words = f"{error}; {calls.refusal}"
-        on_all_ranks(pipeline, "load", words, _put_back, kept)
+        try:
+            on_all_ranks(pipeline, "load", calls.refusal, kept.put_back)
+        except SnapshotError as failure:
+            raise type(error)(f"{error}; {failure}") from error
         calls.refusal = earlier_refusal
         raise
 
@@ -152,21 +154,6 @@ def _refusal(snapshot: Snapshot) -> str:
         f" loaded: load a whole snapshot before the model is used, or make the model,"
         f" its optimizers and the Pipeline anew"
     )
-
-
-def _kept(objects: Mapping[str, Any]) -> KeptState | None:
-    """Returns the state of objects, unless they have none that can be written."""
-    try:
-        return KeptState(objects)
-    except Exception:
-        # What cannot be saved may be loaded all the same.
-        return None
-
-
-def _put_back(kept: KeptState | None) -> None:
-    if kept is None:
-        raise SnapshotError("what was in the objects of state could not be kept")
-    kept.put_back()
 
 
 def _open(

@@ -8,10 +8,19 @@ import numpy as np
 import pytest
 from chainer import optimizers
 from chainer.iterators import SerialIterator, ShuffleOrderSampler
+from chainer.training import Trainer
+from chainer.training.extensions import LogReport
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline import Pipeline, SnapshotError, load_snapshot, save_snapshot
+from pipeline import (
+    Pipeline,
+    PipelineUpdater,
+    SnapshotError,
+    load_snapshot,
+    save_snapshot,
+)
+from pipeline.snapshots.errors import MismatchError
 
 X, T = np.ones((4, 3), "f"), np.zeros(4, "i")
 
@@ -120,13 +129,52 @@ def test_a_model_that_was_changed_in_part_is_refused(tmp_path):
 def test_what_objects_cannot_keep_they_cannot_get_back(tmp_path):
     run, other = Run(), Run(2)
     run.save(tmp_path / "1")
-    other.notes.counts = ["cannot be saved"]
+    other.notes.counts = [object()]
     other.state["other"] = Notes()
-    with pytest.raises(SnapshotError, match="has no other.*; the run was changed in"):
+    words = "has no other.*; the run was changed in.*the state of notes .TypeError: "
+    with pytest.raises(MismatchError, match=words):
         other.load(tmp_path / "1")
     del other.state["other"]
     other.load(tmp_path / "1")
     assert other.step()[:2] == run.step()[:2]
+
+
+def test_a_trainer_that_has_not_run_gets_its_state_back(tmp_path):
+    def run(seed, n_iterations):
+        np.random.seed(seed)
+        model = Divisible(L.Linear(3, 4), L.Linear(4, 2))
+        pipe = Pipeline(model, MPI.COMM_SELF, 2)
+        optimizer = optimizers.MomentumSGD().setup(model)
+        iterator = SerialIterator(list(zip(X, T)), 2)
+        updater = PipelineUpdater(iterator, optimizer, pipe)
+        trainer = Trainer(updater, (n_iterations, "iteration"), tmp_path / "out")
+        trainer.extend(LogReport(trigger=(1, "iteration")))
+        arguments = pipe, optimizer, {"trainer": trainer}
+        return trainer, arguments
+
+    trainer, saved = run(1, 4)
+    trainer.run()
+    save_snapshot(tmp_path / "1", *saved)
+    trainer, loaded = run(2, 6)
+    pipe, optimizer, _ = loaded
+    trainer.extend(LogReport(), name="another")
+    weights = [param.array.copy() for param in optimizer.target.params()]
+    with pytest.raises(MismatchError, match="another") as caught:
+        load_snapshot(tmp_path / "1", *loaded)
+    assert "in part" not in str(caught.value)
+    assert trainer.updater.iteration == 0 and trainer._snapshot_elapsed_time == 0
+    assert trainer.get_extension("LogReport").log == []
+    for param, before in zip(optimizer.target.params(), weights):
+        np.testing.assert_array_equal(param.array, before)
+    pipe.step(X, T)
+    load_snapshot(tmp_path / "1", *loaded, strict=False)
+    assert trainer.updater.iteration == 4 and trainer._snapshot_elapsed_time > 0
+    # The time of a trainer that runs is not counted twice.
+    trainer._start_at = 0.0
+    before = trainer._snapshot_elapsed_time
+    with pytest.raises(MismatchError, match="another"):
+        load_snapshot(tmp_path / "1", *loaded)
+    assert trainer._snapshot_elapsed_time == before
 
 
 class Growing:
