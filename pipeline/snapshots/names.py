@@ -75,7 +75,8 @@ def check_filename(filename: str | Callable[[Any], str]) -> None:
 
     Raises:
         TypeError: If it is neither a text nor a function.
-        ValueError: If it is no format string, an absolute path or no name.
+        ValueError: If it is no format string, one of another number of things than the
+            trainer, an absolute path or no name.
     """
     if callable(filename):
         return
@@ -85,6 +86,13 @@ def check_filename(filename: str | Callable[[Any], str]) -> None:
             f" {filename!r}"
         )
     pattern_of(filename)
+    fields = [field for _, field, *_ in string.Formatter().parse(filename)]
+    n_unnumbered = sum(field is not None and field[:1] in ("", ".") for field in fields)
+    if n_unnumbered > 1:
+        raise ValueError(
+            f"{filename!r} has {n_unnumbered} fields without a number, and there is but"
+            f" one trainer: write {{0.updater.iteration}} and so on"
+        )
     check_relative_name(filename)
 
 

@@ -30,9 +30,17 @@ def test_what_is_no_format_string_is_refused_when_made():
         snapshot(Path("iter"))
 
 
+def test_fields_of_more_than_the_trainer_are_refused_when_made():
+    with pytest.raises(ValueError, match="2 fields without a number.*{0.updater"):
+        snapshot("{.updater.epoch}/iter_{.updater.iteration}")
+
+
 def test_names_that_can_be_resumed():
-    for filename in ("a", ".hidden", "epoch/iter_{.updater.iteration:06d}", "a/"):
+    for filename in ("a", ".hidden", "epoch/iter_{.updater.iteration:06d}", "a/", TWO):
         assert snapshot(filename).filename == filename
+
+
+TWO = "{0.updater.epoch}/iter_{0.updater.iteration}"
 
 
 def test_the_pattern_finds_what_the_format_string_makes():
