@@ -24,7 +24,8 @@
     differences           what was saved and is not here, and the other way round
     serializers           Chainer's, without objects to pickle
 
-    directories           complete, or not there; old ones
+    directories           complete, or not there
+    series                the one saved last is the newest, and old ones go
     owners                whose it is that lies beside snapshots, and what may go
     finding               the newest whole one
     names                 which are refused, and the pattern that finds them again

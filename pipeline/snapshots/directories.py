@@ -1,4 +1,4 @@
-"""Directories of snapshots: one appears when it is complete, and old ones go.
+"""Directories of snapshots: one appears when it is complete.
 
 A snapshot is written into ``NAME.TOKEN.partial``, which is renamed when every file is
 on disk. One that is replaced is ``NAME.TOKEN.replaced`` meanwhile. Every save has a
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import shutil
 import stat
@@ -22,9 +21,7 @@ from pathlib import Path
 from divisible.files import flush_directory
 from pipeline.snapshots import owners
 from pipeline.snapshots.errors import SnapshotError, naming
-from pipeline.snapshots.files import Snapshot
-from pipeline.snapshots.finding import Search, age
-from pipeline.snapshots.listing import is_file, matching, mode_of, names_in
+from pipeline.snapshots.listing import matching, mode_of, names_in
 from pipeline.snapshots.manifest import (
     MANIFEST,
     has_files_of_snapshot,
@@ -86,7 +83,7 @@ class Draft:
             # What a run that was killed left takes the space of this one.
             for partial in list(_of_series(self.path, PARTIAL)):
                 if owners.is_left_over(partial):
-                    _remove_whole(partial)
+                    remove_whole(partial)
             self._theirs = self._of_others()
         self.folder.mkdir()
 
@@ -116,7 +113,7 @@ class Draft:
             for other in list(_of_series(self.path, REPLACED)):
                 is_of_this = parts(other.name)[0] == self.path.name
                 if other in replaced or (is_of_this and owners.is_left_over(other)):
-                    _remove_whole(other)
+                    remove_whole(other)
         return True
 
     def discard(self) -> None:
@@ -218,33 +215,7 @@ def _may_be_replaced(path: Path) -> bool:
     return True
 
 
-def time_after_others(path: Path, now: float) -> float:
-    """Returns the time for a snapshot that makes it the newest in its directory.
-
-    A clock that is wrong, or was set back, would let a run go on from an older snapshot
-    at every restart. So the time is the clock's, but never that of a snapshot that is
-    there, nor before it.
-
-    Args:
-        path: Of the snapshot.
-        now: What the clock says, in seconds since 1970.
-    """
-    latest = now
-    try:
-        for other in matching(path.parent, "*"):
-            # What has no manifest that can be read is no candidate.
-            with contextlib.suppress(SnapshotError):
-                if not other.name.endswith(PARTIAL) and is_file(other / MANIFEST):
-                    theirs = Snapshot.open(other).time
-                    latest = max(latest, math.nextafter(theirs, math.inf))
-    except SnapshotError as error:
-        warnings.warn(
-            f"the snapshot {path} is dated by the clock alone: {error}", stacklevel=2
-        )
-    return latest
-
-
-def _remove_whole(path: Path) -> None:
+def remove_whole(path: Path) -> None:
     """Removes what lies there, as far as possible, under a name of this process.
 
     So half a snapshot never looks like a whole one, even if this is killed; and a run
@@ -265,28 +236,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def remove_old(path: Path, n_retains: int) -> None:
-    """Removes older snapshots whose names differ from this one's in numbers only.
-
-    What cannot be looked for or removed stays, and does not stop the training.
-
-    Args:
-        path: The newest snapshot.
-        n_retains: How many to keep, this one included.
-    """
-    try:
-        found = Search(path.parent).find()
-    except SnapshotError as error:
-        warnings.warn(
-            f"the snapshot {path} is saved, but older ones stay: {error}", stacklevel=2
-        )
-        return
-    found = [each for each in found if series(each.path.name) == series(path.name)]
-    # Another run may have saved a newer one since, and removes what is older itself.
-    age_of_this = max((age(each) for each in found if each.path == path), default=None)
-    if age_of_this is not None:
-        others = [each.path for each in found if age(each) < age_of_this]
-        for other in others[n_retains - 1 :]:
-            _remove_whole(other)

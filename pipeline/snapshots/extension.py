@@ -48,7 +48,8 @@ def snapshot(
         filename: Name of the snapshot in ``trainer.out``: a format string that is given
             the trainer, or a function of the trainer.
         pipeline (Pipeline): Left out, the updater's attribute ``pipeline``.
-        n_retains (int): How many snapshots to keep; at most 0 for all.
+        n_retains (int): How many snapshots to keep of those whose names differ in
+            numbers only, also in those of folders; at most 0 for all.
         resume: ``'auto'`` for the newest whole snapshot in ``trainer.out`` whose name
             fits ``filename``, if there is one, with a warning of newer ones that are
             damaged; the path of a snapshot; ``None`` to begin anew.
@@ -140,8 +141,8 @@ class SnapshotExtension(training.Extension):
             self.resumed_from = Path(path)
 
     def _latest(self, trainer: Any, pipe: Pipeline) -> Path | None:
-        pattern = "*" if callable(self.filename) else pattern_of(self.filename)
-        return latest_on_all_ranks(pipe, trainer.out, pattern)
+        among = self._among(trainer) or (trainer.out, "*")
+        return latest_on_all_ranks(pipe, *among)
 
     def __call__(self, trainer: Any) -> None:
         """Saves a snapshot."""
@@ -157,7 +158,17 @@ class SnapshotExtension(training.Extension):
             n_retains=self.n_retains,
             background=self.background,
             report=self._report,
+            among=self._among(trainer),
         )
+
+    def _among(self, trainer: Any) -> tuple[str, str] | None:
+        """Returns where its snapshots are and what they are called, if that is known.
+
+        What a function returns may lie anywhere.
+        """
+        if callable(self.filename):
+            return None
+        return trainer.out, pattern_of(self.filename)
 
     def finalize(self) -> None:
         """Waits for what is being written, when the training has ended well."""

@@ -67,6 +67,7 @@ def matching(directory: Path, pattern: str) -> Iterator[Path]:
     if os.path.isabs(pattern):
         raise ValueError(f"{pattern!r} must be a pattern of names in {directory}")
     first, _, others = pattern.partition("/")
+    others = others.lstrip("/")
     if first == "**":
         below = [each for each in _matching_here(directory, "*") if is_folder(each)]
         if others:

@@ -24,6 +24,7 @@ from pipeline.snapshots.optimizers_of_stages import (
 )
 from pipeline.snapshots.random_states import load_random_states
 from pipeline.snapshots.resumed_trainers import loaded_as_if_running
+from pipeline.snapshots.series import clock_of
 
 
 def load_snapshot(
@@ -89,6 +90,7 @@ def load_snapshot(
     arguments = snapshot, pipeline, found, state, what, strict
     _check(*arguments)
     differences = _load(*arguments)
+    clock_of(pipeline).note(snapshot.time)
     if differences and pipeline.rank == 0:
         warnings.warn(f"{path} is loaded in part: {differences}", stacklevel=2)
     return replace(snapshot, differences=differences)

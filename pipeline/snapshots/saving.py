@@ -22,6 +22,7 @@ from pipeline.snapshots.directories import Draft
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.names import check_name
 from pipeline.snapshots.on_all_ranks import on_all_ranks
+from pipeline.snapshots.series import Series, clock_of
 from pipeline.snapshots.writing import Writing, n_bytes_to_copy
 
 
@@ -113,11 +114,13 @@ def save(
     n_retains: int = -1,
     background: bool = False,
     report: Callable[[SnapshotError], None] = _raise,
+    among: tuple[str, str] | None = None,
 ) -> None:
     """Saves as :func:`save_snapshot`, and gives to ``report`` what that raises.
 
     It is called on every rank, now or, for a snapshot in the background, when the
-    outcome is known.
+    outcome is known. The folder and the pattern ``among`` say which snapshots it is the
+    newest of, and which of them are old; by default all in the same directory.
     """
     try:
         check_name(path)
@@ -125,6 +128,8 @@ def save(
         raise SnapshotError(str(error)) from None
     pipeline.ranks.calls.check_usable()
     draft, values = Draft(Path(path)), dict(values or {})
+    folder, pattern = among or (draft.path.parent, "*")
+    series = Series(Path(folder), pattern, clock_of(pipeline), n_retains)
     what = f"cannot save the snapshot {path}"
     attempt = functools.partial(on_all_ranks, pipeline, "save", what)
     with _settled(pipeline), contextlib.ExitStack() as stack:
@@ -142,7 +147,7 @@ def save(
                     announcements, contents[manifest.COMMON]
                 )
             writing = Writing.of(
-                pipeline, announcements, contents, values, draft, n_retains
+                pipeline, announcements, contents, values, draft, series
             )
             if background and start(pipeline, writing, everyones_claims, what, report):
                 # The draft is the thread's.

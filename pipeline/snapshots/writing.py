@@ -17,8 +17,9 @@ from divisible import __version__
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots.arrays import write_arrays
 from pipeline.snapshots.collecting import Announcement, Contents
-from pipeline.snapshots.directories import Draft, remove_old, time_after_others
+from pipeline.snapshots.directories import Draft
 from pipeline.snapshots.files import Snapshot
+from pipeline.snapshots.series import Series
 
 
 @dataclass
@@ -31,13 +32,13 @@ class Writing:
         contents: This rank's arrays, by file; what is written is dropped.
         draft: Where rank 0 makes the snapshot.
         snapshot: It, as far as it is known.
-        n_retains: How many to keep.
+        series: Those among which it is the newest.
     """
 
     contents: Contents
     draft: Draft
     snapshot: Snapshot
-    n_retains: int
+    series: Series
 
     @classmethod
     def of(
@@ -47,7 +48,7 @@ class Writing:
         contents: Contents,
         values: Mapping[str, Any],
         draft: Draft,
-        n_retains: int,
+        series: Series,
     ) -> Writing:
         """Returns what is to be done, from what all ranks have said."""
         ranges = {}
@@ -75,7 +76,7 @@ class Writing:
             # A copy: the user's lists and dictionaries may change.
             values=json.loads(json.dumps(values)),
         )
-        return cls(contents, draft, snapshot, n_retains)
+        return cls(contents, draft, snapshot, series)
 
     @property
     def folder(self) -> Path:
@@ -102,14 +103,17 @@ class Writing:
         Args:
             written: What :meth:`write_files` returned on each rank.
         """
+        path = self.draft.path
+        dated = self.series.next_time(path, time.time())
         replace(
             self.snapshot,
             files={name: entry for rank in written for name, entry in rank.items()},
-            time=time_after_others(self.draft.path, time.time()),
+            time=dated,
         ).write_manifest()
         is_on_disk = self.draft.finish()
-        if self.n_retains > 0 and is_on_disk:
-            remove_old(self.draft.path, self.n_retains)
+        self.series.clock.note(dated)
+        if is_on_disk:
+            self.series.remove_old(path)
 
 
 def n_bytes_to_copy(contents: Contents) -> int:
