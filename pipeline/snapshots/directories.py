@@ -201,17 +201,15 @@ def _may_be_replaced(path: Path) -> bool:
     names = names_in(path)
     if not names or has_files_of_snapshot(names):
         return True
-    file = path / MANIFEST
-    try:
-        read_manifest(path)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise SnapshotError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
-        # No JSON, and nothing else is there: all others of its files are lost.
-        is_damaged = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
-        return is_damaged and names == [MANIFEST]
+    with naming(path / MANIFEST, "read"):
+        try:
+            read_manifest(path)
+        except FileNotFoundError:
+            return False
+        except ValueError as error:
+            # No JSON, and nothing else is there: all others of its files are lost.
+            is_damaged = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
+            return is_damaged and names == [MANIFEST]
     return True
 
 

@@ -29,7 +29,7 @@ from pipeline.snapshots import manifest
 from pipeline.snapshots.arrays import Arrays, opened
 from pipeline.snapshots.differences import Differences, Ledger
 from pipeline.snapshots.errors import SnapshotError, naming
-from pipeline.snapshots.listing import is_file, names_in
+from pipeline.snapshots.listing import is_file, is_folder, names_in
 from pipeline.snapshots.manifest import MANIFEST, checksum, stage_file
 
 # What is known of a snapshot beside what its manifest says.
@@ -84,19 +84,18 @@ class Snapshot:
         """
         path = Path(path)
         file = path / MANIFEST
-        try:
-            content = manifest.read_manifest(path)
-        except FileNotFoundError:
-            _refuse_folder_of_snapshots(path)
-            why = "is incomplete" if path.is_dir() else "does not exist here"
-            raise SnapshotError(
-                f"{path} {why}: there is no {file}. All ranks must see the same"
-                f" files; several hosts need a file system that they share"
-            ) from None
-        except OSError as error:
-            raise SnapshotError(f"cannot read {file}: {error.strerror}") from error
-        except ValueError as error:
-            raise SnapshotError(f"cannot read {file}: {error}") from error
+        with naming(file, "read"):
+            try:
+                content = manifest.read_manifest(path)
+            except FileNotFoundError:
+                _refuse_folder_of_snapshots(path)
+                why = "is incomplete" if is_folder(path) else "does not exist here"
+                raise SnapshotError(
+                    f"{path} {why}: there is no {file}. All ranks must see the same"
+                    f" files; several hosts need a file system that they share"
+                ) from None
+            except ValueError as error:
+                raise SnapshotError(f"cannot read {file}: {error}") from error
         if content.pop("sha256", None) != checksum(content):
             raise SnapshotError(f"{file} was changed: its checksum does not fit")
         version = content.get("format")
@@ -213,7 +212,7 @@ class Snapshot:
 
 def _refuse_folder_of_snapshots(path: Path) -> None:
     """Names the snapshots in a directory, if there are any."""
-    inside = names_in(path) if path.is_dir() else ()
+    inside = names_in(path) if is_folder(path) else ()
     found = [str(path / name) for name in inside if manifest.is_snapshot(path / name)]
     if found:
         found.sort(key=lambda each: (len(each), each))

@@ -126,6 +126,31 @@ def test_what_may_be_no_snapshot_stays_and_the_cause_is_named(
     assert names(tmp_path) == ["1"]
 
 
+def test_an_error_without_words_is_named(tmp_path, save, monkeypatch):
+    def fail(folder):
+        raise OSError("the server is silent")
+
+    save(tmp_path / "1")
+    (tmp_path / "1" / "common.npz").unlink()
+    for module in ("manifest", "directories"):
+        monkeypatch.setattr(f"pipeline.snapshots.{module}.read_manifest", fail)
+    words = "cannot read .*1/manifest.json: the server is silent"
+    with pytest.raises(SnapshotError, match=words):
+        Snapshot.open(tmp_path / "1")
+    (tmp_path / "1" / "notes").touch()
+    with pytest.raises(SnapshotError, match=words):
+        save(tmp_path / "1")
+
+
+def test_what_cannot_be_looked_at_is_not_said_to_be_gone(tmp_path, save, failing):
+    (tmp_path / "1").mkdir()
+    failing("stat", lambda path: path.endswith("/1"))
+    with pytest.raises(SnapshotError, match="cannot look at .*1: Input/output error"):
+        Snapshot.open(tmp_path / "1")
+    with pytest.raises(SnapshotError, match="cannot look at .*1: Input/output error"):
+        load_snapshot(tmp_path / "1", save.pipe, save.optimizer)
+
+
 @pytest.mark.parametrize("name", ["stage-0.npz", "common.npz"])
 def test_changed_bytes_are_passed_over(tmp_path, save, name):
     for number in "123":

@@ -36,11 +36,14 @@ def test_fields_of_more_than_the_trainer_are_refused_when_made():
 
 
 def test_names_that_can_be_resumed():
-    for filename in ("a", ".hidden", "epoch/iter_{.updater.iteration:06d}", "a/", TWO):
+    for filename in (
+        "a",
+        ".hidden",
+        "epoch/iter_{.updater.iteration:06d}",
+        "a/",
+        "{0.a}/{0.b}",
+    ):
         assert snapshot(filename).filename == filename
-
-
-TWO = "{0.updater.epoch}/iter_{0.updater.iteration}"
 
 
 def test_the_pattern_finds_what_the_format_string_makes():
