@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from pathlib import Path
 from divisible.files import flush_directory
 from pipeline.snapshots import owners
 from pipeline.snapshots.errors import SnapshotError, naming
-from pipeline.snapshots.listing import matching, mode_of, names_in
+from pipeline.snapshots.listing import is_folder, matching, mode_of, names_in
 from pipeline.snapshots.manifest import (
     MANIFEST,
     has_files_of_snapshot,
@@ -40,6 +41,8 @@ from pipeline.snapshots.names import (
 _TRIES = 100
 # A directory with files has it, or something that is no directory.
 _IS_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+# Directories to which the names that lead are on disk.
+_leads_on_disk: set[Path] = set()
 # Whether the user knows that another run saves here.
 _has_warned = False
 
@@ -76,7 +79,7 @@ class Draft:
                 f"{self.path} is there and is no snapshot; it would be replaced: give"
                 f" another name, such as {self.path / 'snapshot'}"
             )
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(self.path.parent)
         owners.use(self._token)
         # If one cannot look, the snapshot is to be saved all the same.
         with contextlib.suppress(SnapshotError):
@@ -178,6 +181,27 @@ class Draft:
                         stacklevel=2,
                     )
                     return
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes a directory, and waits until the names that lead to it are on disk.
+
+    If it is there, a trainer may have made it just now; then they are flushed as far as
+    one may, once in the life of a process.
+    """
+    folder = folder.absolute()
+    way = (folder, *folder.parents)
+    n_made = sum(1 for _ in itertools.takewhile(lambda each: not is_folder(each), way))
+    if n_made:
+        folder.mkdir(parents=True, exist_ok=True)
+    for number, above in enumerate(folder.parents):
+        if number < n_made:
+            with naming(above, "flush"):
+                flush_directory(above)
+        elif folder not in _leads_on_disk:
+            with contextlib.suppress(OSError):
+                flush_directory(above)
+    _leads_on_disk.add(folder)
 
 
 def _beside(path: Path, ending: str) -> Path:

@@ -17,6 +17,7 @@ import errno
 import io
 import os
 import pathlib
+import shutil
 import signal
 import sys
 import threading
@@ -199,23 +200,32 @@ def die() -> None:
 def lose_unflushed(calls: Sequence[Call]) -> None:
     """Does to files what a loss of power may do after some calls.
 
-    What was written to a file and not flushed is lost, and so is a new name if the
-    directory was not flushed.
+    Of these no ``mkdir`` has found the directory there already.
+
+    What was written to a file and not flushed is lost, and so is a new name, of a new
+    directory as well, if the directory that has it was not flushed.
     """
     written: list[str] = []
     renamed: list[Call] = []
+    made: list[str] = []
     for call in calls:
         if call.name == "write":
             written.append(call.path)
         elif call.name == "fsync":
             written = [path for path in written if path != call.path]
             renamed = [c for c in renamed if os.path.dirname(c.path) != call.path]
+            made = [path for path in made if os.path.dirname(path) != call.path]
+        elif call.name == "mkdir":
+            made.append(call.path)
         elif call.name in ("rename", "replace"):
             renamed.append(call)
             written = [_moved(path, call) for path in written]
+            made = [_moved(path, call) for path in made]
     for path in written:
         with contextlib.suppress(OSError):
             os.truncate(path, 0)
+    for path in made:
+        shutil.rmtree(path, ignore_errors=True)
     for call in reversed(renamed):
         with contextlib.suppress(OSError):
             os.rename(call.path, str(call.source))

@@ -1,10 +1,14 @@
 """Every call of the operating system fails once, in saves and in loads; one rank."""
 
+import os
+
 import pytest
 from mpi4py import MPI
 
 from tests.support import fault_injection
-from tests.support.fault_injection import folder_in_memory
+from tests.support.fault_injection import folder_in_memory, newest_tag
+from tests.support.faulty_files import faulty, lose_unflushed
+from tests.support.small_run import SmallRun
 
 
 def one_of(n):
@@ -38,6 +42,20 @@ def test_resumptions(every):
 @pytest.mark.parametrize("n_places", [1, pytest.param(40, marks=pytest.mark.matrix)])
 def test_damages(n_places):
     check(fault_injection.damages, n_places)
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_the_first_snapshot_in_a_new_folder_outlives_a_loss_of_power(made_before):
+    run = SmallRun(MPI.COMM_SELF)
+    with folder_in_memory() as folder:
+        out = folder / "results" / "out"
+        with faulty(folder) as files:
+            if made_before:
+                # As a trainer does.
+                os.makedirs(out)
+            run.save(out / "s_1", "first")
+        lose_unflushed(files.calls)
+        assert newest_tag(out) == "first"
 
 
 @one_of(13)
