@@ -1,13 +1,15 @@
 """The room in memory for a copy: of a machine, of its control groups, of a process.
 
 What is free between two minibatches is not all free within them: what a process had at
-its peak, beside what it has now, counts as taken.
+its peak, beside what it has now, counts as taken. Peaks never go down, so they have the
+copies of snapshots before in them, which do not count.
 """
 
 from __future__ import annotations
 
 import contextlib
 import resource
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -32,8 +34,49 @@ class Claim(NamedTuple):
     left: int
 
 
+class Peaks:
+    """What a process takes at its peaks beyond what it has between two minibatches.
+
+    Whoever makes a copy for a snapshot says so with :meth:`hold` and :meth:`free`.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held = self._most_held = 0
+        # The largest so far: that of a step may lie below that of a copy without one.
+        self._beyond: dict[str, int] = {}
+
+    def hold(self, n_bytes: int) -> None:
+        """Notes that a copy is about to be made."""
+        with self._lock:
+            self._held += n_bytes
+            self._most_held = max(self._held, self._most_held)
+
+    def free(self, n_bytes: int) -> None:
+        """Notes that a copy is gone."""
+        with self._lock:
+            self._held -= n_bytes
+
+    def beyond(self, kind: str, peak: int, now: int) -> int:
+        """Returns the bytes of a peak that are neither there now nor were a copy.
+
+        Args:
+            kind: Of memory: each has a peak of its own.
+            peak: Bytes.
+            now: Bytes.
+        """
+        with self._lock:
+            found = max(0, peak - now - (self._most_held - self._held))
+            self._beyond[kind] = max(found, self._beyond.get(kind, 0))
+            return self._beyond[kind]
+
+
+#: Of this process.
+PEAKS = Peaks()
+
+
 def claims(
-    n_bytes: int, proc: Path = _PROC, groups: Path = _GROUPS
+    n_bytes: int, proc: Path = _PROC, groups: Path = _GROUPS, peaks: Peaks = PEAKS
 ) -> dict[str, Claim]:
     """Returns what a copy would take here, by a name of each place with a limit.
 
@@ -44,25 +87,29 @@ def claims(
         n_bytes: Of the copy.
         proc: Where the system tells of processes.
         groups: Where it tells of control groups.
+        peaks: Those of this process.
     """
     found = {}
     own = _fields(proc / "self/status")
-    taken = n_bytes + max(0, own.get("VmHWM", 0) - own.get("VmRSS", 0))
+    now = own.get("VmRSS", 0)
+    taken = n_bytes + peaks.beyond("resident", own.get("VmHWM", 0), now)
     boot = _text(proc / "sys/kernel/random/boot_id")
     machine = _fields(proc / "meminfo")
     if "MemAvailable" in machine:
         found[f"machine {boot}"] = Claim("the machine", taken, machine["MemAvailable"])
-    for group in _groups_of(proc, groups):
-        left = _left_in(group)
-        if left is not None:
-            name = f"group {boot} {group.stat().st_ino}"
-            found[name] = Claim(f"the control group {group}", taken, left)
+    # Not everybody may look into a group.
+    with contextlib.suppress(OSError):
+        for group in _groups_of(proc, groups):
+            left, name = _left_in(group), f"group {boot} {group.stat().st_ino}"
+            if left is not None:
+                found[name] = Claim(f"the control group {group}", taken, left)
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and "VmSize" in own:
-        taken = n_bytes + max(0, own.get("VmPeak", 0) - own["VmSize"])
+        now = own["VmSize"]
+        taken = n_bytes + peaks.beyond("addresses", own.get("VmPeak", 0), now)
         pid = _fields(proc / "self/status", 1).get("Pid", 0)
         words = "its limit of addresses (ulimit -v)"
-        found[f"process {boot} {pid}"] = Claim(words, taken, limit - own["VmSize"])
+        found[f"process {boot} {pid}"] = Claim(words, taken, limit - now)
     return found
 
 
@@ -123,14 +170,15 @@ def _fields(file: Path, unit: int = 1024) -> dict[str, int]:
     """Returns numbers by name, as the system writes them line by line."""
     found = {}
     for line in _text(file).splitlines():
-        name, *values = line.replace(":", " ").split()
-        if values and values[0].isdecimal():
-            found[name] = int(values[0]) * unit
+        words = line.replace(":", " ").split()
+        if len(words) > 1 and words[1].isascii() and words[1].isdecimal():
+            found[words[0]] = int(words[1]) * unit
     return found
 
 
 def _text(file: Path) -> str:
+    # In any locale: a process may have any bytes for a name, a group as well.
     try:
-        return file.read_text().strip()
-    except OSError:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except (OSError, ValueError):
         return ""

@@ -21,10 +21,11 @@ from typing import Any, Callable
 from divisible.communication.aborting import end_all_ranks, let_lower_ranks_speak
 from divisible.files import write_json
 from pipeline.pipeline import Pipeline
+from pipeline.snapshots import room
 from pipeline.snapshots.errors import SnapshotError, naming
 from pipeline.snapshots.listing import names_in
 from pipeline.snapshots.on_all_ranks import words_of
-from pipeline.snapshots.writing import Writing
+from pipeline.snapshots.writing import Writing, n_bytes_to_copy
 
 # Of the pipeline's timeout: who has waited for its own thread so long tells the others,
 # while they still wait for it.
@@ -65,11 +66,17 @@ class WritingThread:
         self._is_saved = False
         self._may_go, self._must_stop = threading.Event(), threading.Event()
         self._are_files_written = threading.Event()
-        writing.copy_arrays()
         self._writing = writing
         # Python waits for it at its end.
         self._thread = threading.Thread(target=self._run, name="snapshot", daemon=False)
-        self._thread.start()
+        self._n_bytes = n_bytes_to_copy(writing.contents)
+        room.PEAKS.hold(self._n_bytes)
+        try:
+            writing.copy_arrays()
+            self._thread.start()
+        except BaseException:
+            room.PEAKS.free(self._n_bytes)
+            raise
 
     def go(self) -> None:
         """Lets the thread begin."""
@@ -121,6 +128,7 @@ class WritingThread:
     def _run(self) -> None:
         self._may_go.wait()
         if self._must_stop.is_set():
+            room.PEAKS.free(self._n_bytes)
             return
         try:
             self._save()
@@ -134,6 +142,7 @@ class WritingThread:
                     self._writing.draft.discard()
                 self._writing.draft.release()
             self._writing.contents.clear()
+            room.PEAKS.free(self._n_bytes)
             self._are_files_written.set()
 
     def _save(self) -> None:

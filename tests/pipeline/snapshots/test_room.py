@@ -2,9 +2,14 @@
 
 import resource
 
+import chainer.links as L
 import pytest
+from mpi4py import MPI
 
-from pipeline.snapshots.room import Claim, claims, refusal
+from divisible import Divisible
+from pipeline import Pipeline, save_snapshot, wait_for_snapshot
+from pipeline.snapshots import room
+from pipeline.snapshots.room import Claim, Peaks, claims, refusal
 
 MIB = 1 << 20
 STATUS = "Name:\tpython\nPid:\t7\nVmPeak:\t 4096 kB\nVmSize:\t 3072 kB\n"
@@ -13,14 +18,16 @@ STATUS += "VmHWM:\t 2048 kB\nVmRSS:\t 1024 kB\n"
 
 @pytest.fixture
 def system(tmp_path):
-    """Makes files as the system has them; returns where they are."""
+    """Makes files as the system has them; returns the arguments of `claims`."""
+
+    peaks = Peaks()
 
     def write(files):
         for name, text in files.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        return tmp_path / "proc", tmp_path / "groups"
+        return tmp_path / "proc", tmp_path / "groups", peaks
 
     write({"proc/self/status": STATUS, "proc/meminfo": "MemAvailable: 8192 kB\n"})
     return write
@@ -72,11 +79,58 @@ def test_a_limit_of_addresses(system, monkeypatch):
 
 
 def test_where_the_system_does_not_say(tmp_path):
-    assert claims(MIB, tmp_path, tmp_path) == {}
+    assert claims(MIB, tmp_path, tmp_path, Peaks()) == {}
+
+
+def test_copies_before_do_not_count(system):
+    """Peaks never go down; what a step takes may lie below that of a copy alone."""
+
+    def taken(peak, now):
+        status = f"VmHWM: {peak} kB\nVmRSS: {now} kB\n"
+        place = system({"proc/self/status": status})
+        (found,) = claims(200 * MIB, *place).values()
+        return found.taken // MIB
+
+    kib = 1024
+    peaks = system({})[-1]
+    assert taken(peak=130 * kib, now=100 * kib) == 230
+    for _ in range(2):
+        peaks.hold(200 * MIB)
+        # The thread still has it, as that of another pipeline may.
+        assert taken(peak=300 * kib, now=300 * kib) == 230
+        peaks.free(200 * MIB)
+        assert taken(peak=300 * kib, now=100 * kib) == 230
+        # Steps have grown meanwhile, beside the copy or after it.
+    assert taken(peak=350 * kib, now=100 * kib) == 250
+    assert taken(peak=350 * kib, now=250 * kib) == 250
+
+
+def test_two_saves_in_a_row(tmp_path, monkeypatch):
+    """The second one claims no more than the first, and a little."""
+    reckoned, found = room.claims, []
+    monkeypatch.setattr(room, "PEAKS", Peaks())
+    monkeypatch.setattr(
+        room, "claims", lambda n: found.append(reckoned(n, peaks=room.PEAKS)) or {}
+    )
+    stage = Divisible(L.Linear(1 << 12, 1 << 11))
+    pipe = Pipeline(stage, MPI.COMM_SELF, 1)
+    for _ in range(3):
+        save_snapshot(tmp_path / "1", pipe, [], background=True)
+        wait_for_snapshot(pipe)
+    first, *later = [max((c.taken for c in each.values()), default=0) for each in found]
+    assert all(taken < first + 16 * MIB for taken in later), (first, later)
+
+
+def test_nothing_that_the_system_says_is_an_error(system, tmp_path):
+    place = system(
+        {"proc/self/status": "\n:\nVmHWM: ² kB\n", "proc/self/cgroup": "\n:"}
+    )
+    (tmp_path / "proc/meminfo").write_bytes(b"MemAvailable: 8192 kB\nName: \xff\n")
+    (found,) = claims(MIB, *place).values()
+    assert (found.taken, found.left) == (MIB, 8 * MIB)
 
 
 def test_on_this_machine():
-    assert refusal([claims(MIB)] * 2) is None
     assert refusal([claims(1 << 60)]) is not None or not claims(MIB)
 
 
