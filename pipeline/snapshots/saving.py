@@ -17,7 +17,7 @@ from typing import Any, Callable
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots import manifest, room
 from pipeline.snapshots.background import settle, start
-from pipeline.snapshots.collecting import Announcement, collect, common_arrays
+from pipeline.snapshots.collecting import Announcement, Contents, collect, common_arrays
 from pipeline.snapshots.directories import Draft
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.names import check_name
@@ -135,10 +135,15 @@ def save(
     with _settled(pipeline), contextlib.ExitStack() as stack:
         stack.callback(draft.release)
         try:
-            contents, mine = attempt(
-                collect, pipeline, optimizers, dict(state or {}), values, draft
+            contents, mine, claims = attempt(
+                _prepare,
+                background,
+                pipeline,
+                optimizers,
+                dict(state or {}),
+                values,
+                draft,
             )
-            claims = room.claims(n_bytes_to_copy(contents)) if background else None
             said = pipeline.gather((mine, claims), "save")
             announcements, everyones_claims = zip(*said)
             _compare(announcements, everyones_claims, what)
@@ -161,17 +166,30 @@ def save(
             report(error)
 
 
+def _prepare(
+    background: bool, *run: Any
+) -> tuple[Contents, Announcement, dict[str, room.Claim] | None]:
+    """Returns what :func:`collect` does of a run, and what a copy would take."""
+    contents, mine = collect(*run)
+    claims = room.claims(n_bytes_to_copy(contents)) if background else None
+    return contents, mine, claims
+
+
 @contextlib.contextmanager
 def _settled(pipeline: Pipeline) -> Iterator[None]:
-    """Waits for the snapshot before; if that failed, it raises it after the block."""
-    failed = None
+    """Waits for the snapshot before; if that failed, it raises it after the block.
+
+    What fails in the block as well has the words of both.
+    """
     try:
         settle(pipeline)
-    except SnapshotError as error:
-        failed = error
+    except SnapshotError as failed:
+        try:
+            yield
+        except SnapshotError as error:
+            raise SnapshotError(f"{error}; and before it, {failed}") from failed
+        raise
     yield
-    if failed is not None:
-        raise failed
 
 
 def _wait(written: Sequence[Mapping[str, Any]]) -> None:

@@ -1,5 +1,7 @@
 """A small run to save, for the tests of snapshots on disk."""
 
+import warnings
+
 import chainer.links as L
 import pytest
 from chainer import optimizers
@@ -7,6 +9,7 @@ from mpi4py import MPI
 
 from divisible import Divisible
 from pipeline import Pipeline, save_snapshot, wait_for_snapshot
+from pipeline.snapshots import room
 
 
 @pytest.fixture
@@ -16,18 +19,26 @@ def background():
 
 
 @pytest.fixture
-def save(background):
+def save(background, monkeypatch):
     """Saves a snapshot of a layer and its optimizer under a path, and returns that."""
+    # Whatever other tests have taken at their peak, and whatever the machine has.
+    monkeypatch.setattr(room, "claims", lambda n_bytes: {})
     stage = Divisible(L.Linear(2, 3))
     pipe = Pipeline(stage, MPI.COMM_SELF, 1)
     optimizer = optimizers.SGD().setup(stage)
 
+    def start(path, **options):
+        options = {"background": background, **options}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "snapshots are written at once")
+            save_snapshot(path, pipe, optimizer, **options)
+
     def save(path, **options):
-        save_snapshot(path, pipe, optimizer, background=background, **options)
+        start(path, **options)
         wait_for_snapshot(pipe)
         return path
 
-    save.pipe, save.optimizer = pipe, optimizer
+    save.pipe, save.optimizer, save.start = pipe, optimizer, start
     return save
 
 

@@ -6,7 +6,6 @@ import itertools
 import os
 import resource
 import threading
-import time
 import warnings
 from pathlib import Path
 
@@ -81,6 +80,12 @@ def fails_on_all(comm, call):
     return messages[0]
 
 
+def join_own_thread():
+    for thread in threading.enumerate():
+        if thread.name == "snapshot":
+            thread.join(20)
+
+
 def fail_later(comm, folder):
     run = Run(comm, "2")
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -95,7 +100,7 @@ def fail_later(comm, folder):
         comm.Barrier()
         # At the next one, which is saved all the same.
         run.save(f"{folder}/2", background=True)
-        time.sleep(0.1)
+        join_own_thread()
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
         comm.Barrier()
         words = fails_on_all(comm, lambda: run.save(f"{folder}/3"))
@@ -172,6 +177,11 @@ def differ(comm, folder):
         comm, lambda: run.save(f"{folder}/1", background=comm.rank == 1)
     )
     assert "rank 1 saves in the background, but rank 0 does not" in words
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank == 1:
+            patch.setattr(room, "claims", lambda n_bytes: 1 // 0)
+        words = fails_on_all(comm, lambda: run.save(f"{folder}/1", background=True))
+    assert "rank 1: ZeroDivisionError" in words
     assert os.listdir(folder) == []
 
 
