@@ -70,6 +70,8 @@ def as_if_alone(seed: int) -> Iterator[None]:
     np.random.seed(seed)
     try:
         with warnings.catch_warnings():
+            # A test of what is done in the background would not be one.
+            warnings.filterwarnings("error", "snapshots are written at once")
             yield
     finally:
         for values, before in kept:
