@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import os
 import sys
 import threading
 from collections.abc import Mapping
@@ -58,7 +59,7 @@ class WritingThread:
         self.what = what
         self.report = report
         self._rank, self._n_ranks = pipeline.rank, pipeline.ranks.size
-        self._timeout = min(pipeline.ranks.timeout, threading.TIMEOUT_MAX)
+        self._timeout = min(pipeline.ranks.timeout, threading.TIMEOUT_MAX / 2)
         self._seconds = _SHARE_OF_TIMEOUT * self._timeout
         # In words: an error holds on to all that its frames have.
         self._failure: str | None = None
@@ -67,8 +68,9 @@ class WritingThread:
         self._may_go, self._must_stop = threading.Event(), threading.Event()
         self._are_files_written = threading.Event()
         self._writing = writing
-        # Python waits for it at its end.
-        self._thread = threading.Thread(target=self._run, name="snapshot", daemon=False)
+        self._process = os.getpid()
+        # Python would wait for another one for ever; it waits in :meth:`end`.
+        self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
         self._n_bytes = n_bytes_to_copy(writing.contents)
         room.PEAKS.hold(self._n_bytes)
         try:
@@ -112,10 +114,17 @@ class WritingThread:
             raise SnapshotError(self._failure or self._failure_elsewhere)
 
     def end(self) -> None:
-        """Tells of a failure when Python ends, and nobody has asked for the outcome."""
-        words = self._failure_elsewhere
-        if self._failure is not None:
-            words = f"rank {self._rank}: {self._failure}"
+        """Waits when Python ends, and tells of a failure of which nobody knows."""
+        if os.getpid() != self._process:
+            # A process that this one has forked has no such thread.
+            return
+        # Rank 0 waits for its own files, and then for the others'.
+        self._thread.join(2 * self._timeout)
+        words, own = self._failure_elsewhere, self._failure
+        if self._thread.is_alive():
+            own = f"not on disk {2 * self._timeout:.0f} s after the end of the script"
+        if own is not None:
+            words = f"rank {self._rank}: {own}"
         if words is None:
             return
         try:
@@ -162,8 +171,9 @@ class WritingThread:
     def _tell_failure(self) -> None:
         # On a disk that is full there may be room for a name alone, or not for that.
         path = self._writing.folder / _mark_of_failure(self._rank)
-        with contextlib.suppress(OSError):
-            path.write_text(self._failure, encoding="utf-8")
+        # The words may have a path that is not UTF-8.
+        with contextlib.suppress(Exception):
+            path.write_text(self._failure, encoding="utf-8", errors="replace")
 
     def _await_others(self, own: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
         """Returns what each rank has written; ``None`` if one failed, or none comes."""

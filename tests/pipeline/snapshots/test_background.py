@@ -1,12 +1,16 @@
 """What comes of snapshots in the background, on one process."""
 
+import atexit
+import contextlib
 import errno
+import io
 import os
+import threading
 
 import pytest
 
 from pipeline import SnapshotError
-from pipeline.snapshots import writing
+from pipeline.snapshots import writing, writing_thread
 
 
 @pytest.fixture
@@ -22,6 +26,29 @@ def full_disk(monkeypatch):
     monkeypatch.setattr(writing, "write_arrays", fail)
 
 
+@pytest.fixture
+def ends(monkeypatch):
+    """What would end all ranks, in words."""
+    words = []
+
+    def end(what, report):
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            report()
+        words.append(said.getvalue())
+
+    monkeypatch.setattr(writing_thread, "end_all_ranks", end)
+    return words
+
+
+@pytest.fixture
+def at_end(monkeypatch):
+    """What Python would call at its end."""
+    functions = []
+    monkeypatch.setattr(atexit, "register", functions.append)
+    monkeypatch.setattr(atexit, "unregister", functions.remove)
+    return functions
+
+
 @pytest.mark.usefixtures("full_disk")
 def test_two_failures_are_told_together(tmp_path, save):
     save.start(tmp_path / "1")
@@ -29,3 +56,31 @@ def test_two_failures_are_told_together(tmp_path, save):
         SnapshotError, match=r"snapshot .*/2: .*; and before it, .*/1: .*No space"
     ):
         save(tmp_path / "2", background=False)
+
+
+def test_the_end_has_a_deadline(tmp_path, save, at_end, ends, monkeypatch):
+    hangs, write = threading.Event(), writing.write_arrays
+    monkeypatch.setattr(
+        writing, "write_arrays", lambda *args: hangs.wait(20) and write(*args)
+    )
+    monkeypatch.setattr(save.pipe.ranks, "timeout", 0.02)
+    save.start(tmp_path / "1")
+    (end,) = at_end
+    end()
+    hangs.set()
+    assert "rank 0: not on disk 0 s after the end of the script" in ends[0]
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_the_end_of_a_forked_process_is_its_own(tmp_path, save, at_end, ends):
+    save.start(tmp_path / "1")
+    (end,) = at_end
+    end()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            end()
+        os._exit(len(ends))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(ends) == 1

@@ -92,10 +92,12 @@ def fail_later(comm, folder):
     for rank in (0, 1):
         if comm.rank == rank:
             resource.setrlimit(resource.RLIMIT_FSIZE, (2048, unlimited[1]))
-        run.save(f"{folder}/1", background=True)
+        # No UTF-8, but a name for a file.
+        name = f"{folder}/\udcff1"
+        run.save(name, background=True)
         run.step(0)
         words = fails_on_all(comm, lambda: wait_for_snapshot(run.pipe))
-        assert f"save the snapshot {folder}/1: rank {rank}: " in words, words
+        assert f"save the snapshot {name}: rank {rank}: " in words, words
         assert "File too large" in words and os.listdir(folder) == []
         comm.Barrier()
         # At the next one, which is saved all the same.
