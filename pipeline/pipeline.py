@@ -385,18 +385,18 @@ class Pipeline:
         Raises:
             DisagreementError: If another rank makes another call.
             StallError: If another rank does not come in time, or has left.
+            SnapshotError: If a snapshot in the background has failed; call it again.
         """
         # A failed call may have messages under way, which hold on to everything.
         if self._calls.has_failed or self.ranks.are_closed:
             return
+        self.ranks.before_close()
         # A rank that closed alone could not tell others that wait for it.
         with self._call("close"):
             self._calls.compare()
-        self._runner.close()
-        if self._ties is not None:
-            self._ties.close()
-        self._updates.close()
-        self.ranks.close()
+        for each in (self._runner, self._ties, self._updates, self.ranks):
+            if each is not None:
+                each.close()
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes what random layers depend on: how many steps there were."""

@@ -30,6 +30,10 @@ class Gathering(NamedTuple):
     request: MPI.Request
 
 
+def _nothing() -> None:
+    """Is what there is to do before a pipeline is closed that has begun nothing."""
+
+
 class Ranks:
     """The ranks of a pipeline.
 
@@ -48,6 +52,7 @@ class Ranks:
         calls (CallAgreement): Counts the calls.
         first (int): The rank with the first stage, which reads ``x``.
         last (int): The rank with the last stage, which reads ``t``.
+        before_close: Called on all ranks before :meth:`close`, while they can agree.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Ranks:
         self.calls = CallAgreement(self.comm, timeout)
         self.first, self.last = stage_ranks[0], stage_ranks[-1]
         self.timeout = timeout
+        self.before_close: Callable[[], None] = _nothing
         self._sender: Sender | None = None
         self._receiver: Receiver | None = None
 

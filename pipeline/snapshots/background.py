@@ -70,6 +70,8 @@ def start(
         why = found[0] if found else None
     if why is None:
         _pending[pipeline] = save
+        of = weakref.ref(pipeline)
+        pipeline.ranks.before_close = lambda: settle(of())
         save.go()
         return True
     if save is not None:
@@ -87,32 +89,37 @@ def start(
 def settle(pipeline: Pipeline) -> None:
     """Waits for the snapshot that is written in the background, if there is one.
 
-    To be called on every rank.
+    To be called on every rank. Where the ranks cannot agree, it waits for this rank's
+    files, and the end of Python tells what came of them.
 
     Raises:
         SnapshotError: On every rank, if it failed on any; whoever saved it may have
             said that it is to be a warning.
     """
-    save = _pending.pop(pipeline, None)
+    save = _pending.get(pipeline)
     if save is None:
         return
     attempt = functools.partial(on_all_ranks, pipeline, "save", save.what)
+    failure = None
     try:
         attempt(save.wait_for_files)
         attempt(save.wait_for_end)
     except SnapshotError as error:
         save.stop()
-        save.report(error)
-    finally:
-        atexit.unregister(save.end)
+        failure = error
+    del _pending[pipeline]
+    atexit.unregister(save.end)
+    if failure is not None:
+        save.report(failure)
 
 
 def wait_for_snapshot(pipeline: Pipeline) -> None:
     """Waits until a snapshot that is written in the background is there.
 
     To be called on every rank. It does nothing if there is none, or if the next
-    :func:`save_snapshot` or :func:`load_snapshot`, or the end of a trainer's run, has
-    waited for it before.
+    :func:`save_snapshot` or :func:`load_snapshot`, the end of a trainer's run, or the
+    pipeline's ``close()`` has waited for it before. Where nobody does, the end of
+    Python waits, and a failure ends all ranks.
 
     Args:
         pipeline (Pipeline): The pipeline.
@@ -120,6 +127,8 @@ def wait_for_snapshot(pipeline: Pipeline) -> None:
     Raises:
         SnapshotError: On every rank, if saving failed on any. Training can go on.
         StallError: If a rank does not come in time.
+        RuntimeError: If an earlier call of the pipeline failed on this rank, so it is
+            not known what came of the other ranks' files; this rank's are waited for.
 
     Example:
         >>> import tempfile

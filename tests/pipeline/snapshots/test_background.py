@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from pipeline import SnapshotError
+from pipeline import SnapshotError, wait_for_snapshot
 from pipeline.snapshots import writing, writing_thread
 
 
@@ -56,6 +56,37 @@ def test_two_failures_are_told_together(tmp_path, save):
         SnapshotError, match=r"snapshot .*/2: .*; and before it, .*/1: .*No space"
     ):
         save(tmp_path / "2", background=False)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_failure_after_a_call_that_failed_is_told_at_the_end(
+    tmp_path, save, at_end, ends
+):
+    save.start(tmp_path / "1")
+    with pytest.raises(ValueError), save.pipe.ranks.calls.guarded():
+        raise ValueError
+    with pytest.raises(RuntimeError, match="an earlier call failed"):
+        wait_for_snapshot(save.pipe)
+    save.pipe.close()
+    (end,) = at_end
+    end()
+    assert "/1: rank 0: " in ends[0] and "No space left" in ends[0]
+
+
+def test_closing_waits(tmp_path, save, at_end):
+    with save.pipe:
+        save.start(tmp_path / "1")
+    assert (tmp_path / "1").exists() and at_end == []
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_closing_tells_of_a_failure(tmp_path, save, at_end):
+    save.start(tmp_path / "1")
+    with pytest.raises(SnapshotError, match="/1: .*No space"):
+        save.pipe.close()
+    assert at_end == []
+    save.pipe.close()
+    assert save.pipe.ranks.are_closed
 
 
 def test_the_end_has_a_deadline(tmp_path, save, at_end, ends, monkeypatch):
