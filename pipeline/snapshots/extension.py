@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
@@ -117,8 +119,10 @@ class SnapshotExtension(training.Extension):
     strict: bool
     background: bool
     resumed_from: Path | None = field(default=None, init=False)
-    # The pipeline that was saved, and the exception during which the trainer runs.
+    # The pipeline and the trainer that were saved, and the exception during which the
+    # trainer runs.
     _saved: Pipeline | None = field(default=None, init=False)
+    _trainer: weakref.ref[Any] | None = field(default=None, init=False)
     _handled: BaseException | None = field(default=None, init=False)
 
     #: To be called on all ranks at the same minibatch, whatever its trigger.
@@ -149,7 +153,7 @@ class SnapshotExtension(training.Extension):
         if self.condition is not None and not self.condition():
             return
         name = self._name(trainer)
-        self._saved = self._find_pipeline(trainer)
+        self._saved, self._trainer = self._find_pipeline(trainer), weakref.ref(trainer)
         save(
             os.path.join(trainer.out, name),
             self._saved,
@@ -173,8 +177,26 @@ class SnapshotExtension(training.Extension):
     def finalize(self) -> None:
         """Waits for what is being written, when the training has ended well."""
         # After an error the other ranks are elsewhere, and cannot agree.
-        if self._saved is not None and sys.exc_info()[1] is self._handled:
+        if self._saved is None or sys.exc_info()[1] is not self._handled:
+            return
+        with contextlib.ExitStack() as others:
+            # A trainer leaves out what comes after an extension that raises, such as
+            # the end of an iterator's processes.
+            for finalize in reversed(self._finalized_later()):
+                others.callback(finalize)
             settle(self._saved)
+            others.pop_all()
+
+    def _finalized_later(self) -> list[Callable[[], None]]:
+        """Returns what the trainer calls after this one's, in its order."""
+        trainer = self._trainer()
+        entries = sorted(
+            trainer._extensions.values(), key=lambda each: each.priority, reverse=True
+        )
+        extensions = [each.extension for each in entries]
+        later = extensions[extensions.index(self) + 1 :]
+        found = [getattr(each, "finalize", None) for each in later]
+        return [each for each in (*found, trainer.updater.finalize) if each]
 
     def _report(self, error: SnapshotError) -> None:
         if self.when_failed == "raise":

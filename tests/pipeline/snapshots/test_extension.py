@@ -1,8 +1,10 @@
 """Snapshots of a trainer, one process."""
 
+import copy
 import errno
 import json
 import os
+import threading
 
 import chainer
 import chainer.functions as F
@@ -269,6 +271,33 @@ def test_in_the_background(tmp_path):
     assert state(trainer) == state(undisturbed)
 
 
+def test_processes_that_are_forked_while_it_is_written(tmp_path, monkeypatch):
+    """An evaluation copies its iterator, which forks processes of its own."""
+    trainer, _ = make_trainer(tmp_path, 1, background=True)
+    evaluated, write = threading.Event(), writing.write_arrays
+
+    def write_later(path, arrays):
+        assert evaluated.wait(20)
+        return write(path, arrays)
+
+    monkeypatch.setattr(writing, "write_arrays", write_later)
+    data = np.arange(8, dtype=np.float32)
+    iterator = chainer.iterators.MultiprocessIterator(
+        data, 4, repeat=False, shuffle=False, n_processes=1
+    )
+
+    def evaluate(trainer):
+        with copy.copy(iterator) as batches:
+            assert [list(batch) for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        evaluated.set()
+
+    trainer.extend(evaluate, trigger=(2, "iteration"), priority=-200)
+    with iterator:
+        trainer.run()
+    for n in (2, 4):
+        Snapshot.open(tmp_path / f"snapshot_iter_{n}").verify()
+
+
 def test_a_failure_in_the_background_stops_at_the_next_one(tmp_path, failing_later):
     failing_later("snapshot_iter_4")
     trainer, _ = make_trainer(tmp_path, 2, background=True)
@@ -283,8 +312,17 @@ def test_a_failure_in_the_background_stops_at_the_next_one(tmp_path, failing_lat
 def test_a_failure_in_the_background_stops_at_the_end(tmp_path, failing_later):
     failing_later("snapshot_iter_2")
     trainer, _ = make_trainer(tmp_path, 1, background=True)
+    finalized = []
+
+    def last(trainer):
+        """The trainer finalizes it after the snapshot's extension."""
+
+    last.finalize = lambda: finalized.append("last")
+    trainer.extend(last, priority=-200)
+    trainer.updater.finalize = lambda: finalized.append("updater")
     with pytest.raises(SnapshotError, match="snapshot_iter_4: .*No space left"):
         trainer.run()
+    assert finalized == ["last", "updater"]
     trainer, _ = make_trainer(tmp_path, 1, background=True, on_error="warn")
     with pytest.warns(UserWarning, match="goes on, but .*snapshot_iter_4: .*No space"):
         trainer.run()
