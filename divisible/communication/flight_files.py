@@ -29,6 +29,8 @@ from divisible.communication.flight_record import FlightRecord, Log, here, read
 VARIABLE = "DIVISIBLE_FLIGHT_RECORD"
 _SUFFIX = ".flight"
 _SECONDS_TO_KEEP = 7 * 24 * 3600
+# How often a new file's directory may vanish: a rank that ends removes an empty one.
+_ATTEMPTS = 5
 
 
 class _Kept:
@@ -56,7 +58,6 @@ def keep(job: str, rank: int, n_ranks: int) -> None:
     try:
         root = Path(given) if given else _own_directory()
         path = root / job / f"rank-{rank}{_SUFFIX}"
-        path.parent.mkdir(parents=True, exist_ok=True)
         here.move(_mapped(path))
     except (OSError, ValueError) as error:
         if given:
@@ -113,18 +114,29 @@ def _own_directory() -> Path:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """Returns the memory of a new file."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
+    """Returns the memory of a new file, in a directory that need not be there."""
+    # All of it: to write to memory for which the disk has no room ends a process.
+    allocate = getattr(os, "posix_fallocate", None)
+    if allocate is None:
+        raise OSError("this system reserves no room for a file")
+    descriptor = _create(path)
     try:
-        # All of it: to write to memory for which the disk has no room ends a process.
-        os.posix_fallocate(descriptor, 0, FlightRecord.n_bytes)
+        allocate(descriptor, 0, FlightRecord.n_bytes)
         return mmap.mmap(descriptor, FlightRecord.n_bytes)
     except BaseException:
         os.unlink(path)
         raise
     finally:
         os.close(descriptor)
+
+
+def _create(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    for _ in range(_ATTEMPTS):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, flags, 0o600)
+    raise FileNotFoundError(f"{path.parent} vanishes as often as it is made")
 
 
 def _remove() -> None:
@@ -141,12 +153,19 @@ def _tidy(root: Path) -> None:
     oldest = time.time() - _SECONDS_TO_KEEP
     with contextlib.suppress(OSError):
         for job in root.iterdir():
-            records = files(job)
-            if all(_is_old(path, oldest) for path in records):
-                for path in records:
-                    path.unlink()
-                with contextlib.suppress(OSError):
-                    job.rmdir()
+            # What one job left must not keep all others there.
+            with contextlib.suppress(OSError):
+                _tidy_job(job, oldest)
+
+
+def _tidy_job(job: Path, oldest: float) -> None:
+    records = files(job)
+    # A rank may just have made an empty directory, and its file is to come.
+    is_new = not records and job.stat().st_mtime > oldest
+    if not is_new and all(_is_old(path, oldest) for path in records):
+        for path in records:
+            path.unlink()
+        job.rmdir()
 
 
 def _is_old(path: Path, oldest: float) -> bool:

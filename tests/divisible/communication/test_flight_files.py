@@ -62,29 +62,71 @@ def test_one_rank_alone_has_no_file(record, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def make_job(job, process, days):
+    """Makes a directory with the record of a process, some days old."""
+    record = FlightRecord()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: process)
+        record.name_rank(0, 2)
+    job.mkdir(parents=True)
+    path = job / "rank-0.flight"
+    memory = bytearray(record.n_bytes)
+    record.move(memory)
+    path.write_bytes(memory)
+    make_old(path, days)
+
+
+def make_old(path, days):
+    then = path.stat().st_mtime - days * 24 * 3600
+    os.utime(path, (then, then))
+
+
 def test_old_records_go_when_nobody_writes_them(record, tmp_path, monkeypatch):
     monkeypatch.setattr(flight_files.tempfile, "tempdir", str(tmp_path))
     own = tmp_path / f"divisible-{os.getuid()}"
     ended = subprocess.Popen(["true"])
     ended.wait()
-    for job, process, days in (
-        ("old", ended.pid, 8),
-        ("running", os.getpid(), 8),
-        ("new", ended.pid, 6),
-    ):
-        other = FlightRecord()
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "getpid", lambda process=process: process)
-            other.name_rank(0, 2)
-        (own / job).mkdir(parents=True)
-        path = own / job / "rank-0.flight"
-        memory = bytearray(other.n_bytes)
-        other.move(memory)
-        path.write_bytes(memory)
-        then = path.stat().st_mtime - days * 24 * 3600
-        os.utime(path, (then, then))
+    make_job(own / "old", ended.pid, 8)
+    make_job(own / "running", os.getpid(), 8)
+    make_job(own / "new", ended.pid, 6)
+    for days in (0, 8):
+        (own / f"empty-{days}").mkdir()
+        make_old(own / f"empty-{days}", days)
+    # None of the user's files keeps the others there.
+    (own / "a-file").touch()
+    make_job(own / "with-a-folder", ended.pid, 8)
+    (own / "with-a-folder" / "folder.flight").mkdir()
+    make_old(own / "with-a-folder" / "folder.flight", 8)
     flight_files.keep("mine", 0, 2)
-    assert sorted(os.listdir(own)) == ["mine", "new", "running"]
+    left = ["a-file", "empty-0", "mine", "new", "running", "with-a-folder"]
+    assert sorted(os.listdir(own)) == left
+
+
+def test_a_directory_that_another_rank_removes_is_made_again(
+    record, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(flight_files.VARIABLE, str(tmp_path))
+    create, removed = os.open, []
+
+    def remove_first(path, *arguments):
+        if not removed:
+            removed.append(path)
+            path.parent.rmdir()
+        return create(path, *arguments)
+
+    monkeypatch.setattr(os, "open", remove_first)
+    flight_files.keep("job", 1, 2)
+    assert flight_files.directory() == tmp_path / "job"
+    assert removed == list((tmp_path / "job").iterdir())
+
+
+def test_without_room_for_a_file_the_record_is_in_memory(record, tmp_path, monkeypatch):
+    monkeypatch.setenv(flight_files.VARIABLE, str(tmp_path))
+    # As on a Mac.
+    monkeypatch.delattr(os, "posix_fallocate")
+    with pytest.warns(UserWarning, match="this system reserves no room"):
+        flight_files.keep("job", 0, 2)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
