@@ -129,22 +129,32 @@ def test_without_room_for_a_file_the_record_is_in_memory(record, tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
+FORK = "child = os.fork()\nif not child: "
+
+
 @pytest.mark.parametrize(
     "end, left",
     [
         ("pass", []),
+        ("sys.exit(0)", []),
         ("sys.exit(3)", []),
-        ("if os.fork() == 0: sys.exit()\nos.wait()\nos._exit(1)", ["rank-0.flight"]),
-        ("os.kill(os.getpid(), 9)", ["rank-0.flight"]),
+        ("from mpi4py import MPI\nMPI.Finalize()", []),
+        (f"{FORK}sys.exit()\nos.waitpid(child, 0)", []),
+        (f"{FORK}sys.exit()\nos.waitpid(child, 0)\nos._exit(1)", ["rank-0.flight"]),
+        ("os.kill(os.getpid(), signal.SIGTERM)", ["rank-0.flight"]),
+        ("os.kill(os.getpid(), signal.SIGKILL)", ["rank-0.flight"]),
     ],
 )
-def test_a_regular_end_leaves_nothing(end, left, tmp_path):
+def test_a_regular_end_removes_the_own_record_only(end, left, tmp_path):
+    job = tmp_path / f"divisible-{os.getuid()}" / "job"
+    make_job(job, os.getpid(), 0)
+    (job / "rank-0.flight").rename(job / "rank-1.flight")
     program = (
-        "import os, sys\n"
+        "import os, signal, sys\n"
         "from divisible.communication.flight_files import keep\n"
-        f"keep('job', 0, 1)\n{end}\n"
+        f"keep('job', 0, 2)\n{end}\n"
     )
-    env = {**os.environ, flight_files.VARIABLE: str(tmp_path)}
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    del env[flight_files.VARIABLE]
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, timeout=100)
-    found = [path.name for path in tmp_path.glob("job/*")]
-    assert found == left
+    assert sorted(os.listdir(job)) == [*left, "rank-1.flight"]
