@@ -63,11 +63,13 @@ class CallAgreement:
     Args:
         comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
         timeout (float): Seconds to wait for the other ranks.
+        name (str): Of the pipeline, in hexadecimal digits, on all ranks the same.
     """
 
-    def __init__(self, comm: MPI.Comm, timeout: float) -> None:
+    def __init__(self, comm: MPI.Comm, timeout: float, name: str) -> None:
         self._comm = comm
         self._timeout = timeout
+        self._pipeline = int(name[:8], 16)
         self._roll_call = roll_call(comm)
         self._n_calls = 0
         #: The name of the last call.
@@ -111,7 +113,7 @@ class CallAgreement:
             self._n_calls += 1
             self.call = call
             self._roll_call.call = self._n_calls, call
-            here.begin_call(self._n_calls, call)
+            here.begin_call(self._pipeline, self._n_calls, call)
             yield
             here.write(CALL, END, call)
 

@@ -45,7 +45,7 @@ class Ranks:
         comm: The user's, of ChainerMN or mpi4py; it is duplicated.
         stage_ranks: For each stage of the pipeline the rank that holds it.
         timeout (float): Seconds a wait may take.
-        name (str): For the duplicate.
+        name (str): Of the pipeline, for the duplicate.
 
     Attributes:
         comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
@@ -59,7 +59,7 @@ class Ranks:
         self, comm: Any, stage_ranks: Sequence[int], timeout: float, name: str
     ) -> None:
         self.comm = duplicate(as_mpi(comm), timeout, self, name)
-        self.calls = CallAgreement(self.comm, timeout)
+        self.calls = CallAgreement(self.comm, timeout, name)
         self.first, self.last = stage_ranks[0], stage_ranks[-1]
         self.timeout = timeout
         self.before_close: Callable[[], None] = _nothing

@@ -36,8 +36,8 @@ N_ENTRIES = 1024
 _VERSION = 1
 _MAGIC = b"divisible flight record "
 _HEADER_BYTES = 512
-# Number, time, bytes, call, peer, kind, phase, text, number.
-_ENTRY = struct.Struct("<QdqIiBB50sQ")
+# Number, time, bytes, pipeline, call, peer, kind, phase, text, number.
+_ENTRY = struct.Struct("<QdqIIiBB50sQ")
 
 
 class Entry(NamedTuple):
@@ -47,6 +47,8 @@ class Entry(NamedTuple):
         number (int): Counts the entries of a rank, from 1.
         time (float): Seconds since 1970.
         n_bytes (int): Of a message's arrays.
+        pipeline (int): Stands for the pipeline, on all of its ranks alike; 0 if there
+            is none yet.
         call (int): The number of the pipeline's call.
         peer (int): The rank at the other end, `NOBODY` or `EVERYBODY`.
         kind (int): `CALL`, `ACTION`, `SEND`, `RECEIVE`, `WAIT` or `FAILURE`.
@@ -58,6 +60,7 @@ class Entry(NamedTuple):
     number: int
     time: float
     n_bytes: int
+    pipeline: int
     call: int
     peer: int
     kind: int
@@ -87,7 +90,8 @@ class FlightRecord:
     """The record of this process.
 
     Attributes:
-        call (int): The number of the pipeline's call that is being made.
+        pipeline (int): The pipeline that is in use, as an :class:`Entry` has it.
+        call (int): The number of the call that it makes.
 
     Example:
         >>> record = FlightRecord()
@@ -102,7 +106,7 @@ class FlightRecord:
     def __init__(self) -> None:
         self._memory: Any = bytearray(self.n_bytes)
         self._numbers = itertools.count()
-        self.call = 0
+        self.pipeline = self.call = 0
         self._last_error = 0
         self.name_rank(0, 1)
 
@@ -143,6 +147,7 @@ class FlightRecord:
             number + 1,
             time.time(),
             n_bytes,
+            self.pipeline,
             self.call,
             peer,
             kind,
@@ -151,9 +156,15 @@ class FlightRecord:
             number + 1,
         )
 
-    def begin_call(self, number: int, name: str) -> None:
-        """Notes that the pipeline's call of this number begins."""
-        self.call = number
+    def begin_call(self, pipeline: int, number: int, name: str) -> None:
+        """Notes that a call of a pipeline begins.
+
+        Args:
+            pipeline (int): Stands for the pipeline; a number of 32 bits.
+            number (int): Counts the calls of this pipeline.
+            name (str): The call.
+        """
+        self.pipeline, self.call = pipeline, number
         self.write(CALL, BEGIN, name)
 
     def fail(self, error: BaseException) -> None:

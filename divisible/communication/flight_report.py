@@ -70,16 +70,20 @@ class State(NamedTuple):
 
     Attributes:
         rank (int): The rank.
-        call (int): The number of its last call.
+        pipeline (int): The pipeline that it used last.
+        call (int): The number of its last call of that.
         call_name (str): Its name, if the record goes back so far.
+        calls (dict): By pipeline, the number of the last call that the record has.
         doing (Entry or None): What has begun last, and not ended, or failed; ``None``
             between calls.
         time (float): Of its last entry.
     """
 
     rank: int
+    pipeline: int
     call: int
     call_name: str
+    calls: dict[int, int]
     doing: Entry | None
     time: float
 
@@ -89,6 +93,10 @@ class State(NamedTuple):
         is_waiting = self.doing is not None and self.doing.kind in (RECEIVE, WAIT)
         return self.doing.peer if is_waiting else NOBODY
 
+    def is_ahead_of(self, other: State) -> bool:
+        """Returns whether the other has still to make this rank's last call."""
+        return self.call > other.calls.get(self.pipeline, 0)
+
 
 def rows(logs: Sequence[Log], n_lines: int) -> list[Row]:
     """Returns the last lines of each rank's record, in the order of time.
@@ -97,15 +105,24 @@ def rows(logs: Sequence[Log], n_lines: int) -> list[Row]:
         logs: Of the ranks.
         n_lines (int): Of each rank.
     """
+    labels = _labels(logs)
     lines = sorted(
         (entry.time, log.rank, entry.number, row)
         for log in logs
-        for entry, row in list(_rows_of(log))[-n_lines:]
+        for entry, row in list(_rows_of(log, labels))[-n_lines:]
     )
     return [row for *_, row in lines]
 
 
-def _rows_of(log: Log) -> Iterator[tuple[Entry, Row]]:
+def _labels(logs: Sequence[Log]) -> dict[int, str]:
+    """Returns short names of pipelines, for people; of one alone there is none."""
+    pipelines = {entry.pipeline for log in logs for entry in log.entries} - {0}
+    if len(pipelines) == 1:
+        return {}
+    return {pipeline: f"{pipeline:08x}"[:4] for pipeline in pipelines}
+
+
+def _rows_of(log: Log, labels: dict[int, str]) -> Iterator[tuple[Entry, Row]]:
     call_name = ""
     for entry in log.entries:
         if entry.kind == CALL:
@@ -113,12 +130,13 @@ def _rows_of(log: Log) -> Iterator[tuple[Entry, Row]]:
         clock = time.strftime("%H:%M:%S", time.localtime(entry.time))
         words = _WORDS.get((entry.kind, entry.phase), "{text}")
         event = words.format(text=_text(entry), n_bytes=f"{entry.n_bytes:,}")
+        label = f"{labels[entry.pipeline]}:" if entry.pipeline in labels else ""
         yield (
             entry,
             Row(
                 f"{clock}.{int(entry.time % 1 * 1000):03}",
                 str(log.rank),
-                f"{entry.call} {call_name}".rstrip() if entry.call else "",
+                f"{label}{entry.call} {call_name}".rstrip() if entry.call else "",
                 event,
             ),
         )
@@ -132,9 +150,11 @@ def _text(entry: Entry) -> str:
 def state(log: Log) -> State:
     """Returns what a rank was at when its record ends."""
     begun: list[Entry] = []
-    call, call_name, last = 0, "", 0.0
+    call, call_name, pipeline, last = 0, "", 0, 0.0
+    calls: dict[int, int] = {}
     for entry in log.entries:
-        last = entry.time
+        last, pipeline = entry.time, entry.pipeline
+        calls[pipeline] = entry.call
         if entry.kind == CALL:
             # What began before has failed.
             begun.clear()
@@ -147,13 +167,14 @@ def state(log: Log) -> State:
             begun.pop()
     failed = [entry for entry in begun if entry.kind == FAILURE]
     doing = (failed or begun[-1:] or [None])[0]
-    return State(log.rank, call, call_name, doing, last)
+    return State(log.rank, pipeline, call, call_name, calls, doing, last)
 
 
 def verdict(logs: Sequence[Log]) -> list[str]:
     """Says which ranks are behind, and who waits for whom.
 
-    Behind is who waits for nobody; if all wait, who has made the fewest calls.
+    Behind is who waits for nobody; if all wait, who has still to make a call that
+    another one is in, and is itself in none that others have still to make.
 
     Args:
         logs: Of some or all ranks of a job.
@@ -161,19 +182,19 @@ def verdict(logs: Sequence[Log]) -> list[str]:
     Example:
         >>> from divisible.communication.flight_record import FlightRecord
         >>> record = FlightRecord()
-        >>> record.begin_call(5, "step")
+        >>> record.begin_call(1, 5, "step")
         >>> record.write(ACTION, BEGIN, "1F0")
         >>> verdict([record.log()])
         ['rank 0 is behind: in call 5, step, it began 1F0, and did not end it']
     """
     states = [state(log) for log in logs]
-    fewest = min(each.call for each in states)
     behind = [each for each in states if each.waits_for == NOBODY]
-    if not behind and fewest < max(each.call for each in states):
-        behind = [each for each in states if each.call == fewest]
-    said = [f"rank {each.rank} is behind: {_at(each)}" for each in behind]
+    if not behind:
+        behind = [each for each in states if _is_behind(each, states)]
+    labels = _labels(logs)
+    said = [f"rank {each.rank} is behind: {_at(each, labels)}" for each in behind]
     waiting = [each for each in states if each not in behind]
-    said += [f"rank {each.rank} {_at(each)}" for each in waiting]
+    said += [f"rank {each.rank} {_at(each, labels)}" for each in waiting]
     n_ranks = max(log.n_ranks for log in logs)
     missing = sorted(set(range(n_ranks)) - {log.rank for log in logs})
     if missing:
@@ -185,9 +206,18 @@ def verdict(logs: Sequence[Log]) -> list[str]:
     return said
 
 
-def _at(each: State) -> str:
-    call = f"call {each.call}, {each.call_name}" if each.call_name else ""
-    call = call or f"call {each.call}"
+def _is_behind(each: State, states: Sequence[State]) -> bool:
+    if any(each.is_ahead_of(other) for other in states):
+        # Of two pipelines, each rank may be ahead in one: they make different calls.
+        return False
+    return any(other.is_ahead_of(each) for other in states)
+
+
+def _at(each: State, labels: dict[int, str]) -> str:
+    label = labels.get(each.pipeline)
+    call = f"call {each.call} of pipeline {label}" if label else f"call {each.call}"
+    if each.call_name:
+        call += f", {each.call_name}"
     doing = each.doing
     if doing is None:
         if not each.call:
@@ -212,10 +242,11 @@ def print_at_end() -> None:
     if not any(log.entries for log in logs):
         return
     shown = sorted([mine, *others[: _MOST_RANKS - 1]])
+    table = rows(shown, _LINES_OF_EACH)
+    width = max([12, *(len(row.call) for row in table)])
     lines = ["The last of what ranks did, from their flight records:"]
     lines += [
-        f"  {row.time} {row.rank:>4}  {row.call:<12} {row.event}"
-        for row in rows(shown, _LINES_OF_EACH)
+        f"  {row.time} {row.rank:>4}  {row.call:<{width}} {row.event}" for row in table
     ]
     lines += [f"  {text}" for text in verdict(logs)[:_MOST_RANKS]]
     if folder is not None:

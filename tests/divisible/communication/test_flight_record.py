@@ -22,12 +22,13 @@ def content(record):
 def test_an_entry_comes_back_as_it_was_written():
     record = FlightRecord()
     record.name_rank(2, 4)
-    record.begin_call(7, "step")
+    record.begin_call(0x3F2A9C1B, 7, "step")
     record.write(SEND, END, "2F0>3", peer=3, n_bytes=1 << 40)
     log = read(bytes(content(record)), "it")
     assert (log.rank, log.n_ranks) == (2, 4)
     call, sent = log.entries
     assert (call.number, call.call, call.text) == (1, 7, "step")
+    assert call.pipeline == sent.pipeline == 0x3F2A9C1B
     assert (sent.kind, sent.phase, sent.text) == (SEND, END, "2F0>3")
     assert (sent.peer, sent.n_bytes, sent.call) == (3, 1 << 40, 7)
 

@@ -1,5 +1,7 @@
 """Flight records say which rank is behind, and who waits for whom."""
 
+from typing import NamedTuple
+
 import pytest
 
 from divisible.communication.flight_record import (
@@ -14,13 +16,25 @@ from divisible.communication.flight_record import (
 )
 from divisible.communication.flight_report import rows, verdict
 
+TRAINING, EVALUATION = 0x3F2A9C1B, 0x0B11D2E4
+
+
+class Call(NamedTuple):
+    """Of another pipeline than the one for training."""
+
+    pipeline: int
+    number: int
+    name: str
+
 
 def log(rank, *events, n_ranks=3):
     record = FlightRecord()
     record.name_rank(rank, n_ranks)
     for event in events:
-        if isinstance(event, tuple) and len(event) == 2:
+        if isinstance(event, Call):
             record.begin_call(*event)
+        elif isinstance(event, tuple) and len(event) == 2:
+            record.begin_call(TRAINING, *event)
         elif isinstance(event, tuple):
             record.write(*event)
         else:
@@ -105,6 +119,41 @@ def test_the_rank_behind_is_named(events, said):
     assert verdict([log(rank, *each) for rank, each in enumerate(events)]) == said
 
 
+OF_TRAINING, OF_EVALUATION = "of pipeline 3f2a, step", "of pipeline 0b11, evaluate"
+EVALUATE = Call(EVALUATION, 3, "evaluate")
+IN_STEP, IN_EVALUATE = [(40, "step"), NEEDS_1], [(40, "step"), EVALUATE, ALL]
+IN_NEXT_STEP = [EVALUATE, (41, "step"), ALL]
+
+
+@pytest.mark.parametrize(
+    "events, behind",
+    [
+        # The numbers of calls are those of each pipeline: 3 is not behind 40.
+        (
+            [IN_STEP, IN_EVALUATE],
+            [f"rank 0 is behind: waits, in call 40 {OF_TRAINING}"],
+        ),
+        (
+            [IN_NEXT_STEP, IN_EVALUATE],
+            [f"rank 1 is behind: waits, in call 3 {OF_EVALUATION}"],
+        ),
+        # Each is ahead in one: they make different calls.
+        ([[(41, "step"), ALL], IN_EVALUATE], []),
+        ([IN_EVALUATE, IN_EVALUATE], []),
+    ],
+)
+def test_calls_are_compared_within_a_pipeline(events, behind):
+    logs = [log(rank, *each, n_ranks=2) for rank, each in enumerate(events)]
+    said = verdict(logs)
+    assert [text.split(", for")[0] for text in said if "behind" in text] == behind
+    assert len(said) == 2
+
+
+def test_a_table_of_several_pipelines_says_which():
+    (*_, row) = rows([log(0, *IN_EVALUATE)], 9)
+    assert (row.call, row.event) == ("0b11:3 evaluate", "waits for all ranks to save")
+
+
 def test_a_call_that_begins_after_one_that_failed_counts():
     events = [STEP, (ACTION, BEGIN, "0F0"), ValueError("no"), (6, "save"), ALL]
     assert verdict([log(0, *events, n_ranks=1)]) == [
@@ -117,7 +166,7 @@ def test_lines_are_in_the_order_of_time():
     for rank, record in enumerate(records):
         record.name_rank(rank, 2)
     for i in range(4):
-        records[i % 2].begin_call(i, "step")
+        records[i % 2].begin_call(TRAINING, i, "step")
     lines = rows([record.log() for record in records], 1)
     assert [(row.rank, row.call, row.event) for row in lines] == [
         ("0", "2 step", "begins step"),
