@@ -150,12 +150,22 @@ def answer(waiting_for: str, place: Place) -> None:
 def explain(waiting_for: str, place: Place) -> str:
     """Asks the other ranks, and returns who is waited for, for an error message.
 
+    Where they cannot be asked, it is for what: whatever is wrong must not hide that
+    this rank has waited in vain.
+
     Args:
         waiting_for (str): As in :func:`answer`.
         place (Place): Where this rank waits.
     """
-    with listening(place.comm) as asked:
-        said = asked.ask(waiting_for, place)
+    try:
+        with listening(place.comm) as asked:
+            return _who(waiting_for, place, asked.ask(waiting_for, place))
+    except Exception:
+        is_of_all = place.peer == EVERYBODY
+        return f"all ranks {waiting_for}" if is_of_all else waiting_for
+
+
+def _who(waiting_for: str, place: Place, said: dict[int, _Whereabouts]) -> str:
     me, size = place.comm.rank, place.comm.size
     silent = sorted(set(range(size)) - said.keys() - {me})
     if place.peer == EVERYBODY:

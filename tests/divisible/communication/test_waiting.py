@@ -3,9 +3,12 @@
 import itertools
 
 import pytest
+from mpi4py import MPI
 
 from divisible.communication import waiting
 from divisible.communication.errors import StallError
+from divisible.communication.flight_record import EVERYBODY
+from divisible.communication.roll_call import Place
 
 
 @pytest.mark.parametrize("seconds, stalls", [(1.0, True), (400.0, False)])
@@ -42,3 +45,17 @@ def test_what_watches_may_end_a_wait():
 
     with pytest.raises(ArithmeticError, match="it has left"):
         waiting.wait(lambda: False, 5.0, lambda: "rank 1", watch)
+
+
+@pytest.mark.parametrize(
+    "peer, awaited, said",
+    [
+        (1, "what rank 1 sends", "for what rank 1 sends$"),
+        (EVERYBODY, "to save", "for all ranks to save$"),
+    ],
+)
+def test_a_stall_is_told_when_nobody_can_be_asked(peer, awaited, said):
+    # As of a pipeline that was closed meanwhile.
+    place = Place(MPI.COMM_NULL, peer)
+    with pytest.raises(StallError, match=said):
+        waiting.wait(lambda: False, 0.0, lambda: awaited, place=place)
