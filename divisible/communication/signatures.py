@@ -35,7 +35,8 @@ class TensorSpec(NamedTuple):
         shape: The shape; ``None`` for a gradient there is not.
         dtype: The dtype.
         requires_grad: As the tensor's.
-        order: The axes in the order of memory.
+        order: The axes in the order of memory; empty for C order, and where there are
+            gaps in it: what is sent then is in C order.
     """
 
     shape: tuple[int, ...] | None
@@ -46,14 +47,18 @@ class TensorSpec(NamedTuple):
     @property
     def shape_in_memory(self) -> tuple[int, ...]:
         """The shape of what is sent."""
+        if not self.order:
+            return self.shape
         return tuple(self.shape[axis] for axis in self.order)
 
     def in_memory(self, array: Any) -> Any:
         """Returns an array as it is sent, in C order unless it has gaps."""
-        return array.transpose(self.order)
+        return array.transpose(self.order) if self.order else array
 
     def received(self, array: Any) -> Any:
         """Returns what was sent as the array that it was."""
+        if not self.order:
+            return array
         return array.transpose([self.order.index(axis) for axis in range(array.ndim)])
 
 
@@ -105,7 +110,7 @@ def signature(tensors: Sequence[Tensor]) -> Signature:
             array.shape,
             array.dtype.str,
             requires_grad,
-            memory_order(array) or tuple(range(array.ndim)),
+            () if array.flags.c_contiguous else memory_order(array) or (),
         )
         for array, requires_grad in tensors
     )
