@@ -14,8 +14,11 @@ from divisible.communication.collectives import all_gather
 from mixed_precision import MixedPrecision
 from pipeline import Pipeline, StallError, load_snapshot, save_snapshot
 from tests.support.mpiexec import assert_on_ranks
+from tests.support.processes import LOAD
 
 N_RANKS = 3
+# How long an answer may take, on an idle machine.
+SECONDS = 2
 X, T = np.ones((6, 4), np.float32), np.zeros(6, np.int32)
 LARGE = np.ones((6, 1 << 18), np.float32)
 
@@ -53,8 +56,8 @@ def make(comm, *layers, **options):
     return pipe, optimizer
 
 
-# Each returns what all ranks then do; those that are late do nothing instead, or come
-# as far as a place where they are halted. Then comes what the others must say.
+# Each returns what all ranks then do; the one that is late does nothing instead, or
+# comes as far as a place where it is halted.
 
 
 def agree(comm, folder, is_late):
@@ -196,7 +199,7 @@ def told(comm, folder, is_late):
 
 
 def sent(comm, folder, is_late):
-    """What is too large for MPI's buffers waits until it is taken."""
+    """Waits until what is too large for MPI's buffers is taken."""
     pipe, _ = make(comm)
     runner = pipe._runner
     sender = runner._transport.sender(3000, 2)
@@ -209,20 +212,28 @@ def sent(comm, folder, is_late):
     return None if is_late else send
 
 
+OTHERS = {0: (1, 2), 1: (0, 2), 2: (0, 1)}
+
+FROM_0, FROM_1, FROM_2 = (f"for what rank {rank} sends, for" for rank in range(3))
+CLOCK_0, CLOCK_1 = (f"for rank {rank} to tell its clock" for rank in range(2))
+TIE = "the copies of /0/W"
+THEN_0, THEN_1 = (f". Rank {rank} itself waits" for rank in range(2))
+
+# Without which rank what the others say: those that stall, if not both.
 CASES = [
     (agree, 1, "for rank 1 to call agree (ranks 0 and 2 are here)"),
     (agree, 0, "for rank 0 to call agree (ranks 1 and 2 are here)"),
     (gather, 2, "for rank 2 to call save (ranks 0 and 1 are here)"),
     (gather_after_the_call, 1, "for rank 1 to save (ranks 0 and 2 are here)"),
     (start, 1, "for rank 1 to start (ranks 0 and 2 are here)"),
-    (step, 1, "for what rank 1 sends, for "),
-    (step, 2, "for what rank 2 sends, for 1B0"),
-    (evaluate, 0, "for what rank 0 sends, for 1F0"),
-    (predict, 1, "for what rank 1 sends, for 2F0"),
+    (step, 1, {0: f"{FROM_1} 0B0", 2: f"{FROM_1} 2F0"}),
+    (step, 2, {0: f"{FROM_1} 0B0{THEN_1} {FROM_2} 1B0", 1: f"{FROM_2} 1B0"}),
+    (evaluate, 0, {1: f"{FROM_0} 1F0", 2: f"{FROM_1} 2F0{THEN_1} {FROM_0} 1F0"}),
+    (predict, 1, {0: "for rank 1 to call predict (", 2: f"{FROM_1} 2F0"}),
     (close, 1, "for rank 1 to call close (ranks 0 and 2 are here)"),
     (result, 2, "for rank 2 to tell the result"),
     (reports, 1, "for rank 1 to tell what layers reported (ranks 0 and 2 are here)"),
-    (ties, 2, "for what rank 2 sends, for the copies of /0/"),
+    (ties, 2, {0: f"{FROM_2} {TIE}", 1: f"{FROM_0} {TIE}{THEN_0} {FROM_2} {TIE}"}),
     (hooks, 1, "for rank 1 to say what they do (ranks 0 and 2 are here)"),
     (update, 1, "for rank 1 to update (ranks 0 and 2 are here)"),
     (first_update, 1, "for rank 1 to make the first update (ranks 0 and 2 are here)"),
@@ -230,59 +241,108 @@ CASES = [
     (save, 1, "for rank 1 to call save (ranks 0 and 2 are here)"),
     (load, 2, "for rank 2 to call load (ranks 0 and 1 are here)"),
     (timeline, 1, "for rank 1 to call timeline (ranks 0 and 2 are here)"),
-    (clocks, 1, "for rank 1 to tell its clock"),
+    (clocks, 1, {0: CLOCK_1, 2: f"{CLOCK_0}{THEN_0} {CLOCK_1}"}),
     (measured, 1, "for rank 1 to tell what they measured (ranks 0 and 2 are here)"),
     (told, 0, "for rank 0 to tell a minibatch"),
-    (sent, 2, "for rank 2 to take what was sent to it"),
+    (sent, 2, {1: "for rank 2 to take what was sent to it"}),
 ]
 
 
-@contextlib.contextmanager
-def patience(seconds):
-    """Shortens all waits, but those for an answer."""
-    poll, answers = waiting._poll, roll_call._SECONDS_TO_ANSWER
+class Standstill:
+    """Lets waits end when no rank gets on, instead of after a time.
 
-    def impatient(test, timeout, *others):
-        return poll(test, min(seconds, timeout), *others)
+    Each rank counts, where all see it, how often it has looked for what it waits for in
+    vain, and how often it got on. Who has seen nobody get on while all have looked for
+    long enough gives up. So a rank that gets no core delays the others, and is not
+    taken for one that is missing.
+    """
 
-    waiting._poll, roll_call._SECONDS_TO_ANSWER = impatient, 0.15
-    try:
-        yield
-    finally:
-        waiting._poll, roll_call._SECONDS_TO_ANSWER = poll, answers
+    LOOKS, SECONDS_BETWEEN_LOOKS = 100, 0.001
+    SECONDS_TO_ANSWER = 0.05
 
+    def __init__(self, comm, folder):
+        self._rank = comm.rank
+        path = f"{folder}/looks"
+        if comm.rank == 0:
+            np.zeros((2, N_RANKS), int).tofile(path)
+        comm.Barrier()
+        self._looks, self._steps = np.memmap(path, int, "r+", shape=(2, N_RANKS))
+        self._next_look = 0.0
 
-def come_together(comm):
-    """Waits for all without taking part in anything else."""
-    request = comm.Ibarrier()
-    while not request.Test():
-        time.sleep(0.001)
+    def get_on(self):
+        self._steps[self._rank] += 1
+
+    def look(self):
+        """Counts that this rank has looked in vain."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + self.SECONDS_BETWEEN_LOOKS
+            self._looks[self._rank] += 1
+
+    def come_together(self, comm):
+        """Waits for all without taking part in anything else."""
+        self.get_on()
+        request = comm.Ibarrier()
+        while not request.Test():
+            self.look()
+            time.sleep(self.SECONDS_BETWEEN_LOOKS)
+
+    @contextlib.contextmanager
+    def ends_waits(self, stalled):
+        """Ends waits at a standstill; asks until those that stall have answered."""
+        poll, ask = waiting._poll, roll_call.RollCall.ask
+
+        def poll_to_standstill(test, timeout, *others):
+            steps, looks = self._steps.copy(), self._looks.copy()
+
+            def looked_for():
+                nonlocal steps, looks
+                found = test()
+                if found:
+                    self.get_on()
+                    return found
+                self.look()
+                if (self._steps != steps).any():
+                    steps, looks = self._steps.copy(), self._looks.copy()
+                return (self._looks - looks).min() > self.LOOKS and self
+
+            found = poll(looked_for, timeout, *others)
+            return poll(test, 0.0, *others) if found is self else found
+
+        def ask_again(asking, *question):
+            said, deadline = {}, time.monotonic() + LOAD * SECONDS
+            while True:
+                said.update(ask(asking, *question))
+                if stalled - {self._rank} <= said.keys() or time.monotonic() > deadline:
+                    return said
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(waiting, "_poll", poll_to_standstill)
+            patch.setattr(roll_call.RollCall, "ask", ask_again)
+            patch.setattr(roll_call, "_SECONDS_TO_ANSWER", self.SECONDS_TO_ANSWER)
+            yield
 
 
 def stalls(comm, folder, cases):
+    standstill = Standstill(comm, folder)
     for case, late, words in [CASES[i] for i in cases]:
+        words = words if isinstance(words, dict) else dict.fromkeys(OTHERS[late], words)
         ours = comm.Dup()
         call = case(ours, folder, comm.rank == late)
-        come_together(comm)
+        standstill.come_together(comm)
         said = ""
-        if comm.rank == late:
-            with contextlib.suppress(Halt):
+        with standstill.ends_waits(words.keys()):
+            try:
                 (call or halt)()
-        else:
-            with patience(0.25), contextlib.suppress(StallError):
-                try:
-                    call()
-                except StallError as error:
-                    said = str(error)
-                    raise
-        come_together(comm)
-        name = f"{case.__name__} without rank {late}: {said or 'nothing'}"
+            except (Halt, StallError) as error:
+                said = str(error)
+            standstill.come_together(comm)
         everyone = all_gather(comm, said, 60)
-        if comm.rank == 0:
-            print(name, everyone, sep="\n")
-            assert any(words in each for each in everyone), (words, everyone)
-        if said:
-            assert f"Rank {late} does not answer" in said, name
+        name = f"{case.__name__} without rank {late}: {everyone}"
+        assert {rank for rank, each in enumerate(everyone) if each} == {*words}, name
+        for rank, what in words.items():
+            assert what in everyone[rank], (what, name)
+            assert f"Rank {late} does not answer" in everyone[rank], name
 
 
 ALL = range(len(CASES))
