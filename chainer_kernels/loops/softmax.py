@@ -1,13 +1,25 @@
 """Loops of softmax: rows that are normalized, or the slices (classes, pixels)."""
 
 import numpy as np
+from numba import njit
 
 from chainer_kernels.compiling import loop
 from chainer_kernels.loops.exponential import exp
-from chainer_kernels.loops.reductions import greater
 
 ZERO, ONE = np.float32(0), np.float32(1)
 LOWEST = np.float32(-np.inf)
+LOWEST_BITS = np.int32(-(2**31))
+SIGN, MAGNITUDE = np.int32(31), np.int32(2**31 - 1)
+
+
+@njit(error_model="numpy")
+def ordered(bits):
+    """Returns the bits of a float32 as an integer in the order of the numbers, or back.
+
+    The greatest integer of a row is found in vector instructions. The greatest number
+    is not: what compares with no number forbids another order.
+    """
+    return np.int32(bits ^ ((bits >> SIGN) & MAGNITUDE))
 
 
 @loop("void(f4[:, ::1], f4[:, ::1], f4[::1], f4[::1])", is_sum=True)
@@ -19,9 +31,11 @@ def softmax_rows(x, y, highest, totals):
     for r in range(x.shape[0]):
         row = x[r]
         out = y[r]
-        high = LOWEST
-        for c in range(row.size):
-            high = greater(high, row[c])
+        greatest = LOWEST_BITS
+        bits = row.view(np.int32)
+        for c in range(bits.size):
+            greatest = max(greatest, ordered(bits[c]))
+        high = np.int32(ordered(greatest)).view(np.float32)
         total = ZERO
         for c in range(row.size):
             out[c] = exp(row[c] - high)
@@ -44,7 +58,7 @@ def softmax_slices(x, y, highest, totals):
         for c in range(x.shape[1]):
             row = x[n, c]
             for i in range(row.size):
-                high[i] = greater(high[i], row[i])
+                high[i] = row[i] if row[i] > high[i] else high[i]
         for c in range(x.shape[1]):
             row = x[n, c]
             out = y[n, c]

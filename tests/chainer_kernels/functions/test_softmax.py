@@ -63,6 +63,16 @@ def test_numbers_without_bounds(function, axis):
         np.testing.assert_allclose(y, function(x, axis).array, 1e-6)
 
 
+@pytest.mark.parametrize("length", [1, 7, 16, 100])
+def test_numbers_of_rows_and_slices_do_not_overflow(length):
+    """The greatest is found wherever it is, negative or not."""
+    x = np.full((length, length), -100, "f")
+    np.fill_diagonal(x, 200)
+    for values in (x, x - 500):
+        kernels.check(F.softmax, [values], SOFTMAX)
+        kernels.check(lambda x: F.softmax(x, 0), [values], SOFTMAX)
+
+
 def labelled(shape, seed, order="C"):
     x = kernels.in_order(3 * kernels.arrays(shape, seed), order)
     t = np.random.RandomState(seed).randint(-1, shape[1], (shape[0], *shape[2:]))
