@@ -58,20 +58,6 @@ class Whole(NamedTuple):
         out += self.array
 
 
-class Sum(NamedTuple):
-    """The sum of an array over its first axis."""
-
-    array: Array
-
-    def write(self, out: Array) -> None:
-        """Overwrites an array."""
-        self.array.sum(axis=0, out=out)
-
-    def add(self, out: Array, scratch: Scratch) -> None:
-        """Adds to an array."""
-        out += self.array.sum(axis=0)
-
-
 class Product(NamedTuple):
     """A matrix product, of arrays of the shapes (m, k) and (k, n), and of one dtype.
 

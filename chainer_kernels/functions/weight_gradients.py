@@ -14,10 +14,11 @@ import chainer
 import numpy
 
 from chainer_kernels import providers, switch
-from chainer_kernels.contributions import Contribution, Product, Scratch, Sum
+from chainer_kernels.contributions import Contribution, Product, Scratch
 from chainer_kernels.functions.convolution import geometry_of, is_covered
+from chainer_kernels.functions.sums import total
 from chainer_kernels.geometry import Geometry
-from chainer_kernels.layouts import channels_last, is_channels_last
+from chainer_kernels.layouts import channels_last
 
 Array = Any
 
@@ -42,8 +43,28 @@ def linear(
         if i == 1 and _has_gemm(x := function.inputs[0].data, gy):
             contributions[i] = Product(multiplied.T, _for_gemm(x))
         elif i == 2:
-            contributions[i] = Sum(multiplied)
+            contributions[i] = Sum(multiplied, (0,))
     return contributions
+
+
+class Sum(NamedTuple):
+    """The gradient of a bias, added up as Chainer's function would.
+
+    Attributes:
+        array: The output gradient.
+        axis: Those to be added over.
+    """
+
+    array: Array
+    axis: tuple[int, ...]
+
+    def write(self, out: Array) -> None:
+        """Overwrites an array."""
+        out[...] = total(self.array, self.axis)
+
+    def add(self, out: Array, scratch: Scratch) -> None:
+        """Adds to an array."""
+        out += total(self.array, self.axis)
 
 
 class ConvolutionWeights(NamedTuple):
@@ -86,13 +107,13 @@ def convolution(
     geometry = geometry_of(function, W.shape[2:])
     if x is None or not is_covered(function, geometry, W.shape, (x, W, gy)):
         return {}
-    turned = channels_last(gy)
     contributions: dict[int, Contribution] = {}
     if 1 in parameters:
-        contributions[1] = ConvolutionWeights(channels_last(x), turned, geometry)
-    # In another memory order Chainer's sum adds in another one.
-    if 2 in parameters and is_channels_last(gy):
-        contributions[2] = Sum(turned.reshape(-1, turned.shape[-1]))
+        contributions[1] = ConvolutionWeights(
+            channels_last(x), channels_last(gy), geometry
+        )
+    if 2 in parameters:
+        contributions[2] = Sum(gy, (0, *range(2, gy.ndim)))
     return contributions
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from chainer_kernels import contributions
-from chainer_kernels.contributions import Product, Scratch, Sum, Whole
+from chainer_kernels.contributions import Product, Scratch, Whole
 
 RANDOM = np.random.RandomState(0)
 X, GY = (RANDOM.normal(size=(5, n)).astype(np.float32) for n in (6, 4))
@@ -15,7 +15,6 @@ X, GY = (RANDOM.normal(size=(5, n)).astype(np.float32) for n in (6, 4))
     "contribution, expected",
     [
         (Whole(X), X),
-        (Sum(X), X.sum(axis=0)),
         (Product(GY.T, X), GY.T.dot(X)),
         # The gradient of a weight of more axes.
         (Product(GY.T, X), GY.T.dot(X).reshape(4, 2, 3)),

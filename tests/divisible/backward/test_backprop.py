@@ -14,6 +14,7 @@ from chainer.functions.math import basic_math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import chainer_kernels
 from divisible.backward import backprop
 from divisible.backward.backprop import backward, backward_input
 from divisible.backward.weight_gradients import WeightGradients
@@ -164,6 +165,25 @@ def test_linear(dtype, nobias):
     check(link, link, [np.asfortranarray(randn(6, 5, dtype=dtype))])
     check(link, link, [randn(1, 5, dtype=dtype)])
     check(link, link, [randn(12, 5, dtype=dtype)[::2]])
+
+
+@pytest.mark.parametrize(
+    "link, shape",
+    [
+        (lambda: L.Linear(30, 256), (512, 30)),
+        (lambda: L.Convolution2D(2, 32, 3), (8, 2, 14, 14)),
+        (lambda: L.Convolution2D(2, 1, 3), (8, 2, 70, 70)),
+        (lambda: L.ConvolutionND(1, 2, 32, 3), (40, 2, 40)),
+    ],
+)
+def test_biases_of_large_layers(link, shape):
+    """Large arrays are added up in another order than small ones."""
+    link, x = link(), randn(*shape)
+    check(link, link, [x])
+    # The output gradient is then in the memory order of the activation before it.
+    check(link, lambda x: F.relu(link(x)), [x])
+    with chainer_kernels.disabled():
+        check(link, link, [x])
 
 
 def test_mixed_dtypes():
