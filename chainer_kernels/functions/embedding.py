@@ -19,8 +19,9 @@ def embed_id_grad(function: Any, inputs: Arrays) -> Arrays:
     if not (are_float32(gy) and type(ids) is np.ndarray and gy.size):
         return NotImplemented
     n_rows, width = function.w_shape
-    ids = ids.reshape(-1)
-    rows = np.where(ids < 0, ids + n_rows, ids).astype(np.int64)
+    # A small type of integers may hold no number of rows.
+    ids = ids.reshape(-1).astype(np.int64)
+    rows = np.where(ids < 0, ids + n_rows, ids)
     is_row = (rows >= 0) & (rows < n_rows)
     if function.ignore_label is not None:
         is_ignored = ids == function.ignore_label

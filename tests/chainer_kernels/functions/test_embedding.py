@@ -30,6 +30,15 @@ def test_gradient(shape, size, dtype, ignore_label, seed):
     )
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int64"])
+@pytest.mark.parametrize("n_rows", [100, 128, 300, 40000])
+def test_vocabulary_larger_than_the_type_of_ids(dtype, n_rows):
+    ids = np.array([-100, 3, 99, 3, 0], dtype)
+    kernels.check(
+        lambda W: F.embed_id(ids, W, 3), [kernels.arrays((n_rows, 2), 1)], KERNELS
+    )
+
+
 def test_sums_are_those_of_add_at():
     ids = np.random.RandomState(1).randint(0, 5, 1000)
     gy = kernels.arrays((1000, 33), 2)
