@@ -6,8 +6,6 @@ import functools
 from types import ModuleType
 from typing import Any, Callable
 
-import chainer
-
 from chainer_kernels import catalogue, memory, switch
 from chainer_kernels.catalogue import Entry
 
@@ -31,7 +29,7 @@ def _method(entry: Entry, owner: type, chainers: Callable) -> Callable:
 
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         # A subclass may do anything between, and expect anything.
-        if type(self) is owner and _is_ours():
+        if type(self) is owner and switch.is_ours():
             result = kernel(self, *arguments, **options)
             if result is not NotImplemented:
                 return result
@@ -44,18 +42,13 @@ def _function(entry: Entry, chainers: Callable) -> Callable:
     kernel = _Kernel(entry)
 
     def call(*arguments: Any, **options: Any) -> Any:
-        if _is_ours():
+        if switch.is_ours():
             result = kernel(*arguments, **options)
             if result is not NotImplemented:
                 return result
         return chainers(*arguments, **options)
 
     return call
-
-
-def _is_ours() -> bool:
-    """Says whether nobody has asked for somebody else's arithmetic."""
-    return switch.is_on() and chainer.config.use_ideep == "never"
 
 
 class _Kernel:

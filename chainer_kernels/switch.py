@@ -29,6 +29,17 @@ def is_on() -> bool:
     return everywhere.on and not _here.n_disabled
 
 
+def is_ours() -> bool:
+    """Returns whether they are, and nobody has asked for iDeep's arithmetic.
+
+    This is what whoever computes for Chainer asks.
+    """
+    # The switch itself is there before Chainer is.
+    import chainer
+
+    return is_on() and chainer.config.use_ideep == "never"
+
+
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
     """Leaves a block to Chainer's own arithmetic, in this thread."""

@@ -34,7 +34,7 @@ def total(x: Any, axis: tuple[int, ...]) -> Any:
         x: Any array.
         axis: One or more.
     """
-    found = _total(x, axis) if switch.is_on() else None
+    found = _total(x, axis) if switch.is_ours() else None
     return x.sum(axis=axis) if found is None else found
 
 

@@ -85,4 +85,6 @@ def test_what_is_not_asked_for_is_left_out():
     assert weight_gradients.convolution(node, {2: b}, gy).keys() == {2}
     with chainer_kernels.disabled():
         assert weight_gradients.convolution(node, {1: W, 2: b}, gy) == {}
+    with chainer.using_config("use_ideep", "auto"):
+        assert weight_gradients.convolution(node, {1: W, 2: b}, gy) == {}
     assert weight_gradients.convolution(node, {1: W}, gy.astype("d")) == {}

@@ -184,6 +184,8 @@ def test_biases_of_large_layers(link, shape):
     check(link, lambda x: F.relu(link(x)), [x])
     with chainer_kernels.disabled():
         check(link, link, [x])
+    with chainer.using_config("use_ideep", "auto"):
+        check(link, link, [x])
 
 
 def test_mixed_dtypes():
