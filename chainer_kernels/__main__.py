@@ -20,7 +20,7 @@ from rich.text import Text
 import chainer_kernels
 from chainer_kernels import compiling, memory, providers, speed
 from chainer_kernels.catalogue import CATALOGUE
-from chainer_kernels.gemm import blas_threads
+from chainer_kernels.threads import blas_threads
 
 _NUMBA = "Numba"
 

@@ -13,8 +13,9 @@ import numpy
 from chainer import backend
 
 from chainer_kernels import providers, switch
-from chainer_kernels.gemm import blas_threads, gemm
+from chainer_kernels.gemm import gemm
 from chainer_kernels.layouts import are_float32
+from chainer_kernels.threads import blas_threads
 
 Array = Any
 

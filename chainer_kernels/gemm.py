@@ -11,19 +11,7 @@ import functools
 from typing import Any, Callable
 
 import numpy
-import threadpoolctl
 from scipy.linalg import cython_blas
-
-
-@functools.cache
-def blas_threads() -> int:
-    """Returns how many threads a matrix product runs on, as set when first asked.
-
-    NumPy and SciPy bring a BLAS each, and each its own threads, which spin for a while
-    after their work. With several, calling the two in turn is slower than an addition.
-    """
-    pools = threadpoolctl.threadpool_info()
-    return max((p["num_threads"] for p in pools if p["user_api"] == "blas"), default=1)
 
 
 def gemm(

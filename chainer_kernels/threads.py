@@ -24,12 +24,21 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
-
-from chainer_kernels.gemm import blas_threads
+import threadpoolctl
 
 #: A share below so many elements costs more to hand over than it saves.
 SMALLEST_SHARE = 1 << 15
+
+
+@functools.cache
+def blas_threads() -> int:
+    """Returns how many threads a matrix product runs on, as set when first asked.
+
+    NumPy and SciPy bring a BLAS each, and each its own threads, which spin for a while
+    after their work. With several, calling the two in turn is slower than an addition.
+    """
+    pools = threadpoolctl.threadpool_info()
+    return max((p["num_threads"] for p in pools if p["user_api"] == "blas"), default=1)
 
 
 def run_slices(loop: Callable, arrays: Sequence[np.ndarray], *rest: Any) -> None:
@@ -107,9 +116,9 @@ _limit, _lock, _here = _Limit(), threading.Lock(), _Here()
 
 
 @functools.lru_cache(maxsize=1)
-def _controller(process: int) -> ThreadpoolController:
+def _controller(process: int) -> threadpoolctl.ThreadpoolController:
     """Returns what sets the number of threads; looking for libraries takes long."""
-    return ThreadpoolController()
+    return threadpoolctl.ThreadpoolController()
 
 
 def _cores() -> int:

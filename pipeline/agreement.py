@@ -20,7 +20,7 @@ import chainer
 import numpy as np
 
 from chainer_kernels import is_enabled, providers
-from chainer_kernels.gemm import blas_threads
+from chainer_kernels.threads import blas_threads
 from divisible import Divisible
 from divisible.communication.errors import DisagreementError
 from divisible.dtypes import floating_dtypes

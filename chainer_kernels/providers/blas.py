@@ -22,7 +22,7 @@ import threadpoolctl
 
 from chainer_kernels import convolution_blocks, grouped_convolution, threads
 from chainer_kernels.convolution_blocks import Block, Plan
-from chainer_kernels.gemm import blas_threads, gemm
+from chainer_kernels.gemm import gemm
 from chainer_kernels.geometry import Geometry
 from chainer_kernels.loops import convolution as loops
 
@@ -30,6 +30,9 @@ NAME = "BLAS and Numba"
 
 #: How many elements are gathered for a product, and how many rows at least.
 _CHUNK, _ROWS = 1 << 18, 512
+
+#: How many products there are for the cores, unless each would have few rows.
+_PRODUCTS, _FEW_ROWS = 8, 256
 
 #: How many multiplications of a product take as long as copying an element.
 _PRODUCTS_PER_COPY = 32
@@ -217,12 +220,15 @@ def _add_products(
 def _chunks(
     plan: Plan, batch: int, n_groups: int, channels: int, outs: int
 ) -> Iterator[tuple[Block, int, int, int]]:
-    """Generates blocks, groups, and the first and the number of the rows of a part."""
+    """Generates blocks, groups, and the first and the number of the rows of a part.
+
+    They follow from shapes alone: sums over parts are the same on any number of cores.
+    """
     for block in plan.blocks:
         n_rows = batch * block.outputs.size
         step = max(_ROWS, _CHUNK // (block.taps.size * channels + outs))
-        # There is to be something for every core.
-        step = min(step, n_rows // blas_threads() + 1)
+        n_parts = max(-(-n_rows // step), min(_PRODUCTS, -(-n_rows // _FEW_ROWS)))
+        step = -(-n_rows // max(1, n_parts))
         for group in range(n_groups):
             for first in range(0, n_rows, step):
                 yield block, group, first, min(step, n_rows - first)

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-import threadpoolctl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chainer_kernels.gemm import blas_threads, gemm
+from chainer_kernels.gemm import gemm
 
 
 def _field(a):
@@ -46,24 +45,3 @@ def test_refuses_what_it_would_overwrite_wrongly():
     square = np.ones((2, 2), "f")
     with pytest.raises(ValueError, match="rows"):
         gemm(square, square, np.asfortranarray(square))
-
-
-def pool(api, n_threads):
-    return {"user_api": api, "num_threads": n_threads}
-
-
-@pytest.mark.parametrize(
-    "pools, expected",
-    [
-        ([pool("blas", 2), pool("blas", 8), pool("openmp", 16)], 8),
-        ([pool("openmp", 16)], 1),
-    ],
-)
-def test_threads_are_those_of_the_first_time(monkeypatch, pools, expected):
-    blas_threads.cache_clear()
-    try:
-        for found in (pools, [pool("blas", 99)]):
-            monkeypatch.setattr(threadpoolctl, "threadpool_info", lambda f=found: f)
-            assert blas_threads() == expected
-    finally:
-        blas_threads.cache_clear()

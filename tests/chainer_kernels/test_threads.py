@@ -4,6 +4,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import threadpoolctl
 
 from chainer_kernels import threads
 from chainer_kernels.geometry import Geometry
@@ -11,12 +12,30 @@ from chainer_kernels.providers import blas
 from tests.support import kernels
 
 
+def pool(api, n_threads):
+    return {"user_api": api, "num_threads": n_threads}
+
+
+@pytest.mark.parametrize(
+    "pools, expected",
+    [
+        ([pool("blas", 2), pool("blas", 8), pool("openmp", 16)], 8),
+        ([pool("openmp", 16)], 1),
+    ],
+)
+def test_threads_are_those_of_the_first_time(monkeypatch, pools, expected):
+    threads.blas_threads.cache_clear()
+    try:
+        for found in (pools, [pool("blas", 99)]):
+            monkeypatch.setattr(threadpoolctl, "threadpool_info", lambda f=found: f)
+            assert threads.blas_threads() == expected
+    finally:
+        threads.blas_threads.cache_clear()
+
+
 @pytest.fixture
 def two_cores():
-    with (
-        mock.patch.object(threads, "blas_threads", return_value=2),
-        mock.patch.object(blas, "blas_threads", return_value=2),
-    ):
+    with mock.patch.object(threads, "blas_threads", return_value=2):
         yield
 
 
@@ -61,17 +80,29 @@ def test_blas_has_one_thread_until_the_last_block_ends(two_cores):
         controller.return_value.limit.assert_called_once_with(limits=1, user_api="blas")
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_a_convolution_on_two_cores_is_what_it_is_on_one(groups, two_cores):
-    geometry = Geometry((3, 3), (1, 1), (1, 1), (1, 1), groups)
-    x = kernels.arrays((40, 8, 8, 32), 0)
-    W = kernels.arrays((48, 32 // groups, 3, 3), 1)
-    gy = kernels.arrays((40, 8, 8, 48), 2)
+@pytest.mark.parametrize(
+    ("shape", "outs", "groups", "kernel"),
+    [
+        ((40, 8, 8, 32), 48, 1, 3),
+        ((40, 8, 8, 32), 48, 2, 3),
+        ((30, 7, 7, 256), 65, 1, 3),
+        ((3, 17, 17, 20), 300, 1, 1),
+        ((84, 2, 2, 128), 130, 1, 3),
+    ],
+)
+def test_a_convolution_on_two_cores_is_what_it_is_on_one(
+    shape, outs, groups, kernel, two_cores
+):
+    pad = kernel // 2
+    geometry = Geometry((kernel,) * 2, (1, 1), (pad, pad), (1, 1), groups)
+    x = kernels.arrays(shape, 0)
+    W = kernels.arrays((outs, shape[-1] // groups, kernel, kernel), 1)
+    gy = kernels.arrays((*shape[:-1], outs), 2)
 
     def compute():
         return (
             blas.convolution(x, W, None, geometry),
-            blas.convolution_data(gy, W, geometry, (8, 8)),
+            blas.convolution_data(gy, W, geometry, shape[1:-1]),
             blas.convolution_weights(x, gy, geometry),
         )
 
@@ -79,4 +110,4 @@ def test_a_convolution_on_two_cores_is_what_it_is_on_one(groups, two_cores):
     with mock.patch.object(threads, "blas_threads", return_value=1):
         on_one = compute()
     for a, b in zip(on_two, on_one):
-        np.testing.assert_allclose(a, b, 1e-4, 1e-4)
+        np.testing.assert_array_equal(a, b)
