@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy
 from chainer import backend
 
-from chainer_kernels import providers, switch
+from chainer_kernels import providers, switch, threads
 from chainer_kernels.gemm import gemm
 from chainer_kernels.layouts import are_float32
 from chainer_kernels.threads import blas_threads
@@ -88,7 +88,8 @@ class Product(NamedTuple):
             gemm(self.a, self.b, out, accumulate=True)
         else:
             product = scratch.empty(out.shape, out.dtype)
-            out += numpy.dot(self.a, self.b, out=product)
+            with threads.all_blas_threads():
+                out += numpy.dot(self.a, self.b, out=product)
 
     def _matrix(self, out: Array) -> Array:
         return out.reshape(self.a.shape[0], self.b.shape[1])

@@ -81,29 +81,50 @@ def one_blas_thread() -> Iterator[None]:
 
     BLAS has threads of its own, which wait for each other busily. Where products are
     independent, and there are copies between them, one on each core is faster.
+
+    The limit is the whole process's, so nobody else is in such a block meanwhile, nor
+    in :func:`all_blas_threads`.
     """
-    if blas_threads() == 1:
+    if blas_threads() == 1 or _here.is_share:
         yield
         return
-    with _lock:
-        _limit.n_blocks += 1
-        if _limit.n_blocks == 1:
-            _limit.context = _controller(os.getpid()).limit(limits=1, user_api="blas")
-            _limit.context.__enter__()
-    try:
-        yield
-    finally:
-        with _lock:
-            _limit.n_blocks -= 1
-            if not _limit.n_blocks:
-                _limit.context.__exit__(None, None, None)
+    products = _products
+    with products.lock:
+        products.n_blocks += 1
+        if products.n_blocks == 1:
+            controller = _controller(os.getpid())
+            products.limit = controller.limit(limits=1, user_api="blas")
+            products.limit.__enter__()
+        try:
+            yield
+        finally:
+            products.n_blocks -= 1
+            if not products.n_blocks:
+                products.limit.__exit__(None, None, None)
 
 
-class _Limit:
-    """How many blocks of all threads want one thread of BLAS, and what ends that."""
+def all_blas_threads() -> contextlib.AbstractContextManager:
+    """Lets a product in a block run on all threads of BLAS.
 
-    n_blocks = 0
-    context: Any = None
+    It waits for blocks of :func:`one_blas_thread` in other threads: BLAS adds up in
+    another order on one thread.
+    """
+    is_free = blas_threads() == 1 or _here.is_share
+    return contextlib.nullcontext() if is_free else _products.lock
+
+
+class _Products:
+    """Whose turn it is to multiply, where BLAS has several threads.
+
+    Attributes:
+        n_blocks: How many blocks want one thread of BLAS, one within the other.
+        limit: What ends that.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.n_blocks = 0
+        self.limit: Any = None
 
 
 class _Here(threading.local):
@@ -112,7 +133,21 @@ class _Here(threading.local):
     is_share = False
 
 
-_limit, _lock, _here = _Limit(), threading.Lock(), _Here()
+_products, _here = _Products(), _Here()
+
+
+def _begin_anew() -> None:
+    """Frees a child process of what another thread of its parent was about."""
+    global _products
+    if _products.lock.acquire(blocking=False):
+        _products.lock.release()
+        return
+    if _products.n_blocks:
+        _products.limit.__exit__(None, None, None)
+    _products = _Products()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 @functools.lru_cache(maxsize=1)

@@ -127,10 +127,11 @@ def product(
     accumulate: bool = False,
 ) -> np.ndarray:
     """Returns a product of matrices, written or added to ``out`` if there is one."""
-    if out is None or not accumulate:
-        return np.matmul(a, b, out=out)
-    gemm(a, b, out, accumulate=True)
-    return out
+    with threads.all_blas_threads():
+        if out is None or not accumulate:
+            return np.matmul(a, b, out=out)
+        gemm(a, b, out, accumulate=True)
+        return out
 
 
 def version() -> str:

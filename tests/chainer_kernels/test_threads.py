@@ -1,5 +1,8 @@
 """Shares of loops, and of products, on several cores."""
 
+import contextlib
+import os
+import threading
 from unittest import mock
 
 import numpy as np
@@ -78,6 +81,73 @@ def test_blas_has_one_thread_until_the_last_block_ends(two_cores):
             assert not context.__exit__.called
         assert context.__enter__.call_count == context.__exit__.call_count == 1
         controller.return_value.limit.assert_called_once_with(limits=1, user_api="blas")
+
+
+@contextlib.contextmanager
+def in_another_thread(block):
+    """Runs a block while another thread is within ``block()``."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def work():
+        with block():
+            begun.set()
+            assert ended.wait(60)
+
+    other = threading.Thread(target=work)
+    other.start()
+    assert begun.wait(60)
+    try:
+        yield ended.set
+    finally:
+        ended.set()
+        other.join(60)
+
+
+@pytest.mark.parametrize("ours", [threads.one_blas_thread, threads.all_blas_threads])
+@pytest.mark.parametrize("theirs", [threads.one_blas_thread, threads.all_blas_threads])
+def test_nobody_multiplies_while_the_limit_is_anothers(ours, theirs, two_cores):
+    def multiply():
+        with ours():
+            found.append(threads._products.n_blocks)
+
+    found = []
+    waiting = threading.Thread(target=multiply)
+    with in_another_thread(theirs) as end:
+        waiting.start()
+        waiting.join(0.05)
+        assert not found
+        end()
+        waiting.join(60)
+    assert found == [ours is threads.one_blas_thread]
+    assert not threads._products.n_blocks
+
+
+def test_a_share_does_not_wait_for_the_block_that_it_is_in(two_cores):
+    found = []
+
+    def compute(start, end):
+        with threads.all_blas_threads(), threads.one_blas_thread():
+            found.append(start)
+
+    with threads.one_blas_thread():
+        threads.run_ranges(compute, 2, size=1 << 20)
+    assert sorted(found) == [0, 1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_process_does_not_wait_for_threads_it_has_not(two_cores):
+    with (
+        mock.patch.object(threads, "_controller") as controller,
+        in_another_thread(threads.one_blas_thread),
+    ):
+        child = os.fork()
+        if not child:
+            limit = controller.return_value.limit.return_value
+            is_free = threads._products.lock.acquire(timeout=5)
+            is_well = is_free and limit.__exit__.called
+            os._exit(not (is_well and not threads._products.n_blocks))
+        assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize(
