@@ -37,4 +37,6 @@ def test_start_up_files_are_in_it(tmp_path):
         "constraints.txt",
         "chainer_compat/chainer_compat.pth",
         "chainer_compat/chainer_compat.start",
+        "chainer_kernels/chainer_kernels.pth",
+        "chainer_kernels/chainer_kernels.start",
     } <= names
