@@ -45,13 +45,13 @@ def test_damages(n_places):
 
 
 @pytest.mark.parametrize("made_before", [False, True])
-def test_the_first_snapshot_in_a_new_folder_outlives_a_loss_of_power(made_before):
+def test_the_first_in_a_new_folder_outlives_it(made_before):
+    """A loss of power; who saves has made the folder, or a trainer has."""
     run = SmallRun(MPI.COMM_SELF)
     with folder_in_memory() as folder:
         out = folder / "results" / "out"
         with faulty(folder) as files:
             if made_before:
-                # As a trainer does.
                 os.makedirs(out)
             run.save(out / "s_1", "first")
         lose_unflushed(files.calls)

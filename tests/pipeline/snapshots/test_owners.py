@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 
+from pipeline import Snapshot
 from pipeline.snapshots import directories, owners
 from pipeline.snapshots.names import PARTIAL, REPLACED, aside
 from tests.support.processes import ROOT
@@ -132,14 +133,14 @@ def test_another_machine_is_told_of_if_it_writes(
     tmp_path, save, left, changes, monkeypatch
 ):
     path = left(ELSEWHERE + "0" * 24, seconds=600)
-    manifest = directories.Snapshot.write_manifest
+    manifest = Snapshot.write_manifest
 
     def write_manifest(snapshot):
         manifest(snapshot)
         if changes:
             (path / "stage-0.npz").write_bytes(b"more")
 
-    monkeypatch.setattr(directories.Snapshot, "write_manifest", write_manifest)
+    monkeypatch.setattr(Snapshot, "write_manifest", write_manifest)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         save(tmp_path / "iter_2")
