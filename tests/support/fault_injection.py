@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -351,8 +352,8 @@ def deaths(comm: Any, folder: Path, every: int = 1) -> Count:
     for name in SCENARIOS:
         for fault in deadly_faults(run, base, out, name, every):
             _copied(comm, base, out)
-            _in_a_fork(save_until_death, run, out, name, fault)
-            found = []
+            ends_by_itself = _in_a_fork(save_until_death, run, out, name, fault)
+            found = ["nobody died"] if ends_by_itself else []
             tag = newest_tag(out)
             if tag not in ("old", "new"):
                 found.append(f"the newest is {tag}")
@@ -386,7 +387,8 @@ def save_until_death(run: SmallRun, out: Path, name: str, fault: Fault | None) -
         _save(run, out, name)
 
 
-def _in_a_fork(call: Callable, *args: Any) -> None:
+def _in_a_fork(call: Callable, *args: Any) -> bool:
+    """Returns whether a process that makes a call was not killed before its end."""
     with warnings.catch_warnings():
         # From Python 3.12 on it warns of threads, of which the fork needs none.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -396,4 +398,5 @@ def _in_a_fork(call: Callable, *args: Any) -> None:
             call(*args)
         finally:
             os._exit(0)
-    os.waitpid(pid, 0)
+    _, status = os.waitpid(pid, 0)
+    return not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)

@@ -61,3 +61,11 @@ def test_the_first_in_a_new_folder_outlives_it(made_before):
 @one_of(13)
 def test_deaths(every):
     check(fault_injection.deaths, every)
+
+
+def test_it_is_seen_that_nobody_dies(monkeypatch):
+    monkeypatch.setattr("tests.support.faulty_files.die", lambda: None)
+    with folder_in_memory() as folder:
+        count = fault_injection.deaths(MPI.COMM_SELF, folder, 150)
+    assert len(count.broken) == count.injected > 0
+    assert all("nobody died" in each for each in count.broken)
