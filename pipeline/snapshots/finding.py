@@ -16,7 +16,7 @@ from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.listing import is_file, is_folder, matching, names_in
 from pipeline.snapshots.manifest import MANIFEST, has_files_of_snapshot
 from pipeline.snapshots.names import PARTIAL, replaced_patterns
-from pipeline.snapshots.on_all_ranks import on_all_ranks
+from pipeline.snapshots.on_all_ranks import on_all_ranks, on_first
 
 # How often to look again while another run saves in the same directory.
 _LOOKS = 20
@@ -72,55 +72,49 @@ def latest_on_all_ranks(
     """
     what = f"cannot resume from {os.fspath(directory)}"
     attempt = functools.partial(on_all_ranks, pipeline, "load", what)
+    attempt_on_first = functools.partial(on_first, pipeline, "load", what)
     search, n_ranks = Search(Path(directory), pattern), pipeline.schedule.n_ranks
-
-    def on_first(function: Callable[..., Any], *arguments: Any) -> Any:
-        mine = attempt(_call if pipeline.rank == 0 else _pass, function, *arguments)
-        return pipeline.gather(mine, "load")[0]
 
     def failure_on_any(snapshot: Snapshot) -> _Failure | None:
         unseen = pipeline.gather(_failure(_see, snapshot), "load")
-        if any(unseen) and not on_first(search.has_gone, snapshot):
+        if any(unseen) and not attempt_on_first(search.has_gone, snapshot):
             attempt(_see, snapshot)
         mine = list(snapshot.files)[pipeline.rank :: n_ranks]
         failure = _failure(snapshot.verify, mine)
         failures = [each for each in pipeline.gather(failure, "load") if each]
         return failures[0] if failures else None
 
-    return _newest(search, failure_on_any, on_first)
+    return _newest(search, failure_on_any, attempt_on_first)
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def _pass(function: Callable[..., Any], *arguments: Any) -> None:
-    pass
-
-
 def _newest(
     search: Search,
     failure_of: Callable[[Snapshot], _Failure | None],
-    on_first: Callable[..., Any],
+    attempt_on_first: Callable[..., Any],
 ) -> Path | None:
     """Returns the newest whole snapshot of a search.
 
     Args:
         search: Where to look.
         failure_of: Says what is wrong with the files of a snapshot.
-        on_first: Calls a function on the first rank, and returns what that returned.
+        attempt_on_first: Calls a function on the first rank, and returns what that
+            returned.
     """
     for n_left in reversed(range(_LOOKS)):
-        for snapshot in on_first(search.find):
+        for snapshot in attempt_on_first(search.find):
             failure = failure_of(snapshot)
             if failure is None:
                 return snapshot.path
-            if n_left and on_first(search.has_gone, snapshot):
+            if n_left and attempt_on_first(search.has_gone, snapshot):
                 break
-            on_first(search.pass_over, *failure)
+            attempt_on_first(search.pass_over, *failure)
         else:
             break
-    on_first(search.check_none)
+    attempt_on_first(search.check_none)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Calls that succeed on all ranks, or fail on all."""
+"""Calls that succeed for all ranks, or fail for all."""
 
 from __future__ import annotations
 
@@ -32,6 +32,28 @@ def on_all_ranks(
         if theirs is not None:
             raise SnapshotError(f"{what}: rank {rank}: {theirs}") from cause
     return result
+
+
+def on_first(
+    pipeline: Pipeline,
+    call: str,
+    what: str,
+    function: Callable[..., Any],
+    *arguments: Any,
+) -> Any:
+    """Calls a function on rank 0; if it fails, all learn of it.
+
+    Returns:
+        What the function returned there, on every rank.
+
+    Raises:
+        SnapshotError: On every rank, as :func:`on_all_ranks`.
+    """
+
+    def if_first() -> Any:
+        return function(*arguments) if pipeline.rank == 0 else None
+
+    return pipeline.gather(on_all_ranks(pipeline, call, what, if_first), call)[0]
 
 
 def words_of(error: Exception) -> str:

@@ -21,7 +21,7 @@ from pipeline.snapshots.collecting import Announcement, Contents, collect, commo
 from pipeline.snapshots.directories import Draft
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.names import check_name
-from pipeline.snapshots.on_all_ranks import on_all_ranks
+from pipeline.snapshots.on_all_ranks import on_all_ranks, on_first
 from pipeline.snapshots.series import Series, clock_of
 from pipeline.snapshots.writing import Writing, n_bytes_to_copy
 
@@ -160,7 +160,7 @@ def save(
                 return
             entries = attempt(writing.write_files)
             written = pipeline.gather(entries, "save")
-            attempt(writing.finish if pipeline.rank == 0 else _wait, written)
+            on_first(pipeline, "save", what, writing.finish, written)
         except SnapshotError as error:
             draft.discard()
             report(error)
@@ -190,10 +190,6 @@ def _settled(pipeline: Pipeline) -> Iterator[None]:
             raise SnapshotError(f"{error}; and before it, {failed}") from failed
         raise
     yield
-
-
-def _wait(written: Sequence[Mapping[str, Any]]) -> None:
-    """Leaves it to rank 0 to finish."""
 
 
 def _compare(
