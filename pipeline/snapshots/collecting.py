@@ -1,4 +1,4 @@
-"""What a rank has to save: its state as arrays by file, and what others must know."""
+"""Collects a rank's state as arrays by file, and what the other ranks must know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose the state of an optimizer is: of which stages, which layers, or of the loss."""
+"""Tells which stages, which layers or which loss the state of an optimizer is of."""
 
 from __future__ import annotations
 

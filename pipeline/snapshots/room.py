@@ -21,7 +21,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 class Claim(NamedTuple):
-    """What a process would take of a place where there is a limit.
+    """A process's share of a place where there is a limit, if it makes a copy.
 
     Attributes:
         where: In words.
@@ -35,7 +35,7 @@ class Claim(NamedTuple):
 
 
 class Peaks:
-    """What a process takes at its peaks beyond what it has between two minibatches.
+    """The memory of a process at its peaks beyond that between two minibatches.
 
     Whoever makes a copy for a snapshot says so with :meth:`hold` and :meth:`free`.
     """

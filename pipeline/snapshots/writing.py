@@ -24,7 +24,7 @@ from pipeline.snapshots.series import Series
 
 @dataclass
 class Writing:
-    """What a rank has to do, once it is known what is to be saved.
+    """The work of a rank, once it is known what is to be saved.
 
     Nothing here depends on what the training changes afterwards, but the arrays.
 

@@ -1,4 +1,4 @@
-"""What comes of snapshots in the background, on one process."""
+"""Snapshots in the background and their outcomes, on one process."""
 
 import atexit
 import contextlib
@@ -28,7 +28,7 @@ def full_disk(monkeypatch):
 
 @pytest.fixture
 def ends(monkeypatch):
-    """What would end all ranks, in words."""
+    """The words of each call that would end all ranks."""
     words = []
 
     def end(what, report):
@@ -42,7 +42,7 @@ def ends(monkeypatch):
 
 @pytest.fixture
 def at_end(monkeypatch):
-    """What Python would call at its end."""
+    """The functions that Python would call at its end."""
     functions = []
     monkeypatch.setattr(atexit, "register", functions.append)
     monkeypatch.setattr(atexit, "unregister", functions.remove)

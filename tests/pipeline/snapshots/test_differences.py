@@ -1,4 +1,4 @@
-"""What a snapshot has and the run lacks, and the other way round; one process."""
+"""A snapshot has what the run lacks, or the other way round; one process."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""What is saved of a run, and that it goes on bit for bit; one process."""
+"""A run that was saved goes on bit for bit; one process."""
 
 import chainer
 import chainer.functions as F

@@ -37,7 +37,7 @@ class Layer(L.Linear):
 
 
 class Notes:
-    """What a user keeps: a text that is parsed, and may be refused, and an array."""
+    """A user's object: a text that is parsed, and may be refused, and an array."""
 
     def __init__(self):
         self.names, self.counts, self.refused = ["first"], np.zeros(2), None

@@ -34,7 +34,7 @@ def system(tmp_path):
 
 
 def test_a_machine(system):
-    """What a step had at its peak is taken as well."""
+    """The peak of a step counts as taken as well."""
     (found,) = claims(5 * MIB, *system({})).values()
     assert found == Claim("the machine", 6 * MIB, 8 * MIB)
 

@@ -40,7 +40,7 @@ def names(folder):
 
 
 def keep_what_was_there(comm, folder):
-    """What is saved is what was there at the call, whatever changes meanwhile."""
+    """The state at the call is saved, whatever changes meanwhile."""
     run = Run(comm, "2")
     run.step(0)
     before = run.arrays()

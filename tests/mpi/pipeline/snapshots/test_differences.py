@@ -1,4 +1,4 @@
-"""What a snapshot has and a run lacks is so for all ranks together, and told to all."""
+"""A snapshot and a run are compared on all ranks together, and all are told."""
 
 import warnings
 

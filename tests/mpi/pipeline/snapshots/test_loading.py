@@ -1,4 +1,4 @@
-"""What becomes of a load that fails on one rank is the same on all."""
+"""A load that fails on one rank has the same outcome on all."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What resume='auto' finds on several ranks, or why it cannot tell: the same on all."""
+"""resume='auto' on several ranks finds the same on all, or says why it cannot."""
 
 import os
 import time

@@ -253,7 +253,7 @@ def test_full_disk(tmp_path):
 
 
 def refuse_to_load(comm, folder):
-    """What one rank finds wrong, all ranks refuse, with the name of the file."""
+    """All ranks refuse a file that one finds wrong, and name it."""
     run = Run(comm, "2")
     run.step(0)
     run.save(f"{folder}/1")
