@@ -76,9 +76,10 @@ def save_snapshot(
     Raises:
         SnapshotError: On every rank, if it failed on any. Training can go on. If it
             failed in the background, the next call of this function, of
-            :func:`wait_for_snapshot` or :func:`load_snapshot` raises it; this function
-            saves the next snapshot all the same. If there is none, the process waits
-            for the files at its end, and a failure ends all ranks then.
+            :func:`wait_for_snapshot` or :func:`load_snapshot`, or ``pipeline.close()``
+            raises it; this function saves the next snapshot all the same. If there is
+            none, the process waits for the files at its end, twice the pipeline's
+            timeout at most, and a failure ends all ranks then.
         RuntimeError: If the model is loaded in part; see :func:`load_snapshot`.
         StallError: If a rank does not come, or writes for longer than the pipeline's
             timeout.

@@ -267,11 +267,20 @@ def test_any_call_may_fail(tmp_path, calls):
 
 
 def end_with_nobody_asking(comm, folder):
+    Run(comm, "2").save(f"{folder}/1", background=True)
+
+
+def end_after_a_call_that_failed(comm, folder):
     run = Run(comm, "2")
-    if comm.rank == 1 and Path(folder, "file").exists():
+    if comm.rank == 1:
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
-    run.save(f"{folder}/1", background=True)
+    with run.pipe:
+        run.save(f"{folder}/1", background=True)
+        with pytest.raises(ZeroDivisionError), run.pipe.ranks.calls.guarded():
+            raise ZeroDivisionError
+        with pytest.raises(RuntimeError, match="an earlier call failed"):
+            wait_for_snapshot(run.pipe)
 
 
 def test_the_end_of_python_waits_for_it(tmp_path):
@@ -281,8 +290,7 @@ def test_the_end_of_python_waits_for_it(tmp_path):
 
 
 def test_the_end_of_python_tells_of_a_failure(tmp_path):
-    (tmp_path / "file").touch()
-    result = on_ranks(2, end_with_nobody_asking, str(tmp_path))
+    result = on_ranks(2, end_after_a_call_that_failed, str(tmp_path))
     assert result.returncode != 0, result.stdout
     assert "1: rank 1: " in result.stdout and "File too large" in result.stdout
     assert "Traceback" not in result.stdout
