@@ -1,4 +1,4 @@
-"""What is left of a run that did not end well names what the rank was at."""
+"""The records of a run that did not end well name what each rank was at."""
 
 import os
 import re
@@ -64,6 +64,13 @@ def train(comm, how):
         optimizer.update()
 
 
+def waits_in_step_4(folder):
+    """Returns whether rank 0 waits for rank 1 there, by its record."""
+    (job,) = folder.iterdir()
+    of_0 = state(logs(job)[0])
+    return (of_0.call, of_0.waits_for) == (4, 1)
+
+
 @pytest.mark.parametrize(
     "how",
     ["kill", "raise", "stall", pytest.param("end", marks=pytest.mark.matrix)],
@@ -75,8 +82,7 @@ def test_a_record_is_left_that_names_the_action(how, tmp_path):
             found = program.wait_for(
                 lambda: re.search(r"hangs in process (\d+)", program.output), START_UP
             )
-            # Until the other one waits.
-            time.sleep(0.2)
+            program.wait_for(lambda: waits_in_step_4(tmp_path), DEADLINE)
             os.kill(int(found[1]), signal.SIGKILL)
         returned = program.wait(START_UP + DEADLINE)
         output = program.output
