@@ -17,7 +17,12 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.errors import DisagreementError, StallError
-from divisible.communication.flight_record import CALL, END, EVERYBODY, here
+from divisible.communication.flight_record import (
+    CALL,
+    END,
+    EVERYBODY,
+    own_flight_record,
+)
 from divisible.communication.roll_call import Place, roll_call
 from divisible.communication.tags import FAREWELL_TAG
 from divisible.communication.waiting import wait
@@ -113,9 +118,9 @@ class CallAgreement:
             self._n_calls += 1
             self.call = call
             self._roll_call.call = self._n_calls, call
-            here.begin_call(self._pipeline, self._n_calls, call)
+            own_flight_record.begin_call(self._pipeline, self._n_calls, call)
             yield
-            here.write(CALL, END, call)
+            own_flight_record.write(CALL, END, call)
 
     def check_usable(self) -> None:
         """Refuses to use a model that is in no state to be used.
@@ -147,7 +152,7 @@ class CallAgreement:
             # That it waits is in the flight record, and for whom.
             raise
         except BaseException as error:
-            here.fail(error)
+            own_flight_record.fail(error)
             raise
         self.has_failed = False
 

@@ -16,7 +16,7 @@ from divisible.communication.flight_record import (
     END,
     RECEIVE,
     SEND,
-    here,
+    own_flight_record,
 )
 from divisible.communication.signatures import Tensors
 from divisible.communication.transport import Receiver, Sender, Transport
@@ -128,9 +128,9 @@ class Runner:
                 times.append(clock())
                 operation, slot = task.operation, task.slot
                 if isinstance(operation, Action):
-                    here.write(ACTION, BEGIN, task.name)
+                    own_flight_record.write(ACTION, BEGIN, task.name)
                     self._compute(task, results)
-                    here.write(ACTION, END, task.name)
+                    own_flight_record.write(ACTION, END, task.name)
                 elif operation.direction == "send":
                     self._send(task, results.pop(slot))
                 else:
@@ -153,16 +153,16 @@ class Runner:
 
     def _send(self, task: Task, tensors: Tensors) -> None:
         slot, peer, n_bytes = task.slot, task.operation.peer, _n_bytes(tensors)
-        here.write(SEND, BEGIN, task.name, peer, n_bytes)
+        own_flight_record.write(SEND, BEGIN, task.name, peer, n_bytes)
         self._senders[slot.channel].send(slot.microbatch, tensors)
-        here.write(SEND, END, task.name, peer, n_bytes)
+        own_flight_record.write(SEND, END, task.name, peer, n_bytes)
 
     def _receive(self, task: Task) -> Tensors:
         slot, peer = task.slot, task.operation.peer
-        here.write(RECEIVE, BEGIN, task.name, peer)
+        own_flight_record.write(RECEIVE, BEGIN, task.name, peer)
         receiver = self._receivers[slot.channel]
         tensors = receiver.receive(slot.microbatch, task.next_action)
-        here.write(RECEIVE, END, task.name, peer, _n_bytes(tensors))
+        own_flight_record.write(RECEIVE, END, task.name, peer, _n_bytes(tensors))
         return tensors
 
     def _compute(self, task: Task, results: dict[Slot, Tensors]) -> None:

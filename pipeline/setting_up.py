@@ -21,7 +21,7 @@ from divisible import Divisible
 from divisible.communication.collectives import all_gather, as_mpi
 from divisible.communication.communicators import announcement, free_dropped
 from divisible.communication.errors import StallError
-from divisible.communication.flight_files import keep
+from divisible.communication.flight_files import keep_flight_record
 from divisible.communication.launchers import is_started_by_a_rank, launch_or_job
 from divisible.communication.transport import Transport
 from divisible.schedules.automatic import AUTO, Trial, first_schedule
@@ -81,7 +81,7 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
     said = all_gather(comm, (mine, announcement()), arguments.timeout, "to start")
     layout = agree([each if isinstance(each, Refusal) else each[0] for each in said])
     layout = layout._replace(name=free_dropped([of_comm for _, of_comm in said]))
-    keep(layout.name[:_LETTERS_OF_A_JOB], comm.rank, comm.size)
+    keep_flight_record(layout.name[:_LETTERS_OF_A_JOB], comm.rank, comm.size)
     for text in [*layout.warnings[comm.rank], *_alone(comm, arguments.stages)]:
         # Where the script makes its pipeline.
         warnings.warn(text, stacklevel=3)

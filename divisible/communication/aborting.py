@@ -22,7 +22,7 @@ from typing import Any, Callable, NamedTuple
 
 from divisible.communication import flight_report
 from divisible.communication.errors import StallError
-from divisible.communication.flight_record import here
+from divisible.communication.flight_record import own_flight_record
 from divisible.communication.launchers import is_one_of_several, launch
 
 # How long an abort may take, and the start of MPI if there must be one.
@@ -227,6 +227,6 @@ def _fail(what: str, error: BaseException | None, report: Callable[[], None]) ->
     # waits has less to say.
     if not isinstance(error, StallError):
         if error is not None:
-            here.fail(error)
+            own_flight_record.fail(error)
         let_lower_ranks_speak()
     end_all_ranks(what, report)

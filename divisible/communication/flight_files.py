@@ -23,7 +23,12 @@ import time
 import warnings
 from pathlib import Path
 
-from divisible.communication.flight_record import FlightRecord, Log, here, read
+from divisible.communication.flight_record import (
+    FlightRecord,
+    Log,
+    own_flight_record,
+    read,
+)
 
 #: Names a directory to keep flight records in, such as one that all hosts share.
 VARIABLE = "DIVISIBLE_FLIGHT_RECORD"
@@ -40,7 +45,7 @@ class _Kept:
     process = 0
 
 
-def keep(job: str, rank: int, n_ranks: int) -> None:
+def keep_flight_record(job: str, rank: int, n_ranks: int) -> None:
     """Moves this process's flight record into a file, if it is in none.
 
     One rank alone waits for nobody: it has a file only where a directory is given.
@@ -54,11 +59,11 @@ def keep(job: str, rank: int, n_ranks: int) -> None:
     given = os.environ.get(VARIABLE)
     if _Kept.path is not None or (n_ranks == 1 and not given):
         return
-    here.name_rank(rank, n_ranks)
+    own_flight_record.name_rank(rank, n_ranks)
     try:
         root = Path(given) if given else _own_directory()
         path = root / job / f"rank-{rank}{_SUFFIX}"
-        here.move(_mapped(path))
+        own_flight_record.move(_mapped(path))
     except (OSError, ValueError) as error:
         if given:
             # Where the script makes its pipeline.
@@ -71,7 +76,7 @@ def keep(job: str, rank: int, n_ranks: int) -> None:
         _tidy(root)
 
 
-def directory() -> Path | None:
+def job_directory() -> Path | None:
     """Returns where the records of this job's ranks are, if in files."""
     return None if _Kept.path is None else _Kept.path.parent
 

@@ -226,5 +226,5 @@ def _entries(data: bytes) -> Iterator[Entry]:
             yield Entry(*others, text)
 
 
-#: That of this process.
-here = FlightRecord()
+#: The one of this process.
+own_flight_record = FlightRecord()

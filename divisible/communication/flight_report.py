@@ -33,7 +33,7 @@ from divisible.communication.flight_record import (
     WAIT,
     Entry,
     Log,
-    here,
+    own_flight_record,
     read,
 )
 
@@ -235,8 +235,8 @@ def _at(each: State, labels: dict[int, str]) -> str:
 
 def print_at_end() -> None:
     """Prints the last lines of this rank, and of those whose records are at hand."""
-    folder = flight_files.directory()
-    mine = here.log()
+    folder = flight_files.job_directory()
+    mine = own_flight_record.log()
     others = [] if folder is None else _others(folder, mine)
     logs = sorted([mine, *others])
     if not any(log.entries for log in logs):

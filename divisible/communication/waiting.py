@@ -7,7 +7,13 @@ import time
 from typing import Any, Callable
 
 from divisible.communication.errors import StallError
-from divisible.communication.flight_record import BEGIN, END, NOBODY, WAIT, here
+from divisible.communication.flight_record import (
+    BEGIN,
+    END,
+    NOBODY,
+    WAIT,
+    own_flight_record,
+)
 from divisible.communication.roll_call import Place, answer, explain
 
 # An MPI library spins while it waits, which starves the other ranks when they
@@ -70,7 +76,7 @@ def _poll(
         result = test()
         if result:
             if next_answer > _LONG_WAIT:
-                here.write(WAIT, END, waiting_for(), _peer(place))
+                own_flight_record.write(WAIT, END, waiting_for(), _peer(place))
             return result
         if watch is not None:
             watch()
@@ -82,7 +88,7 @@ def _poll(
             raise StallError(f"waited {waited:.0f} s for {why}")
         if waited > next_answer:
             if next_answer == _LONG_WAIT:
-                here.write(WAIT, BEGIN, waiting_for(), _peer(place))
+                own_flight_record.write(WAIT, BEGIN, waiting_for(), _peer(place))
             next_answer = waited + _SECONDS_BETWEEN_ANSWERS
             if place is not None:
                 answer(waiting_for(), place)

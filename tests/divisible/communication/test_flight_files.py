@@ -15,7 +15,7 @@ from tests.support.processes import ROOT
 def record(monkeypatch):
     """The record of a process that has none in a file."""
     record = FlightRecord()
-    monkeypatch.setattr(flight_files, "here", record)
+    monkeypatch.setattr(flight_files, "own_flight_record", record)
     monkeypatch.setattr(flight_files._Kept, "path", None)
     monkeypatch.setattr(flight_files.atexit, "register", lambda function: None)
     monkeypatch.delenv(flight_files.VARIABLE, raising=False)
@@ -25,12 +25,12 @@ def record(monkeypatch):
 def test_a_directory_that_is_given_has_those_of_a_job(record, tmp_path, monkeypatch):
     monkeypatch.setenv(flight_files.VARIABLE, str(tmp_path / "new"))
     record.write(ACTION, BEGIN, "0F0")
-    flight_files.keep("job", 3, 4)
+    flight_files.keep_flight_record("job", 3, 4)
     record.write(ACTION, BEGIN, "0F1")
     (log,) = flight_files.logs(tmp_path / "new" / "job")
     assert (log.rank, log.n_ranks, log.process) == (3, 4, os.getpid())
     assert [entry.text for entry in log.entries] == ["0F0", "0F1"]
-    assert flight_files.directory() == tmp_path / "new" / "job"
+    assert flight_files.job_directory() == tmp_path / "new" / "job"
     with pytest.raises(ValueError, match=f"there are some in {tmp_path}/new/job"):
         flight_files.logs(tmp_path / "new")
 
@@ -39,9 +39,9 @@ def test_without_a_directory_the_run_goes_on(record, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv(flight_files.VARIABLE, str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="there is no flight record in DIVISIBLE_"):
-        flight_files.keep("job", 0, 2)
+        flight_files.keep_flight_record("job", 0, 2)
     record.write(ACTION, BEGIN, "0F0")
-    assert flight_files.directory() is None
+    assert flight_files.job_directory() is None
     assert [entry.text for entry in record.log().entries] == ["0F0"]
 
 
@@ -51,14 +51,14 @@ def test_a_link_in_place_of_ones_own_directory_is_left_alone(
     monkeypatch.setattr(flight_files.tempfile, "tempdir", str(tmp_path))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"divisible-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    flight_files.keep("job", 0, 2)
-    assert flight_files.directory() is None
+    flight_files.keep_flight_record("job", 0, 2)
+    assert flight_files.job_directory() is None
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_one_rank_alone_has_no_file(record, tmp_path, monkeypatch):
     monkeypatch.setattr(flight_files.tempfile, "tempdir", str(tmp_path))
-    flight_files.keep("job", 0, 1)
+    flight_files.keep_flight_record("job", 0, 1)
     assert not list(tmp_path.iterdir())
 
 
@@ -97,7 +97,7 @@ def test_old_records_go_when_nobody_writes_them(record, tmp_path, monkeypatch):
     make_job(own / "with-a-folder", ended.pid, 8)
     (own / "with-a-folder" / "folder.flight").mkdir()
     make_old(own / "with-a-folder" / "folder.flight", 8)
-    flight_files.keep("mine", 0, 2)
+    flight_files.keep_flight_record("mine", 0, 2)
     left = ["a-file", "empty-0", "mine", "new", "running", "with-a-folder"]
     assert sorted(os.listdir(own)) == left
 
@@ -115,8 +115,8 @@ def test_a_directory_that_another_rank_removes_is_made_again(
         return create(path, *arguments)
 
     monkeypatch.setattr(os, "open", remove_first)
-    flight_files.keep("job", 1, 2)
-    assert flight_files.directory() == tmp_path / "job"
+    flight_files.keep_flight_record("job", 1, 2)
+    assert flight_files.job_directory() == tmp_path / "job"
     assert removed == list((tmp_path / "job").iterdir())
 
 
@@ -125,7 +125,7 @@ def test_without_room_for_a_file_the_record_is_in_memory(record, tmp_path, monke
     # As on a Mac.
     monkeypatch.delattr(os, "posix_fallocate")
     with pytest.warns(UserWarning, match="this system reserves no room"):
-        flight_files.keep("job", 0, 2)
+        flight_files.keep_flight_record("job", 0, 2)
     assert not list(tmp_path.iterdir())
 
 
@@ -151,8 +151,8 @@ def test_a_regular_end_removes_the_own_record_only(end, left, tmp_path):
     (job / "rank-0.flight").rename(job / "rank-1.flight")
     program = (
         "import os, signal, sys\n"
-        "from divisible.communication.flight_files import keep\n"
-        f"keep('job', 0, 2)\n{end}\n"
+        "from divisible.communication.flight_files import keep_flight_record\n"
+        f"keep_flight_record('job', 0, 2)\n{end}\n"
     )
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     del env[flight_files.VARIABLE]
