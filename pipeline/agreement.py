@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline say of themselves at its start, compared.
+"""Compares what the ranks of a pipeline say of themselves at its start.
 
 Each rank sends one announcement and gets those of all. What follows from them `agree`
 finds, a pure function: every rank comes to the same layout, or raises the same error::

@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline tell each other besides activations and gradients."""
+"""Messages among the ranks of a pipeline besides activations and gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all ranks of a communicator do together, each wait with an end."""
+"""Operations of all ranks of a communicator together, each wait with an end."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Entry(NamedTuple):
 
 
 class Log(NamedTuple):
-    """What was read of a flight record.
+    """The content of a flight record.
 
     Attributes:
         rank (int): Among those of the first pipeline that the process made.

@@ -1,4 +1,4 @@
-"""What flight records say: the last lines of all ranks, and who waits for whom.
+"""Reads flight records: the last lines of all ranks, and who waits for whom.
 
 ::
 
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a rank was at when its record ends.
+    """A rank at the end of its record.
 
     Attributes:
         rank (int): The rank.

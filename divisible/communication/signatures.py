@@ -1,4 +1,4 @@
-"""What travels between stages: tuples of tensors, and how they are described."""
+"""Tuples of tensors that travel between stages, and their descriptions."""
 
 from __future__ import annotations
 
