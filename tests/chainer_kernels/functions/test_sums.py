@@ -1,5 +1,6 @@
 """Kernels of sums against Chainer's function."""
 
+import math
 from unittest import mock
 
 import chainer.functions as F
@@ -22,12 +23,25 @@ from tests.support import kernels
 def test_any_axes(shape, data, order, seed, keepdims):
     axes = st.integers(-len(shape), len(shape) - 1)
     added = data.draw(st.lists(axes, unique_by=lambda axis: axis % len(shape)))
+    is_covered = (
+        order == "C"
+        and {axis % len(shape) for axis in added} == set(range(len(added)))
+        and len(added) < len(shape)
+        and math.prod(shape[: len(added)]) > 1
+    )
     with mock.patch.object(sums, "SMALLEST", 1):
         kernels.check(
             lambda x: F.sum(x, axis=tuple(added), keepdims=keepdims),
             [kernels.arrays(shape, seed, order)],
-            [],
+            ["Sum.forward"] if is_covered else [],
         )
+
+
+def test_small_arrays_are_left_to_chainer():
+    for shape in ((100, 300), (200, 300)):
+        with kernels.called() as names:
+            F.sum(kernels.arrays(shape, 1), axis=0)
+        assert names == ({"Sum.forward"} if shape[0] == 200 else set())
 
 
 @pytest.mark.parametrize(
