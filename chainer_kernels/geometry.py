@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Geometry(NamedTuple):
-    """A convolution's shape, for each spatial axis.
+    """The shape of a convolution or a pooling, for each spatial axis.
 
     Attributes:
         kernel: Size of the window.
@@ -30,5 +30,12 @@ class Geometry(NamedTuple):
         """Returns the spatial sizes of y, given those of x."""
         return tuple(
             (n + 2 * p - d * (k - 1) - 1 + (s - 1 if self.cover_all else 0)) // s + 1
+            for n, k, s, p, d in zip(sizes, *self[:4])
+        )
+
+    def input_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Returns the smallest spatial sizes of x of which y has these."""
+        return tuple(
+            s * (n - 1) + d * (k - 1) + 1 - 2 * p - (s - 1 if self.cover_all else 0)
             for n, k, s, p, d in zip(sizes, *self[:4])
         )

@@ -79,7 +79,7 @@ def deconvolution_nd(function: Any, inputs: Arrays) -> Arrays:
     dtype, inputs = inputs[0].dtype, in_float32(inputs)
     x, W = inputs[:2]
     geometry = geometry_of(function, W.shape[2:])
-    size = function.outs or _sizes_of_inputs(geometry, x.shape[2:])
+    size = function.outs or geometry.input_sizes(x.shape[2:])
     if not is_covered(function, geometry, W.shape, inputs) or min(size) <= 0:
         return NotImplemented
     function.retain_inputs((0, 1))
@@ -131,12 +131,4 @@ def is_covered(
         and weights[0] % geometry.groups == 0
         and min(geometry.stride) > 0
         and min(geometry.pad) >= 0
-    )
-
-
-def _sizes_of_inputs(geometry: Geometry, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the smallest sizes of which a convolution has outputs of these."""
-    return tuple(
-        s * (n - 1) + d * (k - 1) + 1 - 2 * p
-        for n, k, s, p, d in zip(sizes, *geometry[:4])
     )

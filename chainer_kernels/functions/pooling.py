@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import numpy as np
-from chainer.utils.conv import get_conv_outsize, get_deconv_outsize
 
 from chainer_kernels import threads
-from chainer_kernels.half_precision import rounded
+from chainer_kernels.geometry import Geometry
+from chainer_kernels.half_precision import in_float32, rounded
 from chainer_kernels.layouts import channels_first, channels_last
 from chainer_kernels.loops import pooling as loops
 from chainer_kernels.pooling_windows import Windows, windows
@@ -26,45 +26,38 @@ from chainer_kernels.pooling_windows import Windows, windows
 Arrays = tuple[np.ndarray, ...]
 
 
-class _Geometry(NamedTuple):
-    """What a pooling was asked for, one number for each spatial axis."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    pad: tuple[int, ...]
-
-    def outs(self, sizes: Sequence[int], cover_all: bool) -> tuple[int, ...]:
-        """Returns how many windows there are in an image."""
-        return tuple(get_conv_outsize(*each, cover_all) for each in zip(sizes, *self))
-
-    def sizes(self, outs: Sequence[int], cover_all: bool) -> tuple[int, ...]:
-        """Returns the sizes of an image that has so many windows."""
-        return tuple(get_deconv_outsize(*each, cover_all) for each in zip(outs, *self))
-
-    def windows(self, sizes: Sequence[int], outs: Sequence[int]) -> Windows | None:
-        """Returns the table of the windows; ``None`` for what Chainer refuses."""
-        if min(*sizes, *outs, *self.kernel, *self.stride) < 1 or min(self.pad) < 0:
-            return None
-        return windows(tuple(sizes), tuple(outs), *self)
-
-
-def _geometry(function: Any) -> _Geometry:
+def _geometry(function: Any) -> Geometry:
     """Reads it from a function of Chainer's, of two dimensions or of any number."""
     if hasattr(function, "ksize"):
-        return _Geometry(function.ksize, function.stride, function.pad)
-    return _Geometry(
-        (function.kh, function.kw),
-        (function.sy, function.sx),
-        (function.ph, function.pw),
-    )
+        shape = function.ksize, function.stride, function.pad
+    else:
+        shape = (
+            (function.kh, function.kw),
+            (function.sy, function.sx),
+            (function.ph, function.pw),
+        )
+    dilation = (1,) * len(shape[0])
+    # A gradient of an average has no such attribute.
+    cover_all = bool(getattr(function, "cover_all", False))
+    return Geometry(*map(tuple, shape), dilation, cover_all=cover_all)
+
+
+def _windows(
+    geometry: Geometry, sizes: Sequence[int], outs: Sequence[int]
+) -> Windows | None:
+    """Returns the table of the windows; ``None`` for what Chainer refuses."""
+    kernel, stride, pad = geometry[:3]
+    if min(*sizes, *outs, *kernel, *stride) < 1 or min(pad) < 0:
+        return None
+    return windows(tuple(sizes), tuple(outs), kernel, stride, pad)
 
 
 def max_pooling(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``MaxPoolingND.forward_cpu``."""
     (x,) = inputs
     geometry = _geometry(function)
-    outs = geometry.outs(x.shape[2:], function.cover_all)
-    table = geometry.windows(x.shape[2:], outs)
+    outs = geometry.output_sizes(x.shape[2:])
+    table = _windows(geometry, x.shape[2:], outs)
     if table is None or not _is_covered(x):
         return NotImplemented
     is_last = _is_last(x)
@@ -97,7 +90,7 @@ def upsampling_2d(function: Any, inputs: Arrays) -> Arrays:
     sizes = _unpooled_sizes(function, geometry, x)
     if not (
         _are_taps(function.indexes, geometry)
-        and geometry.outs(sizes, function.cover_all) == x.shape[2:]
+        and geometry.output_sizes(sizes) == x.shape[2:]
     ):
         return NotImplemented
     result = _put_at(geometry, x, function.indexes, sizes)
@@ -118,8 +111,9 @@ def upsampling_2d_grad(function: Any, inputs: Arrays) -> Arrays:
 def average_pooling_2d(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``AveragePooling2D.forward_cpu``."""
     (x,) = inputs
-    geometry = _geometry(function)
-    outs = geometry.outs(x.shape[2:], cover_all=False)
+    # Chainer's function covers all of an input in no case.
+    geometry = _geometry(function)._replace(cover_all=False)
+    outs = geometry.output_sizes(x.shape[2:])
     return _averages(function, x, geometry, outs, math.prod(geometry.kernel))
 
 
@@ -127,7 +121,7 @@ def average_pooling_nd(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``AveragePoolingND.forward_cpu``."""
     (x,) = inputs
     geometry = _geometry(function)
-    outs = geometry.outs(x.shape[2:], function.cover_all)
+    outs = geometry.output_sizes(x.shape[2:])
     width = None
     if function.pad_value is None:
         width = function._get_pooling_width(np, x.shape[2:], x.dtype)
@@ -169,7 +163,7 @@ def unpooling_nd(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``UnpoolingND.forward``."""
     (x,) = inputs
     geometry = _geometry(function)
-    sizes = function.outs or geometry.sizes(x.shape[2:], function.cover_all)
+    sizes = function.outs or geometry.input_sizes(x.shape[2:])
     result = _spread(geometry, x, sizes)
     if result is not NotImplemented:
         function.retain_inputs(())
@@ -181,14 +175,14 @@ def unpooling_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``Unpooling2DGrad.forward`` and ``UnpoolingNDGrad.forward``."""
     (gy,) = inputs
     geometry = _geometry(function)
-    return _add_up(geometry, gy, geometry.outs(gy.shape[2:], function.cover_all))
+    return _add_up(geometry, gy, geometry.output_sizes(gy.shape[2:]))
 
 
 def _unpooled_sizes(
-    function: Any, geometry: _Geometry, x: np.ndarray
+    function: Any, geometry: Geometry, x: np.ndarray
 ) -> tuple[int, ...]:
     """Returns the height and width that a function was asked for, or finds them."""
-    found = geometry.sizes(x.shape[2:], function.cover_all)
+    found = geometry.input_sizes(x.shape[2:])
     asked = (function.outh, function.outw)
     return tuple(b if a is None else a for a, b in zip(asked, found))
 
@@ -196,7 +190,7 @@ def _unpooled_sizes(
 def _averages(
     function: Any,
     x: np.ndarray,
-    geometry: _Geometry,
+    geometry: Geometry,
     outs: tuple[int, ...],
     divisor: int | np.ndarray,
 ) -> Arrays:
@@ -207,13 +201,13 @@ def _averages(
 
 
 def _add_up(
-    geometry: _Geometry,
+    geometry: Geometry,
     x: np.ndarray,
     outs: tuple[int, ...],
     divisor: int | np.ndarray = 1,
 ) -> Arrays:
     """Returns the sum of each window, divided."""
-    table = geometry.windows(x.shape[2:], outs)
+    table = _windows(geometry, x.shape[2:], outs)
     if table is None or not _is_covered(x):
         return NotImplemented
     is_last = _is_last(x)
@@ -223,13 +217,13 @@ def _add_up(
 
 
 def _spread(
-    geometry: _Geometry,
+    geometry: Geometry,
     y: np.ndarray,
     sizes: tuple[int, ...],
     divisor: int | np.ndarray = 1,
 ) -> Arrays:
     """Returns images: in each cell the sum of its windows, which were divided."""
-    table = geometry.windows(sizes, y.shape[2:])
+    table = _windows(geometry, sizes, y.shape[2:])
     if table is None or not _is_covered(y):
         return NotImplemented
     is_last = _is_last(y)
@@ -239,10 +233,10 @@ def _spread(
 
 
 def _put_at(
-    geometry: _Geometry, y: np.ndarray, indexes: np.ndarray, sizes: tuple[int, ...]
+    geometry: Geometry, y: np.ndarray, indexes: np.ndarray, sizes: tuple[int, ...]
 ) -> Arrays:
     """Returns images that have what windows had, at the index of each."""
-    table = geometry.windows(sizes, y.shape[2:])
+    table = _windows(geometry, sizes, y.shape[2:])
     if table is None or not _is_covered(y) or type(indexes) is not np.ndarray:
         return NotImplemented
     # The gradient of an input is in the memory order of the input.
@@ -253,10 +247,10 @@ def _put_at(
 
 
 def _take_from(
-    geometry: _Geometry, x: np.ndarray, indexes: np.ndarray, outside: float
+    geometry: Geometry, x: np.ndarray, indexes: np.ndarray, outside: float
 ) -> Arrays:
     """Returns for each window the cell at its index, which may be outside."""
-    table = geometry.windows(x.shape[2:], indexes.shape[2:])
+    table = _windows(geometry, x.shape[2:], indexes.shape[2:])
     if table is None or not _is_covered(x) or type(indexes) is not np.ndarray:
         return NotImplemented
     is_last = _is_last(indexes)
@@ -280,7 +274,7 @@ def _is_covered(x: np.ndarray) -> bool:
     return type(x) is np.ndarray and x.dtype.char in "fe"
 
 
-def _are_taps(indexes: Any, geometry: _Geometry) -> bool:
+def _are_taps(indexes: Any, geometry: Geometry) -> bool:
     """Returns whether a user's indexes are positions in a window."""
     return (
         type(indexes) is np.ndarray
@@ -308,7 +302,9 @@ def _empty(
 
 def _cells(x: np.ndarray, is_last: bool) -> np.ndarray:
     """Returns (N, C, ...) as contiguous (images, cells, channels), for a loop."""
-    x = x.astype("l" if x.dtype.kind in "iu" else "f", copy=False)
+    if x.dtype.kind in "iu":
+        x = x.astype("l", copy=False)
+    (x,) = in_float32([x])
     n, c, *sizes = x.shape
     if is_last:
         return channels_last(x).reshape(n, math.prod(sizes), c)

@@ -18,6 +18,7 @@ from chainer_kernels.contributions import Contribution, Product, Scratch
 from chainer_kernels.functions.convolution import geometry_of, is_covered
 from chainer_kernels.functions.sums import total
 from chainer_kernels.geometry import Geometry
+from chainer_kernels.half_precision import are_float16, widened
 from chainer_kernels.layouts import channels_last
 
 Array = Any
@@ -127,9 +128,7 @@ def _has_gemm(array: Array, gy: Array) -> bool:
 
 def _for_gemm(array: Array) -> Array:
     """Returns what BLAS multiplies; on a CPU it knows no float16."""
-    if array.dtype.char == "e" and type(array) is numpy.ndarray:
-        return array.astype(numpy.float32)
-    return array
+    return widened(array) if are_float16(array) else array
 
 
 _GEMM_ARRAYS = (numpy.ndarray, chainer.backends.cuda.ndarray)

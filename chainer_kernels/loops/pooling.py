@@ -1,4 +1,4 @@
-"""Loops of pooling, over the tables of :mod:`chainer_kernels.windows`.
+"""Loops of pooling, over the tables of :mod:`chainer_kernels.pooling_windows`.
 
 Images are (images, cells, channels) and windows (images, windows, channels). In C order
 every channel is an image of its own: nothing runs in vectors there, and what belongs to
