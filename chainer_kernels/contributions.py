@@ -1,4 +1,4 @@
-"""What is added to a gradient, in a form that need not be an array of its own.
+"""Contributions to a gradient, which need not be arrays of their own.
 
 ``Variable.backward`` makes an array for the weight gradient of each microbatch, and
 adds it to the sum. BLAS adds a product to an array that is there at no extra cost, so

@@ -1,4 +1,4 @@
-"""What the windows of a convolution read, in blocks that read alike.
+"""Windows of a convolution, in blocks that read alike.
 
 Positions of an output whose windows lie wholly within the input use all taps of the
 kernel, those at an edge some of them. A block is a set of positions that use the same
@@ -71,7 +71,7 @@ class _Lattice(NamedTuple):
 
     @property
     def last(self) -> int:
-        """What the last output reads at the last tap; it may be outside."""
+        """The position that the last output reads at the last tap, perhaps outside."""
         outputs = (self.count - 1) * self.stride
         return self.first + outputs + (self.n_taps - 1) * self.dilation
 

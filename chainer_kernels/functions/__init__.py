@@ -1,4 +1,4 @@
-"""What methods of Chainer's compute on NumPy arrays, faster.
+"""Kernels: the arithmetic of Chainer's methods on NumPy arrays, faster.
 
 Each function here has the arguments of the method that it stands for, and leaves behind
 on the node what Chainer's own would: inputs and outputs to retain, and attributes that

@@ -1,4 +1,4 @@
-"""What LSTM, GRU and RNN compute in a step, and Chainer's function of such a step."""
+"""One step of LSTM, GRU and RNN, and Chainer's function of such a step."""
 
 from __future__ import annotations
 

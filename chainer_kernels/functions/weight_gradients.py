@@ -1,4 +1,4 @@
-"""What to add to the gradients of parameters, told without forming it.
+"""Contributions to the gradients of parameters, told without forming them.
 
 Each function here gets a node of Chainer's graph, the inputs that are parameters by
 their positions, and the output gradient. It returns by position what to add to their

@@ -189,7 +189,9 @@ def library() -> Library:
     try:
         files = importlib.metadata.files(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
-        raise NotInstalledError(f"is not installed: pip install {PACKAGE}") from None
+        raise NotInstalledError(
+            "is not installed: pip install 'divisible[onednn]'"
+        ) from None
     for file in files:
         if file.name.startswith("libdnnl.so"):
             return Library(str(file.locate()))
