@@ -1,4 +1,4 @@
-"""What is added to gradients of parameters, against what Chainer's backward returns."""
+"""Contributions to gradients of parameters, against what Chainer's backward returns."""
 
 import chainer
 import chainer.functions as F
