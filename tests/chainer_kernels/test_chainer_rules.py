@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from chainer_kernels import catalogue, update_rules
+from chainer_kernels.chainer_rules import CALLS
 from chainer_kernels.formulas import number_names
-from chainer_kernels.rule_calls import CALLS
 
 
 def rule_of(kind, **hyperparameters):
