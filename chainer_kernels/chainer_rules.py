@@ -122,3 +122,20 @@ CALLS: dict[type, Callable[[Any], Call]] = {
     SMORMS3Rule: _smorms3,
     MSVAGRule: _msvag,
 }
+
+#: All that :data:`CALLS` come to.
+FORMULAS: tuple[Formula, ...] = (
+    update_rules.sgd,
+    update_rules.momentum_sgd,
+    update_rules.corrected_momentum_sgd,
+    update_rules.nesterov_ag,
+    update_rules.adam,
+    update_rules.adabound,
+    update_rules.amsbound,
+    update_rules.ada_grad,
+    update_rules.ada_delta,
+    update_rules.rmsprop,
+    update_rules.rmsprop_graves,
+    update_rules.smorms3,
+    update_rules.msvag,
+)

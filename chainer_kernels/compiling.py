@@ -22,6 +22,7 @@ import re
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ import numba
 import numpy as np
 from llvmlite import binding
 from numba.core.caching import FunctionCache
+from numba.core.compiler_lock import global_compiler_lock
 
 _PACKAGE = Path(__file__).parent
 #: Those with compiled code, beside ``loops``.
@@ -39,6 +41,9 @@ _MODULES = "compiling", "float16_bits", "float8_bits", "optimizer_loops_cpu"
 _UNUSED_SECONDS = 30 * 24 * 3600
 #: Seconds after which a process compiles what another one has not finished.
 _LONGEST_COMPILATION = 60
+
+#: Held while Numba is told where code is kept.
+_configuring = threading.Lock()
 
 #: All loops that are loaded, in the order of their modules.
 LOOPS: list[Loop] = []
@@ -52,13 +57,21 @@ class Loop:
         signature: The types of its arguments and its result, as Numba writes them.
         is_sum: Whether additions may be in any order, so that they run in vector
             instructions. The order depends on lengths only.
+        is_exact: Whether products are rounded before they are added to, as NumPy's are.
     """
 
-    def __init__(self, function: Callable, signature: str, is_sum: bool) -> None:
+    def __init__(
+        self,
+        function: Callable,
+        signature: str,
+        is_sum: bool = False,
+        is_exact: bool = False,
+    ) -> None:
         functools.update_wrapper(self, function)
         self.signature = signature
         self._function = function
-        self._is_sum = is_sum
+        freedoms = {"reassoc": is_sum, "contract": not is_exact}
+        self._fast = {name for name, is_free in freedoms.items() if is_free}
         LOOPS.append(self)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -68,19 +81,23 @@ class Loop:
         except TypeError:
             # Numba takes any array for one to be written to, if it can be.
             behaved = [_behaved(a) for a in arguments]
-            if all(a is b for a, b in zip(arguments, behaved)):
+            copies = [(a, b) for a, b in zip(arguments, behaved) if a is not b]
+            if not copies:
                 raise
-            return self.compiled(*behaved)
+            result = self.compiled(*behaved)
+            if any(a.tobytes() != b.tobytes() for a, b in copies):
+                raise ValueError(
+                    f"{self.__name__} writes to an array that is read-only or unaligned"
+                ) from None
+            return result
 
     @functools.cached_property
     def compiled(self) -> Callable:
         """The compiled function; it refuses other types."""
-        fast = {"contract", "reassoc"} if self._is_sum else {"contract"}
         # Without "numpy" a division tests for zero, and nothing runs in vectors.
-        options = {"nogil": True, "error_model": "numpy", "fastmath": fast}
+        options = {"nogil": True, "error_model": "numpy", "fastmath": self._fast}
         dispatcher = njit(**options)(self._function)
-        with _one_at_a_time(f"{self.__module__}.{self.__name__}"):
-            dispatcher.compile(self.signature)
+        dispatcher.compile(self.signature)
         dispatcher.disable_compile()
         return dispatcher
 
@@ -108,18 +125,37 @@ def njit(**options: Any) -> Callable[[Callable], Any]:
 
     def decorate(function: Callable) -> Any:
         dispatcher = numba.njit(function, **options)
-        directory = cache_directory()
-        if directory is None:
+        cache = _cache_of(function)
+        if cache is None:
             return dispatcher
-        before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = directory
-        # What is typed at a prompt has no file.
-        with contextlib.suppress(RuntimeError):
-            dispatcher._cache = _Cache(function)
-        numba.config.CACHE_DIR = before
+        name = f"{function.__module__}.{function.__name__}"
+        compile_ = dispatcher.compile
+
+        def compile_once(signature: Any) -> Any:
+            # Numba's lock first: who has it may compile what calls this function.
+            with global_compiler_lock, _one_at_a_time(name):
+                return compile_(signature)
+
+        dispatcher._cache, dispatcher.compile = cache, compile_once
         return dispatcher
 
     return decorate
+
+
+def _cache_of(function: Callable) -> _Cache | None:
+    """Returns what keeps a function's code, if there is a place for it."""
+    directory = cache_directory()
+    if directory is None:
+        return None
+    # What is typed at a prompt has no file.
+    with _configuring, contextlib.suppress(RuntimeError):
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = directory
+        try:
+            return _Cache(function)
+        finally:
+            numba.config.CACHE_DIR = before
+    return None
 
 
 def loop(signature: str, is_sum: bool = False) -> Callable[[Callable], Loop]:
@@ -146,10 +182,13 @@ def _behaved(argument: Any) -> Any:
 
 
 def compile_all() -> list[Loop]:
-    """Compiles every loop of ``chainer_kernels.loops``, or finds it on disk."""
+    """Compiles every loop of kernels and of update rules, or finds it on disk."""
     package = importlib.import_module("chainer_kernels.loops")
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
+    updates = importlib.import_module("chainer_kernels.optimizer_loops_cpu")
+    for formula in importlib.import_module("chainer_kernels.rule_calls").FORMULAS:
+        updates.array_loop(formula)
     for each in LOOPS:
         each.compiled  # noqa: B018
     return list(LOOPS)

@@ -23,7 +23,7 @@ from numba import carray, types
 from numba.extending import intrinsic, overload
 
 from chainer_kernels import threads, update_rules
-from chainer_kernels.compiling import njit
+from chainer_kernels.compiling import Loop, njit
 from chainer_kernels.float8_bits import float_to_e5m2, float_to_e5m2_truncated
 from chainer_kernels.float16_bits import (
     U32,
@@ -227,12 +227,12 @@ def _loop(formula: Formula, has_weights: bool, has_half: bool) -> Callable:
         "half_to_float": half_to_float,
         "float_to_half": float_to_half,
     }
-    return _made(formula, name, lines, names)
+    return _compiled(_written(formula, name, lines, names))
 
 
 @functools.cache
-def _array_loop(formula: Formula) -> Callable:
-    """Makes the compiled loop of a formula over the arrays of one parameter.
+def array_loop(formula: Formula) -> Loop:
+    """Makes the loop of a formula over the float32 arrays of one parameter.
 
     For :func:`~chainer_kernels.update_rules.momentum_sgd` it is::
 
@@ -252,20 +252,22 @@ def _array_loop(formula: Formula) -> Callable:
         "  for i in range(weight_.size):",
         f"    {results} = formula({', '.join([*elements, *numbers])})",
     ]
-    return _made(formula, name, lines, {})
+    types_ = ["f4[::1]"] * len(arrays) + ["f4"] * len(numbers)
+    function = _written(formula, name, lines, {})
+    return Loop(function, f"void({', '.join(types_)})", is_exact=True)
 
 
-def _made(
+def _written(
     formula: Formula, name: str, lines: Sequence[str], names: dict[str, Any]
 ) -> Callable:
-    """Returns the compiled loop of a formula that is written in some lines."""
+    """Returns the loop of a formula that is written in some lines."""
     source = ast.increment_lineno(
         ast.parse("\n".join(lines)), formula.__code__.co_firstlineno - 1
     )
     names["__name__"] = __name__
     names["formula"] = numba.njit(error_model="numpy")(formula)
     exec(compile(source, inspect.getsourcefile(formula), "exec"), names)
-    return _compiled(names[name])
+    return names[name]
 
 
 @overload(update_rules.from_half)
@@ -313,11 +315,11 @@ def update_arrays(
 
     Args:
         formula: One of ``update_rules``, or of that form.
-        arrays: The weight, its gradient and the states, contiguous and of one dtype
-            and dimension.
-        numbers: In the order of the formula's arguments, of the weight's dtype.
+        arrays: The weight, its gradient and the states, contiguous, of float32 and one
+            dimension.
+        numbers: In the order of the formula's arguments, of float32.
     """
-    threads.run_slices(_array_loop(formula), arrays, *numbers)
+    threads.run_slices(array_loop(formula), arrays, *numbers)
 
 
 @_compiled_for_arrays

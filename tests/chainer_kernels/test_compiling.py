@@ -1,5 +1,6 @@
 """The cache of compiled loops: several processes, other machines, damaged files."""
 
+import contextlib
 import fcntl
 import os
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chainer_kernels import compiling
+from chainer_kernels import compiling, rule_calls
 
 LOOP = """
 from chainer_kernels.compiling import loop
@@ -95,6 +96,42 @@ def thrice():
     return sum(made.compiled.stats.cache_hits.values())
 
 
+def test_functions_compiled_for_any_types_are_in_turn_as_well(cache):
+    held, found = _lock(cache), []
+    waiting = threading.Thread(
+        target=lambda: found.append(compiling.njit()(_thrice)(np.ones(3)))
+    )
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    os.close(held)
+    waiting.join(60)
+    assert found == [None]
+
+
+def _copy(x, y):
+    for i in range(y.size):
+        y[i] = x[i]
+
+
+def test_only_what_is_read_may_be_read_only():
+    copy = compiling.Loop(_copy, "void(f4[::1], f4[::1])")
+    compiling.LOOPS.remove(copy)
+    x, y = np.arange(3, dtype="f"), np.zeros(3, "f")
+    x.flags.writeable = False
+    copy(x, y)
+    np.testing.assert_array_equal(y, x)
+    with pytest.raises(ValueError, match="_copy writes to an array that is read-only"):
+        copy(y + 1, x)
+
+
+def test_compile_all_knows_the_update_rules(monkeypatch):
+    monkeypatch.setattr(compiling.Loop, "compiled", None)
+    names = {each.__name__ for each in compiling.compile_all()}
+    assert {"relu", "gather"} <= names
+    assert {f"{formula.__name__}_arrays" for formula in rule_calls.FORMULAS} <= names
+
+
 def test_found_the_second_time(cache):
     assert [thrice(), thrice()] == [0, 1]
 
@@ -116,15 +153,49 @@ def test_full_disk(cache, monkeypatch):
     assert [thrice(), thrice()] == [0, 0]
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyError])
+def test_numba_forgets_our_directory(cache, monkeypatch, error):
+    def refuse(self, function):
+        raise error
+
+    before = compiling.numba.config.CACHE_DIR
+    monkeypatch.setattr(compiling._Cache, "__init__", refuse)
+    with contextlib.suppress(KeyError):
+        compiling.njit()(_thrice)
+    assert before == compiling.numba.config.CACHE_DIR
+
+
+def test_numba_is_told_by_one_thread_after_the_other(cache, monkeypatch):
+    before, inits, both = compiling.numba.config.CACHE_DIR, [], threading.Event()
+
+    def init(self, function):
+        inits.append(function)
+        both.wait(0.05)
+        assert compiling.cache_directory() == compiling.numba.config.CACHE_DIR
+
+    monkeypatch.setattr(compiling._Cache, "__init__", init)
+    others = [
+        threading.Thread(target=compiling._cache_of, args=(_thrice,)) for _ in range(3)
+    ]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join(60)
+    assert len(inits) == 3
+    assert before == compiling.numba.config.CACHE_DIR
+
+
 @pytest.mark.parametrize(
     "make", [lambda path: path.write_text(""), lambda path: path.symlink_to(path)]
 )
-def test_directory_that_cannot_be_written_to(cache, make):
+def test_directory_that_cannot_be_written_to(cache, monkeypatch, make):
     make(cache)
     with pytest.warns(UserWarning, match="cannot write to .*CHAINER_KERNELS_CACHE"):
         assert compiling.cache_directory() is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        # There is nothing to wait for.
+        monkeypatch.setattr(compiling, "_one_at_a_time", None)
         assert [thrice(), thrice()] == [0, 0]
 
 

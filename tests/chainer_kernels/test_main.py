@@ -1,5 +1,9 @@
 """``python -m chainer_kernels``."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from click.testing import CliRunner
 
@@ -51,9 +55,40 @@ def test_operators_run():
         make(speed.np.random.RandomState(0))()
 
 
-def test_filled_cache(monkeypatch):
-    monkeypatch.setattr(compiling, "compile_all", lambda: [])
-    assert output("--compile").startswith("0 loops in 0.0 s, of which 0 had been")
+TRAIN = """
+import chainer
+import numpy as np
+from chainer_kernels import compiling
+
+link = chainer.links.Linear(200, 100)
+optimizer = chainer.optimizers.Adam().setup(link)
+y = chainer.functions.relu(link(np.ones((4, 200), "f")))
+link.cleargrads()
+chainer.functions.sum(y).backward()
+optimizer.update()
+used = [loop for loop in compiling.LOOPS if "compiled" in vars(loop)]
+print(*(loop.__name__ for loop in used if not loop.compiled.stats.cache_misses))
+assert not any(loop.compiled.stats.cache_misses for loop in used)
+"""
+
+
+@pytest.mark.slow
+def test_filled_cache(tmp_path):
+    """A process that trains compiles nothing after ``--compile``."""
+
+    def run(*arguments):
+        result = subprocess.run(
+            [sys.executable, *arguments],
+            env={**os.environ, "CHAINER_KERNELS_CACHE": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    assert "of which 0 had been compiled" in run("-m", "chainer_kernels", "--compile")
+    assert {"relu", "adam_arrays"} <= {*run("-c", TRAIN).split()}
 
 
 def test_cache_that_cannot_be_written_to(monkeypatch, tmp_path):
