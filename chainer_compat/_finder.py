@@ -93,8 +93,9 @@ def find_spec(name: str, path, target, asking):
 def hand_over_loaded(name: str) -> None:
     """Calls the function ``loaded`` of a module with what is loaded of Chainer."""
     loaded = importlib.import_module(name).loaded
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("chainer."):
+    for key, module in list(sys.modules.items()):
+        # Others may be loaded when one of their attributes is asked for.
+        if key.startswith("chainer.") and module is not None:
             loaded(module)
 
 

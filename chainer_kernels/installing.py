@@ -9,18 +9,26 @@ from typing import Any, Callable
 from chainer_kernels import catalogue, memory, switch
 from chainer_kernels.catalogue import Entry
 
+#: The attribute of a method in which its entry is, of the catalogue.
+_MARK = "chainer_kernels_entry"
+
 
 def loaded(module: ModuleType) -> None:
-    """Puts kernels into a module of Chainer that was just loaded."""
+    """Puts kernels into a module of Chainer that was just loaded, but once."""
     for entry in catalogue.by_module().get(module.__name__, ()):
         *owner, name = entry.name.split(".")
         place = getattr(module, owner[0]) if owner else module
         chainers = getattr(place, name)
+        # One module may go by two names.
+        if getattr(chainers, _MARK, None) == entry:
+            continue
         is_method = isinstance(place, type)
         call = (
             _method(entry, place, chainers) if is_method else _function(entry, chainers)
         )
-        setattr(place, name, functools.wraps(chainers)(call))
+        call = functools.wraps(chainers)(call)
+        setattr(call, _MARK, entry)
+        setattr(place, name, call)
 
 
 def _method(entry: Entry, owner: type, chainers: Callable) -> Callable:

@@ -10,6 +10,7 @@ import pytest
 from chainer.functions.activation import relu
 
 import chainer_kernels
+from chainer_compat import _finder
 from tests.support import kernels
 
 X = np.array([[-1, 2]], "f")
@@ -20,6 +21,23 @@ def test_kernel_runs():
         y = F.relu(X).array
     assert names == {"ReLU.forward_cpu"}
     np.testing.assert_array_equal(y, [[0, 2]])
+
+
+def test_a_module_of_two_names_gets_one_kernel(monkeypatch):
+    before = relu.ReLU.forward_cpu
+    monkeypatch.setitem(sys.modules, "chainer.another_relu", relu)
+    monkeypatch.setitem(sys.modules, "chainer.missing", None)
+    _finder.hand_over_loaded("chainer_kernels.installing")
+    assert relu.ReLU.forward_cpu is before
+
+
+def test_modules_that_load_when_they_are_asked_are_not(monkeypatch):
+    class Lazy:
+        def __getattribute__(self, name):
+            raise AssertionError(name)
+
+    monkeypatch.setitem(sys.modules, "lazy", Lazy())
+    _finder.hand_over_loaded("chainer_kernels.installing")
 
 
 def test_other_dtypes_are_left_to_chainer():
