@@ -89,11 +89,17 @@ def convolution_weights(
     out: np.ndarray | None = None,
     accumulate: bool = False,
 ) -> np.ndarray:
-    """Returns the gradient of a convolution's weights, written or added to ``out``."""
+    """Returns the gradient of a convolution's weights, written or added to ``out``.
+
+    Raises:
+        ValueError: ``out`` is not C contiguous.
+    """
     n_groups, taps = geometry.groups, math.prod(geometry.kernel)
     channels, outs = x.shape[-1] // n_groups, gy.shape[-1] // n_groups
     if grouped_convolution.are_narrow(geometry, channels, gy.shape[-1]):
         return grouped_convolution.convolution_weights(x, gy, geometry, out, accumulate)
+    shape = (n_groups * outs, channels, *geometry.kernel)
+    gW = None if taps == 1 and out is None else result(shape, out)
     plan = convolution_blocks.of_outputs(
         geometry, len(x), outs * channels, x.shape[1:-1]
     )
@@ -108,16 +114,27 @@ def convolution_weights(
                 gy, group * outs, outs, block.outputs, _ONE_TAP, first, count
             )
             _add_products(rows, col, _pieces(block, channels), turned[group])
-    shape = (n_groups * outs, channels, *geometry.kernel)
-    if taps == 1 and out is None:
+    if gW is None:
         return turned.reshape(shape)
-    gW = np.empty(shape, np.float32) if out is None else out
     threads.run_slices(
         loops.turn_back,
         [turned.reshape(-1, taps, channels), gW.reshape(-1, channels, taps)],
         accumulate,
     )
     return gW
+
+
+def result(shape: tuple[int, ...], out: np.ndarray | None) -> np.ndarray:
+    """Returns an array for a gradient of weights: ``out``, if there is one.
+
+    Raises:
+        ValueError: ``out`` is not C contiguous.
+    """
+    if out is None:
+        return np.empty(shape, np.float32)
+    if not out.flags.c_contiguous:
+        raise ValueError(f"out must be C contiguous, not of strides {out.strides}")
+    return out
 
 
 def product(

@@ -46,6 +46,7 @@ _FORWARD = "convolution_forward"
 _DATA = "convolution_backward_data"
 _WEIGHTS = "convolution_backward_weights"
 
+#: What was refused first; people are told of that.
 _complaints: list[str] = []
 
 Shape = tuple[int, ...]
@@ -111,9 +112,9 @@ def convolution_weights(
     found = _find(_WEIGHTS, x.shape, W_shape, gy.shape, geometry, accumulate)
     if found is None:
         return blas.convolution_weights(x, gy, geometry, out, accumulate)
+    gW = blas.result(W_shape, out)
     turned = dnnl.empty(found.n_bytes)
     found.compute(x, gy, turned)
-    gW = np.empty(W_shape, np.float32) if out is None else out
     found.reorder(turned, gW)
     return gW
 
@@ -198,13 +199,9 @@ def _find(
         geometry: The convolution's.
         is_added: Whether there is a bias to add, or gradients to be added to.
     """
-    try:
-        # Primitives serve one thread each, and reckon with those of their process.
-        thread = os.getpid(), threading.get_ident()
-        return _make(thread, operation, x, W, y, geometry, is_added)
-    except dnnl.OneDNNError as error:
-        _complain(f"{operation} of {x=}, {W=}, {y=}, {geometry}: {error}")
-        return None
+    # Primitives serve one thread each, and reckon with those of their process.
+    thread = os.getpid(), threading.get_ident()
+    return _make(thread, operation, x, W, y, geometry, is_added)
 
 
 @functools.lru_cache(_KEPT)
@@ -216,6 +213,16 @@ def _make(
     y: Shape,
     geometry: Geometry,
     is_added: bool,
+) -> _Convolution | None:
+    try:
+        return _chosen(operation, x, W, y, geometry, is_added)
+    except dnnl.OneDNNError as error:
+        _complain(f"{operation} of {x=}, {W=}, {y=}, {geometry}: {error}")
+        return None
+
+
+def _chosen(
+    operation: str, x: Shape, W: Shape, y: Shape, geometry: Geometry, is_added: bool
 ) -> _Convolution | None:
     if not math.prod((*x, *W, *y)) or _suits_products(operation, W, geometry, x, y):
         return None
@@ -306,9 +313,9 @@ def _windows(geometry: Geometry, x: Shape, y: Shape) -> tuple:
 def _complain(reason: str) -> None:
     """Says, but once, that something goes another way."""
     if not _complaints:
+        _complaints.append(reason)
         warnings.warn(
             f"chainer_kernels leaves to BLAS and Numba what oneDNN refuses: {reason}",
             RuntimeWarning,
             stacklevel=2,
         )
-    _complaints.append(reason)

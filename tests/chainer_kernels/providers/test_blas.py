@@ -35,6 +35,15 @@ def test_weight_gradient_into_what_is_there(groups, kernel):
     np.testing.assert_array_equal(out, right + right)
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_weight_gradient_into_what_has_gaps(kernel):
+    geometry = Geometry((kernel,), (1,), (0,), (1,))
+    x, gy = kernels.arrays((3, 6, 4), 0), kernels.arrays((3, 7 - kernel, 4), 1)
+    out = np.zeros((4, 8, kernel), "f")[:, ::2]
+    with pytest.raises(ValueError, match="out must be C contiguous"):
+        blas.convolution_weights(x, gy, geometry, out)
+
+
 def test_product():
     a, b = kernels.arrays((3, 4), 0), kernels.arrays((5, 4), 1).T
     out = np.ones((3, 5), "f")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -197,6 +198,20 @@ def test_refused_convolution_goes_the_other_way(monkeypatch):
         onednn.convolution_data(y, W, GEOMETRY, (8, 8))
     assert len(caught) == 1
     np.testing.assert_array_equal(y, blas.convolution(x, W, None, GEOMETRY))
+    asked = mock.Mock(side_effect=refuse)
+    monkeypatch.setattr(onednn_library._Object, "__init__", asked)
+    onednn.convolution(x, W, None, GEOMETRY)
+    assert not asked.called
+    assert len(onednn._complaints) == 1
+    onednn._make.cache_clear()
+
+
+@installed
+def test_weight_gradient_into_what_has_gaps():
+    x, gy = kernels.arrays((2, 8, 8, 16), 0), kernels.arrays((2, 8, 8, 16), 1)
+    out = np.zeros((16, 32, 3, 3), "f")[:, ::2]
+    with pytest.raises(ValueError, match="out must be C contiguous"):
+        onednn.convolution_weights(x, gy, GEOMETRY, out)
 
 
 @installed
