@@ -111,6 +111,8 @@ def settle(pipeline: Pipeline) -> None:
     atexit.unregister(save.end)
     if failure is not None:
         save.report(failure)
+    else:
+        save.warn()
 
 
 def wait_for_snapshot(pipeline: Pipeline) -> None:

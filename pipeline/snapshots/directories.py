@@ -15,7 +15,6 @@ import json
 import os
 import shutil
 import stat
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +35,7 @@ from pipeline.snapshots.names import (
     parts,
     series,
 )
+from pipeline.snapshots.remarks import remark
 
 # How often to take a name that other runs take as well, at the same moment.
 _TRIES = 100
@@ -106,10 +106,9 @@ class Draft:
         try:
             flush_directory(parent)
         except OSError as error:
-            warnings.warn(
+            remark(
                 f"the snapshot {self.path} is saved, but may be lost if the machine"
-                f" fails soon: cannot flush {parent}: {error.strerror or error}",
-                stacklevel=2,
+                f" fails soon: cannot flush {parent}: {error.strerror or error}"
             )
             return False
         with contextlib.suppress(SnapshotError):
@@ -173,12 +172,11 @@ class Draft:
             for partial, changed in self._theirs.items():
                 if changed < 0 or now.get(partial) != changed:
                     _has_warned = True
-                    warnings.warn(
+                    remark(
                         f"another run saves snapshots in {self.path.parent} as well,"
                         f" now {parts(partial.name)[0]}: the last one of a name stays,"
                         f" and who resumes takes the newest, whosever it is. Give each"
-                        f" run a directory of its own",
-                        stacklevel=2,
+                        f" run a directory of its own"
                     )
                     return
 

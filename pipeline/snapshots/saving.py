@@ -22,6 +22,7 @@ from pipeline.snapshots.directories import Draft
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.names import check_name
 from pipeline.snapshots.on_all_ranks import on_all_ranks, on_first
+from pipeline.snapshots.remarks import warn
 from pipeline.snapshots.series import Series, clock_of
 from pipeline.snapshots.writing import Writing, n_bytes_to_copy
 
@@ -165,6 +166,8 @@ def save(
         except SnapshotError as error:
             draft.discard()
             report(error)
+        else:
+            warn(writing.remarks)
 
 
 def _prepare(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import warnings
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pipeline.snapshots.finding import Search, age
 from pipeline.snapshots.listing import is_file, matching
 from pipeline.snapshots.manifest import MANIFEST
 from pipeline.snapshots.names import PARTIAL, replaced_patterns, series
+from pipeline.snapshots.remarks import remark
 
 
 @dataclass
@@ -77,10 +77,7 @@ class Series:
                     if not other.name.endswith(PARTIAL) and is_file(other / MANIFEST):
                         latest = max(latest, _after(Snapshot.open(other).time))
         except SnapshotError as error:
-            warnings.warn(
-                f"the snapshot {path} is dated by the clock alone: {error}",
-                stacklevel=2,
-            )
+            remark(f"the snapshot {path} is dated by the clock alone: {error}")
         return latest
 
     def _others(self, path: Path) -> set[Path]:
@@ -102,10 +99,7 @@ class Series:
         try:
             found = Search(self.folder, self.pattern).find()
         except SnapshotError as error:
-            warnings.warn(
-                f"the snapshot {path} is saved, but older ones stay: {error}",
-                stacklevel=2,
-            )
+            remark(f"the snapshot {path} is saved, but older ones stay: {error}")
             return
         found = [each for each in found if self._name(each.path) == self._name(path)]
         # If another run has saved a newer one since, that one removes what is older.

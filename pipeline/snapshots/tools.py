@@ -17,6 +17,7 @@ from pipeline.snapshots.arrays import Arrays, of_range, opened, position, write_
 from pipeline.snapshots.differences import Differences, Ledger, compare
 from pipeline.snapshots.directories import Draft
 from pipeline.snapshots.files import Snapshot
+from pipeline.snapshots.remarks import keeping, warn
 from pipeline.snapshots.serializers import (
     FileReader,
     StateWriter,
@@ -79,6 +80,7 @@ def repartition(
         )
     source.verify()
     draft, written = Draft(output), {}
+    remarks: list[str] = []
     try:
         draft.begin()
         ranges = [plan.range(number) for number in range(plan.n_stages)]
@@ -95,12 +97,14 @@ def repartition(
         replace(
             source, path=draft.folder, layer_ranges=ranges, files=written, schedule={}
         ).write_manifest()
-        draft.finish()
+        with keeping(remarks):
+            draft.finish()
     except BaseException:
         draft.discard()
         raise
     finally:
         draft.release()
+    warn(remarks)
     return output
 
 

@@ -6,7 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pipeline.snapshots.arrays import write_arrays
 from pipeline.snapshots.collecting import Announcement, Contents
 from pipeline.snapshots.directories import Draft
 from pipeline.snapshots.files import Snapshot
+from pipeline.snapshots.remarks import keeping
 from pipeline.snapshots.series import Series
 
 
@@ -33,12 +34,14 @@ class Writing:
         draft: Where rank 0 makes the snapshot.
         snapshot: It, as far as it is known.
         series: Those among which it is the newest.
+        remarks: What to warn of when it is saved.
     """
 
     contents: Contents
     draft: Draft
     snapshot: Snapshot
     series: Series
+    remarks: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -103,17 +106,18 @@ class Writing:
         Args:
             written: What :meth:`write_files` returned on each rank.
         """
-        path = self.draft.path
-        dated = self.series.next_time(path, time.time())
-        replace(
-            self.snapshot,
-            files={name: entry for rank in written for name, entry in rank.items()},
-            time=dated,
-        ).write_manifest()
-        is_on_disk = self.draft.finish()
-        self.series.clock.note(dated)
-        if is_on_disk:
-            self.series.remove_old(path)
+        with keeping(self.remarks):
+            path = self.draft.path
+            dated = self.series.next_time(path, time.time())
+            replace(
+                self.snapshot,
+                files={name: entry for rank in written for name, entry in rank.items()},
+                time=dated,
+            ).write_manifest()
+            is_on_disk = self.draft.finish()
+            self.series.clock.note(dated)
+            if is_on_disk:
+                self.series.remove_old(path)
 
 
 def n_bytes_to_copy(contents: Contents) -> int:

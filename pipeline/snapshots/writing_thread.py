@@ -26,6 +26,7 @@ from pipeline.snapshots import room
 from pipeline.snapshots.errors import SnapshotError, naming
 from pipeline.snapshots.listing import names_in
 from pipeline.snapshots.on_all_ranks import words_of
+from pipeline.snapshots.remarks import warn
 from pipeline.snapshots.writing import Writing, n_bytes_to_copy
 
 # Of the pipeline's timeout: who has waited for its own thread so long tells the others,
@@ -113,6 +114,10 @@ class WritingThread:
         if not self._is_saved:
             raise SnapshotError(self._failure or self._failure_elsewhere)
 
+    def warn(self) -> None:
+        """Warns of what is to be known of a snapshot that is saved."""
+        warn(self._writing.remarks)
+
     def end(self) -> None:
         """Waits when Python ends, and tells of a failure of which nobody knows."""
         if os.getpid() != self._process:
@@ -126,6 +131,7 @@ class WritingThread:
         if own is not None:
             words = f"rank {self._rank}: {own}"
         if words is None:
+            self.warn()
             return
         try:
             self.report(SnapshotError(f"{self.what}: {words}"))
