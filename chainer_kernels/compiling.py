@@ -187,7 +187,7 @@ def compile_all() -> list[Loop]:
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         importlib.import_module(module.name)
     updates = importlib.import_module("chainer_kernels.optimizer_loops_cpu")
-    for formula in importlib.import_module("chainer_kernels.rule_calls").FORMULAS:
+    for formula in importlib.import_module("chainer_kernels.chainer_rules").FORMULAS:
         updates.array_loop(formula)
     for each in LOOPS:
         each.compiled  # noqa: B018

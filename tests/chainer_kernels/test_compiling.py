@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chainer_kernels import compiling, rule_calls
+from chainer_kernels import chainer_rules, compiling
 
 LOOP = """
 from chainer_kernels.compiling import loop
@@ -129,7 +129,7 @@ def test_compile_all_knows_the_update_rules(monkeypatch):
     monkeypatch.setattr(compiling.Loop, "compiled", None)
     names = {each.__name__ for each in compiling.compile_all()}
     assert {"relu", "gather"} <= names
-    assert {f"{formula.__name__}_arrays" for formula in rule_calls.FORMULAS} <= names
+    assert {f"{formula.__name__}_arrays" for formula in chainer_rules.FORMULAS} <= names
 
 
 def test_found_the_second_time(cache):
