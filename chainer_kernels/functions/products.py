@@ -8,10 +8,14 @@ from typing import Any
 import chainer
 import numpy as np
 
+from chainer_kernels import threads
 from chainer_kernels.layouts import are_float32
 from chainer_kernels.providers import active
 
 Arrays = tuple[np.ndarray, ...]
+
+#: Multiplications of a stack of products below which one core has them sooner.
+_SMALLEST_STACK = 1 << 25
 
 
 def linear(function: Any, inputs: Arrays) -> Arrays:
@@ -67,10 +71,31 @@ def matmul(function: Any, inputs: Arrays) -> Arrays:
     if function.transc:
         a, b = b.swapaxes(-1, -2), a.swapaxes(-1, -2)
     if b.ndim > 2:
-        return (np.matmul(a, b),)
+        return (_products(a, b),)
     rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
     y = active().product(_as_matrix(rows), _as_matrix(b))
     return (y.reshape(*a.shape[:-1], b.shape[-1]),)
+
+
+def _products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Returns the products of two stacks of matrices, on several cores if it pays."""
+    leading = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    y = np.empty((*leading, a.shape[-2], b.shape[-1]), np.float32)
+    n_multiplications = y.size * a.shape[-1]
+    # One product has all threads of BLAS.
+    is_small = n_multiplications < _SMALLEST_STACK or len(y) == 1
+    if is_small or threads.blas_threads() == 1:
+        with threads.all_blas_threads():
+            return np.matmul(a, b, out=y)
+    a = np.broadcast_to(a, (*leading, *a.shape[-2:]))
+    b = np.broadcast_to(b, (*leading, *b.shape[-2:]))
+
+    def compute(start: int, end: int) -> None:
+        np.matmul(a[start:end], b[start:end], out=y[start:end])
+
+    with threads.one_blas_thread():
+        threads.run_ranges(compute, len(y), size=n_multiplications // len(y))
+    return y
 
 
 def _as_matrix(a: np.ndarray) -> np.ndarray:

@@ -1,11 +1,15 @@
 """Kernels of linear functions and products of matrices against Chainer's."""
 
+from unittest import mock
+
 import chainer.functions as F
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from chainer_kernels import threads
+from chainer_kernels.functions import products
 from tests.support import kernels
 
 LINEAR = [
@@ -43,6 +47,20 @@ def test_matmul(leading, sizes, transa, transb, order, seed):
     kernels.check(
         lambda a, b: F.matmul(a, b, transa, transb), inputs, ["MatMul.forward"]
     )
+
+
+@pytest.mark.parametrize("leading", [((5, 2), (5, 2)), ((5, 1), (2,)), ((), (3,))])
+def test_stacks_on_two_cores_are_what_they_are_on_one(leading, monkeypatch):
+    a = kernels.arrays((*leading[0], 40, 30), 0)
+    b = kernels.arrays((*leading[1], 50, 30), 1)
+    on_one = F.matmul(a, b, transb=True).array
+    monkeypatch.setattr(products, "_SMALLEST_STACK", 1)
+    monkeypatch.setattr(threads, "SMALLEST_SHARE", 1)
+    monkeypatch.setattr(threads, "blas_threads", lambda: 2)
+    shares = mock.Mock(side_effect=threads._share)
+    monkeypatch.setattr(threads, "_share", shares)
+    np.testing.assert_array_equal(F.matmul(a, b, transb=True).array, on_one)
+    assert shares.call_count == 2
 
 
 @pytest.mark.parametrize("shapes", [((4,), (4, 3)), ((3, 4), (4,)), ((4,), (4,))])
