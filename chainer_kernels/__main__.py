@@ -5,7 +5,6 @@ python -m chainer_kernels
 
 from __future__ import annotations
 
-import importlib
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -21,8 +20,6 @@ import chainer_kernels
 from chainer_kernels import compiling, memory, providers, speed
 from chainer_kernels.catalogue import CATALOGUE
 from chainer_kernels.threads import blas_threads
-
-_NUMBA = "Numba"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -92,11 +89,9 @@ def _cache() -> str:
 
 def _rows() -> Iterable[Sequence[str]]:
     """Generates the rows of the catalogue."""
+    provider = providers.active().NAME
     for entry in CATALOGUE:
-        module = importlib.import_module(entry.load().__module__)
-        # Those that multiply ask who does.
-        asks = any(name in vars(module) for name in ("active", "providers"))
-        by = providers.active().NAME if asks else _NUMBA
+        by = entry.by.format(provider=provider)
         yield f"{entry.module.rpartition('.')[2]}.{entry.name}", by, entry.kernel
 
 

@@ -17,11 +17,13 @@ class Entry(NamedTuple):
             It gets the arguments of the method, the :class:`~chainer.FunctionNode`
             first, and returns what the method would, or ``NotImplemented`` for inputs
             that it leaves to Chainer. A kernel of a function gets its arguments.
+        by: Who computes, for people; ``{provider}`` is the active provider.
     """
 
     module: str
     name: str
     kernel: str
+    by: str = "Numba"
 
     def load(self) -> Callable:
         """Returns the kernel."""
@@ -53,10 +55,12 @@ def _load(name: str) -> Callable:
     )
 
 
-def _entries(modules: str, rows: dict[str, dict[str, str]]) -> tuple[Entry, ...]:
+def _entries(
+    modules: str, rows: dict[str, dict[str, str]], by: str = "Numba"
+) -> tuple[Entry, ...]:
     """Returns the entries of a table: kernels by methods, by modules of Chainer."""
     return tuple(
-        Entry(f"chainer.{modules}.{module}", name, kernel)
+        Entry(f"chainer.{modules}.{module}", name, kernel, by)
         for module, methods in rows.items()
         for name, kernel in methods.items()
     )
@@ -118,6 +122,7 @@ _CONVOLUTIONS = _entries(
             "DeconvolutionND.forward": "convolution:deconvolution_nd",
         },
     },
+    by="{provider}",
 )
 
 _NORMALIZATIONS = _entries(
@@ -205,8 +210,13 @@ _LOSSES = _entries(
 
 _RECURRENT = _entries(
     "functions.rnn",
+    {"n_step_rnn": {"n_step_rnn_impl": "recurrent:n_step_rnn_impl"}},
+    by="{provider}",
+)
+
+_CELLS = _entries(
+    "functions.rnn",
     {
-        "n_step_rnn": {"n_step_rnn_impl": "recurrent:n_step_rnn_impl"},
         "lstm": {
             "LSTM.forward": "recurrent_cells:lstm",
             "LSTMGrad.forward": "recurrent_cells:lstm_grad",
@@ -237,8 +247,14 @@ _PRODUCTS = _entries(
             "LinearGradData.forward": "products:linear_grad_data",
             "LinearGradWeight.forward": "products:linear_grad_weight",
         },
-        "math.matmul": {"MatMul.forward": "products:matmul"},
     },
+    by="{provider}",
+)
+
+_STACKS = _entries(
+    "functions",
+    {"math.matmul": {"MatMul.forward": "products:matmul"}},
+    by="{provider}, NumPy for stacks",
 )
 
 _SUMS = _entries("functions.math", {"sum": {"Sum.forward": "sums:sum_over_axes"}})
@@ -251,9 +267,11 @@ CATALOGUE = (
     *_POOLING,
     *_LOSSES,
     *_RECURRENT,
+    *_CELLS,
     *_EMBEDDINGS,
     *_NOISE,
     *_PRODUCTS,
+    *_STACKS,
     *_SUMS,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Callable, NamedTuple
@@ -38,13 +39,21 @@ def measure() -> Iterator[Speed]:
         times: dict[bool, list[float]] = {True: [], False: []}
         for i in range(2 * _ROUNDS + 2):
             with_kernels = bool(i % 2)
-            if with_kernels:
-                times[True].append(_seconds(run))
-            else:
-                with chainer_kernels.disabled():
-                    times[False].append(_seconds(run))
+            with _only(with_kernels):
+                times[with_kernels].append(_seconds(run))
         # The first calls compile, and allocate.
         yield Speed(name, min(times[False][1:]), min(times[True][1:]))
+
+
+@contextlib.contextmanager
+def _only(with_kernels: bool) -> Iterator[None]:
+    """Puts the kernels in force for a block, or leaves it to Chainer."""
+    were_enabled = chainer_kernels.is_enabled()
+    (chainer_kernels.enable if with_kernels else chainer_kernels.disable)()
+    try:
+        yield
+    finally:
+        (chainer_kernels.enable if were_enabled else chainer_kernels.disable)()
 
 
 def _seconds(run: Callable[[], None]) -> float:

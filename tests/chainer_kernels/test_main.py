@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 import chainer_kernels
 from chainer_kernels import __main__, catalogue, compiling, providers, speed
+from tests.support import kernels
 
 
 def output(*arguments):
@@ -25,6 +26,8 @@ def test_every_kernel_is_listed_once():
         assert line.split()[-1] == entry.kernel
     (line,) = (line for line in lines if "Convolution2DFunction" in line)
     assert providers.active().NAME in line
+    (line,) = (line for line in lines if "MatMul.forward" in line)
+    assert f"{providers.active().NAME}, NumPy for stacks" in line
     (line,) = (line for line in lines if "relu.ReLU.forward_cpu" in line.split())
     assert "Numba" in line
 
@@ -38,14 +41,24 @@ def test_says_why_nothing_is_in_force():
         chainer_kernels.enable()
 
 
-def test_speed_of_an_operator(monkeypatch):
+@pytest.mark.parametrize("is_on", [True, False])
+def test_speed_of_an_operator(monkeypatch, is_on):
     relu = {"ReLU": speed._OPERATORS["ReLU"]}
     monkeypatch.setattr(speed, "_OPERATORS", relu)
     monkeypatch.setattr(speed, "_ROUNDS", 1)
-    (row,) = (line for line in output().splitlines() if line.split()[:1] == ["ReLU"])
-    stock, kernels, ratio = map(float, row.split()[1:])
-    assert stock > 0 and kernels > 0
-    assert ratio == pytest.approx(kernels / stock, abs=0.02)
+    if not is_on:
+        chainer_kernels.disable()
+    try:
+        with kernels.called() as names:
+            text = output()
+        assert chainer_kernels.is_enabled() == is_on
+    finally:
+        chainer_kernels.enable()
+    assert "ReLU.forward_cpu" in names
+    (row,) = (line for line in text.splitlines() if line.split()[:1] == ["ReLU"])
+    stock, ours, ratio = map(float, row.split()[1:])
+    assert stock > 0 and ours > 0
+    assert ratio == pytest.approx(ours / stock, abs=0.02)
 
 
 @pytest.mark.slow
