@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import chainer_kernels
+from chainer_kernels.compiling import Loop
 from divisible import (
     Divisible,
     LayerCost,
@@ -524,6 +525,33 @@ def test_a_disturbed_machine_is_told(monkeypatch):
     with pytest.warns(RuntimeWarning, match=r"took \d\.\d\d times their medians"):
         costs = profile(Divisible(F.relu), ones(1, 2), repeat=7)
     assert costs.layers[0].forward == 1.0
+
+
+def test_no_compilation_is_measured(monkeypatch):
+    """A loop that is not compiled yet is, in the run before those that count."""
+    original, used, measured = Loop.compiled, [], []
+
+    def compiled(loop):
+        if loop not in used:
+            used.append(loop)
+        return original.__get__(loop, Loop)
+
+    def measure(run):
+        before = len(used)
+        run()
+        measured.append(len(used) - before)
+        return 1.0
+
+    monkeypatch.setattr(Loop, "compiled", property(compiled))
+    monkeypatch.setattr(
+        "divisible.planning.timed_phases.stopwatch", lambda device: measure
+    )
+    layers = L.Convolution2D(3, 8, 3), L.BatchNormalization(8), F.relu, L.Linear(2)
+    repeat, n_phases = 3, 3
+    x, t = ones(16, 3, 8, 8), np.zeros(16, np.int32)
+    profile(Divisible(*layers), x, t, repeat=repeat)
+    runs = np.reshape(measured, (len(layers) + 1, repeat + 1, n_phases))
+    assert used and not runs[:, 1:].any()
 
 
 def test_a_quiet_machine_is_not(monkeypatch):
