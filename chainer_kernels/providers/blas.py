@@ -246,7 +246,8 @@ def _chunks(
         n_rows = batch * block.outputs.size
         step = max(_ROWS, _CHUNK // (block.taps.size * channels + outs))
         n_parts = max(-(-n_rows // step), min(_PRODUCTS, -(-n_rows // _FEW_ROWS)))
-        step = -(-n_rows // max(1, n_parts))
+        # An empty batch has no rows, and no parts.
+        step = max(1, -(-n_rows // max(1, n_parts)))
         for group in range(n_groups):
             for first in range(0, n_rows, step):
                 yield block, group, first, min(step, n_rows - first)

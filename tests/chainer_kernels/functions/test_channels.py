@@ -53,6 +53,6 @@ def test_sums(shape):
 
 
 def test_blocks_of_a_group_do_not_reach_into_the_next():
-    starts, counts = channels.blocks(600, 2, 256)
+    starts, counts = channels.row_blocks(600, 2, 256)
     assert starts.tolist() == [0, 128, 256, 300, 428, 556, 600]
     assert counts.tolist() == [128, 128, 44]
