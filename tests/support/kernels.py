@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import chainer_kernels
 from chainer_kernels import installing
+from chainer_kernels.compiling import Loop
 
 #: The memory orders of activations, as :func:`in_order` takes them.
 ORDERS = ("C", "channels last", "gaps", "reversed")
@@ -55,6 +56,23 @@ def called() -> Iterator[set[str]]:
 
     with mock.patch.object(installing._Kernel, "__call__", call):
         yield names
+
+
+@contextlib.contextmanager
+def loops_used() -> Iterator[list[Loop]]:
+    """Notes the loops that a block calls, in the order of their first calls.
+
+    That is when they are compiled, if they are not yet.
+    """
+    original, used = Loop.compiled, []
+
+    def compiled(loop: Loop) -> Any:
+        if loop not in used:
+            used.append(loop)
+        return original.__get__(loop, Loop)
+
+    with mock.patch.object(Loop, "compiled", property(compiled)):
+        yield used
 
 
 def run(

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import chainer_kernels
-from chainer_kernels.compiling import Loop
 from divisible import (
     Divisible,
     LayerCost,
@@ -28,6 +27,7 @@ from divisible import (
 from divisible.planning.interpolation import interpolate
 from divisible.planning.profile import SECONDS
 from mixed_precision import MixedPrecision, to_float16
+from tests.support import kernels
 
 FLOAT = 4
 
@@ -529,12 +529,7 @@ def test_a_disturbed_machine_is_told(monkeypatch):
 
 def test_no_compilation_is_measured(monkeypatch):
     """A loop that is not compiled yet is, in the run before those that count."""
-    original, used, measured = Loop.compiled, [], []
-
-    def compiled(loop):
-        if loop not in used:
-            used.append(loop)
-        return original.__get__(loop, Loop)
+    measured = []
 
     def measure(run):
         before = len(used)
@@ -542,14 +537,14 @@ def test_no_compilation_is_measured(monkeypatch):
         measured.append(len(used) - before)
         return 1.0
 
-    monkeypatch.setattr(Loop, "compiled", property(compiled))
     monkeypatch.setattr(
         "divisible.planning.timed_phases.stopwatch", lambda device: measure
     )
     layers = L.Convolution2D(3, 8, 3), L.BatchNormalization(8), F.relu, L.Linear(2)
     repeat, n_phases = 3, 3
     x, t = ones(16, 3, 8, 8), np.zeros(16, np.int32)
-    profile(Divisible(*layers), x, t, repeat=repeat)
+    with kernels.loops_used() as used:
+        profile(Divisible(*layers), x, t, repeat=repeat)
     runs = np.reshape(measured, (len(layers) + 1, repeat + 1, n_phases))
     assert used and not runs[:, 1:].any()
 

@@ -2,7 +2,9 @@
 
 import time
 
+import chainer.functions as F
 import chainer.links as L
+import numpy as np
 import pytest
 
 from divisible import Divisible, Plan
@@ -10,6 +12,7 @@ from divisible.communication.errors import DisagreementError
 from divisible.schedules.actions import Action
 from divisible.schedules.automatic import N_TIMED, N_WARM
 from pipeline import Pipeline
+from tests.support import kernels
 from tests.support.equivalence import check_equal, make_batches
 from tests.support.mpiexec import assert_on_ranks
 
@@ -74,6 +77,28 @@ def changes_once(comm):
 
 def test_it_changes_once_and_on_all_ranks():
     assert_on_ranks(3, changes_once)
+
+
+def compiles_before_it_times(comm):
+    layers = L.Convolution2D(3, 8, 3, pad=1), L.BatchNormalization(8), F.relu
+    model = Divisible(*layers, L.Convolution2D(8, 8, 3), F.relu, L.Linear(None, 4))
+    stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
+    random = np.random.RandomState(0)
+    x = random.standard_normal((16, 3, 8, 8)).astype(np.float32)
+    t = random.randint(0, 4, 16).astype(np.int32)
+    with (
+        kernels.loops_used() as used,
+        Pipeline(stage, comm, 4, schedule="auto", timeout=60) as pipe,
+    ):
+        counts = [0]
+        for _ in range(N_TRIAL):
+            pipe.step(x, t)
+            counts.append(len(used))
+    assert 0 < counts[N_WARM] == counts[N_TRIAL]
+
+
+def test_no_compilation_is_timed():
+    assert_on_ranks(2, compiles_before_it_times)
 
 
 def some_choose(comm):
