@@ -78,7 +78,9 @@ def schedules_and_counts(comm, transport, counts):
             )
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "n_ranks", [1, pytest.param(2, marks=pytest.mark.matrix), 3, 4]
+)
 def test_schedules_and_microbatch_counts(n_ranks):
     """With one microbatch, an even and an uneven number, and more than samples."""
     assert_on_ranks(n_ranks, schedules_and_counts, "mpi", [1, 3, 4, 9], timeout=120)
