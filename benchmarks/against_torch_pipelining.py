@@ -38,6 +38,7 @@ from benchmarks.common.results import (
     quiet_barrier,
     ratios,
 )
+from chainer_kernels import providers
 from divisible import Divisible, Profile, partition, profile
 from examples.train.models.vgg16 import VGG16
 from pipeline import Pipeline, abort_on_error
@@ -263,7 +264,8 @@ def main() -> None:
     result.write(
         command(f"OMP_NUM_THREADS=1{chosen} mpiexec -n 2"),
         machine("numpy", "numba", "chainer", "mpi4py", "torch"),
-        f"{arguments.rounds} rounds; medians; ratios: median (min..max)",
+        f"{arguments.rounds} rounds; medians; ratios: median (min..max); products by"
+        f" {providers.active().NAME}",
         "",
     )
     for name in arguments.models:
