@@ -79,6 +79,11 @@ def test_deaths():
             what = f"saving {name}, {kind} at call {at} of rank {rank}"
             result = on_ranks(2, die, str(folder), name, int(rank), kind, int(at))
             tag, found = newest_tag(folder / "out"), ()
+            if result.returncode == 0 and name.endswith("_later"):
+                # How often a thread looks whether the other rank has written depends on
+                # how fast that is: there was no such call.
+                assert tag == "new", what
+                continue
             if result.returncode == 0:
                 found = (f"{what}: nobody died",)
             elif tag not in ("old", "new"):
