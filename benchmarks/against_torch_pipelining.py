@@ -38,10 +38,11 @@ from benchmarks.common.results import (
     quiet_barrier,
     ratios,
 )
+from benchmarks.common.two_ranks import two_ranks
 from chainer_kernels import providers
 from divisible import Divisible, Profile, partition, profile
 from examples.train.models.vgg16 import VGG16
-from pipeline import Pipeline, abort_on_error
+from pipeline import Pipeline
 
 #: The best of ours is to take at most so much of PyTorch's best.
 AIM = 0.97
@@ -52,7 +53,7 @@ PLACEMENTS = {"one stage a rank": (0, 1), "two in V": (0, 1, 1, 0)}
 
 
 class Model(NamedTuple):
-    """What is trained.
+    """A model to train, and its minibatch.
 
     Attributes:
         title: What it is, and the size of its minibatch.
@@ -252,12 +253,7 @@ def main() -> None:
     add("--rounds", type=int, default=4)
     add("--output", type=Path)
     arguments = parser.parse_args()
-    comm = MPI.COMM_WORLD
-    if comm.size != 2:
-        parser.error(f"start 2 ranks, not {comm.size}: mpiexec -n 2 python ...")
-    if os.environ.get("OMP_NUM_THREADS") != "1":
-        parser.error("set OMP_NUM_THREADS=1: one thread per rank")
-    abort_on_error()
+    comm = two_ranks(parser)
     result = Result("against_torch_pipelining", arguments.output, silent=comm.rank != 0)
     provider = os.environ.get("CHAINER_KERNELS_PROVIDER")
     chosen = f" CHAINER_KERNELS_PROVIDER={provider}" if provider else ""

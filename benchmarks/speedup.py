@@ -18,7 +18,6 @@ and a clock; and the speed-up if a step were nothing but these products.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from pathlib import Path
 from typing import Any, Callable
@@ -38,13 +37,14 @@ from benchmarks.common.perceptron import (
     undivided_step,
 )
 from benchmarks.common.results import Result, alternate, command, machine, ratios
+from benchmarks.common.two_ranks import two_ranks
 from divisible.schedules import one_f_one_b, zero_bubble_h1
 from divisible.schedules.costs import Costs
 from divisible.schedules.list_scheduling import list_schedule
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import simulate
 from divisible.schedules.timeline import Timeline
-from pipeline import Pipeline, abort_on_error
+from pipeline import Pipeline
 
 #: What issue 3 of this project asks for, at two ranks.
 TARGETS = {"1f1b": 1.55, "zero bubble": 1.70}
@@ -179,12 +179,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    comm = MPI.COMM_WORLD
-    if comm.size != 2:
-        parser.error(f"start 2 ranks, not {comm.size}: mpiexec -n 2 python ...")
-    if os.environ.get("OMP_NUM_THREADS") != "1":
-        parser.error("set OMP_NUM_THREADS=1: one thread per rank")
-    abort_on_error()
+    comm = two_ranks(parser)
     result = Result("speedup", arguments.output, silent=comm.rank != 0)
     result.write(
         command("OMP_NUM_THREADS=1 mpiexec -n 2"),

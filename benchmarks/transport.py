@@ -23,7 +23,6 @@ over TCP, run it on two hosts, such as those of benchmarks.cluster.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import threading
 import time
@@ -36,9 +35,10 @@ from mpi4py import MPI
 
 from benchmarks.common.perceptron import cut, minibatch, mlp, paper_loop, step_seconds
 from benchmarks.common.results import Result, alternate, command, machine, ratios
+from benchmarks.common.two_ranks import two_ranks
 from divisible.communication.signatures import Tensor
 from divisible.communication.transport import Transport
-from pipeline import Pipeline, abort_on_error
+from pipeline import Pipeline
 
 KIB, MIB = 2**10, 2**20
 PARTS = ("messages", "loop", "overlap")
@@ -289,12 +289,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    comm = MPI.COMM_WORLD
-    if comm.size != 2:
-        parser.error(f"start 2 ranks, not {comm.size}: mpiexec -n 2 python ...")
-    if os.environ.get("OMP_NUM_THREADS") != "1":
-        parser.error("set OMP_NUM_THREADS=1: one thread per rank")
-    abort_on_error()
+    comm = two_ranks(parser)
     result = Result("transport", arguments.output, silent=comm.rank != 0)
     result.write(
         command("OMP_NUM_THREADS=1 mpiexec -n 2"),

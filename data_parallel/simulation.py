@@ -13,7 +13,7 @@ from data_parallel.settings import Settings
 
 
 class ExchangeResult(NamedTuple):
-    """What an exchange leaves.
+    """The result of an exchange, the same on every replica.
 
     Attributes:
         mean (numpy.ndarray): The mean that every replica gets, float32.

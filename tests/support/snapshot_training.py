@@ -6,9 +6,10 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+from chainer.training import Trainer
 
 from divisible import Divisible, Plan
-from pipeline import Pipeline, Snapshot, load_snapshot, save_snapshot
+from pipeline import Pipeline, PipelineUpdater, Snapshot, load_snapshot, save_snapshot
 from pipeline.snapshots.arrays import position
 from tests.support.equivalence import make_batches, stages_of_rank
 
@@ -110,3 +111,21 @@ def saved_arrays(path):
                     assert key not in found or position(key[10:]) is None, key
                     found[key] = arrays[key]
     return found
+
+
+def small_trainer(comm, out, stop):
+    """Returns a trainer of a small model, cut evenly, with dropout; and its stage."""
+    np.random.seed(3)
+    model = Divisible(
+        L.Linear(6, 8), F.dropout, F.tanh, L.Linear(8, 8), F.tanh, L.Linear(8, 4)
+    )
+    stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
+    optimizer = chainer.optimizers.Adam(0.01).setup(stage)
+    pipe = Pipeline(stage, comm, 4, timeout=60)
+    ((x, t),) = make_batches([50])
+    iterator = None
+    if pipe.is_first:
+        data = chainer.datasets.TupleDataset(x, t)
+        iterator = chainer.iterators.SerialIterator(data, 8)
+    updater = PipelineUpdater(iterator, optimizer, pipe)
+    return Trainer(updater, stop, out=out), stage

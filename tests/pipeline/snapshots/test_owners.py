@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from pipeline import Snapshot
+from pipeline import Snapshot, latest_snapshot
 from pipeline.snapshots import directories, owners
 from pipeline.snapshots.names import PARTIAL, REPLACED, aside
 from tests.support.processes import ROOT
@@ -153,3 +153,4 @@ def test_others_names_and_left_overs_are_no_other_run(tmp_path, save, left, livi
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         save(tmp_path / "iter_1")
+    assert latest_snapshot(tmp_path, "iter_*") == tmp_path / "iter_1"

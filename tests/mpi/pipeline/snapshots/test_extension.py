@@ -3,35 +3,18 @@
 import json
 from pathlib import Path
 
-import chainer
-import chainer.functions as F
-import chainer.links as L
 import numpy as np
-from chainer.training import Trainer, extensions
+from chainer.training import extensions
 from mpi4py import MPI
 
-from divisible import Divisible, Plan
-from pipeline import Pipeline, PipelineUpdater, snapshot
-from tests.support.equivalence import make_batches
+from pipeline import snapshot
 from tests.support.mpiexec import assert_on_ranks
+from tests.support.snapshot_training import small_trainer
 
 
 def train(comm, out, n_epochs):
     """Returns the parameters and the log of a run, resumed if there is one."""
-    np.random.seed(3)
-    model = Divisible(
-        L.Linear(6, 8), F.dropout, F.tanh, L.Linear(8, 8), F.tanh, L.Linear(8, 4)
-    )
-    stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
-    optimizer = chainer.optimizers.Adam(0.01).setup(stage)
-    pipe = Pipeline(stage, comm, 4, timeout=20)
-    ((x, t),) = make_batches([50])
-    iterator = None
-    if pipe.is_first:
-        data = chainer.datasets.TupleDataset(x, t)
-        iterator = chainer.iterators.SerialIterator(data, 8)
-    updater = PipelineUpdater(iterator, optimizer, pipe)
-    trainer = Trainer(updater, (n_epochs, "epoch"), out=out)
+    trainer, stage = small_trainer(comm, out, (n_epochs, "epoch"))
     trainer.extend(extensions.LogReport())
     trainer.extend(extensions.ExponentialShift("alpha", 0.9), trigger=(5, "iteration"))
     trainer.extend(snapshot(resume="auto", n_retains=2), trigger=(4, "iteration"))

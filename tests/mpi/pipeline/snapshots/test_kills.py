@@ -16,26 +16,18 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
-import chainer
-import chainer.functions as F
-import chainer.links as L
-import numpy as np
 import pytest
-from chainer.training import Trainer, make_extension
+from chainer.training import make_extension
 
-from divisible import Divisible, Plan
 from pipeline import (
-    Pipeline,
-    PipelineUpdater,
     Snapshot,
     StopOnSignal,
     latest_snapshot,
     snapshot,
 )
-from tests.support.equivalence import make_batches
 from tests.support.mpiexec import worker
 from tests.support.processes import Running, launcher, running
-from tests.support.snapshot_training import saved_arrays
+from tests.support.snapshot_training import saved_arrays, small_trainer
 
 N_ITERATIONS = 60
 RANKS = (1, 2, 3)
@@ -44,20 +36,7 @@ SECONDS_TO_START, SECONDS_TO_END = 60, 30
 
 def train(comm, out):
     """Trains until the end, from the newest snapshot there is."""
-    np.random.seed(3)
-    model = Divisible(
-        L.Linear(6, 8), F.dropout, F.tanh, L.Linear(8, 8), F.tanh, L.Linear(8, 4)
-    )
-    stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
-    optimizer = chainer.optimizers.Adam(0.01).setup(stage)
-    pipe = Pipeline(stage, comm, 4, timeout=60)
-    ((x, t),) = make_batches([50])
-    iterator = None
-    if pipe.is_first:
-        data = chainer.datasets.TupleDataset(x, t)
-        iterator = chainer.iterators.SerialIterator(data, 8)
-    updater = PipelineUpdater(iterator, optimizer, pipe)
-    trainer = Trainer(updater, (N_ITERATIONS, "iteration"), out=out)
+    trainer, _ = small_trainer(comm, out, (N_ITERATIONS, "iteration"))
     every = {"trigger": (1, "iteration")}
     # One that is written in the background is known to be there at the next.
     later = comm.size > 1
