@@ -213,7 +213,7 @@ def is_installed():
     return True
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("n", [1, 2, pytest.param(4, marks=pytest.mark.matrix)])
 def test_paper_loop_equals_serial_training(n):
     output = run(n, ["examples/paper_loop/train.py"])
     if is_installed():

@@ -279,7 +279,7 @@ def test_a_rank_that_closes_alone():
     assert "some ranks call step and others close" in output
 
 
-@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_a_link_that_is_cut(host):
     need_emulated_hosts()
     timeout = 4

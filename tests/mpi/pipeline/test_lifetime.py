@@ -29,6 +29,7 @@ def many(comm):
         pipe.step(x, t)
 
 
+@pytest.mark.matrix
 def test_many_pipelines_in_one_process():
     assert_on_ranks(2, many)
 

@@ -51,7 +51,9 @@ def every_cut(comm):
         check_equal(comm, mlp, [0, *tail], batches, n_microbatches=3)
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "n_ranks", [1, 2, pytest.param(3, marks=pytest.mark.matrix), 4]
+)
 def test_every_cut(n_ranks):
     assert_on_ranks(n_ranks, every_cut)
 
@@ -79,7 +81,7 @@ def schedules_and_counts(comm, transport, counts):
 
 
 @pytest.mark.parametrize(
-    "n_ranks", [1, pytest.param(2, marks=pytest.mark.matrix), 3, 4]
+    "n_ranks", [1, *(pytest.param(n, marks=pytest.mark.matrix) for n in (2, 3)), 4]
 )
 def test_schedules_and_microbatch_counts(n_ranks):
     """With one microbatch, an even and an uneven number, and more than samples."""
