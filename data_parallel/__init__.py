@@ -2,11 +2,24 @@
 
 ::
 
-    simulation     what an exchange leaves on the replicas, in one process
-    settings       the arguments of an exchange, checked
-    nodes          which replicas share a node, and the slices that each adds up
+    exchange       the mean of arrays over ranks: what a user makes and calls
+    start          its arguments, compared between the ranks
+    opening        the ranks' first words in each exchange
+    under_way      one exchange, from its opening to the mean
+    flow           generators that wait for messages, some at once
+    units          the messages of a part of a bucket, from all gradients to the mean
+    messages       their buffers and tags
+    coder          their bytes, with either strategy's code
     two_roundings  encode, send, add up in float32, encode, send: the default
     oyama2017      Algorithm 1 of the paper: a rounding after each addition
+    quantiles      its quantiles, kept for some exchanges
+    residuals      error feedback: what the encodings have lost
+    layout         arrays, cut into buckets, lanes, parts and chunks
+    nodes          which replicas share a node, and the slices that each adds up
+    arrays         the arrays of an exchange
+    settings       the arguments of an exchange, checked
+    break_even     from how many elements on few bits are faster
+    simulation     what an exchange leaves on the replicas, in one process
 
 Names are imported when they are first used.
 """
@@ -20,6 +33,7 @@ from divisible.lazy_names import lazy_names  # noqa: E402
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
+        "data_parallel.exchange": ["Exchange", "measure_break_even"],
         "data_parallel.simulation": ["ExchangeResult", "simulate_exchange"],
     },
 )

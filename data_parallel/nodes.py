@@ -3,8 +3,12 @@
 Within a node replicas share memory, or a fast link: their gradients are added up there,
 and the sum crosses the wire once for each node::
 
+             lane 0      lane 1
     node 0   replica 0   replica 1        each replica of a node adds up, and sends,
     node 1   replica 2   replica 3        a slice of its own of the array
+
+A *lane* is a slice of the array, and the replica of each node that serves it. A node
+with fewer replicas than others has some that serve several lanes.
 """
 
 from __future__ import annotations
@@ -25,6 +29,19 @@ def nodes_of(n_replicas: int, local_size: int) -> list[range]:
         range(start, min(start + local_size, n_replicas))
         for start in range(0, n_replicas, local_size)
     ]
+
+
+def lanes_of(nodes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Returns for each lane the replica that serves it, by node.
+
+    Example:
+        >>> lanes_of([(0, 1), (2, 3)])
+        [(0, 2), (1, 3)]
+        >>> lanes_of([(0, 1), (2,)])
+        [(0, 2), (1, 2)]
+    """
+    n_lanes = max(len(node) for node in nodes)
+    return [tuple(node[i % len(node)] for node in nodes) for i in range(n_lanes)]
 
 
 def slices_of(n: int, block: int, n_parts: int) -> list[slice]:

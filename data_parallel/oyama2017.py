@@ -20,10 +20,35 @@ from collections.abc import Sequence
 import numpy as np
 
 from chainer_kernels import float8
+from data_parallel.coder import Gradients
+from data_parallel.layout import Bucket, Segment
 from data_parallel.nodes import nodes_of
 from data_parallel.settings import Settings
+from divisible.communication.wire import Fields
 
 LARGEST = np.float32(float8.LARGEST)
+
+
+def flat_weights(
+    weights: Sequence[np.ndarray] | None, shapes: Sequence[tuple[int, ...]]
+) -> list[np.ndarray]:
+    """Returns weights as the code takes them.
+
+    Args:
+        weights: As a caller gives them.
+        shapes: Of the gradients.
+
+    Raises:
+        ValueError: If there are none, or they do not fit.
+    """
+    if weights is None:
+        raise ValueError("strategy 'oyama2017' sends ratios: give weights")
+    found = [np.shape(array) for array in weights]
+    if found != list(shapes):
+        raise ValueError(
+            f"weights must have the shapes of the arrays, {list(shapes)}, not {found}"
+        )
+    return [np.ascontiguousarray(w, np.float32).reshape(-1) for w in weights]
 
 
 def ratios(gradient: np.ndarray, weights: np.ndarray, epsilon: float) -> np.ndarray:
@@ -44,8 +69,11 @@ def quantile(ratio: np.ndarray, settings: Settings) -> float:
         settings: Of the exchange.
     """
     if ratio.size > settings.samples:
-        random = np.random.RandomState(settings.seed)
-        ratio = ratio[random.choice(ratio.size, settings.samples, replace=False)]
+        # Unlike a RandomState it does not shuffle all elements to choose some.
+        random = np.random.default_rng(settings.seed)
+        chosen = random.choice(ratio.size, settings.samples, replace=False)
+        ratio = ratio[chosen]
+    ratio = ratio[np.isfinite(ratio)]
     if not ratio.size:
         return 0.0
     return float(np.quantile(np.abs(ratio), settings.quantile))
@@ -122,3 +150,95 @@ def mean(
 
 def _rounded(values: np.ndarray, settings: Settings) -> np.ndarray:
     return float8.encode(values, rounding=settings.rounds)
+
+
+class Oyama2017Code:
+    """The coded regions of messages that are added up in 8 bits.
+
+    Args:
+        settings: Of the exchange.
+        gradients: Of this replica.
+        weights: By array, flat float32; the same on all replicas.
+        q: By array; 0 where it is to be taken anew.
+        local_size: How many replicas share a node.
+        n_nodes: How many nodes there are.
+        factor: What gradients are multiplied by before, for unequal minibatches.
+    """
+
+    contribution_bytes = 1
+
+    def __init__(
+        self,
+        settings: Settings,
+        gradients: Gradients,
+        weights: Sequence[np.ndarray],
+        q: list[float],
+        local_size: int,
+        n_nodes: int,
+        factor: np.float32 | None,
+    ) -> None:
+        self._settings, self._gradients, self._weights = settings, gradients, weights
+        self._q, self._local_size, self._n_nodes = q, local_size, n_nodes
+        self._factor = factor
+
+    def prepare(self, bucket: Bucket) -> np.ndarray | None:
+        """Returns this replica's quantiles, where they are to be taken anew."""
+        if all(self._q[i] for i in bucket.arrays):
+            return None
+        found = [quantile(self._ratios(i), self._settings) for i in bucket.arrays]
+        return np.array(found)
+
+    def agree(self, bucket: Bucket, largest: np.ndarray) -> None:
+        """Takes the largest of all replicas."""
+        for i, q in zip(bucket.arrays, largest):
+            self._q[i] = largest_quantile([float(q)])
+
+    def n_bytes(self, n: int) -> int:
+        """Returns the bytes of ``n`` elements in a message between nodes."""
+        return n
+
+    def fields(self, message: np.ndarray, n: int) -> Fields:
+        """Returns the codes; there are no scales."""
+        return Fields(message[:0].view(np.float32), message)
+
+    def of_segment(self, fields: Fields, place: slice) -> Fields:
+        """Returns the codes of some of the elements."""
+        return fields._replace(codes=fields.codes[place])
+
+    def contribute(self, segment: Segment, out: np.ndarray) -> None:
+        """Writes the codes of the ratios."""
+        out[...] = self._codes(segment)
+
+    def write_sum(
+        self, segment: Segment, contributions: Sequence[np.ndarray | None], to: Fields
+    ) -> bool:
+        """Folds a node's codes; those of a sum that is not finite say so themselves."""
+        codes = [
+            self._codes(segment) if each is None else each for each in contributions
+        ]
+        total = fold(codes, self._settings)
+        to.codes[...] = of_node(total, self._n_nodes, self._settings)
+        return True
+
+    def add_up(self, segment: Segment, messages: Sequence[Fields], to: Fields) -> bool:
+        """Folds the nodes' codes."""
+        to.codes[...] = fold([each.codes for each in messages], self._settings)
+        return True
+
+    def read(self, segment: Segment, fields: Fields) -> None:
+        """Decodes the mean into the arrays."""
+        weights = self._weights[segment.array][segment.elements]
+        q = self._q[segment.array]
+        self._gradients.of(segment)[...] = decode(
+            fields.codes, q, weights, self._settings
+        )
+
+    def _codes(self, segment: Segment) -> np.ndarray:
+        ratio = self._ratios(segment.array, segment.elements)
+        return encode(ratio, self._q[segment.array], self._local_size, self._settings)
+
+    def _ratios(self, i: int, elements: slice = slice(None)) -> np.ndarray:
+        values = self._gradients.flat[i][elements]
+        if self._factor is not None:
+            values = values * self._factor
+        return ratios(values, self._weights[i][elements], self._settings.epsilon)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_parallel import oyama2017, two_roundings
-from data_parallel.nodes import nodes_of, shares, slices_of
+from data_parallel.nodes import lanes_of, nodes_of, shares, slices_of
 from data_parallel.settings import Settings
 
 
@@ -134,14 +134,14 @@ def _residuals(
     block: int,
 ) -> list[np.ndarray]:
     """Returns for each replica what the encoding of its own slice has lost."""
-    weights, residuals = shares(n_samples, n_replicas), []
-    for of_node, replicas in zip(lost, nodes_of(n_replicas, local_size)):
-        for replica, part in zip(
-            replicas, slices_of(of_node.size, block, len(replicas))
-        ):
-            mine = np.zeros_like(of_node)
-            mine[part] = two_roundings.residual(of_node[part], weights[replica])
-            residuals.append(mine)
+    weights = shares(n_samples, n_replicas)
+    residuals = [np.zeros_like(lost[0]) for _ in range(n_replicas)]
+    lanes = lanes_of(nodes_of(n_replicas, local_size))
+    for lane, part in zip(lanes, slices_of(lost[0].size, block, len(lanes))):
+        for of_node, replica in zip(lost, lane):
+            residuals[replica][part] = two_roundings.residual(
+                of_node[part], weights[replica]
+            )
     return residuals
 
 
@@ -177,19 +177,18 @@ def _sent_bytes(n: int, n_replicas: int, local_size: int, settings: Settings) ->
     nodes = nodes_of(n_replicas, local_size)
     if len(nodes) == 1:
         return 0
-    block = settings.block
-    size = settings.wire.n_bytes
-    if settings.is_oyama2017:
-        # Codes alone, without scales.
-        block, size = 16, lambda n, _: n
-    most = 0
-    for node, replicas in enumerate(nodes):
-        # Each replica of a node sends its share of what the node sends.
-        for share in slices_of(n, block, len(replicas)):
-            of_nodes = [
-                size(part.stop - part.start, block)
-                for part in slices_of(share.stop - share.start, block, len(nodes))
-            ]
-            others = sum(of_nodes) - of_nodes[node]
-            most = max(most, others + (len(nodes) - 1) * of_nodes[node])
-    return most
+    # Without blocks slices end anywhere.
+    block = 1 if settings.wire.name == "fp32" else settings.block
+    sent = [0] * n_replicas
+    lanes = lanes_of(nodes)
+    for lane, share in zip(lanes, slices_of(n, block, len(lanes))):
+        parts = slices_of(share.stop - share.start, block, len(nodes))
+        counts = [part.stop - part.start for part in parts]
+        sizes = counts
+        if not settings.is_oyama2017:
+            # With scales.
+            sizes = [settings.wire.n_bytes(n, block) for n in counts]
+        for replica, own in zip(lane, sizes):
+            # The parts that others add up, and its own sum to each of them.
+            sent[replica] += sum(sizes) - own + (len(nodes) - 1) * own
+    return max(sent)

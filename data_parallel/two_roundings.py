@@ -17,8 +17,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from data_parallel.coder import Gradients
+from data_parallel.layout import Bucket, Segment
 from data_parallel.nodes import nodes_of, shares
+from data_parallel.residuals import Residuals
 from data_parallel.settings import Settings
+from divisible.communication.wire import Fields
 
 
 def node_parts(
@@ -59,11 +63,11 @@ def mean_of_parts(
     if len(parts) == 1:
         return parts[0], [np.zeros_like(parts[0])]
     wire, block = settings.wire, settings.block
-    total, lost = np.zeros_like(parts[0]), []
-    for part in parts:
+    total, lost = np.empty_like(parts[0]), []
+    for number, part in enumerate(parts):
         message = wire.encode(part, block)
         lost.append(part - wire.decode(message, part.size, block))
-        wire.decode(message, part.size, block, out=total, add=True)
+        wire.decode(message, part.size, block, out=total, add=number > 0)
     message = wire.encode(total, block)
     return wire.decode(message, total.size, block), lost
 
@@ -76,3 +80,104 @@ def residual(lost: np.ndarray, share: np.float32) -> np.ndarray:
         share: The weight; a replica without samples has lost nothing.
     """
     return lost / share if share else np.zeros_like(lost)
+
+
+class TwoRoundingsCode:
+    """The coded regions of messages that are decoded to be added up.
+
+    Args:
+        settings: Of the exchange.
+        gradients: Of this replica.
+        residuals: Of this replica; ``None`` without error feedback.
+    """
+
+    contribution_bytes = 4
+
+    def __init__(
+        self, settings: Settings, gradients: Gradients, residuals: Residuals | None
+    ) -> None:
+        self._wire, self._block = settings.wire, settings.block
+        self._gradients, self._residuals = gradients, residuals
+        self._scratch = np.empty((2, 0), np.float32)
+
+    def prepare(self, bucket: Bucket) -> None:
+        """Adds what was lost of arrays that lose nothing now."""
+        if self._residuals is not None:
+            for i in bucket.exact:
+                self._gradients.flat[i] += self._residuals.before(i)
+                self._residuals.after(i)[:] = 0
+
+    def agree(self, bucket: Bucket, largest: np.ndarray) -> None:
+        """Is never called: each block has a scale of its own."""
+
+    def n_bytes(self, n: int) -> int:
+        """Returns the bytes of ``n`` elements in a message between nodes."""
+        return self._wire.n_bytes(n, self._block)
+
+    def fields(self, message: np.ndarray, n: int) -> Fields:
+        """Returns the scales and the codes of ``n`` elements."""
+        return self._wire.fields(message, n, self._block)
+
+    def of_segment(self, fields: Fields, place: slice) -> Fields:
+        """Returns those of some of the elements."""
+        if not self._wire.is_scaled:
+            return fields._replace(codes=fields.codes[place])
+        first, last = place.start // self._block, -(-place.stop // self._block)
+        return Fields(fields.scales[first:last], fields.codes[place])
+
+    def contribute(self, segment: Segment, out: np.ndarray) -> None:
+        """Writes the weighted gradient, float32."""
+        self._weigh(segment, out.view(np.float32))
+        if self._residuals is not None:
+            # Another replica encodes it.
+            self._residuals.lose(segment, 0)
+
+    def write_sum(
+        self, segment: Segment, contributions: Sequence[np.ndarray | None], to: Fields
+    ) -> bool:
+        """Encodes the sum of a node's contributions."""
+        gradients = self._gradients
+        if len(contributions) == 1 and self._residuals is None:
+            own = gradients.of(segment)
+            return self._wire.write(own, self._block, to, gradients.share)
+        total, own = self._two_scratches(segment)
+        for number, contribution in enumerate(contributions):
+            if contribution is not None:
+                values = contribution.view(np.float32)
+            else:
+                values = self._weigh(segment, own)
+            if number == 0:
+                np.copyto(total, values)
+            else:
+                total += values
+        is_finite = self._wire.write(total, self._block, to)
+        if self._residuals is not None:
+            self._wire.read(to, self._block, own)
+            total -= own
+            self._residuals.lose(segment, residual(total, gradients.share))
+        return is_finite
+
+    def add_up(self, segment: Segment, messages: Sequence[Fields], to: Fields) -> bool:
+        """Decodes, adds up in the order of the nodes, and encodes."""
+        total, _ = self._two_scratches(segment)
+        for number, message in enumerate(messages):
+            self._wire.read(message, self._block, total, add=number > 0)
+        return self._wire.write(total, self._block, to)
+
+    def read(self, segment: Segment, fields: Fields) -> None:
+        """Decodes the mean into the arrays."""
+        self._wire.read(fields, self._block, self._gradients.of(segment))
+
+    def _weigh(self, segment: Segment, out: np.ndarray) -> np.ndarray:
+        values, share = self._gradients.of(segment), self._gradients.share
+        if self._residuals is None:
+            return np.multiply(values, share, out=out)
+        np.add(values, self._residuals.before(segment.array)[segment.elements], out=out)
+        out *= share
+        return out
+
+    def _two_scratches(self, segment: Segment) -> np.ndarray:
+        n = segment.elements.stop - segment.elements.start
+        if self._scratch.shape[1] < n:
+            self._scratch = np.empty((2, n), np.float32)
+        return self._scratch[:, :n]

@@ -1,7 +1,8 @@
 """Loops that write gradients in fewer bits, and read them.
 
 Blocks of ``block`` elements have a scale each, which follows from the largest magnitude
-in them. Values are finite. Decoding overwrites ``out``, or adds to it.
+in them. Written is each value times ``share``, rounded to float32 first; the products
+are finite. Decoding overwrites ``out``, or adds to it.
 """
 
 import numpy as np
@@ -26,9 +27,12 @@ LEVELS, PER_LEVEL = F32(127), F32(1 / 127)
 TOP_OF_E5M2, TOP_OF_E4M3 = 14, 7
 
 
-@loop("void(f4[::1], i8, f4[::1])")
-def largest_of_blocks(values, block, largest):
-    """Writes the largest magnitude of each block."""
+@loop("void(f4[::1], f4, i8, f4[::1])")
+def largest_of_blocks(values, share, block, largest):
+    """Writes the largest magnitude of each block, times a number that is not negative.
+
+    It is infinity or NaN where a block has one.
+    """
     for b in range(largest.size):
         part = values[b * block : (b + 1) * block].view(np.int32)
         # Magnitudes have the order of their bits, and a maximum of integers runs in
@@ -38,6 +42,8 @@ def largest_of_blocks(values, block, largest):
             magnitude = I32(part[i] & I32(0x7FFFFFFF))
             most = magnitude if magnitude > most else most
         largest[b : b + 1].view(np.int32)[0] = most
+        # Rounding keeps the order: this is the largest of the products as well.
+        largest[b] *= share
 
 
 @njit(inline="always")
@@ -61,8 +67,8 @@ def _scales(largest, top):
     return lift, _power_of_two(top - exponent), _power_of_two(exponent - top), lower
 
 
-@loop("void(f4[::1], f4[::1], i8, u1[::1])")
-def encode_int8(values, largest, block, codes):
+@loop("void(f4[::1], f4, f4[::1], i8, u1[::1])")
+def encode_int8(values, share, largest, block, codes):
     """Rounds to multiples of a block's largest magnitude by 127."""
     for b in range(largest.size):
         part = values[b * block : (b + 1) * block]
@@ -71,7 +77,7 @@ def encode_int8(values, largest, block, codes):
         most = F32(largest[b] * lift)
         scale = F32(LEVELS / most) if most > ZERO else ZERO
         for i in range(part.size):
-            out[i] = np.int8(np.rint(F32(F32(part[i] * lift) * scale)))
+            out[i] = np.int8(np.rint(F32(F32(F32(part[i] * share) * lift) * scale)))
 
 
 @loop("void(u1[::1], f4[::1], i8, f4[::1], b1)")
@@ -88,15 +94,15 @@ def decode_int8(codes, largest, block, out, add):
                 to[i] = F32(F32(part[i]) * PER_LEVEL) * largest[b]
 
 
-@loop("void(f4[::1], f4[::1], i8, u1[::1])")
-def encode_e5m2(values, largest, block, codes):
+@loop("void(f4[::1], f4, f4[::1], i8, u1[::1])")
+def encode_e5m2(values, share, largest, block, codes):
     """Rounds to e5m2, scaled by a power of two."""
     for b in range(largest.size):
         part = values[b * block : (b + 1) * block]
         out = codes[b * block : (b + 1) * block]
         lift, scale, _, _ = _scales(largest[b], TOP_OF_E5M2)
         for i in range(part.size):
-            out[i] = float_to_e5m2(F32(part[i] * lift), scale)
+            out[i] = float_to_e5m2(F32(F32(part[i] * share) * lift), scale)
 
 
 @loop("void(u1[::1], f4[::1], i8, f4[::1], b1)")
@@ -114,15 +120,15 @@ def decode_e5m2(codes, largest, block, out, add):
                 to[i] = F32(F32(e5m2_to_float(part[i]) * back) * lower)
 
 
-@loop("void(f4[::1], f4[::1], i8, u1[::1])")
-def encode_e4m3(values, largest, block, codes):
+@loop("void(f4[::1], f4, f4[::1], i8, u1[::1])")
+def encode_e4m3(values, share, largest, block, codes):
     """Rounds to e4m3, scaled by a power of two."""
     for b in range(largest.size):
         part = values[b * block : (b + 1) * block]
         out = codes[b * block : (b + 1) * block]
         lift, scale, _, _ = _scales(largest[b], TOP_OF_E4M3)
         for i in range(part.size):
-            out[i] = float_to_e4m3(F32(F32(part[i] * lift) * scale))
+            out[i] = float_to_e4m3(F32(F32(F32(part[i] * share) * lift) * scale))
 
 
 @loop("void(u1[::1], f4[::1], i8, f4[::1], b1)")
@@ -140,11 +146,11 @@ def decode_e4m3(codes, largest, block, out, add):
                 to[i] = F32(F32(e4m3_to_float(part[i]) * back) * lower)
 
 
-@loop("void(f4[::1], u2[::1])")
-def encode_fp16(values, codes):
+@loop("void(f4[::1], f4, u2[::1])")
+def encode_fp16(values, share, codes):
     """Rounds to float16; what is too large becomes its largest number."""
     for i in range(values.size):
-        code = U32(float_to_half(values[i]))
+        code = U32(float_to_half(F32(values[i] * share)))
         magnitude = U32(code & U32(0x7FFF))
         magnitude = U32(0x7BFF) if magnitude > U32(0x7BFF) else magnitude
         codes[i] = np.uint16(U32(code & U32(0x8000)) | magnitude)
@@ -161,16 +167,16 @@ def decode_fp16(codes, out, add):
             out[i] = half_to_float(codes[i])
 
 
-@loop("void(f4[::1], u2[::1])")
-def encode_bf16(values, codes):
+@loop("void(f4[::1], f4, u2[::1])")
+def encode_bf16(values, share, codes):
     """Rounds to the upper half of a float32, ties to even; what is too large, down."""
-    bits = values.view(np.uint32)
-    for i in range(bits.size):
-        magnitude = U32(bits[i] & U32(0x7FFFFFFF))
+    for i in range(values.size):
+        bits = U32(F32(values[i] * share).view(U32))
+        magnitude = U32(bits & U32(0x7FFFFFFF))
         odd = U32(U32(magnitude >> U32(16)) & U32(1))
         rounded = U32(U32(U32(magnitude + U32(0x7FFF)) + odd) >> U32(16))
         rounded = U32(0x7F7F) if rounded > U32(0x7F7F) else rounded
-        codes[i] = np.uint16(rounded | U32(U32(bits[i] >> U32(16)) & U32(0x8000)))
+        codes[i] = np.uint16(rounded | U32(U32(bits >> U32(16)) & U32(0x8000)))
 
 
 @loop("void(u2[::1], f4[::1], b1)")

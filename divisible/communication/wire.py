@@ -16,6 +16,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
+class Fields(NamedTuple):
+    """The scales and the codes of some elements of a message.
+
+    Attributes:
+        scales: The largest magnitude of each block, float32; empty without scales.
+        codes: One for each element.
+    """
+
+    scales: np.ndarray
+    codes: np.ndarray
+
+
 class WireDtype(NamedTuple):
     """A dtype that gradients travel in.
 
@@ -39,6 +51,18 @@ class WireDtype(NamedTuple):
         """Returns the size of a message of ``n`` elements in blocks of ``block``."""
         return 4 * self._n_scales(n, block) + n * self.dtype.itemsize
 
+    def fields(self, message: np.ndarray, n: int, block: int) -> Fields:
+        """Returns the scales and the codes of a message, as views.
+
+        Args:
+            message: Contiguous uint8 of :meth:`n_bytes`, aligned to 4.
+            n: How many elements it has.
+            block: How many of them have a scale.
+        """
+        start = 4 * self._n_scales(n, block)
+        scales, codes = message[:start], message[start:]
+        return Fields(scales.view(np.float32), codes.view(self.dtype))
+
     def encode(
         self, values: np.ndarray, block: int, out: np.ndarray | None = None
     ) -> np.ndarray:
@@ -56,15 +80,7 @@ class WireDtype(NamedTuple):
         """
         if out is None:
             out = np.empty(self.n_bytes(values.size, block), np.uint8)
-        largest, codes = self._parts(out, values.size, block)
-        if self.name == "fp32":
-            codes[...] = values
-        elif self.is_scaled:
-            loops = _loops()
-            loops.largest_of_blocks(values, block, largest)
-            getattr(loops, f"encode_{self.name}")(values, largest, block, codes)
-        else:
-            getattr(_loops(), f"encode_{self.name}")(values, codes)
+        self.write(values, block, self.fields(out, values.size, block))
         return out
 
     def decode(
@@ -86,15 +102,62 @@ class WireDtype(NamedTuple):
         """
         if out is None:
             out = np.empty(n, np.float32)
-        largest, codes = self._parts(message, n, block)
+        self.read(self.fields(message, n, block), block, out, add)
+        return out
+
+    def write(
+        self, values: np.ndarray, block: int, to: Fields, share: float = 1.0
+    ) -> bool:
+        """Writes numbers, times ``share``, where a message has them.
+
+        Args:
+            values: Contiguous float32 numbers in one dimension.
+            block: How many elements have a scale.
+            to: The scales and codes of these numbers.
+            share: At least 0; the products are rounded to float32.
+
+        Returns:
+            Whether all products are finite. If not, zeros are written.
+        """
+        share = np.float32(share)
         if self.name == "fp32":
-            np.add(out, codes, out) if add else np.copyto(out, codes)
+            np.multiply(values, share, out=to.codes)
+            return True
+        loops = _loops()
+        # One block of all elements where none has a scale.
+        largest = to.scales if self.is_scaled else np.zeros(1, np.float32)
+        loops.largest_of_blocks(
+            values, share, block if self.is_scaled else max(values.size, 1), largest
+        )
+        if not np.isfinite(largest.max(initial=0)):
+            to.scales[:] = 0
+            to.codes[:] = 0
+            return False
+        if self.is_scaled:
+            encode = getattr(loops, f"encode_{self.name}")
+            encode(values, share, to.scales, block, to.codes)
+        else:
+            getattr(loops, f"encode_{self.name}")(values, share, to.codes)
+        return True
+
+    def read(
+        self, fields: Fields, block: int, out: np.ndarray, add: bool = False
+    ) -> None:
+        """Reads numbers from where a message has them.
+
+        Args:
+            fields: Their scales and codes.
+            block: How many elements have a scale.
+            out: Contiguous float32 to write to.
+            add: Whether to add to ``out`` instead.
+        """
+        if self.name == "fp32":
+            np.add(out, fields.codes, out) if add else np.copyto(out, fields.codes)
         elif self.is_scaled:
             decode = getattr(_loops(), f"decode_{self.name}")
-            decode(codes, largest, block, out, add)
+            decode(fields.codes, fields.scales, block, out, add)
         else:
-            getattr(_loops(), f"decode_{self.name}")(codes, out, add)
-        return out
+            getattr(_loops(), f"decode_{self.name}")(fields.codes, out, add)
 
     def bound(self, values: np.ndarray, block: int) -> np.ndarray:
         """Returns the largest error that one rounding of ``values`` can have, float64.
@@ -111,10 +174,6 @@ class WireDtype(NamedTuple):
 
     def _n_scales(self, n: int, block: int) -> int:
         return -(-n // block) if self.is_scaled else 0
-
-    def _parts(self, message: Any, n: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-        start = 4 * self._n_scales(n, block)
-        return message[:start].view(np.float32), message[start:].view(self.dtype)
 
 
 def _loops() -> Any:

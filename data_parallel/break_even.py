@@ -1,0 +1,73 @@
+"""From how many elements on fewer bits are faster than float32, by measurement.
+
+What is saved on the wire grows with the elements, and what coding adds has a part that
+does not. So sizes are tried in turn, and the answer is the smallest from which on all
+larger ones gain.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+from mpi4py import MPI
+
+from divisible.communication.collectives import wait_for_all
+
+#: Elements that are tried.
+SIZES = tuple(2**n for n in range(12, 23, 2))
+_ROUNDS = 3
+#: A size that takes longer, in seconds, is the last one: larger ones gain alike.
+_LONG = 0.3
+_TIMEOUT = 300.0
+
+_keyvals: list[int] = []
+
+
+def known(comm: MPI.Comm) -> dict[str, int | None]:
+    """Returns what was measured over a communicator, by wire dtype; to be added to."""
+    if not _keyvals:
+        _keyvals.append(MPI.Comm.Create_keyval())
+    found = comm.Get_attr(_keyvals[0])
+    if found is None:
+        found = {}
+        comm.Set_attr(_keyvals[0], found)
+    return found
+
+
+def seconds(exchanges: Sequence[Any], n: int) -> list[float]:
+    """Returns what each exchange takes on this rank: the shortest of several times."""
+    array = np.ones(n, np.float32)
+    times: list[list[float]] = [[] for _ in exchanges]
+    for _ in range(1 + _ROUNDS):
+        for exchange, its in zip(exchanges, times):
+            start = time.perf_counter()
+            exchange.mean([array])
+            its.append(time.perf_counter() - start)
+    # The first is for the buffers.
+    return [min(its[1:]) for its in times]
+
+
+def search(seconds_of: Callable[[int], Sequence[float]], comm: MPI.Comm) -> int | None:
+    """Returns the smallest size from which on the second of two is faster.
+
+    Args:
+        seconds_of: Returns the two times for a number of elements.
+        comm: Of the ranks; the slowest of them counts.
+    """
+    gains: list[tuple[int, bool]] = []
+    for n in SIZES:
+        slowest = np.array(seconds_of(n))
+        request = comm.Iallreduce(MPI.IN_PLACE, slowest, MPI.MAX)
+        wait_for_all(comm, request, _TIMEOUT, "to measure")
+        gains.append((n, bool(slowest[1] < slowest[0])))
+        if slowest[0] > _LONG:
+            break
+    found = None
+    for n, gain in reversed(gains):
+        if not gain:
+            break
+        found = n
+    return found

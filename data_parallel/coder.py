@@ -1,0 +1,227 @@
+"""What a replica writes into the messages of a unit, and reads from them.
+
+::
+
+    contribution    of this replica, for the one that serves the lane on its node
+    node_message    the sum of a node's contributions, for the one that adds it up
+    total           the sum of the nodes' messages, for everybody
+    result          reads that into the arrays
+
+What a code of its own does with the coded region of a message is the business of
+:class:`Code`. The exact region is added up in float32, in rank order. At the end of a
+message there is a byte for each segment: whether a number in it was not finite, and
+whether a replica has a gradient there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from data_parallel.layout import Bucket, Part, Segment
+from divisible.communication.wire import Fields
+
+NOT_FINITE, PRESENT = 1, 2
+
+
+class Code(Protocol):
+    """How the coded region of a message is written, read and added up."""
+
+    #: Bytes of an element in a contribution.
+    contribution_bytes: int
+
+    def prepare(self, bucket: Bucket) -> np.ndarray | None:
+        """Is called when the arrays of a bucket are there.
+
+        Returns numbers of which all ranks need the largest before they code; ``None``
+        for none.
+        """
+
+    def agree(self, bucket: Bucket, largest: np.ndarray) -> None:
+        """Takes the largest of all ranks' numbers."""
+
+    def n_bytes(self, n: int) -> int:
+        """Returns the bytes of ``n`` elements in a message between nodes."""
+
+    def fields(self, message: np.ndarray, n: int) -> Fields:
+        """Returns the scales and the codes of ``n`` elements."""
+
+    def of_segment(self, fields: Fields, place: slice) -> Fields:
+        """Returns those of some of the elements."""
+
+    def contribute(self, segment: Segment, out: np.ndarray) -> None:
+        """Writes what this replica contributes; ``out`` is uint8."""
+
+    def write_sum(
+        self, segment: Segment, contributions: Sequence[np.ndarray | None], to: Fields
+    ) -> bool:
+        """Writes a node's sum, and returns whether it is finite.
+
+        The contributions are uint8, in rank order, with ``None`` for this replica's.
+        """
+
+    def add_up(self, segment: Segment, messages: Sequence[Fields], to: Fields) -> bool:
+        """Writes the sum of all nodes, and returns whether it is finite."""
+
+    def read(self, segment: Segment, fields: Fields) -> None:
+        """Reads the sum into the arrays."""
+
+
+class Gradients(NamedTuple):
+    """This replica's arrays while they are exchanged.
+
+    Attributes:
+        flat: Contiguous float32 arrays in one dimension, written in place.
+        are_present: Which of them have a gradient; the others are zeros.
+        share: The weight of this replica in the mean.
+    """
+
+    flat: Sequence[np.ndarray]
+    are_present: Sequence[bool]
+    share: np.float32
+
+    def of(self, segment: Segment) -> np.ndarray:
+        """Returns the elements of a segment."""
+        return self.flat[segment.array][segment.elements]
+
+
+class Coder:
+    """Writes and reads messages.
+
+    Args:
+        code: Of the coded regions.
+        gradients: Of this replica.
+
+    Attributes:
+        flags: For each array what the flags of its segments say together.
+    """
+
+    def __init__(self, code: Code, gradients: Gradients) -> None:
+        self._code, self._gradients = code, gradients
+        self.flags = np.zeros(len(gradients.flat), np.uint8)
+
+    def contribution_bytes(self, part: Part) -> int:
+        """Returns the size of a contribution to a part."""
+        n_flags = len(part.coded) + len(part.exact)
+        return 4 * part.n_exact + self._code.contribution_bytes * part.n_coded + n_flags
+
+    def message_bytes(self, part: Part) -> int:
+        """Returns the size of a message between nodes."""
+        return self.payload_bytes(part) + len(part.coded) + len(part.exact)
+
+    def payload_bytes(self, part: Part) -> int:
+        """Returns the size of a message without its flags."""
+        return 4 * part.n_exact + self._code.n_bytes(part.n_coded)
+
+    def contribute(self, part: Part, out: np.ndarray) -> None:
+        """Writes this replica's contribution to a part."""
+        exact, coded, flags = _regions(out, part)
+        size = self._code.contribution_bytes
+        for segment in part.exact:
+            self._own(segment, exact[segment.place])
+        for segment in part.coded:
+            start, stop = size * segment.place.start, size * segment.place.stop
+            self._code.contribute(segment, coded[start:stop])
+        flags[:] = self._own_flags(part)
+
+    def write_sum(
+        self, part: Part, contributions: Sequence[np.ndarray | None], out: np.ndarray
+    ) -> None:
+        """Writes a node's message about a part.
+
+        Args:
+            part: The part.
+            contributions: Of the node's replicas, in rank order, with ``None`` for the
+                one of this replica, which is none.
+            out: To write to, uint8.
+        """
+        exact, coded, flags = _regions(out, part)
+        of_others = [
+            None if given is None else _regions(given, part) for given in contributions
+        ]
+        for segment in part.exact:
+            to = exact[segment.place]
+            for number, other in enumerate(of_others):
+                if other is not None:
+                    _add(to, other[0][segment.place], number)
+                elif number == 0:
+                    self._own(segment, to)
+                else:
+                    to += self._gradients.share * self._gradients.of(segment)
+        flags[:] = self._own_flags(part)
+        for other in of_others:
+            if other is not None:
+                flags |= other[2]
+        size, fields = self._code.contribution_bytes, self._fields(coded, part)
+        for number, segment in enumerate(part.coded):
+            start, stop = size * segment.place.start, size * segment.place.stop
+            of_segment = [
+                None if other is None else other[1][start:stop] for other in of_others
+            ]
+            to = self._code.of_segment(fields, segment.place)
+            if not self._code.write_sum(segment, of_segment, to):
+                flags[number] |= NOT_FINITE
+
+    def add_up(
+        self, part: Part, messages: Sequence[np.ndarray], out: np.ndarray
+    ) -> None:
+        """Writes the sum of the nodes' messages about a part.
+
+        Args:
+            part: The part.
+            messages: In the order of the nodes.
+            out: To write to, uint8.
+        """
+        exact, coded, flags = _regions(out, part)
+        given = [_regions(message, part) for message in messages]
+        for number, (theirs, _, of_message) in enumerate(given):
+            _add(exact, theirs, number)
+            flags[:] = of_message if number == 0 else flags | of_message
+        to = self._fields(coded, part)
+        all_fields = [self._fields(theirs, part) for _, theirs, _ in given]
+        for number, segment in enumerate(part.coded):
+            some = [self._code.of_segment(each, segment.place) for each in all_fields]
+            own = self._code.of_segment(to, segment.place)
+            if not self._code.add_up(segment, some, own):
+                flags[number] |= NOT_FINITE
+
+    def read(self, part: Part, message: np.ndarray) -> None:
+        """Reads a part of the mean into the arrays."""
+        exact, coded, flags = _regions(message, part)
+        for segment in part.exact:
+            self._gradients.of(segment)[...] = exact[segment.place]
+        fields = self._fields(coded, part)
+        for segment in part.coded:
+            self._code.read(segment, self._code.of_segment(fields, segment.place))
+        for segment, flag in zip((*part.coded, *part.exact), flags):
+            self.flags[segment.array] |= flag
+
+    def _fields(self, coded: np.ndarray, part: Part) -> Fields:
+        return self._code.fields(coded, part.n_coded)
+
+    def _own(self, segment: Segment, to: np.ndarray) -> None:
+        np.multiply(self._gradients.of(segment), self._gradients.share, out=to)
+
+    def _own_flags(self, part: Part) -> np.ndarray:
+        present = self._gradients.are_present
+        return np.array(
+            [PRESENT * present[each.array] for each in (*part.coded, *part.exact)],
+            np.uint8,
+        )
+
+
+def _regions(
+    message: np.ndarray, part: Part
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the exact region, the coded region and the flags of a message."""
+    start, end = 4 * part.n_exact, message.size - len(part.coded) - len(part.exact)
+    return message[:start].view(np.float32), message[start:end], message[end:]
+
+
+def _add(total: np.ndarray, values: np.ndarray, number: int) -> None:
+    if number == 0:
+        np.copyto(total, values)
+    else:
+        total += values

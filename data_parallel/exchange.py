@@ -1,0 +1,456 @@
+"""The mean of arrays over the ranks of a communicator, in few bits on the wire."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from collections.abc import Collection, Sequence
+from typing import Any, Callable
+
+import chainer
+import numpy as np
+
+from data_parallel import break_even, oyama2017
+from data_parallel.arrays import Arrays, Spec, specs_of
+from data_parallel.coder import Code, Gradients
+from data_parallel.layout import Layouts, Shape
+from data_parallel.messages import Buffers
+from data_parallel.nodes import lanes_of
+from data_parallel.opening import Opening
+from data_parallel.quantiles import Quantiles
+from data_parallel.residuals import NOT_LOADED, Residuals
+from data_parallel.settings import Settings
+from data_parallel.start import Options, agree_on_start
+from data_parallel.two_roundings import TwoRoundingsCode
+from data_parallel.under_way import Ranks, UnderWay
+from data_parallel.units import PARTS, Placement
+from divisible.communication.aborting import abort_on_error
+from divisible.communication.collectives import as_mpi
+from divisible.communication.errors import DisagreementError
+
+_BYTES_OF_FLOAT32 = 4
+_CHUNK_BYTES = 4 * 2**20
+# More elements than there are.
+_NEVER = 2**62
+_RESIDUALS = "residuals"
+
+
+class Exchange:
+    """Averages arrays over ranks.
+
+    The arrays go in buckets, and those in chunks, so that coding, messages and sums
+    overlap. What a chunk does is
+
+    ::
+
+        rank 0   encode --.                       .--> decode
+        rank 1   encode --+-- decode, add up in --+--> decode      the same bits
+        rank 2   encode --'   float32, encode     '--> decode
+
+    and between nodes of several ranks only after a sum within each, in float32. Each
+    rank adds up a part of the chunk. All methods but :meth:`look` and :meth:`serialize`
+    are to be called on all ranks, in the same order.
+
+    Args:
+        comm: A ChainerMN communicator or an mpi4py one.
+        wire_dtype (str): As of :func:`~data_parallel.simulate_exchange`.
+        strategy (str): Likewise.
+        local_size (int): How many ranks, one after the other, share a node; ``None``
+            for the ranks of each host.
+        block (int): How many elements have a scale; a multiple of 16.
+        bucket_bytes (int): Of the arrays, in float32, that are exchanged together. An
+            array is never cut: a larger one is a bucket of its own.
+        chunk_bytes (int): Of a bucket, in float32, that are under way together;
+            ``None`` for 4 MiB.
+        minimum (int): Buckets with fewer elements go in float32; ``None`` for what
+            :func:`~data_parallel.measure_break_even` finds. It depends on the moment:
+            give it where two runs must equal each other bit for bit.
+        error_feedback (bool): Whether what the encodings of a rank have lost is added
+            to its next arrays.
+        rounding (str): As of :func:`~data_parallel.simulate_exchange`.
+        quantile (float): Likewise.
+        every (int): After how many exchanges the quantiles of ``'oyama2017'`` are taken
+            anew.
+        samples (int): As of :func:`~data_parallel.simulate_exchange`.
+        epsilon (float): Likewise.
+        seed (int): Likewise.
+        timeout (float): Seconds that a wait for another rank may take.
+
+    Attributes:
+        comm (mpi4py.MPI.Comm): Of its own messages.
+        nodes (list): The ranks of each node.
+        sent_bytes (int): What this rank has sent to other nodes in the last exchange.
+        seconds (dict): Of the last exchange, by ``'encode'``, ``'wire'``, ``'sum'`` and
+            ``'decode'``; ``'wire'`` is what messages and waits took.
+
+    Raises:
+        DisagreementError: If the ranks' arguments differ, or those of another rank are
+            wrong.
+        TypeError, ValueError: If an argument is wrong.
+        StallError: If another rank does not come.
+
+    Example:
+        >>> from mpi4py import MPI
+        >>> with Exchange(MPI.COMM_WORLD, "fp32") as exchange:
+        ...     gradient = np.full(3, MPI.COMM_WORLD.rank, np.float32)
+        ...     exchange.mean([gradient])
+        >>> bool((gradient == (MPI.COMM_WORLD.size - 1) / 2).all())
+        True
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        wire_dtype: str = "int8",
+        *,
+        strategy: str = "two_roundings",
+        local_size: int | None = None,
+        block: int = 256,
+        bucket_bytes: int = 25 * 2**20,
+        chunk_bytes: int | None = None,
+        minimum: int | None = None,
+        error_feedback: bool = False,
+        rounding: str | None = None,
+        quantile: float = 0.95,
+        every: int = 100,
+        samples: int = 1024,
+        epsilon: float = 1e-5,
+        seed: int = 0,
+        timeout: float = 300.0,
+    ) -> None:
+        settings = Settings(
+            wire_dtype, strategy, block, rounding, quantile, samples, epsilon, seed
+        )
+        self._options = Options(
+            local_size,
+            bucket_bytes,
+            chunk_bytes,
+            minimum,
+            error_feedback,
+            every,
+            timeout,
+        )
+        self.comm, self.nodes = agree_on_start(comm, settings, self._options, self)
+        abort_on_error()
+        if len(self.nodes) == 1 and not settings.is_oyama2017:
+            # Nothing leaves the node, and nothing is rounded.
+            settings = settings._replace(wire_dtype="fp32")
+        self._settings = settings
+        self._ranks = Ranks(
+            self.comm,
+            Placement(self.nodes, self.comm.rank),
+            lanes_of(self.nodes),
+            Buffers(),
+            timeout,
+        )
+        shape = Shape(
+            len(self._ranks.lanes),
+            len(self.nodes),
+            block,
+            bucket_bytes // _BYTES_OF_FLOAT32,
+            (chunk_bytes or _CHUNK_BYTES) // _BYTES_OF_FLOAT32,
+            self._minimum(comm, minimum),
+        )
+        self._layouts = Layouts(shape, is_fp32=settings.wire.name == "fp32")
+        self._n_exchanges = self._n_units = 0
+        self._residuals = Residuals() if error_feedback else None
+        self._quantiles = Quantiles(every) if settings.is_oyama2017 else None
+        self._under_way: UnderWay | None = None
+        self.sent_bytes = 0
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+
+    @property
+    def minimum(self) -> int:
+        """From how many elements on a bucket is coded, as measured or given."""
+        return self._layouts.shape.minimum
+
+    def mean(
+        self,
+        arrays: Sequence[np.ndarray],
+        *,
+        weights: Sequence[np.ndarray] | None = None,
+        n_samples: int | None = None,
+        exempt: Collection[int] | None = None,
+    ) -> None:
+        """Replaces arrays by their means over the ranks.
+
+        Args:
+            arrays: NumPy arrays of float16, float32 or float64, the same shapes and
+                dtypes on all ranks. On the wire they have float32 at most. An array
+                with infinity or NaN on any rank has one on all, and is NaN as a whole
+                if it is coded; the others are not touched by it.
+            weights: For ``'oyama2017'`` the weights, of the arrays' shapes.
+            n_samples (int): Of this rank's minibatch, for a mean weighted by them;
+                ``None`` if all are alike.
+            exempt: The positions of arrays that keep float32 on the wire.
+
+        Raises:
+            DisagreementError: If the ranks' arguments differ, or those of another rank
+                are wrong.
+            TypeError, ValueError: If an argument is wrong.
+            StallError: If another rank does not come.
+        """
+        self.start(arrays, weights=weights, n_samples=n_samples, exempt=exempt)
+        self.finish()
+
+    def start(
+        self,
+        arrays: Sequence[np.ndarray],
+        *,
+        weights: Sequence[np.ndarray] | None = None,
+        n_samples: int | None = None,
+        exempt: Collection[int] | None = None,
+    ) -> None:
+        """Begins what :meth:`mean` does; the arrays may not be used meanwhile.
+
+        Args:
+            arrays: As of :meth:`mean`.
+            weights: Likewise.
+            n_samples: Likewise.
+            exempt: Likewise.
+        """
+        arrays = list(arrays)
+        self.begin(lambda: specs_of(arrays, exempt), weights, n_samples)
+        for i, array in enumerate(arrays):
+            self.put(i, array)
+        self.look()
+
+    def look(self) -> None:
+        """Lets messages that have come move the exchange on; to be called often."""
+        if self._under_way is not None:
+            self._under_way.look()
+
+    def finish(self) -> list[np.ndarray | None]:
+        """Waits for the end of what :meth:`start` began.
+
+        Returns:
+            The arrays; ``None`` for one that no rank has put.
+
+        Raises:
+            DisagreementError: As of :meth:`mean`.
+            StallError: If another rank does not come.
+            RuntimeError: If nothing has begun.
+        """
+        under_way, self._under_way = self._running(), None
+        under_way.finish()
+        self.sent_bytes = under_way.clock.sent_bytes
+        self.seconds = under_way.clock.seconds
+        if self._quantiles is not None:
+            self._quantiles.keep()
+        if self._residuals is not None and under_way.is_finite():
+            self._residuals.keep()
+        return under_way.results()
+
+    def begin(
+        self,
+        specs: Callable[[], tuple[Spec, ...]],
+        weights: Sequence[np.ndarray] | None,
+        n_samples: int | None,
+    ) -> None:
+        """Begins an exchange whose arrays come one after the other.
+
+        Args:
+            specs: Returns what they are; may raise to refuse the exchange.
+            weights: As of :meth:`mean`.
+            n_samples: Likewise.
+
+        Raises:
+            RuntimeError: If another has begun.
+            TypeError, ValueError: If an argument is wrong.
+        """
+        if self._under_way is not None:
+            raise RuntimeError("an exchange has begun already: finish it first")
+        refusal: Exception | None = None
+        found: tuple[Spec, ...] = ()
+        flat_weights: list[np.ndarray] = []
+        try:
+            found = specs()
+            if self._quantiles is not None:
+                flat_weights = oyama2017.flat_weights(weights, [s.shape for s in found])
+            _check_n_samples(n_samples)
+        except (TypeError, ValueError) as error:
+            refusal, n_samples = error, None
+        if self._layouts.fit(found):
+            # Other buffers are needed now.
+            self._ranks.buffers.clear()
+        buckets = self._layouts.buckets
+        opening = Opening(
+            self.comm,
+            self._n_exchanges,
+            self._layouts.summary,
+            n_samples,
+            str(refusal or ""),
+            NOT_LOADED if self._residuals is None else self._residuals.origin,
+            self._options.timeout,
+        )
+
+        def make_code(gradients: Gradients, samples: Sequence[int] | None) -> Code:
+            if self._quantiles is not None:
+                q = self._quantiles.open(found)
+                return self._oyama2017_code(gradients, flat_weights, q, samples)
+            if self._residuals is not None:
+                timeout = self._options.timeout
+                self._residuals.share_out(self.comm, opening.origins(), timeout)
+            return TwoRoundingsCode(self._settings, gradients, self._residuals)
+
+        self._under_way = UnderWay(
+            self._ranks, opening, Arrays(found), buckets, self._n_units, make_code
+        )
+        self._n_exchanges += 1
+        # A bucket may need a message before its units.
+        self._n_units += sum(1 + len(bucket.units) for bucket in buckets)
+        if refusal is not None:
+            under_way, self._under_way = self._under_way, None
+            with contextlib.suppress(DisagreementError):
+                under_way.finish()
+            raise refusal
+        if self._residuals is not None:
+            self._residuals.open(found)
+
+    def put(self, i: int, array: np.ndarray | None) -> None:
+        """Gives an array to the exchange that has begun.
+
+        Args:
+            i (int): Its position among the specs.
+            array: ``None`` where this rank has none; zeros stand for it.
+
+        Raises:
+            RuntimeError: If nothing has begun.
+        """
+        self._running().put(i, array)
+
+    def serialize(self, serializer: Any) -> None:
+        """Reads or writes what the next exchanges depend on.
+
+        That is the smallest bucket that is coded, the quantiles, and what error
+        feedback keeps of this rank. Each rank has a snapshot of its own, then; another
+        number of ranks shares out the mean.
+        """
+        if isinstance(serializer, chainer.Deserializer):
+            self._load(serializer)
+        else:
+            self._save(serializer)
+
+    def close(self) -> None:
+        """Frees the communicator; a call of all ranks."""
+        if self.comm:
+            self.comm.Free()
+        self._ranks.buffers.clear()
+
+    def __enter__(self) -> Exchange:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        # With an error the other ranks may not come.
+        if kind is None:
+            self.close()
+
+    def _save(self, serializer: Any) -> None:
+        residuals = {} if self._residuals is None else self._residuals.by_name
+        state = {
+            "minimum": self.minimum,
+            "n_exchanges": self._n_exchanges,
+            "quantiles": self._quantiles and self._quantiles.state(),
+            "origin": [self.comm.size, self.comm.rank],
+            "residuals": list(residuals),
+        }
+        serializer("state", np.frombuffer(json.dumps(state).encode(), np.uint8))
+        for name, residual in residuals.items():
+            serializer[_RESIDUALS](name, residual)
+
+    def _load(self, serializer: Any) -> None:
+        state = json.loads(bytes(np.asarray(serializer("state", None))))
+        self._n_exchanges = state["n_exchanges"]
+        shape = self._layouts.shape
+        self._layouts.shape = shape._replace(minimum=state["minimum"])
+        if self._quantiles is not None and state["quantiles"] is not None:
+            self._quantiles.load(state["quantiles"])
+        if self._residuals is not None:
+            load = serializer[_RESIDUALS]
+            self._residuals.by_name = {
+                name: np.array(load(name, None)) for name in state["residuals"]
+            }
+            n_ranks, rank = state["origin"]
+            self._residuals.origin = n_ranks, rank
+
+    def _running(self) -> UnderWay:
+        if self._under_way is None:
+            raise RuntimeError("no exchange has begun: call start() first")
+        return self._under_way
+
+    def _minimum(self, comm: Any, given: int | None) -> int:
+        """Returns from how many elements on buckets are coded."""
+        settings = self._settings
+        if given is not None or settings.is_oyama2017 or settings.wire.name == "fp32":
+            return given or 0
+        found = measure_break_even(comm, settings.wire.name)
+        if found is not None:
+            return found
+        if self.comm.rank == 0:
+            warnings.warn(
+                f"{settings.wire_dtype!r} is not faster than 'fp32' between these"
+                f" {self.comm.size} ranks, for up to {break_even.SIZES[-1]} elements:"
+                f" all goes in float32; give minimum=0 to send {settings.wire_dtype!r}"
+                f" nevertheless",
+                stacklevel=3,
+            )
+        return _NEVER
+
+    def _oyama2017_code(
+        self,
+        gradients: Gradients,
+        weights: Sequence[np.ndarray],
+        q: list[float],
+        samples: Sequence[int] | None,
+    ) -> Code:
+        factor = None
+        if samples is not None:
+            factor = gradients.share * np.float32(self.comm.size)
+        sizes = len(self.nodes[0]), len(self.nodes)
+        return oyama2017.Oyama2017Code(
+            self._settings, gradients, weights, q, *sizes, factor
+        )
+
+
+def measure_break_even(comm: Any, wire_dtype: str) -> int | None:
+    """Measures from how many elements on a wire dtype beats float32 between ranks.
+
+    It takes a second or two at the first call for a communicator and a wire dtype; then
+    the answer is known. A call of all ranks.
+
+    Args:
+        comm: A ChainerMN communicator or an mpi4py one.
+        wire_dtype (str): As of :class:`Exchange`.
+
+    Returns:
+        int or None: Elements of a bucket; ``None`` if it is not faster for any that was
+        tried.
+
+    Raises:
+        StallError: If another rank does not come.
+
+    Example:
+        >>> from mpi4py import MPI
+        >>> measure_break_even(MPI.COMM_SELF, "int8") is None
+        True
+    """
+    known = break_even.known(as_mpi(comm))
+    if wire_dtype not in known:
+        with (
+            Exchange(comm, "fp32", minimum=0) as fp32,
+            Exchange(comm, wire_dtype, minimum=0) as coded,
+        ):
+            found = None
+            # Where nothing leaves a node, nothing is coded.
+            if len(fp32.nodes) > 1:
+                found = break_even.search(
+                    lambda n: break_even.seconds([fp32, coded], n), fp32.comm
+                )
+        known[wire_dtype] = found
+    return known[wire_dtype]
+
+
+def _check_n_samples(n_samples: int | None) -> None:
+    if n_samples is not None and (n_samples != int(n_samples) or n_samples < 0):
+        raise ValueError(f"n_samples must be 0 or more, not {n_samples}")

@@ -1,0 +1,106 @@
+"""Generators that wait for messages, some of them at once.
+
+::
+
+    waiting   unit 7   unit 8   ...       in order
+    begun     unit 4 -- rank 2 to send    each goes on when what it waits for is there
+              unit 5 -- rank 1 to send
+              unit 6 -- rank 1 to take
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from typing import Callable
+
+from mpi4py import MPI
+
+from data_parallel.messages import Pending
+from divisible.communication.roll_call import Place
+from divisible.communication.waiting import wait
+
+#: How many generators wait at once: enough for the wire to be busy while one computes.
+WINDOW = 4
+
+Steps = Generator[list[Pending], None, None]
+
+
+class Flow:
+    """Generators under way.
+
+    Args:
+        comm: Over which their messages go.
+        timeout: Seconds that a wait may take.
+    """
+
+    def __init__(self, comm: MPI.Comm, timeout: float) -> None:
+        self._comm, self._timeout = comm, timeout
+        self._waiting: deque[Callable[[], Steps]] = deque()
+        self._begun: list[tuple[Steps, list[Pending]]] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all generators have come to their ends."""
+        return not (self._waiting or self._begun)
+
+    def add(self, make: Callable[[], Steps]) -> None:
+        """Adds a generator, which is made when its turn comes."""
+        self._waiting.append(make)
+
+    def look(self) -> bool:
+        """Lets each go on as far as it can; returns whether one could."""
+        went_on = False
+        still: list[tuple[Steps, list[Pending]]] = []
+        for steps, pending in self._begun:
+            moved, left = self._go_on(steps, pending)
+            went_on |= moved
+            if left is not None:
+                still.append((steps, left))
+        self._begun = still
+        while self._waiting and len(self._begun) < WINDOW:
+            steps = self._waiting.popleft()()
+            _, left = self._go_on(steps, [])
+            went_on = True
+            if left is not None:
+                self._begun.append((steps, left))
+        return went_on
+
+    def finish(self) -> None:
+        """Waits for all.
+
+        Raises:
+            StallError: If another rank does not come.
+        """
+        while not self.is_over:
+            if self.look():
+                continue
+            first = self._first_missing()
+            wait(
+                self._look_or_end,
+                self._timeout,
+                lambda first=first: first.what,
+                place=Place(self._comm, first.peer),
+            )
+
+    def _look_or_end(self) -> bool:
+        return self.look() or self.is_over
+
+    def _first_missing(self) -> Pending:
+        """Returns what the first generator waits for."""
+        _, pending = self._begun[0]
+        return next((p for p in pending if not p.request.Test()), pending[0])
+
+    @staticmethod
+    def _go_on(
+        steps: Steps, pending: list[Pending]
+    ) -> tuple[bool, list[Pending] | None]:
+        """Returns whether a generator went on, and its wait; None at its end."""
+        moved = False
+        while not pending or MPI.Request.Testall([p.request for p in pending]):
+            moved = True
+            try:
+                pending = next(steps)
+            except StopIteration:
+                return True, None
+        return moved, pending

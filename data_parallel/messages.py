@@ -1,0 +1,97 @@
+"""Messages of a unit: buffers that are used again, and tags that keep units apart."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+# Two ranks may be at units that are some apart, never so many.
+_N_UNIT_TAGS = 4096
+_KINDS = 4
+#: Kinds of messages. Of the first there is one for each exchange.
+OPENING, CONTRIBUTION, MESSAGE, TOTAL = range(_KINDS)
+
+
+class Pending(NamedTuple):
+    """A message that is under way.
+
+    Attributes:
+        request: MPI's.
+        peer: The rank at the other end.
+        what: What it does, such as ``'rank 1 to send'``, for error messages.
+    """
+
+    request: MPI.Request
+    peer: int
+    what: str
+
+
+class Buffers:
+    """Buffers for messages; what has been given back is given out again."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[np.ndarray]] = {}
+
+    def take(self, n_bytes: int) -> np.ndarray:
+        """Returns a buffer of uint8."""
+        free = self._free.get(n_bytes)
+        return free.pop() if free else np.empty(n_bytes, np.uint8)
+
+    def give_back(self, buffer: np.ndarray) -> None:
+        """Takes back what is used no more."""
+        self._free.setdefault(buffer.size, []).append(buffer)
+
+    def clear(self) -> None:
+        """Forgets all that nobody uses."""
+        self._free.clear()
+
+
+class Messages:
+    """The messages of one unit.
+
+    Args:
+        comm: Of the exchange.
+        number: Of the unit, counted over all exchanges; the same on all ranks.
+        buffers: To receive into and to send from.
+        about: What is exchanged, for error messages.
+    """
+
+    def __init__(
+        self, comm: MPI.Comm, number: int, buffers: Buffers, about: str
+    ) -> None:
+        self._comm, self._buffers, self._about = comm, buffers, about
+        self._first_tag = _KINDS * (1 + number % _N_UNIT_TAGS)
+        self._taken: list[np.ndarray] = []
+        self._sent: list[Pending] = []
+
+    def buffer(self, n_bytes: int) -> np.ndarray:
+        """Returns a buffer that is this unit's until its end."""
+        self._taken.append(self._buffers.take(n_bytes))
+        return self._taken[-1]
+
+    def receive(
+        self, kind: int, source: int, n_bytes: int
+    ) -> tuple[np.ndarray, Pending]:
+        """Starts to receive, and returns where to."""
+        buffer = self.buffer(n_bytes)
+        request = self._comm.Irecv([buffer, MPI.BYTE], source, self._first_tag + kind)
+        return buffer, Pending(request, source, f"rank {source} to send {self._about}")
+
+    def send(self, kind: int, destination: int, buffer: np.ndarray) -> None:
+        """Starts to send."""
+        tag = self._first_tag + kind
+        request = self._comm.Isend([buffer, MPI.BYTE], destination, tag)
+        what = f"rank {destination} to take {self._about}"
+        self._sent.append(Pending(request, destination, what))
+
+    def sent(self) -> list[Pending]:
+        """Returns the messages that this rank has sent."""
+        return self._sent
+
+    def end(self) -> None:
+        """Gives all buffers back; nothing may be under way."""
+        for buffer in self._taken:
+            self._buffers.give_back(buffer)
+        self._taken.clear()

@@ -1,0 +1,128 @@
+"""What ranks tell each other before an exchange: one small message from each to each.
+
+It says that they exchange the same arrays in the same way, and how many samples each
+gradient is of. A rank whose arguments are wrong says that instead: then no gradient is
+sent, and all ranks say why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from data_parallel.messages import OPENING, Pending
+from divisible.communication.collectives import all_gather
+from divisible.communication.errors import DisagreementError
+
+#: Of a minibatch like those of all others.
+ALIKE = -1
+
+
+def checksum(value: Any) -> int:
+    """Returns a number of 63 bits that stands for what ``repr`` says of a value."""
+    digest = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class Opening:
+    """The opening of one exchange.
+
+    Args:
+        comm: Of the exchange.
+        number: Of the exchange; the same on all ranks, if they are at the same one.
+        summary: A description of the arrays, line by line, that must be the same.
+        n_samples: Of this rank's minibatch; ``None`` if all are alike.
+        refusal: What is wrong on this rank; empty if nothing is.
+        origin: Of its residuals.
+        timeout: Seconds to wait for the others, where something is wrong.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        number: int,
+        summary: Sequence[str],
+        n_samples: int | None,
+        refusal: str,
+        origin: tuple[int, int],
+        timeout: float,
+    ) -> None:
+        self._comm, self._timeout = comm, timeout
+        self._summary, self._refusal = summary, refusal
+        said = ALIKE if n_samples is None else n_samples
+        fields = number, checksum(summary), said, bool(refusal), *origin
+        self._own = np.array(fields, np.int64)
+        self._all = np.tile(self._own, (comm.size, 1))
+
+    def exchange(self) -> Generator[list[Pending], None, None]:
+        """Yields what this rank waits for."""
+        others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
+        pending = [
+            Pending(
+                self._comm.Irecv(self._all[rank], rank, OPENING),
+                rank,
+                f"rank {rank} to begin the exchange",
+            )
+            for rank in others
+        ]
+        for rank in others:
+            request = self._comm.Isend(self._own, rank, OPENING)
+            pending.append(
+                Pending(request, rank, f"rank {rank} to take part in the exchange")
+            )
+        yield pending
+
+    def check(self) -> list[int] | None:
+        """Returns the ranks' numbers of samples; ``None`` if all are alike.
+
+        Raises:
+            DisagreementError: On all ranks, if something is wrong on one of them, or
+                they differ.
+        """
+        numbers, checksums, samples, refused = self._all.T[:4]
+        if refused.any():
+            said = all_gather(self._comm, self._refusal, self._timeout, "to refuse")
+            rank = next(rank for rank, text in enumerate(said) if text)
+            raise DisagreementError(f"rank {rank}: {said[rank]}")
+        if len(set(checksums)) > 1:
+            said = all_gather(self._comm, self._summary, self._timeout, "to compare")
+            raise DisagreementError(_difference(said))
+        if len(set(numbers)) > 1:
+            raise DisagreementError(
+                f"ranks are at different exchanges, by rank: {numbers.tolist()}: all"
+                f" must make the same calls, and load the same snapshot"
+            )
+        if (samples == ALIKE).all():
+            return None
+        if (samples == ALIKE).any():
+            rank = int(np.argmax(samples == ALIKE))
+            raise DisagreementError(
+                f"n_samples is given on some ranks, and not on rank {rank}: give it on"
+                f" all or on none"
+            )
+        if not samples.sum():
+            raise DisagreementError(
+                "n_samples is 0 on all ranks: there is nothing to average"
+            )
+        return samples.tolist()
+
+    def origins(self) -> list[tuple[int, int]]:
+        """Returns the origins of all ranks' residuals."""
+        return [(n, rank) for n, rank in self._all[:, 4:].tolist()]
+
+
+def _difference(said: Sequence[Sequence[str]]) -> str:
+    """Returns where the descriptions of ranks first differ."""
+    for rank, theirs in enumerate(said):
+        for line, other in zip(said[0], theirs):
+            if line != other:
+                return f"rank 0 has {line}, but rank {rank} has {other}"
+        if len(theirs) != len(said[0]):
+            shorter, longer = sorted([0, rank], key=lambda r: len(said[r]))
+            line = said[longer][len(said[shorter])]
+            return f"rank {longer} has {line}, which rank {shorter} has not"
+    return "ranks give different arrays"

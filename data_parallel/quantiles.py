@@ -1,0 +1,48 @@
+"""The quantiles of ``'oyama2017'``: taken anew now and then, kept in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from data_parallel.arrays import Spec
+
+
+class Quantiles:
+    """The q of each array, the same on all ranks.
+
+    Args:
+        every: After how many exchanges they are taken anew.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._age = 0
+        self._by_name: dict[str, float] = {}
+        self._names: list[str] = []
+        self._now: list[float] = []
+
+    def open(self, specs: Sequence[Spec]) -> list[float]:
+        """Begins an exchange.
+
+        Returns:
+            The q of each array; zeros, to be replaced, where it is to be taken anew.
+        """
+        if self._age % self._every == 0:
+            self._by_name.clear()
+        self._age += 1
+        self._names = [spec.name for spec in specs]
+        self._now = [self._by_name.get(name, 0.0) for name in self._names]
+        return self._now
+
+    def keep(self) -> None:
+        """Ends an exchange: what it has found holds for the next ones."""
+        self._by_name.update(zip(self._names, self._now))
+
+    def state(self) -> dict[str, Any]:
+        """Returns what the next exchanges depend on."""
+        return {"age": self._age, "by_name": self._by_name}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes what :meth:`state` has returned."""
+        self._age, self._by_name = state["age"], dict(state["by_name"])

@@ -1,0 +1,99 @@
+"""Error feedback: what a replica's encodings have lost, for its next gradients.
+
+What an exchange loses replaces what the last one lost only when it is over, and not if
+a number was not finite: that step is no step, and may be skipped.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+from mpi4py import MPI
+
+from data_parallel.arrays import Spec
+from data_parallel.layout import Segment
+from divisible.communication.collectives import wait_for_all
+from divisible.communication.errors import in_words
+
+#: Of a rank that has loaded no snapshot: of how many ranks it was, and of which.
+NOT_LOADED = (0, 0)
+
+
+class Residuals:
+    """The residuals of one replica, in the units of its gradients.
+
+    Attributes:
+        by_name: Flat float32 arrays, by the name of the array.
+        origin: Of how many ranks the snapshot was that they come from, and of which
+            one; `NOT_LOADED` if none was loaded since the last exchange.
+    """
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, np.ndarray] = {}
+        self.origin = NOT_LOADED
+        self._spare: dict[str, np.ndarray] = {}
+
+    def open(self, specs: Sequence[Spec]) -> None:
+        """Begins an exchange."""
+        self._names = [spec.name for spec in specs]
+        for spec in specs:
+            for kept in (self.by_name, self._spare):
+                if spec.name not in kept or kept[spec.name].size != spec.size:
+                    kept[spec.name] = np.zeros(spec.size, np.float32)
+
+    def before(self, i: int) -> np.ndarray:
+        """Returns what is added to an array."""
+        return self.by_name[self._names[i]]
+
+    def after(self, i: int) -> np.ndarray:
+        """Returns where to write what is lost of an array."""
+        return self._spare[self._names[i]]
+
+    def lose(self, segment: Segment, lost: np.ndarray | float) -> None:
+        """Writes what is lost of some elements."""
+        self.after(segment.array)[segment.elements] = lost
+
+    def keep(self) -> None:
+        """Ends an exchange: what it has lost counts from now on."""
+        for name in self._names:
+            now, then = self._spare, self.by_name
+            now[name], then[name] = then[name], now[name]
+
+    def share_out(
+        self, comm: MPI.Comm, origins: Sequence[tuple[int, int]], timeout: float
+    ) -> None:
+        """Gives each rank its part of what was loaded; a call of all ranks.
+
+        A rank that has loaded its own goes on with it. With another number of ranks
+        each gets the mean, so that nothing is lost of what was lost.
+
+        Args:
+            comm: Of the ranks.
+            origins: Of all of them.
+            timeout: Seconds to wait for another rank.
+        """
+        self.origin = NOT_LOADED
+        if all(origin == (comm.size, rank) for rank, origin in enumerate(origins)):
+            return
+        holders: dict[int, int] = {}
+        for rank, (n, of) in enumerate(origins):
+            if n:
+                holders.setdefault(of, rank)
+        n_before = max(n for n, _ in origins)
+        missing = sorted(set(range(n_before)) - set(holders))
+        if missing and comm.rank == 0:
+            warnings.warn(
+                f"what error feedback has kept of {in_words(missing)} of {n_before}"
+                f" was not loaded: the mean of the others stands for it. Load on each"
+                f" rank a snapshot that another rank has written",
+                stacklevel=2,
+            )
+        for name in self._names:
+            total = self.by_name[name]
+            if comm.rank not in holders.values():
+                total[:] = 0
+            request = comm.Iallreduce(MPI.IN_PLACE, total)
+            wait_for_all(comm, request, timeout, "to share out what was loaded")
+            total /= len(holders)

@@ -1,0 +1,140 @@
+"""The start of an exchange: the ranks' arguments, compared, and their nodes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from data_parallel.nodes import nodes_of
+from data_parallel.settings import Settings
+from divisible.communication.collectives import all_gather, as_mpi
+from divisible.communication.communicators import (
+    announcement,
+    duplicate,
+    free_dropped,
+)
+from divisible.communication.errors import DisagreementError
+
+_PURPOSE = "to make the exchange"
+
+
+class Options(NamedTuple):
+    """What of an exchange only matters between ranks.
+
+    Attributes:
+        local_size: How many ranks share a node; ``None`` for those of a host.
+        bucket_bytes: Of a bucket.
+        chunk_bytes: Of a chunk; ``None`` for the default.
+        minimum: Elements of a bucket from which on it is coded; ``None`` to measure it.
+        error_feedback: Whether there is error feedback.
+        every: After how many exchanges there are new quantiles.
+        timeout: Seconds that a wait may take.
+    """
+
+    local_size: int | None
+    bucket_bytes: int
+    chunk_bytes: int | None
+    minimum: int | None
+    error_feedback: bool
+    every: int
+    timeout: float
+
+    def check(self, settings: Settings) -> None:
+        """Sees whether they are in their ranges.
+
+        Raises:
+            ValueError: If one is not.
+        """
+        for name in ("local_size", "bucket_bytes", "chunk_bytes", "every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be 1 or more, not {value}")
+        if self.minimum is not None and self.minimum < 0:
+            raise ValueError(f"minimum must be 0 or more, not {self.minimum}")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout must be positive, not {self.timeout}")
+        if self.error_feedback and settings.is_oyama2017:
+            raise ValueError(
+                "strategy 'oyama2017' knows no error feedback: leave it out, or give"
+                " strategy='two_roundings'"
+            )
+
+
+class Start(NamedTuple):
+    """What the ranks have agreed on.
+
+    Attributes:
+        comm: Of the exchange's own messages.
+        nodes: The ranks of each node, in rank order.
+    """
+
+    comm: MPI.Comm
+    nodes: list[tuple[int, ...]]
+
+
+def agree_on_start(
+    comm: Any, settings: Settings, options: Options, holder: Any
+) -> Start:
+    """Checks this rank's arguments, and compares them with those of the others.
+
+    Args:
+        comm: A ChainerMN communicator or an mpi4py one.
+        settings: Of the exchange.
+        options: Of the exchange.
+        holder: The exchange, which the new communicator lives as long as.
+
+    Raises:
+        DisagreementError: If they differ, or those of another rank are wrong.
+        TypeError, ValueError: If those of this rank are wrong.
+        StallError: If another rank does not come.
+    """
+    mpi_comm = as_mpi(comm)
+    refusal: Exception | None = None
+    try:
+        settings.checked()
+        options.check(settings)
+    except (TypeError, ValueError) as error:
+        refusal = error
+    text = "" if refusal is None else str(refusal)
+    # A timeout that is wrong itself is none to wait for.
+    timeout = options.timeout if options.timeout > 0 else 60.0
+    given = {**settings._asdict(), **options._asdict(), "timeout": None}
+    said = all_gather(
+        mpi_comm,
+        (text, given, socket.gethostname(), announcement()),
+        timeout,
+        _PURPOSE,
+    )
+    if refusal is not None:
+        raise refusal
+    for rank, (theirs, _, _, _) in enumerate(said):
+        if theirs:
+            raise DisagreementError(f"rank {rank}: {theirs}")
+    for rank, (_, theirs, _, _) in enumerate(said):
+        for name, value in said[0][1].items():
+            if theirs[name] != value:
+                raise DisagreementError(
+                    f"rank 0 has {name}={value!r}, but rank {rank} has {theirs[name]!r}"
+                )
+    nodes = _nodes([host for _, _, host, _ in said], options.local_size)
+    sizes = sorted({len(ranks) for ranks in nodes})
+    if settings.is_oyama2017 and len(sizes) > 1:
+        raise DisagreementError(
+            f"strategy 'oyama2017' needs as many ranks on each node, not {sizes}: give"
+            f" local_size, or strategy='two_roundings'"
+        )
+    name = free_dropped([of_comm for _, _, _, of_comm in said])
+    return Start(duplicate(mpi_comm, timeout, holder, name, _PURPOSE), nodes)
+
+
+def _nodes(hosts: Sequence[str], local_size: int | None) -> list[tuple[int, ...]]:
+    """Returns the ranks of each node, in the order of their first ranks."""
+    if local_size is not None:
+        return [tuple(ranks) for ranks in nodes_of(len(hosts), local_size)]
+    by_host: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        by_host.setdefault(host, []).append(rank)
+    return [tuple(ranks) for ranks in by_host.values()]

@@ -1,0 +1,193 @@
+"""One exchange, from its opening to the mean."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Callable, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from data_parallel.arrays import Arrays
+from data_parallel.coder import NOT_FINITE, PRESENT, Code, Coder, Gradients
+from data_parallel.flow import Flow, Steps
+from data_parallel.layout import Bucket, Unit
+from data_parallel.messages import OPENING, Buffers, Messages
+from data_parallel.nodes import shares
+from data_parallel.opening import Opening
+from data_parallel.units import Clock, Placement, run
+
+
+class Ranks(NamedTuple):
+    """The ranks of an exchange, and what its messages need.
+
+    Attributes:
+        comm: Of its messages.
+        placement: Of this rank.
+        lanes: By lane the rank that serves it on each node.
+        buffers: For messages.
+        timeout: Seconds that a wait may take.
+    """
+
+    comm: MPI.Comm
+    placement: Placement
+    lanes: Sequence[Sequence[int]]
+    buffers: Buffers
+    timeout: float
+
+
+class UnderWay:
+    """An exchange that has begun.
+
+    Args:
+        ranks: Of the exchange.
+        opening: What they tell each other first.
+        arrays: To be exchanged; they may come one after the other.
+        buckets: How they are cut.
+        first_unit: The number of the first unit, counted over all exchanges.
+        make_code: Makes the code of the coded regions, once the ranks have agreed,
+            given the gradients and the ranks' numbers of samples, or ``None``.
+
+    Attributes:
+        clock: Where time and bytes go.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        opening: Opening,
+        arrays: Arrays,
+        buckets: Sequence[Bucket],
+        first_unit: int,
+        make_code: Callable[[Gradients, Sequence[int] | None], Code],
+    ) -> None:
+        self._ranks, self._arrays, self._buckets = ranks, arrays, buckets
+        self._next_unit, self._make_code = first_unit, make_code
+        self._n_queued = 0
+        self._is_open = self._is_asking = False
+        self.clock = Clock()
+        self._flow = Flow(ranks.comm, ranks.timeout)
+        self._flow.add(partial(self._open, opening))
+
+    def put(self, i: int, array: np.ndarray | None) -> None:
+        """Gives an array; its bucket starts when it has all of its own."""
+        self._arrays.put(i, array)
+        self._queue()
+
+    def look(self) -> None:
+        """Goes on as far as messages have come."""
+        with self._timed():
+            self._flow.look()
+
+    def finish(self) -> None:
+        """Waits until the mean is in the arrays.
+
+        Raises:
+            DisagreementError: If something is wrong on one of the ranks.
+            StallError: If another rank does not come.
+        """
+        with self._timed():
+            self._flow.finish()
+
+    def is_finite(self) -> bool:
+        """Returns, at the end, whether no number is infinite or NaN."""
+        are_coded_finite = not (self._coder.flags & NOT_FINITE).any()
+        return are_coded_finite and all(
+            bool(np.isfinite(self._arrays.flat[i]).all())
+            for bucket in self._buckets
+            for i in bucket.exact
+        )
+
+    def results(self) -> list[np.ndarray | None]:
+        """Returns the arrays, at the end; ``None`` for one that no rank has given."""
+        arrays, flags = self._arrays, self._coder.flags
+        results = []
+        for i in range(len(arrays.specs)):
+            if flags[i] & NOT_FINITE:
+                arrays.flat[i].fill(np.nan)
+            # Of an array without elements nobody tells anything.
+            is_there = flags[i] & PRESENT or arrays.are_present[i]
+            results.append(arrays.result(i) if is_there else None)
+        return results
+
+    def _open(self, opening: Opening) -> Steps:
+        yield from opening.exchange()
+        n_samples = opening.check()
+        comm = self._ranks.comm
+        gradients = Gradients(
+            self._arrays.flat,
+            self._arrays.are_present,
+            shares(n_samples, comm.size)[comm.rank],
+        )
+        self._code = self._make_code(gradients, n_samples)
+        self._coder = Coder(self._code, gradients)
+        self._is_open = True
+        self._queue()
+
+    def _queue(self) -> None:
+        """Lets the next buckets begin, if they have their arrays."""
+        while self._is_open and not self._is_asking and self._has_next():
+            bucket = self._buckets[self._n_queued]
+            self._n_queued += 1
+            own = self._code.prepare(bucket)
+            if own is None:
+                self._queue_units(bucket)
+            else:
+                self._is_asking = True
+                self._flow.add(partial(self._ask, bucket, own, self._new_unit()))
+
+    def _has_next(self) -> bool:
+        if self._n_queued == len(self._buckets):
+            return False
+        arrays = self._buckets[self._n_queued].arrays
+        return all(self._arrays.flat[i] is not None for i in arrays)
+
+    def _new_unit(self) -> int:
+        self._next_unit += 1
+        return self._next_unit - 1
+
+    def _queue_units(self, bucket: Bucket) -> None:
+        about = self._about(bucket)
+        for unit in bucket.units:
+            self._flow.add(partial(self._unit, unit, self._new_unit(), about))
+
+    def _unit(self, unit: Unit, number: int, about: str) -> Steps:
+        ranks = self._ranks
+        messages = Messages(ranks.comm, number, ranks.buffers, about)
+        lane = ranks.lanes[unit.lane]
+        return run(unit, lane, ranks.placement, self._coder, messages, self.clock)
+
+    def _ask(self, bucket: Bucket, own: np.ndarray, number: int) -> Steps:
+        """Takes the largest of all ranks' numbers, before the bucket is coded."""
+        comm = self._ranks.comm
+        messages = Messages(comm, number, self._ranks.buffers, self._about(bucket))
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        received = [messages.receive(OPENING, rank, own.nbytes) for rank in others]
+        for rank in others:
+            messages.send(OPENING, rank, own.view(np.uint8))
+        yield [*(pending for _, pending in received), *messages.sent()]
+        theirs = [buffer.view(own.dtype) for buffer, _ in received]
+        self._code.agree(bucket, np.max([own, *theirs], axis=0))
+        messages.end()
+        self._is_asking = False
+        self._queue_units(bucket)
+        self._queue()
+
+    def _about(self, bucket: Bucket) -> str:
+        names = [self._arrays.specs[i].name for i in bucket.arrays]
+        some = names if len(names) <= 2 else [names[0], "...", names[-1]]
+        return f"its part of bucket {bucket.number} ({', '.join(some)})"
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Counts the time within as that of the wire, but for what computes."""
+        seconds = self.clock.seconds
+        start, before = time.perf_counter(), sum(seconds.values())
+        try:
+            yield
+        finally:
+            computed = sum(seconds.values()) - before
+            seconds["wire"] += time.perf_counter() - start - computed

@@ -1,0 +1,78 @@
+"""What an exchange leaves on ranks: as simulated, and the same on all of them."""
+
+import numpy as np
+import pytest
+
+from data_parallel import Exchange, simulate_exchange
+from divisible.communication.wire import WIRE
+from tests.support.mpiexec import assert_on_ranks
+
+TIMEOUT = 30
+
+
+def gradients_of(n_ranks, n):
+    """One for each rank, of far magnitudes."""
+    return [
+        (np.random.RandomState(r).standard_normal(n) * 10.0 ** (r - 2)).astype("f")
+        for r in range(n_ranks)
+    ]
+
+
+def one_array(comm, local_size, **options):
+    """Compares it with the simulation, for several sizes and shares."""
+    weights = None
+    for n in [1, 15, 300, 5000, 100_000]:
+        if options.get("strategy") == "oyama2017":
+            weights = np.random.RandomState(9).standard_normal(n).astype("f")
+        for n_samples in [None, [3, 0, 5, 7][: comm.size]]:
+            for chunk_bytes in [None, 4096]:
+                gradients = gradients_of(comm.size, n)
+                expected = simulate_exchange(
+                    gradients,
+                    local_size=local_size,
+                    n_samples=n_samples,
+                    weights=weights,
+                    **options,
+                )
+                array = gradients[comm.rank]
+                with Exchange(
+                    comm,
+                    local_size=local_size,
+                    minimum=0,
+                    chunk_bytes=chunk_bytes,
+                    timeout=TIMEOUT,
+                    **options,
+                ) as exchange:
+                    exchange.mean(
+                        [array],
+                        weights=weights if weights is None else [weights],
+                        n_samples=n_samples and n_samples[comm.rank],
+                    )
+                    sent = comm.allreduce(exchange.sent_bytes, max)
+                assert array.tobytes() == expected.mean.tobytes(), (n, n_samples)
+                assert sent == expected.sent_bytes, (n, n_samples)
+
+
+def two_roundings(comm):
+    for local_size in range(1, comm.size + 1):
+        for wire_dtype in WIRE:
+            one_array(comm, local_size, wire_dtype=wire_dtype)
+
+
+def oyama2017(comm):
+    for local_size in range(1, comm.size + 1):
+        for rounding in ["truncate", "nearest"]:
+            if comm.size % local_size == 0:
+                one_array(
+                    comm,
+                    local_size,
+                    wire_dtype="fp8",
+                    strategy="oyama2017",
+                    rounding=rounding,
+                )
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("strategy", [two_roundings, oyama2017])
+def test_one_array_is_as_simulated(n_ranks, strategy):
+    assert_on_ranks(n_ranks, strategy)
