@@ -18,13 +18,12 @@ to expect there, speed is not.
 The modules::
 
     optimizer       MixedPrecision: one update, from gradients to weights
-    wrapper         an optimizer that stands where another one stood
     loss_scale      what the loss is multiplied by
     hooks           which hooks look at parameters, and clipping
     agreement       one decision on all ranks
     fused           update rules that have a kernel
     flat            parameters of one dtype in flat buffers
-    parameters      what an optimizer asks of parameters
+    parameters      what mixed precision asks of optimizers and parameters
     memory          what updates hold
     momentum_sgd16  momentum SGD without float32 weights
     lars            a learning rate for each layer

@@ -9,6 +9,7 @@ from typing import Any
 import chainer
 import numpy as np
 
+from divisible.optimizer_wrapper import OptimizerWrapper
 from mixed_precision import fused
 from mixed_precision.agreement import Agreement
 from mixed_precision.flat import FlatBuffers, Gathered
@@ -24,11 +25,11 @@ from mixed_precision.model import LinkGroup
 from mixed_precision.parameters import (
     check_copies,
     check_is_whole,
+    check_optimizer,
     check_parameter,
     has_master,
     unique_parameters,
 )
-from mixed_precision.wrapper import OptimizerWrapper
 
 
 class MixedPrecision(OptimizerWrapper):
@@ -125,6 +126,7 @@ class MixedPrecision(OptimizerWrapper):
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, not {timeout}")
         super().__init__(optimizer)
+        check_optimizer(optimizer)
         self.loss_scale = loss_scale
         self._comm = comm
         self._agreement = Agreement(comm, timeout)

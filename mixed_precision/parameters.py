@@ -1,4 +1,4 @@
-"""What an optimizer asks of parameters."""
+"""What mixed precision asks of optimizers and parameters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,32 @@ import sys
 
 import chainer
 import numpy as np
+from chainer.optimizer import GradientMethod
+
+
+def check_optimizer(optimizer: chainer.Optimizer) -> None:
+    """Refuses optimizers that do more than call update rules and hooks.
+
+    Raises:
+        TypeError: If it has an update of its own.
+        ValueError: If it has a loss scale of its own.
+    """
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, GradientMethod):
+        raise TypeError(
+            f"optimizer must be a Chainer optimizer such as MomentumSGD(0.01), not"
+            f" {name}"
+        )
+    if type(optimizer).update is not GradientMethod.update:
+        raise TypeError(
+            f"{name} has an update of its own, which would not be called: put what it"
+            f" does into its update rule or a hook"
+        )
+    if optimizer._loss_scale is not None:
+        raise ValueError(
+            "the optimizer has a loss scale of its own, from set_loss_scale or"
+            " loss_scaling: give it to MixedPrecision instead"
+        )
 
 
 def check_parameter(path: str, param: chainer.Parameter) -> None:

@@ -19,31 +19,20 @@ class OptimizerWrapper(optimizer.Optimizer):
     """Wraps an optimizer: hooks and hyperparameters are the wrapped one's.
 
     Args:
-        actual_optimizer (chainer.optimizer.GradientMethod): The one to wrap.
+        actual_optimizer (chainer.Optimizer): The one to wrap.
 
     Raises:
-        TypeError: If it is something else, or has an update of its own.
-        ValueError: If it has a loss scale of its own.
+        TypeError: If it is something else.
     """
 
     # Named here because __setattr__ sets other public names in the wrapped optimizer.
     actual_optimizer: Any = None
 
     def __init__(self, actual_optimizer: Any) -> None:
-        if not isinstance(actual_optimizer, optimizer.GradientMethod):
+        if not isinstance(actual_optimizer, optimizer.Optimizer):
             raise TypeError(
                 f"optimizer must be a Chainer optimizer such as MomentumSGD(0.01), not"
                 f" {type(actual_optimizer).__name__}"
-            )
-        if type(actual_optimizer).update is not optimizer.GradientMethod.update:
-            raise TypeError(
-                f"{type(actual_optimizer).__name__} has an update of its own, which"
-                f" would not be called: put what it does into its update rule or a hook"
-            )
-        if actual_optimizer._loss_scale is not None:
-            raise ValueError(
-                "the optimizer has a loss scale of its own, from set_loss_scale or"
-                " loss_scaling: give it to MixedPrecision instead"
             )
         self.actual_optimizer = actual_optimizer
 
