@@ -2,6 +2,11 @@
 
 ::
 
+    optimizer      an optimizer that follows the mean gradient of replicas
+    late_gradients double buffering: gradients that are applied one update late
+    parameters     of a model, as an exchange takes their gradients
+    replica_agreement  what replicas must have in common, and their values
+
     exchange       the mean of arrays over ranks: what a user makes and calls
     start          its arguments, compared between the ranks
     opening        the ranks' first words in each exchange
@@ -17,6 +22,7 @@
     layout         arrays, cut into buckets, lanes, parts and chunks
     nodes          which replicas share a node, and the slices that each adds up
     arrays         the arrays of an exchange
+    json_arrays    small things, as the arrays that a serializer takes
     settings       the arguments of an exchange, checked
     break_even     from how many elements on few bits are faster
     simulation     what an exchange leaves on the replicas, in one process
@@ -34,6 +40,10 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "data_parallel.exchange": ["Exchange", "measure_break_even"],
+        "data_parallel.optimizer": [
+            "MultiNodeOptimizer",
+            "create_multi_node_optimizer",
+        ],
         "data_parallel.simulation": ["ExchangeResult", "simulate_exchange"],
     },
 )

@@ -8,6 +8,7 @@ larger ones gain.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -35,6 +36,16 @@ def known(comm: MPI.Comm) -> dict[str, int | None]:
         found = {}
         comm.Set_attr(_keyvals[0], found)
     return found
+
+
+def warn_of_never(wire_dtype: str, n_ranks: int) -> None:
+    """Warns that all goes in float32."""
+    warnings.warn(
+        f"{wire_dtype!r} is not faster than 'fp32' between these {n_ranks} ranks, for"
+        f" up to {SIZES[-1]} elements: all goes in float32; give minimum=0 to send"
+        f" {wire_dtype!r} nevertheless",
+        stacklevel=4,
+    )
 
 
 def seconds(exchanges: Sequence[Any], n: int) -> list[float]:

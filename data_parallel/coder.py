@@ -9,8 +9,8 @@
 
 What a code of its own does with the coded region of a message is the business of
 :class:`Code`. The exact region is added up in float32, in rank order. At the end of a
-message there is a byte for each segment: whether a number in it was not finite, and
-whether a replica has a gradient there.
+message there is a byte for each segment: whether a number in it was not finite,
+whether a replica has a gradient there, and whether one has none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from data_parallel.layout import Bucket, Part, Segment
 from divisible.communication.wire import Fields
 
-NOT_FINITE, PRESENT = 1, 2
+NOT_FINITE, PRESENT, MISSING = 1, 2, 4
 
 
 class Code(Protocol):
@@ -207,7 +207,10 @@ class Coder:
     def _own_flags(self, part: Part) -> np.ndarray:
         present = self._gradients.are_present
         return np.array(
-            [PRESENT * present[each.array] for each in (*part.coded, *part.exact)],
+            [
+                PRESENT if present[each.array] else MISSING
+                for each in (*part.coded, *part.exact)
+            ],
             np.uint8,
         )
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import warnings
 from collections.abc import Collection, Sequence
 from typing import Any, Callable
 
@@ -14,26 +12,24 @@ import numpy as np
 from data_parallel import break_even, oyama2017
 from data_parallel.arrays import Arrays, Spec, specs_of
 from data_parallel.coder import Code, Gradients
+from data_parallel.json_arrays import as_bytes, from_bytes
 from data_parallel.layout import Layouts, Shape
 from data_parallel.messages import Buffers
 from data_parallel.nodes import lanes_of
-from data_parallel.opening import Opening
+from data_parallel.opening import Opening, check_n_samples
 from data_parallel.quantiles import Quantiles
 from data_parallel.residuals import NOT_LOADED, Residuals
 from data_parallel.settings import Settings
 from data_parallel.start import Options, agree_on_start
 from data_parallel.two_roundings import TwoRoundingsCode
-from data_parallel.under_way import Ranks, UnderWay
+from data_parallel.under_way import Ranks, UnderWay, compare
 from data_parallel.units import PARTS, Placement
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.collectives import as_mpi
 from divisible.communication.errors import DisagreementError
 
-_BYTES_OF_FLOAT32 = 4
-_CHUNK_BYTES = 4 * 2**20
 # More elements than there are.
 _NEVER = 2**62
-_RESIDUALS = "residuals"
 
 
 class Exchange:
@@ -148,8 +144,7 @@ class Exchange:
             len(self._ranks.lanes),
             len(self.nodes),
             block,
-            bucket_bytes // _BYTES_OF_FLOAT32,
-            (chunk_bytes or _CHUNK_BYTES) // _BYTES_OF_FLOAT32,
+            *self._options.bucket_and_chunk(),
             self._minimum(comm, minimum),
         )
         self._layouts = Layouts(shape, is_fp32=settings.wire.name == "fp32")
@@ -234,6 +229,8 @@ class Exchange:
         """
         under_way, self._under_way = self._running(), None
         under_way.finish()
+        if not self._zero_fill:
+            under_way.check_all_present()
         self.sent_bytes = under_way.clock.sent_bytes
         self.seconds = under_way.clock.seconds
         if self._quantiles is not None:
@@ -247,6 +244,7 @@ class Exchange:
         specs: Callable[[], tuple[Spec, ...]],
         weights: Sequence[np.ndarray] | None,
         n_samples: int | None,
+        zero_fill: bool = True,
     ) -> None:
         """Begins an exchange whose arrays come one after the other.
 
@@ -254,13 +252,13 @@ class Exchange:
             specs: Returns what they are; may raise to refuse the exchange.
             weights: As of :meth:`mean`.
             n_samples: Likewise.
+            zero_fill: Whether zeros stand for an array that some ranks have not put.
 
         Raises:
             RuntimeError: If another has begun.
             TypeError, ValueError: If an argument is wrong.
         """
-        if self._under_way is not None:
-            raise RuntimeError("an exchange has begun already: finish it first")
+        self._check_idle()
         refusal: Exception | None = None
         found: tuple[Spec, ...] = ()
         flat_weights: list[np.ndarray] = []
@@ -268,7 +266,7 @@ class Exchange:
             found = specs()
             if self._quantiles is not None:
                 flat_weights = oyama2017.flat_weights(weights, [s.shape for s in found])
-            _check_n_samples(n_samples)
+            check_n_samples(n_samples)
         except (TypeError, ValueError) as error:
             refusal, n_samples = error, None
         if self._layouts.fit(found):
@@ -282,21 +280,27 @@ class Exchange:
             n_samples,
             str(refusal or ""),
             NOT_LOADED if self._residuals is None else self._residuals.origin,
-            self._options.timeout,
+            self.timeout,
         )
 
         def make_code(gradients: Gradients, samples: Sequence[int] | None) -> Code:
             if self._quantiles is not None:
-                q = self._quantiles.open(found)
-                return self._oyama2017_code(gradients, flat_weights, q, samples)
+                return oyama2017.Oyama2017Code(
+                    self._settings,
+                    gradients,
+                    flat_weights,
+                    self._quantiles.open(found),
+                    self.nodes,
+                    are_alike=samples is None,
+                )
             if self._residuals is not None:
-                timeout = self._options.timeout
-                self._residuals.share_out(self.comm, opening.origins(), timeout)
+                self._residuals.share_out(self.comm, opening.origins(), self.timeout)
             return TwoRoundingsCode(self._settings, gradients, self._residuals)
 
         self._under_way = UnderWay(
             self._ranks, opening, Arrays(found), buckets, self._n_units, make_code
         )
+        self._zero_fill = zero_fill
         self._n_exchanges += 1
         # A bucket may need a message before its units.
         self._n_units += sum(1 + len(bucket.units) for bucket in buckets)
@@ -320,6 +324,35 @@ class Exchange:
         """
         self._running().put(i, array)
 
+    def compare(self, lines: Sequence[str]) -> None:
+        """Sees that all ranks have the same lines of text.
+
+        Args:
+            lines: Each a thing that a rank has, such as ``'lr=0.1 of SGD'``.
+
+        Raises:
+            DisagreementError: If they differ; it says where first.
+            StallError: If another rank does not come.
+            RuntimeError: If an exchange has begun.
+        """
+        self._check_idle()
+        compare(
+            Opening(
+                self.comm, self._n_exchanges, lines, None, "", NOT_LOADED, self.timeout
+            )
+        )
+        self._n_exchanges += 1
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a wait for another rank may take."""
+        return self._options.timeout
+
+    def scale_residuals(self, factor: float) -> None:
+        """Multiplies what error feedback keeps, when gradients are scaled otherwise."""
+        if self._residuals is not None:
+            self._residuals.scale(factor)
+
     def serialize(self, serializer: Any) -> None:
         """Reads or writes what the next exchanges depend on.
 
@@ -327,10 +360,25 @@ class Exchange:
         feedback keeps of this rank. Each rank has a snapshot of its own, then; another
         number of ranks shares out the mean.
         """
-        if isinstance(serializer, chainer.Deserializer):
-            self._load(serializer)
-        else:
-            self._save(serializer)
+        is_loading = isinstance(serializer, chainer.Deserializer)
+        state = {
+            "minimum": self.minimum,
+            "n_exchanges": self._n_exchanges,
+            "quantiles": self._quantiles and self._quantiles.state(),
+        }
+        state = serializer("state", None if is_loading else as_bytes(state))
+        if is_loading:
+            state = from_bytes(state)
+            self._n_exchanges = state["n_exchanges"]
+            shape = self._layouts.shape
+            self._layouts.shape = shape._replace(minimum=state["minimum"])
+            if self._quantiles is not None and state["quantiles"] is not None:
+                self._quantiles.load(state["quantiles"])
+        if self._residuals is not None:
+            if is_loading:
+                self._residuals.load(serializer["residuals"])
+            else:
+                self._residuals.save(serializer["residuals"], self.comm)
 
     def close(self) -> None:
         """Frees the communicator; a call of all ranks."""
@@ -346,33 +394,9 @@ class Exchange:
         if kind is None:
             self.close()
 
-    def _save(self, serializer: Any) -> None:
-        residuals = {} if self._residuals is None else self._residuals.by_name
-        state = {
-            "minimum": self.minimum,
-            "n_exchanges": self._n_exchanges,
-            "quantiles": self._quantiles and self._quantiles.state(),
-            "origin": [self.comm.size, self.comm.rank],
-            "residuals": list(residuals),
-        }
-        serializer("state", np.frombuffer(json.dumps(state).encode(), np.uint8))
-        for name, residual in residuals.items():
-            serializer[_RESIDUALS](name, residual)
-
-    def _load(self, serializer: Any) -> None:
-        state = json.loads(bytes(np.asarray(serializer("state", None))))
-        self._n_exchanges = state["n_exchanges"]
-        shape = self._layouts.shape
-        self._layouts.shape = shape._replace(minimum=state["minimum"])
-        if self._quantiles is not None and state["quantiles"] is not None:
-            self._quantiles.load(state["quantiles"])
-        if self._residuals is not None:
-            load = serializer[_RESIDUALS]
-            self._residuals.by_name = {
-                name: np.array(load(name, None)) for name in state["residuals"]
-            }
-            n_ranks, rank = state["origin"]
-            self._residuals.origin = n_ranks, rank
+    def _check_idle(self) -> None:
+        if self._under_way is not None:
+            raise RuntimeError("an exchange has begun already: finish it first")
 
     def _running(self) -> UnderWay:
         if self._under_way is None:
@@ -385,32 +409,11 @@ class Exchange:
         if given is not None or settings.is_oyama2017 or settings.wire.name == "fp32":
             return given or 0
         found = measure_break_even(comm, settings.wire.name)
-        if found is not None:
-            return found
-        if self.comm.rank == 0:
-            warnings.warn(
-                f"{settings.wire_dtype!r} is not faster than 'fp32' between these"
-                f" {self.comm.size} ranks, for up to {break_even.SIZES[-1]} elements:"
-                f" all goes in float32; give minimum=0 to send {settings.wire_dtype!r}"
-                f" nevertheless",
-                stacklevel=3,
-            )
-        return _NEVER
-
-    def _oyama2017_code(
-        self,
-        gradients: Gradients,
-        weights: Sequence[np.ndarray],
-        q: list[float],
-        samples: Sequence[int] | None,
-    ) -> Code:
-        factor = None
-        if samples is not None:
-            factor = gradients.share * np.float32(self.comm.size)
-        sizes = len(self.nodes[0]), len(self.nodes)
-        return oyama2017.Oyama2017Code(
-            self._settings, gradients, weights, q, *sizes, factor
-        )
+        if found is None:
+            if self.comm.rank == 0:
+                break_even.warn_of_never(settings.wire_dtype, self.comm.size)
+            return _NEVER
+        return found
 
 
 def measure_break_even(comm: Any, wire_dtype: str) -> int | None:
@@ -449,8 +452,3 @@ def measure_break_even(comm: Any, wire_dtype: str) -> int | None:
                 )
         known[wire_dtype] = found
     return known[wire_dtype]
-
-
-def _check_n_samples(n_samples: int | None) -> None:
-    if n_samples is not None and (n_samples != int(n_samples) or n_samples < 0):
-        raise ValueError(f"n_samples must be 0 or more, not {n_samples}")

@@ -28,6 +28,16 @@ def checksum(value: Any) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def check_n_samples(n_samples: int | None) -> None:
+    """Sees that a number of samples can be one.
+
+    Raises:
+        ValueError: If it cannot.
+    """
+    if n_samples is not None and (n_samples != int(n_samples) or n_samples < 0):
+        raise ValueError(f"n_samples must be 0 or more, not {n_samples}")
+
+
 class Opening:
     """The opening of one exchange.
 
@@ -51,7 +61,7 @@ class Opening:
         origin: tuple[int, int],
         timeout: float,
     ) -> None:
-        self._comm, self._timeout = comm, timeout
+        self.comm, self.timeout = comm, timeout
         self._summary, self._refusal = summary, refusal
         said = ALIKE if n_samples is None else n_samples
         fields = number, checksum(summary), said, bool(refusal), *origin
@@ -60,17 +70,17 @@ class Opening:
 
     def exchange(self) -> Generator[list[Pending], None, None]:
         """Yields what this rank waits for."""
-        others = [rank for rank in range(self._comm.size) if rank != self._comm.rank]
+        others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
         pending = [
             Pending(
-                self._comm.Irecv(self._all[rank], rank, OPENING),
+                self.comm.Irecv(self._all[rank], rank, OPENING),
                 rank,
                 f"rank {rank} to begin the exchange",
             )
             for rank in others
         ]
         for rank in others:
-            request = self._comm.Isend(self._own, rank, OPENING)
+            request = self.comm.Isend(self._own, rank, OPENING)
             pending.append(
                 Pending(request, rank, f"rank {rank} to take part in the exchange")
             )
@@ -85,11 +95,11 @@ class Opening:
         """
         numbers, checksums, samples, refused = self._all.T[:4]
         if refused.any():
-            said = all_gather(self._comm, self._refusal, self._timeout, "to refuse")
+            said = all_gather(self.comm, self._refusal, self.timeout, "to refuse")
             rank = next(rank for rank, text in enumerate(said) if text)
             raise DisagreementError(f"rank {rank}: {said[rank]}")
         if len(set(checksums)) > 1:
-            said = all_gather(self._comm, self._summary, self._timeout, "to compare")
+            said = all_gather(self.comm, self._summary, self.timeout, "to compare")
             raise DisagreementError(_difference(said))
         if len(set(numbers)) > 1:
             raise DisagreementError(

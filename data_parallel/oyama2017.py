@@ -160,9 +160,8 @@ class Oyama2017Code:
         gradients: Of this replica.
         weights: By array, flat float32; the same on all replicas.
         q: By array; 0 where it is to be taken anew.
-        local_size: How many replicas share a node.
-        n_nodes: How many nodes there are.
-        factor: What gradients are multiplied by before, for unequal minibatches.
+        nodes: The replicas of each node, as many on all.
+        are_alike: Whether the replicas' minibatches are.
     """
 
     contribution_bytes = 1
@@ -173,13 +172,16 @@ class Oyama2017Code:
         gradients: Gradients,
         weights: Sequence[np.ndarray],
         q: list[float],
-        local_size: int,
-        n_nodes: int,
-        factor: np.float32 | None,
+        nodes: Sequence[Sequence[int]],
+        are_alike: bool,
     ) -> None:
         self._settings, self._gradients, self._weights = settings, gradients, weights
-        self._q, self._local_size, self._n_nodes = q, local_size, n_nodes
-        self._factor = factor
+        self._q, self._n_nodes, self._local_size = q, len(nodes), len(nodes[0])
+        # What gradients are multiplied by before.
+        self._factor = None
+        if not are_alike:
+            n_replicas = np.float32(self._n_nodes * self._local_size)
+            self._factor = gradients.share * n_replicas
 
     def prepare(self, bucket: Bucket) -> np.ndarray | None:
         """Returns this replica's quantiles, where they are to be taken anew."""

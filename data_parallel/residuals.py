@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from data_parallel.arrays import Spec
+from data_parallel.json_arrays import as_bytes, from_bytes
 from data_parallel.layout import Segment
 from divisible.communication.collectives import wait_for_all
 from divisible.communication.errors import in_words
@@ -60,6 +62,27 @@ class Residuals:
         for name in self._names:
             now, then = self._spare, self.by_name
             now[name], then[name] = then[name], now[name]
+
+    def save(self, serializer: Any, comm: MPI.Comm) -> None:
+        """Writes them, and of which rank they are."""
+        state = {"origin": [comm.size, comm.rank], "names": list(self.by_name)}
+        serializer("state", as_bytes(state))
+        for name, residual in self.by_name.items():
+            serializer["of"](name, residual)
+
+    def load(self, serializer: Any) -> None:
+        """Reads what :meth:`save` has written."""
+        state = from_bytes(serializer("state", None))
+        n_ranks, rank = state["origin"]
+        self.origin = n_ranks, rank
+        self.by_name = {
+            name: np.array(serializer["of"](name, None)) for name in state["names"]
+        }
+
+    def scale(self, factor: float) -> None:
+        """Multiplies them, as the gradients are from now on."""
+        for residual in self.by_name.values():
+            residual *= np.float32(factor)
 
     def share_out(
         self, comm: MPI.Comm, origins: Sequence[tuple[int, int]], timeout: float

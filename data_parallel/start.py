@@ -18,6 +18,8 @@ from divisible.communication.communicators import (
 )
 from divisible.communication.errors import DisagreementError
 
+# While one is coded, some more are on the wire.
+_CHUNK_BYTES = 4 * 2**20
 _PURPOSE = "to make the exchange"
 
 
@@ -41,6 +43,10 @@ class Options(NamedTuple):
     error_feedback: bool
     every: int
     timeout: float
+
+    def bucket_and_chunk(self) -> tuple[int, int]:
+        """Returns the elements of a bucket and of a chunk."""
+        return self.bucket_bytes // 4, (self.chunk_bytes or _CHUNK_BYTES) // 4
 
     def check(self, settings: Settings) -> None:
         """Sees whether they are in their ranges.

@@ -12,13 +12,14 @@ import numpy as np
 from mpi4py import MPI
 
 from data_parallel.arrays import Arrays
-from data_parallel.coder import NOT_FINITE, PRESENT, Code, Coder, Gradients
+from data_parallel.coder import MISSING, NOT_FINITE, PRESENT, Code, Coder, Gradients
 from data_parallel.flow import Flow, Steps
 from data_parallel.layout import Bucket, Unit
 from data_parallel.messages import OPENING, Buffers, Messages
 from data_parallel.nodes import shares
 from data_parallel.opening import Opening
 from data_parallel.units import Clock, Placement, run
+from divisible.communication.errors import DisagreementError
 
 
 class Ranks(NamedTuple):
@@ -91,6 +92,23 @@ class UnderWay:
         """
         with self._timed():
             self._flow.finish()
+
+    def check_all_present(self) -> None:
+        """Sees, at the end, that no array came from some of the ranks alone.
+
+        Raises:
+            DisagreementError: If one did; on every rank.
+        """
+        both = PRESENT | MISSING
+        some = np.flatnonzero((self._coder.flags & both) == both)
+        if some.size:
+            name = self._arrays.specs[some[0]].name
+            here = "has" if self._arrays.are_present[some[0]] else "has not"
+            raise DisagreementError(
+                f"array {name} is there on some ranks alone; rank"
+                f" {self._ranks.comm.rank} {here} it. Give it on all, or let zeros"
+                f" stand for it: zero_fill=True"
+            )
 
     def is_finite(self) -> bool:
         """Returns, at the end, whether no number is infinite or NaN."""
@@ -191,3 +209,16 @@ class UnderWay:
         finally:
             computed = sum(seconds.values()) - before
             seconds["wire"] += time.perf_counter() - start - computed
+
+
+def compare(opening: Opening) -> None:
+    """Sees that all ranks have said the same; a call of all ranks.
+
+    Raises:
+        DisagreementError: If they have not.
+        StallError: If another rank does not come.
+    """
+    flow = Flow(opening.comm, opening.timeout)
+    flow.add(opening.exchange)
+    flow.finish()
+    opening.check()

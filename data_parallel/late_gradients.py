@@ -1,0 +1,137 @@
+"""Double buffering: gradients that are applied one update late.
+
+::
+
+    update 3   wait for mean of 2 -- begin exchange of 3 -- apply mean of 2
+    forward and backward of 4        messages of 3 move in between
+    update 4   wait for mean of 3 -- begin exchange of 4 -- apply mean of 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+
+from data_parallel.json_arrays import as_bytes, from_bytes
+from data_parallel.parameters import NamedParameter
+
+
+class Means(NamedTuple):
+    """The means of an exchange that is over.
+
+    Attributes:
+        by_name: By the parameter's path; what no rank had is not there.
+        scale: The loss scale of the gradients.
+    """
+
+    by_name: dict[str, np.ndarray]
+    scale: float
+
+    def give_to(
+        self, parameters: Sequence[NamedParameter], loss_scale: float | None
+    ) -> None:
+        """Makes them the gradients of parameters.
+
+        Args:
+            parameters: The model's.
+            loss_scale: What the optimizer takes gradients to be scaled by.
+        """
+        factor = (loss_scale or 1.0) / self.scale
+        for name, param in parameters:
+            mean = self.by_name.get(name)
+            if mean is not None and factor != 1:
+                # Beyond float16's range it is infinite, and the step is skipped.
+                with np.errstate(over="ignore", invalid="ignore"):
+                    mean *= mean.dtype.type(factor)
+            param.grad = mean
+            param._loss_scale = loss_scale
+
+
+class LateGradients:
+    """The gradients that are exchanged meanwhile, and the means of the last ones."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._scale = 1.0
+        self._is_under_way = False
+        self._means: Means | None = None
+        # In turn: one is exchanged, the other applied.
+        self._buffers: tuple[dict[str, np.ndarray], ...] = ({}, {})
+
+    def copies_of(
+        self, parameters: Sequence[NamedParameter], scale: float
+    ) -> list[np.ndarray | None]:
+        """Returns copies of gradients, of which an exchange begins.
+
+        Args:
+            parameters: The model's.
+            scale: The loss scale.
+        """
+        self._buffers = self._buffers[::-1]
+        self._names = [name for name, _ in parameters]
+        self._scale, self._is_under_way = scale, True
+        return [self._copy(name, param.grad) for name, param in parameters]
+
+    def _copy(self, name: str, gradient: np.ndarray | None) -> np.ndarray | None:
+        if gradient is None:
+            return None
+        buffers = self._buffers[0]
+        if name not in buffers or buffers[name].shape != gradient.shape:
+            buffers[name] = np.empty(gradient.shape, gradient.dtype)
+        np.copyto(buffers[name], gradient)
+        return buffers[name]
+
+    def finish(self, exchange: Any) -> None:
+        """Waits for the exchange that goes on, if one does."""
+        if self._is_under_way:
+            self._is_under_way = False
+            found = zip(self._names, exchange.finish())
+            by_name = {name: mean for name, mean in found if mean is not None}
+            self._means = Means(by_name, self._scale)
+
+    def take(self) -> Means | None:
+        """Returns the means to be applied; ``None`` at first."""
+        means, self._means = self._means, None
+        return means
+
+    def serialize(self, serializer: Any) -> None:
+        """Reads or writes the means that are to be applied."""
+        late = serializer["late"]
+        if isinstance(serializer, chainer.Deserializer):
+            state = from_bytes(late("state", None))
+            self._means = None
+            if state is not None:
+                of = late["means"]
+                by_name = {name: np.array(of(name, None)) for name in state["names"]}
+                self._means = Means(by_name, state["scale"])
+            return
+        means, state = self._means, None
+        if means is not None:
+            state = {"names": list(means.by_name), "scale": means.scale}
+            for name, mean in means.by_name.items():
+                late["means"](name, mean)
+        late("state", as_bytes(state))
+
+
+class Looks(chainer.FunctionHook):
+    """Moves the messages of an exchange on, between functions.
+
+    Args:
+        exchange: Whose messages.
+    """
+
+    name = "MovesMessagesOfExchange"
+
+    def __init__(self, exchange: Any) -> None:
+        self._exchange = exchange
+
+    def forward_postprocess(self, function: Any, in_data: Any) -> None:
+        """Looks, after a forward."""
+        self._exchange.look()
+
+    def backward_postprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
+        """Looks, after a backward."""
+        self._exchange.look()

@@ -1,0 +1,83 @@
+"""The parameters of a replica, and their gradients, as an exchange takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple, Union
+
+import chainer
+import numpy as np
+
+from data_parallel.arrays import Spec
+
+#: What sends some parameters in float32: ``'1d'``, a predicate of one, or nothing.
+Exempt = Union[str, Callable[[chainer.Parameter], Any], None]
+
+
+class NamedParameter(NamedTuple):
+    """A parameter, and its path in the model; of one with several, the first."""
+
+    name: str
+    param: chainer.Parameter
+
+
+def parameters_of(model: chainer.Link) -> list[NamedParameter]:
+    """Returns the initialized parameters of a model, each once, by path."""
+    by_id: dict[int, NamedParameter] = {}
+    for name, param in sorted(model.namedparams(include_uninit=False)):
+        by_id.setdefault(id(param), NamedParameter(name, param))
+    return list(by_id.values())
+
+
+def is_exempt(exempt: Exempt) -> Callable[[chainer.Parameter], bool]:
+    """Returns the predicate of parameters that keep float32 on the wire.
+
+    Args:
+        exempt: ``'1d'`` for those with fewer than two dimensions, a predicate, or
+            ``None`` for none.
+
+    Raises:
+        ValueError: If it is something else.
+
+    Example:
+        >>> of = is_exempt("1d")
+        >>> bias, weights = np.zeros(3, "f"), np.zeros((4, 3), "f")
+        >>> of(chainer.Parameter(bias)), of(chainer.Parameter(weights))
+        (True, False)
+    """
+    if exempt is None:
+        return lambda param: False
+    if exempt == "1d":
+        return lambda param: param.ndim < 2
+    if not callable(exempt):
+        raise ValueError(
+            f"exempt must be '1d', None or a function of a parameter, not {exempt!r}"
+        )
+    return lambda param: bool(exempt(param))
+
+
+def specs_of_gradients(
+    parameters: Sequence[NamedParameter],
+    exempt: Callable[[chainer.Parameter], bool],
+) -> tuple[Spec, ...]:
+    """Returns what gradients of parameters are.
+
+    Raises:
+        TypeError: If one cannot be exchanged.
+    """
+    for name, param in parameters:
+        if param.device.xp is not np:
+            raise TypeError(
+                f"parameter {name} is on the device {param.device}: gradients are"
+                f" exchanged between NumPy arrays; keep the model on the CPU, or use"
+                f" chainermn.create_multi_node_optimizer"
+            )
+        if param.dtype.char not in "efd":
+            raise TypeError(
+                f"parameter {name} is of dtype {param.dtype}: gradients are exchanged"
+                f" of float16, float32 and float64"
+            )
+    return tuple(
+        Spec(name, param.shape, param.dtype.char, exempt(param))
+        for name, param in parameters
+    )

@@ -1,0 +1,162 @@
+"""What replicas must have in common: the model, the optimizer, the values.
+
+Replicas that begin with other values, or drift apart later, train on without an error:
+each follows the mean gradient from where it is. So they compare checksums.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from data_parallel.parameters import NamedParameter
+from divisible.communication.collectives import all_gather, wait_for_all
+from divisible.communication.errors import DisagreementError, in_words
+
+
+def description(optimizer: Any, parameters: Sequence[NamedParameter]) -> list[str]:
+    """Returns what replicas must have in common, but for values, line by line.
+
+    Args:
+        optimizer: Set up with the model.
+        parameters: Of the model.
+    """
+    lines = []
+    for name, param in parameters:
+        lines.append(f"parameter {name} of {param.shape} and {param.dtype}")
+    common: dict[str, Any] = {}
+    hyperparam = getattr(optimizer, "hyperparam", None)
+    if hyperparam is not None:
+        common = hyperparam.get_dict()
+        # What is inside another optimizer counts: MomentumSGD in MixedPrecision.
+        inner = optimizer
+        while hasattr(inner, "actual_optimizer"):
+            inner = inner.actual_optimizer
+        lines += _settings(type(inner).__name__, common)
+    for name, param in parameters:
+        rule = param.update_rule
+        own = (
+            {}
+            if rule is None or rule.hyperparam is None
+            else rule.hyperparam.get_dict()
+        )
+        differing = {k: v for k, v in own.items() if common.get(k, own) != v}
+        lines += _settings(f"the update rule of {name}", differing)
+    for hook in _hooks(optimizer):
+        lines.append(f"the hook {type(hook).__name__}")
+        lines += _settings(type(hook).__name__, vars(hook))
+    return lines
+
+
+def _hooks(optimizer: Any) -> list[Any]:
+    hookable = getattr(optimizer, "_hookable", None)
+    if hookable is None:
+        return []
+    return [
+        hook
+        for hooks in (hookable._pre_update_hooks, hookable._post_update_hooks)
+        for hook in (hooks or {}).values()
+    ]
+
+
+def _settings(of: str, values: Any) -> list[str]:
+    """Returns a line for each number or text."""
+    plain = (bool, int, float, str, np.generic, type(None))
+    return [
+        f"{name}={value!r} of {of}"
+        for name, value in sorted(dict(values).items())
+        if isinstance(value, plain)
+    ]
+
+
+def checksums(parameters: Sequence[NamedParameter]) -> np.ndarray:
+    """Returns a number for the values of each parameter, int64."""
+    return np.array(
+        [
+            zlib.crc32(np.ascontiguousarray(param.array).reshape(-1).view(np.uint8))
+            for _, param in parameters
+        ],
+        np.int64,
+    )
+
+
+def differing(
+    comm: MPI.Comm, parameters: Sequence[NamedParameter], timeout: float
+) -> dict[int, list[int]]:
+    """Returns the positions of parameters that differ, and on which ranks.
+
+    A call of all ranks.
+
+    Args:
+        comm: Of the ranks.
+        parameters: The same ones on all of them, whatever their values.
+        timeout: Seconds to wait for another rank.
+    """
+    said = np.array(
+        all_gather(comm, checksums(parameters), timeout, "to compare the parameters")
+    )
+    return {
+        int(i): np.flatnonzero(said[:, i] != said[0, i]).tolist()
+        for i in np.flatnonzero((said != said[0]).any(axis=0))
+    }
+
+
+def give_values_of_rank_0(
+    comm: MPI.Comm,
+    parameters: Sequence[NamedParameter],
+    differing: dict[int, list[int]],
+    timeout: float,
+) -> None:
+    """Replaces values that differ by those of rank 0, with a warning.
+
+    Args:
+        comm: Of the ranks.
+        parameters: Of the replicas.
+        differing: From :func:`differing`.
+        timeout: Seconds to wait for another rank.
+    """
+    first = min(differing)
+    if comm.rank == 0:
+        warnings.warn(
+            f"{len(differing)} parameters differ between the replicas, the first of"
+            f" them {parameters[first].name} on {in_words(differing[first])}: all get"
+            f" the values of rank 0, and the gradients of this update, which are those"
+            f" of other values, are dropped. Seed all ranks alike, or load the same"
+            f" file, to begin with equal ones",
+            stacklevel=4,
+        )
+    for i in sorted(differing):
+        param = parameters[i].param
+        # Of any memory layout and dtype: bytes travel.
+        values = np.ascontiguousarray(param.array)
+        request = comm.Ibcast([values.reshape(-1).view(np.uint8), MPI.BYTE], 0)
+        wait_for_all(comm, request, timeout, f"to give values to {parameters[i].name}")
+        param.array[...] = values
+
+
+def check_values(
+    comm: MPI.Comm,
+    parameters: Sequence[NamedParameter],
+    n_updates: int,
+    timeout: float,
+) -> None:
+    """Sees that the replicas are still equal; a call of all ranks.
+
+    Raises:
+        DisagreementError: If they have drifted apart; on every rank.
+    """
+    found = differing(comm, parameters, timeout)
+    if found:
+        first = min(found)
+        raise DisagreementError(
+            f"before update number {n_updates} {len(found)} of {len(parameters)}"
+            f" parameters differ between the replicas, the first of them"
+            f" {parameters[first].name}: on {in_words(found[first])} it is not that of"
+            f" rank 0. Something changes parameters on one rank alone, such as a hook"
+            f" or an extension"
+        )
