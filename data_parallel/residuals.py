@@ -89,8 +89,9 @@ class Residuals:
     ) -> None:
         """Gives each rank its part of what was loaded; a call of all ranks.
 
-        A rank that has loaded its own goes on with it. With another number of ranks
-        each gets the mean, so that nothing is lost of what was lost.
+        Where none has loaded, or each its own, all go on with what they have. With
+        another number of ranks each gets the mean, so that nothing is lost of what was
+        lost.
 
         Args:
             comm: Of the ranks.
@@ -98,7 +99,8 @@ class Residuals:
             timeout: Seconds to wait for another rank.
         """
         self.origin = NOT_LOADED
-        if all(origin == (comm.size, rank) for rank, origin in enumerate(origins)):
+        own = [(comm.size, rank) for rank in range(comm.size)]
+        if list(origins) in ([NOT_LOADED] * comm.size, own):
             return
         holders: dict[int, int] = {}
         for rank, (n, of) in enumerate(origins):

@@ -1,0 +1,194 @@
+"""What encodings have lost comes back: as simulated, and over snapshots."""
+
+import warnings
+
+import numpy as np
+import pytest
+from chainer.serializers import DictionarySerializer, NpzDeserializer
+
+from data_parallel import Exchange, simulate_exchange
+from tests.support.mpiexec import assert_on_ranks
+
+TIMEOUT = 30
+N = 1000
+OPTIONS = {"minimum": 0, "block": 64, "error_feedback": True, "timeout": TIMEOUT}
+
+
+def gradients_of(step, n_ranks, n=N):
+    """One for each rank, of far magnitudes."""
+    random = np.random.RandomState(step)
+    return [
+        (random.standard_normal(n) * 10.0 ** (rank - 1)).astype("f")
+        for rank in range(n_ranks)
+    ]
+
+
+def residual_of(exchange, name="0"):
+    return exchange._residuals.by_name[name]
+
+
+def as_simulated(comm):
+    """Also for a rank without samples, and for nodes of several ranks."""
+    for local_size in range(1, comm.size):
+        for wire_dtype in ["int8", "e5m2", "fp16", "fp32"]:
+            with Exchange(
+                comm, wire_dtype, local_size=local_size, chunk_bytes=512, **OPTIONS
+            ) as exchange:
+                residuals = [np.zeros(N, "f")] * comm.size
+                for step in range(3):
+                    n_samples = [None, [3, 0, 5, 7][: comm.size], None][step]
+                    gradients = gradients_of(step, comm.size)
+                    expected = simulate_exchange(
+                        gradients,
+                        wire_dtype,
+                        local_size=local_size,
+                        block=64,
+                        n_samples=n_samples,
+                        residuals=residuals,
+                    )
+                    residuals = expected.residuals
+                    array = gradients[comm.rank]
+                    exchange.mean([array], n_samples=n_samples and n_samples[comm.rank])
+                    where = local_size, wire_dtype, step
+                    assert array.tobytes() == expected.mean.tobytes(), where
+                    kept = residual_of(exchange).tobytes()
+                    assert kept == residuals[comm.rank].tobytes(), where
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+def test_residuals_are_as_simulated(n_ranks):
+    assert_on_ranks(n_ranks, as_simulated)
+
+
+def sums(comm):
+    """What was applied in many steps is what the exact means add up to, but for once.
+
+    The gradients of one rank are zeros, so that the rounding of the sum costs nothing.
+    """
+    found = {}
+    for is_fed_back in [False, True]:
+        options = {**OPTIONS, "error_feedback": is_fed_back}
+        exact, total, errors = np.zeros(N), np.zeros(N), []
+        with Exchange(comm, "e5m2", local_size=1, **options) as exchange:
+            for step in range(60):
+                gradients = gradients_of(step % 3, comm.size)
+                gradients[1][:] = 0
+                exact += np.mean(gradients, axis=0, dtype="d")
+                array = gradients[comm.rank]
+                exchange.mean([array])
+                total += array
+                errors.append(np.abs(total - exact).max())
+        found[is_fed_back] = errors
+    # Without it the same is lost again and again.
+    assert found[False][-1] > 15 * found[False][2]
+    assert max(found[True]) < 3 * found[True][2]
+
+
+def test_what_is_lost_comes_back():
+    assert_on_ranks(2, sums)
+
+
+def not_finite(comm):
+    """A number that is not finite, coded or exempt, on one rank: the step is none."""
+    with Exchange(comm, "int8", local_size=1, **OPTIONS) as exchange:
+        for bad, exempt in [(0, None), (1, [1])]:
+            arrays = [gradients_of(i, comm.size)[comm.rank] for i in range(2)]
+            exchange.mean(arrays, exempt=exempt)
+            kept = [residual_of(exchange, name).copy() for name in "01"]
+            assert kept[0].any() and kept[1].any() == (exempt is None)
+            arrays = [gradients_of(i, comm.size)[comm.rank] for i in range(2)]
+            if comm.rank == 1:
+                arrays[bad][7] = [np.nan, np.inf][bad]
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                exchange.mean(arrays, exempt=exempt)
+            assert not np.isfinite(arrays[bad]).all()
+            assert np.isfinite(arrays[1 - bad]).all()
+            for name, before in zip("01", kept):
+                assert residual_of(exchange, name).tobytes() == before.tobytes()
+
+
+def test_a_step_that_is_not_finite_leaves_them():
+    assert_on_ranks(2, not_finite)
+
+
+def saved(exchange):
+    serializer = DictionarySerializer()
+    exchange.serialize(serializer)
+    return {name: np.array(value) for name, value in serializer.target.items()}
+
+
+def same_ranks(comm):
+    """A new exchange that has loaded goes on as the old one would have."""
+    gradients = [gradients_of(step, comm.size) for step in range(4)]
+    with Exchange(comm, "e4m3", local_size=1, **OPTIONS) as exchange:
+        for each in gradients[:2]:
+            exchange.mean([each[comm.rank].copy()])
+        state = saved(exchange)
+        expected = [each[comm.rank].copy() for each in gradients[2:]]
+        for array in expected:
+            exchange.mean([array])
+    with Exchange(comm, "e4m3", local_size=1, **OPTIONS) as exchange:
+        exchange.serialize(NpzDeserializer(state))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for each, array in zip(gradients[2:], expected):
+                exchange.mean([each[comm.rank]])
+                assert each[comm.rank].tobytes() == array.tobytes()
+
+
+def other_ranks(comm):
+    """Those of two go on on one, three and four: each gets the mean."""
+    states, residuals = None, None
+    two = comm.Split(comm.rank < 2, comm.rank)
+    if comm.rank < 2:
+        with Exchange(two, "int8", local_size=1, **OPTIONS) as exchange:
+            exchange.mean([gradients_of(0, 2)[comm.rank]])
+            states = two.allgather(saved(exchange))
+            residuals = two.allgather(residual_of(exchange))
+    two.Free()
+    states, residuals = comm.bcast((states, residuals))
+    for n in [1, 3, 4]:
+        some = comm.Split(comm.rank < n, comm.rank)
+        if comm.rank < n:
+            with Exchange(some, "int8", local_size=1, **OPTIONS) as exchange:
+                exchange.serialize(NpzDeserializer(states[comm.rank % 2]))
+                gradients = gradients_of(1, n)
+                array = gradients[comm.rank].copy()
+                with warnings.catch_warnings(record=True) as found:
+                    warnings.simplefilter("always")
+                    exchange.mean([array])
+            loaded = residuals[: min(n, 2)]
+            before = (np.sum(loaded, axis=0) / np.float32(len(loaded))).astype("f")
+            expected = simulate_exchange(
+                gradients, "int8", block=64, residuals=[before] * n
+            )
+            assert array.tobytes() == expected.mean.tobytes(), n
+            texts = [str(each.message) for each in found]
+            assert len(texts) == (n == 1 and comm.rank == 0), texts
+            assert all(
+                "kept of rank 1 of 2 was not loaded" in text for text in texts
+            ), texts
+        some.Free()
+
+
+def exchanged_ranks(comm):
+    """Ranks that load each other's are as others: all get the mean."""
+    with Exchange(comm, "int8", local_size=1, **OPTIONS) as exchange:
+        exchange.mean([gradients_of(0, comm.size)[comm.rank]])
+        states = comm.allgather(saved(exchange))
+        residuals = comm.allgather(residual_of(exchange))
+        exchange.serialize(NpzDeserializer(states[1 - comm.rank]))
+        array = np.zeros(N, "f")
+        exchange.mean([array])
+    before = (residuals[0] + residuals[1]) / np.float32(2)
+    zeros = [np.zeros(N, "f")] * 2
+    expected = simulate_exchange(zeros, "int8", block=64, residuals=[before] * 2)
+    assert array.tobytes() == expected.mean.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "case"), [(2, same_ranks), (2, exchanged_ranks), (4, other_ranks)]
+)
+def test_they_outlast_a_snapshot(n_ranks, case):
+    assert_on_ranks(n_ranks, case)
