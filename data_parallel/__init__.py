@@ -3,6 +3,7 @@
 ::
 
     optimizer      an optimizer that follows the mean gradient of replicas
+    gradient_watch which gradients are complete while backward is under way
     late_gradients double buffering: gradients that are applied one update late
     parameters     of a model, as an exchange takes their gradients
     replica_agreement  what replicas must have in common, and their values

@@ -6,13 +6,11 @@ import contextlib
 from collections.abc import Collection, Sequence
 from typing import Any, Callable
 
-import chainer
 import numpy as np
 
-from data_parallel import break_even, oyama2017
+from data_parallel import break_even, json_arrays, oyama2017
 from data_parallel.arrays import Arrays, Spec, specs_of
 from data_parallel.coder import Code, Gradients
-from data_parallel.json_arrays import as_bytes, from_bytes
 from data_parallel.layout import Layouts, Shape
 from data_parallel.messages import Buffers
 from data_parallel.nodes import lanes_of
@@ -360,25 +358,21 @@ class Exchange:
         feedback keeps of this rank. Each rank has a snapshot of its own, then; another
         number of ranks shares out the mean.
         """
-        is_loading = isinstance(serializer, chainer.Deserializer)
         state = {
             "minimum": self.minimum,
             "n_exchanges": self._n_exchanges,
             "quantiles": self._quantiles and self._quantiles.state(),
         }
-        state = serializer("state", None if is_loading else as_bytes(state))
-        if is_loading:
-            state = from_bytes(state)
-            self._n_exchanges = state["n_exchanges"]
-            shape = self._layouts.shape
-            self._layouts.shape = shape._replace(minimum=state["minimum"])
-            if self._quantiles is not None and state["quantiles"] is not None:
-                self._quantiles.load(state["quantiles"])
+        state = json_arrays.serialize(serializer, "state", state)
+        if state is None:
+            return
+        self._n_exchanges = state["n_exchanges"]
+        shape = self._layouts.shape
+        self._layouts.shape = shape._replace(minimum=state["minimum"])
+        if self._quantiles is not None and state["quantiles"] is not None:
+            self._quantiles.load(state["quantiles"])
         if self._residuals is not None:
-            if is_loading:
-                self._residuals.load(serializer["residuals"])
-            else:
-                self._residuals.save(serializer["residuals"], self.comm)
+            self._residuals.serialize(serializer["residuals"], self.comm)
 
     def close(self) -> None:
         """Frees the communicator; a call of all ranks."""

@@ -5,19 +5,36 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import chainer
 import numpy as np
 
 
-def as_bytes(value: Any) -> np.ndarray:
-    """Returns a value that JSON knows as an array, uint8.
+def serialize(serializer: Any, key: str, value: Any) -> Any:
+    """Writes a value, or returns the one that was written.
+
+    Args:
+        serializer: Of Chainer.
+        key (str): Of the value.
+        value: What JSON knows.
+
+    Returns:
+        What is there, or ``value`` when it writes; ``None`` if the serializer knows
+        none of the key.
 
     Example:
-        >>> from_bytes(as_bytes({"a": [1, 2.5]}))
+        >>> target = {}
+        >>> writer = chainer.serializers.DictionarySerializer(target)
+        >>> serialize(writer, "state", {"a": [1, 2.5]})
         {'a': [1, 2.5]}
+        >>> reader = chainer.serializers.NpzDeserializer(target)
+        >>> serialize(reader, "state", None), serialize(reader, "other", None)
+        ({'a': [1, 2.5]}, None)
     """
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
-
-
-def from_bytes(array: np.ndarray) -> Any:
-    """Returns the value that :func:`as_bytes` made an array of."""
-    return json.loads(np.asarray(array).tobytes())
+    if not isinstance(serializer, chainer.Deserializer):
+        serializer(key, np.frombuffer(json.dumps(value).encode(), np.uint8))
+        return value
+    try:
+        found = serializer(key, None)
+    except KeyError:
+        return None
+    return None if found is None else json.loads(np.asarray(found).tobytes())

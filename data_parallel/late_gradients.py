@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from data_parallel.json_arrays import as_bytes, from_bytes
+from data_parallel import json_arrays
 from data_parallel.parameters import NamedParameter
 
 
@@ -100,20 +100,17 @@ class LateGradients:
     def serialize(self, serializer: Any) -> None:
         """Reads or writes the means that are to be applied."""
         late = serializer["late"]
-        if isinstance(serializer, chainer.Deserializer):
-            state = from_bytes(late("state", None))
-            self._means = None
-            if state is not None:
-                of = late["means"]
-                by_name = {name: np.array(of(name, None)) for name in state["names"]}
-                self._means = Means(by_name, state["scale"])
-            return
-        means, state = self._means, None
-        if means is not None:
-            state = {"names": list(means.by_name), "scale": means.scale}
-            for name, mean in means.by_name.items():
-                late["means"](name, mean)
-        late("state", as_bytes(state))
+        by_name, scale = self._means or Means({}, 0.0)
+        state = {"names": list(by_name), "scale": scale}
+        state = json_arrays.serialize(late, "state", state)
+        self._means = None
+        if state is not None and state["scale"]:
+            by_name = {
+                # One that is read may not be in memory of its own.
+                name: np.array(late["means"](name, by_name.get(name)))
+                for name in state["names"]
+            }
+            self._means = Means(by_name, state["scale"])
 
 
 class Looks(chainer.FunctionHook):

@@ -8,21 +8,19 @@ from typing import Any, Callable
 import chainer
 import numpy as np
 
+from data_parallel import json_arrays
 from data_parallel.exchange import Exchange
+from data_parallel.gradient_watch import GradientWatch
 from data_parallel.late_gradients import LateGradients, Looks
 from data_parallel.parameters import (
     Exempt,
     NamedParameter,
+    in_order,
     is_exempt,
     parameters_of,
     specs_of_gradients,
 )
-from data_parallel.replica_agreement import (
-    check_values,
-    description,
-    differing,
-    give_values_of_rank_0,
-)
+from data_parallel.replica_agreement import ReplicaAgreement
 from divisible.optimizer_wrapper import OptimizerWrapper
 
 
@@ -36,6 +34,7 @@ def create_multi_node_optimizer(
     strategy: str = "two_roundings",
     exempt: Exempt = "1d",
     check_every: int = 1000,
+    overlap: bool = True,
     **options: Any,
 ) -> MultiNodeOptimizer:
     """Wraps an optimizer, so that it follows the mean gradient of all replicas.
@@ -60,6 +59,8 @@ def create_multi_node_optimizer(
             with fewer than two dimensions, as normalizations and biases have; a
             function of a parameter; ``None`` for none.
         check_every (int): After how many updates the replicas' parameters are compared.
+        overlap (bool): Whether ``update(lossfun, ...)``, which trainers call, begins to
+            exchange gradients while backward goes on. It holds a copy of each.
         **options: Of :class:`Exchange`: ``local_size``, ``error_feedback``,
             ``timeout`` and others.
 
@@ -72,6 +73,7 @@ def create_multi_node_optimizer(
         TypeError, ValueError: If an argument is wrong.
 
     Example:
+        >>> import chainer
         >>> import chainer.links as L
         >>> from mpi4py import MPI
         >>> sgd = chainer.optimizers.MomentumSGD(0.2)
@@ -92,7 +94,8 @@ def create_multi_node_optimizer(
         double_buffering,
         zero_fill,
         exempt,
-        check_every,
+        ReplicaAgreement(check_every),
+        overlap,
     )
 
 
@@ -134,19 +137,19 @@ class MultiNodeOptimizer(OptimizerWrapper):
         double_buffering: bool,
         zero_fill: bool,
         exempt: Exempt,
-        check_every: int,
+        agreement: ReplicaAgreement,
+        overlap: bool,
     ) -> None:
         super().__init__(actual_optimizer)
         self._is_exempt = is_exempt(exempt)
-        if check_every < 1:
-            raise ValueError(f"check_every must be 1 or more, not {check_every}")
-        self._check_every, self._zero_fill = check_every, zero_fill
+        self._zero_fill, self._agreement = zero_fill, agreement
         self.communicator = communicator
         self.exchange = make_exchange()
         self._late = LateGradients() if double_buffering else None
-        # Of the parameters that the replicas have agreed on, and the updates since.
-        self._agreed: set[str] = set()
-        self._n_updates = 0
+        self._overlaps = overlap and not double_buffering
+        # In which order backward completes gradients; empty before it was seen.
+        self._order: list[str] = []
+        self._seen: list[str] = []
         self._scale_of_residuals = 1.0
 
     @property
@@ -163,7 +166,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
             MultiNodeOptimizer: Itself.
         """
         self.actual_optimizer.setup(link)
-        self._agreed = set()
+        self._agreement.forget()
         if self._late is not None:
             self._late = LateGradients()
         return self
@@ -183,17 +186,27 @@ class MultiNodeOptimizer(OptimizerWrapper):
             StallError: If another rank does not come.
         """
         self._check_set_up()
+        loss = None
         if lossfun is not None:
-            self._backward(lossfun, args, kwds)
-        n_samples, self.n_samples = self.n_samples, None
-        parameters = parameters_of(self.target)
-        if self._agree(parameters):
-            self._rescale_residuals()
-            if self._late is None:
-                self._average(parameters, n_samples)
-                self.actual_optimizer.update(None)
-            else:
-                self._average_late(self._late, parameters, n_samples)
+            with Looks(self.exchange):
+                loss = lossfun(*args, **kwds)
+            self._clear_gradients()
+        parameters = in_order(parameters_of(self.target), self._order)
+        if loss is not None and self._order and not self._agreement.is_due(parameters):
+            self._agreement.count()
+            self._average_during_backward(loss, parameters)
+            self.actual_optimizer.update(None)
+            return
+        if loss is not None:
+            self._backward(loss, parameters)
+        del loss
+        if not self._agree(parameters):
+            self.n_samples = None
+        elif self._late is None:
+            self._average(parameters)
+            self.actual_optimizer.update(None)
+        else:
+            self._average_late(self._late, parameters)
 
     def serialize(self, serializer: Any) -> None:
         """Reads or writes all that training needs to continue bit for bit.
@@ -205,20 +218,20 @@ class MultiNodeOptimizer(OptimizerWrapper):
         """
         self.actual_optimizer.serialize(serializer)
         of_exchange = serializer["exchange"]
-        is_loading = isinstance(serializer, chainer.Deserializer)
-        if is_loading:
-            try:
-                scale = of_exchange("loss_scale", None)
-            except KeyError:
-                return
-            self._scale_of_residuals = float(scale)
-        else:
-            of_exchange("loss_scale", self._scale_of_residuals)
-        self._n_updates = int(of_exchange("n_updates", self._n_updates))
         if self._late is not None:
             self._late.finish(self.exchange)
             self._late.serialize(of_exchange)
-        self.exchange.serialize(of_exchange)
+        state = {
+            "n_updates": self._agreement.n_updates,
+            "loss_scale": self._scale_of_residuals,
+            "order": self._order,
+        }
+        state = json_arrays.serialize(of_exchange, "optimizer", state)
+        if state is not None:
+            self._agreement.n_updates = state["n_updates"]
+            self._order = state["order"]
+            self._scale_of_residuals = state["loss_scale"]
+            self.exchange.serialize(of_exchange)
 
     def close(self) -> None:
         """Frees the communicator of the exchange; a call of all ranks."""
@@ -226,87 +239,110 @@ class MultiNodeOptimizer(OptimizerWrapper):
             self._late.finish(self.exchange)
         self.exchange.close()
 
-    def _backward(self, lossfun: Callable, args: Any, kwds: Any) -> None:
-        with Looks(self.exchange):
-            loss = lossfun(*args, **kwds)
-            if getattr(self, "_use_cleargrads", True):
-                self.target.cleargrads()
-            else:
-                self.target.zerograds()
-            backward = getattr(self.actual_optimizer, "backward", None)
-            if backward is not None:
-                # Mixed precision's own.
-                backward(loss)
-            else:
-                loss.backward(loss_scale=self._loss_scale)
+    def _clear_gradients(self) -> None:
+        if getattr(self, "_use_cleargrads", True):
+            self.target.cleargrads()
+        else:
+            self.target.zerograds()
+
+    def _backward(
+        self, loss: chainer.Variable, parameters: Sequence[NamedParameter]
+    ) -> None:
+        """Runs backward, and notes in which order gradients are complete."""
+        seen: list[str] = []
+        watch: Any = Looks(self.exchange)
+        if self._overlaps and not self._order:
+            watch = GradientWatch(
+                loss,
+                parameters,
+                lambda i, gradient: seen.append(parameters[i].name),
+                self.exchange.look,
+            )
+        with watch:
+            self._run_backward(loss)
+        self._seen = seen
+
+    def _run_backward(self, loss: chainer.Variable) -> None:
+        backward = getattr(self.actual_optimizer, "backward", None)
+        if backward is not None:
+            # Mixed precision's own.
+            backward(loss)
+        else:
+            loss.backward(loss_scale=self._loss_scale)
 
     def _agree(self, parameters: Sequence[NamedParameter]) -> bool:
         """Compares the replicas, if it is time; returns whether gradients are valid."""
-        exchange, self._n_updates = self.exchange, self._n_updates + 1
-        names = {name for name, _ in parameters}
-        is_new = names != self._agreed
-        if not is_new and (self._n_updates - 1) % self._check_every:
+        if not self._agreement.is_due(parameters):
+            self._agreement.count()
             return True
         if self._late is not None:
-            self._late.finish(exchange)
-        lines = [f"a comparison of parameters before update number {self._n_updates}"]
+            self._late.finish(self.exchange)
         # Refused here what cannot be exchanged, before the ranks meet.
         specs_of_gradients(parameters, self._is_exempt)
-        exchange.compare([*description(self.actual_optimizer, parameters), *lines])
-        if not is_new:
-            check_values(exchange.comm, parameters, self._n_updates, exchange.timeout)
-            return True
-        found = differing(exchange.comm, parameters, exchange.timeout)
-        self._agreed = names
-        if not found:
-            return True
-        give_values_of_rank_0(exchange.comm, parameters, found, exchange.timeout)
-        return False
+        is_valid = self._agreement.agree(
+            self.exchange, self.actual_optimizer, parameters
+        )
+        if not self._order:
+            # Ranks may differ: they must exchange in one order.
+            self._order = self._agreement.of_rank_0(self.exchange, self._seen)
+            self._seen = []
+        return is_valid
 
-    def _average(
-        self, parameters: Sequence[NamedParameter], n_samples: int | None
-    ) -> None:
+    def _average(self, parameters: Sequence[NamedParameter]) -> None:
         """Replaces the gradients by their means."""
-        gradients = [param.grad for _, param in parameters]
-        self._begin(parameters, gradients, n_samples)
-        for (_, param), gradient, mean in zip(
-            parameters, gradients, self.exchange.finish()
-        ):
-            if mean is not gradient:
-                param.grad = mean
+        self._begin(parameters)
+        for i, (_, param) in enumerate(parameters):
+            self.exchange.put(i, param.grad)
+        self._finish(parameters)
+
+    def _average_during_backward(
+        self, loss: chainer.Variable, parameters: Sequence[NamedParameter]
+    ) -> None:
+        """Begins with gradients as they become complete."""
+        exchange = self.exchange
+        missing = set(range(len(parameters)))
+
+        def complete(i: int, gradient: np.ndarray) -> None:
+            missing.remove(i)
+            # Chainer may hand on the same array as the gradient of something else.
+            exchange.put(i, gradient.copy())
+
+        self._begin(parameters)
+        with GradientWatch(loss, parameters, complete, exchange.look):
+            self._run_backward(loss)
+        for i in sorted(missing):
+            exchange.put(i, parameters[i].param.grad)
+        self._finish(parameters)
 
     def _average_late(
-        self,
-        late: LateGradients,
-        parameters: Sequence[NamedParameter],
-        n_samples: int | None,
+        self, late: LateGradients, parameters: Sequence[NamedParameter]
     ) -> None:
         """Replaces the gradients by the last ones' means, and updates with those."""
         late.finish(self.exchange)
         means = late.take()
-        scale = float(self._loss_scale or 1.0)
-        gradients = late.copies_of(parameters, scale)
-        self._begin(parameters, gradients, n_samples)
+        self._begin(parameters)
+        copies = late.copies_of(parameters, float(self._loss_scale or 1.0))
+        for i, gradient in enumerate(copies):
+            self.exchange.put(i, gradient)
         self.exchange.look()
         if means is not None:
             means.give_to(parameters, self._loss_scale)
             self.actual_optimizer.update(None)
 
-    def _begin(
-        self,
-        parameters: Sequence[NamedParameter],
-        gradients: Sequence[np.ndarray | None],
-        n_samples: int | None,
-    ) -> None:
-        exchange = self.exchange
-        exchange.begin(
+    def _begin(self, parameters: Sequence[NamedParameter]) -> None:
+        self._rescale_residuals()
+        n_samples, self.n_samples = self.n_samples, None
+        self.exchange.begin(
             lambda: specs_of_gradients(parameters, self._is_exempt),
             [param.array for _, param in parameters],
             n_samples,
             zero_fill=self._zero_fill,
         )
-        for i, gradient in enumerate(gradients):
-            exchange.put(i, gradient)
+
+    def _finish(self, parameters: Sequence[NamedParameter]) -> None:
+        for (_, param), mean in zip(parameters, self.exchange.finish()):
+            if mean is not param.grad:
+                param.grad = mean
 
     def _rescale_residuals(self) -> None:
         """Error feedback keeps what scaled gradients have lost."""

@@ -29,6 +29,14 @@ def parameters_of(model: chainer.Link) -> list[NamedParameter]:
     return list(by_id.values())
 
 
+def in_order(
+    parameters: Sequence[NamedParameter], names: Sequence[str]
+) -> list[NamedParameter]:
+    """Returns parameters in the order of some names, the others behind."""
+    place = {name: i for i, name in enumerate(names)}
+    return sorted(parameters, key=lambda each: place.get(each.name, len(place)))
+
+
 def is_exempt(exempt: Exempt) -> Callable[[chainer.Parameter], bool]:
     """Returns the predicate of parameters that keep float32 on the wire.
 

@@ -15,7 +15,11 @@ import numpy as np
 from mpi4py import MPI
 
 from data_parallel.parameters import NamedParameter
-from divisible.communication.collectives import all_gather, wait_for_all
+from divisible.communication.collectives import (
+    all_gather,
+    broadcast_object,
+    wait_for_all,
+)
 from divisible.communication.errors import DisagreementError, in_words
 
 
@@ -106,6 +110,89 @@ def differing(
     }
 
 
+class ReplicaAgreement:
+    """What the replicas have agreed on, and when they compare again.
+
+    Args:
+        check_every: After how many updates they do.
+
+    Attributes:
+        n_updates: How many there were.
+
+    Raises:
+        ValueError: If ``check_every`` is no number of updates.
+    """
+
+    def __init__(self, check_every: int) -> None:
+        if check_every < 1:
+            raise ValueError(f"check_every must be 1 or more, not {check_every}")
+        self._check_every = check_every
+        self._names: set[str] = set()
+        self.n_updates = 0
+
+    def forget(self) -> None:
+        """Lets the next update be as the first."""
+        self._names = set()
+
+    def count(self) -> None:
+        """Counts an update."""
+        self.n_updates += 1
+
+    def is_due(self, parameters: Sequence[NamedParameter]) -> bool:
+        """Returns whether the next update must compare the replicas."""
+        is_time = self.n_updates % self._check_every == 0
+        return is_time or self._is_new(parameters)
+
+    def agree(
+        self, exchange: Any, optimizer: Any, parameters: Sequence[NamedParameter]
+    ) -> bool:
+        """Compares the replicas, and counts an update; a call of all ranks.
+
+        Args:
+            exchange: Of the ranks.
+            optimizer: Set up with the model.
+            parameters: Of the model.
+
+        Returns:
+            Whether the gradients are those of the values that the replicas have now.
+
+        Raises:
+            DisagreementError: If they are of different models, or have drifted apart.
+        """
+        self.count()
+        comm, timeout = exchange.comm, exchange.timeout
+        about = f"a comparison of replicas before update number {self.n_updates}"
+        exchange.compare([*description(optimizer, parameters), about])
+        found = differing(comm, parameters, timeout)
+        is_new = self._is_new(parameters)
+        self._names = {name for name, _ in parameters}
+        if not found:
+            return True
+        if not is_new:
+            raise DisagreementError(self._drift(parameters, found))
+        give_values_of_rank_0(comm, parameters, found, timeout)
+        return False
+
+    def of_rank_0(self, exchange: Any, value: Any) -> Any:
+        """Returns the value that rank 0 has; a call of all ranks."""
+        return broadcast_object(exchange.comm, value, 0, exchange.timeout)
+
+    def _is_new(self, parameters: Sequence[NamedParameter]) -> bool:
+        return {name for name, _ in parameters} != self._names
+
+    def _drift(
+        self, parameters: Sequence[NamedParameter], found: dict[int, list[int]]
+    ) -> str:
+        first = min(found)
+        return (
+            f"before update number {self.n_updates} {len(found)} of {len(parameters)}"
+            f" parameters differ between the replicas, the first of them"
+            f" {parameters[first].name}: on {in_words(found[first])} it is not that of"
+            f" rank 0. Something changes parameters on one rank alone, such as a hook"
+            f" or an extension"
+        )
+
+
 def give_values_of_rank_0(
     comm: MPI.Comm,
     parameters: Sequence[NamedParameter],
@@ -137,26 +224,3 @@ def give_values_of_rank_0(
         request = comm.Ibcast([values.reshape(-1).view(np.uint8), MPI.BYTE], 0)
         wait_for_all(comm, request, timeout, f"to give values to {parameters[i].name}")
         param.array[...] = values
-
-
-def check_values(
-    comm: MPI.Comm,
-    parameters: Sequence[NamedParameter],
-    n_updates: int,
-    timeout: float,
-) -> None:
-    """Sees that the replicas are still equal; a call of all ranks.
-
-    Raises:
-        DisagreementError: If they have drifted apart; on every rank.
-    """
-    found = differing(comm, parameters, timeout)
-    if found:
-        first = min(found)
-        raise DisagreementError(
-            f"before update number {n_updates} {len(found)} of {len(parameters)}"
-            f" parameters differ between the replicas, the first of them"
-            f" {parameters[first].name}: on {in_words(found[first])} it is not that of"
-            f" rank 0. Something changes parameters on one rank alone, such as a hook"
-            f" or an extension"
-        )

@@ -10,11 +10,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import chainer
 import numpy as np
 from mpi4py import MPI
 
+from data_parallel import json_arrays
 from data_parallel.arrays import Spec
-from data_parallel.json_arrays import as_bytes, from_bytes
 from data_parallel.layout import Segment
 from divisible.communication.collectives import wait_for_all
 from divisible.communication.errors import in_words
@@ -63,21 +64,20 @@ class Residuals:
             now, then = self._spare, self.by_name
             now[name], then[name] = then[name], now[name]
 
-    def save(self, serializer: Any, comm: MPI.Comm) -> None:
-        """Writes them, and of which rank they are."""
+    def serialize(self, serializer: Any, comm: MPI.Comm) -> None:
+        """Reads or writes them, and of which rank they are."""
         state = {"origin": [comm.size, comm.rank], "names": list(self.by_name)}
-        serializer("state", as_bytes(state))
-        for name, residual in self.by_name.items():
-            serializer["of"](name, residual)
-
-    def load(self, serializer: Any) -> None:
-        """Reads what :meth:`save` has written."""
-        state = from_bytes(serializer("state", None))
+        state = json_arrays.serialize(serializer, "state", state)
+        if state is None:
+            # Written without error feedback.
+            return
         n_ranks, rank = state["origin"]
-        self.origin = n_ranks, rank
         self.by_name = {
-            name: np.array(serializer["of"](name, None)) for name in state["names"]
+            name: np.asarray(serializer["of"](name, self.by_name.get(name)))
+            for name in state["names"]
         }
+        if isinstance(serializer, chainer.Deserializer):
+            self.origin = n_ranks, rank
 
     def scale(self, factor: float) -> None:
         """Multiplies them, as the gradients are from now on."""
