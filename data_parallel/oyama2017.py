@@ -26,7 +26,8 @@ from data_parallel.nodes import nodes_of
 from data_parallel.settings import Settings
 from divisible.communication.wire import Fields
 
-LARGEST = np.float32(float8.LARGEST)
+# What has a reciprocal, and a quotient by the largest code, in float32.
+_LEAST_QUANTILE = float8.LARGEST * 2.0**-126
 
 
 def flat_weights(
@@ -53,7 +54,8 @@ def flat_weights(
 
 def ratios(gradient: np.ndarray, weights: np.ndarray, epsilon: float) -> np.ndarray:
     """Returns the gradient relative to the weights, D, float32."""
-    return gradient / magnitudes(weights, epsilon)
+    with np.errstate(over="ignore"):
+        return _saturated(gradient / magnitudes(weights, epsilon), gradient)
 
 
 def magnitudes(weights: np.ndarray, epsilon: float) -> np.ndarray:
@@ -81,7 +83,8 @@ def quantile(ratio: np.ndarray, settings: Settings) -> float:
 
 def largest_quantile(found: Sequence[float]) -> float:
     """Returns the q of all replicas; 1 if all gradients are zero."""
-    return max(found) or 1.0
+    largest = max(found)
+    return max(largest, _LEAST_QUANTILE) if largest else 1.0
 
 
 def encode(
@@ -89,7 +92,8 @@ def encode(
 ) -> np.ndarray:
     """Returns the codes that a replica sends within its node."""
     scale = np.float32(float8.LARGEST / q / local_size)
-    return _rounded(ratio * scale, settings)
+    with np.errstate(over="ignore"):
+        return _rounded(_saturated(ratio * scale, ratio), settings)
 
 
 def add(codes: np.ndarray, others: np.ndarray, settings: Settings) -> np.ndarray:
@@ -146,6 +150,16 @@ def mean(
     ]
     total = fold(sums, settings)
     return decode(total, q, weights, settings), q, total
+
+
+def _saturated(values: np.ndarray, of: np.ndarray) -> np.ndarray:
+    """Writes the largest number where a finite one has overflowed, and returns all."""
+    infinite = np.isinf(values)
+    if infinite.any():
+        infinite &= np.isfinite(of)
+        most = np.finfo(np.float32).max
+        values[infinite] = np.copysign(most, values[infinite])
+    return values
 
 
 def _rounded(values: np.ndarray, settings: Settings) -> np.ndarray:
