@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from divisible.communication.wire import WIRE, WireDtype
 
@@ -56,6 +58,7 @@ class Settings(NamedTuple):
         """Returns the same.
 
         Raises:
+            TypeError: If an argument is of a wrong type.
             ValueError: If an argument is out of its range, or they contradict.
         """
         if self.strategy not in STRATEGIES:
@@ -78,17 +81,34 @@ class Settings(NamedTuple):
                 " strategy 'oyama2017'"
             )
         block = self.block
-        if isinstance(block, bool) or int(block) != block or block < 16 or block % 16:
+        if not is_integer(block) or block < 16 or block % 16:
             raise ValueError(f"block must be a positive multiple of 16, not {block}")
         if not 0 < self.quantile <= 1:
             raise ValueError(f"quantile must be in (0, 1], not {self.quantile}")
-        if self.samples < 1:
-            raise ValueError(f"samples must be 1 or more, not {self.samples}")
+        check_integer("samples", self.samples, 1)
+        check_integer("seed", self.seed, 0)
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be positive, not {self.epsilon}")
         if self.q is not None and not self.q > 0:
             raise ValueError(f"q must be positive, not {self.q}")
         return self
+
+
+def is_integer(value: Any) -> bool:
+    """Returns whether a value can count something."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def check_integer(name: str, value: Any, least: int) -> None:
+    """Sees that an argument is an integer, and large enough.
+
+    Raises:
+        TypeError, ValueError: If it is not.
+    """
+    if not is_integer(value):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be {least} or more, not {value}")
 
 
 def _or(names: object) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from data_parallel.nodes import nodes_of
-from data_parallel.settings import Settings
+from data_parallel.settings import Settings, check_integer
 from divisible.communication.collectives import all_gather, as_mpi
 from divisible.communication.communicators import (
     announcement,
@@ -21,6 +21,7 @@ from divisible.communication.errors import DisagreementError
 # While one is coded, some more are on the wire.
 _CHUNK_BYTES = 4 * 2**20
 _PURPOSE = "to make the exchange"
+_SECONDS_TO_REFUSE = 60.0
 
 
 class Options(NamedTuple):
@@ -46,20 +47,21 @@ class Options(NamedTuple):
 
     def bucket_and_chunk(self) -> tuple[int, int]:
         """Returns the elements of a bucket and of a chunk."""
-        return self.bucket_bytes // 4, (self.chunk_bytes or _CHUNK_BYTES) // 4
+        return self.bucket_bytes // 4, max(1, (self.chunk_bytes or _CHUNK_BYTES) // 4)
 
     def check(self, settings: Settings) -> None:
         """Sees whether they are in their ranges.
 
         Raises:
-            ValueError: If one is not.
+            TypeError: If one is of a wrong type.
+            ValueError: If one is not in its range.
         """
-        for name in ("local_size", "bucket_bytes", "chunk_bytes", "every"):
+        check_integer("bucket_bytes", self.bucket_bytes, 1)
+        check_integer("every", self.every, 1)
+        for name, least in (("local_size", 1), ("chunk_bytes", 1), ("minimum", 0)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be 1 or more, not {value}")
-        if self.minimum is not None and self.minimum < 0:
-            raise ValueError(f"minimum must be 0 or more, not {self.minimum}")
+            if value is not None:
+                check_integer(name, value, least)
         if not self.timeout > 0:
             raise ValueError(f"timeout must be positive, not {self.timeout}")
         if self.error_feedback and settings.is_oyama2017:
@@ -104,10 +106,11 @@ def agree_on_start(
         options.check(settings)
     except (TypeError, ValueError) as error:
         refusal = error
-    text = "" if refusal is None else str(refusal)
-    # A timeout that is wrong itself is none to wait for.
-    timeout = options.timeout if options.timeout > 0 else 60.0
+    text, timeout = "", options.timeout
     given = {**settings._asdict(), **options._asdict(), "timeout": None}
+    if refusal is not None:
+        # What is wrong may be a timeout, or something that cannot be sent.
+        text, timeout, given = str(refusal), _SECONDS_TO_REFUSE, {}
     said = all_gather(
         mpi_comm,
         (text, given, socket.gethostname(), announcement()),
