@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from data_parallel.settings import is_integer
 
 
 class Spec(NamedTuple):
@@ -27,7 +30,7 @@ class Spec(NamedTuple):
     @property
     def size(self) -> int:
         """How many elements it has."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     def __str__(self) -> str:
         exempt = ", exempt" if self.is_exempt else ""
@@ -46,10 +49,12 @@ def specs_of(arrays: Sequence[Any], exempt: Collection[int] | None) -> tuple[Spe
         ValueError: If one cannot be written, or two share memory; or ``exempt`` has
             positions that are none.
     """
-    exempt = set(() if exempt is None else exempt)
-    outside = exempt - set(range(len(arrays)))
-    if outside:
-        raise ValueError(f"exempt has {sorted(outside)}, of {len(arrays)} arrays")
+    exempt = list(() if exempt is None else exempt)
+    for position in exempt:
+        if not (is_integer(position) and 0 <= position < len(arrays)):
+            raise ValueError(
+                f"exempt has {position}: it must have positions of {len(arrays)} arrays"
+            )
     memory = _Memory()
     for i, array in enumerate(arrays):
         if not isinstance(array, np.ndarray):
@@ -64,8 +69,10 @@ def specs_of(arrays: Sequence[Any], exempt: Collection[int] | None) -> tuple[Spe
             raise ValueError(f"array {i} cannot be written: give a copy of it")
         if not memory.takes(array):
             raise ValueError(
-                f"array {i} shares memory with another: each must have its own"
+                f"array {i} shares memory with another, or lies between its numbers:"
+                f" give copies"
             )
+    exempt = set(exempt)
     return tuple(
         Spec(str(i), array.shape, array.dtype.char, i in exempt)
         for i, array in enumerate(arrays)
@@ -93,15 +100,27 @@ class Arrays:
         self._memory = _Memory()
 
     def put(self, i: int, array: np.ndarray | None) -> None:
-        """Takes an array; zeros stand for one that this rank has not."""
+        """Takes an array; zeros stand for one that this rank has not.
+
+        Raises:
+            ValueError: If it is another one than was said, or is there already.
+        """
         spec = self.specs[i]
-        self._given[i], self.are_present[i] = array, array is not None
+        if self.flat[i] is not None:
+            raise ValueError(f"array {spec.name} has been put already")
         if array is None:
             self.flat[i] = np.zeros(spec.size, np.float32)
-        elif self._is_usable(array):
-            self.flat[i] = array.reshape(-1)
+            return
+        if array.shape != spec.shape or array.dtype.char != spec.dtype:
+            raise ValueError(f"{spec} was to be put, not {array.shape} {array.dtype}")
+        self._given[i], self.are_present[i] = array, True
+        if self._is_usable(array):
+            # As an array of the base class: a matrix has two dimensions in any case.
+            self.flat[i] = np.asarray(array).reshape(-1)
         else:
-            self.flat[i] = np.array(array, np.float32, order="C").reshape(-1)
+            # What is too large for float32 is infinite.
+            with np.errstate(over="ignore"):
+                self.flat[i] = np.array(array, np.float32, order="C").reshape(-1)
 
     def result(self, i: int) -> np.ndarray:
         """Returns the array with its new numbers, the same one if it can be written."""
@@ -135,11 +154,14 @@ class _Memory:
         """Returns whether nobody uses the memory of an array, and uses it."""
         if not array.size:
             return True
-        low = high = array.__array_interface__["data"][0]
-        for n, stride in zip(array.shape, array.strides):
-            low += min(0, (n - 1) * stride)
-            high += max(0, (n - 1) * stride)
-        high += array.itemsize
+        low = high = array.ctypes.data
+        if array.flags.c_contiguous:
+            high += array.nbytes
+        else:
+            for n, stride in zip(array.shape, array.strides):
+                low += min(0, (n - 1) * stride)
+                high += max(0, (n - 1) * stride)
+            high += array.itemsize
         place = bisect(self._starts, low)
         if place and self._stops[place - 1] > low:
             return False
