@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -146,10 +146,11 @@ class Exchange:
             self._minimum(comm, minimum),
         )
         self._layouts = Layouts(shape, is_fp32=settings.wire.name == "fp32")
-        self._n_exchanges = self._n_units = 0
+        self._n_exchanges = 0
         self._residuals = Residuals() if error_feedback else None
         self._quantiles = Quantiles(every) if settings.is_oyama2017 else None
         self._under_way: UnderWay | None = None
+        self._is_broken = False
         self.sent_bytes = 0
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
@@ -212,7 +213,8 @@ class Exchange:
     def look(self) -> None:
         """Lets messages that have come move the exchange on; to be called often."""
         if self._under_way is not None:
-            self._under_way.look()
+            with self._ending_at_errors():
+                self._under_way.look()
 
     def finish(self) -> list[np.ndarray | None]:
         """Waits for the end of what :meth:`start` began.
@@ -223,10 +225,13 @@ class Exchange:
         Raises:
             DisagreementError: As of :meth:`mean`.
             StallError: If another rank does not come.
-            RuntimeError: If nothing has begun.
+            RuntimeError: If nothing has begun, or not all arrays have been put.
         """
-        under_way, self._under_way = self._running(), None
-        under_way.finish()
+        under_way = self._running()
+        under_way.check_all_put()
+        with self._ending_at_errors():
+            under_way.finish()
+        self._under_way = None
         if not self._zero_fill:
             under_way.check_all_present()
         self.sent_bytes = under_way.clock.sent_bytes
@@ -253,7 +258,7 @@ class Exchange:
             zero_fill: Whether zeros stand for an array that some ranks have not put.
 
         Raises:
-            RuntimeError: If another has begun.
+            RuntimeError: If another has begun, or cannot begin any more.
             TypeError, ValueError: If an argument is wrong.
         """
         self._check_idle()
@@ -296,16 +301,13 @@ class Exchange:
             return TwoRoundingsCode(self._settings, gradients, self._residuals)
 
         self._under_way = UnderWay(
-            self._ranks, opening, Arrays(found), buckets, self._n_units, make_code
+            self._ranks, opening, Arrays(found), buckets, make_code
         )
         self._zero_fill = zero_fill
         self._n_exchanges += 1
-        # A bucket may need a message before its units.
-        self._n_units += sum(1 + len(bucket.units) for bucket in buckets)
         if refusal is not None:
-            under_way, self._under_way = self._under_way, None
-            with contextlib.suppress(DisagreementError):
-                under_way.finish()
+            with contextlib.suppress(DisagreementError), self._ending_at_errors():
+                self._under_way.finish()
             raise refusal
         if self._residuals is not None:
             self._residuals.open(found)
@@ -375,8 +377,15 @@ class Exchange:
             self._residuals.serialize(serializer["residuals"], self.comm)
 
     def close(self) -> None:
-        """Frees the communicator; a call of all ranks."""
-        if self.comm:
+        """Frees the communicator; a call of all ranks.
+
+        Raises:
+            RuntimeError: If an exchange has begun and is not finished.
+        """
+        if self._under_way is not None:
+            raise RuntimeError("an exchange has begun: finish it before you close it")
+        # After an error the others may not come.
+        if self.comm and not self._is_broken:
             self.comm.Free()
         self._ranks.buffers.clear()
 
@@ -391,6 +400,30 @@ class Exchange:
     def _check_idle(self) -> None:
         if self._under_way is not None:
             raise RuntimeError("an exchange has begun already: finish it first")
+
+    @contextlib.contextmanager
+    def _ending_at_errors(self) -> Iterator[None]:
+        """Ends the exchange that has begun at an error within."""
+        try:
+            yield
+        except DisagreementError:
+            # All ranks know, and no gradient has been sent.
+            self._under_way = None
+            raise
+        except BaseException:
+            self._under_way, self._is_broken = None, True
+            raise
+
+    def _check_idle(self) -> None:
+        if self._under_way is not None:
+            raise RuntimeError("an exchange has begun already: finish it first")
+        if self._is_broken:
+            raise RuntimeError(
+                "an exchange has ended in the middle, with an error, and messages of it"
+                " may still come: make another Exchange, on all ranks"
+            )
+        if not self.comm:
+            raise RuntimeError("the exchange is closed: make another one")
 
     def _running(self) -> UnderWay:
         if self._under_way is None:

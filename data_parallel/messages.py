@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
+
+from divisible.communication.waiting import never_free
 
 # Two ranks may be at units that are some apart, never so many.
 _N_UNIT_TAGS = 4096
@@ -26,6 +30,16 @@ class Pending(NamedTuple):
     request: MPI.Request
     peer: int
     what: str
+
+
+@contextmanager
+def kept_at_errors(buffers: Any) -> Iterator[None]:
+    """Keeps, after an error within, what MPI may still write to or read from."""
+    try:
+        yield
+    except BaseException:
+        never_free(buffers)
+        raise
 
 
 class Buffers:
@@ -53,7 +67,8 @@ class Messages:
 
     Args:
         comm: Of the exchange.
-        number: Of the unit, counted over all exchanges; the same on all ranks.
+        number: Of the unit, the same on all ranks. No rank is at one exchange while
+            another is still at the one before.
         buffers: To receive into and to send from.
         about: What is exchanged, for error messages.
     """

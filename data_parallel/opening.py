@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from data_parallel.messages import OPENING, Pending
+from data_parallel.messages import OPENING, Pending, kept_at_errors
 from divisible.communication.collectives import all_gather
 from divisible.communication.errors import DisagreementError
 
@@ -84,7 +84,8 @@ class Opening:
             pending.append(
                 Pending(request, rank, f"rank {rank} to take part in the exchange")
             )
-        yield pending
+        with kept_at_errors(self):
+            yield pending
 
     def check(self) -> list[int] | None:
         """Returns the ranks' numbers of samples; ``None`` if all are alike.

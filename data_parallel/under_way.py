@@ -15,7 +15,7 @@ from data_parallel.arrays import Arrays
 from data_parallel.coder import MISSING, NOT_FINITE, PRESENT, Code, Coder, Gradients
 from data_parallel.flow import Flow, Steps
 from data_parallel.layout import Bucket, Unit
-from data_parallel.messages import OPENING, Buffers, Messages
+from data_parallel.messages import OPENING, Buffers, Messages, kept_at_errors
 from data_parallel.nodes import shares
 from data_parallel.opening import Opening
 from data_parallel.units import Clock, Placement, run
@@ -48,7 +48,6 @@ class UnderWay:
         opening: What they tell each other first.
         arrays: To be exchanged; they may come one after the other.
         buckets: How they are cut.
-        first_unit: The number of the first unit, counted over all exchanges.
         make_code: Makes the code of the coded regions, once the ranks have agreed,
             given the gradients and the ranks' numbers of samples, or ``None``.
 
@@ -62,12 +61,11 @@ class UnderWay:
         opening: Opening,
         arrays: Arrays,
         buckets: Sequence[Bucket],
-        first_unit: int,
         make_code: Callable[[Gradients, Sequence[int] | None], Code],
     ) -> None:
         self._ranks, self._arrays, self._buckets = ranks, arrays, buckets
-        self._next_unit, self._make_code = first_unit, make_code
-        self._n_queued = 0
+        self._make_code = make_code
+        self._n_queued = self._next_unit = 0
         self._is_open = self._is_asking = False
         self.clock = Clock()
         self._flow = Flow(ranks.comm, ranks.timeout)
@@ -76,7 +74,8 @@ class UnderWay:
     def put(self, i: int, array: np.ndarray | None) -> None:
         """Gives an array; its bucket starts when it has all of its own."""
         self._arrays.put(i, array)
-        self._queue()
+        with _quiet():
+            self._queue()
 
     def look(self) -> None:
         """Goes on as far as messages have come."""
@@ -109,6 +108,20 @@ class UnderWay:
                 f" {self._ranks.comm.rank} {here} it. Give it on all, or let zeros"
                 f" stand for it: zero_fill=True"
             )
+
+    def check_all_put(self) -> None:
+        """Sees that this rank has put all of its arrays, or said that it has none.
+
+        Raises:
+            RuntimeError: If it has not.
+        """
+        arrays = self._arrays
+        for spec, flat in zip(arrays.specs, arrays.flat):
+            if flat is None:
+                raise RuntimeError(
+                    f"array {spec.name} has not been put: put all, or None for one that"
+                    f" this rank has not"
+                )
 
     def is_finite(self) -> bool:
         """Returns, at the end, whether no number is infinite or NaN."""
@@ -186,7 +199,8 @@ class UnderWay:
         received = [messages.receive(OPENING, rank, own.nbytes) for rank in others]
         for rank in others:
             messages.send(OPENING, rank, own.view(np.uint8))
-        yield [*(pending for _, pending in received), *messages.sent()]
+        with kept_at_errors((messages, own)):
+            yield [*(pending for _, pending in received), *messages.sent()]
         theirs = [buffer.view(own.dtype) for buffer, _ in received]
         self._code.agree(bucket, np.max([own, *theirs], axis=0))
         messages.end()
@@ -205,7 +219,8 @@ class UnderWay:
         seconds = self.clock.seconds
         start, before = time.perf_counter(), sum(seconds.values())
         try:
-            yield
+            with _quiet():
+                yield
         finally:
             computed = sum(seconds.values()) - before
             seconds["wire"] += time.perf_counter() - start - computed
@@ -222,3 +237,8 @@ def compare(opening: Opening) -> None:
     flow.add(opening.exchange)
     flow.finish()
     opening.check()
+
+
+def _quiet() -> np.errstate:
+    """Numbers that are not finite are told by flags, or by the mean itself."""
+    return np.errstate(over="ignore", invalid="ignore")

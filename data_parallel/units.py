@@ -21,7 +21,14 @@ import numpy as np
 
 from data_parallel.coder import Coder
 from data_parallel.layout import Part, Unit
-from data_parallel.messages import CONTRIBUTION, MESSAGE, TOTAL, Messages, Pending
+from data_parallel.messages import (
+    CONTRIBUTION,
+    MESSAGE,
+    TOTAL,
+    Messages,
+    Pending,
+    kept_at_errors,
+)
 
 #: The parts of an exchange that take time.
 PARTS = ("encode", "wire", "sum", "decode")
@@ -94,11 +101,12 @@ def run(
         clock: Counts time and bytes.
     """
     server = lane[placement.node]
-    if placement.rank == server:
-        yield from _serve(unit, lane, placement, coder, messages, clock)
-    else:
-        yield from _contribute(unit, server, placement, coder, messages, clock)
-    yield messages.sent()
+    with kept_at_errors(messages):
+        if placement.rank == server:
+            yield from _serve(unit, lane, placement, coder, messages, clock)
+        else:
+            yield from _contribute(unit, server, placement, coder, messages, clock)
+        yield messages.sent()
     messages.end()
 
 
