@@ -204,9 +204,15 @@ class Exchange:
             n_samples: Likewise.
             exempt: Likewise.
         """
-        arrays = list(arrays)
-        self.begin(lambda: specs_of(arrays, exempt), weights, n_samples)
-        for i, array in enumerate(arrays):
+        given: list[np.ndarray] = []
+
+        def specs() -> tuple[Spec, ...]:
+            # May fail itself, where arrays are none.
+            given.extend(arrays)
+            return specs_of(given, exempt)
+
+        self.begin(specs, weights, n_samples)
+        for i, array in enumerate(given):
             self.put(i, array)
         self.look()
 

@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from data_parallel.messages import OPENING, Pending, kept_at_errors
+from data_parallel.settings import check_integer
 from divisible.communication.collectives import all_gather
 from divisible.communication.errors import DisagreementError
 
@@ -32,10 +33,10 @@ def check_n_samples(n_samples: int | None) -> None:
     """Sees that a number of samples can be one.
 
     Raises:
-        ValueError: If it cannot.
+        TypeError, ValueError: If it cannot.
     """
-    if n_samples is not None and (n_samples != int(n_samples) or n_samples < 0):
-        raise ValueError(f"n_samples must be 0 or more, not {n_samples}")
+    if n_samples is not None:
+        check_integer("n_samples", n_samples, 0)
 
 
 class Opening:
