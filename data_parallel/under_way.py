@@ -11,7 +11,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from data_parallel.arrays import Arrays
+from data_parallel.arrays import Arrays, Spec
 from data_parallel.coder import MISSING, NOT_FINITE, PRESENT, Code, Coder, Gradients
 from data_parallel.flow import Flow, Steps
 from data_parallel.layout import Bucket, Unit
@@ -181,7 +181,7 @@ class UnderWay:
         return self._next_unit - 1
 
     def _queue_units(self, bucket: Bucket) -> None:
-        about = self._about(bucket)
+        about = f"its part of {_name(bucket, self._arrays.specs)}"
         for unit in bucket.units:
             self._flow.add(partial(self._unit, unit, self._new_unit(), about))
 
@@ -194,7 +194,8 @@ class UnderWay:
     def _ask(self, bucket: Bucket, own: np.ndarray, number: int) -> Steps:
         """Takes the largest of all ranks' numbers, before the bucket is coded."""
         comm = self._ranks.comm
-        messages = Messages(comm, number, self._ranks.buffers, self._about(bucket))
+        about = f"its quantiles of {_name(bucket, self._arrays.specs)}"
+        messages = Messages(comm, number, self._ranks.buffers, about)
         others = [rank for rank in range(comm.size) if rank != comm.rank]
         received = [messages.receive(OPENING, rank, own.nbytes) for rank in others]
         for rank in others:
@@ -207,11 +208,6 @@ class UnderWay:
         self._is_asking = False
         self._queue_units(bucket)
         self._queue()
-
-    def _about(self, bucket: Bucket) -> str:
-        names = [self._arrays.specs[i].name for i in bucket.arrays]
-        some = names if len(names) <= 2 else [names[0], "...", names[-1]]
-        return f"its part of bucket {bucket.number} ({', '.join(some)})"
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -242,3 +238,9 @@ def compare(opening: Opening) -> None:
 def _quiet() -> np.errstate:
     """Numbers that are not finite are told by flags, or by the mean itself."""
     return np.errstate(over="ignore", invalid="ignore")
+
+
+def _name(bucket: Bucket, specs: Sequence[Spec]) -> str:
+    names = [specs[i].name for i in bucket.arrays]
+    some = names if len(names) <= 2 else [names[0], "...", names[-1]]
+    return f"bucket {bucket.number} ({', '.join(some)})"
