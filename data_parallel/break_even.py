@@ -27,8 +27,11 @@ _TIMEOUT = 300.0
 _keyvals: list[int] = []
 
 
-def known(comm: MPI.Comm) -> dict[str, int | None]:
-    """Returns what was measured over a communicator, by wire dtype; to be added to."""
+def known(comm: MPI.Comm) -> dict[Any, int | None]:
+    """Returns what was measured over a communicator; to be added to.
+
+    It is by wire dtype and by how many ranks share a node.
+    """
     if not _keyvals:
         _keyvals.append(MPI.Comm.Create_keyval())
     found = comm.Get_attr(_keyvals[0])

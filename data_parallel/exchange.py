@@ -26,6 +26,7 @@ from divisible.communication.aborting import abort_on_error
 from divisible.communication.collectives import as_mpi
 from divisible.communication.errors import DisagreementError
 
+_TIMEOUT = 300.0
 # More elements than there are.
 _NEVER = 2**62
 
@@ -111,7 +112,7 @@ class Exchange:
         samples: int = 1024,
         epsilon: float = 1e-5,
         seed: int = 0,
-        timeout: float = 300.0,
+        timeout: float = _TIMEOUT,
     ) -> None:
         settings = Settings(
             wire_dtype, strategy, block, rounding, quantile, samples, epsilon, seed
@@ -441,7 +442,8 @@ class Exchange:
         settings = self._settings
         if given is not None or settings.is_oyama2017 or settings.wire.name == "fp32":
             return given or 0
-        found = measure_break_even(comm, settings.wire.name)
+        local_size, timeout = self._options.local_size, self._options.timeout
+        found = _break_even(comm, settings.wire.name, local_size, timeout)
         if found is None:
             if self.comm.rank == 0:
                 break_even.warn_of_never(settings.wire_dtype, self.comm.size)
@@ -471,11 +473,19 @@ def measure_break_even(comm: Any, wire_dtype: str) -> int | None:
         >>> measure_break_even(MPI.COMM_SELF, "int8") is None
         True
     """
+    return _break_even(comm, wire_dtype, None, _TIMEOUT)
+
+
+def _break_even(
+    comm: Any, wire_dtype: str, local_size: int | None, timeout: float
+) -> int | None:
     known = break_even.known(as_mpi(comm))
-    if wire_dtype not in known:
+    key = wire_dtype, local_size
+    if key not in known:
+        options = {"local_size": local_size, "minimum": 0, "timeout": timeout}
         with (
-            Exchange(comm, "fp32", minimum=0) as fp32,
-            Exchange(comm, wire_dtype, minimum=0) as coded,
+            Exchange(comm, "fp32", **options) as fp32,
+            Exchange(comm, wire_dtype, **options) as coded,
         ):
             found = None
             # Where nothing leaves a node, nothing is coded.
@@ -483,5 +493,5 @@ def measure_break_even(comm: Any, wire_dtype: str) -> int | None:
                 found = break_even.search(
                     lambda n: break_even.seconds([fp32, coded], n), fp32.comm
                 )
-        known[wire_dtype] = found
-    return known[wire_dtype]
+        known[key] = found
+    return known[key]

@@ -1,0 +1,65 @@
+"""The smallest bucket that is coded, as measured between these ranks."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from data_parallel import Exchange, break_even, measure_break_even
+from tests.support.mpiexec import assert_on_ranks
+
+TIMEOUT = 30
+
+
+def measured(comm, gain):
+    """Faster from the third size on, or never, as far as the ranks have measured."""
+    calls = []
+
+    def seconds(exchanges, n):
+        calls.append(n)
+        assert [len(exchange.nodes) for exchange in exchanges] == [comm.size] * 2
+        # The slowest rank counts.
+        is_faster = gain and (n >= break_even.SIZES[2] or comm.rank == 0)
+        return [1e-3, 1e-3 if not is_faster else 5e-4]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(break_even, "seconds", seconds)
+        for number in range(2):
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                exchange = Exchange(comm, "int8", local_size=1, timeout=TIMEOUT)
+            # Once for a communicator.
+            assert len(calls) == len(break_even.SIZES), number
+            texts = [str(each.message) for each in found]
+            if gain:
+                assert exchange.minimum == break_even.SIZES[2] and not texts
+            else:
+                assert exchange.minimum > 10**9
+                assert len(texts) == (comm.rank == 0), texts
+                assert all("'int8' is not faster than 'fp32'" in text for text in texts)
+            exchange.close()
+        # Of ranks that share a host it is another question.
+        assert measure_break_even(comm, "int8") is None
+        assert len(calls) == len(break_even.SIZES)
+
+
+def truly_measured(comm):
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Exchange(comm, "e4m3", local_size=1, timeout=TIMEOUT) as exchange:
+            found = comm.allgather(exchange.minimum)
+            array = np.full(5000, comm.rank, "f")
+            exchange.mean([array])
+    assert len(set(found)) == 1
+    assert found[0] in break_even.SIZES or found[0] > 10**9
+    np.testing.assert_allclose(array, (comm.size - 1) / 2, rtol=0.07)
+
+
+@pytest.mark.parametrize("gain", [True, False])
+def test_it_is_measured_once(gain):
+    assert_on_ranks(2, measured, gain)
+
+
+def test_the_measurement_itself():
+    assert_on_ranks(2, truly_measured)
