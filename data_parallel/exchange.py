@@ -174,7 +174,7 @@ class Exchange:
             arrays: NumPy arrays of float16, float32 or float64, the same shapes and
                 dtypes on all ranks. On the wire they have float32 at most. An array
                 with infinity or NaN on any rank has one on all, and is NaN as a whole
-                if it is coded; the others are not touched by it.
+                if it is coded in two roundings; the others are not touched by it.
             weights: For ``'oyama2017'`` the weights, of the arrays' shapes.
             n_samples (int): Of this rank's minibatch, for a mean weighted by them;
                 ``None`` if all are alike.

@@ -20,37 +20,42 @@ def gradients_of(n_ranks, n):
 
 def one_array(comm, local_size, **options):
     """Compares it with the simulation, for several sizes and shares."""
-    weights = None
-    for n in [1, 15, 300, 5000, 100_000]:
-        if options.get("strategy") == "oyama2017":
-            weights = np.random.RandomState(9).standard_normal(n).astype("f")
-        for n_samples in [None, [3, 0, 5, 7][: comm.size]]:
-            for chunk_bytes in [None, 4096]:
-                gradients = gradients_of(comm.size, n)
-                expected = simulate_exchange(
-                    gradients,
-                    local_size=local_size,
-                    n_samples=n_samples,
-                    weights=weights,
-                    **options,
-                )
-                array = gradients[comm.rank]
-                with Exchange(
-                    comm,
-                    local_size=local_size,
-                    minimum=0,
-                    chunk_bytes=chunk_bytes,
-                    timeout=TIMEOUT,
-                    **options,
-                ) as exchange:
-                    exchange.mean(
-                        [array],
-                        weights=weights if weights is None else [weights],
-                        n_samples=n_samples and n_samples[comm.rank],
-                    )
-                    sent = comm.allreduce(exchange.sent_bytes, max)
-                assert array.tobytes() == expected.mean.tobytes(), (n, n_samples)
-                assert sent == expected.sent_bytes, (n, n_samples)
+    for chunk_bytes in [None, 8192]:
+        with Exchange(
+            comm,
+            local_size=local_size,
+            minimum=0,
+            chunk_bytes=chunk_bytes,
+            every=1,
+            timeout=TIMEOUT,
+            **options,
+        ) as exchange:
+            for n in [1, 15, 300, 20_000]:
+                for n_samples in [None, [3, 0, 5, 7][: comm.size]]:
+                    compare(exchange, n, n_samples, local_size, options)
+
+
+def compare(exchange, n, n_samples, local_size, options):
+    comm, weights = exchange.comm, None
+    if options.get("strategy") == "oyama2017":
+        weights = np.random.RandomState(9).standard_normal(n).astype("f")
+    gradients = gradients_of(comm.size, n)
+    expected = simulate_exchange(
+        gradients,
+        local_size=local_size,
+        n_samples=n_samples,
+        weights=weights,
+        **options,
+    )
+    array = gradients[comm.rank]
+    exchange.mean(
+        [array],
+        weights=weights if weights is None else [weights],
+        n_samples=n_samples and n_samples[comm.rank],
+    )
+    assert array.tobytes() == expected.mean.tobytes(), (n, n_samples)
+    sent = comm.allreduce(exchange.sent_bytes, max)
+    assert sent == expected.sent_bytes, (n, n_samples)
 
 
 def two_roundings(comm):
