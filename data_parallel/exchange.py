@@ -304,6 +304,7 @@ class Exchange:
                     are_alike=samples is None,
                 )
             if self._residuals is not None:
+                self._residuals.open(found)
                 self._residuals.share_out(self.comm, opening.origins(), self.timeout)
             return TwoRoundingsCode(self._settings, gradients, self._residuals)
 
@@ -316,8 +317,6 @@ class Exchange:
             with contextlib.suppress(DisagreementError), self._ending_at_errors():
                 self._under_way.finish()
             raise refusal
-        if self._residuals is not None:
-            self._residuals.open(found)
 
     def put(self, i: int, array: np.ndarray | None) -> None:
         """Gives an array to the exchange that has begun.
@@ -366,7 +365,12 @@ class Exchange:
         That is the smallest bucket that is coded, the quantiles, and what error
         feedback keeps of this rank. Each rank has a snapshot of its own, then; another
         number of ranks shares out the mean.
+
+        Raises:
+            RuntimeError: If an exchange has begun and is not finished.
         """
+        if self._under_way is not None:
+            raise RuntimeError("an exchange has begun: finish it before you save or load")
         state = {
             "minimum": self.minimum,
             "n_exchanges": self._n_exchanges,

@@ -162,6 +162,11 @@ def _saturated(values: np.ndarray, of: np.ndarray) -> np.ndarray:
     return values
 
 
+def _coded(bucket: Bucket) -> list[int]:
+    """Returns which arrays of a bucket are coded."""
+    return [i for i in bucket.arrays if i not in bucket.exact]
+
+
 def _rounded(values: np.ndarray, settings: Settings) -> np.ndarray:
     return float8.encode(values, rounding=settings.rounds)
 
@@ -199,14 +204,14 @@ class Oyama2017Code:
 
     def prepare(self, bucket: Bucket) -> np.ndarray | None:
         """Returns this replica's quantiles, where they are to be taken anew."""
-        if all(self._q[i] for i in bucket.arrays):
+        coded = _coded(bucket)
+        if all(self._q[i] for i in coded):
             return None
-        found = [quantile(self._ratios(i), self._settings) for i in bucket.arrays]
-        return np.array(found)
+        return np.array([quantile(self._ratios(i), self._settings) for i in coded])
 
     def agree(self, bucket: Bucket, largest: np.ndarray) -> None:
         """Takes the largest of all replicas."""
-        for i, q in zip(bucket.arrays, largest):
+        for i, q in zip(_coded(bucket), largest):
             self._q[i] = largest_quantile([float(q)])
 
     def n_bytes(self, n: int) -> int:

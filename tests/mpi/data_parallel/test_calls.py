@@ -45,6 +45,8 @@ def in_parts(comm):
                 exchange.start([array])
             with pytest.raises(RuntimeError, match="finish it before you close it"):
                 exchange.close()
+            with pytest.raises(RuntimeError, match="finish it before you save or load"):
+                exchange.serialize(DictionarySerializer())
             for _ in range(n_looks):
                 exchange.look()
             (result,) = exchange.finish()
@@ -53,6 +55,8 @@ def in_parts(comm):
             assert array.tobytes() == expected.mean.tobytes()
         exchange.begin(lambda: (), None, None)
         assert exchange.finish() == []
+        exchange.mean([np.empty((3, 0), "f")])
+        assert exchange.sent_bytes == 0
         assert set(exchange.seconds) == {"encode", "wire", "sum", "decode"}
         exchange.close()
         exchange.close()
@@ -216,10 +220,13 @@ def quantiles_by_array(comm):
     if comm.rank == 1:
         arrays[1][7] = np.nan
     arrays[2][:] = 0
+    arrays.append(np.full(5, comm.rank, "f"))
+    weights.append(np.zeros(5, "f"))
     with Exchange(
         comm, "fp8", strategy="oyama2017", local_size=1, bucket_bytes=400
     ) as exchange:
-        exchange.mean(arrays, weights=weights, exempt=[])
+        exchange.mean(arrays, weights=weights, exempt=[3])
+    np.testing.assert_array_equal(arrays[3], np.mean(range(comm.size), dtype="f"))
     expected = simulate_exchange(
         [each[0] for each in of_ranks], "fp8", strategy="oyama2017", weights=weights[0]
     )

@@ -7,6 +7,7 @@ import pytest
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from data_parallel import Exchange, simulate_exchange
+from divisible.communication.errors import DisagreementError
 from tests.support.mpiexec import assert_on_ranks
 
 TIMEOUT = 30
@@ -110,6 +111,28 @@ def not_finite(comm):
 
 def test_a_step_that_is_not_finite_leaves_them():
     assert_on_ranks(2, not_finite)
+
+
+def refused(comm):
+    """An exchange that is refused is none."""
+    with Exchange(comm, "int8", local_size=1, **OPTIONS) as exchange:
+        exchange.mean([gradients_of(0, comm.size)[comm.rank]])
+        kept = residual_of(exchange).copy()
+        with pytest.raises(DisagreementError):
+            exchange.mean([np.ones(N + comm.rank, "f")])
+        array = gradients_of(1, comm.size)[comm.rank]
+        expected = simulate_exchange(
+            gradients_of(1, comm.size),
+            "int8",
+            block=64,
+            residuals=comm.allgather(kept),
+        )
+        exchange.mean([array])
+        assert array.tobytes() == expected.mean.tobytes()
+
+
+def test_an_exchange_that_is_refused_leaves_them():
+    assert_on_ranks(2, refused)
 
 
 def saved(exchange):

@@ -118,6 +118,35 @@ def test_means_are_within_their_bounds(n_ranks):
     assert_on_ranks(n_ranks, means, n_ranks)
 
 
+def hosts(comm):
+    """Ranks of a host need not follow each other, nor be as many as on others."""
+    of_host = {3: [0, 1, 0], 4: [0, 1, 1, 0]}[comm.size]
+    for names in [of_host, [number == 0 for number in range(comm.size)]]:
+        of_ranks = [arrays_of(rank) for rank in range(comm.size)]
+        arrays = of_ranks[comm.rank]
+        of_ranks = [[a.copy() for a in each] for each in of_ranks]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("socket.gethostname", lambda of=names: str(of[comm.rank]))
+            exchange = Exchange(
+                comm, "e5m2", block=BLOCK, chunk_bytes=2000, minimum=0, timeout=TIMEOUT
+            )
+        assert [len(ranks) for ranks in exchange.nodes] in [
+            [2, 1],
+            [2, 2],
+            [1, 2],
+            [1, 3],
+        ]
+        exchange.mean(arrays, exempt=EXEMPT)
+        exchange.close()
+        assert len(set(comm.allgather(bits(arrays)))) == 1, names
+        check_means(arrays, of_ranks, "e5m2")
+
+
+@pytest.mark.parametrize("n_ranks", [3, 4])
+def test_nodes_are_those_of_the_hosts(n_ranks):
+    assert_on_ranks(n_ranks, hosts)
+
+
 def small_buckets(comm):
     """A bucket with fewer coded elements than the minimum goes in float32."""
     sizes = [100, 100, 150, 40, 300]
