@@ -11,6 +11,7 @@
     exchange       the mean of arrays over ranks: what a user makes and calls
     start          its arguments, compared between the ranks
     opening        the ranks' first words in each exchange
+    current        the exchange that goes on, of which there is one at a time
     under_way      one exchange, from its opening to the mean
     flow           generators that wait for messages, some at once
     units          the messages of a part of a bucket, from all gradients to the mean

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any, Callable
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from data_parallel import break_even, json_arrays, oyama2017
 from data_parallel.arrays import Arrays, Spec, specs_of
 from data_parallel.coder import Code, Gradients
+from data_parallel.current import Current
 from data_parallel.layout import Layouts, Shape
 from data_parallel.messages import Buffers
 from data_parallel.nodes import lanes_of
@@ -150,8 +151,7 @@ class Exchange:
         self._n_exchanges = 0
         self._residuals = Residuals() if error_feedback else None
         self._quantiles = Quantiles(every) if settings.is_oyama2017 else None
-        self._under_way: UnderWay | None = None
-        self._is_broken = False
+        self._current = Current(self.comm)
         self.sent_bytes = 0
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
@@ -219,9 +219,9 @@ class Exchange:
 
     def look(self) -> None:
         """Lets messages that have come move the exchange on; to be called often."""
-        if self._under_way is not None:
-            with self._ending_at_errors():
-                self._under_way.look()
+        if self._current.under_way is not None:
+            with self._current.ending_at_errors():
+                self._current.under_way.look()
 
     def finish(self) -> list[np.ndarray | None]:
         """Waits for the end of what :meth:`start` began.
@@ -234,11 +234,11 @@ class Exchange:
             StallError: If another rank does not come.
             RuntimeError: If nothing has begun, or not all arrays have been put.
         """
-        under_way = self._running()
+        under_way = self._current.running()
         under_way.check_all_put()
-        with self._ending_at_errors():
+        with self._current.ending_at_errors():
             under_way.finish()
-        self._under_way = None
+        self._current.under_way = None
         if not self._zero_fill:
             under_way.check_all_present()
         self.sent_bytes = under_way.clock.sent_bytes
@@ -268,7 +268,7 @@ class Exchange:
             RuntimeError: If another has begun, or cannot begin any more.
             TypeError, ValueError: If an argument is wrong.
         """
-        self._check_idle()
+        self._current.check_idle()
         refusal: Exception | None = None
         found: tuple[Spec, ...] = ()
         flat_weights: list[np.ndarray] = []
@@ -308,14 +308,12 @@ class Exchange:
                 self._residuals.share_out(self.comm, opening.origins(), self.timeout)
             return TwoRoundingsCode(self._settings, gradients, self._residuals)
 
-        self._under_way = UnderWay(
-            self._ranks, opening, Arrays(found), buckets, make_code
-        )
-        self._zero_fill = zero_fill
+        under_way = UnderWay(self._ranks, opening, Arrays(found), buckets, make_code)
+        self._current.under_way, self._zero_fill = under_way, zero_fill
         self._n_exchanges += 1
         if refusal is not None:
-            with contextlib.suppress(DisagreementError), self._ending_at_errors():
-                self._under_way.finish()
+            with suppress(DisagreementError), self._current.ending_at_errors():
+                under_way.finish()
             raise refusal
 
     def put(self, i: int, array: np.ndarray | None) -> None:
@@ -328,7 +326,7 @@ class Exchange:
         Raises:
             RuntimeError: If nothing has begun.
         """
-        self._running().put(i, array)
+        self._current.running().put(i, array)
 
     def compare(self, lines: Sequence[str]) -> None:
         """Sees that all ranks have the same lines of text.
@@ -341,13 +339,12 @@ class Exchange:
             StallError: If another rank does not come.
             RuntimeError: If an exchange has begun.
         """
-        self._check_idle()
-        compare(
-            Opening(
-                self.comm, self._n_exchanges, lines, None, "", NOT_LOADED, self.timeout
+        self._current.check_idle()
+        number, self._n_exchanges = self._n_exchanges, self._n_exchanges + 1
+        with self._current.ending_at_errors():
+            compare(
+                Opening(self.comm, number, lines, None, "", NOT_LOADED, self.timeout)
             )
-        )
-        self._n_exchanges += 1
 
     @property
     def timeout(self) -> float:
@@ -369,8 +366,7 @@ class Exchange:
         Raises:
             RuntimeError: If an exchange has begun and is not finished.
         """
-        if self._under_way is not None:
-            raise RuntimeError("an exchange has begun: finish it before you save or load")
+        self._current.check_over("save or load")
         state = {
             "minimum": self.minimum,
             "n_exchanges": self._n_exchanges,
@@ -393,11 +389,7 @@ class Exchange:
         Raises:
             RuntimeError: If an exchange has begun and is not finished.
         """
-        if self._under_way is not None:
-            raise RuntimeError("an exchange has begun: finish it before you close it")
-        # After an error the others may not come.
-        if self.comm and not self._is_broken:
-            self.comm.Free()
+        self._current.free()
         self._ranks.buffers.clear()
 
     def __enter__(self) -> Exchange:
@@ -407,39 +399,6 @@ class Exchange:
         # With an error the other ranks may not come.
         if kind is None:
             self.close()
-
-    def _check_idle(self) -> None:
-        if self._under_way is not None:
-            raise RuntimeError("an exchange has begun already: finish it first")
-
-    @contextlib.contextmanager
-    def _ending_at_errors(self) -> Iterator[None]:
-        """Ends the exchange that has begun at an error within."""
-        try:
-            yield
-        except DisagreementError:
-            # All ranks know, and no gradient has been sent.
-            self._under_way = None
-            raise
-        except BaseException:
-            self._under_way, self._is_broken = None, True
-            raise
-
-    def _check_idle(self) -> None:
-        if self._under_way is not None:
-            raise RuntimeError("an exchange has begun already: finish it first")
-        if self._is_broken:
-            raise RuntimeError(
-                "an exchange has ended in the middle, with an error, and messages of it"
-                " may still come: make another Exchange, on all ranks"
-            )
-        if not self.comm:
-            raise RuntimeError("the exchange is closed: make another one")
-
-    def _running(self) -> UnderWay:
-        if self._under_way is None:
-            raise RuntimeError("no exchange has begun: call start() first")
-        return self._under_way
 
     def _minimum(self, comm: Any, given: int | None) -> int:
         """Returns from how many elements on buckets are coded."""
@@ -483,19 +442,7 @@ def measure_break_even(comm: Any, wire_dtype: str) -> int | None:
 def _break_even(
     comm: Any, wire_dtype: str, local_size: int | None, timeout: float
 ) -> int | None:
-    known = break_even.known(as_mpi(comm))
-    key = wire_dtype, local_size
-    if key not in known:
-        options = {"local_size": local_size, "minimum": 0, "timeout": timeout}
-        with (
-            Exchange(comm, "fp32", **options) as fp32,
-            Exchange(comm, wire_dtype, **options) as coded,
-        ):
-            found = None
-            # Where nothing leaves a node, nothing is coded.
-            if len(fp32.nodes) > 1:
-                found = break_even.search(
-                    lambda n: break_even.seconds([fp32, coded], n), fp32.comm
-                )
-        known[key] = found
-    return known[key]
+    def make(name: str) -> Exchange:
+        return Exchange(comm, name, local_size=local_size, minimum=0, timeout=timeout)
+
+    return break_even.between(as_mpi(comm), wire_dtype, local_size, make)

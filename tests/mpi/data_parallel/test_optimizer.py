@@ -359,7 +359,7 @@ def mixed(comm):
 
 def kept_residuals(optimizer):
     writer = chainer.serializers.DictionarySerializer()
-    optimizer.exchange.serialize(writer)
+    optimizer.serialize(writer)
     return {k: v.tobytes() for k, v in writer.target.items() if "residuals/of" in k}
 
 

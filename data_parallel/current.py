@@ -1,0 +1,94 @@
+"""The exchange that goes on, of which there is one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from mpi4py import MPI
+
+from data_parallel.under_way import UnderWay
+from divisible.communication.errors import DisagreementError
+
+
+class Current:
+    """The exchange that has begun, if one has.
+
+    ::
+
+        begin ---> under way ---> over
+                       |
+                       +-- disagreement, of which all know: over
+                       +-- another error: broken, for messages may still come
+
+    Args:
+        comm: Of the exchanges.
+
+    Attributes:
+        under_way: The exchange; ``None`` if none has begun.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self.under_way: UnderWay | None = None
+        self._comm = comm
+        self._is_broken = False
+
+    def check_idle(self) -> None:
+        """Sees that an exchange may begin.
+
+        Raises:
+            RuntimeError: If it may not.
+        """
+        self.check_over("begin another")
+        if self._is_broken:
+            raise RuntimeError(
+                "an exchange has ended in the middle, with an error, and messages of it"
+                " may still come: make another Exchange, on all ranks"
+            )
+        if not self._comm:
+            raise RuntimeError("the exchange is closed: make another one")
+
+    def check_over(self, purpose: str) -> None:
+        """Sees that nothing has begun.
+
+        Raises:
+            RuntimeError: If something has; the text says what for it must not.
+        """
+        if self.under_way is not None:
+            raise RuntimeError(
+                f"an exchange has begun already: finish it before you {purpose}"
+            )
+
+    def running(self) -> UnderWay:
+        """Returns the exchange that has begun.
+
+        Raises:
+            RuntimeError: If none has.
+        """
+        if self.under_way is None:
+            raise RuntimeError("no exchange has begun: call start() first")
+        return self.under_way
+
+    @contextlib.contextmanager
+    def ending_at_errors(self) -> Iterator[None]:
+        """Ends the exchange at an error within."""
+        try:
+            yield
+        except DisagreementError:
+            # No gradient has been sent.
+            self.under_way = None
+            raise
+        except BaseException:
+            self.under_way, self._is_broken = None, True
+            raise
+
+    def free(self) -> None:
+        """Frees the communicator; a call of all ranks.
+
+        Raises:
+            RuntimeError: If an exchange has begun and is not finished.
+        """
+        self.check_over("close it")
+        # After an error the others may not come.
+        if self._comm and not self._is_broken:
+            self._comm.Free()
