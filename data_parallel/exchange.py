@@ -62,8 +62,8 @@ class Exchange:
         minimum (int): Buckets with fewer elements go in float32; ``None`` for what
             :func:`~data_parallel.measure_break_even` finds. It depends on the moment:
             give it where two runs must equal each other bit for bit.
-        error_feedback (bool): Whether what the encodings of a rank have lost is added
-            to its next arrays.
+        error_feedback (bool): Whether what the encodings of a rank have lost of an
+            array is added to the next one at its position.
         rounding (str): As of :func:`~data_parallel.simulate_exchange`.
         quantile (float): Likewise.
         every (int): After how many exchanges the quantiles of ``'oyama2017'`` are taken
@@ -276,6 +276,8 @@ class Exchange:
             found = specs()
             if self._quantiles is not None:
                 flat_weights = oyama2017.flat_weights(weights, [s.shape for s in found])
+            if self._residuals is not None:
+                self._residuals.check_loaded(found)
             check_n_samples(n_samples)
         except (TypeError, ValueError) as error:
             refusal, n_samples = error, None
@@ -359,9 +361,9 @@ class Exchange:
     def serialize(self, serializer: Any) -> None:
         """Reads or writes what the next exchanges depend on.
 
-        That is the smallest bucket that is coded, the quantiles, and what error
-        feedback keeps of this rank. Each rank has a snapshot of its own, then; another
-        number of ranks shares out the mean.
+        That is the smallest bucket that is coded, if it was measured, the quantiles,
+        and what error feedback keeps of this rank. Each rank has a snapshot of its own,
+        then; another number of ranks shares out the mean.
 
         Raises:
             RuntimeError: If an exchange has begun and is not finished.
@@ -376,8 +378,9 @@ class Exchange:
         if state is None:
             return
         self._n_exchanges = state["n_exchanges"]
-        shape = self._layouts.shape
-        self._layouts.shape = shape._replace(minimum=state["minimum"])
+        if self._options.minimum is None:
+            shape = self._layouts.shape
+            self._layouts.shape = shape._replace(minimum=state["minimum"])
         if self._quantiles is not None and state["quantiles"] is not None:
             self._quantiles.load(state["quantiles"])
         if self._residuals is not None:
@@ -404,14 +407,12 @@ class Exchange:
         """Returns from how many elements on buckets are coded."""
         settings = self._settings
         if given is not None or settings.is_oyama2017 or settings.wire.name == "fp32":
-            return given or 0
+            return int(given or 0)
         local_size, timeout = self._options.local_size, self._options.timeout
         found = _break_even(comm, settings.wire.name, local_size, timeout)
-        if found is None:
-            if self.comm.rank == 0:
-                break_even.warn_of_never(settings.wire_dtype, self.comm.size)
-            return _NEVER
-        return found
+        if found is None and self.comm.rank == 0:
+            break_even.warn_of_never(settings.wire_dtype, self.comm.size)
+        return _NEVER if found is None else found
 
 
 def measure_break_even(comm: Any, wire_dtype: str) -> int | None:

@@ -38,6 +38,20 @@ class Residuals:
         self.origin = NOT_LOADED
         self._spare: dict[str, np.ndarray] = {}
 
+    def check_loaded(self, specs: Sequence[Spec]) -> None:
+        """Sees that what was loaded is of these arrays.
+
+        Raises:
+            ValueError: If it is not.
+        """
+        for name, size in ((spec.name, spec.size) for spec in specs):
+            kept = self.by_name.get(name)
+            if self.origin != NOT_LOADED and kept is not None and kept.size != size:
+                raise ValueError(
+                    f"the snapshot has error feedback of {kept.size} elements for array"
+                    f" {name}, which has {size}: it is of another model"
+                )
+
     def open(self, specs: Sequence[Spec]) -> None:
         """Begins an exchange."""
         self._names = [spec.name for spec in specs]
@@ -71,13 +85,17 @@ class Residuals:
         if state is None:
             # Written without error feedback.
             return
+        of = serializer["of"]
+        if not isinstance(serializer, chainer.Deserializer):
+            for name, residual in self.by_name.items():
+                of(name, residual)
+            return
         n_ranks, rank = state["origin"]
+        self.origin = n_ranks, rank
+        # Copies, for they are written to, and whoever has read them may read again.
         self.by_name = {
-            name: np.asarray(serializer["of"](name, self.by_name.get(name)))
-            for name in state["names"]
+            name: np.array(of(name, None), np.float32) for name in state["names"]
         }
-        if isinstance(serializer, chainer.Deserializer):
-            self.origin = n_ranks, rank
 
     def scale(self, factor: float) -> None:
         """Multiplies them, as the gradients are from now on."""

@@ -2,6 +2,7 @@
 
 import warnings
 
+import chainer
 import numpy as np
 import pytest
 
@@ -63,3 +64,24 @@ def test_it_is_measured_once(gain):
 
 def test_the_measurement_itself():
     assert_on_ranks(2, truly_measured)
+
+
+def loaded(comm):
+    """What was measured is in a snapshot; what is given now is meant."""
+    serializer = chainer.serializers.DictionarySerializer()
+    options = {"local_size": 1, "timeout": TIMEOUT}
+    with Exchange(comm, "int8", minimum=np.int64(7), **options) as exchange:
+        exchange.serialize(serializer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(break_even, "seconds", lambda exchanges, n: [2e-3, 1e-3])
+        for minimum, expected in [(None, 7), (5, 5)]:
+            with Exchange(comm, "int8", minimum=minimum, **options) as exchange:
+                exchange.serialize(
+                    chainer.serializers.NpzDeserializer(serializer.target)
+                )
+                exchange.mean([np.ones(9, "f")])
+                assert exchange.minimum == expected
+
+
+def test_a_snapshot_knows_it():
+    assert_on_ranks(2, loaded)

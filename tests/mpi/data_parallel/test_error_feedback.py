@@ -210,8 +210,26 @@ def exchanged_ranks(comm):
     assert array.tobytes() == expected.mean.tobytes()
 
 
+def other_model(comm):
+    """Residuals of another size are refused, on all ranks."""
+    with Exchange(comm, "int8", local_size=1, **OPTIONS) as exchange:
+        exchange.mean([gradients_of(0, comm.size)[comm.rank]])
+        state = saved(exchange)
+        before = {name: value.copy() for name, value in state.items()}
+        exchange.serialize(NpzDeserializer(state))
+        words = "error feedback of 1000 elements for array 0, which has 999: it is of"
+        error = ValueError if comm.rank == 1 else DisagreementError
+        with pytest.raises(error, match=words):
+            exchange.mean([np.ones(N - (comm.rank == 1), "f")])
+        for _ in range(2):
+            exchange.mean([gradients_of(1, comm.size)[comm.rank]])
+        # The snapshot can be loaded again.
+        assert all(state[name].tobytes() == before[name].tobytes() for name in state)
+
+
 @pytest.mark.parametrize(
-    ("n_ranks", "case"), [(2, same_ranks), (2, exchanged_ranks), (4, other_ranks)]
+    ("n_ranks", "case"),
+    [(2, same_ranks), (2, exchanged_ranks), (2, other_model), (4, other_ranks)],
 )
 def test_they_outlast_a_snapshot(n_ranks, case):
     assert_on_ranks(n_ranks, case)
