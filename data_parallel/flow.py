@@ -18,6 +18,7 @@ from mpi4py import MPI
 
 from data_parallel.messages import Pending
 from divisible.communication.roll_call import Place
+from divisible.communication.tags import UNUSED_TAG
 from divisible.communication.waiting import wait
 
 #: How many generators wait at once: enough for the wire to be busy while one computes.
@@ -64,6 +65,10 @@ class Flow:
             went_on = True
             if left is not None:
                 self._begun.append((steps, left))
+        if not (went_on or self._begun):
+            # What this rank has sent may still be on its way, though MPI has taken it.
+            # Nobody sends with this tag; what counts is the call.
+            self._comm.Iprobe(MPI.ANY_SOURCE, UNUSED_TAG)
         return went_on
 
     def finish(self) -> None:

@@ -119,3 +119,29 @@ def test_an_error_of_a_step_passes(post):
     post.deliver(4)
     with pytest.raises(KeyError, match="a fault"):
         flow.finish()
+
+
+class Counting:
+    """A communicator that counts looks for messages."""
+
+    n_looks = 0
+
+    def Iprobe(self, source, tag):
+        self.n_looks += 1
+
+
+def test_what_was_sent_goes_on_when_nothing_is_left_to_do(post):
+    comm = Counting()
+    flow = Flow(comm, 10)
+    flow.look()
+    assert comm.n_looks == 1
+    flow.add(steps_of(post, [], 5))
+    for _ in range(3):
+        # What is waited for is tested instead.
+        flow.look()
+    assert comm.n_looks == 1
+    post.deliver(5)
+    while not flow.is_over:
+        flow.look()
+    flow.look()
+    assert comm.n_looks == 2

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import time
 import weakref
 
 import numpy as np
@@ -135,6 +136,25 @@ def test_calls(n_ranks, case):
 
 def test_more_units_than_tags():
     assert_on_ranks(2, many_units)
+
+
+def waits(comm):
+    """A wait for another rank leaves the core to others."""
+    with Exchange(comm, "int8", local_size=1, minimum=0, timeout=TIMEOUT) as exchange:
+        exchange.mean([np.ones(3000, "f")])
+        comm.Barrier()
+        if comm.rank == 1:
+            time.sleep(1)
+        start, computed = time.perf_counter(), time.process_time()
+        exchange.mean([np.ones(3000, "f")])
+        assert time.process_time() - computed < 0.3
+        seconds = time.perf_counter() - start
+        assert sum(exchange.seconds.values()) <= seconds
+        assert exchange.seconds["wire"] > 0.5 * seconds
+
+
+def test_a_wait_yields_the_core():
+    assert_on_ranks(2, waits)
 
 
 def nothing_is_kept(comm):
