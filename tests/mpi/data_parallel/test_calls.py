@@ -176,7 +176,7 @@ def nothing_is_kept(comm):
                 held.append(sum(len(each) * n for n, each in free.items()))
             # What some units need at once, of the 20 that each exchange has: a few
             # messages each, of two sizes.
-            assert max(held) <= 2 * WINDOW * 5 * (500 + 4 * 2 + 1), held
+            assert 0 < max(held) <= 2 * WINDOW * 5 * (500 + 4 * 2 + 1), held
             exchange.mean([np.ones(3, "f")])
             assert sum(len(each) * n for n, each in free.items()) < 1000
     finally:
