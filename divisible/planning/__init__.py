@@ -20,6 +20,7 @@
     candidates         one configuration, cut and costed
     search             best_plan(): the fastest of them that fits
     prediction         predict(): what a plan takes, by simulation
+    shares             whole numbers in the ratio of shares, for unequal replicas
 
     tables, plots, units   for people
 """
