@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -43,23 +44,44 @@ def kept_at_errors(buffers: Any) -> Iterator[None]:
 
 
 class Buffers:
-    """Buffers for messages; what has been given back is given out again."""
+    """Buffers for messages, used again for any message that they are long enough for.
+
+    There are never more of them than were in use at once, however many sizes of
+    messages there are: where none is long enough, a new one takes the place of one that
+    was too short.
+    """
 
     def __init__(self) -> None:
-        self._free: dict[int, list[np.ndarray]] = {}
+        # By size, which are beside them to search in.
+        self._free: list[np.ndarray] = []
+        self._sizes: list[int] = []
+
+    @property
+    def n_bytes(self) -> int:
+        """What those take that nobody uses."""
+        return sum(self._sizes)
 
     def take(self, n_bytes: int) -> np.ndarray:
-        """Returns a buffer of uint8."""
-        free = self._free.get(n_bytes)
-        return free.pop() if free else np.empty(n_bytes, np.uint8)
+        """Returns a buffer of uint8, of this length or longer."""
+        place = bisect_left(self._sizes, n_bytes)
+        if place < len(self._sizes):
+            del self._sizes[place]
+            return self._free.pop(place)
+        if self._sizes:
+            self._sizes.pop()
+            self._free.pop()
+        return np.empty(n_bytes, np.uint8)
 
     def give_back(self, buffer: np.ndarray) -> None:
         """Takes back what is used no more."""
-        self._free.setdefault(buffer.size, []).append(buffer)
+        place = bisect_left(self._sizes, buffer.size)
+        self._sizes.insert(place, buffer.size)
+        self._free.insert(place, buffer)
 
     def clear(self) -> None:
         """Forgets all that nobody uses."""
         self._free.clear()
+        self._sizes.clear()
 
 
 class Messages:
@@ -84,7 +106,7 @@ class Messages:
     def buffer(self, n_bytes: int) -> np.ndarray:
         """Returns a buffer that is this unit's until its end."""
         self._taken.append(self._buffers.take(n_bytes))
-        return self._taken[-1]
+        return self._taken[-1][:n_bytes]
 
     def receive(
         self, kind: int, source: int, n_bytes: int
