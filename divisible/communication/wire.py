@@ -15,6 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from divisible.records import shown
+
+#: How many elements have a scale, unless a user asks for another number.
+BLOCK = 256
+
 
 class Fields(NamedTuple):
     """The scales and the codes of some elements of a message.
@@ -200,3 +205,16 @@ WIRE: dict[str, WireDtype] = dict(
         _entry("int8", "u1", True, 0, 1 / 254),
     )
 )
+
+
+def check_wire_dtype(name: str) -> None:
+    """Refuses a name that no entry has.
+
+    Raises:
+        ValueError: With the names that there are.
+    """
+    # What a file has in its place may be no key of a dictionary.
+    if name not in tuple(WIRE):
+        raise ValueError(
+            f"wire_dtype must be one of {', '.join(WIRE)}, not {shown(name)}"
+        )

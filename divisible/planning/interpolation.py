@@ -76,6 +76,7 @@ def interpolate(profiles: Sequence[Profile], n_samples: int) -> Profile:
         round(nearest.input_bytes * n_samples / nearest.n_samples),
         loss,
         nearest.machine,
+        nearest.coding,
     )
 
 

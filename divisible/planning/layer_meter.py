@@ -168,6 +168,7 @@ class LayerMeter:
             parameter_bytes=sum(param.array.nbytes for param in parameters),
             optimizer_bytes=state_bytes(self._optimizer, parameters),
             workspace_bytes=runs.workspace(device),
+            n_parameters=sum(param.array.size for param in parameters),
         )
 
     def _count(

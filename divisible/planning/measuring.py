@@ -26,6 +26,7 @@ from divisible.communication.signatures import Tensor
 from divisible.dtypes import as_trainable, floating_dtypes
 from divisible.minibatch import as_arrays
 from divisible.model import Divisible
+from divisible.planning.coding import measure_coding
 from divisible.planning.layer_meter import LayerMeter
 from divisible.planning.optimizer_state import check_optimizer
 from divisible.planning.profile import Profile
@@ -145,6 +146,7 @@ def profile(
         input_bytes=sum(array.nbytes for array in arrays),
         loss=loss,
         machine=_machine(device),
+        coding=measure_coding(),
     )
 
 

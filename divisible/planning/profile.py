@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from divisible.communication.wire import WIRE
 from divisible.files import write_json
 from divisible.layer_list import differing_titles, title
 from divisible.model import Divisible
+from divisible.planning.coding import CodingRate
 from divisible.planning.layer_sums import LayerSums
 from divisible.planning.tables import PROFILE_COLUMNS, profile_rows
 from divisible.records import (
@@ -37,6 +39,7 @@ SAMPLE_BYTES = (
 )
 #: Sizes that do not.
 FIXED_BYTES = ("parameter_bytes", "optimizer_bytes")
+_BYTES_OF_FLOAT32 = 4
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,8 @@ class LayerCost:
         pending_bytes: What is held between I and W.
         workspace_bytes: What its forward or backward allocates and frees again, at
             its peak.
+        n_parameters: Elements of the parameters; 0 for as many as float32 has in
+            ``parameter_bytes``.
         name: One line or more that describes the layer.
 
     Raises:
@@ -86,14 +91,15 @@ class LayerCost:
     boundary_output_bytes: int = 0
     pending_bytes: int = 0
     workspace_bytes: int = 0
+    n_parameters: int = 0
     name: str = ""
 
     def __post_init__(self) -> None:
         plain_text("name of a layer", self.name)
-        for field in (*SECONDS, *SAMPLE_BYTES, *FIXED_BYTES):
-            what = f"{field} of a layer {self.title!r}"
-            number = plain_number(what, getattr(self, field), "Measure again")
-            object.__setattr__(self, field, number)
+        for name in (*SECONDS, *SAMPLE_BYTES, *FIXED_BYTES, "n_parameters"):
+            what = f"{name} of a layer {self.title!r}"
+            number = plain_number(what, getattr(self, name), "Measure again")
+            object.__setattr__(self, name, number)
         if self.passing_bytes > self.output_bytes:
             raise ValueError(
                 f"passing_bytes of a layer {self.title!r} are {self.passing_bytes}, but"
@@ -110,6 +116,11 @@ class LayerCost:
     def seconds(self) -> float:
         """Seconds forward and backward."""
         return self.forward + self.backward_input + self.backward_weight
+
+    @property
+    def n_gradients(self) -> float:
+        """Elements that replicas exchange."""
+        return self.n_parameters or self.parameter_bytes / _BYTES_OF_FLOAT32
 
     @property
     def title(self) -> str:
@@ -130,11 +141,13 @@ class Profile:
         input_bytes: Of the first layer's input.
         loss: What follows the last layer, on the last stage.
         machine: Where it was measured.
+        coding: How fast a core of it codes gradients, by dtype on the wire.
 
     Raises:
-        ValueError: If there is no layer or no sample, or ``input_bytes`` is negative.
-        TypeError: If ``n_samples`` or ``input_bytes`` is no integer, or ``machine`` no
-            text.
+        ValueError: If there is no layer or no sample, ``input_bytes`` is negative, or
+            ``coding`` has a dtype that is none.
+        TypeError: If ``n_samples`` or ``input_bytes`` is no integer, ``machine`` no
+            text, or ``coding`` no mapping to :class:`CodingRate`.
 
     Example:
         >>> layers = [LayerCost(0.1, 0.1, 0.1, output_bytes=400), LayerCost(0.2, 0, 0)]
@@ -148,6 +161,9 @@ class Profile:
     input_bytes: int = 0
     loss: LayerCost | None = None
     machine: str = ""
+    coding: Mapping[str, CodingRate] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
@@ -164,6 +180,7 @@ class Profile:
                 f"input_bytes must not be negative, as {self.input_bytes} is"
             )
         plain_text("machine", self.machine)
+        _check_coding(self.coding)
 
     def __len__(self) -> int:
         """Returns the number of layers of the model."""
@@ -234,6 +251,12 @@ class Profile:
             ]
             if content.get("loss") is not None:
                 content["loss"] = from_fields(LayerCost, content["loss"], "loss")
+            rates = content.get("coding")
+            if isinstance(rates, dict):
+                content["coding"] = {
+                    name: from_fields(CodingRate, row, f"coding in {shown(name)}")
+                    for name, row in rates.items()
+                }
             return from_fields(cls, content)
 
     def __str__(self) -> str:
@@ -247,6 +270,18 @@ class Profile:
             for row in rows
         ]
         return "\n".join([f"{self.n_samples} samples; {self.machine}", *lines])
+
+
+def _check_coding(coding: Mapping[str, CodingRate]) -> None:
+    if not isinstance(coding, Mapping):
+        raise TypeError(f"coding must have a rate for each dtype, not {shown(coding)}")
+    for name, rate in coding.items():
+        if name not in WIRE:
+            raise ValueError(
+                f"coding is of {shown(name)}, which is none of {', '.join(WIRE)}"
+            )
+        if not isinstance(rate, CodingRate):
+            raise TypeError(f"coding in {name} must be a CodingRate, not {shown(rate)}")
 
 
 def check_layers(

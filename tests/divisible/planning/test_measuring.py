@@ -24,6 +24,7 @@ from divisible import (
     profile,
     stash,
 )
+from divisible.planning.coding import measure_coding
 from divisible.planning.interpolation import interpolate
 from divisible.planning.profile import SECONDS
 from mixed_precision import MixedPrecision, to_float16
@@ -73,6 +74,8 @@ def test_sizes_by_hand():
         0,
     ]
     assert [c.parameter_bytes for c in costs.layers] == [35 * FLOAT, 0, 24 * FLOAT, 0]
+    assert [c.n_gradients for c in costs.layers] == [35, 0, 24, 0]
+    assert costs.coding == measure_coding()
     # Adam has two averages of each parameter.
     assert first.optimizer_bytes == 2 * first.parameter_bytes
     assert costs.loss is not None
@@ -237,6 +240,7 @@ def test_float16_parameters_need_more_than_their_size():
 
     size = 6 * 5
     assert bytes_of(None).parameter_bytes == 2 * size
+    assert bytes_of(None).n_gradients == size
     assert bytes_of(None).optimizer_bytes == 4 * size  # sums of gradients
     sgd = chainer.optimizers.MomentumSGD()
     assert bytes_of(sgd).optimizer_bytes == (4 + 2) * size
