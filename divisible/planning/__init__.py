@@ -9,14 +9,19 @@
     stopwatch          seconds and peak memory of a call
     retained_arrays    what a graph holds between forward and backward
     optimizer_state    what an optimizer holds
+    coding             how fast gradients are coded for the wire
     interpolation      a profile at another size of microbatch
     layer_sums         sums over its layers, and over those of stages
 
     machine            speeds, memory and links of ranks
     memory             what stages hold and take
+    gradient_exchange  what replicas send, and when, and what it takes
     plan               where a model is cut, and how it is run
+    exchange_plan      what its exchange of gradients costs
+    placement          stages together on a host, or replicas, by what they send
     partition          cuts so that the slowest stage is as fast as possible
     dynamic_program    the search for those cuts
+    setting            a schedule with profiles, ranks and links, wherever it is cut
     candidates         one configuration, cut and costed
     search             best_plan(): the fastest of them that fits
     prediction         predict(): what a plan takes, by simulation

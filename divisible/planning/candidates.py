@@ -16,20 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from divisible.minibatch import microbatch_sizes
+from divisible.planning.exchange_plan import ExchangePlan
+from divisible.planning.gradient_exchange import GradientExchange, Wire
 from divisible.planning.interpolation import interpolate
-from divisible.planning.machine import (
-    Network,
-    PerRank,
-    edges,
-    slowest_replica,
-    spread_memory,
-    spread_speeds,
-)
-from divisible.planning.memory import StageCosts, rank_bytes, stage_costs
+from divisible.planning.machine import Network, PerRank, spread_memory, spread_speeds
 from divisible.planning.partition import MemoryLimitError, describe, find_cuts
 from divisible.planning.plan import Plan
-from divisible.planning.prediction import run
 from divisible.planning.profile import Profile
+from divisible.planning.setting import Setting
 from divisible.planning.units import count, format_bytes
 from divisible.schedules.actions import BACKWARD, FORWARD, INPUT
 from divisible.schedules.catalogue import create
@@ -80,11 +74,12 @@ class Outcome(NamedTuple):
     """The outcome of a simulated step of a configuration.
 
     Attributes:
-        seconds: Of the step, with the sum of the replicas' gradients.
+        seconds: Of the step, with what is not hidden of the exchange of gradients.
         busy: Seconds that the busiest rank computes.
         bubble: The share of the step that ranks wait, on average.
         held: Bytes of microbatches in flight, on the rank with most.
         in_flight: Microbatches in flight, on the rank with most.
+        exchange: What the exchange costs; ``None`` without replicas.
     """
 
     seconds: float
@@ -92,6 +87,7 @@ class Outcome(NamedTuple):
     bubble: float
     held: int
     in_flight: int
+    exchange: ExchangePlan | None
 
 
 @dataclass
@@ -102,50 +98,13 @@ class Candidate:
         configuration: What it is.
         cuts: Where it is cut.
         bound: Seconds that a step takes at least.
-        gradient_seconds: For each rank, to add up the gradients of the replicas.
         outcome: Of the simulation, if it has been simulated.
     """
 
     configuration: Configuration
     cuts: Sequence[int]
     bound: float
-    gradient_seconds: np.ndarray
     outcome: Outcome | None = None
-
-
-class _Setting(NamedTuple):
-    """The schedule of a configuration, and the ranks and links it runs on.
-
-    Attributes:
-        schedule: With the forwards that run again.
-        profiles: One for each microbatch, at its size.
-        network: The links between the ranks of a replica.
-        speeds: Of these ranks.
-        memory: Bytes that they may use.
-    """
-
-    schedule: Schedule
-    profiles: list[Profile]
-    network: Network
-    speeds: np.ndarray
-    memory: np.ndarray
-
-    @property
-    def largest(self) -> Profile:
-        """At the size of the largest microbatch."""
-        return self.profiles[0]
-
-    def costs(self, cuts: Sequence[int]) -> Costs:
-        """Returns what the simulator needs to know of cuts."""
-        return stage_costs(
-            cuts, self.schedule, self.profiles, self.network, self.speeds
-        )
-
-    def stages(self) -> StageCosts:
-        """Returns what stages cost, whatever layers they have."""
-        speeds = self.speeds[list(self.schedule.stage_ranks)]
-        links = edges(self.network, self.schedule)
-        return StageCosts.of(self.largest, self.schedule, speeds, links)
 
 
 class Configurations:
@@ -162,14 +121,17 @@ class Configurations:
         network: Network | None,
         batch: int,
         speeds: PerRank | None,
+        wire: Wire,
     ) -> None:
         self.profiles = profiles
         self.network = Network() if network is None else network
         self.batch = batch
+        self.wire = wire
         self.memory = spread_memory(memory, ranks)
         self.speeds = spread_speeds(speeds, ranks)
-        self.bandwidth, self.latency = self.network.edges(ranks)
-        self.sized: dict[int, Profile] = {}
+        # Too few of them are refused before the search.
+        self.network.edges(ranks)
+        self.sized: dict[tuple[int, bool], Profile] = {}
 
     def candidate(
         self, configuration: Configuration, cuts: Sequence[int] | None = None
@@ -184,31 +146,30 @@ class Configurations:
             MemoryLimitError: If it does not fit. Where ranks have several stages, it
                 is cut for several ways to share their memory, which are not all.
         """
-        setting = self._setting(configuration)
+        setting, memory = self._setting(configuration), self._memory(configuration)
+
+        def costed(cuts: Sequence[int]) -> Candidate:
+            _check_memory(cuts, setting, memory)
+            bound = lower_bound(
+                setting.schedule, setting.costs(cuts), setting.least_after(cuts)
+            )
+            # Costs and schedules of thousands of configurations would take gigabytes.
+            return Candidate(configuration, cuts, bound)
+
         if cuts is not None:
-            return self._costed(configuration, setting, cuts)
+            return costed(cuts)
         stages = setting.stages()
 
         def cut(limits: np.ndarray) -> Candidate:
-            cuts = find_cuts(stages, limits)
-            return self._costed(configuration, setting, cuts)
+            return costed(find_cuts(stages, limits))
 
         if configuration.stages_per_rank == 1:
-            return cut(setting.memory)
+            return cut(memory)
         try:
             return cut(np.full(stages.n_stages, np.inf))
         except MemoryLimitError as error:
             at = np.array(setting.schedule.stage_ranks)
-            return _fastest_that_fits(cut, setting.memory, at, error)
-
-    def _costed(
-        self, configuration: Configuration, setting: _Setting, cuts: Sequence[int]
-    ) -> Candidate:
-        _check_memory(cuts, setting)
-        gradients = self._gradient_seconds(configuration, setting, cuts)
-        bound = lower_bound(setting.schedule, setting.costs(cuts)) + gradients.min()
-        # Costs and schedules of thousands of configurations would take gigabytes.
-        return Candidate(configuration, cuts, bound, gradients)
+            return _fastest_that_fits(cut, memory, at, error)
 
     def plan(self, candidate: Candidate) -> Plan:
         """Returns a candidate's plan, with what its stages cost."""
@@ -217,7 +178,10 @@ class Configurations:
         stages = setting.stages()
         # Stages that share the memory of a rank have no limit of their own.
         is_shared = configuration.stages_per_rank > 1
-        limits = np.full(stages.n_stages, np.inf) if is_shared else setting.memory
+        limits = self._memory(configuration)
+        if is_shared:
+            limits = np.full(stages.n_stages, np.inf)
+        has_replicas, outcome = configuration.replicas > 1, candidate.outcome
         return Plan(
             candidate.cuts,
             n_microbatches=configuration.n_microbatches,
@@ -227,21 +191,26 @@ class Configurations:
             stages_per_rank=configuration.stages_per_rank,
             layers=tuple(layer.name for layer in setting.largest.layers),
             stages=describe(stages, candidate.cuts, limits),
+            wire_dtype=self.wire.dtype if has_replicas else None,
+            error_feedback=has_replicas and self.wire.error_feedback,
+            exchange=None if outcome is None else outcome.exchange,
         )
 
     def simulate(self, candidate: Candidate) -> Outcome:
         """Simulates a step."""
-        setting = self._setting(candidate.configuration)
-        costs = setting.costs(candidate.cuts)
-        timeline = run(setting.schedule, costs, setting.network)
-        ends = np.zeros(setting.schedule.n_ranks)
-        np.maximum.at(ends, timeline.rank, timeline.end)
+        setting, cuts = self._setting(candidate.configuration), candidate.cuts
+        timeline = setting.simulate(cuts)
+        spans = setting.spans(cuts, timeline)
+        seconds = timeline.makespan
+        if spans is not None:
+            seconds = max(seconds, float(spans.end.max()))
         return Outcome(
-            seconds=float((ends + candidate.gradient_seconds).max()),
+            seconds=seconds,
             busy=float(timeline.busy.max()),
             bubble=float(timeline.bubble.mean()),
             held=int(timeline.peak_memory.max()),
             in_flight=int(timeline.peak_in_flight.max()),
+            exchange=setting.exchange_plan(cuts, timeline, spans),
         )
 
     def improve(self, candidate: Candidate, effort: int) -> Candidate:
@@ -287,47 +256,45 @@ class Configurations:
         other.outcome = self.simulate(other)
         return other if other.outcome.seconds < seconds else candidate
 
-    def _at(self, size: int) -> Profile:
-        if size not in self.sized:
-            self.sized[size] = interpolate(self.profiles, size)
-        return self.sized[size]
-
-    def _setting(self, configuration: Configuration) -> _Setting:
+    def _setting(self, configuration: Configuration) -> Setting:
         replicas, n_ranks, _, name, m, checkpoint = configuration
-        used = replicas * n_ranks
+        exchange = self.wire.exchange(replicas, self.profiles[-1])
         # The first microbatches are the largest.
         sizes = microbatch_sizes(-(-self.batch // replicas), m)
-        return _Setting(
+        return Setting.of(
             _create(name, configuration.n_stages, m, n_ranks, checkpoint),
-            [self._at(size) for size in sizes],
-            *slowest_replica(self.network, self.speeds[:used], replicas),
-            self.memory[:used].reshape(replicas, -1).min(axis=0),
+            [self._at(size, exchange) for size in sizes],
+            self.network,
+            self.speeds[: replicas * n_ranks],
+            exchange,
         )
 
-    def _gradient_seconds(
-        self, configuration: Configuration, setting: _Setting, cuts: Sequence[int]
-    ) -> np.ndarray:
-        """Returns how long each rank takes to add its gradients to the replicas'."""
-        schedule, replicas = setting.schedule, configuration.replicas
-        per_rank = np.zeros(schedule.n_ranks)
-        if replicas == 1:
-            return per_rank
-        sizes = setting.largest.sums.stages(cuts).parameter_bytes
-        np.add.at(per_rank, list(schedule.stage_ranks), sizes)
-        used = replicas * schedule.n_ranks - 1
-        steps = 2 * (replicas - 1)
-        return steps * (
-            per_rank / replicas / self.bandwidth[:used].min()
-            + self.latency[:used].max()
-        )
+    def _at(self, size: int, exchange: GradientExchange | None) -> Profile:
+        key = size, exchange is not None
+        if key not in self.sized:
+            profile = interpolate(self.profiles, size)
+            if exchange is not None:
+                profile = exchange.with_residuals(profile)
+            self.sized[key] = profile
+        return self.sized[key]
+
+    def _memory(self, configuration: Configuration) -> np.ndarray:
+        """Returns for each place in a pipeline the least that a replica has there."""
+        replicas, n_ranks, *_ = configuration
+        return self.memory[: replicas * n_ranks].reshape(replicas, -1).min(axis=0)
 
 
-def lower_bound(schedule: Schedule, costs: Costs) -> float:
+def lower_bound(schedule: Schedule, costs: Costs, after: np.ndarray) -> float:
     """Returns what a step takes at least.
 
     A rank waits for the first microbatch to come through the stages before its own.
     It computes all of its own; then, unless it ends with weight gradients, the last
-    backward has to go through the stages before.
+    backward has to go through the stages before. Meanwhile it exchanges gradients.
+
+    Args:
+        schedule: What the ranks run.
+        costs: Of the stages.
+        after: Seconds that each rank takes at least after its last backward.
     """
     d, m = schedule.n_stages, schedule.n_microbatches
     durations = costs.durations(d, m)
@@ -342,7 +309,7 @@ def lower_bound(schedule: Schedule, costs: Costs) -> float:
     entry = np.concatenate([[0.0], np.cumsum(forward.min(axis=1))])[:-1]
     leave = np.concatenate([[0.0], np.cumsum(whole.min(axis=1))])[:-1]
     firsts = np.array([ranks.tolist().index(r) for r in range(schedule.n_ranks)])
-    ways = entry[firsts] + (0.0 if split else leave[firsts])
+    ways = entry[firsts] + np.maximum(after, 0.0 if split else leave[firsts])
     transfer, _ = costs.edges(d)
     return float(max((busy + ways).max(), m * transfer.max(initial=0.0)))
 
@@ -387,17 +354,16 @@ def _shared(memory: np.ndarray, at: np.ndarray, share: float) -> np.ndarray:
     return memory[at] * parts
 
 
-def _check_memory(cuts: Sequence[int], setting: _Setting) -> None:
+def _check_memory(cuts: Sequence[int], setting: Setting, memory: np.ndarray) -> None:
     """Refuses what does not fit when the stages of a rank share its memory."""
-    needed = rank_bytes(cuts, setting.schedule, setting.largest)
-    lacks = needed - setting.memory
+    needed = setting.rank_bytes(cuts)
+    lacks = needed - memory
     rank = int(lacks.argmax())
     if lacks[rank] > 0:
         raise MemoryLimitError(
             f"cut at {cuts}, rank {rank} with the stages"
             f" {setting.schedule.rank_stages(rank)} needs {format_bytes(needed[rank])},"
-            f" {format_bytes(lacks[rank])} more than its"
-            f" {format_bytes(setting.memory[rank])}"
+            f" {format_bytes(lacks[rank])} more than its {format_bytes(memory[rank])}"
         )
 
 

@@ -22,7 +22,7 @@ class StageSums(NamedTuple):
         forward: Seconds of F.
         backward_input: Seconds of I.
         backward_weight: Seconds of W.
-        parameter_bytes: Of the parameters.
+        n_gradients: Elements that replicas exchange.
         fixed_bytes: Of the parameters, their gradients and the optimizer's state.
         graph_bytes: What is held from F, or R, to B or I besides the input.
         pending_bytes: What is held between I and W.
@@ -36,7 +36,7 @@ class StageSums(NamedTuple):
     forward: np.ndarray
     backward_input: np.ndarray
     backward_weight: np.ndarray
-    parameter_bytes: np.ndarray
+    n_gradients: np.ndarray
     fixed_bytes: np.ndarray
     graph_bytes: np.ndarray
     pending_bytes: np.ndarray
@@ -58,6 +58,7 @@ class LayerSums:
             position; these and all below are of shape (n_layers + 1,), but for
             ``workspace``.
         parameters, fixed, activations, pending: Bytes of the layers before.
+        gradients: Elements that replicas exchange of the layers before.
         ended_skips: Bytes of the skip connections that end before it.
         crossing: Bytes that cross a cut there in one direction.
         passing: The part of it that skip connections carry. They go straight to where
@@ -74,6 +75,7 @@ class LayerSums:
         self.backward_weight = _before(column("backward_weight"))
         self.parameters = _before(column("parameter_bytes"))
         self.fixed = 2 * self.parameters + _before(column("optimizer_bytes"))
+        self.gradients = _before(column("n_gradients"))
         self.activations = _before(column("activation_bytes"))
         self.pending = _before(column("pending_bytes"))
         self.ended_skips = _before(column("skip_bytes"))
@@ -107,7 +109,7 @@ class LayerSums:
             forward=np.diff(self.forward[cuts]),
             backward_input=np.diff(self.backward_input[cuts]),
             backward_weight=np.diff(self.backward_weight[cuts]),
-            parameter_bytes=np.diff(self.parameters[cuts]),
+            n_gradients=np.diff(self.gradients[cuts]).round().astype(np.int64),
             fixed_bytes=np.diff(self.fixed[cuts]),
             graph_bytes=np.diff(self.activations[cuts]) + self.boundary[end],
             pending_bytes=np.diff(self.pending[cuts]),

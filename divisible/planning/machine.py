@@ -141,6 +141,26 @@ def slowest_replica(
     return slowest, speeds.reshape(replicas, n_ranks).min(axis=0)
 
 
+def exchange_links(network: Network, replicas: int, n_ranks: int) -> Network:
+    """Returns for each rank of a pipeline the way to the same one of other replicas.
+
+    It is the slowest link on it, and the greatest latency.
+
+    Args:
+        network: The links between all ranks; neighbouring ones make a pipeline.
+        replicas: How many pipelines there are, two or more.
+        n_ranks: Of each.
+
+    Returns:
+        Network: Bandwidth and latency of shape (n_ranks,).
+    """
+    bandwidth, latency = network.edges(replicas * n_ranks)
+    between = np.arange(n_ranks)[:, None] + np.arange((replicas - 1) * n_ranks)
+    return Network(
+        bandwidth[between].min(axis=1), latency[between].max(axis=1), network.overlap
+    )
+
+
 def edges(network: Network, schedule: Schedule) -> Network:
     """Returns the links between stages, from those between ranks.
 

@@ -2,10 +2,10 @@
 
 A stage holds its parameters, their gradients and the optimizer's state; for each
 microbatch in flight its input, and while there is a graph of it what its layers hold;
-what pending weight gradients need; and the workspace of its greediest layer with a
-message from either side::
+what pending weight gradients need; the workspace of its greediest layer with a
+message from either side; and the buffers for gradients that replicas exchange::
 
-    bytes = fixed + workspace + input + output
+    bytes = fixed + workspace + input + output + buffers
             + max over moments (in_flight * input + graphs * graph + pending * pending)
 
 How many microbatches that are, and when, `divisible.schedules.held` reads from the
@@ -62,6 +62,7 @@ class StageCosts:
             again.
         speeds: Of the ranks of the stages, relative to where the profile was measured.
         network: The links between neighbouring stages.
+        buffers: Bytes that each stage has for the messages of replicas.
     """
 
     layers: LayerSums
@@ -69,6 +70,7 @@ class StageCosts:
     recomputed: np.ndarray
     speeds: np.ndarray
     network: Network
+    buffers: float = 0.0
 
     @classmethod
     def of(
@@ -77,6 +79,7 @@ class StageCosts:
         schedule: Schedule,
         speeds: PerRank | None = None,
         network: Network | None = None,
+        buffers: float = 0.0,
     ) -> StageCosts:
         """Reckons with a schedule.
 
@@ -85,6 +88,7 @@ class StageCosts:
             schedule: A valid one, with the forwards that run again.
             speeds: Of the ranks of the stages; 1 by default.
             network: The links between neighbouring stages; infinitely fast by default.
+            buffers: Bytes that each stage has for the messages of replicas.
 
         Returns:
             StageCosts: Of as many stages.
@@ -98,6 +102,7 @@ class StageCosts:
             recomputed_share(schedule),
             spread_speeds(speeds, schedule.n_stages),
             Network() if network is None else network,
+            buffers,
         )
 
     @property
@@ -144,7 +149,7 @@ class StageCosts:
 
     def bytes(self, cuts: Sequence[int]) -> np.ndarray:
         """Returns what the stages of given cuts hold at their peak."""
-        return _stage_bytes(self.layers.stages(cuts), self.moments)
+        return _stage_bytes(self.layers.stages(cuts), self.moments) + self.buffers
 
     def bytes_alone(self) -> np.ndarray:
         """Returns what each layer would need as a stage of its own.
@@ -153,7 +158,8 @@ class StageCosts:
             Shape (n_stages, n_layers).
         """
         each = self.layers.stages(range(self.n_layers + 1))
-        return _stage_bytes(each, Moments(*(m[..., None] for m in self.moments)))
+        moments = Moments(*(m[..., None] for m in self.moments))
+        return _stage_bytes(each, moments) + self.buffers
 
     def memory(self) -> MemoryTable:
         """Returns the memory of every possible stage."""
@@ -162,7 +168,7 @@ class StageCosts:
         in_flight, graphs, pending = (m[..., None] for m in self.moments)
         grows = layers.fixed + graphs * layers.activations + pending * layers.pending
         return MemoryTable(
-            ends=grows + layers.own_output + graphs * layers.boundary,
+            ends=grows + layers.own_output + graphs * layers.boundary + self.buffers,
             starts=grows - (in_flight + 1) * layers.own_input,
             inputs=self.moments.in_flight + 1.0,
             at_least=grows[0],
@@ -221,13 +227,16 @@ def stage_costs(
     )
 
 
-def rank_bytes(cuts: Sequence[int], schedule: Schedule, profile: Profile) -> np.ndarray:
+def rank_bytes(
+    cuts: Sequence[int], schedule: Schedule, profile: Profile, buffers: float = 0.0
+) -> np.ndarray:
     """Returns what each rank holds at its peak, all its stages together.
 
     Args:
         cuts: Where stages begin, and where the last one ends.
         schedule: Which stage is on which rank.
         profile: At the size of the largest microbatch.
+        buffers: Bytes that each rank has for the messages of replicas.
 
     Returns:
         Bytes of shape (n_ranks,).
@@ -237,6 +246,7 @@ def rank_bytes(cuts: Sequence[int], schedule: Schedule, profile: Profile) -> np.
     # One stage is at work at a time.
     memory = np.zeros(schedule.n_ranks)
     np.maximum.at(memory, ranks, _passing_bytes(sums))
+    memory += buffers
     np.add.at(memory, ranks, sums.fixed_bytes)
     activation = sums.input_bytes + sums.graph_bytes
     held = peaks(schedule, activation, sums.pending_bytes, sums.input_bytes)

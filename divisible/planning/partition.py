@@ -204,10 +204,18 @@ def describe(
 ) -> tuple[StagePlan, ...]:
     """Returns what the stages of a plan cost."""
     before = np.diagonal(costs.link_seconds()[:, cuts[:-1]])
-    columns = costs.seconds(cuts), before, costs.bytes(cuts).round().astype(int), limits
+    sums = costs.layers.stages(cuts)
+    columns = (
+        costs.seconds(cuts),
+        before,
+        costs.bytes(cuts).round().astype(int),
+        limits,
+        sums.output_bytes.astype(int),
+        sums.n_gradients,
+    )
     return tuple(
-        StagePlan(seconds, link, memory, None if limit == np.inf else limit)
-        for seconds, link, memory, limit in zip(*(c.tolist() for c in columns))
+        StagePlan(seconds, link, memory, None if limit == np.inf else limit, *sizes)
+        for seconds, link, memory, limit, *sizes in zip(*(c.tolist() for c in columns))
     )
 
 

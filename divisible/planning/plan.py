@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from divisible.communication.wire import check_wire_dtype
 from divisible.files import write_json
+from divisible.planning.exchange_plan import ExchangePlan
+from divisible.planning.placement import cheaper_placement, traffic_of
 from divisible.planning.profile import check_layers
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
 from divisible.planning.units import count, format_seconds
@@ -34,6 +37,9 @@ class StagePlan:
         link_seconds: How long a message keeps the link before it busy.
         memory: Bytes at the peak.
         memory_limit: Bytes that its rank may use; ``None`` for any number.
+        output_bytes: What it sends to the next stage of a microbatch; as many bytes of
+            gradients come back.
+        n_gradients: Elements that replicas exchange.
 
     Raises:
         TypeError: If a value is no number.
@@ -44,6 +50,8 @@ class StagePlan:
     link_seconds: float
     memory: int
     memory_limit: float | None = None
+    output_bytes: int = 0
+    n_gradients: int = 0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).copy().items():
@@ -95,6 +103,10 @@ class Plan:
         step_seconds: Predicted seconds of a minibatch, forward and backward.
         alternatives: What :func:`divisible.best_plan` did not choose, best first; not
             saved.
+        wire_dtype: The dtype in which replicas exchange gradients, for
+            ``data_parallel.create_multi_node_optimizer``.
+        error_feedback: Whether they keep what encodings lose.
+        exchange: What the exchange is expected to cost.
 
     Raises:
         ValueError: If ``cuts`` is not of this form, ``layers`` or ``stages`` are not
@@ -120,6 +132,11 @@ class Plan:
     step_seconds: float | None = dataclasses.field(default=None, compare=False)
     alternatives: Sequence[Alternative] = dataclasses.field(
         default=(), repr=False, compare=False
+    )
+    wire_dtype: str | None = None
+    error_feedback: bool = False
+    exchange: ExchangePlan | None = dataclasses.field(
+        default=None, repr=False, compare=False
     )
 
     def __post_init__(self) -> None:
@@ -164,6 +181,13 @@ class Plan:
                 f" {self.stages_per_rank} on each rank"
             )
         check_checkpoint(self.checkpoint)
+        if self.wire_dtype is not None:
+            check_wire_dtype(self.wire_dtype)
+        if not isinstance(self.error_feedback, bool):
+            raise TypeError(
+                f"error_feedback must be true or false, not"
+                f" {shown(self.error_feedback)}"
+            )
         for name, n in (("layers", cuts[-1]), ("stages", len(cuts) - 1)):
             values = getattr(self, name)
             if values is not None:
@@ -260,6 +284,36 @@ class Plan:
         """The number of ranks that it takes."""
         return self.n_stages // self.stages_per_rank * self.replicas
 
+    def placement(self, hosts: Sequence[Hashable]) -> str:
+        """Returns how to place the ranks on hosts, so that least goes between hosts.
+
+        That is, whether activations or gradients do; `divisible.planning.placement`
+        says how it is reckoned.
+
+        Args:
+            hosts: For each rank of the world the name of its host, or its number.
+
+        Returns:
+            str: ``'stages_together'`` or ``'replicas_together'``, as for
+            ``data_parallel.Grid``.
+
+        Raises:
+            ValueError: If there are not so many ranks, or the plan does not say what
+                stages send, because nobody has reckoned it.
+
+        Example:
+            >>> stage = StagePlan(1.0, 0.0, 0, output_bytes=100, n_gradients=10)
+            >>> plan = Plan([0, 1, 2], 8, '1f1b', replicas=2, stages=[stage, stage])
+            >>> plan.placement(['a', 'a', 'b', 'b'])
+            'stages_together'
+        """
+        if len(hosts) != self.n_ranks:
+            raise ValueError(
+                f"the plan {self.cuts} is for {self.n_ranks} ranks, but hosts has"
+                f" {len(hosts)}"
+            )
+        return cheaper_placement(traffic_of(self), hosts)
+
     def save(self, path: str | os.PathLike) -> None:
         """Writes the plan as JSON; the file appears only when it is complete."""
         content = {
@@ -288,10 +342,15 @@ class Plan:
                     from_fields(StagePlan, row, f"stage {i}")
                     for i, row in enumerate(rows)
                 ]
+            exchange = content.get("exchange")
+            if exchange is not None:
+                content["exchange"] = from_fields(ExchangePlan, exchange, "exchange")
             return from_fields(cls, content)
 
     def __str__(self) -> str:
         lines = [self.headline]
+        if self.exchange is not None:
+            lines.append(f"exchange of gradients: {self.exchange}")
         if self.stages is not None:
             rows = [PLAN_COLUMNS, *plan_rows(self)]
             widths = [max(map(len, column)) for column in zip(*rows)]
@@ -312,6 +371,9 @@ class Plan:
             words.append(f"recomputation {self.checkpoint}")
         if self.replicas > 1:
             words.append(f"{self.replicas} replicas")
+            if self.wire_dtype is not None:
+                feedback = " with error feedback" * self.error_feedback
+                words.append(f"gradients in {self.wire_dtype}{feedback}")
         if self.step_seconds is not None:
             words.append(f"{format_seconds(self.step_seconds)} a step")
         return ", ".join(words)

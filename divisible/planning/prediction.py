@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from divisible.minibatch import microbatch_sizes
+from divisible.planning.coding import CodingRate
+from divisible.planning.gradient_exchange import Spans, Wire
 from divisible.planning.interpolation import interpolate, sort_profiles
-from divisible.planning.machine import Network, PerRank, slowest_replica, spread_speeds
-from divisible.planning.memory import rank_bytes, stage_costs
+from divisible.planning.machine import Network, PerRank, spread_speeds
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, check_layers
+from divisible.planning.setting import Setting
 from divisible.schedules.catalogue import create
-from divisible.schedules.costs import Costs
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
-from divisible.schedules.simulator import simulate
 from divisible.schedules.timeline import Timeline
 
 
@@ -27,6 +27,7 @@ def predict(
     batch: int | None = None,
     network: Network | None = None,
     speeds: PerRank | None = None,
+    coding: CodingRate | None = None,
 ) -> Timeline:
     """Simulates one minibatch of a plan: forward and backward, without the update.
 
@@ -39,12 +40,15 @@ def predict(
         network: The links between the ranks, those of all replicas; infinitely fast by
             default.
         speeds: Of the ranks, those of all replicas, relative to that of the profile.
+        coding: How fast a rank codes gradients for the wire; what the profile says by
+            default, and if that says nothing, what is measured here.
 
     Returns:
         Timeline: Of one replica. For each place in the pipeline it is reckoned with the
         slowest rank and link that a replica has there, because in the end all wait for
-        each other. ``peak_memory`` is all that a rank holds: parameters, gradients,
-        optimizer state, activations, workspace.
+        each other. With several replicas it has the exchange of their gradients as
+        well. ``peak_memory`` is all that a rank holds: parameters, gradients,
+        optimizer state, activations, workspace, and what the exchange needs.
 
     Raises:
         ValueError: If an argument is out of range, or the plan is for another model.
@@ -60,34 +64,38 @@ def predict(
     check_plan(plan, profiles[0])
     batch = profiles[-1].n_samples if batch is None else batch
     sizes = microbatch_sizes(-(-batch // plan.replicas), plan.n_microbatches)
-    schedule = recompute(
-        create(
-            plan.schedule,
-            plan.n_stages,
-            plan.n_microbatches,
-            plan.n_stages // plan.stages_per_rank,
-        ),
-        plan.checkpoint,
-    )
-    network, speeds = slowest_replica(
-        Network() if network is None else network,
-        spread_speeds(speeds, plan.replicas * schedule.n_ranks),
-        plan.replicas,
-    )
+    n_ranks = plan.n_stages // plan.stages_per_rank
+    wire = Wire(plan.wire_dtype or Wire().dtype, plan.error_feedback, coding)
+    exchange = wire.exchange(plan.replicas, profiles[-1])
     sized = {size: interpolate(profiles, size) for size in set(sizes)}
-    each = [sized[size] for size in sizes]
-    costs = stage_costs(plan.cuts, schedule, each, network, speeds)
-    timeline = run(schedule, costs, network)
-    timeline.peak_memory = rank_bytes(plan.cuts, schedule, sized[max(sizes)])
+    if exchange is not None:
+        sized = {size: exchange.with_residuals(one) for size, one in sized.items()}
+    setting = Setting.of(
+        recompute(
+            create(plan.schedule, plan.n_stages, plan.n_microbatches, n_ranks),
+            plan.checkpoint,
+        ),
+        [sized[size] for size in sizes],
+        Network() if network is None else network,
+        spread_speeds(speeds, plan.replicas * n_ranks),
+        exchange,
+    )
+    timeline = setting.simulate(plan.cuts)
+    spans = setting.spans(plan.cuts, timeline)
+    if spans is not None:
+        timeline = _with_exchange(timeline, setting.schedule, spans)
+    timeline.peak_memory = setting.rank_bytes(plan.cuts)
     return timeline
 
 
-def run(schedule: Schedule, costs: Costs, network: Network) -> Timeline:
-    """Simulates a schedule on links that carry one message at a time."""
-    if not network.overlap:
-        return simulate(schedule, costs, overlap=False)
-    links = "serial" if np.any(costs.transfer) else "parallel"
-    return simulate(schedule, costs, links=links)
+def _with_exchange(timeline: Timeline, schedule: Schedule, spans: Spans) -> Timeline:
+    """Returns a timeline with the exchange of each stage that has parameters."""
+    exchanges = [
+        (schedule.stage_ranks[s], f"exchange of stage {s}", *spans.of(s), "other")
+        for s in np.flatnonzero(spans.end > spans.start).tolist()
+    ]
+    events = [*timeline, *exchanges]
+    return Timeline(events, timeline.n_ranks, timeline.name) if exchanges else timeline
 
 
 def check_plan(plan: Plan, profile: Profile) -> None:

@@ -20,7 +20,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from divisible.planning.candidates import SAME, Candidate, Configuration, Configurations
+from divisible.communication.wire import check_wire_dtype
+from divisible.planning.candidates import (
+    SAME,
+    Candidate,
+    Configuration,
+    Configurations,
+    Outcome,
+)
+from divisible.planning.coding import CodingRate
+from divisible.planning.gradient_exchange import Wire
 from divisible.planning.interpolation import sort_profiles
 from divisible.planning.machine import Network, PerRank
 from divisible.planning.partition import MemoryLimitError
@@ -61,6 +70,9 @@ def best_plan(
     checkpoints: Sequence[str] = CHECKPOINTS,
     pipeline_ranks: Sequence[int] | None = None,
     max_replicas: int = 1,
+    wire_dtype: str = "fp32",
+    error_feedback: bool = False,
+    coding: CodingRate | None = None,
     speeds: PerRank | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
@@ -71,11 +83,12 @@ def best_plan(
     and simulated (:func:`divisible.simulate`) unless it does not fit or cannot win with
     these cuts. Those of the fastest are then moved as long as that makes the simulated
     step shorter, of very large models as far as some seconds allow. The step is forward
-    and backward of a minibatch and the sum of the replicas' gradients, by rings, after
-    them.
+    and backward of a minibatch, and what is not hidden of the exchange of gradients
+    between replicas (`divisible.planning.gradient_exchange` says how it is reckoned).
 
     Fewer ranks than there are may be faster; the first ones are used. With replicas,
-    neighbouring ranks make a pipeline.
+    neighbouring ranks make a pipeline, and each rank has the links on the way to the
+    other replicas for itself: where ranks share one, give each its part.
 
     Args:
         profile: The costs of the layers. A profile at one size of microbatch is scaled
@@ -94,11 +107,17 @@ def best_plan(
         pipeline_ranks: The numbers of ranks to make a pipeline of, to try; by default
             all up to ``ranks``.
         max_replicas: The most replicas to try.
+        wire_dtype: The dtype in which replicas exchange gradients: ``'fp32'``,
+            ``'fp16'``, ``'bf16'``, ``'e5m2'``, ``'e4m3'`` or ``'int8'``.
+        error_feedback: Whether they keep what encodings lose, which takes memory.
+        coding: How fast a rank codes gradients for the wire; what the profile says by
+            default, and if that says nothing, what is measured here.
         speeds: Of the ranks, relative to that of the profile.
         progress: Called with the number of configurations seen and that of all.
 
     Returns:
-        Plan: With ``step_seconds``, and with the ``alternatives`` and why they lost.
+        Plan: With ``step_seconds``, what the ``exchange`` between replicas costs, and
+        the ``alternatives`` and why they lost.
 
     Raises:
         MemoryLimitError: If nothing fits. Where several stages on a rank share its
@@ -119,6 +138,7 @@ def best_plan(
     batch = profiles[-1].n_samples if batch is None else batch
     schedules, checkpoints = tuple(schedules), tuple(checkpoints)
     _check(ranks, batch, schedules, checkpoints, max_replicas)
+    check_wire_dtype(wire_dtype)
     _check_size(profiles[-1], batch)
     if microbatches is not None:
         microbatches = _integers("microbatches", microbatches)
@@ -128,7 +148,8 @@ def best_plan(
             )
     if pipeline_ranks is not None:
         pipeline_ranks = _integers("pipeline_ranks", pipeline_ranks)
-    search = Configurations(profiles, ranks, memory, network, batch, speeds)
+    wire = Wire(wire_dtype, error_feedback, coding)
+    search = Configurations(profiles, ranks, memory, network, batch, speeds, wire)
     fitting, out = [], []
     for numbers in _rounds(batch, microbatches):
         configurations = [
@@ -344,7 +365,19 @@ def _why_not(other: Candidate, best: Candidate) -> tuple[float, str]:
         f"{its.seconds / mine.seconds - 1:.1%} slower: its busiest rank computes"
         f" {format_seconds(its.busy)} (chosen: {format_seconds(mine.busy)}), its"
         f" ranks wait {its.bubble:.0%} of the time ({mine.bubble:.0%})"
+        f"{_exposed(its, mine)}"
     )
+
+
+def _exposed(its: Outcome, mine: Outcome) -> str:
+    """Returns what two outcomes have of an exchange after their last backward."""
+    if its.exchange is mine.exchange is None:
+        return ""
+    other, chosen = (
+        format_seconds(0 if one.exchange is None else one.exchange.exposed_seconds)
+        for one in (its, mine)
+    )
+    return f", and gradients are exchanged for {other} after that ({chosen})"
 
 
 def _kinds(configuration: Configuration) -> list[tuple[str, object]]:

@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from divisible import LayerCost, Plan, Profile, schedules, simulate
+from divisible.planning.coding import CodingRate
+from divisible.planning.exchange_plan import ExchangePlan
 from divisible.planning.plan import StagePlan
 from divisible.schedules import Costs, Schedule, ScheduleError, Timeline
 from tests.support.broken_files import broken
@@ -15,6 +17,7 @@ PROFILE = Profile(
     [LayerCost(0.1, 0.2, 0.3, 4, name="a"), LayerCost(0.1, 0, 0, name="b")],
     n_samples=3,
     loss=LayerCost(0.1, 0.1, 0.1),
+    coding={"int8": CodingRate(2e9, 4e9)},
 )
 PLAN = Plan(
     [0, 1, 2],
@@ -23,6 +26,9 @@ PLAN = Plan(
     layers=["a", "b"],
     stages=[StagePlan(0.1, 0.2, 3, 4.0), StagePlan(0.1, 0.2, 3)],
     step_seconds=0.5,
+    replicas=2,
+    wire_dtype="int8",
+    exchange=ExchangePlan(100, 0.5, 0.1, 0.2),
 )
 GRID = str(schedules.one_f_one_b(2, 3))
 
@@ -103,6 +109,12 @@ MISSING = object()
             "step_seconds is nan: it must be finite",
         ),
         (Plan, ["step_seconds"], "1", "step_seconds is '1': it must be a number"),
+        (Plan, ["wire_dtype"], "int7", "wire_dtype must be one of fp32, fp16, bf16"),
+        (Plan, ["wire_dtype"], ["int8"], "wire_dtype must be one of fp32, fp16, bf16"),
+        (Plan, ["error_feedback"], 1, "error_feedback must be true or false, not 1"),
+        (Plan, ["exchange"], 3, "exchange: 3 has no fields"),
+        (Plan, ["exchange", "seconds"], MISSING, "exchange: seconds is missing"),
+        (Plan, ["exchange", "sent_bytes"], -1, "exchange: sent_bytes of exchange is"),
         (Plan, ["alternatives"], 3, "alternatives are not part of a file"),
         (Plan, ["speed"], 3, "there is no field 'speed'"),
         (Plan, ["divisible"], "profile", "it is another kind of file"),
@@ -124,6 +136,10 @@ MISSING = object()
         (Profile, ["layers", 0, "forward"], [[[]]], "forward of a layer 'a' is [[[]]]"),
         (Profile, ["layers", 0, "output_bytes"], 10**400, "layer 0: output_bytes of"),
         (Profile, ["loss", "time"], 1, "loss: there is no field 'time'"),
+        (Profile, ["coding"], 3, "coding must have a rate for each dtype, not 3"),
+        (Profile, ["coding", "int8"], 3, "coding in 'int8': 3 has no fields"),
+        (Profile, ["coding", "int8", "encode"], 0, "encode of a rate is 0"),
+        (Profile, ["coding", "int7"], {"encode": 1, "decode": 1}, "is of 'int7'"),
         (Profile, ["machine"], None, "machine must be a text, not None"),
         (Timeline, ["otherData"], MISSING, "otherData must have the number of ranks"),
         (Timeline, ["otherData", "n_ranks"], MISSING, "otherData.n_ranks is missing"),

@@ -17,6 +17,9 @@ from divisible import (
     schedules,
     simulate,
 )
+from divisible.planning.candidates import Configuration, Configurations
+from divisible.planning.coding import CodingRate
+from divisible.planning.gradient_exchange import Wire
 from divisible.planning.interpolation import interpolate
 from divisible.planning.plan import StagePlan
 from divisible.planning.prediction import predict
@@ -346,13 +349,147 @@ def test_replicas_where_stages_are_few():
     assert alone.replicas == 1
 
 
-def test_gradients_of_replicas_take_as_long_as_a_ring():
+#: Faster than any wire.
+FREE = CodingRate(1e15, 1e15)
+
+
+def test_what_two_replicas_of_one_stage_take():
     profile = Profile([LayerCost(1.0, 1.0, 1.0, parameter_bytes=600)], n_samples=4)
-    options = {"microbatches": [1], "checkpoints": ["never"]}
-    plan = best_plan(profile, 2, network=Network(1e3, 0.05), max_replicas=2, **options)
-    # Half of the samples, then 2 (r - 1) messages of 300 bytes.
+    options = {"microbatches": [1], "checkpoints": ["never"], "max_replicas": 2}
+    network = Network(1e3, 0.05)
+    plan = best_plan(profile, 2, network=network, coding=FREE, **options)
     assert plan.replicas == 2
-    assert plan.step_seconds == pytest.approx(6 / 4 + 2 * (0.3 + 0.05))
+    # Half of the samples; then, after an opening, half of the gradients twice.
+    exchange = 0.3 + 0.3 + 3 * 0.05
+    assert plan.step_seconds == pytest.approx(6 / 4 + exchange)
+    assert plan.exchange.sent_bytes == 600
+    assert plan.exchange.seconds == pytest.approx(exchange)
+    assert plan.exchange.hidden_seconds == 0
+    text = str(plan).splitlines()[1]
+    assert text.startswith("exchange of gradients: 600 B from a rank, 750 ms with")
+    assert text.endswith("of coding; 0 hidden, 750 ms not")
+    # 150 elements: a byte each, and a scale.
+    plan = best_plan(
+        profile, 2, network=network, wire_dtype="int8", coding=FREE, **options
+    )
+    assert plan.exchange.sent_bytes == 154
+    assert plan.step_seconds == pytest.approx(6 / 4 + 0.154 + 0.15)
+    # A chunk of them is coded first: one and a half times written, twice read.
+    slow = CodingRate(encode=1500, decode=3000)
+    plan = best_plan(
+        profile, 2, network=network, wire_dtype="int8", coding=slow, **options
+    )
+    assert plan.exchange.coding_seconds == pytest.approx(0.15 + 0.1)
+    assert plan.step_seconds == pytest.approx(6 / 4 + 0.154 + 0.15 + 0.25)
+
+
+@settings(max_examples=60)
+@given(
+    small_profiles(),
+    st.sampled_from(["gpipe", "1f1b", "zb_h1", "interleaved", "zb_v"]),
+    st.sampled_from([(2, 1), (3, 2)]),
+    st.sampled_from(["fp32", "int8"]),
+    st.sampled_from([Network(500.0, 0.01), Network(500.0, 0.01, overlap=False)]),
+    st.sampled_from([FREE, CodingRate(1e3, 3e3)]),
+)
+def test_no_step_with_replicas_is_faster_than_its_bound(
+    profile, name, sizes, wire_dtype, network, coding
+):
+    replicas, n_ranks = sizes
+    per_rank = CATALOGUE[name].stages_per_rank
+    if n_ranks * per_rank > len(profile) or (n_ranks == 1 and per_rank > 1):
+        return
+    wire = Wire(wire_dtype, coding=coding)
+    search = Configurations([profile], 6, None, network, 12, None, wire)
+    one = Configuration(replicas, n_ranks, per_rank, name, 2, "never")
+    candidate = search.candidate(one)
+    candidate.outcome = search.simulate(candidate)
+    assert candidate.bound <= candidate.outcome.seconds * (1 + 1e-9)
+    plan = search.plan(candidate)
+    timeline = predict(plan, profile, batch=12, network=network, coding=coding)
+    assert timeline.makespan == pytest.approx(candidate.outcome.seconds)
+    exchange = plan.exchange
+    if exchange is not None:
+        backward = max(event.end for event in timeline if event.category in "FBIW")
+        after = timeline.makespan - backward
+        if network.overlap:
+            assert exchange.exposed_seconds == pytest.approx(after, abs=1e-9)
+        assert 0 <= exchange.hidden_seconds <= exchange.seconds
+
+
+def test_fewer_bits_and_more_replicas_are_chosen_by_the_wire():
+    layers = [LayerCost(0.1, 0.1, 0.1, parameter_bytes=10**5)] * 2
+    profile = Profile(layers, n_samples=16)
+
+    def seconds(wire_dtype, coding=FREE, most=4):
+        options = {"wire_dtype": wire_dtype, "coding": coding, "max_replicas": most}
+        plan = best_plan(profile, 4, network=Network(1e6), **options)
+        return plan.step_seconds
+
+    fp32, bf16, int8 = (seconds(name) for name in ("fp32", "bf16", "int8"))
+    assert int8 < bf16 < fp32 < seconds("fp32", most=1)
+    # More to choose from is never slower.
+    several = [seconds("int8", most=most) for most in (1, 2, 4)]
+    assert several == sorted(several, reverse=True)
+    # What codes slowly is no gain.
+    assert seconds("int8", CodingRate(1e5, 1e5)) > fp32
+
+
+def test_an_exchange_takes_memory():
+    layers = [LayerCost(1.0, 1.0, 1.0, parameter_bytes=4000, n_parameters=1000)] * 2
+    profile = Profile(layers, n_samples=4)
+    options = {"microbatches": [2], "checkpoints": ["never"], "pipeline_ranks": [1]}
+    options.update(coding=FREE, wire_dtype="int8", max_replicas=2)
+    plan = best_plan(profile, 2, **options)
+    alone = partition(profile, 1).stages[0].memory
+    # Of two replicas each sends a half, receives a half, twice; and has its own half.
+    codes = 2000 + 4 * 8
+    buffers = 5 / 2 * codes
+    assert plan.replicas == 2
+    assert plan.stages[0].memory == alone + buffers
+    kept = best_plan(profile, 2, error_feedback=True, **options)
+    assert kept.stages[0].memory == alone + buffers + 2 * 8000
+    assert "gradients in int8 with error feedback" in str(kept)
+    assert predict(kept, profile).peak_memory.tolist() == [kept.stages[0].memory]
+    # What does not fit is not chosen.
+    for error_feedback, other in ((False, plan), (True, kept)):
+        memory = other.stages[0].memory
+        options["error_feedback"] = error_feedback
+        assert best_plan(profile, 2, memory, **options).replicas == 2
+        assert best_plan(profile, 2, memory - 1, **options).replicas == 1
+
+
+def test_a_plan_says_what_the_exchange_costs():
+    layers = [LayerCost(0.1, 0.1, 0.1, parameter_bytes=10**5)] * 4
+    profile = Profile(layers, n_samples=16)
+    options = {"coding": FREE, "max_replicas": 2, "network": Network(1e6)}
+    plan = best_plan(profile, 4, pipeline_ranks=[2], **options)
+    assert (plan.replicas, plan.wire_dtype) == (2, "fp32")
+    assert "2 replicas, gradients in fp32" in plan.headline
+    reasons = " ".join(other.reason for other in plan.alternatives)
+    assert "and gradients are exchanged for" in reasons
+    one = best_plan(profile, 4, **{**options, "max_replicas": 1})
+    assert (one.wire_dtype, one.exchange) == (None, None)
+    assert "gradients" not in f"{one} {[other.reason for other in one.alternatives]}"
+    with pytest.raises(ValueError, match="wire_dtype must be one of fp32, fp16"):
+        best_plan(profile, 4, wire_dtype="int7")
+
+
+def test_each_rank_has_the_slowest_link_to_its_replica():
+    profile = Profile([LayerCost(1, 1, 1, parameter_bytes=400)] * 2, n_samples=8)
+    plan = Plan([0, 1, 2], 4, "1f1b", replicas=2)
+    network = Network(bandwidth=[100.0, 50.0, 25.0], latency=[0.1, 0.2, 0.4])
+    timeline = predict(plan, profile, network=network, coding=FREE)
+    seconds = {
+        event.what: event.end - event.start
+        for event in timeline
+        if event.category == "other"
+    }
+    # Rank 0 and rank 2 are two links apart, and so are 1 and 3.
+    assert seconds == {
+        "exchange of stage 0": pytest.approx(400 / 50 + 3 * 0.2),
+        "exchange of stage 1": pytest.approx(400 / 25 + 3 * 0.4),
+    }
 
 
 def test_slow_ranks_get_less():

@@ -1,0 +1,280 @@
+"""The exchange of gradients between replicas of a pipeline, reckoned beforehand.
+
+Each rank averages its gradients with those at the same place in the other replicas. It
+may begin with a stage when the last microbatch has added to its gradients. Late stages
+are ready early, and exchange in the bubble at the end of the step::
+
+    rank 0  ...  0B5      0B6      0B7|==== exchange ====|
+    rank 1  ...      1B6      1B7|==== exchange ====|
+                                      ^ the last backward has ended: what comes
+                                        before is hidden
+
+An exchange goes in chunks. While one is on the wire, another is coded, so that the
+slower of the two takes its time, and the other as long as a chunk needs of it. Each of
+n replicas sends what others add up, and what it has added up itself: (n - 1) / n of all
+bytes, twice.
+
+Messages between stages, which use the same links, are not reckoned with; nor are
+parameters of one dimension, which are few and travel in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from divisible.communication.wire import BLOCK, WIRE, WireDtype
+from divisible.planning.coding import CodingRate, measure_coding
+from divisible.planning.machine import Network
+from divisible.planning.profile import LayerCost, Profile
+from divisible.schedules.actions import BACKWARD, KINDS, WEIGHT
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.timeline import Timeline
+
+_BYTES_OF_FLOAT32 = 4
+#: Elements of a chunk of `data_parallel.Exchange`, and how many are under way at once.
+CHUNK, WINDOW = 2**20, 4
+#: Error feedback keeps what was lost, and what is being lost, both in float32.
+_RESIDUALS = 2
+# The ranks' first words, before anything is sent.
+_OPENING = 1
+_PHASES = 2
+
+
+class Spans(NamedTuple):
+    """When the gradients of each stage are exchanged, in seconds.
+
+    Attributes:
+        start: Of shape (n_stages,).
+        end: The same; ``start`` where a stage has no parameters.
+    """
+
+    start: np.ndarray
+    end: np.ndarray
+
+    def of(self, stage: int) -> tuple[float, float]:
+        """Returns start and end of a stage's exchange."""
+        return float(self.start[stage]), float(self.end[stage])
+
+
+class Wire(NamedTuple):
+    """How replicas exchange gradients, as a user asks for it.
+
+    Attributes:
+        dtype: The name of the dtype on the wire.
+        error_feedback: Whether they keep what encodings lose.
+        coding: How fast a rank codes, whose speed is 1; ``None`` for what the profile
+            says, and if that says nothing, what is measured here.
+    """
+
+    dtype: str = "fp32"
+    error_feedback: bool = False
+    coding: CodingRate | None = None
+
+    def exchange(self, replicas: int, profile: Profile) -> GradientExchange | None:
+        """Returns the exchange between some replicas; ``None`` for one."""
+        if replicas == 1:
+            return None
+        rate = self.coding or profile.coding.get(self.dtype)
+        if rate is None:
+            rate = measure_coding([self.dtype])[self.dtype]
+        return GradientExchange(replicas, WIRE[self.dtype], rate, self.error_feedback)
+
+
+@dataclass(frozen=True)
+class GradientExchange:
+    """What an exchange between replicas takes, whatever is exchanged.
+
+    Attributes:
+        replicas: How many exchange, two or more.
+        wire: The dtype on the wire.
+        coding: How fast a rank codes, whose speed is 1.
+        error_feedback: Whether it keeps what encodings lose.
+
+    Example:
+        >>> from divisible.communication.wire import WIRE
+        >>> exchange = GradientExchange(2, WIRE['int8'], CodingRate(2e9, 4e9))
+        >>> exchange.sent_bytes(2**20)      # codes, and a scale for each 256 of them
+        1064960
+    """
+
+    replicas: int
+    wire: WireDtype
+    coding: CodingRate
+    error_feedback: bool = False
+
+    def sent_bytes(self, n: int) -> int:
+        """Returns what the replica that sends most sends of ``n`` elements.
+
+        What it adds up is rounded up to whole blocks.
+        """
+        block = 1 if self.wire.name == "fp32" else BLOCK
+        n_blocks = -(-n // block)
+        # What it adds up itself goes to all others; the rest goes to whom adds it up.
+        own = min(n, -(-n_blocks // self.replicas) * block)
+        rest = self._n_bytes(n) - self._n_bytes(own)
+        return rest + (self.replicas - 1) * self._n_bytes(own)
+
+    def buffer_bytes(self, n: int) -> int:
+        """Returns what messages take at most while ``n`` elements are exchanged.
+
+        Of a chunk a replica holds what it sends of it and what comes, in either phase,
+        beside its own part and the sum of that.
+        """
+        n_chunks = -(-n // CHUNK)
+        if n_chunks == 0:
+            return 0
+        others = self.replicas - 1
+        per_chunk = self._n_bytes(-(-n // n_chunks)) / self.replicas
+        return round(min(n_chunks, WINDOW) * per_chunk * (3 * others + 2))
+
+    def with_residuals(self, profile: Profile) -> Profile:
+        """Returns a profile of which error feedback is a part, as of an optimizer."""
+        if not self.error_feedback:
+            return profile
+        each = _RESIDUALS * _BYTES_OF_FLOAT32
+
+        def keep(layer: LayerCost) -> LayerCost:
+            residuals = round(each * layer.n_gradients)
+            return replace(layer, optimizer_bytes=layer.optimizer_bytes + residuals)
+
+        return replace(profile, layers=[keep(layer) for layer in profile.layers])
+
+    def coding_seconds(self, n: float, speed: float = 1.0) -> float:
+        """Returns what a rank computes for ``n`` elements."""
+        return self.coding.seconds(n, self.replicas) / speed
+
+    def seconds(
+        self, n: int, bandwidth: float, latency: float, speed: float, overlap: bool
+    ) -> float:
+        """Returns how long ``n`` elements take.
+
+        Args:
+            n: Elements.
+            bandwidth: Bytes per second that the rank sends, and receives meanwhile.
+            latency: Of a message, in seconds.
+            speed: Of the rank.
+            overlap: Whether chunks are coded while others travel.
+        """
+        if n == 0:
+            return 0.0
+        wire, coding = self.sent_bytes(n) / bandwidth, self.coding_seconds(n, speed)
+        longer, shorter = max(wire, coding), min(wire, coding)
+        if overlap:
+            shorter /= -(-n // CHUNK)
+        return longer + shorter + _PHASES * latency
+
+    def least_seconds(
+        self,
+        schedule: Schedule,
+        elements: Sequence[int],
+        links: Network,
+        speeds: np.ndarray,
+    ) -> np.ndarray:
+        """Returns how long each rank takes at least after its last backward.
+
+        Args:
+            schedule: Which stage is on which rank.
+            elements: Of the parameters of each stage.
+            links: From each rank to the same one of other replicas.
+            speeds: Of the ranks of a replica.
+
+        Returns:
+            Seconds of shape (n_ranks,): of the stage that takes least.
+        """
+        least = np.full(schedule.n_ranks, np.inf)
+        np.minimum.at(
+            least,
+            list(schedule.stage_ranks),
+            self._of_stages(schedule, elements, links, speeds),
+        )
+        return least
+
+    def spans(
+        self,
+        schedule: Schedule,
+        timeline: Timeline,
+        elements: Sequence[int],
+        links: Network,
+        speeds: np.ndarray,
+    ) -> Spans:
+        """Returns when the gradients of each stage are exchanged.
+
+        A rank exchanges one stage after the other, as they become ready. What it codes
+        while it still has to compute delays that, unless it waits anyway.
+
+        Args:
+            schedule: As of :meth:`least_seconds`.
+            timeline: Of a simulated step.
+            elements: As of :meth:`least_seconds`.
+            links: Likewise.
+            speeds: Likewise.
+        """
+        ready = _ready(schedule, timeline)
+        seconds = self._of_stages(schedule, elements, links, speeds)
+        start, end = ready.copy(), ready.copy()
+        for rank in range(schedule.n_ranks):
+            stages = [s for s in schedule.rank_stages(rank) if elements[s]]
+            stages.sort(key=lambda s: ready[s])
+            last = _last(timeline, rank)
+            if not links.overlap:
+                ready[stages] = last
+            early = [s for s in stages if ready[s] < last]
+            coding = sum(self.coding_seconds(elements[s], speeds[rank]) for s in early)
+            if early:
+                coding -= _idle(timeline, rank, ready[early[0]])
+            free, opening = 0.0, _OPENING * links.latency[rank]
+            for s in stages:
+                at = ready[s] if s in early else ready[s] + max(coding, 0.0)
+                start[s] = max(at, free)
+                end[s] = free = start[s] + opening + seconds[s]
+                opening = 0.0
+        return Spans(start, end)
+
+    def _of_stages(
+        self,
+        schedule: Schedule,
+        elements: Sequence[int],
+        links: Network,
+        speeds: np.ndarray,
+    ) -> np.ndarray:
+        return np.array(
+            [
+                self.seconds(
+                    n,
+                    links.bandwidth[rank],
+                    links.latency[rank],
+                    speeds[rank],
+                    links.overlap,
+                )
+                for n, rank in zip(elements, schedule.stage_ranks)
+            ]
+        )
+
+    def _n_bytes(self, n: int) -> int:
+        return self.wire.n_bytes(n, BLOCK)
+
+
+def _ready(schedule: Schedule, timeline: Timeline) -> np.ndarray:
+    """Returns when the last microbatch has added to the gradients of each stage."""
+    adds = (timeline.category == BACKWARD) | (timeline.category == WEIGHT)
+    ready = np.zeros(schedule.n_stages)
+    np.maximum.at(ready, timeline.stage[adds], timeline.end[adds])
+    return ready
+
+
+def _last(timeline: Timeline, rank: int) -> float:
+    """Returns when a rank has computed all."""
+    first, end = timeline.offsets[rank : rank + 2]
+    return float(timeline.end[first:end].max(initial=0.0))
+
+
+def _idle(timeline: Timeline, rank: int, since: float) -> float:
+    """Returns how long a rank waits between a moment and the end of its last action."""
+    first, end = timeline.offsets[rank : rank + 2]
+    starts, ends = timeline.start[first:end], timeline.end[first:end]
+    later = (timeline.category[first:end] < len(KINDS)) & (starts >= since)
+    return float(ends.max(initial=since) - since - (ends - starts)[later].sum())

@@ -1,0 +1,182 @@
+"""Which ranks of a grid share a host: those of a pipeline, or the replicas of a stage.
+
+Two replicas of two stages on two hosts of two ranks::
+
+                     stages_together               replicas_together
+    host 0           stage 0 --> stage 1           stage 0 <=> stage 0
+                        ^           ^                 |           |
+                        | gradients |                 v activations
+                        v           v                 v           v
+    host 1           stage 0 --> stage 1           stage 1 <=> stage 1
+
+What crosses between hosts shares their links; what stays within a host costs less. So
+the bytes of a step decide: activations between neighbouring stages, for each replica,
+against gradients between replicas, for each rank of a pipeline.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from divisible.communication.wire import BLOCK, WIRE
+from divisible.schedules.catalogue import create
+
+if TYPE_CHECKING:
+    from divisible.planning.plan import Plan
+
+#: Where world rank ``replica * n_pipeline + rank`` is, or ``rank * n_replicas +
+#: replica``.
+PLACEMENTS = ("stages_together", "replicas_together")
+
+
+class Traffic(NamedTuple):
+    """The bytes of a step.
+
+    Attributes:
+        messages: What rank ``a`` of a pipeline sends to rank ``b``, for each pair
+            ``(a, b)`` that talks: activations one way, their gradients the other.
+        gradients: What the gradients of each rank take on the wire between hosts.
+        exact: What they take in float32, as within a host.
+    """
+
+    messages: dict[tuple[int, int], float]
+    gradients: Sequence[float]
+    exact: Sequence[float]
+
+
+def cheaper_placement(
+    traffic: Traffic,
+    hosts: Sequence[Hashable],
+    within: float = float("inf"),
+    between: float = 1.0,
+) -> str:
+    """Returns the placement with which links are busy for less time.
+
+    Args:
+        traffic: Of a step.
+        hosts: For each rank of the world the name of its host, or its number. There are
+            as many as ranks of a pipeline, for each replica.
+        within: Bytes per second from rank to rank within a host; infinitely many by
+            default.
+        between: Bytes per second between a host and the others, in either direction,
+            which its ranks share.
+
+    Returns:
+        str: One of `PLACEMENTS`; the first if both are alike.
+
+    Raises:
+        ValueError: If ``hosts`` are not of so many ranks, or a bandwidth is not
+            positive.
+
+    Example:
+        >>> little = Traffic({(0, 1): 10, (1, 0): 10}, gradients=[5, 5], exact=[20, 20])
+        >>> cheaper_placement(little, hosts=['a', 'a', 'b', 'b'])
+        'stages_together'
+        >>> much = little._replace(gradients=[500, 500])
+        >>> cheaper_placement(much, hosts=['a', 'a', 'b', 'b'])
+        'replicas_together'
+    """
+    return min(
+        PLACEMENTS,
+        key=lambda name: placement_seconds(name, traffic, hosts, within, between),
+    )
+
+
+def placement_seconds(
+    placement: str,
+    traffic: Traffic,
+    hosts: Sequence[Hashable],
+    within: float = float("inf"),
+    between: float = 1.0,
+) -> float:
+    """Returns for how long the links of a grid are busy in a step.
+
+    Args:
+        placement: One of `PLACEMENTS`.
+        traffic: As of :func:`cheaper_placement`.
+        hosts: Likewise.
+        within: Likewise.
+        between: Likewise; with 1 the result is in bytes.
+
+    Returns:
+        float: Seconds of the busiest link between hosts, and those within the busiest
+        host. How much of them is hidden behind computation is not asked.
+
+    Raises:
+        ValueError: As :func:`cheaper_placement`, or if there is no such placement.
+    """
+    grid = _grid(placement, traffic, hosts)
+    if not (within > 0 and between > 0):
+        raise ValueError(f"bandwidths must be positive, not {within} and {between}")
+    leaving, entering, inside = Counter(), Counter(), Counter()
+    for pipeline in grid:
+        for (a, b), n_bytes in traffic.messages.items():
+            source, target = pipeline[a], pipeline[b]
+            if source == target:
+                inside[source] += n_bytes
+            else:
+                leaving[source] += n_bytes
+                entering[target] += n_bytes
+    for rank, (coded, exact) in enumerate(zip(traffic.gradients, traffic.exact)):
+        # Replicas that share a host add up first, and one sum for each host crosses.
+        nodes = Counter(pipeline[rank] for pipeline in grid)
+        total = coded if len(nodes) > 1 else exact
+        for host, n_replicas in nodes.items():
+            inside[host] += (n_replicas - 1) * (exact + total)
+            crossing = 2 * (len(nodes) - 1) / len(nodes) * coded
+            leaving[host] += crossing
+            entering[host] += crossing
+    busiest = max(max(leaving[host], entering[host]) for host in set(hosts))
+    return busiest / between + max(inside[host] for host in set(hosts)) / within
+
+
+def traffic_of(plan: Plan) -> Traffic:
+    """Returns the bytes that the ranks of a plan send in a step.
+
+    Raises:
+        ValueError: If the plan does not say what its stages send.
+    """
+    stages, m = plan.stages, plan.n_microbatches
+    if stages is None or m is None or not any(stage.n_gradients for stage in stages):
+        raise ValueError(
+            f"the plan {plan.cuts} does not say what its stages send: make it with"
+            f" best_plan, or choose a placement"
+        )
+    n_ranks = plan.n_ranks // plan.replicas
+    ranks: Sequence[int] = range(n_ranks)
+    if plan.stages_per_rank > 1:
+        ranks = create(plan.schedule, plan.n_stages, m, n_ranks).stage_ranks
+    messages: Counter[tuple[int, int]] = Counter()
+    for stage, a, b in zip(stages, ranks, ranks[1:]):
+        if a != b:
+            messages[a, b] += m * stage.output_bytes
+            messages[b, a] += m * stage.output_bytes
+    elements: Counter[int] = Counter()
+    for stage, rank in zip(stages, ranks):
+        elements[rank] += stage.n_gradients
+    coded, exact = (
+        [WIRE[name].n_bytes(elements[rank], BLOCK) for rank in range(n_ranks)]
+        for name in (plan.wire_dtype or "fp32", "fp32")
+    )
+    return Traffic(dict(messages), coded, exact)
+
+
+def _grid(
+    placement: str, traffic: Traffic, hosts: Sequence[Hashable]
+) -> list[list[Hashable]]:
+    """Returns the host of each rank, by replica."""
+    if placement not in PLACEMENTS:
+        raise ValueError(
+            f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}"
+        )
+    n_pipeline = len(traffic.gradients)
+    if not hosts or len(hosts) % n_pipeline:
+        raise ValueError(
+            f"hosts are of {len(hosts)} ranks, which make no pipelines of {n_pipeline}"
+        )
+    n_replicas = len(hosts) // n_pipeline
+    if placement == "stages_together":
+        return [list(hosts[r * n_pipeline :][:n_pipeline]) for r in range(n_replicas)]
+    return [list(hosts[r::n_replicas]) for r in range(n_replicas)]
