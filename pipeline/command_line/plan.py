@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 import numpy as np
 
+from divisible.communication.wire import WIRE
 from divisible.planning.partition import METHODS, partition
 from divisible.planning.plan import Plan
 from divisible.planning.search import best_plan
@@ -21,6 +22,8 @@ _OF_A_CUT = {
     "schedules": "schedule",
     "checkpoints": "checkpoint",
 }
+#: What one pipeline has no use for.
+_OF_REPLICAS = {"wire_dtype": "--wire-dtype", "error_feedback": "--error-feedback"}
 
 
 @click.command("plan")
@@ -62,6 +65,16 @@ _OF_A_CUT = {
     help="With --ranks the most pipelines to share a minibatch.  [default: 1]",
 )
 @click.option(
+    "--wire-dtype",
+    type=click.Choice(list(WIRE)),
+    help="With --replicas, in what they exchange gradients.  [default: fp32]",
+)
+@click.option(
+    "--error-feedback",
+    is_flag=True,
+    help="With --replicas, that they keep what encodings lose, in memory.",
+)
+@click.option(
     "--method",
     type=click.Choice(METHODS),
     default="optimal",
@@ -76,13 +89,18 @@ def plan_command(profiles, ranks, stages, output, plot, **given) -> None:
 
     With --stages the model is cut so that the slowest stage is as fast as possible,
     for microbatches of the profile's size. With --ranks, stages, microbatches,
-    schedule and recomputation are chosen as well, for the whole minibatch; give
-    profiles at several sizes of microbatch for that.
+    schedule, recomputation and, up to --replicas, how many pipelines share a minibatch
+    are chosen as well, for the whole minibatch; give profiles at several sizes of
+    microbatch for that.
     """
     if (ranks is None) == (stages is None):
         raise click.UsageError("give either --ranks or --stages")
     batch, network, speeds = given["batch"], given["network"], given["speeds"]
     given = {name: value for name, value in given.items() if value}
+    if given["max_replicas"] == 1:
+        alone = [option for name, option in _OF_REPLICAS.items() if name in given]
+        if alone:
+            raise click.UsageError(f"{' and '.join(alone)}: only with --replicas")
     if stages is not None:
         if plot is not None and "microbatches" not in given:
             raise click.UsageError(
@@ -134,6 +152,8 @@ def _cut(profiles, stages, given) -> Plan:
 
 def _print_plan(plan: Plan) -> None:
     console.say(plan.headline)
+    if plan.exchange is not None:
+        console.say(f"exchange of gradients: {plan.exchange}")
     console.print_table(PLAN_COLUMNS, plan_rows(plan))
     if plan.alternatives:
         rows = [

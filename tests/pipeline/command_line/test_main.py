@@ -140,6 +140,21 @@ def test_a_cut_by_its_method(folder):
     assert "[0, 2, 6]" in output
 
 
+def test_replicas_and_what_their_exchange_costs(folder):
+    small, large = profiles(folder)
+    arguments = ["plan", small, large, "--ranks", 4, "--bandwidth", "1MB/s"]
+    output = run(*arguments, "--replicas", 4, "--wire-dtype", "int8")
+    plan = Plan.load("plan.json")
+    assert (plan.replicas > 1, plan.wire_dtype) == (True, "int8")
+    assert f"{plan.replicas} replicas, gradients in int8" in output
+    assert f"exchange of gradients: {plan.exchange}" in output
+    assert plan.placement(["a"] * plan.n_ranks) == "stages_together"
+    output = run("simulate", "plan.json", small, large, "--bandwidth", "1MB/s")
+    assert f"{plan.replicas} replicas, gradients in int8" in output
+    output = run(*arguments, "--replicas", 4, "--error-feedback")
+    assert "gradients in fp32 with error feedback" in output
+
+
 def test_a_simulation_of_something_else(folder):
     files = profiles(folder)
     run("plan", *files, "--stages", 2, code=2)
@@ -239,6 +254,19 @@ def test_everything_has_help():
             2,
             "--batch goes with --ranks: here it is what the profile has; --replicas"
             " goes with --ranks; there are 2 profiles: give one",
+        ),
+        (
+            [
+                *("plan", "profile-1.json", "--ranks", "2"),
+                *("--wire-dtype", "int8", "--error-feedback"),
+            ],
+            2,
+            "--wire-dtype and --error-feedback: only with --replicas",
+        ),
+        (
+            ["plan", "profile-1.json", "--ranks", "2", "--wire-dtype", "int7"],
+            2,
+            "'int7' is not one of 'fp32', 'fp16', 'bf16', 'e5m2', 'e4m3', 'int8'",
         ),
         (
             ["plan", "profile-1.json", "--stages", "2", "--plot", "step.png"],
