@@ -152,8 +152,8 @@ def make_plan(args: argparse.Namespace, model: Divisible, train: Images) -> Plan
         plan = Plan.load(args.plan)
         if plan.replicas > 1:
             raise ValueError(
-                f"{args.plan} is a plan for {plan.replicas} replicas, which are planned"
-                f" only: make one without --replicas"
+                f"{args.plan} is a plan for {plan.replicas} replicas, but this script"
+                f" trains one pipeline: make a plan without --replicas"
             )
         plan.check(model, comm.size)
         args.microbatches = plan.n_microbatches or args.microbatches

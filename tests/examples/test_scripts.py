@@ -60,7 +60,7 @@ def test_train_runs_a_plan(tmp_path):
     refused(2, [*argv, "--model", "mlp"], "for a model of 13 layers, but MLP has 7")
 
     Plan([0, 6, 13], 2, "1f1b", replicas=2).save(tmp_path / "plan.json")
-    refused(4, argv, "a plan for 2 replicas, which are planned only")
+    refused(4, argv, "a plan for 2 replicas, but this script trains one")
 
 
 def test_what_one_rank_alone_finds_wrong_ends_all(tmp_path):
