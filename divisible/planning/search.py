@@ -70,6 +70,7 @@ def best_plan(
     checkpoints: Sequence[str] = CHECKPOINTS,
     pipeline_ranks: Sequence[int] | None = None,
     max_replicas: int = 1,
+    min_replicas: int = 1,
     wire_dtype: str = "fp32",
     error_feedback: bool = False,
     coding: CodingRate | None = None,
@@ -107,6 +108,7 @@ def best_plan(
         pipeline_ranks: The numbers of ranks to make a pipeline of, to try; by default
             all up to ``ranks``.
         max_replicas: The most replicas to try.
+        min_replicas: The fewest to try.
         wire_dtype: The dtype in which replicas exchange gradients: ``'fp32'``,
             ``'fp16'``, ``'bf16'``, ``'e5m2'``, ``'e4m3'`` or ``'int8'``.
         error_feedback: Whether they keep what encodings lose, which takes memory.
@@ -137,7 +139,7 @@ def best_plan(
     profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
     batch = profiles[-1].n_samples if batch is None else batch
     schedules, checkpoints = tuple(schedules), tuple(checkpoints)
-    _check(ranks, batch, schedules, checkpoints, max_replicas)
+    _check(ranks, batch, schedules, checkpoints, (min_replicas, max_replicas))
     check_wire_dtype(wire_dtype)
     _check_size(profiles[-1], batch)
     if microbatches is not None:
@@ -161,7 +163,7 @@ def best_plan(
                 numbers,
                 schedules,
                 checkpoints,
-                max_replicas,
+                range(min_replicas, min(max_replicas, ranks) + 1),
             )
             if pipeline_ranks is None or configuration.n_ranks in pipeline_ranks
         ]
@@ -217,7 +219,7 @@ def _configurations(
     numbers: Callable[[int], Sequence[int]],
     schedules: Sequence[str],
     checkpoints: Sequence[str],
-    max_replicas: int,
+    replicas_to_try: Sequence[int],
 ) -> Iterator[Configuration]:
     # On one rank all schedules take the same time.
     serial = min(
@@ -225,7 +227,7 @@ def _configurations(
         key=lambda name: create(name, n_stages=1, n_microbatches=2).validate().held,
         default=None,
     )
-    for replicas in range(1, min(max_replicas, ranks) + 1):
+    for replicas in replicas_to_try:
         most_ranks = min(ranks // replicas, n_layers)
         for n_ranks, m, name, checkpoint in itertools.product(
             range(1, most_ranks + 1),
@@ -405,14 +407,21 @@ def _integers(name: str, values: Sequence[int]) -> list[int]:
     return found
 
 
-def _check(ranks, batch, schedules, checkpoints, max_replicas) -> None:
+def _check(ranks, batch, schedules, checkpoints, replicas) -> None:
+    fewest, most = replicas
     for name, number in (
         ("ranks", ranks),
         ("batch", batch),
-        ("max_replicas", max_replicas),
+        ("max_replicas", most),
+        ("min_replicas", fewest),
     ):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, not {number}")
+    if fewest > min(most, ranks):
+        raise ValueError(
+            f"min_replicas is {fewest}, but of {ranks} ranks there can be"
+            f" {min(most, ranks)} at most: max_replicas is {most}"
+        )
     for name, values, known in (
         ("schedules", schedules, NAMES),
         ("checkpoints", checkpoints, CHECKPOINTS),

@@ -344,9 +344,12 @@ def test_replicas_where_stages_are_few():
     assert plan.replicas > 1
     assert plan.step_seconds < best_plan(profile, 4).step_seconds
     # Adding up the gradients over a slow network is not worth it.
-    slow = Network(100, 0.0)
-    alone = best_plan(profile, 4, network=slow, max_replicas=4)
-    assert alone.replicas == 1
+    slow = {"network": Network(100, 0.0), "max_replicas": 4}
+    assert best_plan(profile, 4, **slow).replicas == 1
+    # Unless it must be.
+    some = best_plan(profile, 4, **slow, min_replicas=2)
+    assert some.replicas == 2
+    assert min(other.seconds for other in some.alternatives) >= some.step_seconds
 
 
 #: Faster than any wire.
@@ -521,6 +524,9 @@ def test_profiles_at_several_sizes():
         ({"ranks": 0}, "ranks must be at least 1"),
         ({"batch": 0}, "batch must be at least 1"),
         ({"max_replicas": 0}, "max_replicas must be"),
+        ({"min_replicas": 0}, "min_replicas must be"),
+        ({"min_replicas": 2}, "min_replicas is 2, but of 2 ranks there can be 1 at"),
+        ({"min_replicas": 3, "max_replicas": 9}, "can be 2 at most: max_replicas is 9"),
         ({"schedules": ["1f2b"]}, "schedules must be some of"),
         ({"schedules": []}, "schedules must be some of"),
         ({"checkpoints": ["often"]}, "checkpoints must be some of"),
