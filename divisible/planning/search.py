@@ -109,8 +109,8 @@ def best_plan(
             all up to ``ranks``.
         max_replicas: The most replicas to try.
         min_replicas: The fewest to try.
-        wire_dtype: The dtype in which replicas exchange gradients: ``'fp32'``,
-            ``'fp16'``, ``'bf16'``, ``'e5m2'``, ``'e4m3'`` or ``'int8'``.
+        wire_dtype: The dtype in which replicas exchange gradients, such as ``'fp32'``
+            or ``'int8'``: a name in `divisible.communication.wire.WIRE`.
         error_feedback: Whether they keep what encodings lose, which takes memory.
         coding: How fast a rank codes gradients for the wire; what the profile says by
             default, and if that says nothing, what is measured here.

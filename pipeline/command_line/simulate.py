@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import click
+import numpy as np
 
+from divisible.communication.wire import WIRE
 from divisible.planning.plan import Plan
 from divisible.planning.prediction import predict
 from divisible.planning.units import count, format_bytes, format_seconds
 from divisible.schedules.catalogue import NAMES
+from divisible.schedules.events import OTHER
 from divisible.schedules.recomputation import CHECKPOINTS
 from divisible.schedules.timeline import Timeline
 from pipeline.command_line import console, options
@@ -27,6 +30,9 @@ from pipeline.command_line import console, options
 @click.option(
     "--checkpoint", type=click.Choice(CHECKPOINTS), help="Not that of the plan."
 )
+@click.option(
+    "--wire-dtype", type=click.Choice(list(WIRE)), help="Of replicas; not the plan's."
+)
 @click.option("-o", "--output", type=click.Path(), help="Keep the timeline (.json).")
 @options.plot
 @options.speaking
@@ -38,6 +44,8 @@ def simulate_command(
     A plan does not say of how many samples a minibatch is; --batch does.
     """
     changes = {name: value for name, value in changes.items() if value is not None}
+    if "wire_dtype" in changes and plan.replicas == 1:
+        raise click.UsageError("--wire-dtype: the plan has no replicas")
     plan = replace(plan, step_seconds=None, **changes)
     console.say(plan.headline)
     timeline = predict_minibatch(plan, profiles, batch, network, speeds)
@@ -87,6 +95,15 @@ def _print_timeline(timeline: Timeline) -> None:
             zip(timeline.busy, timeline.bubble, timeline.peak_in_flight)
         )
     ]
+    is_other = timeline.category == OTHER
+    if is_other.any():
+        # Such as the exchange of gradients.
+        seconds = np.bincount(
+            timeline.rank, is_other * (timeline.end - timeline.start), timeline.n_ranks
+        )
+        columns.append("other")
+        for row, value in zip(rows, seconds.tolist()):
+            row.append(format_seconds(value))
     if memory is not None:
         columns.append("memory")
         for row, size in zip(rows, memory):

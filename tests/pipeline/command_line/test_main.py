@@ -149,10 +149,20 @@ def test_replicas_and_what_their_exchange_costs(folder):
     assert f"{plan.replicas} replicas, gradients in int8" in output
     assert f"exchange of gradients: {plan.exchange}" in output
     assert plan.placement(["a"] * plan.n_ranks) == "stages_together"
-    output = run("simulate", "plan.json", small, large, "--bandwidth", "1MB/s")
+    simulate = ["simulate", "plan.json", small, large, "--bandwidth", "1MB/s"]
+    output = run(*simulate, "-o", "coded.json")
     assert f"{plan.replicas} replicas, gradients in int8" in output
+    assert "other" in output
+    output = run(*simulate, "--wire-dtype", "fp32", "-o", "exact.json")
+    assert f"{plan.replicas} replicas, gradients in fp32" in output
+    coded, exact = map(Timeline.load, ("coded.json", "exact.json"))
+    assert coded.makespan == pytest.approx(plan.step_seconds)
+    assert exact.makespan > coded.makespan
     output = run(*arguments, "--replicas", 4, "--error-feedback")
     assert "gradients in fp32 with error feedback" in output
+    run(*arguments)
+    output = run(*simulate, "--wire-dtype", "fp32", code=2)
+    assert "--wire-dtype: the plan has no replicas" in output
 
 
 def test_a_simulation_of_something_else(folder):
