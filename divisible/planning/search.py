@@ -373,7 +373,7 @@ def _why_not(other: Candidate, best: Candidate) -> tuple[float, str]:
 
 def _exposed(its: Outcome, mine: Outcome) -> str:
     """Returns what two outcomes have of an exchange after their last backward."""
-    if its.exchange is mine.exchange is None:
+    if its.exchange is None and mine.exchange is None:
         return ""
     other, chosen = (
         format_seconds(0 if one.exchange is None else one.exchange.exposed_seconds)
