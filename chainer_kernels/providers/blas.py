@@ -34,6 +34,9 @@ _CHUNK, _ROWS = 1 << 18, 512
 #: How many products there are for the cores, unless each would have few rows.
 _PRODUCTS, _FEW_ROWS = 8, 256
 
+#: How long the parts of a product's side are at least, where they are more than two.
+_PART = 128
+
 #: How many multiplications of a product take as long as copying an element.
 _PRODUCTS_PER_COPY = 32
 
@@ -225,14 +228,44 @@ def _add_products(
     out: np.ndarray,
 ) -> None:
     """Adds the products of rows of gy, transposed, and columns of what was gathered."""
-    pieces = list(pieces)
+    parts = list(_parts(len(out), pieces))
 
     def compute(start: int, end: int) -> None:
-        for source, piece in pieces:
-            left = rows[:, start:end].T
-            gemm(left, col[:, source], out[start:end, piece], accumulate=True)
+        for outs, source, piece in parts[start:end]:
+            gemm(rows[:, outs].T, col[:, source], out[outs, piece], accumulate=True)
 
-    threads.run_ranges(compute, len(out), size=col.size // _PRODUCTS_PER_COPY)
+    work = len(out) * col.size // _PRODUCTS_PER_COPY
+    threads.run_ranges(compute, len(parts), size=work // len(parts))
+
+
+def _parts(
+    n_outs: int, pieces: Iterator[tuple[slice, slice]]
+) -> Iterator[tuple[slice, slice, slice]]:
+    """Generates parts of products: outputs, columns of rows, and columns of weights.
+
+    The longer side is cut, for all parts read the whole of the other. Where follows
+    from shapes alone: BLAS may add up an element in another order near the end of a
+    product than in its midst.
+    """
+    for source, piece in pieces:
+        width = source.stop - source.start
+        size = max(n_outs, width)
+        n_parts = min(size, max(2, min(_PRODUCTS, size // _PART)))
+        ends = [size * part // n_parts for part in range(n_parts + 1)]
+        for start, end in zip(ends, ends[1:]):
+            if n_outs > width:
+                yield slice(start, end), source, piece
+            else:
+                yield (
+                    slice(None),
+                    _within(source, start, end),
+                    _within(piece, start, end),
+                )
+
+
+def _within(whole: slice, start: int, end: int) -> slice:
+    """Returns a part of a slice, counted from where that starts."""
+    return slice(whole.start + start, whole.start + end)
 
 
 def _chunks(
