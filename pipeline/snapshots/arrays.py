@@ -7,11 +7,13 @@ import hashlib
 import io
 import json
 import os
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
+from numpy.lib import format as npy
 
 from chainer_compat.npz import NpzArrays, header
 from divisible.files import flush
@@ -236,9 +238,22 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]
     """
     with naming(path, "write"), open(path, "wb") as file:
         hashing = _HashingFile(file)
-        np.savez(hashing, **arrays)
+        _write_archive(hashing, arrays)
         flush(file)
     return {"bytes": hashing.n_bytes, "sha256": hashing.digest.hexdigest()}
+
+
+def _write_archive(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes what :func:`numpy.savez` would, and closes the archive in any case.
+
+    NumPy 2.0 leaves it open after an error. Python closes it later, when the file is
+    closed already, and prints the error that this makes.
+    """
+    with zipfile.ZipFile(file, "w") as archive:
+        for key, array in arrays.items():
+            # How large an entry becomes is not known when its header is written.
+            with archive.open(f"{key}.npy", "w", force_zip64=True) as entry:
+                npy.write_array(entry, np.asanyarray(array))
 
 
 class _HashingFile(io.RawIOBase):
