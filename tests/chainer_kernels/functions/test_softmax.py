@@ -4,7 +4,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import chainer_kernels
@@ -24,11 +24,13 @@ def shapes_and_axes(draw):
     return shape, draw(st.integers(-len(shape), len(shape) - 1))
 
 
+# One class has nearly everything: its gradient is what little is left of two terms.
+@example(case=([4, 1], 0), order="C", seed=1)
 @given(shapes_and_axes(), kernels.orders, kernels.seeds)
 def test_softmax(case, order, seed):
     shape, axis = case
     x = [kernels.in_order(3 * kernels.arrays(shape, seed), order)]
-    kernels.check(lambda x: F.softmax(x, axis), x, SOFTMAX)
+    kernels.check(lambda x: F.softmax(x, axis), x, SOFTMAX, cancels=True)
     kernels.check(
         lambda x: F.log_softmax(x, axis), x, ["LogSoftmax.forward"], atol=1e-3
     )
