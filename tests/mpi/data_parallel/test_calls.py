@@ -11,7 +11,6 @@ from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from data_parallel import Exchange, simulate_exchange
 from data_parallel.arrays import specs_of
-from data_parallel.flow import WINDOW
 from tests.support.mpiexec import assert_on_ranks
 
 TIMEOUT = 30
