@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from chainer_kernels import threads
-from chainer_kernels.layouts import empty_like, flat
+from chainer_kernels.layouts import are_float32, empty_like, flat
 from chainer_kernels.loops import half_precision as loops
 
 SINGLE, HALF = np.dtype("f"), np.dtype("e")
@@ -21,6 +21,11 @@ def are_float16(*arrays: np.ndarray) -> bool:
 def in_float32(arrays: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
     """Returns arrays of float16 as float32; others, and mixed ones, as they are."""
     return [widened(a) for a in arrays] if are_float16(*arrays) else arrays
+
+
+def are_singles_or_halves(*arrays: np.ndarray) -> bool:
+    """Returns whether all are NumPy's own arrays of float32, or all of float16."""
+    return are_float32(*arrays) or are_float16(*arrays)
 
 
 def widened(array: np.ndarray) -> np.ndarray:

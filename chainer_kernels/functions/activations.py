@@ -7,8 +7,12 @@ from typing import Any, Callable
 import numpy as np
 
 from chainer_kernels import threads
-from chainer_kernels.half_precision import are_float16, in_float32, rounded
-from chainer_kernels.layouts import are_float32, empty_like, flat
+from chainer_kernels.half_precision import (
+    are_singles_or_halves,
+    in_float32,
+    rounded,
+)
+from chainer_kernels.layouts import empty_like, flat
 from chainer_kernels.loops import activations as loops
 
 Arrays = tuple[np.ndarray, ...]
@@ -16,7 +20,7 @@ Arrays = tuple[np.ndarray, ...]
 
 def relu(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``ReLU.forward_cpu``."""
-    if not _are_covered(*inputs):
+    if not are_singles_or_halves(*inputs):
         return NotImplemented
     function.retain_outputs((0,))
     return _each(loops.relu, inputs)
@@ -24,14 +28,14 @@ def relu(function: Any, inputs: Arrays) -> Arrays:
 
 def relu_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``ReLUGrad2.forward_cpu``."""
-    if not _are_covered(*inputs, function.b):
+    if not are_singles_or_halves(*inputs, function.b):
         return NotImplemented
     return _each(loops.relu_grad, (function.b, *inputs))
 
 
 def leaky_relu(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``LeakyReLU.forward_cpu``."""
-    if not _are_covered(*inputs):
+    if not are_singles_or_halves(*inputs):
         return NotImplemented
     if function.slope >= 0:
         function.retain_outputs((0,))
@@ -42,14 +46,14 @@ def leaky_relu(function: Any, inputs: Arrays) -> Arrays:
 
 def leaky_relu_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``_LeakyReLUGrad.forward_cpu``."""
-    if not _are_covered(*inputs, function.cond):
+    if not are_singles_or_halves(*inputs, function.cond):
         return NotImplemented
     return _each(loops.leaky_relu, (function.cond, *inputs), function.slope)
 
 
 def clipped_relu(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``ClippedReLU.forward_cpu``."""
-    if not _are_covered(*inputs):
+    if not are_singles_or_halves(*inputs):
         return NotImplemented
     function.retain_inputs((0,))
     return _each(loops.clipped_relu, inputs, function.cap)
@@ -57,7 +61,7 @@ def clipped_relu(function: Any, inputs: Arrays) -> Arrays:
 
 def clipped_relu_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``ClippedReLUGrad2.forward_cpu``."""
-    if not _are_covered(*inputs, function.x):
+    if not are_singles_or_halves(*inputs, function.x):
         return NotImplemented
     return _each(loops.clipped_relu_grad, (function.x, *inputs), function.cap)
 
@@ -84,7 +88,7 @@ def tanh_grad(function: Any, inputs: Arrays) -> Arrays:
 
 def elu(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``ELU.forward_cpu``."""
-    if not _are_covered(*inputs):
+    if not are_singles_or_halves(*inputs):
         return NotImplemented
     if function.alpha < 0:
         function.retain_inputs((0,))
@@ -94,14 +98,14 @@ def elu(function: Any, inputs: Arrays) -> Arrays:
 
 def elu_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``ELUGrad.forward_cpu``."""
-    if not _are_covered(*inputs, function.cond):
+    if not are_singles_or_halves(*inputs, function.cond):
         return NotImplemented
     return _each(loops.elu_grad, (function.cond, *inputs), function.alpha)
 
 
 def _from_output(function: Any, inputs: Arrays, loop: Callable) -> Arrays:
     """Computes a function whose gradient is a function of its output."""
-    if not _are_covered(*inputs):
+    if not are_singles_or_halves(*inputs):
         return NotImplemented
     function.retain_outputs((0,))
     function._use_cudnn = False
@@ -110,14 +114,10 @@ def _from_output(function: Any, inputs: Arrays, loop: Callable) -> Arrays:
 
 def _of_output(function: Any, inputs: Arrays, loop: Callable) -> Arrays:
     """Computes such a gradient, of the output and its own gradient."""
-    if not _are_covered(*inputs):
+    if not are_singles_or_halves(*inputs):
         return NotImplemented
     function.retain_inputs((0, 1))
     return _each(loop, inputs)
-
-
-def _are_covered(*arrays: np.ndarray) -> bool:
-    return are_float32(*arrays) or are_float16(*arrays)
 
 
 def _each(loop: Callable, arrays: Arrays, *numbers: float) -> Arrays:

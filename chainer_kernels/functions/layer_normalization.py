@@ -9,7 +9,11 @@ import numpy as np
 
 from chainer_kernels import threads
 from chainer_kernels.functions.channels import row_blocks
-from chainer_kernels.layouts import are_float32
+from chainer_kernels.half_precision import (
+    are_singles_or_halves,
+    in_float32,
+    rounded,
+)
 from chainer_kernels.loops import normalization as loops
 
 Arrays = tuple[np.ndarray, ...]
@@ -17,9 +21,9 @@ Arrays = tuple[np.ndarray, ...]
 
 def forward(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``LayerNormalization.forward``."""
-    if not (are_float32(*inputs) and inputs[0].size):
+    if not (are_singles_or_halves(*inputs) and inputs[0].size):
         return NotImplemented
-    x, gamma, beta = (np.ascontiguousarray(a) for a in inputs)
+    x, gamma, beta = (np.ascontiguousarray(a) for a in in_float32(inputs))
     if gamma.size != x.shape[1]:
         return NotImplemented
     function.retain_inputs((0, 1))
@@ -28,7 +32,7 @@ def forward(function: Any, inputs: Arrays) -> Arrays:
     eps = np.float32(function.eps)
     threads.run_slices(loops.normalize_rows, [x, y, means, inv_stds], gamma, beta, eps)
     function.means_and_inv_stds = means, inv_stds
-    return (y,)
+    return (rounded(y, inputs[0].dtype),)
 
 
 def backward(function: Any, indexes: Any, grad_outputs: Any) -> Any:
@@ -37,7 +41,7 @@ def backward(function: Any, indexes: Any, grad_outputs: Any) -> Any:
     if chainer.config.enable_backprop or found is None:
         return NotImplemented
     inputs = *function.get_retained_inputs(), *grad_outputs
-    if not are_float32(*[variable.array for variable in inputs]):
+    if not are_singles_or_halves(*[variable.array for variable in inputs]):
         return NotImplemented
     return LayerNormalizationGrad(*found).apply(inputs)
 
@@ -56,7 +60,8 @@ class LayerNormalizationGrad(chainer.FunctionNode):
 
     def forward(self, inputs: Arrays) -> Arrays:
         """Returns the gradients of x, gamma and beta for x, gamma and gy."""
-        x, gamma, gy = (np.ascontiguousarray(a) for a in inputs)
+        dtype = inputs[0].dtype
+        x, gamma, gy = (np.ascontiguousarray(a) for a in in_float32(inputs))
         starts, _ = row_blocks(len(x), 1, x.shape[1])
         gx = np.empty_like(x)
         n_blocks = len(starts) - 1
@@ -68,4 +73,4 @@ class LayerNormalizationGrad(chainer.FunctionNode):
             size=x.size // n_blocks,
         )
         ggamma, gbeta = sums.sum(1, dtype="d").astype("f")
-        return gx, ggamma, gbeta
+        return rounded(gx, dtype), rounded(ggamma, dtype), rounded(gbeta, dtype)

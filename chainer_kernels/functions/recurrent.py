@@ -36,7 +36,11 @@ from chainer_kernels.functions.recurrent_cells import (
     RNN_TANH,
     Cell,
 )
-from chainer_kernels.layouts import are_float32
+from chainer_kernels.half_precision import (
+    are_singles_or_halves,
+    in_float32,
+    rounded,
+)
 from chainer_kernels.providers import active
 
 Array = np.ndarray
@@ -103,10 +107,10 @@ def _are_covered(
     shares: Sequence[Sequence[Any]],
     xs: Sequence[Any],
 ) -> bool:
-    """Says whether all arrays are of float32, and of the shapes they should have."""
+    """Says whether all arrays are of one covered dtype and of the right shapes."""
     states = [hx, cx][: cell.n_states]
     everything = [*states, *xs, *(each for share in shares for each in share)]
-    if not xs or not are_float32(*map(_array, everything)):
+    if not xs or not are_singles_or_halves(*map(_array, everything)):
         return False
     n_used = n_layers * n_directions
     if hx.ndim != 3 or any(s.shape != hx.shape for s in states):
@@ -165,7 +169,8 @@ class NStepLayer(chainer.FunctionNode):
         """Computes all steps."""
         cell = self._cell
         self.retain_inputs(range(len(inputs)))
-        x, states, wx, wh, bx, bh = self._split(inputs)
+        dtype = inputs[0].dtype
+        x, states, wx, wh, bx, bh = self._split(in_float32(inputs))
         states = [state.copy() for state in states]
         h = states[0]
         n = h.shape[1]
@@ -187,7 +192,7 @@ class NStepLayer(chainer.FunctionNode):
                 kept[rows] = product[:, -n:]
             y[rows] = h[live]
         self._memory = gates, before, kept
-        return (y, *states)
+        return tuple(rounded(output, dtype) for output in (y, *states))
 
     def _split(self, inputs: Sequence[Any]) -> tuple:
         """Returns x, the states, and the weights and biases of x and of h."""
@@ -209,7 +214,8 @@ class NStepLayer(chainer.FunctionNode):
         arrays = [v.array for v in inputs]
         gradients = [None if g is None else g.array for g in grad_outputs]
         found = self._gradients(arrays, gradients, set(indexes))
-        return tuple(chainer.as_variable(found[i]) for i in indexes)
+        dtype = arrays[0].dtype
+        return tuple(chainer.as_variable(rounded(found[i], dtype)) for i in indexes)
 
     def _gradients(
         self,
@@ -217,8 +223,9 @@ class NStepLayer(chainer.FunctionNode):
         grad_outputs: Sequence[Array | None],
         wanted: set[int],
     ) -> dict[int, Array]:
-        """Returns gradients by the positions of inputs."""
+        """Returns gradients in float32 by the positions of inputs."""
         cell = self._cell
+        inputs = in_float32(inputs)
         x, _, wx, *_ = self._split(inputs)
         first, k = 1 + cell.n_states, cell.n_gates
         is_half = max(wanted, default=0) < first and any(
@@ -256,7 +263,9 @@ class NStepLayer(chainer.FunctionNode):
             if all(one is other for one, other in zip(given, grad_outputs)):
                 return result
         _, states, _, wh, *_ = self._split(inputs)
-        g_y, *g_after = grad_outputs
+        g_y, *g_after = (
+            None if g is None else in_float32([g])[0] for g in grad_outputs
+        )
         g_states = [
             np.zeros_like(state) if g is None else g.copy("C")
             for g, state in zip(g_after, states)

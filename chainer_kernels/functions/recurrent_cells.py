@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from chainer_kernels import threads
+from chainer_kernels.half_precision import in_float32, rounded
 from chainer_kernels.layouts import are_float32
 from chainer_kernels.loops import recurrent as loops
 
@@ -188,7 +189,8 @@ RNN_RELU = _RNN("ReLU")
 
 def lstm(function: Any, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
     """Stands for ``LSTM.forward``, for a batch of vectors."""
-    c, x = inputs
+    dtype = inputs[0].dtype
+    c, x = in_float32(inputs)
     if not are_float32(c, x) or x.ndim != 2:
         return NotImplemented
     function.retain_inputs((0, 1))
@@ -199,19 +201,21 @@ def lstm(function: Any, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
     threads.run_slices(loops.lstm_cell, [x, c[:n_live], c_next[:n_live], h])
     c_next[n_live:] = c[n_live:]
     function.retain_outputs((0,))
-    return c_next, h
+    return rounded(c_next, dtype), rounded(h, dtype)
 
 
 def lstm_grad(function: Any, inputs: tuple[Array | None, ...]) -> tuple[Array, ...]:
     """Stands for ``LSTMGrad.forward``, for a batch of vectors."""
-    c, x, c_next, gc, gh = inputs
-    given = [g for g in (gc, gh) if g is not None]
-    if not are_float32(c, x, c_next, *given) or x.ndim != 2:
+    dtype = inputs[0].dtype
+    given = in_float32([a for a in inputs if a is not None])
+    if not are_float32(*given) or inputs[1].ndim != 2:
         return NotImplemented
+    singles = iter(given)
+    c, x, c_next, gc, gh = (None if a is None else next(singles) for a in inputs)
     n_live = len(x)
     gc = np.zeros(c.shape, c.dtype) if gc is None else gc.copy("C")
     gh = np.zeros_like(gc[:n_live]) if gh is None else gh
     gx = np.empty(x.shape, x.dtype)
     arrays = [x, c[:n_live], c_next[:n_live], gh, gc[:n_live], gx]
     threads.run_slices(loops.lstm_cell_grad, [*map(np.ascontiguousarray, arrays)])
-    return gc, gx
+    return rounded(gc, dtype), rounded(gx, dtype)

@@ -9,7 +9,11 @@ import numpy as np
 from chainer.functions.loss import softmax_cross_entropy
 
 from chainer_kernels import threads
-from chainer_kernels.half_precision import in_float32, rounded
+from chainer_kernels.half_precision import (
+    are_singles_or_halves,
+    in_float32,
+    rounded,
+)
 from chainer_kernels.layouts import are_float32, around, empty_like, is_channels_last
 from chainer_kernels.loops import normalization
 from chainer_kernels.loops import softmax as loops
@@ -78,6 +82,8 @@ def log_softmax_grad(function: Any, inputs: Arrays) -> Arrays:
 def cross_entropy(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``SoftmaxCrossEntropy.forward_cpu`` of labels."""
     x, t = inputs
+    dtype = x.dtype
+    (x,) = in_float32([x])
     if not (_are_covered(x) and _are_labels(t, function)):
         return NotImplemented
     function.retain_inputs((0, 1))
@@ -90,23 +96,26 @@ def cross_entropy(function: Any, inputs: Arrays) -> Arrays:
         log_p *= function.class_weight[labels.classes]
     log_p *= labels.are_valid
     if function.cache_score:
-        function.y = found.y
+        function.y = rounded(found.y, dtype)
     if function.reduce == "no":
-        return (-log_p.reshape(t.shape),)
+        return (rounded(-log_p.reshape(t.shape), dtype),)
     count = labels.are_valid.sum() if function.normalize else len(x)
     function._coeff = 1.0 / max(count, 1)
-    return (np.array(log_p.sum(dtype="d") * -function._coeff, "f"),)
+    return (rounded(np.array(log_p.sum(dtype="d") * -function._coeff, "f"), dtype),)
 
 
 def cross_entropy_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``_SoftmaxCrossEntropyGrad_NoDoubleBackprop.forward_cpu``."""
     x, t, gloss = inputs
+    dtype = x.dtype
+    x, gloss = in_float32([x, gloss])
     if not (_are_covered(x, gloss) and _are_labels(t, function)):
         return NotImplemented
     if function.soft_target:
         return NotImplemented
-    y = function.y
-    y = _by_label(_Softmax.of(x, 1).y if y is None else y)
+    # Of float16 that is near 1 too little is left without the 1.
+    is_precise = function.y is not None and function.y.dtype == x.dtype
+    y = _by_label(function.y if is_precise else _Softmax.of(x, 1).y)
     gx = empty_like(y)
     y_view, gx_view = around([y, gx], [1])
     labels = _Labels.of(t, function, y_view)
@@ -118,7 +127,7 @@ def cross_entropy_grad(function: Any, inputs: Arrays) -> Arrays:
         scales *= function.class_weight[labels.classes]
     _multiply(y_view, scales, gx_view)
     gx_view[labels.index] = (y_view[labels.index] - np.float32(1)) * scales
-    return (gx,)
+    return (rounded(gx, dtype),)
 
 
 class _Softmax(NamedTuple):
@@ -191,7 +200,7 @@ def _are_labels(t: np.ndarray, function: Any) -> bool:
     return (
         type(t) is np.ndarray
         and t.dtype.kind == "i"
-        and (weight is None or are_float32(weight))
+        and (weight is None or are_singles_or_halves(weight))
     )
 
 

@@ -76,7 +76,10 @@ def loops_used() -> Iterator[list[Loop]]:
 
 
 def run(
-    function: Callable[..., Any], inputs: Sequence[np.ndarray], seed: int = 2**31
+    function: Callable[..., Any],
+    inputs: Sequence[np.ndarray],
+    seed: int = 2**31,
+    precision: str = "d",
 ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
     """Runs a function forward and backward.
 
@@ -84,6 +87,7 @@ def run(
         function: Of variables, to a variable or several.
         inputs: Arrays; those of integers get no gradient.
         seed: Of the output gradients, which are to differ from the inputs.
+        precision: The dtype to which they are rounded first.
 
     Returns:
         The outputs, and the gradients of the inputs.
@@ -91,7 +95,8 @@ def run(
     variables = [chainer.Variable(a, requires_grad=a.dtype.kind == "f") for a in inputs]
     outputs = function(*variables)
     outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-    for y, gy in zip(outputs, _output_gradients([y.array for y in outputs], seed)):
+    gradients = _output_gradients([y.array for y in outputs], seed, precision)
+    for y, gy in zip(outputs, gradients):
         y.grad = gy
     with_gradients = [v for v in variables if v.requires_grad]
     found = chainer.grad(outputs, with_gradients, [y.grad_var for y in outputs])
@@ -105,9 +110,14 @@ def run(
     )
 
 
-def _output_gradients(outputs: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+def _output_gradients(
+    outputs: Sequence[np.ndarray], seed: int, precision: str = "d"
+) -> list[np.ndarray]:
     random = np.random.RandomState(seed)
-    return [np.asarray(random.standard_normal(y.shape), y.dtype) for y in outputs]
+    gradients = [
+        np.asarray(random.standard_normal(y.shape), precision) for y in outputs
+    ]
+    return [gy.astype(y.dtype) for gy, y in zip(gradients, outputs)]
 
 
 def check(
@@ -152,6 +162,41 @@ def check(
         assert (our.shape, our.dtype) == (theirs.shape, theirs.dtype)
         scale = np.abs(exact).max() if exact.size else 1
         np.testing.assert_allclose(our, exact, rtol, atol * max(scale, 1e-3) + error)
+
+
+def check_float16(
+    function: Callable[..., Any],
+    inputs: Sequence[np.ndarray],
+    kernels: Sequence[str],
+    tolerance: float = 0,
+) -> None:
+    """Compares a function of float16 with the same of float32, rounded once.
+
+    Shapes and dtypes are Chainer's.
+
+    Args:
+        function: Of variables, to a variable or several.
+        inputs: Arrays, some of float16.
+        kernels: The names in the catalogue that are to compute it.
+        tolerance: For what is rounded in between, relative and absolute.
+    """
+    with called() as names:
+        ours, our_gradients = run(function, inputs, precision="e")
+    assert set(kernels) <= names, f"{set(kernels) - names} left it to Chainer"
+    with chainer_kernels.disabled():
+        chainers, chainers_gradients = run(function, inputs, precision="e")
+    singles = [a.astype("f") if a.dtype.kind == "f" else a for a in inputs]
+    right, right_gradients = run(function, singles, precision="e")
+    for our, theirs, exact in zip(
+        [*ours, *our_gradients],
+        [*chainers, *chainers_gradients],
+        [*right, *right_gradients],
+    ):
+        if theirs is None:
+            assert our is None
+            continue
+        assert (our.shape, our.dtype) == (theirs.shape, theirs.dtype)
+        np.testing.assert_allclose(our, exact.astype(our.dtype), tolerance, tolerance)
 
 
 def check_second_derivative(

@@ -1,10 +1,15 @@
 """Kernels of group normalization against Chainer's functions."""
 
+import contextlib
+
+import chainer
 import chainer.functions as F
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import chainer_kernels
 from tests.support import kernels
 
 KERNELS = ["GroupNormalization.forward", "GroupNormalization.backward"]
@@ -33,6 +38,38 @@ def test_values_and_gradients(sizes, groups, in_group, order, seed):
             rtol=1e-4,
             atol=3e-5,
         )
+
+
+@given(
+    st.tuples(st.integers(1, 4), st.just(12), st.integers(1, 5)),
+    st.sampled_from([1, 3]),
+    st.sampled_from(["e", "f"]),
+    kernels.orders,
+    kernels.seeds,
+)
+def test_float16_is_rounded_once(shape, groups, dtype, order, seed):
+    x, scale, shift = inputs(shape, seed)
+    halves = [kernels.in_order(x.astype("e"), order)]
+    halves += [scale.astype(dtype), shift.astype(dtype)]
+    kernels.check_float16(
+        lambda x, gamma, beta: F.group_normalization(x, groups, gamma, beta),
+        halves,
+        KERNELS,
+    )
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_one_way_is_chainers_in_float16(ours_first):
+    """Whoever was first leaves what the other needs."""
+    x, scale, shift = (chainer.Variable(a.astype("e")) for a in inputs((3, 12, 5), 1))
+    with contextlib.nullcontext() if ours_first else chainer_kernels.disabled():
+        y = F.group_normalization(x, 3, scale, shift)
+    gy = chainer.Variable(kernels.arrays(y.shape, 2).astype("e"))
+    with chainer_kernels.disabled() if ours_first else contextlib.nullcontext():
+        found = chainer.grad([y], [x, scale, shift], [gy])
+    right = chainer.grad([F.group_normalization(x, 3, scale, shift)], [x], [gy])
+    assert {g.dtype.char for g in found} == {"e"}
+    np.testing.assert_allclose(found[0].array, right[0].array, 2e-2, 2e-2)
 
 
 @pytest.mark.parametrize("order", ["C", "channels last"])

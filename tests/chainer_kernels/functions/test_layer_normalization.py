@@ -32,6 +32,13 @@ def test_values_and_gradients(shape, order, seed, eps):
     )
 
 
+@given(st.tuples(st.integers(1, 90), st.integers(2, 90)), kernels.orders, kernels.seeds)
+def test_float16_is_rounded_once(shape, order, seed):
+    halves = [a.astype("e") for a in inputs(shape, seed)]
+    halves[0] = kernels.in_order(halves[0], order)
+    kernels.check_float16(F.layer_normalization, halves, KERNELS)
+
+
 def test_second_derivative():
     kernels.check_second_derivative(F.layer_normalization, inputs((7, 9), 1))
 

@@ -82,6 +82,35 @@ def test_n_step(function, lengths, sizes, seed, order, dropout):
     kernels.check(call, arrays, KERNEL, atol=3e-4)
 
 
+@given(
+    st.sampled_from(FUNCTIONS),
+    st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    st.tuples(*[st.integers(1, 3)] * 4),
+    kernels.seeds,
+    kernels.orders,
+    st.sampled_from([0.0, 0.4]),
+)
+def test_n_step_of_float16(function, lengths, sizes, seed, order, dropout):
+    n_layers, batch, n_in, n = sizes
+    sizes = n_layers, max(batch, *lengths), n_in, n
+    call, arrays = problem(function, lengths, sizes, seed % 1000, order, dropout)
+    halves = [kernels.in_order(a.astype("e"), order) for a in arrays]
+    # Layers and steps may hand on what was rounded.
+    kernels.check_float16(call, halves, KERNEL, tolerance=1e-2)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_layer_of_float16_is_rounded_once(function):
+    n_directions = function[-1]
+    call, arrays = problem(function, [3, 2], (1, 3, 4, 5))
+    outputs, _ = kernels.run(call, [a.astype("e") for a in arrays])
+    right, _ = kernels.run(call, [a.astype("e").astype("f") for a in arrays])
+    assert len(outputs) == 1 + function[3] + 2
+    assert outputs[0].shape == (n_directions, 3, 5)
+    for output, exact in zip(outputs, right):
+        np.testing.assert_array_equal(output, exact.astype("e"), strict=True)
+
+
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_gradients_of_gradients(function):
     call, arrays = problem(function, [3, 2], (2, 3, 2, 2), dropout=0.3)
@@ -248,6 +277,16 @@ def test_lstm(n_live, n_over, n, order):
     shapes = [(n_live + n_over, n), (n_live, 4 * n)]
     inputs = [kernels.arrays(shape, 0, order) for shape in shapes]
     kernels.check(F.lstm, inputs, ["LSTM.forward", "LSTMGrad.forward"])
+
+
+@given(st.integers(0, 4), st.integers(0, 3), st.integers(1, 40), kernels.orders)
+def test_lstm_of_float16(n_live, n_over, n, order):
+    shapes = [(n_live + n_over, n), (n_live, 4 * n)]
+    halves = [kernels.arrays(shape, 0).astype("e") for shape in shapes]
+    halves = [kernels.in_order(a, order) for a in halves]
+    names = ["LSTM.forward", "LSTMGrad.forward"]
+    # The gradient is that of the rounded state.
+    kernels.check_float16(F.lstm, halves, names, tolerance=5e-3)
 
 
 @pytest.mark.parametrize("used", [0, 1])

@@ -1,5 +1,7 @@
 """Kernels of softmax and its cross entropy against Chainer's functions."""
 
+import contextlib
+
 import chainer
 import chainer.functions as F
 import numpy as np
@@ -104,6 +106,54 @@ def test_cross_entropy(shape, order, seed, options, is_weighted):
         return F.softmax_cross_entropy(x, t, class_weight=weight, **options)
 
     kernels.check(loss, [x], CROSS_ENTROPY, atol=1e-3)
+
+
+@given(
+    SHAPES,
+    kernels.orders,
+    kernels.seeds,
+    st.fixed_dictionaries(
+        {
+            "normalize": st.booleans(),
+            "cache_score": st.booleans(),
+            "reduce": st.sampled_from(["mean", "no"]),
+        }
+    ),
+    st.sampled_from([None, "e", "f"]),
+)
+def test_cross_entropy_of_float16_is_rounded_once(shape, order, seed, options, weight):
+    x, t = labelled(shape, seed)
+    if weight:
+        options["class_weight"] = np.linspace(0.5, 2, shape[1]).astype(weight)
+
+    def loss(x):
+        return F.softmax_cross_entropy(x, t, **options)
+
+    halves = [kernels.in_order(x.astype("e"), order)]
+    kernels.check_float16(loss, halves, CROSS_ENTROPY)
+
+
+def test_gradient_of_an_almost_certain_label_in_float16():
+    """Its probability is 1 in float16, but its gradient is not 0."""
+    x = chainer.Variable(np.array([[9, 0]], "e"))
+    loss = F.softmax_cross_entropy(x, np.zeros(1, "i"))
+    (gx,) = chainer.grad([loss], [x])
+    assert loss.creator.y[0, 0] == 1
+    np.testing.assert_allclose(gx.array[0, 0], -np.exp(-9), 1e-2)
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_one_way_of_cross_entropy_is_chainers_in_float16(ours_first):
+    """Whoever was first leaves what the other needs."""
+    x, t = labelled((4, 5), 1)
+    x = chainer.Variable(x.astype("e"))
+    with contextlib.nullcontext() if ours_first else chainer_kernels.disabled():
+        loss = F.softmax_cross_entropy(x, t)
+    with chainer_kernels.disabled() if ours_first else contextlib.nullcontext():
+        (found,) = chainer.grad([loss], [x])
+    (right,) = chainer.grad([F.softmax_cross_entropy(x, t)], [x])
+    assert found.dtype == "e"
+    np.testing.assert_allclose(found.array, right.array, 1e-2, 1e-3)
 
 
 def test_cross_entropy_keeps_memory_order_and_bits():
