@@ -168,6 +168,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
         self.actual_optimizer.setup(link)
         self._agreement.forget()
         if self._late is not None:
+            self._late.finish(self.exchange)
             self._late = LateGradients()
         return self
 
@@ -192,9 +193,12 @@ class MultiNodeOptimizer(OptimizerWrapper):
                 loss = lossfun(*args, **kwds)
             self._clear_gradients()
         parameters = in_order(parameters_of(self.target), self._order)
-        if loss is not None and self._order and not self._agreement.is_due(parameters):
+        knows_order = self._overlaps and bool(self._order)
+        if loss is not None and knows_order and not self._agreement.is_due(parameters):
             self._agreement.count()
             self._average_during_backward(loss, parameters)
+            # What it holds is needed no more.
+            del loss
             self.actual_optimizer.update(None)
             return
         if loss is not None:
@@ -240,7 +244,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
         self.exchange.close()
 
     def _clear_gradients(self) -> None:
-        if getattr(self, "_use_cleargrads", True):
+        if getattr(self.actual_optimizer, "_use_cleargrads", True):
             self.target.cleargrads()
         else:
             self.target.zerograds()
@@ -277,8 +281,11 @@ class MultiNodeOptimizer(OptimizerWrapper):
             return True
         if self._late is not None:
             self._late.finish(self.exchange)
-        # Refused here what cannot be exchanged, before the ranks meet.
-        specs_of_gradients(parameters, self._is_exempt)
+        try:
+            specs_of_gradients(parameters, self._is_exempt)
+        except TypeError:
+            # It tells the other ranks, and raises.
+            self._begin(parameters)
         is_valid = self._agreement.agree(
             self.exchange, self.actual_optimizer, parameters
         )

@@ -225,6 +225,22 @@ def test_replicas_of_unlike_models_are_refused_by_name():
     assert_on_ranks(2, refused)
 
 
+def not_to_be_exchanged(comm):
+    model = make_model()
+    if comm.rank == 1:
+        model.add_param("count", initializer=np.zeros(2, "i"))
+    optimizer = replicate(comm, model)
+    (x, t), *_ = make_batches(1, 4)
+    error = TypeError if comm.rank == 1 else DisagreementError
+    with pytest.raises(error, match="parameter /count is of dtype int32"):
+        optimizer.update(model, x, t)
+    optimizer.close()
+
+
+def test_what_cannot_be_exchanged_is_refused_on_all_ranks():
+    assert_on_ranks(2, not_to_be_exchanged)
+
+
 def drifting(comm):
     model = make_model()
     optimizer = replicate(comm, model, check_every=3)
