@@ -21,6 +21,7 @@ extensions = [
     "sphinx_click",
     "predicted_timeline",
     "schedule_tables",
+    "wire_tables",
 ]
 exclude_patterns = ["_build", "_extensions", "programs"]
 # Docstrings put names in single backticks.

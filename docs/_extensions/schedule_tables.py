@@ -9,11 +9,7 @@ A new entry of `divisible.schedules.catalogue` appears in all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from docutils import nodes
-from docutils.statemachine import StringList
-from sphinx.util.docutils import SphinxDirective
+from catalogue_tables import directive, table
 
 from divisible import simulate
 from divisible.schedules import Costs, catalogue
@@ -29,13 +25,13 @@ def choices() -> list[str]:
         (f"``'{entry.name}'``", entry.summary, entry.placement.value)
         for entry in CATALOGUE.values()
     ]
-    return _table("15 60 25", [("schedule", "take it", "stages on a rank"), *rows])
+    return table("15 60 25", [("schedule", "take it", "stages on a rank"), *rows])
 
 
 def comparison() -> list[str]:
     """Simulates all schedules with stages that take equally long."""
     rows = [(f"``'{entry.name}'``", *_simulated(entry)) for entry in CATALOGUE.values()]
-    return _table("auto", [("schedule", "seconds", "bubble", "held"), *rows])
+    return table("auto", [("schedule", "seconds", "bubble", "held"), *rows])
 
 
 def functions() -> list[str]:
@@ -56,30 +52,8 @@ def _simulated(entry: Entry) -> tuple[str, str, str]:
     return f"{timeline.makespan:g}", f"{timeline.bubble[0]:.1%}", f"{held:g}"
 
 
-def _table(widths: str, rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [".. list-table::", "   :header-rows: 1", f"   :widths: {widths}", ""]
-    for first, *others in rows:
-        lines += [f"   * - {first}", *(f"     - {cell}" for cell in others)]
-    return lines
-
-
-def _directive(make: Callable[[], list[str]]) -> type[SphinxDirective]:
-    class FromCatalogue(SphinxDirective):
-        """Reads what a function makes of the catalogue."""
-
-        def run(self) -> list[nodes.Node]:
-            """Parses the lines in place of the directive."""
-            self.env.note_dependency(catalogue.__file__)
-            node = nodes.Element(document=self.state.document)
-            lines = StringList(make(), source=catalogue.__file__)
-            self.state.nested_parse(lines, self.content_offset, node)
-            return node.children
-
-    return FromCatalogue
-
-
 def setup(app) -> dict[str, bool]:
     """Registers the directives with Sphinx."""
     for make in (choices, comparison, functions):
-        app.add_directive(f"schedule-{make.__name__}", _directive(make))
+        app.add_directive(f"schedule-{make.__name__}", directive(make, catalogue))
     return {"parallel_read_safe": True}
