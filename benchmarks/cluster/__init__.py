@@ -1,8 +1,8 @@
 """A small cluster on one Linux machine: its hosts have CPU shares, memory and links.
 
 Each host is a network namespace and a control group: real processes, real TCP, real
-limits. A run on 16 hosts of 2 cores takes long, but ratios between runs on the same
-hosts are honest.
+limits; and it has a name and shared memory of its own. A run on 16 hosts of 2 cores
+takes long, but ratios between runs on the same hosts are honest.
 
 ::
 

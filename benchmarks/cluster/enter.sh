@@ -16,6 +16,10 @@ done
 case $member in
   # With this machine's /sys, where the control groups are that the line above needs.
   *-switch) exec nsenter "--net=/run/netns/$member" "$@" ;;
-  # With a /sys of its own, where MPI finds the host's links.
-  *) exec ip netns exec "$member" /bin/sh -c "$*" ;;
+  # With a /sys of its own, where MPI finds the host's links; and with a name and
+  # shared memory of its own, by which programs tell hosts apart.
+  *)
+    exec unshare --uts --ipc /bin/sh -c 'hostname "$1"; shift; exec "$@"' enter \
+      "host${member##*-}" ip netns exec "$member" /bin/sh -c "$*"
+    ;;
 esac

@@ -36,6 +36,7 @@ def missing() -> str | None:
         ("tc", "iproute2"),
         ("nsenter", "util-linux"),
         ("unshare", "util-linux"),
+        ("hostname", "hostname"),
     ):
         if shutil.which(tool) is None:
             return f"there is no {tool}; install {package}"

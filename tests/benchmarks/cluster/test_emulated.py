@@ -81,6 +81,38 @@ def test_links_have_their_rates(hosts):
     assert seconds[2] < min(seconds[:2]) / 2
 
 
+NEIGHBOURS = """
+import socket, time
+import numpy as np
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+buffer, seconds = np.zeros(2**20, np.uint8), []
+for peer in (1, 2):
+    comm.Barrier()
+    start = time.perf_counter()
+    if comm.rank == 0:
+        comm.Send(buffer, peer)
+    elif comm.rank == peer:
+        comm.Recv(buffer, 0)
+    comm.Barrier()
+    seconds.append(time.perf_counter() - start)
+node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+found = comm.gather((socket.gethostname(), node.size))
+if comm.rank == 0:
+    print(found, *seconds, sep="; ")
+"""
+
+
+def test_ranks_share_memory_on_one_host_only(hosts):
+    hosts.set(1, rate="8mbit")
+    try:
+        names, within, between = output(hosts, 4, NEIGHBOURS).split("; ")
+    finally:
+        hosts.set(1, rate="1gbit")
+    assert names == str([("host0", 2)] * 2 + [("host1", 2)] * 2)
+    assert float(between) > 0.7 > 2 * float(within)
+
+
 SPIN = """
 while True:
     pass
