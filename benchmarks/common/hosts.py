@@ -32,12 +32,14 @@ class Hosts:
         share: Of a core, each. All together should be less than the machine has.
         rate: Of each host's link, such as ``'1gbit'``; no limit if ``None``.
         memory: Limit of each host, such as ``'1G'``; no limit if ``None``.
+        ranks: On each host.
     """
 
     n: int
     share: float
     rate: str | None = "1gbit"
     memory: str | None = None
+    ranks: int = 1
 
     @property
     def bandwidth(self) -> float:
@@ -73,7 +75,7 @@ def run(hosts: Hosts, module: str, job: dict[str, Any], timeout: float) -> Any:
     """Calls a benchmark's ``work(job)`` on every host.
 
     Args:
-        hosts: The hosts, with one process each.
+        hosts: The hosts, and how many processes each of them has.
         module: Name of the module with that function.
         job: What goes into JSON.
         timeout: Seconds.
@@ -93,7 +95,10 @@ def run(hosts: Hosts, module: str, job: dict[str, Any], timeout: float) -> Any:
         shares = [hosts.share] * hosts.n
         with cluster(shares, hosts.rate, hosts.memory) as emulated:
             done = emulated.run(
-                hosts.n, [*command, str(task), str(answer)], timeout=timeout, cwd=ROOT
+                hosts.n * hosts.ranks,
+                [*command, str(task), str(answer)],
+                timeout=timeout,
+                cwd=ROOT,
             )
             counted = [emulated.peak_memory(host) for host in range(hosts.n)]
         if done.returncode:
