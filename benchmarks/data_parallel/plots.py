@@ -62,6 +62,9 @@ def draw(
 
 def _histograms(axes: object, gradients: dict[str, np.ndarray]) -> None:
     for name, gradient in gradients.items():
+        if gradient.ndim < 2:
+            # Too few elements for a distribution.
+            continue
         there = np.abs(gradient[gradient != 0])
         counts, edges = np.histogram(np.log10(there), bins=40)
         axes.plot((edges[1:] + edges[:-1]) / 2, counts / counts.max(), label=name[1:])
@@ -100,8 +103,10 @@ def _quantiles(axes: object, task: Task, run: Run) -> None:
 
 
 def _curves(axes: object, task: Task, runs: dict[str, list[Run]]) -> None:
+    # Of the seeds that all have: accuracies differ more between seeds.
+    n_seeds = min(map(len, runs.values()))
     for name, each in runs.items():
-        mean = np.mean([run.accuracies for run in each], axis=0)
+        mean = np.mean([run.accuracies for run in each[:n_seeds]], axis=0)
         first = (task.common // TEST_EVERY + 1) * TEST_EVERY
         axes.plot(first + TEST_EVERY * np.arange(len(mean)), mean, label=name)
     figure = "Fig. 11" if task.n_replicas > 4 else "Fig. 8"
