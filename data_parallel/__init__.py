@@ -28,6 +28,7 @@
     settings       the arguments of an exchange, checked
     break_even     from how many elements on few bits are faster
     simulation     what an exchange leaves on the replicas, in one process
+    grid           ranks as replicas of a pipeline
 
 Names are imported when they are first used.
 """
@@ -42,6 +43,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "data_parallel.exchange": ["Exchange", "measure_break_even"],
+        "data_parallel.grid": ["Grid"],
         "data_parallel.optimizer": [
             "MultiNodeOptimizer",
             "create_multi_node_optimizer",

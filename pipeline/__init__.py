@@ -10,6 +10,7 @@
     stages           forward and backward of the layers of one stage
     feed             the minibatch of a call, cut where it is read
     results          what a call returns on every rank
+    replicas         replicas of a pipeline, on a grid
     call_agreement   whether all ranks make the same calls
     ranks            what ranks tell each other besides arrays
     tie_exchange     gradients of parameters that several stages share

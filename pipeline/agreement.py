@@ -147,7 +147,7 @@ def agree(said: Sequence[Announcement | Refusal]) -> Layout:
     for rank, word in enumerate(said):
         if isinstance(word, Refusal):
             raise DisagreementError(f"rank {rank} refuses to start: {word}")
-    _compare_models(said)
+    compare_models(said)
     placed = _place(said)
     starts = [start for (start, _), _ in placed]
 
@@ -159,11 +159,11 @@ def agree(said: Sequence[Announcement | Refusal]) -> Layout:
     shared = _find_shared(said[0].ties, stages_of, unsized)
     ends = [(skip.name, stages_of(skip.stash, skip.pop)) for skip in said[0].skips]
     routes = [Route(name, *stages) for name, stages in ends if len(stages) == 2]
-    _compare_settings([word.settings for word in said])
+    compare_settings([word.settings for word in said])
     _check_loss(said)
     dtypes = set().union(*(word.dtypes for word in said))
     stage_ranks = [rank for _, rank in placed]
-    return Layout(stage_ranks, routes, shared, dtypes, _warnings(said, dtypes))
+    return Layout(stage_ranks, routes, shared, dtypes, warnings_of(said, dtypes))
 
 
 def check_placement(schedule: Schedule, stage_ranks: Sequence[int]) -> None:
@@ -176,8 +176,12 @@ def check_placement(schedule: Schedule, stage_ranks: Sequence[int]) -> None:
         )
 
 
-def _compare_models(said: Sequence[Announcement]) -> None:
-    """Sees to it that the ranks have divided one model."""
+def compare_models(said: Sequence[Announcement]) -> None:
+    """Sees to it that the ranks have divided one model.
+
+    Raises:
+        DisagreementError: If they have not.
+    """
     first = said[0]
     for rank, word in enumerate(said):
         n, n_first = len(word.model_layers), len(first.model_layers)
@@ -260,7 +264,12 @@ def _find_shared(
     return shared
 
 
-def _compare_settings(settings: Sequence[Mapping[str, str]]) -> None:
+def compare_settings(settings: Sequence[Mapping[str, str]]) -> None:
+    """Sees to it that the ranks have equal settings.
+
+    Raises:
+        DisagreementError: If they have not.
+    """
     first = settings[0]
     for name, here in first.items():
         for rank, theirs in enumerate(settings):
@@ -281,7 +290,7 @@ def _check_loss(said: Sequence[Announcement]) -> None:
         )
 
 
-def _warnings(said: Sequence[Announcement], dtypes: Set[np.dtype]) -> list[list[str]]:
+def warnings_of(said: Sequence[Announcement], dtypes: Set[np.dtype]) -> list[list[str]]:
     """Returns what each rank has to warn of, each thing once."""
     warnings: list[list[str]] = [[] for _ in said]
     if np.dtype(np.float16) in dtypes and not said[0].scales_loss:

@@ -53,8 +53,6 @@ class _CallRecord(NamedTuple):
     number: int
     call: int
     loss_scale: int
-    n_inputs: int
-    n_targets: int
     reports: int
     vote: int
 
@@ -66,13 +64,24 @@ class CallAgreement:
     who waits for it in another one learns at once that it waits in vain.
 
     Args:
-        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
+        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline, and of its replicas.
         timeout (float): Seconds to wait for the other ranks.
         name (str): Of the pipeline, in hexadecimal digits, on all ranks the same.
+        replica (int): This rank's.
+        n_replicas (int): How many there are.
     """
 
-    def __init__(self, comm: MPI.Comm, timeout: float, name: str) -> None:
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        timeout: float,
+        name: str,
+        replica: int = 0,
+        n_replicas: int = 1,
+    ) -> None:
         self._comm = comm
+        self._replica, self._n_replicas = replica, n_replicas
+        self._where = f", in replica {replica}" if n_replicas > 1 else ""
         self._timeout = timeout
         self._pipeline = int(name[:8], 16)
         self._roll_call = roll_call(comm)
@@ -95,8 +104,8 @@ class CallAgreement:
         self.n_alike = 0
         #: The numbers of those that are not; known when the call is finished.
         self.unlike: list[int] = []
-        #: How many samples ``x`` has; known when the call is finished.
-        self.n_inputs = 0
+        #: How many samples ``x`` has in each replica; known when the call is finished.
+        self.n_samples = [0] * n_replicas
         # Those of closed pipelines have nothing to say.
         _agreements[:] = [each for each in _agreements if each._comm]
         _agreements.append(self)
@@ -117,10 +126,11 @@ class CallAgreement:
         with self.guarded():
             self._n_calls += 1
             self.call = call
-            self._roll_call.call = self._n_calls, call
-            own_flight_record.begin_call(self._pipeline, self._n_calls, call)
+            text = call + self._where
+            self._roll_call.call = self._n_calls, text
+            own_flight_record.begin_call(self._pipeline, self._n_calls, text)
             yield
-            own_flight_record.write(CALL, END, call)
+            own_flight_record.write(CALL, END, text)
 
     def check_usable(self) -> None:
         """Refuses to use a model that is in no state to be used.
@@ -181,18 +191,17 @@ class CallAgreement:
             DisagreementError: If this rank alone sees that ``x`` and ``t`` differ.
         """
         _check_samples(n_inputs, n_targets)
-        mine = np.array(
-            _CallRecord(
-                self._n_calls,
-                CALLS.index(self.call),
-                # The bits of floats that are not negative have the floats' order.
-                int(np.float64(loss_scale or 0).view(np.int64)),
-                n_inputs,
-                n_targets,
-                reports,
-                vote,
-            )
+        record = _CallRecord(
+            self._n_calls,
+            CALLS.index(self.call),
+            # The bits of floats that are not negative have the floats' order.
+            int(np.float64(loss_scale or 0).view(np.int64)),
+            reports,
+            vote,
         )
+        samples = np.full((2, self._n_replicas), -1)
+        samples[:, self._replica] = n_inputs, n_targets
+        mine = np.concatenate([record, samples.reshape(-1)])
         # With the largest of the negative, all know the least as well.
         if alike is None:
             alike = np.full((2, self.n_alike), UNSAID)
@@ -287,24 +296,30 @@ class CallAgreement:
                     f"rank {rank} ended its script after call {n_calls} of the"
                     f" pipeline, but rank {self._comm.rank} makes call {self._n_calls},"
                     f" {self.call}: all ranks must make the same calls"
+                    f"{self._in_all_replicas}"
                 )
 
+    @property
+    def _in_all_replicas(self) -> str:
+        return ", in all replicas" if self._n_replicas > 1 else ""
+
     def _compare(self) -> None:
-        n = len(_CallRecord._fields)
+        n, n_replicas = len(_CallRecord._fields), self._n_replicas
         most = _CallRecord(*self._extremes[0, :n].tolist())
         least = _CallRecord(*(-self._extremes[1, :n]).tolist())
-        largest, negative = self._extremes[:, n:]
+        samples = self._extremes[0, n : n + 2 * n_replicas].reshape(2, n_replicas)
+        largest, negative = self._extremes[:, n + 2 * n_replicas :]
         # What nobody speaks of is alike.
         unlike = (largest != -negative) & (largest != UNSAID)
         self.unlike = np.flatnonzero(unlike).tolist()
         self.somebody_reports = bool(most.reports)
-        self.vote, self.n_inputs = most.vote, most.n_inputs
+        self.vote, self.n_samples = most.vote, samples[0].tolist()
         rank = self._comm.rank
         if least.call != most.call:
             raise DisagreementError(
                 f"some ranks call {CALLS[least.call]} and others {CALLS[most.call]};"
                 f" rank {rank} calls {self.call}. All ranks must make the same calls in"
-                f" the same order"
+                f" the same order{self._in_all_replicas}"
             )
         if least.number != most.number:
             other = least if most.number == self._n_calls else most
@@ -313,7 +328,9 @@ class CallAgreement:
                 f" others it is call {other.number}: a rank left a call out, or caught"
                 f" the error of one"
             )
-        _check_samples(most.n_inputs, most.n_targets)
+        for replica, (n_inputs, n_targets) in enumerate(samples.T.tolist()):
+            where = f" in replica {replica}" if n_replicas > 1 else ""
+            _check_samples(n_inputs, n_targets, where)
         scales = np.array([least.loss_scale, most.loss_scale]).view(float)
         if scales[0] != scales[1]:
             raise DisagreementError(
@@ -323,13 +340,13 @@ class CallAgreement:
             )
 
 
-def _check_samples(n_inputs: int, n_targets: int) -> None:
+def _check_samples(n_inputs: int, n_targets: int, where: str = "") -> None:
     """Compares the samples of ``x`` and ``t``, if both are known."""
     if -1 not in (n_inputs, n_targets) and n_inputs != n_targets:
         raise DisagreementError(
-            f"x has {n_inputs} samples, but t has {n_targets}: x and t must be of the"
-            f" same minibatch; each array of a tuple or a list is an input of its own,"
-            f" not a sample"
+            f"x has {n_inputs} samples{where}, but t has {n_targets}: x and t must be"
+            f" of the same minibatch; each array of a tuple or a list is an input of"
+            f" its own, not a sample"
         )
 
 

@@ -54,7 +54,8 @@ class Feed:
 
         Args:
             n_microbatches (int): How many at most.
-            x (array or tuple of arrays): What the user gave.
+            x (array or tuple of arrays): What the user gave; of several replicas one
+                may have no samples, and an empty tuple.
             t (array or tuple of arrays): What the user gave; ignored without a loss.
             has_loss (bool): Whether a loss is wanted.
 
@@ -65,7 +66,9 @@ class Feed:
         ranks = self._ranks
         n_inputs = n_targets = -1
         inputs = []
-        if ranks.rank == ranks.first:
+        if ranks.rank == ranks.first and self._is_empty(x):
+            n_inputs, inputs = 0, [()] * n_microbatches
+        elif ranks.rank == ranks.first:
             arrays = as_arrays("x", x, self._where("first"))
             arrays = [as_trainable(array, self._dtypes) for array in arrays]
             n_inputs = len(arrays[0])
@@ -73,11 +76,17 @@ class Feed:
             inputs = [as_tensors(part, self._device) for part in parts]
         if ranks.rank == ranks.last:
             parts = None
-            if has_loss:
+            if has_loss and self._is_empty(t):
+                n_targets, parts = 0, []
+            elif has_loss:
                 targets = as_arrays("t", t, self._where("last"))
                 n_targets, parts = len(targets[0]), split(targets, n_microbatches)
             self._loss.start(parts, self._device)
         return CutMinibatch(inputs, n_inputs, n_targets)
+
+    def _is_empty(self, arrays: Any) -> bool:
+        is_tuple = isinstance(arrays, tuple) and not arrays
+        return is_tuple and self._ranks.n_replicas > 1
 
     def _where(self, which: str) -> str:
         return f" on rank {self._ranks.rank}, which has the {which} stage and reads it"

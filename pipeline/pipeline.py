@@ -10,12 +10,13 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
+from data_parallel import Grid
 from divisible import Divisible
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.signatures import Tensors
 from divisible.communication.waiting import never_free
 from divisible.random_streams import restored_random_state
-from divisible.schedules.rank_program import RankProgram, Record, measured_timeline
+from divisible.schedules.rank_program import RankProgram, Record
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 from pipeline.arguments import Arguments
@@ -51,7 +52,9 @@ class Pipeline:
         stage (Divisible or list of Divisible): This rank's part of the model; several
             parts for a schedule with several stages on a rank.
         comm: A ChainerMN communicator or an mpi4py one. The ranks' stages must
-            follow each other and make up the whole model.
+            follow each other and make up the whole model. Or a
+            :class:`~data_parallel.Grid` of replicas: each reads its own part of a
+            minibatch, and has the gradients of that until the optimizer exchanges them.
         n_microbatches (int): Number of microbatches to cut a minibatch into. A
             minibatch with fewer samples is cut into single samples.
         schedule (str or Schedule): One of ``divisible.schedules.NAMES``, such as
@@ -72,7 +75,8 @@ class Pipeline:
             Layers that were appended with ``recompute=True`` always are. What a
             recomputed layer does besides returning its output, it does twice.
         seed (int): For the layers' random numbers, and for the weights of layers that
-            are sized at their first call. Replicas of a pipeline need one each, or
+            are sized at their first call. Replicas on a grid count their microbatches
+            together; pipelines that know nothing of each other need a seed each, or
             their masks are the same. Of the global generators, only NumPy's and CuPy's
             are seeded; a thread that draws from NumPy's during a step gets, and takes
             away, numbers of the layers.
@@ -93,11 +97,13 @@ class Pipeline:
     in float32 and rounded once.
 
     Attributes:
+        grid (Grid or None): As given.
         schedule (Schedule): What :meth:`step` runs; with ``'auto'`` another one from
             the fifth minibatch on.
         n_steps (int): How many minibatches :meth:`step` has run. A pipeline can be
             saved and loaded with Chainer's serializers; this is its state.
         ranks (Ranks): What the ranks tell each other besides arrays.
+        record (Record or None): The last step on this rank: when it did what.
 
     Raises:
         DisagreementError: On every rank, if the ranks' stages do not make up one
@@ -161,10 +167,11 @@ class Pipeline:
             loss_scale,
         )
         arguments, self._loss, layout = agree_on_start(comm, arguments)
+        self.grid = comm if isinstance(comm, Grid) else None
         self.schedule, self._trial = make_schedule(arguments, layout.stage_ranks)
         self.ranks = Ranks(comm, layout.stage_ranks, timeout, layout.name)
         self._calls = self.ranks.calls
-        self._stages = make_stages(arguments, self._loss, layout, self.rank)
+        self._stages = make_stages(arguments, self._loss, layout, self.ranks)
         self._ties = make_ties(self._stages, layout, self.ranks)
         self._updates = make_update_agreement(
             arguments.seed, self._loss, self._stages, layout, self.ranks
@@ -177,12 +184,12 @@ class Pipeline:
         self._device = arguments.stages[0].device
         self._feed = Feed(self.ranks, self._loss, self._device, layout.dtypes)
         self._loss_scale = loss_scale
-        self._record: Record | None = None
+        self.record: Record | None = None
         self.n_steps = 0
 
     @property
     def rank(self) -> int:
-        """This rank's number among those of the pipeline."""
+        """This rank's number among those of the pipeline; on a grid, of its replica."""
         return self.ranks.rank
 
     @property
@@ -225,10 +232,10 @@ class Pipeline:
 
         Returns:
             dict: ``'loss'`` and, with an ``accfun``, ``'accuracy'``: floats, means
-            over the minibatch, equal on every rank. Besides, what layers of any stage
-            gave to :func:`chainer.report`, as means over the samples, which are
-            counted along the first axis of a stage's first input: what layer 3
-            reports as ``x`` is ``'/3/x'``. (From a layer that begins to report after
+            over the minibatch of all replicas, equal on every rank. Besides, what
+            layers of any stage gave to :func:`chainer.report`, as means over the
+            samples, which are counted along the first axis of a stage's first input:
+            what layer 3 reports as ``x`` is ``'/3/x'``. (From a layer that begins after
             the first minibatch, the first values are in the result of the next one.)
 
         Raises:
@@ -251,7 +258,7 @@ class Pipeline:
             said = self._updates.say(self.n_steps)
             inputs = self._start(x, t, loss_scale=scale, alike=said)
             self._run(self._training, inputs)
-            self._record = self._runner.record
+            self.record = self._runner.record
             for stage in self._stages.values():
                 stage.check_gradients()
             result = self._results.share()
@@ -321,16 +328,16 @@ class Pipeline:
 
     @property
     def n_counted(self) -> dict[str, float]:
-        """The number of samples that the last loss and the last accuracy are means of.
-
-        By name; known on the last stage's rank.
-        """
-        return self._loss.n_counted
+        """How many samples the last loss and accuracy are means of, in all replicas."""
+        return self._results.n_counted
 
     @property
-    def record(self) -> Record | None:
-        """The last step on this rank: when it did what."""
-        return self._record
+    def n_samples(self) -> int | None:
+        """How many samples this replica's last gradients are a mean of.
+
+        ``None`` if no replica has any. Give it to an optimizer that exchanges them.
+        """
+        return self._results.n_samples
 
     def timeline(self) -> Timeline:
         """Returns what every rank did in the last :meth:`step`, and when.
@@ -340,9 +347,9 @@ class Pipeline:
         the device works behind them.
 
         Returns:
-            Timeline: Of all ranks, on every rank, on one clock that starts with the
-            first action. A wait is a receive, from when it was needed to when it was
-            there.
+            Timeline: Of all ranks of the pipeline, on each of them, on one clock that
+            starts with the first action. A wait is a receive, from when it was needed
+            to when it was there. On a grid it is of this replica.
 
         Raises:
             RuntimeError: If there was no step yet.
@@ -354,13 +361,10 @@ class Pipeline:
             raise RuntimeError("no step has been run yet")
         with self._call("timeline"):
             self._calls.compare()
-            offset = self.ranks.clock_offset()
-            mine = record.program.operations, np.array(record.times) - offset
-            everything = self.ranks.all_gather(mine, "to tell what they did")
-        return measured_timeline(f"{record.program.name}, measured", everything)
+            return self.ranks.timeline(record)
 
     def gather(self, value: Any, call: str) -> list:
-        """Returns every rank's ``value``, in rank order.
+        """Returns every rank's ``value``, of all replicas, in rank order.
 
         Args:
             value: Any picklable object.
@@ -422,7 +426,7 @@ class Pipeline:
                 with chainer.using_device(self._device):
                     yield
             except BaseException:
-                if self.ranks.size > 1:
+                if self.ranks.world.size > 1:
                     # MPI may still write into the arrays of receives that were posted.
                     never_free(self)
                 raise

@@ -1,4 +1,8 @@
-"""Messages among the ranks of a pipeline besides activations and gradients."""
+"""Messages among the ranks of a pipeline besides activations and gradients.
+
+A pipeline on a grid is one of several replicas. What belongs to a minibatch's samples
+is among the ranks of a replica; decisions, and what was measured, are among all.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,25 @@ from mpi4py import MPI
 
 from divisible.communication.collectives import (
     all_gather,
-    as_mpi,
     broadcast,
     broadcast_object,
     clock_offsets,
     wait_for_all,
 )
 from divisible.communication.communicators import duplicate
+from divisible.communication.roll_call import roll_call
 from divisible.communication.signatures import Tensor
 from divisible.communication.tags import TARGETS_CHANNEL
 from divisible.communication.transport import Receiver, Sender, Transport
+from divisible.schedules.rank_program import Record, measured_timeline
+from divisible.schedules.timeline import Timeline
 from pipeline.call_agreement import CallAgreement
+from pipeline.replicas import (
+    replicas_of,
+    titles_in_pipeline,
+    titles_in_world,
+    world_of,
+)
 
 
 class Gathering(NamedTuple):
@@ -35,21 +47,26 @@ def _nothing() -> None:
 
 
 class Ranks:
-    """The ranks of a pipeline.
+    """The ranks of a pipeline, and all ranks of its grid.
 
     Everything here is to be called on all of them, in the same order. A wait for a rank
     whose script has ended is an error at once, but in :meth:`share`, which waits until
     the timeout.
 
     Args:
-        comm: The user's, of ChainerMN or mpi4py; it is duplicated.
+        comm: The user's, of ChainerMN or mpi4py, or a grid; it is duplicated.
         stage_ranks: For each stage of the pipeline the rank that holds it.
         timeout (float): Seconds a wait may take.
         name (str): Of the pipeline, for the duplicate.
 
     Attributes:
         comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
-        calls (CallAgreement): Counts the calls.
+        world (mpi4py.MPI.Comm): Of all ranks of all replicas; without replicas the same
+            as ``comm``.
+        replica (int): The number of this rank's replica.
+        n_replicas (int): How many there are.
+        title (str): This rank, for messages.
+        calls (CallAgreement): Counts the calls, of all ranks together.
         first (int): The rank with the first stage, which reads ``x``.
         last (int): The rank with the last stage, which reads ``t``.
         before_close: Called on all ranks before :meth:`close`, while they can agree.
@@ -58,8 +75,26 @@ class Ranks:
     def __init__(
         self, comm: Any, stage_ranks: Sequence[int], timeout: float, name: str
     ) -> None:
-        self.comm = duplicate(as_mpi(comm), timeout, self, name)
-        self.calls = CallAgreement(self.comm, timeout, name)
+        grid = replicas_of(comm)
+        self.world = duplicate(world_of(comm), timeout, self, name)
+        self.comm, self.replica, self.n_replicas = self.world, 0, 1
+        self.title = f"rank {self.world.rank}"
+        # In the world, for each replica.
+        self._last_ranks = [stage_ranks[-1]]
+        if grid is not None:
+            self.replica, self.n_replicas = grid.replica, grid.n_replicas
+            its_name = f"{name} replica {self.replica}"
+            self.comm = duplicate(grid.pipeline, timeout, self, its_name)
+            self.title = f"rank {self.world.rank} (replica {self.replica})"
+            self._last_ranks = [
+                grid.rank_of(replica, stage_ranks[-1])
+                for replica in range(grid.n_replicas)
+            ]
+            roll_call(self.world).titles = titles_in_world(grid, stage_ranks)
+            roll_call(self.comm).titles = titles_in_pipeline(grid, stage_ranks)
+        self.calls = CallAgreement(
+            self.world, timeout, name, self.replica, self.n_replicas
+        )
         self.first, self.last = stage_ranks[0], stage_ranks[-1]
         self.timeout = timeout
         self.before_close: Callable[[], None] = _nothing
@@ -68,18 +103,23 @@ class Ranks:
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """This rank in its pipeline."""
         return self.comm.rank
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """How many ranks the pipeline has."""
         return self.comm.size
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the one of all ranks that prints and writes for them."""
+        return self.world.rank == 0
 
     @property
     def are_closed(self) -> bool:
         """Whether :meth:`close` has been called."""
-        return self.comm == MPI.COMM_NULL
+        return self.world == MPI.COMM_NULL
 
     def agree(self, vote: int) -> int:
         """Returns the largest of all ranks' votes, the same on every rank.
@@ -91,7 +131,7 @@ class Ranks:
             DisagreementError: If another rank does something else with the pipeline.
             StallError: If another rank does not answer in time, or has left.
         """
-        if self.size == 1:
+        if self.world.size == 1:
             return vote
         with self.calls.made("agree"):
             self.calls.compare(vote)
@@ -105,10 +145,11 @@ class Ranks:
         """
         with self.calls.made("agree"):
             self.calls.compare()
-            return self.broadcast(choice() if self.rank == 0 else None, 0)
+            chosen = choice() if self.is_chief else None
+            return broadcast_object(self.world, chosen, 0, self.timeout)
 
     def tell(self, values: np.ndarray, about: str) -> None:
-        """Fills ``values`` on every rank with those of the first stage's rank.
+        """Fills ``values`` on a pipeline's ranks with those of the first stage's rank.
 
         Args:
             values (numpy.ndarray): A few numbers.
@@ -120,40 +161,60 @@ class Ranks:
             )
 
     def share(self, value: Any) -> Any:
-        """Returns the last stage's value on every rank; any picklable object."""
+        """Returns the last stage's value on its pipeline's ranks, if picklable."""
         with self.calls.guarded():
             return self.broadcast(value, self.last)
 
     def broadcast(self, value: Any, root: int) -> Any:
-        """Returns ``root``'s value on every rank, within a call."""
+        """Returns ``root``'s value on a pipeline's ranks, within a call."""
         return broadcast_object(self.comm, value, root, self.timeout)
 
     def all_gather(self, value: Any, purpose: str) -> list:
-        """Returns every rank's value, in rank order, within a call.
+        """Returns every rank's value, of all replicas, in rank order, within a call.
 
         Args:
             value: Any picklable object.
             purpose (str): What the ranks are waited for to do, for error messages.
         """
-        return all_gather(self.comm, value, self.timeout, purpose)
+        return all_gather(self.world, value, self.timeout, purpose)
 
-    def clock_offset(self) -> float:
-        """Returns how far this rank's clock is ahead of rank 0's, in seconds."""
-        return clock_offsets(self.comm, self.timeout)[self.rank]
+    def values_of_replicas(self, values: np.ndarray, about: str) -> np.ndarray:
+        """Returns a row of numbers for each replica, on every rank, within a call.
+
+        Args:
+            values (numpy.ndarray): Those of this rank; of a pipeline, those of the last
+                stage's rank count.
+            about (str): What they are, for error messages.
+        """
+        if self.n_replicas == 1:
+            comm, watch = self.comm, self.calls.check
+            broadcast(comm, values, self.last, self.timeout, about, watch)
+            return values[None]
+        gathering = self.gather(values)
+        self._wait(gathering, f"to tell {about}")
+        return gathering.values[self._last_ranks]
+
+    def timeline(self, record: Record) -> Timeline:
+        """Returns what the ranks of a pipeline did, from this rank's record."""
+        offset = clock_offsets(self.comm, self.timeout)[self.rank]
+        mine = record.program.operations, np.array(record.times) - offset
+        said = all_gather(self.comm, mine, self.timeout, "to tell what they did")
+        return measured_timeline(f"{record.program.name}, measured", said)
 
     def gather(self, values: np.ndarray) -> Gathering:
-        """Begins to gather an array of equal length from each rank."""
-        everyone = np.empty((self.size, *values.shape), values.dtype)
-        return Gathering(everyone, self.comm.Iallgather(values, everyone))
+        """Begins to gather an array of equal length from each rank of all."""
+        everyone = np.empty((self.world.size, *values.shape), values.dtype)
+        return Gathering(everyone, self.world.Iallgather(values, everyone))
 
     def finish(self, gathering: Gathering) -> np.ndarray:
         """Returns what was gathered, a row for each rank."""
         with self.calls.guarded():
-            purpose = "to tell what they measured"
-            wait_for_all(
-                self.comm, gathering.request, self.timeout, purpose, self.calls.check
-            )
+            self._wait(gathering, "to tell what they measured")
         return gathering.values
+
+    def _wait(self, gathering: Gathering, purpose: str) -> None:
+        request, watch = gathering.request, self.calls.check
+        wait_for_all(self.world, request, self.timeout, purpose, watch)
 
     def send_targets(self, targets: Sequence[Any]) -> None:
         """Starts to send arrays from the first stage's rank to the last one's."""
@@ -176,7 +237,9 @@ class Ranks:
         return transport
 
     def close(self) -> None:
-        """Frees the communicator, and what messages need."""
+        """Frees the communicators, and what messages need."""
         if self._receiver is not None:
             self._receiver.close()
-        self.comm.Free()
+        if self.n_replicas > 1:
+            self.comm.Free()
+        self.world.Free()

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 import chainer
 import numpy as np
 
-from divisible.communication.collectives import broadcast
 from divisible.communication.signatures import Tensors
 from divisible.minibatch import join, unequal_sizes
 from pipeline.call_agreement import CALLS
@@ -33,6 +32,10 @@ class Results:
         self._reports = {call: PendingReports() for call in CALLS}
         #: What the last call's gradients are to be multiplied by, on all ranks.
         self.correction = 1.0
+        #: By name, how many samples of all replicas the last means are of, and how
+        #: many of this rank's replica.
+        self.n_counted: dict[str, float] = {}
+        self.n_own: dict[str, float] = {}
 
     @property
     def are_expected(self) -> bool:
@@ -49,23 +52,47 @@ class Results:
             StallError: If another rank does not come in time.
         """
         ranks, calls, names = self._ranks, self._ranks.calls, self._loss.names
-        is_last = ranks.rank == ranks.last
-        values = np.empty(len(names) + 1)
-        if is_last:
-            values[:] = (*self._loss.means, self._loss.correction)
+        values = np.zeros(2 * len(names) + 1)
+        if ranks.rank == ranks.last:
+            counted = [self._loss.n_counted[name] for name in names]
+            values[:] = (*self._loss.means, *counted, self._loss.correction)
             for text in self._loss.warnings():
                 # Where the script calls the pipeline.
                 warnings.warn(text, stacklevel=3)
         calls.finish()
-        broadcast(ranks.comm, values, ranks.last, ranks.timeout, watch=calls.check)
+        of_replicas = ranks.values_of_replicas(values, "the result")
         pending = self._reports[calls.call]
         pending.add(stage.reports.sums() for stage in self._stages.values())
         reported = {}
         if calls.somebody_reports:
             sums = ranks.all_gather(pending.take(), "to tell what layers reported")
             reported = means(list(itertools.chain(*sums)))
-        *values, self.correction = values.tolist()
-        return {**reported, **dict(zip(names, values))}
+        n = len(names)
+        self.correction = float(of_replicas[ranks.replica, -1])
+        counts = of_replicas[:, n : 2 * n]
+        self.n_counted = dict(zip(names, counts.sum(axis=0).tolist()))
+        self.n_own = dict(zip(names, counts[ranks.replica].tolist()))
+        columns = zip(of_replicas[:, :n].T, counts.T)
+        return {**reported, **dict(zip(names, itertools.starmap(_mean, columns)))}
+
+    @property
+    def n_samples(self) -> int | None:
+        """How many samples of this replica the last loss is a mean of.
+
+        ``None`` if no replica has any.
+
+        Raises:
+            ValueError: If ``lossfun`` says that it counts a fraction of a sample.
+        """
+        if not self.n_counted.get("loss"):
+            return None
+        counted = self.n_own["loss"]
+        if counted != int(counted):
+            raise ValueError(
+                f"lossfun counts {counted} samples in replica {self._ranks.replica}:"
+                f" replicas need whole numbers, by which their gradients are weighted"
+            )
+        return int(counted)
 
     def share_outputs(
         self,
@@ -90,7 +117,8 @@ class Results:
         joined: tuple | Exception = ()
         if ranks.rank == ranks.last:
             try:
-                sizes = unequal_sizes(ranks.calls.n_inputs, len(outputs))
+                n_samples = ranks.calls.n_samples[ranks.replica]
+                sizes = unequal_sizes(n_samples, len(outputs))
                 joined = join(outputs, sizes, axis)
             except (TypeError, ValueError) as error:
                 joined = error
@@ -98,3 +126,20 @@ class Results:
         if isinstance(joined, Exception):
             raise joined
         return tuple(map(device.send, joined))
+
+
+def _mean(values: np.ndarray, counts: np.ndarray) -> float:
+    """Returns the mean over all replicas; equal bits wherever it is computed.
+
+    Args:
+        values: The means of the replicas.
+        counts: How many samples they are of.
+    """
+    if len(values) == 1:
+        return float(values[0])
+    total = counts.sum()
+    if not total:
+        # What the function gives for nothing, such as zero.
+        return float(values.mean())
+    # A mean over nothing may be no number.
+    return float(sum(n / total * y for y, n in zip(values, counts) if n))

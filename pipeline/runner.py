@@ -52,6 +52,7 @@ class Runner:
         rank (int): This rank.
         transport (Transport): Carries the messages.
         routes: The skip connections between stages.
+        title (str): This rank, for messages.
 
     Attributes:
         record (Record or None): The times of the last run.
@@ -66,7 +67,9 @@ class Runner:
         rank: int,
         transport: Transport,
         routes: Sequence[Route] = (),
+        title: str = "",
     ) -> None:
+        self._title = title or f"rank {rank}"
         self._stages = stages
         self._rank = rank
         self._transport = transport
@@ -203,7 +206,7 @@ class Runner:
         elif loss is not None and loss.is_wanted:
             layer = ", after the last layer, in lossfun or accfun"
         return (
-            f"{action} failed on rank {self._rank} ({_WORDS[action.kind]} of microbatch"
+            f"{action} failed on {self._title} ({_WORDS[action.kind]} of microbatch"
             f" {action.microbatch}, stage {action.stage} with the layers {start} to"
             f" {end - 1}){layer}: {type(error).__name__}: {error}"
         )

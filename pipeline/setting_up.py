@@ -18,7 +18,7 @@ from typing import Any
 from mpi4py import MPI
 
 from divisible import Divisible
-from divisible.communication.collectives import all_gather, as_mpi
+from divisible.communication.collectives import all_gather
 from divisible.communication.communicators import announcement, free_dropped
 from divisible.communication.errors import StallError
 from divisible.communication.flight_files import keep_flight_record
@@ -32,6 +32,7 @@ from pipeline.agreement import Announcement, Layout, Refusal, agree, check_place
 from pipeline.arguments import Arguments
 from pipeline.global_hooks import GlobalHooks
 from pipeline.ranks import Ranks
+from pipeline.replicas import agree_on_replicas, replicas_of, world_of
 from pipeline.runner import Runner
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage
@@ -48,7 +49,7 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
     """Checks a rank's arguments, and compares them with those of all others.
 
     Args:
-        comm: Of all ranks of the pipeline, of ChainerMN or mpi4py.
+        comm: Of all ranks of the pipeline, of ChainerMN or mpi4py; or a grid.
         arguments: What this rank was given.
 
     Returns:
@@ -61,11 +62,14 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
             are told so.
         StallError: If another rank does not come in time.
     """
-    comm = as_mpi(comm)
+    grid, comm = replicas_of(comm), world_of(comm)
     try:
         arguments = arguments.checked()
         loss = Loss(arguments.lossfun, arguments.accfun)
-        settings = arguments.to_compare(loss.names)
+        settings = {
+            "the number of ranks in a pipeline": str(grid and grid.n_pipeline),
+            **arguments.to_compare(loss.names),
+        }
         mine = Announcement.of(
             arguments.stages, loss.params(), settings, arguments.loss_scale is not None
         )
@@ -79,7 +83,8 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
             all_gather(comm, refusal, _SECONDS_TO_REFUSE)
         raise
     said = all_gather(comm, (mine, announcement()), arguments.timeout, "to start")
-    layout = agree([each if isinstance(each, Refusal) else each[0] for each in said])
+    words = [each if isinstance(each, Refusal) else each[0] for each in said]
+    layout = agree(words) if grid is None else agree_on_replicas(words, grid)
     layout = layout._replace(name=free_dropped([of_comm for _, of_comm in said]))
     keep_flight_record(layout.name[:_LETTERS_OF_A_JOB], comm.rank, comm.size)
     for text in [*layout.warnings[comm.rank], *_alone(comm, arguments.stages)]:
@@ -137,10 +142,10 @@ def make_schedule(
 
 
 def make_stages(
-    arguments: Arguments, loss: Loss, layout: Layout, rank: int
+    arguments: Arguments, loss: Loss, layout: Layout, ranks: Ranks
 ) -> dict[int, Stage]:
     """Returns a rank's stages by their numbers in the pipeline."""
-    numbers = [i for i, owner in enumerate(layout.stage_ranks) if owner == rank]
+    numbers = [i for i, owner in enumerate(layout.stage_ranks) if owner == ranks.rank]
     last = len(layout.stage_ranks) - 1
     if last not in numbers:
         # Chainer's gradients begin as NaN, and here nothing else clears these.
@@ -152,6 +157,7 @@ def make_stages(
             loss if number == last else None,
             arguments.seed,
             arguments.deferred_batch_norm,
+            ranks.replica * arguments.n_microbatches,
         )
         for number, layers in zip(numbers, arguments.stages)
     }
@@ -198,4 +204,11 @@ def make_runner(
 
         transport = ChainerMNTransport(ranks.comm, ranks.timeout)
     transport.watch = ranks.calls.check
-    return Runner(stages, layout.stage_ranks, ranks.rank, transport, layout.routes)
+    return Runner(
+        stages,
+        layout.stage_ranks,
+        ranks.rank,
+        transport,
+        layout.routes,
+        ranks.title,
+    )

@@ -10,17 +10,21 @@ next one, they tell each other what they hold no longer, and free what no rank h
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import threading
 import uuid
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
 from divisible.communication.collectives import wait_for_all
-from divisible.communication.roll_call import roll_call
+from divisible.communication.flight_record import EVERYBODY
+from divisible.communication.roll_call import Place, listening, roll_call
+from divisible.communication.waiting import wait
 
 # By a name that all of its ranks know.
 _held: dict[str, MPI.Comm] = {}
@@ -83,16 +87,77 @@ def duplicate(
         StallError: If another rank does not come in time.
         RuntimeError: If MPI has no communicators left.
     """
-    try:
+    with _enough_communicators("duplicate"):
         new, request = comm.Idup()
         wait_for_all(comm, request, timeout, purpose)
+    return _hold(new, holder, name)
+
+
+def split(
+    comm: MPI.Comm,
+    color: int,
+    key: int,
+    timeout: float,
+    holder: Any,
+    name: str,
+    purpose: str = "to start",
+) -> MPI.Comm:
+    """Divides a communicator: ranks with equal colors get one together.
+
+    MPI has no split that one could leave. So a thread of its own makes it, and this
+    one waits as long as it may.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Of all ranks.
+        color (int): Of this rank, from 0.
+        key (int): By which the ranks of a color are sorted.
+        timeout (float): As for :func:`duplicate`.
+        holder: Likewise.
+        name (str): Likewise; another one for each color.
+        purpose (str): Likewise.
+
+    Raises:
+        StallError: If another rank does not come in time.
+        RuntimeError: If MPI has no communicators left.
+    """
+    made: list[MPI.Comm] = []
+    failed: list[MPI.Exception] = []
+
+    def make() -> None:
+        try:
+            made.append(comm.Split(color, key))
+        except MPI.Exception as error:
+            failed.append(error)
+
+    with _enough_communicators("divide"):
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            # The script has chosen an MPI that only one thread may use.
+            make()
+        else:
+            thread = threading.Thread(target=make, name="split", daemon=True)
+            thread.start()
+            with listening(comm):
+                place = Place(comm, EVERYBODY)
+                wait(lambda: made or failed, timeout, lambda: purpose, place=place)
+        if failed:
+            raise failed[0]
+    return _hold(made[0], holder, name)
+
+
+@contextlib.contextmanager
+def _enough_communicators(verb: str) -> Iterator[None]:
+    try:
+        yield
     except MPI.Exception as error:
         raise RuntimeError(
-            f"MPI could not duplicate a communicator: {error}. Pipelines and optimizers"
+            f"MPI could not {verb} a communicator: {error}. Pipelines and optimizers"
             f" of this process hold {len(_held)}. Close those that are not used any"
             f" more, by pipe.close() or 'with Pipeline(...) as pipe:', on all ranks; or"
             f" keep no reference to them"
         ) from error
+
+
+def _hold(new: MPI.Comm, holder: Any, name: str) -> MPI.Comm:
     _held[name] = new
     roll_call(new)
     weakref.finalize(holder, _drop, name).atexit = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class StallError(RuntimeError):
@@ -13,12 +13,19 @@ class DisagreementError(ValueError):
     """Ranks were given different things; raised alike on every rank."""
 
 
-def in_words(ranks: Iterable[int]) -> str:
+def in_words(ranks: Iterable[int], titles: Mapping[int, str] | None = None) -> str:
     """Returns the names of ranks, for a message.
+
+    Args:
+        ranks: Their numbers.
+        titles: What else to call some of them.
 
     Example:
         >>> in_words([0]), in_words([0, 2, 3])
         ('rank 0', 'ranks 0, 2 and 3')
+        >>> in_words([0, 2], {2: "replica 1, stage 0"})
+        'ranks 0 and 2 (replica 1, stage 0)'
     """
-    *others, last = map(str, ranks)
+    titles = titles or {}
+    *others, last = [f"{r} ({titles[r]})" if r in titles else str(r) for r in ranks]
     return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -62,11 +62,13 @@ class RollCall:
     Attributes:
         call (tuple): The number and the name of the call that this rank makes with the
             others, if they count calls.
+        titles (dict): What else to call ranks in messages, by their numbers.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
         self.comm = comm
         self.call = (0, "")
+        self.titles: Mapping[int, str] = {}
         # Who has asked says no more: it is about to end all ranks.
         self._have_asked: dict[int, _Whereabouts] = {}
         self._sent: list[MPI.Request] = []
@@ -159,13 +161,19 @@ def explain(waiting_for: str, place: Place) -> str:
     """
     try:
         with listening(place.comm) as asked:
-            return _who(waiting_for, place, asked.ask(waiting_for, place))
+            said = asked.ask(waiting_for, place)
+            return _who(waiting_for, place, said, asked.titles)
     except Exception:
         is_of_all = place.peer == EVERYBODY
         return f"all ranks {waiting_for}" if is_of_all else waiting_for
 
 
-def _who(waiting_for: str, place: Place, said: dict[int, _Whereabouts]) -> str:
+def _who(
+    waiting_for: str,
+    place: Place,
+    said: dict[int, _Whereabouts],
+    titles: Mapping[int, str],
+) -> str:
     me, size = place.comm.rank, place.comm.size
     silent = sorted(set(range(size)) - said.keys() - {me})
     if place.peer == EVERYBODY:
@@ -177,14 +185,14 @@ def _who(waiting_for: str, place: Place, said: dict[int, _Whereabouts]) -> str:
         absent = sorted({*silent, *elsewhere})
         here = sorted(set(range(size)) - set(absent))
         verb = "is" if len(here) == 1 else "are"
-        whom = in_words(absent) if absent else f"all {size} ranks"
+        whom = in_words(absent, titles) if absent else f"all {size} ranks"
         first = f"{whom} {waiting_for} ({in_words(here)} {verb} here)"
         told = sorted(elsewhere)
     else:
         first = waiting_for
         told, silent = _chain(place.peer, said, silent)
-    sentences = [_tell_of(rank, said[rank]) for rank in told[:_MOST_TOLD]]
-    return ". ".join([first, *sentences, _blame(silent)])
+    sentences = [_tell_of(rank, said[rank], titles) for rank in told[:_MOST_TOLD]]
+    return ". ".join([first, *sentences, _blame(silent, titles)])
 
 
 def _is_here(theirs: _Whereabouts, waiting_for: str, place: Place) -> bool:
@@ -208,19 +216,20 @@ def _chain(
     return told, silent
 
 
-def _tell_of(rank: int, theirs: _Whereabouts) -> str:
+def _tell_of(rank: int, theirs: _Whereabouts, titles: Mapping[int, str]) -> str:
     whom = "others " if theirs.peer == EVERYBODY else ""
     call = f", in call {theirs.call}, {theirs.call_name}" if theirs.call else ""
-    return f"Rank {rank} itself waits for {whom}{theirs.waiting_for}{call}"
+    who = _begun(in_words([rank], titles))
+    return f"{who} itself waits for {whom}{theirs.waiting_for}{call}"
 
 
-def _blame(silent: list[int]) -> str:
+def _blame(silent: list[int], titles: Mapping[int, str]) -> str:
     if not silent:
         return (
             "All of these ranks answer: a message between them is lost, or they make"
             " different calls"
         )
-    whom = in_words(silent).capitalize()
+    whom = _begun(in_words(silent, titles))
     if len(silent) == 1:
         return (
             f"{whom} does not answer: it is stopped, cut off, or does something else;"
@@ -230,3 +239,8 @@ def _blame(silent: list[int]) -> str:
         f"{whom} do not answer: they are stopped, cut off, or do something else; if"
         f" they are only slow, give a longer timeout"
     )
+
+
+def _begun(words: str) -> str:
+    """Returns words as a sentence begins."""
+    return words[0].upper() + words[1:]

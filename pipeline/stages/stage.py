@@ -41,6 +41,8 @@ class Stage:
         seed (int): What the layers' random numbers depend on, besides the minibatch,
             the microbatch and the layer.
         defer_batch_statistics (bool): Whether running averages move once a minibatch.
+        n_microbatches_before (int): How many microbatches of a minibatch earlier
+            replicas have; random numbers depend on them.
 
     Attributes:
         reports (Reports): What the layers reported in the last minibatch.
@@ -52,10 +54,11 @@ class Stage:
         loss: Loss | None = None,
         seed: int = 0,
         defer_batch_statistics: bool = True,
+        n_microbatches_before: int = 0,
     ) -> None:
         self.layers = layers
         self.loss = loss
-        self._seed = seed
+        self._seed, self._n_microbatches_before = seed, n_microbatches_before
         self._step = 0
         self._weight_gradients = WeightGradients(self.params)
         self._statistics = (
@@ -252,7 +255,8 @@ class Stage:
             yield
 
     def _random_state(self, microbatch: int) -> AbstractContextManager:
-        key = RandomKey(self._seed, self._step, microbatch, chainer.config.train)
+        number = self._n_microbatches_before + microbatch
+        key = RandomKey(self._seed, self._step, number, chainer.config.train)
         unsized = self._sized_now() if self._uncalled else ()
         return keyed_random_state(key, self.layers.device, unsized)
 

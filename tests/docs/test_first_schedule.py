@@ -15,7 +15,8 @@ PATCH = ROOT / "docs" / "first_changes" / "schedule.patch"
 NAME = "eager_1f1b"
 #: What the copy needs to run its own tests.
 COPIED = (
-    *("chainer_compat", "chainer_kernels", "divisible", "mixed_precision", "pipeline"),
+    *("chainer_compat", "chainer_kernels", "divisible"),
+    *("data_parallel", "mixed_precision", "pipeline"),
     *("docs", "examples", "tests", "setup.cfg", "pyproject.toml"),
 )
 TRAIN = f"""

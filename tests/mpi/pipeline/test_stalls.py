@@ -179,7 +179,7 @@ def timeline(comm, folder, is_late):
 def clocks(comm, folder, is_late):
     pipe, _ = make(comm)
     if is_late:
-        pipe.ranks.clock_offset = halt
+        pipe.ranks.timeline = halt
     return pipe.timeline
 
 

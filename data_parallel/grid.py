@@ -1,0 +1,200 @@
+"""Ranks as replicas of a pipeline."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from mpi4py import MPI
+
+from divisible.communication.aborting import abort_on_error
+from divisible.communication.collectives import all_gather, as_mpi
+from divisible.communication.communicators import announcement, free_dropped, split
+from divisible.communication.errors import DisagreementError
+from divisible.communication.roll_call import roll_call
+
+#: How the ranks of a grid are numbered.
+PLACEMENTS = ("stages_together", "replicas_together")
+_PURPOSE = "to make the grid"
+
+
+class Grid:
+    """Divides ranks into replicas of a pipeline.
+
+    ::
+
+        'stages_together'                 'replicas_together'
+
+                   rank in the pipeline              rank in the pipeline
+                     0   1   2                         0   1   2
+        replica 0    0   1   2            replica 0    0   2   4       numbers are ranks
+        replica 1    3   4   5            replica 1    1   3   5       of ``comm``
+
+    A row is a pipeline, through which activations pass; a column has the same stages,
+    whose gradients are exchanged. Neighbours in number mostly share a host, so the
+    placement says which of the two stays within hosts.
+
+    It is to be made on all ranks.
+
+    Args:
+        comm: A ChainerMN communicator or an mpi4py one.
+        n_pipeline (int): How many ranks a pipeline has; a divisor of those of ``comm``.
+        placement (str): ``'stages_together'`` or ``'replicas_together'``.
+        timeout (float): Seconds to wait for the other ranks.
+
+    Attributes:
+        world (mpi4py.MPI.Comm): Of all ranks: ``comm``.
+        pipeline (mpi4py.MPI.Comm): Of the ranks of this rank's replica.
+        data (mpi4py.MPI.Comm): Of the ranks with the same stages, one of each replica.
+        n_pipeline (int): As given.
+        n_replicas (int): How many replicas there are.
+        replica (int): The number of this rank's; its rank in ``data``.
+        placement (str): As given.
+
+    Raises:
+        TypeError, ValueError: If an argument is wrong.
+        DisagreementError: On the others then; and on all if the ranks' arguments
+            differ.
+        StallError: If another rank does not come.
+
+    Example:
+        >>> from mpi4py import MPI
+        >>> grid = Grid(MPI.COMM_SELF, n_pipeline=1)
+        >>> grid.n_replicas, grid.replica, grid.pipeline.size, grid.data.size
+        (1, 0, 1, 1)
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        n_pipeline: int,
+        placement: str = "stages_together",
+        *,
+        timeout: float = 300.0,
+    ) -> None:
+        # First of all: others may wait already for a rank that fails here.
+        abort_on_error()
+        self.world = as_mpi(comm)
+        refusal: Exception | None = None
+        try:
+            n_pipeline = _check(n_pipeline, self.world.size, placement)
+        except (TypeError, ValueError) as error:
+            refusal = error
+        mine = str(refusal or ""), n_pipeline, placement, announcement()
+        said = all_gather(self.world, mine, timeout, _PURPOSE)
+        if refusal is not None:
+            raise refusal
+        for rank, (text, *_) in enumerate(said):
+            if text:
+                raise DisagreementError(f"rank {rank}: {text}")
+        for i, name in enumerate(("n_pipeline", "placement"), start=1):
+            for rank, theirs in enumerate(said):
+                if theirs[i] != said[0][i]:
+                    raise DisagreementError(
+                        f"rank 0 has {name}={said[0][i]!r}, but rank {rank} has"
+                        f" {theirs[i]!r}"
+                    )
+        self.n_pipeline, self.placement = n_pipeline, placement
+        self.n_replicas = self.world.size // n_pipeline
+        self.replica, stage = self.place(self.world.rank)
+        name = free_dropped([of_comm for *_, of_comm in said])
+        self.pipeline = split(
+            self.world,
+            self.replica,
+            stage,
+            timeout,
+            self,
+            f"{name} replica {self.replica}",
+            _PURPOSE,
+        )
+        self.data = split(
+            self.world,
+            stage,
+            self.replica,
+            timeout,
+            self,
+            f"{name} stage {stage}",
+            _PURPOSE,
+        )
+        roll_call(self.pipeline).titles = {
+            i: f"replica {self.replica}; rank {self.rank_of(self.replica, i)} of all"
+            for i in range(n_pipeline)
+        }
+        roll_call(self.data).titles = {
+            i: f"replica {i}; rank {self.rank_of(i, stage)} of all"
+            for i in range(self.n_replicas)
+        }
+
+    @classmethod
+    def of(cls, plan: Any, comm: Any, placement: str = "stages_together") -> Grid:
+        """Returns the grid that a plan is for.
+
+        Args:
+            plan (Plan): With its replicas.
+            comm: As of :class:`Grid`; its ranks must be as many as the plan's.
+            placement: Likewise.
+
+        Raises:
+            ValueError: If they are not.
+
+        Example:
+            >>> from mpi4py import MPI
+            >>> from divisible import Plan
+            >>> Grid.of(Plan([0, 3, 5], stages_per_rank=2), MPI.COMM_SELF).n_pipeline
+            1
+        """
+        n_ranks, size = plan.n_ranks, as_mpi(comm).size
+        if n_ranks != size:
+            raise ValueError(
+                f"the plan is for {n_ranks} ranks, {plan.replicas} replicas of"
+                f" {n_ranks // plan.replicas}, but there are {size}: start {n_ranks}"
+                f" ranks, or make another plan"
+            )
+        return cls(comm, n_ranks // plan.replicas, placement)
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """Returns the replica of a rank of ``world``, and its rank in that pipeline."""
+        if self.placement == "stages_together":
+            return divmod(rank, self.n_pipeline)
+        stage, replica = divmod(rank, self.n_replicas)
+        return replica, stage
+
+    def rank_of(self, replica: int, rank: int) -> int:
+        """Returns the rank in ``world`` of a replica's rank in its pipeline."""
+        if self.placement == "stages_together":
+            return replica * self.n_pipeline + rank
+        return rank * self.n_replicas + replica
+
+    def close(self) -> None:
+        """Frees ``pipeline`` and ``data``; a call of all ranks."""
+        for comm in (self.pipeline, self.data):
+            if comm != MPI.COMM_NULL:
+                comm.Free()
+
+    def __enter__(self) -> Grid:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        # With an error the other ranks may not come.
+        if kind is None:
+            self.close()
+
+
+def _check(n_pipeline: int, n_ranks: int, placement: str) -> int:
+    """Returns the ranks of a pipeline as a plain number, if there can be so many."""
+    if placement not in PLACEMENTS:
+        raise ValueError(
+            f"placement must be {' or '.join(map(repr, PLACEMENTS))}, not {placement!r}"
+        )
+    try:
+        n = operator.index(n_pipeline)
+    except TypeError:
+        raise TypeError(f"n_pipeline must be an integer, not {n_pipeline!r}") from None
+    if n < 1 or n_ranks % n:
+        fitting = [i for i in range(1, n_ranks + 1) if n_ranks % i == 0]
+        raise ValueError(
+            f"n_pipeline is {n}, but {n_ranks} ranks are divided into pipelines of"
+            f" {' or '.join(map(str, fitting))}: give one of these, or start another"
+            f" number of ranks"
+        )
+    return n

@@ -1,0 +1,122 @@
+"""Replicas of a pipeline, as the pipeline sees them: a grid, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpi4py import MPI
+
+from data_parallel import Grid
+from divisible.communication.collectives import as_mpi
+from divisible.communication.errors import DisagreementError, in_words
+from pipeline.agreement import (
+    Announcement,
+    Layout,
+    Refusal,
+    agree,
+    compare_models,
+    compare_settings,
+    warnings_of,
+)
+
+
+def world_of(comm: Any) -> MPI.Comm:
+    """Returns the communicator of all ranks, from one of ChainerMN, mpi4py or a grid.
+
+    Raises:
+        TypeError: If it is none of these.
+    """
+    return comm.world if isinstance(comm, Grid) else as_mpi(comm)
+
+
+def replicas_of(comm: Any) -> Grid | None:
+    """Returns the grid if there are several replicas, else ``None``."""
+    return comm if isinstance(comm, Grid) and comm.n_replicas > 1 else None
+
+
+def titles_in_world(grid: Grid, stage_ranks: Sequence[int]) -> dict[int, str]:
+    """Returns what to call the ranks of a grid's world.
+
+    Args:
+        grid: The grid.
+        stage_ranks: For each stage of a pipeline the rank that holds it.
+    """
+    return {
+        rank: f"replica {replica}, {_stages(stage_ranks, place)}"
+        for rank in range(grid.world.size)
+        for replica, place in [grid.place(rank)]
+    }
+
+
+def titles_in_pipeline(grid: Grid, stage_ranks: Sequence[int]) -> dict[int, str]:
+    """Returns what to call the ranks of this rank's pipeline."""
+    replica = grid.replica
+    return {
+        rank: f"replica {replica}, {_stages(stage_ranks, rank)}; rank"
+        f" {grid.rank_of(replica, rank)} of all"
+        for rank in range(grid.n_pipeline)
+    }
+
+
+def _stages(stage_ranks: Sequence[int], rank: int) -> str:
+    numbers = [str(stage) for stage, owner in enumerate(stage_ranks) if owner == rank]
+    return f"stage{'s' * (len(numbers) > 1)} {' and '.join(numbers)}"
+
+
+def agree_on_replicas(said: Sequence[Announcement | Refusal], grid: Grid) -> Layout:
+    """Puts together what the ranks of all replicas said.
+
+    Args:
+        said: By all ranks, in the order of the grid's world.
+        grid: The grid of this rank.
+
+    Returns:
+        How the model lies on the ranks of each pipeline, with the warnings of all
+        ranks.
+
+    Raises:
+        DisagreementError: If a rank refuses, or the ranks of a replica do not make up
+            a model, or replicas differ.
+    """
+    for rank, word in enumerate(said):
+        if isinstance(word, Refusal):
+            replica, _ = grid.place(rank)
+            raise DisagreementError(
+                f"rank {rank} (replica {replica}) refuses to start: {word}"
+            )
+    compare_models(said)
+    compare_settings([word.settings for word in said])
+    rows = [
+        [grid.rank_of(replica, i) for i in range(grid.n_pipeline)]
+        for replica in range(grid.n_replicas)
+    ]
+    layouts = []
+    for replica, row in enumerate(rows):
+        try:
+            layouts.append(agree([said[rank] for rank in row]))
+        except DisagreementError as error:
+            raise DisagreementError(
+                f"replica {replica} is no pipeline: {error} (ranks 0 to"
+                f" {len(row) - 1} of a replica are here {in_words(row)} of all)"
+            ) from None
+        for here, there in zip(rows[0], row):
+            _compare_cuts(said, grid, here, there)
+    dtypes = layouts[0].dtypes
+    return layouts[grid.replica]._replace(warnings=warnings_of(said, dtypes))
+
+
+def _compare_cuts(
+    said: Sequence[Announcement], grid: Grid, here: int, there: int
+) -> None:
+    if said[here].layer_ranges != said[there].layer_ranges:
+        places = [
+            f"rank {rank} (replica {grid.place(rank)[0]}, rank {grid.place(rank)[1]}"
+            f" of its pipeline) has the layers "
+            + " and ".join(f"{a} to {b - 1}" for a, b in said[rank].layer_ranges)
+            for rank in (here, there)
+        ]
+        raise DisagreementError(
+            f"replicas are cut differently: {', but '.join(places)}. Cut the model by"
+            f" the rank in grid.pipeline, the same way in all replicas"
+        )
