@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -217,7 +217,24 @@ def give_values_of_rank_0(
             f" file, to begin with equal ones",
             stacklevel=4,
         )
-    for i in sorted(differing):
+    broadcast_values(comm, parameters, differing, timeout)
+
+
+def broadcast_values(
+    comm: MPI.Comm,
+    parameters: Sequence[NamedParameter],
+    positions: Iterable[int],
+    timeout: float,
+) -> None:
+    """Replaces values by those of rank 0; a call of all ranks.
+
+    Args:
+        comm: Of the ranks.
+        parameters: Of the replicas.
+        positions: Of those to replace.
+        timeout: Seconds to wait for another rank.
+    """
+    for i in sorted(positions):
         param = parameters[i].param
         # Of any memory layout and dtype: bytes travel.
         values = np.ascontiguousarray(param.array)

@@ -22,6 +22,7 @@ from divisible.schedules.timeline import Timeline
 from pipeline.arguments import Arguments
 from pipeline.feed import Feed
 from pipeline.ranks import Ranks
+from pipeline.replicas import begin_alike, replicas_of
 from pipeline.results import Results
 from pipeline.setting_up import (
     agree_on_start,
@@ -53,8 +54,9 @@ class Pipeline:
             parts for a schedule with several stages on a rank.
         comm: A ChainerMN communicator or an mpi4py one. The ranks' stages must
             follow each other and make up the whole model. Or a
-            :class:`~data_parallel.Grid` of replicas: each reads its own part of a
-            minibatch, and has the gradients of that until the optimizer exchanges them.
+            :class:`~data_parallel.Grid` of replicas: each begins with the weights of
+            the first, reads its own part of a minibatch, and has the gradients of that
+            until the optimizer exchanges them.
         n_microbatches (int): Number of microbatches to cut a minibatch into. A
             minibatch with fewer samples is cut into single samples.
         schedule (str or Schedule): One of ``divisible.schedules.NAMES``, such as
@@ -173,6 +175,7 @@ class Pipeline:
         self._calls = self.ranks.calls
         self._stages = make_stages(arguments, self._loss, layout, self.ranks)
         self._ties = make_ties(self._stages, layout, self.ranks)
+        begin_alike(replicas_of(comm), self.stages, timeout)
         self._updates = make_update_agreement(
             arguments.seed, self._loss, self._stages, layout, self.ranks
         )

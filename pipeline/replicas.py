@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from data_parallel import Grid
+from data_parallel.parameters import NamedParameter
+from data_parallel.replica_agreement import broadcast_values, differing
+from divisible import Divisible
 from divisible.communication.collectives import as_mpi
 from divisible.communication.errors import DisagreementError, in_words
 from pipeline.agreement import (
@@ -104,6 +108,33 @@ def agree_on_replicas(said: Sequence[Announcement | Refusal], grid: Grid) -> Lay
             _compare_cuts(said, grid, here, there)
     dtypes = layouts[0].dtypes
     return layouts[grid.replica]._replace(warnings=warnings_of(said, dtypes))
+
+
+def begin_alike(
+    grid: Grid | None, stages: Mapping[int, Divisible], timeout: float
+) -> None:
+    """Gives this rank's parameters the values that they have in replica 0.
+
+    As the copies of a tied parameter, replicas may have been made by different seeds.
+
+    Args:
+        grid: The grid of this rank; ``None`` without replicas.
+        stages: This rank's, by their numbers.
+        timeout: Seconds to wait for another replica.
+
+    Raises:
+        StallError: If another replica does not come.
+    """
+    if grid is None:
+        return
+    params = [
+        NamedParameter(path, param)
+        for _, stage in sorted(stages.items())
+        for path, param in sorted(stage.namedparams(include_uninit=False))
+        if param.device.xp is np
+    ]
+    found = differing(grid.data, params, timeout)
+    broadcast_values(grid.data, params, found, timeout)
 
 
 def _compare_cuts(

@@ -20,6 +20,7 @@ from tests.support.processes import ROOT
 PACKAGES = (
     "chainer_compat",
     "chainer_kernels",
+    "data_parallel",
     "divisible",
     "mixed_precision",
     "pipeline",

@@ -6,9 +6,8 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from data_parallel import Exchange, Grid
+from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible, Plan
-from divisible.optimizer_wrapper import OptimizerWrapper
 from divisible.planning.shares import integer_shares
 from pipeline import Pipeline
 from tests.support.equivalence import (
@@ -22,31 +21,8 @@ TIMEOUT = 20
 N_STEPS = 20
 
 
-class Averaged(OptimizerWrapper):
-    """An optimizer that takes the mean of gradients over ranks."""
-
-    n_samples = None
-
-    def __init__(self, actual_optimizer, comm):
-        super().__init__(actual_optimizer)
-        self._exchange = Exchange(comm, "fp32", timeout=TIMEOUT)
-
-    def update(self, lossfun=None, *args, **kwargs):
-        params = [param for _, param in sorted(self.target.namedparams())]
-        for param in params:
-            if param.grad is None:
-                param.grad = np.zeros_like(param.array)
-        gradients = [param.grad for param in params]
-        self._exchange.mean(gradients, n_samples=self.n_samples)
-        self.actual_optimizer.update()
-
-    def setup(self, link):
-        self.actual_optimizer.setup(link)
-        return self
-
-
 def exchanged(optimizer, grid):
-    return Averaged(optimizer, grid.data)
+    return create_multi_node_optimizer(optimizer, grid.data, timeout=TIMEOUT)
 
 
 def mlp():
