@@ -29,6 +29,7 @@
     break_even     from how many elements on few bits are faster
     simulation     what an exchange leaves on the replicas, in one process
     grid           ranks as replicas of a pipeline
+    replica_iterator  a replica's part of each minibatch
 
 Names are imported when they are first used.
 """
@@ -44,6 +45,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     {
         "data_parallel.exchange": ["Exchange", "measure_break_even"],
         "data_parallel.grid": ["Grid"],
+        "data_parallel.replica_iterator": ["ReplicaIterator"],
         "data_parallel.optimizer": [
             "MultiNodeOptimizer",
             "create_multi_node_optimizer",

@@ -91,7 +91,8 @@ class GlobalHooks:
             self._take_over(new.optimizer)
 
     def _take_over(self, optimizer: chainer.Optimizer) -> None:
-        if self._ranks.size > 1 and optimizer._loss_scaling_is_dynamic:
+        several = self._ranks.world.size > 1
+        if several and optimizer._loss_scaling_is_dynamic:
             raise ValueError(
                 f"the {type(optimizer).__name__} of rank {self._ranks.rank} has a"
                 f" dynamic loss scale of its own, and would skip steps that other ranks"

@@ -11,6 +11,7 @@ from chainer.dataset import convert
 from chainer.training.extensions import Evaluator
 from chainer.training.extensions.evaluator import _IteratorProgressBar
 
+from data_parallel import ReplicaIterator
 from divisible.minibatch import concatenate
 from pipeline.pipeline import Pipeline
 from pipeline.stages.reports import named
@@ -27,8 +28,9 @@ class PipelineEvaluator(Evaluator):
 
     It stands where :class:`chainer.training.extensions.Evaluator` stood, on every rank.
     Samples come from the iterator of the rank with the first stage; those of the other
-    ranks are not used, and may be ``None``. The results are the same floats on every
-    rank.
+    ranks are not used, and may be ``None``. On a grid each replica evaluates its part,
+    if its iterator is a :class:`~data_parallel.ReplicaIterator`. The results are the
+    same floats on every rank, means over the whole data set.
 
     As many of the iterator's batches as the pipeline has microbatches are converted
     together, cut anew into equal microbatches, and on their way through the stages at
@@ -92,7 +94,7 @@ class PipelineEvaluator(Evaluator):
             converter,
             device,
             eval_hook,
-            progress_bar=progress_bar and pipeline.is_first,
+            progress_bar=progress_bar and pipeline.is_first and _is_replica_0(pipeline),
         )
         self.pipeline = pipeline
         self._mean = mean
@@ -120,7 +122,7 @@ class PipelineEvaluator(Evaluator):
         for minibatch in _sweep(self._reader, iterator, self._at_once):
             result = self.pipeline.evaluate(minibatch.x, minibatch.t)
             counted = {} if of_batches else self.pipeline.n_counted
-            rest = 1 if of_batches else minibatch.n_samples
+            rest = 1 if of_batches else sum(self.pipeline.ranks.calls.n_samples)
             means.add(result, {name: counted.get(name, rest) for name in result})
             if bar:
                 bar.update()
@@ -164,6 +166,7 @@ def predict(
     Raises:
         ValueError: If there are no samples, or the iterator repeats them, or outputs
             do not have them along that axis.
+        TypeError: If it is a :class:`~data_parallel.ReplicaIterator`.
 
     Example:
         >>> import chainer
@@ -179,6 +182,11 @@ def predict(
     """
     reader = MinibatchReader(pipeline, converter, device, label_key, "predict")
     iterator = iterators_of_rank(iterator, pipeline)["main"]
+    if isinstance(iterator, ReplicaIterator):
+        raise TypeError(
+            "a ReplicaIterator has one replica's samples, and outputs of a part are not"
+            " those of the data set: give the iterator itself on every replica"
+        )
     # Chainer's have it with or without an underscore.
     if getattr(iterator, "repeat", getattr(iterator, "_repeat", False)):
         raise ValueError(
@@ -214,6 +222,10 @@ def _unequal_parts(
             yield x and tuple(array[part] for array in x), len(range(n)[part])
     else:
         yield x, n
+
+
+def _is_replica_0(pipeline: Pipeline) -> bool:
+    return pipeline.ranks.replica == 0
 
 
 def _at_once(chosen: int | None, pipeline: Pipeline) -> int:

@@ -183,6 +183,9 @@ class MinibatchReader:
             _move(iterator, progress)
         if n_read == 0:
             raise StopIteration
+        if n_samples == 0 and self._ranks.n_replicas > 1:
+            # Other replicas have the samples of this minibatch.
+            return Minibatch((), (), 0)
         x, t = self._read(batches) if self.reads else (None, None)
         if self._sends_targets:
             if self.reads:

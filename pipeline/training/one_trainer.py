@@ -34,12 +34,12 @@ class OneTrainer(Extension):
         """Is called by the trainer when it starts."""
         ranks = trainer.updater.pipeline.ranks
         _refuse_evaluators_of_stages(trainer)
-        if ranks.size > 1:
+        if ranks.world.size > 1:
             _refuse_snapshots_of_one_rank(trainer)
         trainer.updater.synchronize()
         if not isinstance(trainer.stop_trigger, StopTogether):
             trainer.stop_trigger = StopTogether(trainer.stop_trigger)
-        is_silent = ranks.rank > 0
+        is_silent = not ranks.is_chief
         for name, entry in trainer._extensions.items():
             is_collective = getattr(entry.extension, "is_collective", False)
             if is_collective and not isinstance(entry.trigger, _ALIKE):
@@ -123,7 +123,7 @@ class TriggerOfRankZero(TriggerAround):
         # The others' have a state too.
         fires = bool(self._trigger(trainer))
         ranks = trainer.updater.pipeline.ranks
-        return bool(ranks.agree(fires and ranks.rank == 0))
+        return bool(ranks.agree(fires and ranks.is_chief))
 
 
 #: Triggers that look at epochs, and at values that are equal on all ranks.
@@ -155,7 +155,7 @@ class StopTogether(TriggerAround):
         fires = bool(self._trigger(trainer)) or updater.stop_code > 0
         ranks = updater.pipeline.ranks
         stops = bool(ranks.agree(fires))
-        if stops and not self._has_begun and ranks.rank == 0:
+        if stops and not self._has_begun and ranks.is_chief:
             print(
                 f"nothing is left to do: the training is complete at iteration"
                 f" {updater.iteration}, epoch {updater.epoch}; a later stop_trigger of"

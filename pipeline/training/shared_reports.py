@@ -49,7 +49,7 @@ class SharedReports(Extension):
     def initialize(self, trainer: Trainer) -> None:
         """Agrees on the place; called by the trainer when it starts."""
         ranks = trainer.updater.pipeline.ranks
-        if ranks.size == 1:
+        if ranks.world.size == 1:
             return
         # In the order in which the trainer calls them.
         called = sorted(trainer._extensions.items(), key=lambda item: -item[1].priority)
@@ -57,7 +57,7 @@ class SharedReports(Extension):
         with ranks.calls.made("tell which extensions there are"):
             said = ranks.all_gather(mine, "to tell which extensions they have")
         self._place = find_place(said)
-        position = self._place.positions[ranks.rank]
+        position = self._place.positions[ranks.world.rank]
         for entry, (_, of_trainer) in zip(mine[:position], called):
             if entry.role == "reporter":
                 of_trainer.trigger = _Noted(of_trainer.trigger, self)
@@ -87,7 +87,7 @@ class SharedReports(Extension):
         for name, value in merged.items():
             if mine.get(name) != value:
                 trainer.observation[name] = value
-        if ranks.rank == 0:
+        if ranks.is_chief:
             self._warn(differing)
 
     def _warn(self, differing: Mapping[str, str]) -> None:

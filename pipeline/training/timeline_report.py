@@ -40,7 +40,7 @@ class TimelineReport(training.Extension):
         """Writes the file."""
         pipe = trainer.updater.pipeline
         timeline = pipe.timeline()
-        if pipe.rank == 0:
+        if pipe.ranks.is_chief:
             path = Path(trainer.out) / self._filename.format(trainer)
             os.makedirs(path.parent, exist_ok=True)
             write = timeline.save if path.suffix == ".json" else timeline.plot

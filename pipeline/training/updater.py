@@ -33,6 +33,9 @@ class PipelineUpdater(StandardUpdater):
     * ``main/loss``, ``main/accuracy`` and what layers report (``main/3/x`` from layer
       3) are the same floats on every rank, so that what depends on them, such as early
       stopping, is decided alike.
+    * On a grid every replica reads from an iterator of its own, a
+      :class:`~data_parallel.ReplicaIterator`; an optimizer that exchanges gradients is
+      told of how many samples they are, by its ``n_samples``.
     * The loop ends on all ranks when it ends on one, by its stop trigger or
       :meth:`request_stop`; an exception ends all ranks.
     * What extensions report on any rank is in the observations, and so in the logs, of
@@ -142,7 +145,7 @@ class PipelineUpdater(StandardUpdater):
         """Makes the ranks' trainers one; called by the trainer."""
         trainer.extend(OneTrainer())
         trainer.extend(SharedReports())
-        if self.pipeline.ranks.size > 1:
+        if self.pipeline.ranks.world.size > 1:
             # Python prints the traceback; the trainer need not do so before.
             trainer.run = functools.partial(trainer.run, show_loop_exception_msg=False)
 
@@ -195,7 +198,8 @@ class PipelineUpdater(StandardUpdater):
         self._share_hyperparameters()
         result = self.pipeline.step(minibatch.x, minibatch.t)
         self._update_parameters()
-        self._n_samples = minibatch.n_samples
+        # Of all replicas.
+        self._n_samples = sum(self.pipeline.ranks.calls.n_samples)
         self._report(named(result))
 
     def _report(self, values: dict[str, float]) -> None:
@@ -205,6 +209,9 @@ class PipelineUpdater(StandardUpdater):
 
     def _update_parameters(self) -> None:
         for optimizer in self._optimizers.values():
+            if hasattr(optimizer, "n_samples"):
+                # It takes the mean over the replicas.
+                optimizer.n_samples = self.pipeline.n_samples
             optimizer.update()
         if self.auto_new_epoch and self.is_new_epoch:
             for optimizer in self._optimizers.values():
@@ -295,7 +302,7 @@ def _check_targets(
         )
     for name in scaling:
         decides_alone = not getattr(optimizers[name], "has_comm", True)
-        if pipeline.ranks.size > 1 and decides_alone:
+        if pipeline.ranks.world.size > 1 and decides_alone:
             raise ValueError(
                 f"the optimizer {name!r} of rank {pipeline.rank} is in mixed precision,"
                 f" and would skip steps that the other ranks take: give it their"

@@ -1,21 +1,32 @@
 """Replicas of a pipeline train as the undivided model does, and fail together."""
 
+import os
+import re
+import signal
+import sys
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from data_parallel import Grid, create_multi_node_optimizer
+from data_parallel import Grid, ReplicaIterator, create_multi_node_optimizer
 from divisible import Divisible, Plan
+from divisible.communication.flight_files import VARIABLE
 from divisible.planning.shares import integer_shares
-from pipeline import Pipeline
+from mixed_precision import MixedPrecision, StaticLossScale
+from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater
+from pipeline.command_line.main import main
 from tests.support.equivalence import (
     assert_close,
     make_batches,
+    train_in_microbatches,
     train_serially,
 )
-from tests.support.mpiexec import assert_on_ranks
+from tests.support.mpiexec import assert_on_ranks, refused_on_ranks, worker
+from tests.support.processes import launcher, running
 
 TIMEOUT = 20
 N_STEPS = 20
@@ -85,3 +96,290 @@ def equals_serial(comm, n_pipeline, placement, sizes, shares, options):
 def test_equals_serial_training(n_pipeline, placement, sizes, shares, options):
     arguments = n_pipeline, placement, sizes, shares, options
     assert_on_ranks(4, equals_serial, *arguments)
+
+
+def dropout_model():
+    return Divisible(
+        L.Linear(6, 8), F.dropout, L.Linear(8, 8), F.dropout, L.Linear(8, 4)
+    )
+
+
+def has_masks_of_one_pipeline(comm):
+    """Each of two replicas has half of the microbatches."""
+    batches = make_batches([16] * 5)
+    with Grid(comm, 2) as grid:
+        options = {"n_microbatches": 2, "seed": 7}
+        trained = train_on(grid, dropout_model, batches, **options)
+        np.random.seed(3)
+        check(*trained, *train_in_microbatches(dropout_model(), batches, 4, seed=7))
+
+
+def test_random_numbers_go_by_the_microbatch_among_those_of_all():
+    assert_on_ranks(4, has_masks_of_one_pipeline)
+
+
+def tied_model():
+    model = Divisible(L.Linear(6, 6), F.tanh, L.Linear(6, 4), F.relu, L.Linear(4, 6))
+    model.tie("/2/W", "/4/W", transpose=True)
+    return model
+
+
+def clips_ties_once(comm, is_mixed):
+    """Clips by a norm that all gradients exceed, in a model with a tied parameter."""
+    batches = make_batches([9, 4] * 10, n_classes=6)
+
+    def clipped(optimizer):
+        optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.01))
+        return optimizer
+
+    def optimizer_of(comm):
+        rule = chainer.optimizers.MomentumSGD(0.1)
+        if not is_mixed:
+            return rule
+        return MixedPrecision(rule, comm=comm, loss_scale=StaticLossScale(64))
+
+    np.random.seed(3)
+    serial = tied_model()
+    inner = clipped(chainer.optimizers.MomentumSGD(0.1).setup(serial))
+    for x, t in batches:
+        inner.update(lambda x, t: F.softmax_cross_entropy(serial(x), t), x, t)
+    with Grid(comm, 2) as grid:
+        # Replicas that are seeded differently begin alike.
+        np.random.seed(3 + grid.replica)
+        model = tied_model()
+        stage = model.divide(*Plan([0, 3, 5]).range(grid.pipeline.rank))
+        optimizer = clipped(exchanged(optimizer_of(grid.world), grid).setup(stage))
+        scale = optimizer.loss_scale if is_mixed else None
+        with Pipeline(stage, grid, 2, timeout=TIMEOUT, loss_scale=scale) as pipe:
+            pipe.global_hooks(optimizer)
+            for batch in batches:
+                pipe.step(*part(grid, batch, [2, 1]))
+                optimizer.n_samples = pipe.n_samples
+                optimizer.update()
+        expected = dict(serial.namedparams())
+        for path, param in stage.namedparams():
+            assert_close(param.array, expected[path].array, 1e-5, 1e-6, path)
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_clipping_counts_a_parameter_once(is_mixed):
+    assert_on_ranks(4, clips_ties_once, is_mixed)
+
+
+def overflows_on_one(comm):
+    """Lets one gradient of four ranks overflow: nobody takes that step."""
+    with Grid(comm, 2) as grid:
+        stage = stage_on(grid)
+        rule = chainer.optimizers.MomentumSGD(0.1)
+        mixed = MixedPrecision(rule, comm=grid.world)
+        optimizer = exchanged(mixed, grid).setup(stage)
+        with Pipeline(
+            stage, grid, 2, timeout=TIMEOUT, loss_scale=mixed.loss_scale
+        ) as pipe:
+            for i, batch in enumerate(make_batches([8] * 3)):
+                before = {p: param.array.copy() for p, param in stage.namedparams()}
+                scale = float(mixed.loss_scale)
+                pipe.step(*part(grid, batch))
+                if i == 1 and comm.rank == 3:
+                    next(stage.params()).grad[0] = np.inf
+                optimizer.update()
+                assert (
+                    comm.allgather(float(mixed.loss_scale))
+                    == [scale / 2 if i == 1 else scale] * 4
+                )
+                for path, param in stage.namedparams():
+                    same = (param.array == before[path]).all()
+                    assert same == (i == 1), (i, path)
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all():
+    assert_on_ranks(4, overflows_on_one)
+
+
+SAMPLES = [(x, t) for batch in make_batches([23]) for x, t in zip(*batch)]
+
+
+class Counting:
+    """A data set that notes what is read."""
+
+    def __init__(self, samples):
+        self.samples, self.read = samples, []
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, i):
+        self.read.append(int(i))
+        return self.samples[i]
+
+
+def trains_by_trainer(comm, shares, folder):
+    """Compares a trainer's log with that of a serial script, validation included."""
+
+    def iterator(samples, seed, repeat=True):
+        np.random.seed(seed)
+        return chainer.iterators.SerialIterator(samples, 6, repeat, shuffle=repeat)
+
+    np.random.seed(3)
+    model = L.Classifier(mlp())
+    serial = chainer.optimizers.MomentumSGD(0.1).setup(model)
+    updater = chainer.training.updaters.StandardUpdater(iterator(SAMPLES, 5), serial)
+    trainer = chainer.training.Trainer(updater, (3, "epoch"), out=folder)
+    held = chainer.training.extensions.Evaluator
+    expected = log_of(trainer, held(iterator(SAMPLES[:13], 0, False), model))
+    with Grid(comm, 2, "replicas_together") as grid:
+        stage = stage_on(grid)
+        rule = chainer.optimizers.MomentumSGD(0.1)
+        optimizer = exchanged(rule, grid).setup(stage)
+        pipe = Pipeline(stage, grid, 2, timeout=TIMEOUT)
+        data, validation = Counting(SAMPLES), Counting(SAMPLES[:13])
+        reads = [None, None]
+        if pipe.is_first:
+            # The order of replica 0 counts, whatever the others have drawn.
+            reads = [
+                ReplicaIterator(iterator(data, 5 + grid.replica), grid, shares),
+                ReplicaIterator(iterator(validation, 0, False), grid, shares),
+            ]
+        updater = PipelineUpdater(reads[0], optimizer, pipe)
+        trainer = chainer.training.Trainer(updater, (3, "epoch"), out=folder)
+        log = log_of(trainer, PipelineEvaluator(reads[1], pipe, mean="batches"))
+        assert len(log) == len(expected) > 0
+        for ours, theirs in zip(log, expected):
+            for name in theirs:
+                if "loss" in name or name == "epoch":
+                    assert_close(ours[name], theirs[name], 1e-4, what=name)
+        result = PipelineEvaluator(reads[1], pipe)()
+        with chainer.using_config("train", False):
+            loss = model(*chainer.dataset.concat_examples(SAMPLES[:13]))
+        assert_close(result["main/loss"], loss.array, 1e-4)
+        assert len(set(comm.allgather(result["main/loss"]))) == 1
+        everything = grid.data.gather(data.read)
+        if pipe.is_first and grid.replica == 0:
+            once, again = map(len, everything)
+            assert once + again == 3 * len(SAMPLES) + 3, everything
+            assert (once < again) == (shares is not None)
+        pipe.close()
+
+
+def log_of(trainer, evaluator):
+    """Returns what a trainer's log would have, by epoch."""
+    log = chainer.training.extensions.LogReport(filename=None)
+    evaluator.name = "validation"
+    trainer.extend(evaluator, name="validation")
+    trainer.extend(log)
+    trainer.run()
+    return log.log
+
+
+@pytest.mark.parametrize("shares", [None, [1, 2]])
+def test_a_trainer_logs_what_a_serial_script_logs(shares, tmp_path):
+    assert_on_ranks(4, trains_by_trainer, shares, str(tmp_path))
+
+
+def differs(comm, what):
+    """Makes replicas that are not alike."""
+    with Grid(comm, 2) as grid:
+        cuts = [0, 2, 5] if what == "cuts" and grid.replica else [0, 3, 5]
+        stage = mlp().divide(*Plan(cuts).range(grid.pipeline.rank))
+        options = {}
+        if what == "schedule":
+            options["schedule"] = ["1f1b", "gpipe"][grid.replica]
+        if what == "seed":
+            options["seed"] = grid.replica
+        if what == "one refuses" and comm.rank == 3:
+            options["checkpoint"] = "seldom"
+        where = comm if what == "no grid" and comm.rank == 2 else grid
+        Pipeline(stage, where, 2, timeout=5, **options)
+
+
+@pytest.mark.parametrize(
+    "what, message",
+    [
+        (
+            "cuts",
+            r"rank 0 \(replica 0, rank 0 of its pipeline\) has the layers 0 to 2, but"
+            r" rank 2 \(replica 1, rank 0 of its pipeline\) has the layers 0 to 1",
+        ),
+        ("schedule", r"schedule differs between rank 0 and rank 2:\n *E? *1f1b\n *gp"),
+        ("seed", "seed differs between rank 0 and rank 2"),
+        ("one refuses", r"rank 3 \(replica 1\) refuses to start: ValueError"),
+        ("no grid", "number of ranks in a pipeline differs between rank 0 and rank 2"),
+    ],
+)
+def test_replicas_that_differ_are_refused(what, message):
+    output = refused_on_ranks(4, differs, what).output
+    assert re.search(message, output), output
+
+
+def wrong_parts(comm, shares, replica_of_others):
+    with Grid(comm, 2) as grid:
+        given = shares if grid.replica == 0 else replica_of_others
+        samples = chainer.iterators.SerialIterator(SAMPLES, 4)
+        next(ReplicaIterator(samples, grid, given, timeout=5))
+
+
+@pytest.mark.parametrize(
+    "shares, of_others, message",
+    [
+        ([1, 0], [1, 0], "share 1 is 0: it must be positive"),
+        ([1, -2], [1, -2], "share 1 must .*-2|share 1 is -2"),
+        ([1], [1], r"there are 1 shares, \[1\], for 2 replicas"),
+        ([1, 2], [1, 1], r"shares is \[1, 2\] in replica 0, and \[1, 1\] in replica 1"),
+    ],
+)
+def test_shares_that_are_none_are_refused(shares, of_others, message):
+    output = refused_on_ranks(4, wrong_parts, shares, of_others).output
+    assert re.search(message, output), output
+    assert len(re.findall("rank . of 4 failed", output)) == 4, output
+
+
+class Gate(chainer.Link):
+    """Does something when it is told to."""
+
+    does = staticmethod(lambda x: x)
+
+    def forward(self, x):
+        return self.does(x)
+
+
+def spill(x):
+    raise ArithmeticError("it spills")
+
+
+def goes_wrong(comm, how):
+    """Trains until a layer on rank 3 fails, or does not come back."""
+    with Grid(comm, 2) as grid:
+        np.random.seed(3)
+        model = Divisible(L.Linear(6, 8), F.relu, Gate(), L.Linear(8, 4))
+        stage = model.divide(*Plan([0, 2, 4]).range(grid.pipeline.rank))
+        optimizer = exchanged(chainer.optimizers.SGD(0.1), grid).setup(stage)
+        pipe = Pipeline(stage, grid, 2, timeout=2)
+        for i, batch in enumerate(make_batches([8] * 1000)):
+            if i == 3 and comm.rank == 3:
+                stage[0].does = {
+                    "raise": spill,
+                    "kill": lambda x: os.kill(os.getpid(), signal.SIGKILL),
+                    "stop": lambda x: os.kill(os.getpid(), signal.SIGSTOP),
+                }[how]
+            pipe.step(*part(grid, batch))
+            optimizer.update()
+
+
+@pytest.mark.parametrize("how", ["raise", "kill", "stop"])
+def test_what_ends_a_rank_of_a_replica_ends_all(how, tmp_path):
+    command = [launcher(), "-n", "4", sys.executable, *worker(goes_wrong, how)]
+    with running(command, {VARIABLE: str(tmp_path)}) as program:
+        assert program.wait(60) != 0
+        output = program.output
+    if how == "raise":
+        words = r"1F0 failed on rank 3 \(replica 1\) \(forward .* stage 1 with the lay"
+        assert re.search(words, output), output
+    if how == "stop":
+        # Whoever gives up first names whom it waits for.
+        assert re.search(r"replica 1, stage 1(; rank 3 of all)?\) does not", output), (
+            output
+        )
+    # Also of a rank that was killed, and could say nothing.
+    (job,) = tmp_path.iterdir()
+    record = CliRunner().invoke(main, ["flight-record", str(job)])
+    assert "rank 3 is behind: in call 4, step, in replica 1, it" in record.output

@@ -1,0 +1,177 @@
+"""A replica's part of each minibatch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+import numpy as np
+
+from data_parallel.grid import Grid
+from divisible.communication.collectives import all_gather, broadcast
+from divisible.communication.errors import DisagreementError
+from divisible.planning.shares import integer_shares
+
+
+class ReplicaIterator(chainer.dataset.Iterator):
+    """Reads a replica's part of each minibatch of an iterator.
+
+    ::
+
+        order of the iterator    7 2 9 4 1 0 3 8     a minibatch of 8
+        replica 0, share 1       7 2                 each reads its own samples only
+        replica 1, share 3           9 4 1 0 3 8
+
+    What the minibatches are is what the iterator of replica 0 says: its order counts,
+    so it may shuffle by a generator that no one has seeded. Epochs are those of the
+    iterator; it is what is saved, so that a run goes on with other replicas, or none.
+    A minibatch that has fewer samples than there are replicas leaves some without any,
+    an empty list.
+
+    Each replica has an iterator over the same data set, on the rank that reads it.
+
+    Args:
+        iterator (chainer.dataset.Iterator): Of whole minibatches. It must read by
+            ``dataset[i]`` in this process, as ``SerialIterator`` does; here it gives
+            only the positions.
+        grid (Grid): Of the replicas.
+        shares: For each replica a positive number, in whose ratio minibatches are
+            divided, such as its speed; ``None`` for equal parts. Each part is within
+            one sample of its share, and has one sample at least if there are enough.
+        timeout (float): Seconds to wait for the other replicas.
+
+    Raises:
+        TypeError, ValueError: If an argument is wrong.
+
+    Example:
+        >>> from chainer.iterators import SerialIterator
+        >>> from mpi4py import MPI
+        >>> from data_parallel import Grid
+        >>> grid = Grid(MPI.COMM_SELF, n_pipeline=1)
+        >>> iterator = ReplicaIterator(SerialIterator('abcde', 2, shuffle=False), grid)
+        >>> next(iterator), iterator.epoch_detail
+        (['a', 'b'], 0.4)
+    """
+
+    def __init__(
+        self,
+        iterator: Any,
+        grid: Grid,
+        shares: Sequence[float] | None = None,
+        *,
+        timeout: float = 300.0,
+    ) -> None:
+        given = [1] * grid.n_replicas if shares is None else list(shares)
+        if len(given) != grid.n_replicas:
+            raise ValueError(
+                f"there are {len(given)} shares, {given}, for {grid.n_replicas}"
+                f" replicas: give each one"
+            )
+        # Refuses what is no share.
+        integer_shares(given, grid.n_replicas)
+        # Not those whose processes have the data set already.
+        in_other_processes = isinstance(
+            iterator, chainer.iterators.MultiprocessIterator
+        )
+        if in_other_processes or not hasattr(iterator, "dataset"):
+            raise TypeError(
+                f"a {type(iterator).__name__} does not read by dataset[i] in this"
+                f" process, so a replica could not read its own samples only: give a"
+                f" SerialIterator"
+            )
+        self.dataset = iterator.dataset
+        # The user's own goes on as it is.
+        self._iterator = copy.copy(iterator)
+        self._iterator.dataset = _Positions(len(self.dataset))
+        self._shares, self._grid, self._timeout = given, grid, timeout
+        self._have_agreed = False
+
+    def __next__(self) -> list:
+        positions = self._of_replica_0(next(self._iterator))
+        total, replica = len(positions), self._grid.replica
+        least = int(total >= self._grid.n_replicas)
+        sizes = integer_shares(self._shares, total, least)
+        start = sum(sizes[:replica])
+        mine = positions[start : start + sizes[replica]]
+        return [self.dataset[int(i)] for i in mine]
+
+    next = __next__
+
+    def _of_replica_0(self, positions: list[int]) -> np.ndarray:
+        """Returns the samples of the minibatch, as replica 0 has them."""
+        told = np.array([len(positions), *positions], dtype=np.int64)
+        if self._grid.n_replicas == 1:
+            return told[1:]
+        self._agree()
+        n = len(positions)
+        broadcast(self._grid.data, told, 0, self._timeout, "a minibatch's samples")
+        if told[0] != n:
+            raise DisagreementError(
+                f"replica 0 has a minibatch of {told[0]} samples, and replica"
+                f" {self._grid.replica} one of {n}: give all the same iterator, and"
+                f" load the same snapshot"
+            )
+        return told[1:]
+
+    def _agree(self) -> None:
+        if self._have_agreed:
+            return
+        comm, inner = self._grid.data, self._iterator
+        mine = {
+            "shares": self._shares,
+            "the length of the data set": len(self.dataset),
+            "batch_size": getattr(inner, "batch_size", None),
+            "repeat": bool(getattr(inner, "repeat", getattr(inner, "_repeat", False))),
+        }
+        said = all_gather(comm, mine, self._timeout, "to read a minibatch")
+        for replica, theirs in enumerate(said):
+            for name, value in said[0].items():
+                if theirs[name] != value:
+                    raise DisagreementError(
+                        f"the ReplicaIterators differ: {name} is {value} in replica 0,"
+                        f" and {theirs[name]} in replica {replica}"
+                    )
+        self._have_agreed = True
+
+    def __getattr__(self, name: str) -> Any:
+        # Epochs, the order and so on are the iterator's.
+        if name.startswith("__") or name == "_iterator":
+            raise AttributeError(name)
+        return getattr(self._iterator, name)
+
+    @property
+    def epoch(self) -> int:
+        """Completed sweeps."""
+        return self._iterator.epoch
+
+    @property
+    def is_new_epoch(self) -> bool:
+        """Whether the last minibatch completed one."""
+        return self._iterator.is_new_epoch
+
+    def reset(self) -> None:
+        """Begins anew."""
+        self._iterator.reset()
+
+    def finalize(self) -> None:
+        """Ends the iterator."""
+        self._iterator.finalize()
+
+    def serialize(self, serializer: Any) -> None:
+        """Reads or writes the state, which is that of the iterator."""
+        self._iterator.serialize(serializer)
+
+
+class _Positions:
+    """A data set whose samples are their own positions."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, i: int) -> int:
+        return int(i)
