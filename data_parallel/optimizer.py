@@ -33,6 +33,7 @@ def create_multi_node_optimizer(
     wire_dtype: str = "fp32",
     strategy: str = "two_roundings",
     exempt: Exempt = "1d",
+    pipeline: Any = None,
     check_every: int = 1000,
     overlap: bool = True,
     **options: Any,
@@ -58,6 +59,9 @@ def create_multi_node_optimizer(
         exempt: Which parameters' gradients keep float32 on the wire: ``'1d'`` for those
             with fewer than two dimensions, as normalizations and biases have; a
             function of a parameter; ``None`` for none.
+        pipeline (Pipeline): On a :class:`Grid`, whose gradients they are. Each update
+            asks it of how many samples, unless :attr:`MultiNodeOptimizer.n_samples` is
+            set.
         check_every (int): After how many updates the replicas' parameters are compared.
         overlap (bool): Whether ``update(lossfun, ...)``, which trainers call, begins to
             exchange gradients while backward goes on. It holds a copy of each.
@@ -96,6 +100,7 @@ def create_multi_node_optimizer(
         exempt,
         ReplicaAgreement(check_every),
         overlap,
+        pipeline,
     )
 
 
@@ -139,10 +144,12 @@ class MultiNodeOptimizer(OptimizerWrapper):
         exempt: Exempt,
         agreement: ReplicaAgreement,
         overlap: bool,
+        pipeline: Any,
     ) -> None:
         super().__init__(actual_optimizer)
         self._is_exempt = is_exempt(exempt)
         self._zero_fill, self._agreement = zero_fill, agreement
+        self._pipeline = pipeline
         self.communicator = communicator
         self.exchange = make_exchange()
         self._late = LateGradients() if double_buffering else None
@@ -339,6 +346,8 @@ class MultiNodeOptimizer(OptimizerWrapper):
     def _begin(self, parameters: Sequence[NamedParameter]) -> None:
         self._rescale_residuals()
         n_samples, self.n_samples = self.n_samples, None
+        if n_samples is None and self._pipeline is not None:
+            n_samples = self._pipeline.n_samples
         self.exchange.begin(
             lambda: specs_of_gradients(parameters, self._is_exempt),
             [param.array for _, param in parameters],

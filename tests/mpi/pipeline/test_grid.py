@@ -32,8 +32,9 @@ TIMEOUT = 20
 N_STEPS = 20
 
 
-def exchanged(optimizer, grid):
-    return create_multi_node_optimizer(optimizer, grid.data, timeout=TIMEOUT)
+def exchanged(optimizer, grid, **options):
+    options = {"timeout": TIMEOUT, **options}
+    return create_multi_node_optimizer(optimizer, grid.data, **options)
 
 
 def mlp():
@@ -59,12 +60,12 @@ def stage_on(grid, make_model=mlp):
 def train_on(grid, make_model, batches, shares=None, set_up=None, **options):
     """Trains on a grid; returns the stage, and losses and accuracies."""
     stage = stage_on(grid, make_model)
-    optimizer = exchanged(chainer.optimizers.MomentumSGD(0.1), grid).setup(stage)
     means = []
     with Pipeline(stage, grid, **{"timeout": TIMEOUT, **options}) as pipe:
+        inner = chainer.optimizers.MomentumSGD(0.1)
+        optimizer = exchanged(inner, grid, pipeline=pipe).setup(stage)
         for batch in batches:
             result = pipe.step(*part(grid, batch, shares))
-            optimizer.n_samples = pipe.n_samples
             optimizer.update()
             means.append((result["loss"], result["accuracy"]))
     return stage, np.array(means)
