@@ -173,9 +173,10 @@ class Pipeline:
         self.schedule, self._trial = make_schedule(arguments, layout.stage_ranks)
         self.ranks = Ranks(comm, layout.stage_ranks, timeout, layout.name)
         self._calls = self.ranks.calls
-        self._stages = make_stages(arguments, self._loss, layout, self.ranks)
+        replicas = replicas_of(comm)
+        self._stages = make_stages(arguments, self._loss, layout, self.ranks, replicas)
         self._ties = make_ties(self._stages, layout, self.ranks)
-        begin_alike(replicas_of(comm), self.stages, timeout)
+        begin_alike(replicas, self.stages, timeout)
         self._updates = make_update_agreement(
             arguments.seed, self._loss, self._stages, layout, self.ranks
         )

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from data_parallel import Grid
 from divisible import Divisible
 from divisible.communication.collectives import all_gather
 from divisible.communication.communicators import announcement, free_dropped
@@ -142,9 +144,17 @@ def make_schedule(
 
 
 def make_stages(
-    arguments: Arguments, loss: Loss, layout: Layout, ranks: Ranks
+    arguments: Arguments, loss: Loss, layout: Layout, ranks: Ranks, grid: Grid | None
 ) -> dict[int, Stage]:
     """Returns a rank's stages by their numbers in the pipeline."""
+    gather = None
+    if grid is not None:
+        gather = functools.partial(
+            all_gather,
+            grid.data,
+            timeout=arguments.timeout,
+            purpose="to share what batch normalization has found",
+        )
     numbers = [i for i, owner in enumerate(layout.stage_ranks) if owner == ranks.rank]
     last = len(layout.stage_ranks) - 1
     if last not in numbers:
@@ -158,6 +168,7 @@ def make_stages(
             arguments.seed,
             arguments.deferred_batch_norm,
             ranks.replica * arguments.n_microbatches,
+            gather,
         )
         for number, layers in zip(numbers, arguments.stages)
     }

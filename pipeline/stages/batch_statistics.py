@@ -10,7 +10,8 @@ microbatches would move them ``m`` times, each time towards the statistics of a 
 
 So the functions are given arrays that nobody reads to write into, and the running
 averages move once, at the end, by mean and variance over all samples. What normalizes
-the activations is still the microbatch.
+the activations is still the microbatch. Replicas tell each other what they found, so
+that the averages of links move alike on all of them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from chainer import function_hook
 from chainer.functions.normalization import batch_normalization, batch_renormalization
 
 Array = Any
+
+_HOST = chainer.get_device("@numpy")
 
 
 class _Sample(NamedTuple):
@@ -41,8 +44,13 @@ class _Average:
         self._mean, self._variance, self._decay = mean, variance, decay
         self.samples: list[_Sample] = []
 
-    def move(self) -> None:
-        """Moves the averages as the whole minibatch in one forward would have."""
+    @property
+    def decay(self) -> float:
+        """What remains of the averages when they move."""
+        return self._decay
+
+    def whole(self) -> _Sample:
+        """Returns the statistics of all samples together, in double precision."""
         total = sum(sample.n for sample in self.samples)
         # In double precision: the pieces' means are subtracted from each other.
         mean = sum(s.mean.astype(np.float64) * (s.n / total) for s in self.samples)
@@ -51,8 +59,14 @@ class _Average:
             + (s.mean.astype(np.float64) - mean) ** 2 * (s.n / total)
             for s in self.samples
         )
-        unbiased = variance * (total / max(total - 1, 1))
-        for average, new in ((self._mean, mean), (self._variance, unbiased)):
+        return _Sample(total, mean, variance * (total / max(total - 1, 1)))
+
+    def move(self) -> None:
+        """Moves the averages as the whole minibatch in one forward would have."""
+        _, mean, variance = self.whole()
+        device = chainer.backend.get_device_from_array(self._mean)
+        for average, new in ((self._mean, mean), (self._variance, variance)):
+            new = device.send(new)
             average *= self._decay
             average += ((1 - self._decay) * new).astype(average.dtype)
 
@@ -79,12 +93,17 @@ class BatchStatistics(function_hook.FunctionHook):
 
     Args:
         links: Returns the links whose forwards count batches, for fine-tuning.
+        gather: Returns what every replica gives; ``None`` if there is but one.
     """
 
     name = "divisible.BatchStatistics"
 
-    def __init__(self, links: Callable[[], Iterable[chainer.Link]]) -> None:
-        self._links = links
+    def __init__(
+        self,
+        links: Callable[[], Iterable[chainer.Link]],
+        gather: Callable[[Any], list] | None = None,
+    ) -> None:
+        self._links, self._gather = links, gather
         self.begin()
 
     def begin(self) -> None:
@@ -105,11 +124,40 @@ class BatchStatistics(function_hook.FunctionHook):
 
     def finish(self) -> None:
         """Ends a minibatch: moves the running averages."""
+        n = max(1, self._n_microbatches)
+        for link, before in self._counts:
+            link.N = before + (link.N - before) // n
+        if self._gather is not None and self._counts:
+            self._share(self._gather)
         for average in self._averages.values():
             average.move()
-        for link, before in self._counts:
-            link.N = before + (link.N - before) // max(1, self._n_microbatches)
         self._averages.clear()
+
+    def _share(self, gather: Callable[[Any], list]) -> None:
+        """Lets the averages of links move by what all replicas have found.
+
+        One without a sample in this minibatch has found nothing, and learns all of it.
+        """
+        links = [link for link, _ in self._counts]
+        numbers = {id(link.avg_mean): i for i, link in enumerate(links)}
+        mine = {}
+        for (array, call), average in self._averages.items():
+            if array in numbers:
+                n, mean, variance = average.whole()
+                found = _Sample(n, _HOST.send(mean), _HOST.send(variance))
+                mine[numbers[array], call] = average.decay, found
+        said = gather((mine, [link.N - before for link, before in self._counts]))
+        for key in sorted(set().union(*(theirs for theirs, _ in said))):
+            link, call = links[key[0]], key[1]
+            found = [theirs[key] for theirs, _ in said if key in theirs]
+            if link.avg_mean is None:
+                # It is sized at its first call, which is still to come here.
+                continue
+            average = _Average(link.avg_mean, link.avg_var, found[0][0])
+            average.samples = [sample for _, sample in found]
+            self._averages[id(link.avg_mean), call] = average
+        for i, (link, before) in enumerate(self._counts):
+            link.N = before + max(counts[i] for _, counts in said)
 
     def forward_preprocess(self, function: Any, in_data: tuple) -> None:
         """Lets a function write its statistics elsewhere."""

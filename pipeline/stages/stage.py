@@ -14,8 +14,9 @@ tensors to each other as stages do::
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import chainer
 
@@ -43,6 +44,8 @@ class Stage:
         defer_batch_statistics (bool): Whether running averages move once a minibatch.
         n_microbatches_before (int): How many microbatches of a minibatch earlier
             replicas have; random numbers depend on them.
+        gather: Returns what the stage gives in every replica; ``None`` if there is but
+            one.
 
     Attributes:
         reports (Reports): What the layers reported in the last minibatch.
@@ -55,6 +58,7 @@ class Stage:
         seed: int = 0,
         defer_batch_statistics: bool = True,
         n_microbatches_before: int = 0,
+        gather: Callable[[Any], list] | None = None,
     ) -> None:
         self.layers = layers
         self.loss = loss
@@ -62,7 +66,7 @@ class Stage:
         self._step = 0
         self._weight_gradients = WeightGradients(self.params)
         self._statistics = (
-            BatchStatistics(layers.links) if defer_batch_statistics else None
+            BatchStatistics(layers.links, gather) if defer_batch_statistics else None
         )
         self.reports = Reports(self._observers())
         # By position what was in no forward yet, and may have weights; the loss behind.

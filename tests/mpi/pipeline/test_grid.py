@@ -11,6 +11,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from mpi4py import MPI
 
 from data_parallel import Grid, ReplicaIterator, create_multi_node_optimizer
 from divisible import Divisible, Plan
@@ -195,6 +196,41 @@ def overflows_on_one(comm):
 
 def test_an_overflow_on_one_rank_skips_the_step_on_all():
     assert_on_ranks(4, overflows_on_one)
+
+
+def normalizing_model():
+    return Divisible(L.Linear(6, 8), L.BatchNormalization(8), F.relu, L.Linear(8, 4))
+
+
+def averages_move_alike(comm, sizes):
+    """Compares running averages with those of one pipeline of all microbatches."""
+    batches = make_batches(sizes)
+    with Grid(comm, 2) as grid:
+        stage, _ = train_on(grid, normalizing_model, batches, n_microbatches=2)
+        links = [each for each in stage if isinstance(each, L.BatchNormalization)]
+        mine = [(link.avg_mean, link.avg_var, link.N) for link in links]
+        for theirs in grid.data.allgather(mine):
+            for ours, others in zip(mine, theirs):
+                for a, b in zip(ours, others):
+                    assert np.array_equal(a, b)
+        assert all(np.abs(mean).max() > 0 for mean, _, _ in mine)
+    if 1 in sizes:
+        return
+    np.random.seed(3)
+    with Pipeline(normalizing_model(), MPI.COMM_SELF, 4, timeout=TIMEOUT) as whole:
+        (model,) = whole.stages.values()
+        optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
+        for x, t in batches:
+            whole.step(x, t)
+            optimizer.update()
+    if links:
+        assert_close(mine[0][0], model[1].avg_mean, 1e-4, 1e-5)
+        assert_close(mine[0][1], model[1].avg_var, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("sizes", [[8, 12, 8], [8, 1, 8]])
+def test_running_averages_are_of_all_replicas(sizes):
+    assert_on_ranks(4, averages_move_alike, sizes)
 
 
 SAMPLES = [(x, t) for batch in make_batches([23]) for x, t in zip(*batch)]
