@@ -8,7 +8,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,6 +30,7 @@ class Arrays(Mapping):
         prefix (str): What the keys of this mapping have before them in the files.
         ledger: Notes the keys there are, and those that are read.
         is_dry_run (bool): Whether who reads must change nothing yet.
+        replaced: By the path of a file the keys in it that another one has instead.
     """
 
     def __init__(
@@ -38,22 +39,24 @@ class Arrays(Mapping):
         prefix: str = "",
         ledger: Ledger | None = None,
         is_dry_run: bool = False,
+        replaced: Mapping[str, Collection[str]] | None = None,
     ) -> None:
-        self._files = files
+        self._files, self._replaced = files, replaced or {}
         self._prefix = prefix
         self.ledger = Ledger() if ledger is None else ledger
         self.is_dry_run = is_dry_run
         self._places: dict[str, list[str]] = {}
         for name, arrays in files.items():
+            hidden = self._replaced.get(name, ())
             for key in arrays:
-                if key.startswith(prefix):
+                if key.startswith(prefix) and key not in hidden:
                     self._places.setdefault(key[len(prefix) :], []).append(name)
         self.ledger.found.update(prefix + key for key in self._places)
 
     def below(self, prefix: str) -> Arrays:
         """Returns those whose keys begin with ``prefix``, without it."""
         prefix = self._prefix + prefix
-        return Arrays(self._files, prefix, self.ledger, self.is_dry_run)
+        return Arrays(self._files, prefix, self.ledger, self.is_dry_run, self._replaced)
 
     def outline(self, key: str) -> np.ndarray:
         """Returns an array of the same shape and dtype, which takes no memory.

@@ -76,7 +76,7 @@ def start(
         return True
     if save is not None:
         save.stop()
-    if pipeline.rank == 0 and pipeline not in _told:
+    if pipeline.ranks.is_chief and pipeline not in _told:
         warnings.warn(
             f"snapshots are written at once, while the training waits, since there is"
             f" no room for a copy of the state: {why}",

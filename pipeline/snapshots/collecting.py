@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,20 +25,24 @@ class Announcement(NamedTuple):
     """The facts that a rank tells the others before it writes.
 
     Attributes:
+        place: Its replica, and its rank in that.
         path: Of the snapshot.
         folder: Where to write it; that of rank 0 counts.
         layer_ranges: Of its stages, by number.
         is_first: Whether it has the first stage.
         objects: The state of what it alone has besides its stages.
         random_states: Of its generators.
+        digests: By file and key of what it has, if there are several replicas.
     """
 
+    place: tuple[int, int]
     path: str
     folder: str
     layer_ranges: Mapping[int, tuple[int, int]]
     is_first: bool
     objects: Mapping[str, np.ndarray]
     random_states: str
+    digests: Mapping[str, Mapping[str, str]]
 
 
 def collect(
@@ -52,20 +57,24 @@ def collect(
     json.dumps(values)
     contents = _layer_contents(pipeline, OptimizersOfStages(optimizers, pipeline))
     objects = {}
-    if pipeline.rank == 0 or pipeline.is_first:
+    ranks = pipeline.ranks
+    digests = _digests(contents) if ranks.n_replicas > 1 else {}
+    if ranks.is_chief or (pipeline.is_first and ranks.replica == 0):
         objects = layer_state.object_arrays({**state, "pipeline": pipeline})
-    if pipeline.rank == 0:
+    if ranks.is_chief:
         contents[manifest.COMMON] = objects
         objects = {}
         draft.begin()
     ranges = {number: stage.layer_range for number, stage in pipeline.stages.items()}
     mine = Announcement(
+        (ranks.replica, ranks.rank),
         str(draft.path),
         str(draft.folder),
         ranges,
         pipeline.is_first,
         objects,
         dump_random_states(state),
+        digests,
     )
     return contents, mine
 
@@ -109,12 +118,52 @@ def _file_contents(
 def common_arrays(
     announcements: Sequence[Announcement], objects: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays that belong to no stage; ``objects`` are those of rank 0."""
+    """Returns the arrays that belong to no stage; ``objects`` are those of rank 0.
+
+    Random states are numbered by replica, whatever the placement of the grid.
+    """
     merged: dict[str, np.ndarray] = {}
     for theirs in (*(each.objects for each in announcements), objects):
         merged.update((f"state/{key}", value) for key, value in theirs.items())
-    for rank, theirs in enumerate(announcements):
-        merged[f"random/{rank}"] = np.array(theirs.random_states.encode())
-        if theirs.is_first:
-            merged["random/first"] = merged[f"random/{rank}"]
+    by_place = sorted(announcements, key=lambda each: each.place)
+    for number, theirs in enumerate(by_place):
+        merged[f"random/{number}"] = np.array(theirs.random_states.encode())
+        if theirs.is_first and theirs.place[0] == 0:
+            merged["random/first"] = merged[f"random/{number}"]
     return merged
+
+
+def of_replica(
+    contents: Contents, mine: Announcement, announcements: Sequence[Announcement]
+) -> Contents:
+    """Returns what a rank is to write: in later replicas, what they have otherwise.
+
+    Args:
+        contents: What it has, by file.
+        mine: What it has said.
+        announcements: What all ranks have said.
+    """
+    replica, rank = mine.place
+    if replica == 0:
+        return contents
+    (first,) = (each.digests for each in announcements if each.place == (0, rank))
+    own = {}
+    for name, arrays in contents.items():
+        there, here = first.get(name, {}), mine.digests[name]
+        found = {k: value for k, value in arrays.items() if there.get(k) != here[k]}
+        if found:
+            own[manifest.replica_file(replica, name)] = found
+    return own
+
+
+def _digests(contents: Contents) -> dict[str, dict[str, str]]:
+    return {
+        name: {key: _digest(np.asarray(value)) for key, value in arrays.items()}
+        for name, arrays in contents.items()
+    }
+
+
+def _digest(array: np.ndarray) -> str:
+    data = repr(array).encode() if array.dtype.hasobject else array.tobytes()
+    kind = f"{array.dtype.str} {array.shape}"
+    return hashlib.blake2b(data, digest_size=16).hexdigest() + kind

@@ -201,7 +201,7 @@ class SnapshotExtension(training.Extension):
     def _report(self, error: SnapshotError) -> None:
         if self.when_failed == "raise":
             raise error
-        if self._saved is not None and self._saved.rank == 0:
+        if self._saved is not None and self._saved.ranks.is_chief:
             warnings.warn(f"training goes on, but {error}", stacklevel=2)
 
     def _name(self, trainer: Any) -> str:

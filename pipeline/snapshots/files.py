@@ -7,6 +7,7 @@
         stage-0.npz          last, when all ranks have written their files
         stage-1.npz        of each stage: model/7/W, optimizer/7/W/v, optimizer/t
         loss.npz           if the loss has parameters: model/loss/W, optimizer/W/v
+        replica-1-stage-0.npz  of later replicas what they have otherwise, if anything
         common.npz         what no stage owns: iterators, trainer, random states
 
 Several hosts need a file system that they share.
@@ -30,10 +31,15 @@ from pipeline.snapshots.arrays import Arrays, opened
 from pipeline.snapshots.differences import Differences, Ledger
 from pipeline.snapshots.errors import SnapshotError, naming
 from pipeline.snapshots.listing import is_file, is_folder, names_in
-from pipeline.snapshots.manifest import MANIFEST, checksum, stage_file
+from pipeline.snapshots.manifest import (
+    MANIFEST,
+    checksum,
+    replica_file,
+    stage_file,
+)
 
 # What is known of a snapshot beside what its manifest says.
-_NOT_WRITTEN = ("path", "differences")
+_NOT_WRITTEN = ("path", "replica", "differences")
 _FORMAT = 1
 
 
@@ -48,12 +54,14 @@ class Snapshot:
         time (float): When it was taken, in seconds since 1970; later than that of all
             that were in its directory, and of those that the run came from and had
             saved, even if the clock was set back.
-        n_ranks (int): How many ranks took it.
+        n_ranks (int): How many ranks a pipeline had that took it.
         n_steps (int): How many minibatches the pipeline had run.
         schedule (dict): ``'name'``, ``'n_microbatches'`` and the grid as ``'text'``;
             empty if the stages are no longer those of the schedule.
         versions (dict): Of Python, NumPy, Chainer and this package.
         values (dict): What :func:`~pipeline.save_snapshot` was given as ``values``.
+        n_replicas (int): How many replicas of the pipeline there were.
+        replica (int): Whose files are read: where one has something of its own, that.
         differences: What :func:`~pipeline.load_snapshot` with ``strict=False`` did not
             load, as ``differences.missing`` and ``differences.left_over``.
     """
@@ -67,6 +75,8 @@ class Snapshot:
     schedule: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
+    n_replicas: int = 1
+    replica: int = field(default=0, compare=False)
     differences: Differences = field(default=Differences(), compare=False)
 
     @property
@@ -132,6 +142,8 @@ class Snapshot:
         content = asdict(self)
         for name in _NOT_WRITTEN:
             del content[name]
+        if self.n_replicas == 1:
+            del content["n_replicas"]
         return manifest.labelled({"format": _FORMAT, **content})
 
     def check_sizes(self) -> None:
@@ -179,6 +191,15 @@ class Snapshot:
         stages = {bisect_right(starts, position) - 1 for position in positions}
         return [stage_file(number) for number in sorted(stages)]
 
+    def own_files(self, names: Iterable[str]) -> dict[str, str]:
+        """Returns the files with what the replica has otherwise, by what they replace.
+
+        Args:
+            names: Of the files that the first replica has written.
+        """
+        found = {name: replica_file(self.replica, name) for name in names}
+        return {name: own for name, own in found.items() if own in self.files}
+
     @contextlib.contextmanager
     def arrays(
         self,
@@ -194,12 +215,15 @@ class Snapshot:
             is_dry_run (bool): Whether who reads must change nothing yet.
         """
         with contextlib.ExitStack() as stack:
-            files = {}
-            for name in names:
+            files, replaced = {}, {}
+            own = self.own_files(names)
+            for name in (*names, *own.values()):
                 path = self.path / name
                 arrays = stack.enter_context(opened(path))
                 files[str(path)] = arrays
-            yield Arrays(files, ledger=ledger, is_dry_run=is_dry_run)
+            for name, other in own.items():
+                replaced[str(self.path / name)] = set(files[str(self.path / other)])
+            yield Arrays(files, ledger=ledger, is_dry_run=is_dry_run, replaced=replaced)
 
     @contextlib.contextmanager
     def of_layers(

@@ -53,8 +53,8 @@ def load_snapshot(
     hyperparameters of the script when it starts, as they did without a snapshot; after
     that the loaded ones hold, or what the script has set since.
 
-    With as many ranks as there were, each gets its own random states; with another
-    number all get those of the rank that had the first stage.
+    With as many ranks and replicas as there were, each gets its own random states; with
+    another number all get those of the rank that had the first stage.
 
     Args:
         path: The snapshot's directory.
@@ -91,7 +91,7 @@ def load_snapshot(
     _check(*arguments)
     differences = _load(*arguments)
     clock_of(pipeline).note(snapshot.time)
-    if differences and pipeline.rank == 0:
+    if differences and pipeline.ranks.is_chief:
         warnings.warn(f"{path} is loaded in part: {differences}", stacklevel=2)
     return replace(snapshot, differences=differences)
 
@@ -167,7 +167,7 @@ def _open(
     """Returns the snapshot, having seen that it fits and its files are unchanged."""
     layer_state.check_objects(state)
     found = OptimizersOfStages(optimizers, pipeline)
-    snapshot = Snapshot.open(path)
+    snapshot = replace(Snapshot.open(path), replica=pipeline.ranks.replica)
     n_layers = len(next(iter(pipeline.stages.values())).model_layers)
     if snapshot.n_layers != n_layers:
         raise SnapshotError(
@@ -181,7 +181,7 @@ def _open(
     names = [manifest.COMMON, *snapshot.files_of(positions)]
     if pipeline.is_last and manifest.LOSS in snapshot.files:
         names.append(manifest.LOSS)
-    snapshot.verify(names)
+    snapshot.verify([*names, *snapshot.own_files(names).values()])
     return snapshot, found
 
 
@@ -224,8 +224,13 @@ def _load_loss(
 def _load_objects(
     snapshot: Snapshot, pipeline: Pipeline, state: Mapping[str, Any], ledger: Ledger
 ) -> None:
-    whose = str(pipeline.rank)
-    if pipeline.is_first or pipeline.schedule.n_ranks != snapshot.n_ranks:
+    ranks, n_ranks = pipeline.ranks, pipeline.schedule.n_ranks
+    whose = str(ranks.replica * n_ranks + ranks.rank)
+    were = snapshot.n_replicas, snapshot.n_ranks
+    if (pipeline.is_first and ranks.replica == 0) or (
+        ranks.n_replicas,
+        n_ranks,
+    ) != were:
         whose = "first"
     with snapshot.arrays([manifest.COMMON], ledger) as arrays:
         objects = {**state, "pipeline": pipeline}

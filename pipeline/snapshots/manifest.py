@@ -14,12 +14,24 @@ MANIFEST = "manifest.json"
 COMMON = "common.npz"
 LOSS = "loss.npz"
 _KIND = "snapshot"
-_FILES = re.compile(r"manifest\.json|common\.npz|loss\.npz|stage-\d+\.npz")
+_FILES = re.compile(
+    r"manifest\.json|common\.npz|(replica-\d+-)?(loss\.npz|stage-\d+\.npz)"
+)
 
 
 def stage_file(number: int) -> str:
     """Returns the name of a stage's file."""
     return f"stage-{number}.npz"
+
+
+def replica_file(replica: int, name: str) -> str:
+    """Returns the name of the file with what a later replica has otherwise.
+
+    Args:
+        replica (int): Its number, from 1.
+        name (str): Of the file that the first replica has written.
+    """
+    return f"replica-{replica}-{name}"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -80,6 +92,8 @@ def checked(content: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: With the field that is missing, unknown, or of another kind.
     """
     fields = {k: v for k, v in content.items() if k not in ("divisible", "format")}
+    # Without replicas it is not written.
+    fields.setdefault("n_replicas", 1)
     for name, (fits, words) in _FIELDS.items():
         if name not in fields:
             raise ValueError(f"the field {name!r} is missing")
@@ -92,8 +106,13 @@ def checked(content: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"the field {_short(unknown[0])} is unknown")
     fields["layer_ranges"] = [tuple(pair) for pair in fields["layer_ranges"]]
     expected = {COMMON, *map(stage_file, range(len(fields["layer_ranges"])))}
+    of_replicas = {
+        replica_file(replica, name)
+        for replica in range(1, fields["n_replicas"])
+        for name in (*expected - {COMMON}, LOSS)
+    }
     for name in sorted(expected ^ fields["files"].keys()):
-        if name != LOSS:
+        if name != LOSS and name not in of_replicas:
             raise ValueError(
                 f"the field 'files' has {'no' if name in expected else 'another'} file"
                 f" {_short(name)}"
@@ -151,6 +170,7 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
     "files": (_are_files, "the 'bytes' and the 'sha256' of each file"),
     "time": (_is_time, "a number of seconds"),
     "n_ranks": (lambda value: _is_count(value) and value > 0, "a positive integer"),
+    "n_replicas": (lambda value: _is_count(value) and value > 0, "a positive integer"),
     "n_steps": (_is_count, "an integer from 0 on"),
     "schedule": (_is_dict, "a dictionary"),
     "versions": (_is_dict, "a dictionary"),

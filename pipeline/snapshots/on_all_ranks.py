@@ -51,7 +51,7 @@ def on_first(
     """
 
     def if_first() -> Any:
-        return function(*arguments) if pipeline.rank == 0 else None
+        return function(*arguments) if pipeline.ranks.is_chief else None
 
     return pipeline.gather(on_all_ranks(pipeline, call, what, if_first), call)[0]
 

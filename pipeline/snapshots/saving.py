@@ -17,7 +17,13 @@ from typing import Any, Callable
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots import manifest, room
 from pipeline.snapshots.background import settle, start
-from pipeline.snapshots.collecting import Announcement, Contents, collect, common_arrays
+from pipeline.snapshots.collecting import (
+    Announcement,
+    Contents,
+    collect,
+    common_arrays,
+    of_replica,
+)
 from pipeline.snapshots.directories import Draft
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.names import check_name
@@ -51,8 +57,11 @@ def save_snapshot(
     ``values``. Not saved are the
     generators of CuPy and cuDNN; layers in a pipeline do not depend on CuPy's.
     Iterators that prefetch go on in the same order if they shuffle by
-    :class:`~pipeline.SeededShuffle`. Of several replicas of a pipeline let one save,
-    and all load.
+    :class:`~pipeline.SeededShuffle`.
+
+    On a grid the first replica writes, and later ones what they have otherwise: that is
+    loaded where there are as many replicas again, or as far as there are. Pipelines
+    that know nothing of each other: let one save, and all load.
 
     Args:
         path: The snapshot's directory; one that is there is replaced. Several hosts
@@ -149,7 +158,8 @@ def save(
             said = pipeline.gather((mine, claims), "save")
             announcements, everyones_claims = zip(*said)
             _compare(announcements, everyones_claims, what)
-            if pipeline.rank == 0:
+            contents = of_replica(contents, mine, announcements)
+            if pipeline.ranks.is_chief:
                 contents[manifest.COMMON] = common_arrays(
                     announcements, contents[manifest.COMMON]
                 )

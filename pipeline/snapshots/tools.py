@@ -95,7 +95,13 @@ def repartition(
             with source.arrays([name]) as arrays:
                 written[name] = write_arrays(draft.folder / name, arrays)
         replace(
-            source, path=draft.folder, layer_ranges=ranges, files=written, schedule={}
+            source,
+            path=draft.folder,
+            layer_ranges=ranges,
+            files=written,
+            # What later replicas had otherwise was by the stages of before.
+            n_replicas=1,
+            schedule={},
         ).write_manifest()
         with keeping(remarks):
             draft.finish()

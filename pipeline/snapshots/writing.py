@@ -64,6 +64,7 @@ class Writing:
             files={},
             time=0.0,
             n_ranks=schedule.n_ranks,
+            n_replicas=pipeline.ranks.n_replicas,
             n_steps=pipeline.n_steps,
             schedule={
                 "name": schedule.name,

@@ -59,7 +59,8 @@ class WritingThread:
     ) -> None:
         self.what = what
         self.report = report
-        self._rank, self._n_ranks = pipeline.rank, pipeline.ranks.size
+        world = pipeline.ranks.world
+        self._rank, self._n_ranks = world.rank, world.size
         self._timeout = min(pipeline.ranks.timeout, threading.TIMEOUT_MAX / 2)
         self._seconds = _SHARE_OF_TIMEOUT * self._timeout
         # In words: an error holds on to all that its frames have.

@@ -1,0 +1,124 @@
+"""Snapshots of replicas: one model on disk, for any grid."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from data_parallel import Grid, ReplicaIterator, create_multi_node_optimizer
+from divisible import Divisible, Plan
+from pipeline import Pipeline, PipelineUpdater, load_snapshot, save_snapshot
+from tests.support.equivalence import assert_close, make_batches
+from tests.support.mpiexec import assert_on_ranks
+
+TIMEOUT = 20
+CUTS = {1: [0, 6], 2: [0, 3, 6], 3: [0, 2, 4, 6], 4: [0, 1, 3, 4, 6]}
+SAMPLES = [(x, t) for batch in make_batches([20]) for x, t in zip(*batch)]
+
+
+def run_on(comm, n_pipeline, options):
+    """Returns a pipeline on a grid, its optimizer and its updater."""
+    grid = Grid(comm, n_pipeline)
+    np.random.seed(11 + comm.rank)
+    model = Divisible(
+        L.Linear(6, 8), F.dropout, L.BatchNormalization(8), L.Linear(8, 8), F.tanh,
+        L.Linear(8, 4),
+    )  # fmt: skip
+    plan = Plan(CUTS[n_pipeline])
+    stage = model.divide(*plan.range(grid.pipeline.rank))
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.MomentumSGD(0.05), grid.data, timeout=TIMEOUT, **options
+    ).setup(stage)
+    pipe = Pipeline(stage, grid, 2, timeout=TIMEOUT, seed=5)
+    iterator = None
+    if pipe.is_first:
+        serial = chainer.iterators.SerialIterator(SAMPLES, 8)
+        iterator = ReplicaIterator(serial, grid)
+    return grid, pipe, optimizer, PipelineUpdater(iterator, optimizer, pipe)
+
+
+def losses_of(updater, n):
+    """Returns the losses of the next updates."""
+    losses = []
+    for _ in range(n):
+        reporter = chainer.Reporter()
+        with reporter.scope({}):
+            updater.update()
+            losses.append(chainer.get_current_reporter().observation["main/loss"])
+    return losses
+
+
+def state_of(pipe):
+    (stage,) = pipe.stages.values()
+    arrays = {path: param.array.copy() for path, param in stage.namedparams()}
+    for path, link in stage.namedlinks():
+        if isinstance(link, L.BatchNormalization):
+            arrays[f"{path}/mean"] = link.avg_mean.copy()
+    return arrays
+
+
+def resumes_bit_for_bit(comm, folder, options):
+    """Goes on from a snapshot as if there had been none."""
+    grid, pipe, optimizer, updater = run_on(comm, 2, options)
+    losses_of(updater, 4)
+    save_snapshot(f"{folder}/4", pipe, optimizer, {"updater": updater})
+    expected, numbers = losses_of(updater, 4), np.random.rand(3)
+    state = state_of(pipe)
+    _, other, optimizer, updater = run_on(comm, 2, options)
+    snapshot = load_snapshot(f"{folder}/4", other, optimizer, {"updater": updater})
+    assert (snapshot.n_ranks, snapshot.n_replicas) == (2, 2)
+    assert losses_of(updater, 4) == expected
+    assert (np.random.rand(3) == numbers).all()
+    for path, array in state_of(other).items():
+        assert (array == state[path]).all(), path
+    names = set(snapshot.files)
+    assert {"stage-0.npz", "stage-1.npz", "common.npz"} <= names
+    # What error feedback keeps is of each replica.
+    of_replicas = {f"replica-1-stage-{i}.npz" for i in (0, 1)}
+    assert of_replicas & names == (of_replicas if options else set())
+    pipe.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"wire_dtype": "int8", "minimum": 0, "error_feedback": True,
+                     "local_size": 1}]
+)  # fmt: skip
+def test_resumes_bit_for_bit(options, tmp_path):
+    assert_on_ranks(4, resumes_bit_for_bit, str(tmp_path), options)
+
+
+def save_on_grid(comm, folder):
+    _, pipe, optimizer, updater = run_on(comm, 2, {})
+    losses_of(updater, 3)
+    save_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+    held = make_batches([12], dtype=np.float32)[0]
+    loss = pipe.evaluate(*held)["loss"]
+    if comm.rank == 0:
+        np.save(f"{folder}/loss.npy", [loss, *losses_without_noise(updater, pipe)])
+    else:
+        losses_without_noise(updater, pipe)
+    pipe.close()
+
+
+def losses_without_noise(updater, pipe):
+    with chainer.using_config("dropout", 0):
+        return losses_of(updater, 1)
+
+
+def load_on_grid(comm, folder, n_pipeline):
+    _, pipe, optimizer, updater = run_on(comm, n_pipeline, {})
+    load_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+    assert updater.iteration == 3
+    held = make_batches([12], dtype=np.float32)[0]
+    losses = np.load(f"{folder}/loss.npy")
+    assert_close(pipe.evaluate(*held)["loss"], losses[0])
+    losses_of(updater, 2)
+    pipe.close()
+
+
+@pytest.mark.parametrize("n_ranks, n_pipeline", [(2, 2), (4, 1), (3, 3), (4, 4)])
+def test_loads_on_another_grid(n_ranks, n_pipeline, tmp_path):
+    assert_on_ranks(4, save_on_grid, str(tmp_path))
+    assert_on_ranks(n_ranks, load_on_grid, str(tmp_path), n_pipeline)
