@@ -41,22 +41,20 @@ class Pipeline:
     Every rank makes a pipeline of its own stage and calls the same methods. A
     minibatch is cut into microbatches, as equal as they come, which pass through the
     stages in the order of a schedule. The loss and the gradients are those of the
-    undivided model on the undivided minibatch, if ``lossfun`` is a mean over the
-    samples. Layers that look at a whole batch see a microbatch: batch normalization
-    normalizes over it. Its running averages move once for each minibatch, by mean and
-    variance over all of its samples. What random layers draw depends on the seed, the
-    minibatch, the microbatch and their position, not on the cut or the schedule.
-
-    On one rank this is serial training.
+    undivided model on the undivided minibatch, if ``lossfun`` is a mean over samples.
+    Batch normalization normalizes over a microbatch. Its running averages move once for
+    each minibatch, by mean and variance over all of its samples. What random layers
+    draw depends on the seed, the minibatch, the microbatch and their position alone. On
+    one rank this is serial training.
 
     Args:
         stage (Divisible or list of Divisible): This rank's part of the model; several
             parts for a schedule with several stages on a rank.
         comm: A ChainerMN communicator or an mpi4py one. The ranks' stages must
             follow each other and make up the whole model. Or a
-            :class:`~data_parallel.Grid` of replicas: each begins with the weights of
-            the first, reads its own part of a minibatch, and has the gradients of that
-            until the optimizer exchanges them.
+            :class:`~data_parallel.Grid` of replicas, which begin alike; each reads its
+            part of a minibatch and has its gradients, until the optimizer exchanges
+            them.
         n_microbatches (int): Number of microbatches to cut a minibatch into. A
             minibatch with fewer samples is cut into single samples.
         schedule (str or Schedule): One of ``divisible.schedules.NAMES``, such as
@@ -73,15 +71,12 @@ class Pipeline:
         checkpoint (str): Which microbatches hold only their stage's input between
             forward and backward, and are computed again for the backward: ``'never'``,
             ``'except_last'`` or ``'always'``; see
-            :mod:`divisible.schedules.recomputation`.
-            Layers that were appended with ``recompute=True`` always are. What a
-            recomputed layer does besides returning its output, it does twice.
+            :mod:`divisible.schedules.recomputation`. Those of layers appended with
+            ``recompute=True`` always are. What a layer does besides, it does twice.
         seed (int): For the layers' random numbers, and for the weights of layers that
             are sized at their first call. Replicas on a grid count their microbatches
-            together; pipelines that know nothing of each other need a seed each, or
-            their masks are the same. Of the global generators, only NumPy's and CuPy's
-            are seeded; a thread that draws from NumPy's during a step gets, and takes
-            away, numbers of the layers.
+            together. Of the global generators, only NumPy's and CuPy's are seeded; a
+            thread that draws from NumPy's during a step gets numbers of the layers.
         deferred_batch_norm (bool): Whether running averages of batch normalization
             move once for each minibatch, not once for each microbatch. Those of
             ``DecorrelatedBatchNormalization`` cannot be put together from parts, and
@@ -90,9 +85,9 @@ class Pipeline:
             floating-point arrays between the stages; only with ``'mpi'``.
         timeout (float): Seconds to wait for another rank before giving up.
         loss_scale: What gradients are multiplied by until the optimizer divides them
-            again, so that they do not vanish in float16: a number, or the
-            ``loss_scale`` of a :class:`~mixed_precision.MixedPrecision`, whose value is
-            read in every step. Equal on all ranks.
+            again: a number, or the ``loss_scale`` of a
+            :class:`~mixed_precision.MixedPrecision`, read in every step. Equal on all
+            ranks.
 
     A model with float16 parameters gets its floating-point inputs in float16, and its
     outputs are cast to float32 for ``lossfun``. Gradients of microbatches are added up
@@ -100,10 +95,9 @@ class Pipeline:
 
     Attributes:
         grid (Grid or None): As given.
-        schedule (Schedule): What :meth:`step` runs; with ``'auto'`` another one from
-            the fifth minibatch on.
-        n_steps (int): How many minibatches :meth:`step` has run. A pipeline can be
-            saved and loaded with Chainer's serializers; this is its state.
+        schedule (Schedule): What :meth:`step` runs; ``'auto'`` may change it once.
+        n_steps (int): How many minibatches :meth:`step` has run; what Chainer's
+            serializers save of a pipeline.
         ranks (Ranks): What the ranks tell each other besides arrays.
         record (Record or None): The last step on this rank: when it did what.
 
