@@ -17,6 +17,10 @@ FACES = {
         interleaved list_schedule looped_bfs one_f_one_b zero_bubble_h1 zero_bubble_h2
         zero_bubble_v
     """,
+    "data_parallel": """
+        Exchange ExchangeResult Grid MultiNodeOptimizer ReplicaIterator
+        create_multi_node_optimizer measure_break_even simulate_exchange
+    """,
     "mixed_precision": """
         ActivationGradients DynamicLossScale GradientReport GradientStatistics LARS
         LARSHook LossScale MixedPrecision MomentumSGD16 StaticLossScale float32_loss

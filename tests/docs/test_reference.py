@@ -9,7 +9,9 @@ from tests.support.processes import ROOT
 PAGES = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.rst"))
 
 
-@pytest.mark.parametrize("package", ["divisible", "mixed_precision", "pipeline"])
+@pytest.mark.parametrize(
+    "package", ["data_parallel", "divisible", "mixed_precision", "pipeline"]
+)
 def test_every_public_name_is_in_the_reference(package):
     names = importlib.import_module(package).__all__
     directives = {line.split(":: ")[-1] for line in PAGES.splitlines() if ":: " in line}
