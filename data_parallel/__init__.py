@@ -1,34 +1,34 @@
-"""What replicas of a model exchange: gradients, in as few bits as do no harm.
+"""Replicas of a model, and the exchange of their gradients in few bits.
 
 ::
 
-    optimizer      an optimizer that follows the mean gradient of replicas
-    gradient_watch which gradients are complete while backward is under way
-    late_gradients double buffering: gradients that are applied one update late
-    parameters     of a model, as an exchange takes their gradients
-    replica_agreement  what replicas must have in common, and their values
+    optimizer         an optimizer that follows the mean gradient of replicas
+    gradient_watch    which gradients are complete while backward is under way
+    late_gradients    double buffering: gradients that are applied one update late
+    parameters        of a model, as an exchange takes their gradients
+    replica_agreement what replicas must have in common, and their values
 
-    exchange       the mean of arrays over ranks: what a user makes and calls
-    start          its arguments, compared between the ranks
-    opening        the ranks' first words in each exchange
-    current        the exchange that goes on, of which there is one at a time
-    under_way      one exchange, from its opening to the mean
-    flow           generators that wait for messages, some at once
-    units          the messages of a part of a bucket, from all gradients to the mean
-    messages       their buffers and tags
-    coder          their bytes, with either strategy's code
-    two_roundings  encode, send, add up in float32, encode, send: the default
-    oyama2017      Algorithm 1 of the paper: a rounding after each addition
-    quantiles      its quantiles, kept for some exchanges
-    residuals      error feedback: what the encodings have lost
-    layout         arrays, cut into buckets, lanes, parts and chunks
-    nodes          which replicas share a node, and the slices that each adds up
-    arrays         the arrays of an exchange
-    json_arrays    small things, as the arrays that a serializer takes
-    settings       the arguments of an exchange, checked
-    break_even     from how many elements on few bits are faster
-    simulation     what an exchange leaves on the replicas, in one process
-    grid           ranks as replicas of a pipeline
+    exchange          the mean of arrays over ranks: what a user makes and calls
+    start             its arguments, compared between the ranks
+    opening           the ranks' first words in each exchange
+    current           the exchange that goes on, of which there is one at a time
+    under_way         one exchange, from its opening to the mean
+    flow              generators that wait for messages, some at once
+    units             the messages of a part of a bucket, from all gradients to the mean
+    messages          their buffers and tags
+    coder             their bytes, with either strategy's code
+    two_roundings     encode, send, add up in float32, encode, send: the default
+    oyama2017         Algorithm 1 of the paper: a rounding after each addition
+    quantiles         its quantiles, kept for some exchanges
+    residuals         error feedback: what the encodings have lost
+    layout            arrays, cut into buckets, lanes, parts and chunks
+    nodes             which replicas share a node, and the slices that each adds up
+    arrays            the arrays of an exchange
+    json_arrays       small things, as the arrays that a serializer takes
+    settings          the arguments of an exchange, checked
+    break_even        from how many elements on few bits are faster
+    simulation        what an exchange leaves on the replicas, in one process
+    grid              ranks as replicas of a pipeline
     replica_iterator  a replica's part of each minibatch
 
 Names are imported when they are first used.

@@ -1,4 +1,4 @@
-"""What a replica writes into the messages of a unit, and reads from them.
+"""The messages of a unit: how a replica writes and reads them.
 
 ::
 

@@ -37,7 +37,7 @@ class Segment(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one replica adds up in a unit.
+    """The elements of a unit that one replica adds up.
 
     Attributes:
         coded: The segments that are coded; each begins at a multiple of the block.
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """What one lane does with one chunk.
+    """One chunk of a bucket, as far as one lane has it.
 
     Attributes:
         bucket: The number of the bucket.

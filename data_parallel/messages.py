@@ -58,7 +58,7 @@ class Buffers:
 
     @property
     def n_bytes(self) -> int:
-        """What those take that nobody uses."""
+        """The bytes of the buffers that nobody uses."""
         return sum(self._sizes)
 
     def take(self, n_bytes: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What ranks tell each other before an exchange: one small message from each to each.
+"""The opening of an exchange: one small message from each rank to each.
 
 It says that they exchange the same arrays in the same way, and how many samples each
 gradient is of. A rank whose arguments are wrong says that instead: then no gradient is

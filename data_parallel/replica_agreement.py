@@ -1,4 +1,4 @@
-"""What replicas must have in common: the model, the optimizer, the values.
+"""Agreement of replicas: the same model, optimizer and values on all of them.
 
 Replicas that begin with other values, or drift apart later, train on without an error:
 each follows the mean gradient from where it is. So they compare checksums.
@@ -111,7 +111,7 @@ def differing(
 
 
 class ReplicaAgreement:
-    """What the replicas have agreed on, and when they compare again.
+    """The agreement of replicas, renewed now and then.
 
     Args:
         check_every: After how many updates they do.

@@ -1,4 +1,4 @@
-"""What an exchange leaves on the replicas, computed in one process."""
+"""The result of an exchange on all replicas, computed in one process."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _SECONDS_TO_REFUSE = 60.0
 
 
 class Options(NamedTuple):
-    """What of an exchange only matters between ranks.
+    """Arguments of an exchange that only matter between ranks.
 
     Attributes:
         local_size: How many ranks share a node; ``None`` for those of a host.
@@ -72,7 +72,7 @@ class Options(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What the ranks have agreed on.
+    """The result of the ranks' first comparison.
 
     Attributes:
         comm: Of the exchange's own messages.

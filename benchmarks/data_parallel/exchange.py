@@ -138,7 +138,7 @@ _median = statistics.median
 
 
 class Goals:
-    """What was wanted, and whether it was met."""
+    """Lines that say which goals are met."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

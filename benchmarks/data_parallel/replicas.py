@@ -38,7 +38,7 @@ QUANTILE_EVERY = 100
 
 
 class Job(NamedTuple):
-    """What replicas do.
+    """The training that all replicas do.
 
     Attributes:
         network: A name of `NETWORKS`.
@@ -57,7 +57,7 @@ class Job(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What came of one way.
+    """The result of training in one way.
 
     Attributes:
         seconds: Of each step, of the slowest replica.

@@ -64,7 +64,7 @@ class Task(NamedTuple):
 
 @dataclass
 class Run:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
         accuracies: In percent, of every `TEST_EVERY` steps after the common ones.

@@ -29,7 +29,7 @@ COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
 
 class Job(NamedTuple):
-    """What ranks do.
+    """The measurement that all ranks make.
 
     Attributes:
         ways: By name.
@@ -49,7 +49,7 @@ class Job(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What came of one size.
+    """The result for arrays of one size.
 
     Attributes:
         elements: Of the array.

@@ -1,4 +1,4 @@
-"""What the exchange of gradients between replicas costs, as part of a plan."""
+"""The cost of exchanging gradients between replicas, as part of a plan."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Wire(NamedTuple):
 
 @dataclass(frozen=True)
 class GradientExchange:
-    """What an exchange between replicas takes, whatever is exchanged.
+    """An exchange between replicas: its bytes, seconds and memory.
 
     Attributes:
         replicas: How many exchange, two or more.

@@ -24,7 +24,7 @@ from divisible.schedules.timeline import Timeline
 
 
 class Setting(NamedTuple):
-    """What a step takes and holds follows from it, and from where the model is cut.
+    """A way to run a model: with a cut it tells what a step takes and holds.
 
     Attributes:
         schedule: With the forwards that run again.

@@ -46,7 +46,7 @@ class _Average:
 
     @property
     def decay(self) -> float:
-        """What remains of the averages when they move."""
+        """The part of the averages that remains when they move."""
         return self._decay
 
     def whole(self) -> _Sample:

@@ -1,4 +1,4 @@
-"""What the ranks' first words lead to."""
+"""The ranks' first words, and what they lead to."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is wanted of exchanges, and the table of what was measured."""
+"""Goals of exchanges, and the table of what was measured."""
 
 import argparse
 

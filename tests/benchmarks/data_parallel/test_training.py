@@ -1,4 +1,4 @@
-"""What comes of training in several ways."""
+"""Training in several ways, and what is written of it."""
 
 import pytest
 

@@ -67,7 +67,7 @@ def test_the_measurement_itself():
 
 
 def loaded(comm):
-    """What was measured is in a snapshot; what is given now is meant."""
+    """A snapshot has what was measured; what is given now is meant."""
     serializer = chainer.serializers.DictionarySerializer()
     options = {"local_size": 1, "timeout": TIMEOUT}
     with Exchange(comm, "int8", minimum=np.int64(7), **options) as exchange:

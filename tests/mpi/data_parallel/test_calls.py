@@ -66,7 +66,7 @@ def in_parts(comm):
 
 
 def not_put(comm):
-    """What is forgotten is no array that is missing."""
+    """An array that is forgotten is not one that is missing."""
     arrays = [np.full(3, comm.rank, "f") for _ in range(2)]
     with Exchange(comm, "fp32", local_size=1, timeout=TIMEOUT) as exchange:
         exchange.begin(lambda: specs_of(arrays, None), None, None)

@@ -1,4 +1,4 @@
-"""What encodings have lost comes back: as simulated, and over snapshots."""
+"""Error feedback gives back what encodings lose, over snapshots too."""
 
 import warnings
 
@@ -62,7 +62,7 @@ def test_residuals_are_as_simulated(n_ranks):
 
 
 def sums(comm):
-    """What was applied in many steps is what the exact means add up to, but for once.
+    """Over many steps what is applied adds up as the exact means do, but for once.
 
     The gradients of one rank are zeros, so that the rounding of the sum costs nothing.
     """

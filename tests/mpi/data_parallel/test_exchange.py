@@ -1,4 +1,4 @@
-"""What an exchange leaves on ranks: as simulated, and the same on all of them."""
+"""An exchange leaves on all ranks the same, and what is simulated."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is wrong on one rank is refused on all, before any gradient is sent."""
+"""An argument that is wrong on one rank is refused on all, before gradients go."""
 
 import numpy as np
 import pytest
