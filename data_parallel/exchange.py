@@ -26,6 +26,7 @@ from data_parallel.units import PARTS, Placement
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.collectives import as_mpi
 from divisible.communication.errors import DisagreementError
+from divisible.communication.wire import BLOCK
 
 _TIMEOUT = 300.0
 # More elements than there are.
@@ -102,7 +103,7 @@ class Exchange:
         *,
         strategy: str = "two_roundings",
         local_size: int | None = None,
-        block: int = 256,
+        block: int = BLOCK,
         bucket_bytes: int = 25 * 2**20,
         chunk_bytes: int | None = None,
         minimum: int | None = None,

@@ -20,9 +20,7 @@ from data_parallel.messages import Pending
 from divisible.communication.roll_call import Place
 from divisible.communication.tags import UNUSED_TAG
 from divisible.communication.waiting import wait
-
-#: How many generators wait at once: enough for the wire to be busy while one computes.
-WINDOW = 4
+from divisible.communication.wire import WINDOW
 
 Steps = Generator[list[Pending], None, None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import socket
 from typing import Any
 
 from mpi4py import MPI
@@ -12,10 +13,10 @@ from divisible.communication.collectives import all_gather, as_mpi
 from divisible.communication.communicators import announcement, free_dropped, split
 from divisible.communication.errors import DisagreementError
 from divisible.communication.roll_call import roll_call
+from divisible.rank_grid import RankGrid, check_placement
 
-#: How the ranks of a grid are numbered.
-PLACEMENTS = ("stages_together", "replicas_together")
 _PURPOSE = "to make the grid"
+_TIMEOUT = 300.0
 
 
 class Grid:
@@ -70,7 +71,7 @@ class Grid:
         n_pipeline: int,
         placement: str = "stages_together",
         *,
-        timeout: float = 300.0,
+        timeout: float = _TIMEOUT,
     ) -> None:
         # First of all: others may wait already for a rank that fails here.
         abort_on_error()
@@ -96,6 +97,7 @@ class Grid:
                     )
         self.n_pipeline, self.placement = n_pipeline, placement
         self.n_replicas = self.world.size // n_pipeline
+        self._ranks = RankGrid(n_pipeline, self.n_replicas, placement)
         self.replica, stage = self.place(self.world.rank)
         name = free_dropped([of_comm for *_, of_comm in said])
         self.pipeline = split(
@@ -132,10 +134,12 @@ class Grid:
         Args:
             plan (Plan): With its replicas.
             comm: As of :class:`Grid`; its ranks must be as many as the plan's.
-            placement: Likewise.
+            placement: Likewise; or ``'auto'`` for what sends less between the hosts
+                that there are, by a plan of :func:`~divisible.best_plan`.
 
         Raises:
-            ValueError: If they are not.
+            ValueError: If they are not, or such a plan is needed.
+            StallError: If another rank does not come.
 
         Example:
             >>> from mpi4py import MPI
@@ -150,20 +154,18 @@ class Grid:
                 f" {n_ranks // plan.replicas}, but there are {size}: start {n_ranks}"
                 f" ranks, or make another plan"
             )
+        if placement == "auto":
+            hosts = all_gather(as_mpi(comm), socket.gethostname(), _TIMEOUT, _PURPOSE)
+            placement = plan.placement(hosts)
         return cls(comm, n_ranks // plan.replicas, placement)
 
     def place(self, rank: int) -> tuple[int, int]:
         """Returns the replica of a rank of ``world``, and its rank in that pipeline."""
-        if self.placement == "stages_together":
-            return divmod(rank, self.n_pipeline)
-        stage, replica = divmod(rank, self.n_replicas)
-        return replica, stage
+        return self._ranks.place(rank)
 
     def rank_of(self, replica: int, rank: int) -> int:
         """Returns the rank in ``world`` of a replica's rank in its pipeline."""
-        if self.placement == "stages_together":
-            return replica * self.n_pipeline + rank
-        return rank * self.n_replicas + replica
+        return self._ranks.rank_of(replica, rank)
 
     def close(self) -> None:
         """Frees ``pipeline`` and ``data``; a call of all ranks."""
@@ -182,10 +184,12 @@ class Grid:
 
 def _check(n_pipeline: int, n_ranks: int, placement: str) -> int:
     """Returns the ranks of a pipeline as a plain number, if there can be so many."""
-    if placement not in PLACEMENTS:
+    if placement == "auto":
         raise ValueError(
-            f"placement must be {' or '.join(map(repr, PLACEMENTS))}, not {placement!r}"
+            "placement 'auto' needs a plan, which says what ranks send: call"
+            " Grid.of(plan, comm, 'auto')"
         )
+    check_placement(placement)
     try:
         n = operator.index(n_pipeline)
     except TypeError:

@@ -7,6 +7,7 @@ sent, and all ranks say why.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from divisible.communication.errors import DisagreementError
 ALIKE = -1
 
 
+@functools.lru_cache(maxsize=16)
 def checksum(value: Any) -> int:
     """Returns a number of 63 bits that stands for what ``repr`` says of a value."""
     digest = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
@@ -65,7 +67,7 @@ class Opening:
         self.comm, self.timeout = comm, timeout
         self._summary, self._refusal = summary, refusal
         said = ALIKE if n_samples is None else n_samples
-        fields = number, checksum(summary), said, bool(refusal), *origin
+        fields = number, checksum(tuple(summary)), said, bool(refusal), *origin
         self._own = np.array(fields, np.int64)
         self._all = np.tile(self._own, (comm.size, 1))
 

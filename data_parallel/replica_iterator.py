@@ -86,7 +86,7 @@ class ReplicaIterator(chainer.dataset.Iterator):
         self._iterator = copy.copy(iterator)
         self._iterator.dataset = _Positions(len(self.dataset))
         self._shares, self._grid, self._timeout = given, grid, timeout
-        self._have_agreed = False
+        self._have_agreed, self._batch_size = False, 0
 
     def __next__(self) -> list:
         positions = self._of_replica_0(next(self._iterator))
@@ -101,11 +101,13 @@ class ReplicaIterator(chainer.dataset.Iterator):
 
     def _of_replica_0(self, positions: list[int]) -> np.ndarray:
         """Returns the samples of the minibatch, as replica 0 has them."""
-        told = np.array([len(positions), *positions], dtype=np.int64)
         if self._grid.n_replicas == 1:
-            return told[1:]
+            return np.array(positions, dtype=np.int64)
         self._agree()
         n = len(positions)
+        # As long in all replicas, also where one has come to another minibatch.
+        told = np.zeros(1 + max(n, self._batch_size), dtype=np.int64)
+        told[: n + 1] = n, *positions
         broadcast(self._grid.data, told, 0, self._timeout, "a minibatch's samples")
         if told[0] != n:
             raise DisagreementError(
@@ -113,16 +115,17 @@ class ReplicaIterator(chainer.dataset.Iterator):
                 f" {self._grid.replica} one of {n}: give all the same iterator, and"
                 f" load the same snapshot"
             )
-        return told[1:]
+        return told[1 : n + 1]
 
     def _agree(self) -> None:
         if self._have_agreed:
             return
         comm, inner = self._grid.data, self._iterator
+        self._batch_size = getattr(inner, "batch_size", None) or 0
         mine = {
             "shares": self._shares,
             "the length of the data set": len(self.dataset),
-            "batch_size": getattr(inner, "batch_size", None),
+            "batch_size": self._batch_size,
             "repeat": bool(getattr(inner, "repeat", getattr(inner, "_repeat", False))),
         }
         said = all_gather(comm, mine, self._timeout, "to read a minibatch")

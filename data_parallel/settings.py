@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from divisible.communication.wire import WIRE, WireDtype
+from divisible.communication.wire import BLOCK, WIRE, WireDtype
 
 STRATEGIES = ("two_roundings", "oyama2017")
 
@@ -29,7 +29,7 @@ class Settings(NamedTuple):
 
     wire_dtype: str = "int8"
     strategy: str = "two_roundings"
-    block: int = 256
+    block: int = BLOCK
     rounding: str | None = None
     quantile: float = 0.95
     samples: int = 1024

@@ -10,6 +10,7 @@ import numpy as np
 from data_parallel import oyama2017, two_roundings
 from data_parallel.nodes import lanes_of, nodes_of, shares, slices_of
 from data_parallel.settings import Settings
+from divisible.communication.wire import BLOCK
 
 
 class ExchangeResult(NamedTuple):
@@ -39,7 +40,7 @@ def simulate_exchange(
     strategy: str = "two_roundings",
     local_size: int = 1,
     n_samples: Sequence[int] | None = None,
-    block: int = 256,
+    block: int = BLOCK,
     weights: np.ndarray | None = None,
     q: float | None = None,
     rounding: str | None = None,

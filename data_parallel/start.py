@@ -17,9 +17,8 @@ from divisible.communication.communicators import (
     free_dropped,
 )
 from divisible.communication.errors import DisagreementError
+from divisible.communication.wire import CHUNK
 
-# While one is coded, some more are on the wire.
-_CHUNK_BYTES = 4 * 2**20
 _PURPOSE = "to make the exchange"
 _SECONDS_TO_REFUSE = 60.0
 
@@ -47,7 +46,8 @@ class Options(NamedTuple):
 
     def bucket_and_chunk(self) -> tuple[int, int]:
         """Returns the elements of a bucket and of a chunk."""
-        return self.bucket_bytes // 4, max(1, (self.chunk_bytes or _CHUNK_BYTES) // 4)
+        chunk = CHUNK if self.chunk_bytes is None else max(1, self.chunk_bytes // 4)
+        return self.bucket_bytes // 4, chunk
 
     def check(self, settings: Settings) -> None:
         """Sees whether they are in their ranges.

@@ -53,12 +53,16 @@ def machine(*packages: str) -> str:
 
     """
     versions = [f"{name} {metadata.version(name)}" for name in packages]
+    # It may hold OpenBLAS to the kernels of an older processor.
+    kind = "OPENBLAS_CORETYPE"
+    held = [f"{kind}={os.environ[kind]}"] if kind in os.environ else []
     return ", ".join(
         [
             f"{processor()}, {os.cpu_count()} cores",
             f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}",
             f"Python {platform.python_version()}",
             *versions,
+            *held,
             f"load average at the start {os.getloadavg()[0]:.1f}",
         ]
     )

@@ -155,9 +155,18 @@ def product(
 
 
 def version() -> str:
-    """Returns the names and versions of the libraries that multiply."""
+    """Returns the libraries that multiply, and for which processors they do."""
     pools = [p for p in threadpoolctl.threadpool_info() if p["user_api"] == "blas"]
-    return ", ".join(sorted({f"{p['internal_api']} {p['version']}" for p in pools}))
+    # An environment may hold it to those of older processors.
+    names = {
+        " ".join(
+            str(p[key])
+            for key in ("internal_api", "version", "architecture")
+            if p.get(key)
+        )
+        for p in pools
+    }
+    return ", ".join(sorted(names))
 
 
 def is_usable(is_asked_for: bool) -> bool:

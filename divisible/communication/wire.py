@@ -19,6 +19,9 @@ from divisible.records import shown
 
 #: How many elements have a scale, unless a user asks for another number.
 BLOCK = 256
+#: Elements that are coded and sent together, and how many times so many at once: enough
+#: for the wire to be busy while one chunk is coded.
+CHUNK, WINDOW = 2**20, 4
 
 
 class Fields(NamedTuple):

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from divisible.communication.wire import BLOCK, WIRE, WireDtype
+from divisible.communication.wire import BLOCK, CHUNK, WINDOW, WIRE, WireDtype
 from divisible.planning.coding import CodingRate, measure_coding
 from divisible.planning.machine import Network
 from divisible.planning.profile import LayerCost, Profile
@@ -35,8 +35,6 @@ from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 
 _BYTES_OF_FLOAT32 = 4
-#: Elements of a chunk of `data_parallel.Exchange`, and how many are under way at once.
-CHUNK, WINDOW = 2**20, 4
 #: Error feedback keeps what was lost, and what is being lost, both in float32.
 _RESIDUALS = 2
 # The ranks' first words, before anything is sent.

@@ -21,14 +21,11 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from divisible.communication.wire import BLOCK, WIRE
+from divisible.rank_grid import PLACEMENTS, RankGrid, check_placement
 from divisible.schedules.catalogue import create
 
 if TYPE_CHECKING:
     from divisible.planning.plan import Plan
-
-#: Where world rank ``replica * n_pipeline + rank`` is, or ``rank * n_replicas +
-#: replica``.
-PLACEMENTS = ("stages_together", "replicas_together")
 
 
 class Traffic(NamedTuple):
@@ -64,7 +61,7 @@ def cheaper_placement(
             which its ranks share.
 
     Returns:
-        str: One of `PLACEMENTS`; the first if both are alike.
+        str: One of `divisible.rank_grid.PLACEMENTS`; the first if both are alike.
 
     Raises:
         ValueError: If ``hosts`` are not of so many ranks, or a bandwidth is not
@@ -94,7 +91,7 @@ def placement_seconds(
     """Returns for how long the links of a grid are busy in a step.
 
     Args:
-        placement: One of `PLACEMENTS`.
+        placement: One of `divisible.rank_grid.PLACEMENTS`.
         traffic: As of :func:`cheaper_placement`.
         hosts: Likewise.
         within: Likewise.
@@ -167,16 +164,14 @@ def _grid(
     placement: str, traffic: Traffic, hosts: Sequence[Hashable]
 ) -> list[list[Hashable]]:
     """Returns the host of each rank, by replica."""
-    if placement not in PLACEMENTS:
-        raise ValueError(
-            f"placement must be one of {', '.join(PLACEMENTS)}, not {placement!r}"
-        )
+    check_placement(placement)
     n_pipeline = len(traffic.gradients)
     if not hosts or len(hosts) % n_pipeline:
         raise ValueError(
             f"hosts are of {len(hosts)} ranks, which make no pipelines of {n_pipeline}"
         )
-    n_replicas = len(hosts) // n_pipeline
-    if placement == "stages_together":
-        return [list(hosts[r * n_pipeline :][:n_pipeline]) for r in range(n_replicas)]
-    return [list(hosts[r::n_replicas]) for r in range(n_replicas)]
+    grid = RankGrid(n_pipeline, len(hosts) // n_pipeline, placement)
+    return [
+        [hosts[grid.rank_of(replica, place)] for place in range(n_pipeline)]
+        for replica in range(grid.n_replicas)
+    ]

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from data_parallel.flow import WINDOW, Flow
+from data_parallel.flow import Flow
 from data_parallel.messages import Pending
 from divisible.communication.errors import StallError
+from divisible.communication.wire import WINDOW
 
 COMM = MPI.COMM_SELF
 

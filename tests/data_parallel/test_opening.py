@@ -70,8 +70,8 @@ def test_the_first_difference_is_named(said, words):
 
 
 def test_checksums():
-    numbers = [checksum(value) for value in (["a"], ["b"], ["a", "b"], [])]
+    numbers = [checksum(value) for value in (("a",), ("b",), ("a", "b"), ())]
     assert len(set(numbers)) == 4
     # As the same type on all ranks.
     assert all(0 <= number < 2**63 for number in numbers)
-    assert checksum(["a"]) == checksum(["a"])
+    assert checksum(("a",)) == checksum(("a",))

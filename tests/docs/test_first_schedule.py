@@ -1,24 +1,13 @@
 """A new schedule is one function, one entry and one paragraph; all else follows."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 
 import pytest
 
 from divisible import LayerCost, Plan, Profile
-from tests.support.processes import ROOT
+from tests.support.first_change import NEEDS_GIT, ChangedCopy
 
-PATCH = ROOT / "docs" / "first_changes" / "schedule.patch"
 NAME = "eager_1f1b"
-#: What the copy needs to run its own tests.
-COPIED = (
-    *("chainer_compat", "chainer_kernels", "divisible"),
-    *("data_parallel", "mixed_precision", "pipeline"),
-    *("docs", "examples", "tests", "setup.cfg", "pyproject.toml"),
-)
 TRAIN = f"""
 import sys
 from tests.docs.test_first_schedule import train
@@ -57,44 +46,11 @@ def train(comm, schedule):
     check_equal(comm, tuple_model, cuts, batches, **options)
 
 
-def ignored(folder, names):
-    return {name for name in names if name in ("__pycache__", "_pictures", "_build")}
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Applies the patch to a copy of the repository, and runs Python in it."""
-    for name in COPIED:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
-        else:
-            shutil.copy(ROOT / name, tmp_path / name)
-    command = ["git", "apply", "--verbose", PATCH]
-    # The copy may lie within some repository.
-    apart = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
-    subprocess.run(command, cwd=tmp_path, env=apart, check=True)
-
-    def python(*arguments):
-        done = subprocess.run(
-            [sys.executable, *map(str, arguments)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=600,
-        )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
-
-    return python
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patch")
-def test_a_new_schedule(run, tmp_path):
-    touched = re.findall(r"^\+\+\+ b/(.*)$", PATCH.read_text(), re.MULTILINE)
-    assert touched == [
+@NEEDS_GIT
+def test_a_new_schedule(tmp_path):
+    changed = ChangedCopy(tmp_path, "schedule.patch")
+    assert changed.touched == [
         "divisible/schedules/catalogue.py",
         "divisible/schedules/generators.py",
         "docs/explanation/schedules.rst",
@@ -105,7 +61,7 @@ def test_a_new_schedule(run, tmp_path):
     files = ["divisible/schedules/generators.py", "docs/explanation/schedules.rst"]
     chosen = f"{NAME} or eager_one_f_one_b or schedules.rst"
     options = ["-q", "-p", "no:cacheprovider", "-rA", "-k", chosen]
-    output = run("-m", "pytest", *options, tests, *files)
+    output = changed.python("-m", "pytest", *options, tests, *files)
     for passed in (
         f"test_every_schedule_shows_its_grid[{NAME}]",
         f"test_stages_lie_as_the_catalogue_says[{NAME}]",
@@ -116,13 +72,13 @@ def test_a_new_schedule(run, tmp_path):
         assert re.search(rf"PASSED .*{re.escape(passed)}", output), output
 
     # The pipeline, the search, the command line, the tables.
-    run("-c", TRAIN)
-    run("-c", PLAN)
-    Profile([LayerCost(1, 1, 1)] * 4, n_samples=8).save(tmp_path / "profile.json")
-    Plan([0, 2, 4], n_microbatches=8, schedule="1f1b").save(tmp_path / "plan.json")
+    changed.python("-c", TRAIN)
+    changed.python("-c", PLAN)
+    Profile([LayerCost(1, 1, 1)] * 4, n_samples=8).save(changed.path / "profile.json")
+    Plan([0, 2, 4], n_microbatches=8, schedule="1f1b").save(changed.path / "plan.json")
     command = ["-c", "from pipeline.command_line.main import main; main()"]
     simulate = [*command, "simulate", "plan.json", "profile.json"]
-    assert NAME in run(*simulate, "--schedule", NAME)
-    assert NAME in run(*command, "plan", "--help")
+    assert NAME in changed.python(*simulate, "--schedule", NAME)
+    assert NAME in changed.python(*command, "plan", "--help")
     pytest.importorskip("sphinx", reason="the tables are made by Sphinx")
-    run("-c", PAGES)
+    changed.python("-c", PAGES)

@@ -7,17 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_parallel import flow, simulate_exchange
-from data_parallel.start import _CHUNK_BYTES
+from data_parallel import simulate_exchange
 from divisible import LayerCost, Network, Profile, schedules, simulate
-from divisible.communication.wire import WIRE
+from divisible.communication.wire import CHUNK, WINDOW, WIRE
 from divisible.planning.coding import CodingRate
-from divisible.planning.gradient_exchange import (
-    CHUNK,
-    WINDOW,
-    GradientExchange,
-    Wire,
-)
+from divisible.planning.gradient_exchange import GradientExchange, Wire
 from divisible.schedules.costs import Costs
 
 SLOW = CodingRate(encode=100.0, decode=100.0)
@@ -37,10 +31,6 @@ def test_it_sends_what_the_exchange_sends(wire, replicas, n):
     # Exactly between two; else the largest part may end with a block that is not whole.
     block = 0 if wire.name == "fp32" else wire.n_bytes(256, 256)
     assert sent <= most <= sent + (replicas - 2) * block
-
-
-def test_chunks_are_those_of_the_exchange():
-    assert (4 * CHUNK, WINDOW) == (_CHUNK_BYTES, flow.WINDOW)
 
 
 @given(WIRES, st.integers(2, 64), st.integers(0, 10**9))

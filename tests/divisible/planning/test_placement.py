@@ -7,12 +7,12 @@ from data_parallel import simulate_exchange
 from divisible import Plan
 from divisible.communication.wire import WIRE
 from divisible.planning.placement import (
-    PLACEMENTS,
     Traffic,
     cheaper_placement,
     placement_seconds,
 )
 from divisible.planning.plan import StagePlan
+from divisible.rank_grid import PLACEMENTS
 
 
 def pipeline(n, activations, gradients, exact=None):
@@ -78,7 +78,7 @@ def test_what_leaves_a_host_is_what_the_exchange_sends(wire, n_hosts, local_size
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"placement": "apart"}, "placement must be one of stages_together, replicas"),
+        ({"placement": "apart"}, "placement must be 'stages_together' or 'replicas"),
         ({"hosts": "aab"}, "hosts are of 3 ranks, which make no pipelines of 2"),
         ({"hosts": ""}, "hosts are of 0 ranks"),
         ({"between": 0.0}, "bandwidths must be positive, not inf and 0.0"),

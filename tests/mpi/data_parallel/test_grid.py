@@ -9,7 +9,8 @@ from mpi4py import MPI
 
 import data_parallel.grid as grid_module
 from data_parallel import Grid
-from divisible import Plan
+from divisible import LayerCost, Plan, Profile, best_plan
+from divisible.planning.coding import CodingRate
 from tests.support.mpiexec import assert_on_ranks, refused_on_ranks
 
 N_RANKS = 4
@@ -54,6 +55,35 @@ def of_a_plan(comm):
 
 def test_the_grid_of_a_plan():
     assert_on_ranks(N_RANKS, of_a_plan)
+
+
+def by_cost(comm):
+    """Two hosts of two ranks: what sends more stays within one."""
+    found = []
+    for output, parameters in ((1e6, 4), (4, 1e6)):
+        cost = {"output_bytes": output, "parameter_bytes": parameters}
+        profile = Profile([LayerCost(1, 1, 1, **cost)] * 4, n_samples=16)
+        plan = best_plan(
+            profile,
+            4,
+            schedules=["1f1b"],
+            min_replicas=2,
+            max_replicas=2,
+            coding=CodingRate(1e9, 1e9),
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            host = f"host {comm.rank // 2}"
+            patch.setattr(grid_module.socket, "gethostname", lambda host=host: host)
+            with Grid.of(plan, comm, "auto") as grid:
+                assert (grid.n_pipeline, grid.n_replicas) == (2, 2)
+                found.append(grid.placement)
+    assert found == ["stages_together", "replicas_together"]
+    with pytest.raises(ValueError, match="does not say what its stages send"):
+        Grid.of(Plan([0, 1, 2], replicas=2), comm, "auto")
+
+
+def test_a_placement_is_chosen_by_what_ranks_send():
+    assert_on_ranks(N_RANKS, by_cost)
 
 
 def many(comm):

@@ -1,0 +1,72 @@
+"""A worked first change, made in a copy of the repository."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ROOT
+
+PATCHES = ROOT / "docs" / "first_changes"
+#: For tests that make one.
+NEEDS_GIT = pytest.mark.skipif(
+    shutil.which("git") is None, reason="git applies the patch"
+)
+_LEFT_OUT = shutil.ignore_patterns(
+    ".*", "__pycache__", "build", "_pictures", "_build", "*.egg-info", "benchmarks"
+)
+
+
+class ChangedCopy:
+    """A copy of the repository with a change.
+
+    Args:
+        folder: Where to make it.
+        patch: The name of a file in ``docs/first_changes``.
+
+    Attributes:
+        path: Of the copy.
+        touched: The files that the change touches, sorted.
+    """
+
+    def __init__(self, folder: Path, patch: str) -> None:
+        self.path = folder / "repository"
+        shutil.copytree(ROOT, self.path, ignore=_LEFT_OUT)
+        result = self.run("git", "apply", "--verbose", str(PATCHES / patch))
+        found = re.findall(r"Applied patch (\S+) cleanly", result.stderr)
+        self.touched = sorted(found)
+
+    def run(self, *command: object) -> subprocess.CompletedProcess:
+        """Runs a command in the copy, which must succeed."""
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(self.path),
+            "CHAINER_KERNELS_CACHE": str(self.path.parent / "cache"),
+            # No repository that the copy may lie in.
+            "GIT_CEILING_DIRECTORIES": str(self.path.parent),
+        }
+        result = subprocess.run(
+            [*map(str, command)],
+            cwd=self.path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result
+
+    def python(self, *arguments: object) -> str:
+        """Runs Python in the copy, and returns what it prints."""
+        return self.run(sys.executable, *arguments).stdout
+
+    def passed(self, *arguments: object) -> int:
+        """Runs tests of the copy, and returns how many have passed."""
+        output = self.python("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+        return int(re.search(r"(\d+) passed", output)[1])
