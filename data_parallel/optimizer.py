@@ -35,7 +35,7 @@ def create_multi_node_optimizer(
     exempt: Exempt = "1d",
     pipeline: Any = None,
     check_every: int = 1000,
-    overlap: bool = True,
+    overlap: bool = False,
     **options: Any,
 ) -> MultiNodeOptimizer:
     """Wraps an optimizer, so that it follows the mean gradient of all replicas.
@@ -64,7 +64,8 @@ def create_multi_node_optimizer(
             set.
         check_every (int): After how many updates the replicas' parameters are compared.
         overlap (bool): Whether ``update(lossfun, ...)``, which trainers call, begins to
-            exchange gradients while backward goes on. It holds a copy of each.
+            exchange gradients while backward goes on. It holds a copy of each, and
+            gained nothing where it was measured: :doc:`/howto/data_parallel`.
         **options: Of :class:`Exchange`: ``local_size``, ``error_feedback``,
             ``timeout`` and others.
 

@@ -4,11 +4,11 @@
 
 ``steps``: two networks on 2 hosts with links of 1 Gbit/s. The AlexNet-like one has
 nearly all of its parameters in fully connected layers, so that its step is nearly all
-exchange; of the other one convolutions have nearly all the work. ``late`` is double
-buffering: gradients are exchanged during the next forward and backward. ``alone``
-exchanges nothing. All ways take turns, each with a model of its own, so that the same
-run says what a step is made of (Figs. 5 and 6 of Oyama et al.) and how long it takes to
-an accuracy (Fig. 14).
+exchange; of the other one convolutions have nearly all the work. Gradients are
+exchanged after backward; ``during``: during it; ``late``, which is double buffering:
+during the next forward and backward. ``alone`` exchanges nothing. All ways take turns,
+each with a model of its own, so that the same run says what a step is made of (Figs. 5
+and 6 of Oyama et al.) and how long it takes to an accuracy (Fig. 14).
 
 ``scaling``: 1, 2 and 4 hosts of equal speed, weak and strong, against one without an
 exchange (Fig. 7).
@@ -42,6 +42,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "int8": {"wire_dtype": "int8"},
     "e4m3": {"wire_dtype": "e4m3"},
     "oyama2017": PAPER,
+    "fp32, during": {"overlap": True},
+    "int8, during": {"wire_dtype": "int8", "overlap": True},
     "fp32, late": {"double_buffering": True},
     "int8, late": {"wire_dtype": "int8", "double_buffering": True},
     "e4m3, late": {"wire_dtype": "e4m3", "double_buffering": True},
