@@ -170,8 +170,9 @@ def nothing_is_kept(comm):
                 del array
                 assert is_kept() is None
                 held.append(exchange._ranks.buffers.n_bytes)
-            # Each rank has what its largest number of units at once needs.
-            assert held[-1] <= 2 * held[0] <= 8 * 4 * 20_000
+            # How many units are under way at once is a matter of time; all that one
+            # exchange sends and receives is some 42 kB, and eight would keep more.
+            assert 0 < max(held) <= 42_000
             exchange.mean([np.ones(3, "f")])
             assert exchange._ranks.buffers.n_bytes < 1000
     finally:
