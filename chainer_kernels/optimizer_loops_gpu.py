@@ -4,8 +4,8 @@ The public functions are those of ``optimizer_loops_cpu.py``. Here the gradients
 copied into one flat array first: a launch costs more than the copy. Products and sums
 may be fused (FMA), so that the last bit may differ from a CPU's.
 
-None of this has run on a GPU yet. ``tests/chainer_kernels/test_optimizer_loops_gpu.py``
-compares it to ``optimizer_loops_cpu.py`` where there is one.
+``tests/mixed_precision/test_gpu.py`` compares them to ``optimizer_loops_cpu.py`` where
+there is a GPU.
 """
 
 from __future__ import annotations
@@ -187,10 +187,10 @@ def convert(values: Array, out: Array) -> None:
 # As in float16_bits.py, where it is explained.
 _ENCODE = """
     float value = static_cast<float>(x);
+    // The scale is positive. A product that is NaN has lost its sign on a GPU.
+    unsigned int sign = (__float_as_uint(value) >> 24) & 0x80u;
     unsigned int original = __float_as_uint(value) & 0x7fffffffu;
-    unsigned int bits = __float_as_uint(value * scale);
-    unsigned int sign = (bits >> 24) & 0x80u;
-    unsigned int magnitude = bits & 0x7fffffffu;
+    unsigned int magnitude = __float_as_uint(value * scale) & 0x7fffffffu;
     unsigned int odd = (magnitude >> 21) & 1u;
     unsigned int rounded = (magnitude - (0x38000000u - 0xfffffu) + odd) >> 21;
     if (magnitude < 0x38800000u) {

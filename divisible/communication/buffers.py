@@ -8,10 +8,10 @@ CuPy                 takes device memory    the arrays themselves, on the device
 CuPy                 any other              page-locked arrays of the host, and a copy
 ===================  =====================  ===========================================
 
-The two for CuPy have not yet run on a GPU. NCCL is not used: it needs a device for
-each rank, and none with several has been at hand to build it on. It would need care:
-its kernels wait on the device for the other rank, without a deadline, and may keep
-those that this rank has to run first from starting.
+The second has not run yet; the third is tested on one GPU. NCCL is not used: it needs
+a device for each rank, and none with several has been at hand to build it on. It would
+need care: its kernels wait on the device for the other rank, without a deadline, and
+may keep those that this rank has to run first from starting.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Chainer on CuPy against Chainer on NumPy. Skipped without a GPU.
-
-None of this has run on a GPU so far.
-"""
+"""Chainer on CuPy against Chainer on NumPy. Skipped without a GPU."""
 
 import chainer
 import chainer.functions as F
@@ -72,6 +69,8 @@ def test_forward_and_backward(name, dtype):
     x = np.random.RandomState(1).uniform(-1, 1, shape).astype(dtype)
     expected, actual = (run(make, x, dtype, to_gpu) for to_gpu in (False, True))
     tolerance = TOLERANCE[dtype]
+    if (name, dtype) == ("batch_normalization", "float16"):
+        tolerance = 0.1  # beta's gradient: CuPy adds 100 numbers that cancel in float16
     for a, b in zip(expected, actual):
         assert a.dtype == b.dtype
         np.testing.assert_allclose(

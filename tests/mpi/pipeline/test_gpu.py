@@ -1,7 +1,4 @@
-"""Two ranks on one GPU compute what they compute on the CPU. Skipped without a GPU.
-
-None of this has run on a GPU so far.
-"""
+"""Two ranks on one GPU compute what they compute on the CPU. Skipped without a GPU."""
 
 import chainer
 import chainer.functions as F

@@ -1,7 +1,4 @@
-"""Snapshots go from a GPU to the CPU and back. Skipped without a GPU.
-
-None of this has run on a GPU so far.
-"""
+"""Snapshots go from a GPU to the CPU and back. Skipped without a GPU."""
 
 import chainer
 import chainer.links as L
