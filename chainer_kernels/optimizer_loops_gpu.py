@@ -187,8 +187,8 @@ def convert(values: Array, out: Array) -> None:
 # As in float16_bits.py, where it is explained.
 _ENCODE = """
     float value = static_cast<float>(x);
-    // The scale is positive. A product that is NaN has lost its sign on a GPU.
-    unsigned int sign = (__float_as_uint(value) >> 24) & 0x80u;
+    // The scale is positive. A NaN loses its sign in products and conversions here.
+    unsigned int sign = signbit(x) ? 0x80u : 0u;
     unsigned int original = __float_as_uint(value) & 0x7fffffffu;
     unsigned int magnitude = __float_as_uint(value * scale) & 0x7fffffffu;
     unsigned int odd = (magnitude >> 21) & 1u;
