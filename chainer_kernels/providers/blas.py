@@ -8,14 +8,16 @@ holds, multiplied, and written to where it belongs while a bias is added:
     x (N, H, W, C) -gather-> (rows, taps x C) @ (taps x C, O) -scatter-> y (N, H, W, O)
 
 The gradient of the input takes the same way, from gy to gx. That of the weights is a
-sum of products of such rows, transposed, and the rows of gy. Which blocks there are is
-in :mod:`chainer_kernels.convolution_blocks`.
+sum of products of such rows, transposed, and the rows of gy. Where there are many rows,
+cores add up a sum of some of them each; where there are few, each core multiplies a
+part of the outputs or channels. Which blocks there are is in
+:mod:`chainer_kernels.convolution_blocks`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import threadpoolctl
@@ -36,6 +38,10 @@ _PRODUCTS, _FEW_ROWS = 8, 256
 
 #: How long the parts of a product's side are at least, where they are more than two.
 _PART = 128
+
+#: How many sums of products there are at most, and of how many rows each at least:
+#: clearing and adding a sum is then a small part of making it.
+_SUMS, _ROWS_PER_SUM = 8, 4096
 
 #: How many multiplications of a product take as long as copying an element.
 _PRODUCTS_PER_COPY = 32
@@ -107,16 +113,8 @@ def convolution_weights(
         geometry, len(x), outs * channels, x.shape[1:-1]
     )
     x = plan.padded(x)
-    turned = np.zeros((n_groups, outs, taps * channels), np.float32)
-    with threads.one_blas_thread():
-        for block, group, first, count in _chunks(
-            plan, len(x), n_groups, channels, outs
-        ):
-            col = _windows(x, group * channels, channels, block, first, count)
-            rows = _gather(
-                gy, group * outs, outs, block.outputs, _ONE_TAP, first, count
-            )
-            _add_products(rows, col, _pieces(block, channels), turned[group])
+    chunks = list(_chunks(plan, len(x), n_groups, channels, outs))
+    turned = _sum_of_products(x, gy, chunks, (n_groups, outs, taps * channels))
     if gW is None:
         return turned.reshape(shape)
     threads.run_slices(
@@ -230,13 +228,68 @@ def _convolve(
         threads.run_ranges(compute, len(chunks), size=work // max(1, len(chunks)))
 
 
+def _sum_of_products(
+    x: np.ndarray,
+    gy: np.ndarray,
+    chunks: Sequence[tuple[Block, int, int, int]],
+    shape: tuple[int, int, int],
+) -> np.ndarray:
+    """Returns the sum of rows of gy, transposed, times what windows of x read.
+
+    Args:
+        x: (N, *sizes, C).
+        gy: (N, *sizes, O).
+        chunks: As of :func:`_chunks`.
+        shape: Of the result: groups, O / groups, taps x C / groups.
+    """
+    n_groups, outs, _ = shape
+    channels = x.shape[-1] // n_groups
+    n_rows = sum(count for *_, count in chunks) // n_groups
+    # It follows from shapes alone, as the chunks do.
+    n_sums = max(1, min(_SUMS, n_rows // _ROWS_PER_SUM, len(chunks)))
+    sums = np.zeros((n_sums, *shape), np.float32)
+    ends = [len(chunks) * i // n_sums for i in range(n_sums + 1)]
+
+    def compute(start: int, end: int) -> None:
+        for i in range(start, end):
+            for block, group, first, count in chunks[ends[i] : ends[i + 1]]:
+                col = _windows(x, group * channels, channels, block, first, count)
+                rows = _gather(
+                    gy, group * outs, outs, block.outputs, _ONE_TAP, first, count
+                )
+                pieces = _pieces(block, channels)
+                add = _add_parts if n_sums == 1 else _add_products
+                add(rows, col, pieces, sums[i, group])
+
+    with threads.one_blas_thread():
+        if n_sums == 1:
+            compute(0, 1)
+        else:
+            work = n_rows * sums[0].size // _PRODUCTS_PER_COPY
+            threads.run_ranges(compute, n_sums, size=work // n_sums)
+    for other in sums[1:]:
+        sums[0] += other
+    return sums[0]
+
+
 def _add_products(
     rows: np.ndarray,
     col: np.ndarray,
     pieces: Iterator[tuple[slice, slice]],
     out: np.ndarray,
 ) -> None:
-    """Adds the products of rows of gy, transposed, and columns of what was gathered."""
+    """Adds products of rows of gy, transposed, and gathered columns."""
+    for source, piece in pieces:
+        gemm(rows.T, col[:, source], out[:, piece], accumulate=True)
+
+
+def _add_parts(
+    rows: np.ndarray,
+    col: np.ndarray,
+    pieces: Iterator[tuple[slice, slice]],
+    out: np.ndarray,
+) -> None:
+    """Adds the same, the products being computed in parts on all cores."""
     parts = list(_parts(len(out), pieces))
 
     def compute(start: int, end: int) -> None:
