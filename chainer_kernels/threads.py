@@ -169,21 +169,46 @@ def _ends(n: int, n_elements: int) -> list[int]:
 
 def _run(calls: Sequence[Callable[[], None]]) -> None:
     pool = _pool(os.getpid(), blas_threads())
-    others = [pool.submit(_share, call) for call in calls[1:]]
+    cores = _own_cores()
+    others = [pool.submit(_share, call, cores[i:]) for i, call in enumerate(calls) if i]
     try:
-        _share(calls[0])
+        _share(calls[0], cores)
     finally:
         concurrent.futures.wait(others)
+        _stay_on(cores)
     for other in others:
         other.result()
 
 
-def _share(call: Callable[[], None]) -> None:
+def _share(call: Callable[[], None], cores: Sequence[int]) -> None:
+    """Computes a share, on the first of these cores if there is one."""
+    _stay_on(cores[:1])
     _here.is_share = True
     try:
         call()
     finally:
         _here.is_share = False
+
+
+def _own_cores() -> Sequence[int]:
+    """Returns a core for each thread, if this process has no more and no fewer.
+
+    Schedulers may leave a thread that wakes up on the core of the one that woke it for
+    longer than a share takes. Where there are more cores, other processes of a job may
+    have them, and the scheduler must choose.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return ()
+    cores = sorted(os.sched_getaffinity(0))
+    return cores if len(cores) == blas_threads() else ()
+
+
+def _stay_on(cores: Sequence[int]) -> None:
+    """Keeps this thread on some cores; none means wherever it may be."""
+    # Cores can be taken away meanwhile; then this is no more than a wish.
+    with contextlib.suppress(OSError):
+        if cores:
+            os.sched_setaffinity(0, cores)
 
 
 @functools.lru_cache(maxsize=1)

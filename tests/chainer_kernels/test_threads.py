@@ -57,6 +57,33 @@ def test_a_share_is_not_shared_again(two_cores):
     assert sorted(found) == [(0, 1, 0, 2)]
 
 
+def test_shares_have_cores_of_their_own(two_cores):
+    all_cores = os.sched_getaffinity(0)
+    if len(all_cores) < 2:
+        pytest.skip("needs two cores")
+    cores, found = sorted(all_cores)[:2], {}
+    os.sched_setaffinity(0, cores)
+    try:
+        for loop in (
+            lambda start, end: found.update({start: os.sched_getaffinity(0)}),
+            lambda start, end: {}[start],
+        ):
+            with contextlib.suppress(KeyError):
+                threads.run_ranges(loop, 2, size=1 << 20)
+            assert found == {0: {cores[0]}, 1: {cores[1]}}
+            assert os.sched_getaffinity(0) == set(cores)
+    finally:
+        os.sched_setaffinity(0, all_cores)
+
+
+def test_the_scheduler_chooses_among_more_cores(two_cores, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0, 1, 5})
+    monkeypatch.delattr(os, "sched_setaffinity")
+    found = []
+    threads.run_ranges(lambda i, j: found.append((i, j)), 2, size=1 << 20)
+    assert sorted(found) == [(0, 1), (1, 2)]
+
+
 def test_an_error_waits_for_all_shares(two_cores):
     done = []
 
@@ -158,6 +185,8 @@ def test_a_child_process_does_not_wait_for_threads_it_has_not(two_cores):
         ((30, 7, 7, 256), 65, 1, 3),
         ((3, 17, 17, 20), 300, 1, 1),
         ((84, 2, 2, 128), 130, 1, 3),
+        ((9, 32, 32, 16), 24, 1, 3),
+        ((9, 32, 32, 32), 48, 2, 3),
     ],
 )
 def test_a_convolution_on_two_cores_is_what_it_is_on_one(
