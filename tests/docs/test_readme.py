@@ -8,7 +8,9 @@ from tests.support.mpiexec import mpiexec
 from tests.support.processes import ROOT
 
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+IN_JAPANESE = (ROOT / "README.ja.md").read_text()
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = BLOCK.findall(README)
 LINE = re.compile(r"^ *(\d+)  loss (\S+)  accuracy (\S+)$", re.MULTILINE)
 
 
@@ -33,8 +35,34 @@ def test_the_example_prints_what_it_says(n_ranks, tmp_path):
         assert mine[1:] == pytest.approx(theirs[1:], rel=1e-2, abs=1e-3)
 
 
-def test_links_lead_somewhere():
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
+@pytest.mark.parametrize("text", [README, IN_JAPANESE], ids=["english", "japanese"])
+def test_links_lead_somewhere(text):
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     assert links
     for link in links:
         assert (ROOT / link).exists(), link
+
+
+def facts(text):
+    """Blocks and commands, and for each section its names, links and figures."""
+    blocks = BLOCK.findall(text) + re.findall(r"^    \S.*$", text, re.MULTILINE)
+    sections = re.split(r"^##+ .*$", BLOCK.sub("", text), flags=re.MULTILINE)
+    return blocks, [
+        sorted(
+            re.findall(r"`[^`\n]+`", section)
+            # Links of the two languages to each other.
+            + re.findall(r"\]\(((?!README)[^)]+)\)", section)
+            + re.findall(r"\d+\.\d+", section)
+        )
+        for section in sections
+    ]
+
+
+def test_the_japanese_readme_says_the_same():
+    (blocks, sections), (their_blocks, their_sections) = map(
+        facts, (README, IN_JAPANESE)
+    )
+    assert blocks == their_blocks
+    assert len(sections) == len(their_sections) == 9
+    for mine, theirs in zip(sections, their_sections):
+        assert mine == theirs
