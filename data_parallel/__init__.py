@@ -21,6 +21,7 @@
     oyama2017         Algorithm 1 of the paper: a rounding after each addition
     quantiles         its quantiles, kept for some exchanges
     residuals         error feedback: what the encodings have lost
+    kept_state        all that is kept from one exchange to the next, saved and loaded
     layout            arrays, cut into buckets, lanes, parts and chunks
     nodes             which replicas share a node, and the slices that each adds up
     arrays            the arrays of an exchange

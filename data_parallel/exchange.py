@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Callable
 
 import numpy as np
 
-from data_parallel import break_even, json_arrays, oyama2017
+from data_parallel import break_even, oyama2017
 from data_parallel.arrays import Arrays, Spec, specs_of
 from data_parallel.coder import Code, Gradients
 from data_parallel.current import Current
+from data_parallel.kept_state import KeptState
 from data_parallel.layout import Layouts, Shape
 from data_parallel.messages import Buffers
 from data_parallel.nodes import lanes_of
@@ -149,9 +150,15 @@ class Exchange:
             self._minimum(comm, minimum),
         )
         self._layouts = Layouts(shape, is_fp32=settings.wire.name == "fp32")
-        self._n_exchanges = 0
         self._residuals = Residuals() if error_feedback else None
         self._quantiles = Quantiles(every) if settings.is_oyama2017 else None
+        self.kept = KeptState(
+            self.comm,
+            self._layouts,
+            minimum is None,
+            self._residuals,
+            self._quantiles,
+        )
         self._current = Current(self.comm)
         self.sent_bytes = 0
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -288,7 +295,7 @@ class Exchange:
         buckets = self._layouts.buckets
         opening = Opening(
             self.comm,
-            self._n_exchanges,
+            self.kept.n_exchanges,
             self._layouts.summary,
             n_samples,
             str(refusal or ""),
@@ -313,7 +320,7 @@ class Exchange:
 
         under_way = UnderWay(self._ranks, opening, Arrays(found), buckets, make_code)
         self._current.under_way, self._zero_fill = under_way, zero_fill
-        self._n_exchanges += 1
+        self.kept.n_exchanges += 1
         if refusal is not None:
             with suppress(DisagreementError), self._current.ending_at_errors():
                 under_way.finish()
@@ -343,7 +350,8 @@ class Exchange:
             RuntimeError: If an exchange has begun.
         """
         self._current.check_idle()
-        number, self._n_exchanges = self._n_exchanges, self._n_exchanges + 1
+        number = self.kept.n_exchanges
+        self.kept.n_exchanges += 1
         with self._current.ending_at_errors():
             compare(
                 Opening(self.comm, number, lines, None, "", NOT_LOADED, self.timeout)
@@ -370,22 +378,12 @@ class Exchange:
             RuntimeError: If an exchange has begun and is not finished.
         """
         self._current.check_over("save or load")
-        state = {
-            "minimum": self.minimum,
-            "n_exchanges": self._n_exchanges,
-            "quantiles": self._quantiles and self._quantiles.state(),
-        }
-        state = json_arrays.serialize(serializer, "state", state)
-        if state is None:
-            return
-        self._n_exchanges = state["n_exchanges"]
-        if self._options.minimum is None:
-            shape = self._layouts.shape
-            self._layouts.shape = shape._replace(minimum=state["minimum"])
-        if self._quantiles is not None and state["quantiles"] is not None:
-            self._quantiles.load(state["quantiles"])
-        if self._residuals is not None:
-            self._residuals.serialize(serializer["residuals"], self.comm)
+        self.kept.serialize(serializer)
+
+    def serialize_arrays(self, serializers: Mapping[str, Any]) -> None:
+        """Does as :meth:`serialize`, by the name of an array where its part goes."""
+        self._current.check_over("save or load")
+        self.kept.serialize_arrays(serializers)
 
     def close(self) -> None:
         """Frees the communicator; a call of all ranks.

@@ -31,10 +31,11 @@ def serialize(serializer: Any, key: str, value: Any) -> Any:
         ({'a': [1, 2.5]}, None)
     """
     if not isinstance(serializer, chainer.Deserializer):
-        serializer(key, np.frombuffer(json.dumps(value).encode(), np.uint8))
+        # Without dimensions: whoever looks at shapes alone has read it as well.
+        serializer(key, np.array(json.dumps(value).encode()))
         return value
     try:
         found = serializer(key, None)
     except KeyError:
         return None
-    return None if found is None else json.loads(np.asarray(found).tobytes())
+    return None if found is None else json.loads(np.asarray(found).item())

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chainer
@@ -97,20 +97,23 @@ class LateGradients:
         means, self._means = self._means, None
         return means
 
-    def serialize(self, serializer: Any) -> None:
-        """Reads or writes the means that are to be applied."""
-        late = serializer["late"]
+    def serialize(self, serializers: Mapping[str, Any]) -> None:
+        """Reads or writes the means that are to be applied.
+
+        Args:
+            serializers: By the path of a parameter where its mean goes.
+        """
         by_name, scale = self._means or Means({}, 0.0)
-        state = {"names": list(by_name), "scale": scale}
-        state = json_arrays.serialize(late, "state", state)
-        self._means = None
-        if state is not None and state["scale"]:
-            by_name = {
+        found = {}
+        for name, serializer in serializers.items():
+            mean = by_name.get(name)
+            state = {"has_mean": mean is not None, "scale": scale}
+            state = json_arrays.serialize(serializer, "late", state)
+            scale = scale if state is None else state["scale"]
+            if state is not None and state["has_mean"]:
                 # One that is read may not be in memory of its own.
-                name: np.array(late["means"](name, by_name.get(name)))
-                for name in state["names"]
-            }
-            self._means = Means(by_name, state["scale"])
+                found[name] = np.array(serializer("mean", mean))
+        self._means = Means(found, scale) if scale and found else None
 
 
 class Looks(chainer.FunctionHook):

@@ -229,21 +229,52 @@ class MultiNodeOptimizer(OptimizerWrapper):
         all ranks must write a snapshot, or go on to their next update.
         """
         self.actual_optimizer.serialize(serializer)
-        of_exchange = serializer["exchange"]
         if self._late is not None:
             self._late.finish(self.exchange)
-            self._late.serialize(of_exchange)
         state = {
             "n_updates": self._agreement.n_updates,
             "loss_scale": self._scale_of_residuals,
-            "order": self._order,
         }
-        state = json_arrays.serialize(of_exchange, "optimizer", state)
-        if state is not None:
-            self._agreement.n_updates = state["n_updates"]
-            self._order = state["order"]
-            self._scale_of_residuals = state["loss_scale"]
-            self.exchange.serialize(of_exchange)
+        state = json_arrays.serialize(serializer["exchange"], "state", state)
+        if state is None:
+            return
+        self._agreement.n_updates = state["n_updates"]
+        self._scale_of_residuals = state["loss_scale"]
+        of_parameters = self._of_parameters(serializer)
+        places = {name: i for i, name in enumerate(self._order)}
+        found = {}
+        for name, below in of_parameters.items():
+            place = json_arrays.serialize(below, "place", places.get(name))
+            if place is not None:
+                found[name] = place
+        self._order = sorted(found, key=found.__getitem__)
+        self.exchange.serialize_arrays(of_parameters)
+        if self._late is not None:
+            self._late.serialize(of_parameters)
+
+    def load_replicas(self, serializers: Sequence[Any]) -> None:
+        """Gives error feedback the mean of what replicas had kept.
+
+        To be called after :meth:`serialize` where there were more replicas, or fewer.
+
+        Args:
+            serializers: Of each replica that there was.
+        """
+        self.exchange.kept.load_means(
+            [self._of_parameters(each) for each in serializers]
+        )
+
+    def loaded_parts(self) -> list[Any]:
+        """Returns what else has attributes that :meth:`serialize` sets."""
+        return [self._agreement, self._late, *self.exchange.kept.parts()]
+
+    def _of_parameters(self, serializer: Any) -> dict[str, Any]:
+        """Returns where the state of the exchange goes, by path of the parameter.
+
+        It is beside the rest of a parameter's, as stages may be cut otherwise.
+        """
+        parameters = parameters_of(self.target, include_uninit=True)
+        return {name: serializer[name]["exchange"] for name, _ in parameters}
 
     def close(self) -> None:
         """Frees the communicator of the exchange; a call of all ranks."""

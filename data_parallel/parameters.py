@@ -21,10 +21,17 @@ class NamedParameter(NamedTuple):
     param: chainer.Parameter
 
 
-def parameters_of(model: chainer.Link) -> list[NamedParameter]:
-    """Returns the initialized parameters of a model, each once, by path."""
+def parameters_of(
+    model: chainer.Link, include_uninit: bool = False
+) -> list[NamedParameter]:
+    """Returns the parameters of a model, each once, by path.
+
+    Args:
+        model: The model.
+        include_uninit: Whether those without a shape are wanted too.
+    """
     by_id: dict[int, NamedParameter] = {}
-    for name, param in sorted(model.namedparams(include_uninit=False)):
+    for name, param in sorted(model.namedparams(include_uninit)):
         by_id.setdefault(id(param), NamedParameter(name, param))
     return list(by_id.values())
 

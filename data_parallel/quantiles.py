@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from data_parallel.arrays import Spec
@@ -39,10 +39,19 @@ class Quantiles:
         """Ends an exchange: what it has found holds for the next ones."""
         self._by_name.update(zip(self._names, self._now))
 
-    def state(self) -> dict[str, Any]:
-        """Returns what the next exchanges depend on."""
-        return {"age": self._age, "by_name": self._by_name}
+    @property
+    def names(self) -> list[str]:
+        """The arrays that have one."""
+        return list(self._by_name)
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Takes what :meth:`state` has returned."""
-        self._age, self._by_name = state["age"], dict(state["by_name"])
+    def state(self, name: str) -> dict[str, Any]:
+        """Returns what the next exchanges of an array depend on."""
+        return {"age": self._age, "q": self._by_name.get(name)}
+
+    def load(self, states: Mapping[str, dict[str, Any]]) -> None:
+        """Takes what :meth:`state` has returned, by the name of the array."""
+        self._by_name = {}
+        for name, state in states.items():
+            self._age = state["age"]
+            if state["q"] is not None:
+                self._by_name[name] = state["q"]

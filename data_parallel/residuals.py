@@ -7,7 +7,7 @@ a number was not finite: that step is no step, and may be skipped.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -78,24 +78,44 @@ class Residuals:
             now, then = self._spare, self.by_name
             now[name], then[name] = then[name], now[name]
 
-    def serialize(self, serializer: Any, comm: MPI.Comm) -> None:
-        """Reads or writes them, and of which rank they are."""
-        state = {"origin": [comm.size, comm.rank], "names": list(self.by_name)}
-        state = json_arrays.serialize(serializer, "state", state)
-        if state is None:
-            # Written without error feedback.
-            return
-        of = serializer["of"]
-        if not isinstance(serializer, chainer.Deserializer):
-            for name, residual in self.by_name.items():
-                of(name, residual)
-            return
-        n_ranks, rank = state["origin"]
-        self.origin = n_ranks, rank
-        # Copies, for they are written to, and whoever has read them may read again.
-        self.by_name = {
-            name: np.array(of(name, None), np.float32) for name in state["names"]
-        }
+    def serialize(self, serializers: Mapping[str, Any], comm: MPI.Comm) -> None:
+        """Reads or writes them, and of which rank they are.
+
+        Args:
+            serializers: By the name of the array where its residual goes.
+            comm: Of the ranks.
+        """
+        found = {}
+        for name, serializer in serializers.items():
+            residual = self.by_name.get(name)
+            state = None if residual is None else [comm.size, comm.rank]
+            state = json_arrays.serialize(serializer, "residual_of", state)
+            if state is None:
+                # Written without error feedback, or before the first exchange.
+                continue
+            if isinstance(serializer, chainer.Deserializer):
+                n_ranks, rank = state
+                self.origin, found[name] = (n_ranks, rank), _read(serializer)
+            else:
+                serializer("residual", residual)
+        if any(isinstance(each, chainer.Deserializer) for each in serializers.values()):
+            self.by_name = found
+
+    def load_means(self, replicas: Sequence[Mapping[str, Any]], comm: MPI.Comm) -> None:
+        """Reads those of all replicas, of which there were more or fewer.
+
+        Each rank gets the mean, so that nothing is lost of what was lost.
+
+        Args:
+            replicas: For each one that there was as the ``serializers`` of
+                :meth:`serialize`.
+            comm: Of the ranks.
+        """
+        for name in self.by_name:
+            total = sum(_read(each[name]) for each in replicas)
+            self.by_name[name] = total / np.float32(len(replicas))
+        # As if each rank had its own: there is nothing to share out.
+        self.origin = comm.size, comm.rank
 
     def scale(self, factor: float) -> None:
         """Multiplies them, as the gradients are from now on."""
@@ -140,3 +160,8 @@ class Residuals:
             request = comm.Iallreduce(MPI.IN_PLACE, total)
             wait_for_all(comm, request, timeout, "to share out what was loaded")
             total /= len(holders)
+
+
+def _read(serializer: Any) -> np.ndarray:
+    # A copy, for it is written to, and whoever has read it may read again.
+    return np.array(serializer("residual", None), np.float32)

@@ -21,7 +21,7 @@ import json
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +190,10 @@ class Snapshot:
         starts = [start for start, _ in self.layer_ranges]
         stages = {bisect_right(starts, position) - 1 for position in positions}
         return [stage_file(number) for number in sorted(stages)]
+
+    def of_replicas(self) -> list[Snapshot]:
+        """Returns the snapshot as each replica that there was would read it."""
+        return [replace(self, replica=i) for i in range(self.n_replicas)]
 
     def own_files(self, names: Iterable[str]) -> dict[str, str]:
         """Returns the files with what the replica has otherwise, by what they replace.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import warnings
@@ -17,7 +18,7 @@ from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.kept_state import KeptState
 from pipeline.snapshots.on_all_ranks import on_all_ranks
-from pipeline.snapshots.optimizer_state import load_optimizer
+from pipeline.snapshots.optimizer_state import load_optimizer, load_replicas
 from pipeline.snapshots.optimizers_of_stages import (
     OptimizersOfStages,
     positions_of_layers,
@@ -54,7 +55,9 @@ def load_snapshot(
     that the loaded ones hold, or what the script has set since.
 
     With as many ranks and replicas as there were, each gets its own random states; with
-    another number all get those of the rank that had the first stage.
+    another number all get those of the rank that had the first stage. What error
+    feedback keeps goes with the parameters; with another number of replicas each gets
+    the mean of what they had.
 
     Args:
         path: The snapshot's directory.
@@ -181,7 +184,11 @@ def _open(
     names = [manifest.COMMON, *snapshot.files_of(positions)]
     if pipeline.is_last and manifest.LOSS in snapshot.files:
         names.append(manifest.LOSS)
-    snapshot.verify([*names, *snapshot.own_files(names).values()])
+    # Where there were more replicas, or fewer, the files of all are read.
+    is_another = snapshot.n_replicas != pipeline.ranks.n_replicas
+    read_as = snapshot.of_replicas() if is_another else [snapshot]
+    own = {file for each in read_as for file in each.own_files(names).values()}
+    snapshot.verify([*names, *sorted(own)])
     return snapshot, found
 
 
@@ -201,6 +208,13 @@ def _load_layers(
         positions, names = optimizers.positions(optimizer), optimizers.names(optimizer)
         with snapshot.of_layers(positions, "optimizer/", ledger, is_dry_run) as arrays:
             load_optimizer(optimizer, arrays, names)
+        if snapshot.n_replicas != pipeline.ranks.n_replicas and not is_dry_run:
+            with contextlib.ExitStack() as stack:
+                replicas = [
+                    stack.enter_context(each.of_layers(positions, "optimizer/", ledger))
+                    for each in snapshot.of_replicas()
+                ]
+                load_replicas(optimizer, replicas, names)
     if pipeline.is_last:
         _load_loss(snapshot, optimizers, ledger, is_dry_run)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -68,11 +68,29 @@ def load_optimizer(
         _load(optimizer, arrays, names)
 
 
+def load_replicas(
+    optimizer: Any, replicas: Sequence[Arrays], names: Mapping[str, str] = NO_NAMES
+) -> None:
+    """Loads what each replica had of its own, where there are more or fewer now.
+
+    Args:
+        optimizer: It may have a method ``load_replicas``; otherwise nothing is done.
+        replicas: Of each replica that there was what :func:`load_optimizer` takes.
+        names: Likewise.
+    """
+    if not hasattr(optimizer, "load_replicas"):
+        return
+    readers = [RuleReader(arrays, names=names).noting() for arrays in replicas]
+    optimizer.load_replicas(readers)
+
+
 def _readers(optimizer: Any, names: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     """Yields whose attributes change when an optimizer is loaded, with their keys."""
     writer = StateWriter(names=names)
     while optimizer is not None:
         yield from [("", optimizer), ("", optimizer.hyperparam)]
+        for part in getattr(optimizer, "loaded_parts", list)():
+            yield "", part
         for below, hook in _hooks(optimizer, writer):
             yield below.path, hook
         for path, param in _updated(optimizer):

@@ -26,7 +26,7 @@ def test_they_are_kept(every, n_exchanges, when_loaded):
     for number in range(n_exchanges):
         if number == when_loaded:
             other = Quantiles(every)
-            other.load(quantiles.state())
+            other.load({name: quantiles.state(name) for name in "ab"})
             quantiles = other
         if number % every == 0:
             expected = number + 1
@@ -38,4 +38,5 @@ def test_a_new_array_has_its_own_at_once():
     assert exchange(quantiles, "a", 1.0) == [1]
     assert exchange(quantiles, "ba", 2.0) == [2, 1]
     assert exchange(quantiles, "ab", 3.0) == [1, 2]
-    assert quantiles.state() == {"age": 3, "by_name": {"a": 1, "b": 2}}
+    assert quantiles.state("b") == {"age": 3, "q": 2}
+    assert quantiles.state("c") == {"age": 3, "q": None}

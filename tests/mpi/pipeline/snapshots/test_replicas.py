@@ -1,5 +1,7 @@
 """Snapshots of replicas: one model on disk, for any grid."""
 
+import warnings
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -8,7 +10,13 @@ import pytest
 
 from data_parallel import Grid, ReplicaIterator, create_multi_node_optimizer
 from divisible import Divisible, Plan
-from pipeline import Pipeline, PipelineUpdater, load_snapshot, save_snapshot
+from pipeline import (
+    Pipeline,
+    PipelineUpdater,
+    SnapshotError,
+    load_snapshot,
+    save_snapshot,
+)
 from tests.support.equivalence import assert_close, make_batches
 from tests.support.mpiexec import assert_on_ranks
 
@@ -81,10 +89,11 @@ def resumes_bit_for_bit(comm, folder, options):
     other.close()
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"wire_dtype": "int8", "minimum": 0, "error_feedback": True,
-                     "local_size": 1}]
-)  # fmt: skip
+CODED = {"wire_dtype": "int8", "minimum": 0, "local_size": 1}
+FED_BACK = {**CODED, "error_feedback": True}
+
+
+@pytest.mark.parametrize("options", [{}, FED_BACK])
 def test_resumes_bit_for_bit(options, tmp_path):
     assert_on_ranks(4, resumes_bit_for_bit, str(tmp_path), options)
 
@@ -122,3 +131,114 @@ def load_on_grid(comm, folder, n_pipeline):
 def test_loads_on_another_grid(n_ranks, n_pipeline, tmp_path):
     assert_on_ranks(4, save_on_grid, str(tmp_path))
     assert_on_ranks(n_ranks, load_on_grid, str(tmp_path), n_pipeline)
+
+
+def residuals_of(optimizer):
+    return optimizer.exchange._residuals.by_name
+
+
+def save_with_residuals(comm, folder, options):
+    grid, pipe, optimizer, updater = run_on(comm, 2, options)
+    losses_of(updater, 3)
+    save_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+    residuals = residuals_of(optimizer)
+    assert all(residual.any() for name, residual in residuals.items() if "W" in name)
+    np.savez(
+        f"{folder}/residuals-{grid.replica}-{grid.pipeline.rank}.npz",
+        **{name.strip("/"): residual for name, residual in residuals.items()},
+    )
+    losses = losses_of(updater, 2)
+    if comm.rank == 0:
+        np.save(f"{folder}/losses.npy", losses)
+    pipe.close()
+
+
+def load_with_residuals(comm, folder, n_pipeline, options):
+    """Compares what each rank has loaded, by path, with what replicas had saved."""
+    grid, pipe, optimizer, updater = run_on(comm, n_pipeline, options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+    saved = [{}, {}]
+    for replica, place in np.ndindex(2, 2):
+        with np.load(f"{folder}/residuals-{replica}-{place}.npz") as file:
+            saved[replica].update(file)
+    loaded = residuals_of(optimizer)
+    (stage,) = pipe.stages.values()
+    assert sorted(loaded) == sorted(path for path, _ in stage.namedparams())
+    for path, residual in loaded.items():
+        each = [of_replica[path.strip("/")] for of_replica in saved]
+        expected = each[grid.replica % 2]
+        if grid.n_replicas != 2:
+            expected = (each[0] + each[1]) / np.float32(2)
+        assert (residual == expected).all(), path
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "what error feedback has kept")
+        found = losses_of(updater, 2)
+    # With 8 bits, and dropout that goes by the replica, they are near.
+    assert abs(np.array(found) - np.load(f"{folder}/losses.npy")).max() < 0.5
+    pipe.close()
+
+
+def test_error_feedback_follows_the_parameters(tmp_path):
+    assert_on_ranks(4, save_with_residuals, str(tmp_path), FED_BACK)
+    for n_ranks, n_pipeline in [(2, 2), (2, 1), (4, 1), (3, 3), (4, 2)]:
+        arguments = str(tmp_path), n_pipeline, FED_BACK
+        assert_on_ranks(n_ranks, load_with_residuals, *arguments)
+
+
+def measured_otherwise(comm, folder):
+    """Stages that code from other sizes on are put together all the same."""
+    grid, pipe, optimizer, updater = run_on(comm, 2, {"local_size": 1})
+    layouts = optimizer.exchange._layouts
+    layouts.shape = layouts.shape._replace(minimum=100 + grid.pipeline.rank)
+    save_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+    pipe.close()
+    _, pipe, optimizer, updater = run_on(comm, 1, {"local_size": 1})
+    load_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+    # That of the first stage.
+    assert optimizer.exchange.minimum == 100
+    pipe.close()
+
+
+def test_what_each_stage_has_measured_is_no_obstacle(tmp_path):
+    assert_on_ranks(4, measured_otherwise, str(tmp_path))
+
+
+def refused_load(comm, folder):
+    """A snapshot that does not fit leaves what the exchange keeps as it was."""
+    _, pipe, optimizer, updater = run_on(comm, 1, FED_BACK)
+    losses_of(updater, 1)
+    save_snapshot(f"{folder}/1", pipe, optimizer, {"updater": updater})
+    losses_of(updater, 2)
+    exchange = optimizer.exchange
+    kept = {name: each.copy() for name, each in residuals_of(optimizer).items()}
+    before = exchange.kept.n_exchanges, optimizer._agreement.n_updates
+    with pytest.raises(SnapshotError, match="it has no more"):
+        state = {"updater": updater, "more": np.random.RandomState(0)}
+        load_snapshot(f"{folder}/1", pipe, optimizer, state)
+    assert (exchange.kept.n_exchanges, optimizer._agreement.n_updates) == before
+    for name, residual in residuals_of(optimizer).items():
+        assert (residual == kept[name]).all(), name
+        assert residual.any() == ("W" in name), name
+    optimizer.actual_optimizer.add_hook(Counting())
+    with pytest.raises(SnapshotError, match="optimizer it has no hooks/C") as e:
+        load_snapshot(f"{folder}/1", pipe, optimizer, {"updater": updater})
+    assert "changed in part" not in str(e.value)
+    pipe.close()
+
+
+class Counting:
+    """A hook that has a state."""
+
+    name, timing, call_for_each_param, n = "Counting", "pre", False, 0
+
+    def __call__(self, optimizer):
+        self.n += 1
+
+    def serialize(self, serializer):
+        self.n = serializer("n", self.n)
+
+
+def test_a_load_that_is_refused_changes_nothing(tmp_path):
+    assert_on_ranks(2, refused_load, str(tmp_path))
