@@ -13,10 +13,12 @@ from divisible.communication.collectives import all_gather, as_mpi
 from divisible.communication.communicators import announcement, free_dropped, split
 from divisible.communication.errors import DisagreementError
 from divisible.communication.roll_call import roll_call
+from divisible.planning.placement import placement_by_hosts
 from divisible.rank_grid import RankGrid, check_placement
 
 _PURPOSE = "to make the grid"
 _TIMEOUT = 300.0
+_AUTO = "auto"
 
 
 class Grid:
@@ -40,7 +42,10 @@ class Grid:
     Args:
         comm: A ChainerMN communicator or an mpi4py one.
         n_pipeline (int): How many ranks a pipeline has; a divisor of those of ``comm``.
-        placement (str): ``'stages_together'`` or ``'replicas_together'``.
+        placement (str): ``'stages_together'``, ``'replicas_together'``, or ``'auto'``
+            for what sends fewer gradients between the hosts that there are, mostly
+            ``'replicas_together'`` where hosts have several ranks. What ranks send is
+            known to a plan: :meth:`of` asks it.
         timeout (float): Seconds to wait for the other ranks.
 
     Attributes:
@@ -50,7 +55,7 @@ class Grid:
         n_pipeline (int): As given.
         n_replicas (int): How many replicas there are.
         replica (int): The number of this rank's; its rank in ``data``.
-        placement (str): As given.
+        placement (str): As given, or chosen.
 
     Raises:
         TypeError, ValueError: If an argument is wrong.
@@ -81,7 +86,8 @@ class Grid:
             n_pipeline = _check(n_pipeline, self.world.size, placement)
         except (TypeError, ValueError) as error:
             refusal = error
-        mine = str(refusal or ""), n_pipeline, placement, announcement()
+        host = socket.gethostname()
+        mine = str(refusal or ""), n_pipeline, placement, host, announcement()
         said = all_gather(self.world, mine, timeout, _PURPOSE)
         if refusal is not None:
             raise refusal
@@ -95,6 +101,8 @@ class Grid:
                         f"rank 0 has {name}={said[0][i]!r}, but rank {rank} has"
                         f" {theirs[i]!r}"
                     )
+        if placement == _AUTO:
+            placement = placement_by_hosts([host for *_, host, _ in said], n_pipeline)
         self.n_pipeline, self.placement = n_pipeline, placement
         self.n_replicas = self.world.size // n_pipeline
         self._ranks = RankGrid(n_pipeline, self.n_replicas, placement)
@@ -154,7 +162,7 @@ class Grid:
                 f" {n_ranks // plan.replicas}, but there are {size}: start {n_ranks}"
                 f" ranks, or make another plan"
             )
-        if placement == "auto":
+        if placement == _AUTO:
             hosts = all_gather(as_mpi(comm), socket.gethostname(), _TIMEOUT, _PURPOSE)
             placement = plan.placement(hosts)
         return cls(comm, n_ranks // plan.replicas, placement)
@@ -184,12 +192,8 @@ class Grid:
 
 def _check(n_pipeline: int, n_ranks: int, placement: str) -> int:
     """Returns the ranks of a pipeline as a plain number, if there can be so many."""
-    if placement == "auto":
-        raise ValueError(
-            "placement 'auto' needs a plan, which says what ranks send: call"
-            " Grid.of(plan, comm, 'auto')"
-        )
-    check_placement(placement)
+    if placement != _AUTO:
+        check_placement(placement)
     try:
         n = operator.index(n_pipeline)
     except TypeError:

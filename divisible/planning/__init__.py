@@ -19,6 +19,7 @@
     plan               where a model is cut, and how it is run
     exchange_plan      what its exchange of gradients costs
     placement          stages together on a host, or replicas, by what they send
+    plan_traffic       what the ranks of a plan send in a step
     partition          cuts so that the slowest stage is as fast as possible
     dynamic_program    the search for those cuts
     setting            a schedule with profiles, ranks and links, wherever it is cut

@@ -18,14 +18,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from divisible.communication.wire import BLOCK, WIRE
 from divisible.rank_grid import PLACEMENTS, RankGrid, check_placement
-from divisible.schedules.catalogue import create
-
-if TYPE_CHECKING:
-    from divisible.planning.plan import Plan
 
 
 class Traffic(NamedTuple):
@@ -81,6 +76,44 @@ def cheaper_placement(
     )
 
 
+def placement_by_hosts(hosts: Sequence[Hashable], n_pipeline: int) -> str:
+    """Returns the placement that suits where it is not known what ranks send.
+
+    It sends fewer gradients between hosts; if both placements send as many, fewer
+    activations. That is right where a rank's gradients are more than its activations,
+    as with fully connected layers, and not where activations are large, as those of the
+    first convolutions: then ask a plan, which knows the bytes.
+
+    Args:
+        hosts: As of :func:`cheaper_placement`.
+        n_pipeline: Ranks of a pipeline.
+
+    Returns:
+        str: One of `divisible.rank_grid.PLACEMENTS`; the first if both are alike.
+
+    Raises:
+        ValueError: If ``hosts`` are not of so many ranks.
+
+    Example:
+        >>> placement_by_hosts(['a', 'a', 'b', 'b'], n_pipeline=2)
+        'replicas_together'
+        >>> placement_by_hosts(['a', 'b', 'c', 'd'], n_pipeline=2)
+        'stages_together'
+    """
+    gradients = Traffic({}, [1.0] * n_pipeline, [1.0] * n_pipeline)
+    neighbours = zip(range(n_pipeline), range(1, n_pipeline))
+    pairs = [pair for a, b in neighbours for pair in ((a, b), (b, a))]
+    nothing = [0.0] * n_pipeline
+    activations = Traffic(dict.fromkeys(pairs, 1.0), nothing, nothing)
+    return min(
+        PLACEMENTS,
+        key=lambda name: (
+            placement_seconds(name, gradients, hosts),
+            placement_seconds(name, activations, hosts),
+        ),
+    )
+
+
 def placement_seconds(
     placement: str,
     traffic: Traffic,
@@ -127,37 +160,6 @@ def placement_seconds(
             entering[host] += crossing
     busiest = max(max(leaving[host], entering[host]) for host in set(hosts))
     return busiest / between + max(inside[host] for host in set(hosts)) / within
-
-
-def traffic_of(plan: Plan) -> Traffic:
-    """Returns the bytes that the ranks of a plan send in a step.
-
-    Raises:
-        ValueError: If the plan does not say what its stages send.
-    """
-    stages, m = plan.stages, plan.n_microbatches
-    if stages is None or m is None or not any(stage.n_gradients for stage in stages):
-        raise ValueError(
-            f"the plan {plan.cuts} does not say what its stages send: make it with"
-            f" best_plan, or choose a placement"
-        )
-    n_ranks = plan.n_ranks // plan.replicas
-    ranks: Sequence[int] = range(n_ranks)
-    if plan.stages_per_rank > 1:
-        ranks = create(plan.schedule, plan.n_stages, m, n_ranks).stage_ranks
-    messages: Counter[tuple[int, int]] = Counter()
-    for stage, a, b in zip(stages, ranks, ranks[1:]):
-        if a != b:
-            messages[a, b] += m * stage.output_bytes
-            messages[b, a] += m * stage.output_bytes
-    elements: Counter[int] = Counter()
-    for stage, rank in zip(stages, ranks):
-        elements[rank] += stage.n_gradients
-    coded, exact = (
-        [WIRE[name].n_bytes(elements[rank], BLOCK) for rank in range(n_ranks)]
-        for name in (plan.wire_dtype or "fp32", "fp32")
-    )
-    return Traffic(dict(messages), coded, exact)
 
 
 def _grid(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from divisible.communication.wire import check_wire_dtype
 from divisible.files import write_json
 from divisible.planning.exchange_plan import ExchangePlan
-from divisible.planning.placement import cheaper_placement, traffic_of
+from divisible.planning.placement import cheaper_placement
+from divisible.planning.plan_traffic import traffic_of
 from divisible.planning.profile import check_layers
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
 from divisible.planning.units import count, format_seconds

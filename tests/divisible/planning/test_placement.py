@@ -4,14 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_parallel import simulate_exchange
-from divisible import Plan
 from divisible.communication.wire import WIRE
 from divisible.planning.placement import (
     Traffic,
     cheaper_placement,
+    placement_by_hosts,
     placement_seconds,
 )
-from divisible.planning.plan import StagePlan
 from divisible.rank_grid import PLACEMENTS
 
 
@@ -63,6 +62,19 @@ def test_more_activations_keep_stages_together(n, r, activations, gradients, mor
         assert after == "stages_together"
 
 
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=12), st.integers(1, 4))
+def test_by_hosts_fewer_gradients_cross(hosts, n):
+    if len(hosts) % n:
+        with pytest.raises(ValueError, match=f"make no pipelines of {n}"):
+            placement_by_hosts(hosts, n)
+        return
+    chosen = placement_by_hosts(hosts, n)
+    for activations, gradients in [(0, 1), (1e-6, 1)]:
+        traffic = pipeline(n, activations, gradients)
+        best = min(placement_seconds(name, traffic, hosts) for name in PLACEMENTS)
+        assert placement_seconds(chosen, traffic, hosts) == pytest.approx(best, 1e-5)
+
+
 @pytest.mark.parametrize("wire", ["fp32", "int8"])
 @pytest.mark.parametrize(("n_hosts", "local_size"), [(2, 1), (2, 2), (3, 2), (4, 4)])
 def test_what_leaves_a_host_is_what_the_exchange_sends(wire, n_hosts, local_size):
@@ -93,35 +105,3 @@ def test_what_makes_no_sense_is_refused(arguments, message):
     }
     with pytest.raises(ValueError, match=message):
         placement_seconds(**given)
-
-
-def plan_of(output_bytes, n_gradients, **options):
-    n = options.pop("n_stages", 2)
-    stage = StagePlan(1.0, 0.0, 0, None, output_bytes, n_gradients)
-    options = {"schedule": "1f1b", "replicas": 2, **options}
-    return Plan(range(n + 1), 4, stages=[stage] * n, **options)
-
-
-def test_a_plan_knows_what_its_ranks_send():
-    hosts = ["a", "a", "b", "b"]
-    # 4 microbatches of 1000 bytes, for two replicas, against two ranks' gradients.
-    assert plan_of(1000, 900).placement(hosts) == "stages_together"
-    assert plan_of(1000, 1100).placement(hosts) == "replicas_together"
-    # In 8 bits gradients are a quarter.
-    assert plan_of(1000, 1100, wire_dtype="int8").placement(hosts) == "stages_together"
-    assert plan_of(1, 5000, wire_dtype="int8").placement(hosts) == "replicas_together"
-
-
-def test_stages_of_one_rank_send_each_other_nothing():
-    """In a V the middle stages share a rank, and the last one lies on the first."""
-    options = {"n_stages": 4, "schedule": "zb_v", "stages_per_rank": 2}
-    # Two edges between the ranks, and two stages' gradients of each.
-    assert plan_of(1000, 900, **options).placement("aabb") == "stages_together"
-    assert plan_of(1000, 1100, **options).placement("aabb") == "replicas_together"
-
-
-def test_a_plan_that_does_not_say_what_it_sends():
-    with pytest.raises(ValueError, match="does not say what its stages send"):
-        Plan([0, 1, 2], 4, replicas=2).placement("aabb")
-    with pytest.raises(ValueError, match="is for 4 ranks, but hosts has 3"):
-        plan_of(1, 1).placement("aab")

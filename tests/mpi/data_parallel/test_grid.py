@@ -82,6 +82,32 @@ def by_cost(comm):
         Grid.of(Plan([0, 1, 2], replicas=2), comm, "auto")
 
 
+def by_hosts(comm, names, n_pipeline, expected):
+    """Without a plan: fewer gradients between hosts."""
+    with pytest.MonkeyPatch.context() as patch:
+        host = names[comm.rank]
+        patch.setattr(grid_module.socket, "gethostname", lambda: host)
+        with Grid(comm, n_pipeline, "auto") as grid:
+            assert grid.placement == expected
+            if expected == "replicas_together":
+                assert set(grid.data.allgather(host)) == {host}
+
+
+@pytest.mark.parametrize(
+    "names, n_pipeline, expected",
+    [
+        ("aabb", 2, "replicas_together"),
+        ("abab", 2, "stages_together"),
+        ("aaaa", 2, "stages_together"),
+        ("abcd", 2, "stages_together"),
+        ("aabb", 4, "stages_together"),
+        ("aabb", 1, "stages_together"),
+    ],
+)
+def test_a_placement_is_chosen_by_the_hosts(names, n_pipeline, expected):
+    assert_on_ranks(N_RANKS, by_hosts, names, n_pipeline, expected)
+
+
 def test_a_placement_is_chosen_by_what_ranks_send():
     assert_on_ranks(N_RANKS, by_cost)
 
