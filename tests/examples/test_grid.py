@@ -1,0 +1,81 @@
+"""The example of a grid trains alike on every grid, and goes on after a signal."""
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from divisible import Plan
+from pipeline import latest_snapshot
+from tests.support.mpiexec import mpiexec
+from tests.support.processes import launcher, running
+
+SCRIPT = "examples/grid/train.py"
+QUICK = ["--width", "8", "--epoch", "2"]
+
+
+def train(n, out, *argv):
+    """Returns what the script prints, and its log."""
+    result = mpiexec(n, [SCRIPT, *QUICK, "--out", out, *argv])
+    assert result.returncode == 0, result.stdout
+    assert "Warning" not in result.stdout, result.stdout
+    return result.stdout, json.loads((out / "log").read_text())
+
+
+def assert_alike(log, expected):
+    # Between ranks of one host nothing is coded.
+    assert len(log) == len(expected) == 2
+    for ours, theirs in zip(log, expected):
+        for name in ("main/loss", "validation/main/loss", "validation/main/accuracy"):
+            np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3)
+
+
+def test_every_grid_trains_as_one_rank(tmp_path):
+    _, expected = train(1, tmp_path / "1", "--stages", "1")
+    assert expected[1]["main/loss"] < expected[0]["main/loss"]
+    plan = Plan([0, 5, 13], 2, "zb_h1", replicas=2)
+    plan.save(tmp_path / "plan.json")
+    planned = ["--plan", tmp_path / "plan.json", "--placement", "replicas_together"]
+    for argv, words in [
+        (planned, "2 replicas of 2 stages, replicas_together"),
+        (["--stages", "4"], "1 replicas of 4 stages, stages_together"),
+        (["--stages", "1", "--wire-dtype", "int8"], "4 replicas of 1 stages"),
+    ]:
+        output, log = train(4, tmp_path / words, *argv)
+        assert words in output
+        assert_alike(log, expected)
+
+
+def process_of(program, rank):
+    """Returns the process of a rank, which MPI tells it by its environment."""
+    told = {f"{name}={rank}".encode() for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK")}
+    (found,) = (
+        pid
+        for pid in program.processes()
+        if told & set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+    )
+    return found
+
+
+def test_a_signal_to_one_rank_saves_and_the_run_goes_on_elsewhere(tmp_path):
+    long = ["--width", "8", "--epoch", "1000", "--out", str(tmp_path)]
+    command = [launcher(), "-n", "4", sys.executable, SCRIPT, *long]
+    with running([*command, "--stages", "2"]) as program:
+        program.wait_for(lambda: (tmp_path / "log").exists(), 30)
+        os.kill(process_of(program, 3), signal.SIGTERM)
+        assert program.wait(20) == 0, program.output
+        assert "stopped by signal 15: --resume auto goes on" in program.output
+    path = latest_snapshot(tmp_path)
+    iteration = int(re.search(r"_(\d+)$", str(path))[1])
+    epochs = json.loads((tmp_path / "log").read_text())[-1]["epoch"]
+    argv = [SCRIPT, *long, "--resume", "auto", "--stages", "1"]
+    argv[argv.index("1000")] = str(epochs + 1)
+    result = mpiexec(3, argv)
+    assert result.returncode == 0, result.stdout
+    log = json.loads((tmp_path / "log").read_text())
+    assert [entry["epoch"] for entry in log] == list(range(1, epochs + 2))
+    assert log[-1]["iteration"] == 24 * (epochs + 1) > iteration
