@@ -61,7 +61,7 @@ def create_multi_node_optimizer(
             function of a parameter; ``None`` for none.
         pipeline (Pipeline): On a :class:`Grid`, whose gradients they are. Each update
             asks it of how many samples, unless :attr:`MultiNodeOptimizer.n_samples` is
-            set.
+            set, and lets it give tied parameters of several stages the same mean.
         check_every (int): After how many updates the replicas' parameters are compared.
         overlap (bool): Whether ``update(lossfun, ...)``, which trainers call, begins to
             exchange gradients while backward goes on. It holds a copy of each, and
@@ -214,6 +214,8 @@ class MultiNodeOptimizer(OptimizerWrapper):
         del loss
         if not self._agree(parameters):
             self.n_samples = None
+            # Other stages may go on, and wait for this one.
+            self._share_tied()
         elif self._late is None:
             self._average(parameters)
             self.actual_optimizer.update(None)
@@ -373,6 +375,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
         self.exchange.look()
         if means is not None:
             means.give_to(parameters, self._loss_scale)
+            self._share_tied()
             self.actual_optimizer.update(None)
 
     def _begin(self, parameters: Sequence[NamedParameter]) -> None:
@@ -391,6 +394,11 @@ class MultiNodeOptimizer(OptimizerWrapper):
         for (_, param), mean in zip(parameters, self.exchange.finish()):
             if mean is not param.grad:
                 param.grad = mean
+        self._share_tied()
+
+    def _share_tied(self) -> None:
+        if self._pipeline is not None and self._pipeline.ties is not None:
+            self._pipeline.ties.share_gradients()
 
     def _rescale_residuals(self) -> None:
         """Error feedback keeps what scaled gradients have lost."""

@@ -96,9 +96,9 @@ class Pipeline:
     Attributes:
         grid (Grid or None): As given.
         schedule (Schedule): What :meth:`step` runs; ``'auto'`` may change it once.
-        n_steps (int): How many minibatches :meth:`step` has run; what Chainer's
-            serializers save of a pipeline.
+        n_steps (int): How many minibatches :meth:`step` has run.
         ranks (Ranks): What the ranks tell each other besides arrays.
+        ties (TieExchange or None): Of the parameters that several stages share.
         record (Record or None): The last step on this rank: when it did what.
 
     Raises:
@@ -169,7 +169,7 @@ class Pipeline:
         self._calls = self.ranks.calls
         replicas = replicas_of(comm)
         self._stages = make_stages(arguments, self._loss, layout, self.ranks, replicas)
-        self._ties = make_ties(self._stages, layout, self.ranks)
+        self.ties = make_ties(self._stages, layout, self.ranks)
         begin_alike(replicas, self.stages, timeout)
         self._updates = make_update_agreement(
             arguments.seed, self._loss, self._stages, layout, self.ranks
@@ -263,8 +263,8 @@ class Pipeline:
             self._updates.check()
             for stage in self._stages.values():
                 stage.finish(scale, self._results.correction)
-            if self._ties is not None:
-                self._ties.add_up()
+            if self.ties is not None:
+                self.ties.add_up()
             self.n_steps += 1
         if self._trial is not None and self._trial.note(self.timeline):
             self._end_trial()
@@ -396,7 +396,7 @@ class Pipeline:
         # A rank that closed alone could not tell others that wait for it.
         with self._call("close"):
             self._calls.compare()
-        for each in (self._runner, self._ties, self._updates, self.ranks):
+        for each in (self._runner, self.ties, self._updates, self.ranks):
             if each is not None:
                 each.close()
 

@@ -130,6 +130,27 @@ class TieExchange:
         # The optimizer may change gradients in place.
         self._transport.flush()
 
+    def share_gradients(self) -> None:
+        """Gives every copy the gradient of the first one.
+
+        When replicas have averaged them, stage by stage, they may differ: by what is
+        coded for the wire, which depends on what else a stage has, and by the order of
+        sums, which depends on its hosts.
+
+        Raises:
+            StallError: If another rank does not answer in time.
+        """
+        for tie in self._ties:
+            if tie.is_owner:
+                gradient = tie.copies[0].grad
+                for sender in tie.senders:
+                    sender.send(0, (Tensor(gradient),))
+                _set(tie.copies[1:], gradient)
+        for tie in self._ties:
+            if not tie.is_owner:
+                _set(tie.copies, _receive(tie.receivers[0], tie.path))
+        self._transport.flush()
+
     def close(self) -> None:
         """Frees the communicator."""
         for tie in self._ties:

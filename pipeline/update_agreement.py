@@ -190,8 +190,9 @@ def _refuse_copies(path: str, copies: Sequence[_Copy]) -> None:
     raise DisagreementError(
         f"the copies of {path} in {', '.join(places)} are one parameter, but have"
         f" different weights: something changed them on one rank only. Set weights"
-        f" before the Pipeline is made, which gives all copies the first one's. Of"
-        f" hooks, pipe.global_hooks(optimizer) on every rank makes GradientClipping and"
+        f" before the Pipeline is made, which gives all copies the first one's. On a"
+        f" Grid give create_multi_node_optimizer pipeline=pipe. Of hooks,"
+        f" pipe.global_hooks(optimizer) on every rank makes GradientClipping and"
         f" GradientNoise treat them alike; others, and update rules, must not draw"
         f" random numbers of their own, nor look at other parameters (here:"
         f" {', '.join(hooks) or 'no hooks known'}). A new Pipeline begins with equal"

@@ -168,6 +168,36 @@ def test_clipping_counts_a_parameter_once(is_mixed):
     assert_on_ranks(4, clips_ties_once, is_mixed)
 
 
+def ties_are_coded_otherwise(comm, options):
+    """One stage's bucket is coded, and that of the other one is too small."""
+    with Grid(comm, 2) as grid:
+        np.random.seed(3)
+        model = Divisible(L.Linear(6, 8), F.tanh, L.Linear(8, 8), L.Linear(8, 8))
+        model.tie("/2/W", "/3/W")
+        stage = model.divide(*Plan([0, 3, 4]).range(grid.pipeline.rank))
+        with Pipeline(stage, grid, 2, timeout=TIMEOUT) as pipe:
+            optimizer = exchanged(
+                chainer.optimizers.MomentumSGD(0.1),
+                grid,
+                pipeline=pipe,
+                wire_dtype="int8",
+                local_size=1,
+                minimum=100,
+                **options,
+            ).setup(stage)
+            for batch in make_batches([8, 6, 8, 8], n_classes=8):
+                pipe.step(*part(grid, batch))
+                optimizer.update()
+            # Compares the copies, in the next step as well.
+            copies = comm.allgather(dict(stage.namedparams())["/2/W"].array)
+            assert all((copy == copies[0]).all() for copy in copies)
+
+
+@pytest.mark.parametrize("options", [{}, {"double_buffering": True}])
+def test_copies_of_a_tied_parameter_get_one_mean(options):
+    assert_on_ranks(4, ties_are_coded_otherwise, options)
+
+
 def overflows_on_one(comm):
     """Lets one gradient of four ranks overflow: nobody takes that step."""
     with Grid(comm, 2) as grid:
