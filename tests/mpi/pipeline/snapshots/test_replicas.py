@@ -25,14 +25,25 @@ CUTS = {1: [0, 6], 2: [0, 3, 6], 3: [0, 2, 4, 6], 4: [0, 1, 3, 4, 6]}
 SAMPLES = [(x, t) for batch in make_batches([20]) for x, t in zip(*batch)]
 
 
-def run_on(comm, n_pipeline, options):
-    """Returns a pipeline on a grid, its optimizer and its updater."""
-    grid = Grid(comm, n_pipeline)
-    np.random.seed(11 + comm.rank)
-    model = Divisible(
+def noisy_model():
+    return Divisible(
         L.Linear(6, 8), F.dropout, L.BatchNormalization(8), L.Linear(8, 8), F.tanh,
         L.Linear(8, 4),
     )  # fmt: skip
+
+
+def plain_model():
+    """Returns one whose losses do not depend on the microbatches."""
+    return Divisible(
+        L.Linear(6, 8), F.relu, L.Linear(8, 8), L.Linear(8, 8), F.tanh, L.Linear(8, 4)
+    )
+
+
+def run_on(comm, n_pipeline, options, make_model=noisy_model):
+    """Returns a pipeline on a grid, its optimizer and its updater."""
+    grid = Grid(comm, n_pipeline)
+    np.random.seed(11 + comm.rank)
+    model = make_model()
     plan = Plan(CUTS[n_pipeline])
     stage = model.divide(*plan.range(grid.pipeline.rank))
     optimizer = create_multi_node_optimizer(
@@ -131,6 +142,29 @@ def load_on_grid(comm, folder, n_pipeline):
 def test_loads_on_another_grid(n_ranks, n_pipeline, tmp_path):
     assert_on_ranks(4, save_on_grid, str(tmp_path))
     assert_on_ranks(n_ranks, load_on_grid, str(tmp_path), n_pipeline)
+
+
+def save_plain(comm, folder):
+    _, pipe, optimizer, updater = run_on(comm, 2, {}, plain_model)
+    losses_of(updater, 3)
+    save_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+    losses = losses_of(updater, 5)
+    if comm.rank == 0:
+        np.save(f"{folder}/losses.npy", losses)
+    pipe.close()
+
+
+def load_plain(comm, folder, n_pipeline):
+    _, pipe, optimizer, updater = run_on(comm, n_pipeline, {}, plain_model)
+    load_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+    assert_close(losses_of(updater, 5), np.load(f"{folder}/losses.npy"))
+    pipe.close()
+
+
+def test_goes_on_with_equal_losses_on_other_grids(tmp_path):
+    assert_on_ranks(4, save_plain, str(tmp_path))
+    for n_ranks, n_pipeline in [(2, 2), (4, 1), (3, 3)]:
+        assert_on_ranks(n_ranks, load_plain, str(tmp_path), n_pipeline)
 
 
 def residuals_of(optimizer):
