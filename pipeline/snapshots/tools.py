@@ -85,12 +85,17 @@ def repartition(
         draft.begin()
         ranges = [plan.range(number) for number in range(plan.n_stages)]
         for number, layer_range in enumerate(ranges):
-            name, kept = manifest.stage_file(number), {}
-            with source.of_layers(range(*layer_range), "") as arrays:
-                for kind in ("model/", "optimizer/"):
-                    found = of_range(arrays.below(kind), layer_range)
-                    kept.update((kind + key, value) for key, value in found.items())
-                written[name] = write_arrays(draft.folder / name, kept)
+            files = source.files_of(range(*layer_range))
+            for each in source.of_replicas():
+                name, names = manifest.stage_file(number), files
+                if each.replica:
+                    # What it has otherwise.
+                    name = manifest.replica_file(each.replica, name)
+                    names = list(each.own_files(files).values())
+                with source.arrays(names) as arrays:
+                    kept = _of_layers(arrays, layer_range)
+                    if kept or not each.replica:
+                        written[name] = write_arrays(draft.folder / name, kept)
         for name in {manifest.COMMON, manifest.LOSS} & set(source.files):
             with source.arrays([name]) as arrays:
                 written[name] = write_arrays(draft.folder / name, arrays)
@@ -99,8 +104,6 @@ def repartition(
             path=draft.folder,
             layer_ranges=ranges,
             files=written,
-            # What later replicas had otherwise was by the stages of before.
-            n_replicas=1,
             schedule={},
         ).write_manifest()
         with keeping(remarks):
@@ -112,6 +115,15 @@ def repartition(
         draft.release()
     warn(remarks)
     return output
+
+
+def _of_layers(arrays: Arrays, layer_range: tuple[int, int]) -> dict[str, np.ndarray]:
+    """Returns what belongs to some layers, or to none, by its full key."""
+    return {
+        kind + key: value
+        for kind in ("model/", "optimizer/")
+        for key, value in of_range(arrays.below(kind), layer_range).items()
+    }
 
 
 def export_npz(snapshot: str | os.PathLike, path: str | os.PathLike) -> None:

@@ -15,6 +15,7 @@ from pipeline import (
     PipelineUpdater,
     SnapshotError,
     load_snapshot,
+    repartition,
     save_snapshot,
 )
 from tests.support.equivalence import assert_close, make_batches
@@ -187,12 +188,12 @@ def save_with_residuals(comm, folder, options):
     pipe.close()
 
 
-def load_with_residuals(comm, folder, n_pipeline, options):
+def load_with_residuals(comm, folder, name, n_pipeline, options):
     """Compares what each rank has loaded, by path, with what replicas had saved."""
     grid, pipe, optimizer, updater = run_on(comm, n_pipeline, options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+        load_snapshot(f"{folder}/{name}", pipe, optimizer, {"updater": updater})
     saved = [{}, {}]
     for replica, place in np.ndindex(2, 2):
         with np.load(f"{folder}/residuals-{replica}-{place}.npz") as file:
@@ -217,7 +218,11 @@ def load_with_residuals(comm, folder, n_pipeline, options):
 def test_error_feedback_follows_the_parameters(tmp_path):
     assert_on_ranks(4, save_with_residuals, str(tmp_path), FED_BACK)
     for n_ranks, n_pipeline in [(2, 2), (2, 1), (4, 1), (3, 3), (4, 2)]:
-        arguments = str(tmp_path), n_pipeline, FED_BACK
+        arguments = str(tmp_path), "3", n_pipeline, FED_BACK
+        assert_on_ranks(n_ranks, load_with_residuals, *arguments)
+    repartition(tmp_path / "3", 3, tmp_path / "cut")
+    for n_ranks, n_pipeline in [(4, 2), (3, 3)]:
+        arguments = str(tmp_path), "cut", n_pipeline, FED_BACK
         assert_on_ranks(n_ranks, load_with_residuals, *arguments)
 
 
