@@ -8,8 +8,8 @@
 Each replica has its part of every minibatch, and each stage the same layers in all
 replicas, between which gradients travel. Losses are the same on any grid, up to
 rounding: also with dropout, whose masks go by the microbatch among those of all
-replicas. A run that was stopped, by SIGTERM to any rank, goes on with --resume auto, on
-the same grid or another one.
+replicas, if --microbatches is a multiple of the replicas. A run that was stopped, by
+SIGTERM to any rank, goes on with --resume auto, on the same grid or another one.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def make_grid(args: argparse.Namespace, n_layers: int) -> tuple[Grid, Plan]:
     grid = Grid(comm, args.stages, args.placement)
     return grid, Plan(
         Plan.uniform(n_layers, args.stages).cuts,
-        # Of each replica: all together have as many as asked for.
+        # Of each replica: all together have as many as asked for, if that can be.
         max(1, args.microbatches // grid.n_replicas),
         args.schedule,
         replicas=grid.n_replicas,
@@ -138,7 +138,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--plan", help="file of divisible plan; it says stages, microbatches, schedule")
     add("--epoch", type=int, default=8, help="number of epochs")
     add("--batchsize", type=int, default=60, help="samples of a minibatch, of all")
-    add("--microbatches", type=int, default=4, help="of a minibatch, of all replicas")
+    add("--microbatches", type=int, default=4, help="of all replicas; a multiple")
     add("--schedule", choices=schedules.NAMES, default="1f1b")
     add("--wire-dtype", choices=list(WIRE), default="fp32", help="of the gradients")
     add("--shares", type=shares, help="of each replica, such as 2,1; default: equal")
