@@ -530,6 +530,12 @@ def during_backward(comm):
                 optimizer.update(model, x[own], t[own])
         reached.append(values_of(model))
         assert_alike(comm, model)
+        # The order in which gradients were complete is part of a snapshot.
+        assert len(optimizer._order) == (overlap and len(list(model.params())))
+        again = replicate(comm, make_model(), exempt=None, **options)
+        read(again, written(optimizer))
+        assert again._order == optimizer._order
+        again.close()
         optimizer.close()
     assert reached[0] == reached[1]
 
