@@ -40,6 +40,7 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     global_random        NumPy's global generator, drawn from by compiled loops
     float16_bits         float16 as bits, in loops that know no float16
     float8_bits, float8  e5m2 and e4m3 as bits; e5m2 of arrays
+    wire_gpu             gradients in fewer bits, on a GPU
     memory               freed arrays, kept for the next step
     speed                how fast operators are here, with kernels and without
     update_rules         the formulas of update rules, each written once

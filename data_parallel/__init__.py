@@ -17,6 +17,7 @@
     units             the messages of a part of a bucket, from all gradients to the mean
     messages          their buffers and tags
     coder             their bytes, with either strategy's code
+    payloads          where those are: in messages, or on a GPU and copied
     two_roundings     encode, send, add up in float32, encode, send: the default
     oyama2017         Algorithm 1 of the paper: a rounding after each addition
     quantiles         its quantiles, kept for some exchanges
@@ -24,7 +25,7 @@
     kept_state        all that is kept from one exchange to the next, saved and loaded
     layout            arrays, cut into buckets, lanes, parts and chunks
     nodes             which replicas share a node, and the slices that each adds up
-    arrays            the arrays of an exchange
+    arrays            the arrays of an exchange, and the device that they are on
     json_arrays       small things, as the arrays that a serializer takes
     settings          the arguments of an exchange, checked
     break_even        from how many elements on few bits are faster

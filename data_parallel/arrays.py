@@ -7,9 +7,13 @@ from bisect import bisect
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+import chainer
 import numpy as np
 
 from data_parallel.settings import is_integer
+
+#: The device of NumPy's arrays.
+HOST = chainer.get_device("@numpy")
 
 
 class Spec(NamedTuple):
@@ -20,12 +24,14 @@ class Spec(NamedTuple):
         shape: Its shape.
         dtype: The character of its dtype, of float16, float32 or float64.
         is_exempt: Whether it keeps float32 on the wire.
+        device (chainer.backend.Device): Where it is. Ranks may differ.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     is_exempt: bool
+    device: Any = HOST
 
     @property
     def size(self) -> int:
@@ -45,7 +51,7 @@ def specs_of(arrays: Sequence[Any], exempt: Collection[int] | None) -> tuple[Spe
         exempt: The positions of those that keep float32 on the wire.
 
     Raises:
-        TypeError: If one is no NumPy array of floating-point numbers.
+        TypeError: If one is no NumPy or CuPy array of floating-point numbers.
         ValueError: If one cannot be written, or two share memory; or ``exempt`` has
             positions that are none.
     """
@@ -57,15 +63,15 @@ def specs_of(arrays: Sequence[Any], exempt: Collection[int] | None) -> tuple[Spe
             )
     memory = _Memory()
     for i, array in enumerate(arrays):
-        if not isinstance(array, np.ndarray):
+        if not isinstance(array, (np.ndarray, chainer.backends.cuda.ndarray)):
             raise TypeError(
-                f"array {i} must be a NumPy array, not {type(array).__name__}"
+                f"array {i} must be a NumPy or CuPy array, not {type(array).__name__}"
             )
         if array.dtype.char not in "efd":
             raise TypeError(
                 f"array {i} must be float16, float32 or float64, not {array.dtype}"
             )
-        if not array.flags.writeable:
+        if not _is_writable(array):
             raise ValueError(f"array {i} cannot be written: give a copy of it")
         if not memory.takes(array):
             raise ValueError(
@@ -74,9 +80,32 @@ def specs_of(arrays: Sequence[Any], exempt: Collection[int] | None) -> tuple[Spe
             )
     exempt = set(exempt)
     return tuple(
-        Spec(str(i), array.shape, array.dtype.char, i in exempt)
+        Spec(str(i), array.shape, array.dtype.char, i in exempt, device_of(array))
         for i, array in enumerate(arrays)
     )
+
+
+def device_of(array: Any) -> Any:
+    """Returns the device that a NumPy or CuPy array is on."""
+    # Chainer's own function takes microseconds.
+    if isinstance(array, np.ndarray):
+        return HOST
+    return chainer.backend.get_device_from_array(array)
+
+
+def common_device(specs: Sequence[Spec]) -> Any:
+    """Returns the device that arrays are on; that of the host if there are none.
+
+    Raises:
+        TypeError: If they are on several.
+    """
+    for spec in specs:
+        if spec.device != specs[0].device:
+            raise TypeError(
+                f"array {spec.name} is on {spec.device}, but {specs[0].name} on"
+                f" {specs[0].device}: exchange arrays of one device together"
+            )
+    return specs[0].device if specs else HOST
 
 
 class Arrays:
@@ -84,77 +113,98 @@ class Arrays:
 
     Args:
         specs: Of the arrays.
+        device (chainer.backend.Device): Where their numbers are to be meanwhile.
 
     Attributes:
         specs: As given.
+        device: As given.
         flat: Contiguous float32 numbers in one dimension, by array; ``None`` before
             :meth:`put`. Of most arrays it is their own memory.
         are_present: Whether this rank has the array.
     """
 
-    def __init__(self, specs: Sequence[Spec]) -> None:
-        self.specs = specs
+    def __init__(self, specs: Sequence[Spec], device: Any = HOST) -> None:
+        self.specs, self.device = specs, device
         self.flat: list[Any] = [None] * len(specs)
         self.are_present = [False] * len(specs)
         self._given: list[Any] = [None] * len(specs)
+        # Whether flat numbers are the given array's own.
+        self._are_given = [False] * len(specs)
         self._memory = _Memory()
 
-    def put(self, i: int, array: np.ndarray | None) -> None:
+    def put(self, i: int, array: Any) -> None:
         """Takes an array; zeros stand for one that this rank has not.
 
         Raises:
             ValueError: If it is another one than was said, or is there already.
         """
-        spec = self.specs[i]
+        spec, xp = self.specs[i], self.device.xp
         if self.flat[i] is not None:
             raise ValueError(f"array {spec.name} has been put already")
         if array is None:
-            self.flat[i] = np.zeros(spec.size, np.float32)
+            self.flat[i] = xp.zeros(spec.size, np.float32)
             return
         if array.shape != spec.shape or array.dtype.char != spec.dtype:
             raise ValueError(f"{spec} was to be put, not {array.shape} {array.dtype}")
+        if device_of(array) != spec.device:
+            where = device_of(array)
+            raise ValueError(f"{spec} was to be put on {spec.device}, not on {where}")
         self._given[i], self.are_present[i] = array, True
         if self._is_usable(array):
             # As an array of the base class: a matrix has two dimensions in any case.
-            self.flat[i] = np.asarray(array).reshape(-1)
+            self.flat[i], self._are_given[i] = xp.asarray(array).reshape(-1), True
         else:
             # What is too large for float32 is infinite.
             with np.errstate(over="ignore"):
-                self.flat[i] = np.array(array, np.float32, order="C").reshape(-1)
+                here = self.device.send(array)
+                self.flat[i] = xp.array(here, np.float32, order="C").reshape(-1)
 
-    def result(self, i: int) -> np.ndarray:
+    def result(self, i: int) -> Any:
         """Returns the array with its new numbers, the same one if it can be written."""
-        spec, array, flat = self.specs[i], self._given[i], self.flat[i]
-        if array is not None and np.may_share_memory(array, flat):
+        spec, array = self.specs[i], self._given[i]
+        if self._are_given[i]:
             return array
+        numbers = spec.device.send(self.flat[i]).reshape(spec.shape)
         with np.errstate(over="ignore"):
             if self._is_free(array):
-                array[...] = flat.reshape(spec.shape)
+                array[...] = numbers
                 return array
-            return flat.reshape(spec.shape).astype(spec.dtype, copy=False)
+            return numbers.astype(spec.dtype, copy=False)
 
-    def _is_usable(self, array: np.ndarray) -> bool:
+    def _is_usable(self, array: Any) -> bool:
         """Returns whether the numbers are as they must be, and may be written."""
+        is_here = isinstance(array, self.device.supported_array_types)
         is_plain = array.dtype == np.float32 and array.flags.c_contiguous
-        return is_plain and self._is_free(array)
+        return is_here and is_plain and self._is_free(array)
 
-    def _is_free(self, array: np.ndarray | None) -> bool:
+    def _is_free(self, array: Any) -> bool:
         """Returns whether an array may be written, and is not used otherwise."""
-        return array is not None and array.flags.writeable and self._memory.takes(array)
+        return array is not None and _is_writable(array) and self._memory.takes(array)
+
+
+def _is_writable(array: Any) -> bool:
+    """Returns whether each element can be written without another one."""
+    if isinstance(array, np.ndarray):
+        return array.flags.writeable
+    # CuPy does not mark what is broadcast.
+    return not array.size or all(
+        stride or n == 1 for n, stride in zip(array.shape, array.strides)
+    )
 
 
 class _Memory:
-    """Which memory is in use."""
+    """Which memory is in use. No address of a GPU is one of the host as well."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._stops: list[int] = []
 
-    def takes(self, array: np.ndarray) -> bool:
+    def takes(self, array: Any) -> bool:
         """Returns whether nobody uses the memory of an array, and uses it."""
         if not array.size:
             return True
-        low = high = array.ctypes.data
+        is_here = isinstance(array, np.ndarray)
+        low = high = array.ctypes.data if is_here else array.data.ptr
         if array.flags.c_contiguous:
             high += array.nbytes
         else:

@@ -11,16 +11,20 @@ What a code of its own does with the coded region of a message is the business o
 :class:`Code`. The exact region is added up in float32, in rank order. At the end of a
 message there is a byte for each segment: whether a number in it was not finite,
 whether a replica has a gradient there, and whether one has none.
+
+Gradients on a GPU are coded there: all but :meth:`Coder.add_up` computes where they
+are. NumPy's functions hand CuPy's arrays on to CuPy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from data_parallel.layout import Bucket, Part, Segment
+from data_parallel.payloads import HostPayloads
 from divisible.communication.wire import Fields
 
 NOT_FINITE, PRESENT, MISSING = 1, 2, 4
@@ -56,8 +60,8 @@ class Code(Protocol):
 
     def write_sum(
         self, segment: Segment, contributions: Sequence[np.ndarray | None], to: Fields
-    ) -> bool:
-        """Writes a node's sum, and returns whether it is finite.
+    ) -> Any:
+        """Writes a node's sum, and returns whether it is finite, here or on a device.
 
         The contributions are uint8, in rank order, with ``None`` for this replica's.
         """
@@ -73,16 +77,17 @@ class Gradients(NamedTuple):
     """This replica's arrays while they are exchanged.
 
     Attributes:
-        flat: Contiguous float32 arrays in one dimension, written in place.
+        flat: Contiguous float32 arrays in one dimension, written in place; NumPy's, or
+            CuPy's.
         are_present: Which of them have a gradient; the others are zeros.
         share: The weight of this replica in the mean.
     """
 
-    flat: Sequence[np.ndarray]
+    flat: Sequence[Any]
     are_present: Sequence[bool]
     share: np.float32
 
-    def of(self, segment: Segment) -> np.ndarray:
+    def of(self, segment: Segment) -> Any:
         """Returns the elements of a segment."""
         return self.flat[segment.array][segment.elements]
 
@@ -93,13 +98,16 @@ class Coder:
     Args:
         code: Of the coded regions.
         gradients: Of this replica.
+        payloads: Where they are written and read.
 
     Attributes:
         flags: For each array what the flags of its segments say together.
     """
 
-    def __init__(self, code: Code, gradients: Gradients) -> None:
-        self._code, self._gradients = code, gradients
+    def __init__(
+        self, code: Code, gradients: Gradients, payloads: HostPayloads
+    ) -> None:
+        self._code, self._gradients, self._payloads = code, gradients, payloads
         self.flags = np.zeros(len(gradients.flat), np.uint8)
 
     def contribution_bytes(self, part: Part) -> int:
@@ -117,13 +125,16 @@ class Coder:
 
     def contribute(self, part: Part, out: np.ndarray) -> None:
         """Writes this replica's contribution to a part."""
-        exact, coded, flags = _regions(out, part)
+        payload, flags = _payload_and_flags(out, part)
+        buffer = self._payloads.to_write(payload)
+        exact, coded = _regions(buffer, part)
         size = self._code.contribution_bytes
         for segment in part.exact:
             self._own(segment, exact[segment.place])
         for segment in part.coded:
             start, stop = size * segment.place.start, size * segment.place.stop
             self._code.contribute(segment, coded[start:stop])
+        self._payloads.written(buffer, payload)
         flags[:] = self._own_flags(part)
 
     def write_sum(
@@ -137,10 +148,18 @@ class Coder:
                 one of this replica, which is none.
             out: To write to, uint8.
         """
-        exact, coded, flags = _regions(out, part)
-        of_others = [
-            None if given is None else _regions(given, part) for given in contributions
-        ]
+        payload, flags = _payload_and_flags(out, part)
+        flags[:] = self._own_flags(part)
+        of_others: list[Any] = []
+        for given in contributions:
+            if given is None:
+                of_others.append(None)
+                continue
+            theirs, their_flags = _payload_and_flags(given, part)
+            flags |= their_flags
+            of_others.append(_regions(self._payloads.to_read(theirs), part))
+        buffer = self._payloads.to_write(payload)
+        exact, coded = _regions(buffer, part)
         for segment in part.exact:
             to = exact[segment.place]
             for number, other in enumerate(of_others):
@@ -150,18 +169,18 @@ class Coder:
                     self._own(segment, to)
                 else:
                     to += self._gradients.share * self._gradients.of(segment)
-        flags[:] = self._own_flags(part)
-        for other in of_others:
-            if other is not None:
-                flags |= other[2]
         size, fields = self._code.contribution_bytes, self._fields(coded, part)
-        for number, segment in enumerate(part.coded):
+        are_finite = []
+        for segment in part.coded:
             start, stop = size * segment.place.start, size * segment.place.stop
             of_segment = [
                 None if other is None else other[1][start:stop] for other in of_others
             ]
             to = self._code.of_segment(fields, segment.place)
-            if not self._code.write_sum(segment, of_segment, to):
+            are_finite.append(self._code.write_sum(segment, of_segment, to))
+        self._payloads.written(buffer, payload)
+        for number, is_finite in enumerate(are_finite):
+            if not is_finite:
                 flags[number] |= NOT_FINITE
 
     def add_up(
@@ -174,13 +193,16 @@ class Coder:
             messages: In the order of the nodes.
             out: To write to, uint8.
         """
-        exact, coded, flags = _regions(out, part)
-        given = [_regions(message, part) for message in messages]
-        for number, (theirs, _, of_message) in enumerate(given):
-            _add(exact, theirs, number)
-            flags[:] = of_message if number == 0 else flags | of_message
+        payload, flags = _payload_and_flags(out, part)
+        exact, coded = _regions(payload, part)
+        all_fields = []
+        for number, message in enumerate(messages):
+            theirs, their_flags = _payload_and_flags(message, part)
+            their_exact, their_coded = _regions(theirs, part)
+            _add(exact, their_exact, number)
+            flags[:] = their_flags if number == 0 else flags | their_flags
+            all_fields.append(self._fields(their_coded, part))
         to = self._fields(coded, part)
-        all_fields = [self._fields(theirs, part) for _, theirs, _ in given]
         for number, segment in enumerate(part.coded):
             some = [self._code.of_segment(each, segment.place) for each in all_fields]
             own = self._code.of_segment(to, segment.place)
@@ -189,19 +211,21 @@ class Coder:
 
     def read(self, part: Part, message: np.ndarray) -> None:
         """Reads a part of the mean into the arrays."""
-        exact, coded, flags = _regions(message, part)
+        payload, flags = _payload_and_flags(message, part)
+        exact, coded = _regions(self._payloads.to_read(payload), part)
         for segment in part.exact:
             self._gradients.of(segment)[...] = exact[segment.place]
         fields = self._fields(coded, part)
         for segment in part.coded:
             self._code.read(segment, self._code.of_segment(fields, segment.place))
+        self._payloads.wait()
         for segment, flag in zip((*part.coded, *part.exact), flags):
             self.flags[segment.array] |= flag
 
-    def _fields(self, coded: np.ndarray, part: Part) -> Fields:
+    def _fields(self, coded: Any, part: Part) -> Fields:
         return self._code.fields(coded, part.n_coded)
 
-    def _own(self, segment: Segment, to: np.ndarray) -> None:
+    def _own(self, segment: Segment, to: Any) -> None:
         np.multiply(self._gradients.of(segment), self._gradients.share, out=to)
 
     def _own_flags(self, part: Part) -> np.ndarray:
@@ -215,15 +239,21 @@ class Coder:
         )
 
 
-def _regions(
+def _payload_and_flags(
     message: np.ndarray, part: Part
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the exact region, the coded region and the flags of a message."""
-    start, end = 4 * part.n_exact, message.size - len(part.coded) - len(part.exact)
-    return message[:start].view(np.float32), message[start:end], message[end:]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a message without its flags, and those."""
+    end = message.size - len(part.coded) - len(part.exact)
+    return message[:end], message[end:]
 
 
-def _add(total: np.ndarray, values: np.ndarray, number: int) -> None:
+def _regions(payload: Any, part: Part) -> tuple[Any, Any]:
+    """Returns the exact region and the coded region of a message."""
+    start = 4 * part.n_exact
+    return payload[:start].view(np.float32), payload[start:]
+
+
+def _add(total: Any, values: Any, number: int) -> None:
     if number == 0:
         np.copyto(total, values)
     else:

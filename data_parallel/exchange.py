@@ -9,7 +9,7 @@ from typing import Any, Callable
 import numpy as np
 
 from data_parallel import break_even, oyama2017
-from data_parallel.arrays import Arrays, Spec, specs_of
+from data_parallel.arrays import HOST, Arrays, Spec, common_device, specs_of
 from data_parallel.coder import Code, Gradients
 from data_parallel.current import Current
 from data_parallel.kept_state import KeptState
@@ -179,8 +179,9 @@ class Exchange:
         """Replaces arrays by their means over the ranks.
 
         Args:
-            arrays: NumPy arrays of float16, float32 or float64, the same shapes and
-                dtypes on all ranks. On the wire they have float32 at most. An array
+            arrays: Of float16, float32 or float64, the same shapes and dtypes on all
+                ranks; NumPy's, or CuPy's on one GPU, which codes them in the order of
+                CuPy's current stream. On the wire they have float32 at most. An array
                 with infinity or NaN on any rank has one on all, and is NaN as a whole
                 if it is coded in two roundings; the others are not touched by it.
             weights: For ``'oyama2017'`` the weights, of the arrays' shapes.
@@ -279,9 +280,11 @@ class Exchange:
         self._current.check_idle()
         refusal: Exception | None = None
         found: tuple[Spec, ...] = ()
+        device = HOST
         flat_weights: list[np.ndarray] = []
         try:
             found = specs()
+            device = common_device(found) if self._settings.runs_on_gpu else HOST
             if self._quantiles is not None:
                 flat_weights = oyama2017.flat_weights(weights, [s.shape for s in found])
             if self._residuals is not None:
@@ -291,8 +294,8 @@ class Exchange:
             refusal, n_samples = error, None
         if self._layouts.fit(found):
             # Other buffers are needed now.
-            self._ranks.buffers.clear()
-        buckets = self._layouts.buckets
+            self._ranks.buffers.clear(are_page_locked=device != HOST)
+        arrays, buckets = Arrays(found, device), self._layouts.buckets
         opening = Opening(
             self.comm,
             self.kept.n_exchanges,
@@ -305,20 +308,16 @@ class Exchange:
 
         def make_code(gradients: Gradients, samples: Sequence[int] | None) -> Code:
             if self._quantiles is not None:
+                q, are_alike = self._quantiles.open(found), samples is None
                 return oyama2017.Oyama2017Code(
-                    self._settings,
-                    gradients,
-                    flat_weights,
-                    self._quantiles.open(found),
-                    self.nodes,
-                    are_alike=samples is None,
+                    self._settings, gradients, flat_weights, q, self.nodes, are_alike
                 )
             if self._residuals is not None:
-                self._residuals.open(found)
+                self._residuals.open(found, device)
                 self._residuals.share_out(self.comm, opening.origins(), self.timeout)
             return TwoRoundingsCode(self._settings, gradients, self._residuals)
 
-        under_way = UnderWay(self._ranks, opening, Arrays(found), buckets, make_code)
+        under_way = UnderWay(self._ranks, opening, arrays, buckets, make_code)
         self._current.under_way, self._zero_fill = under_way, zero_fill
         self.kept.n_exchanges += 1
         if refusal is not None:

@@ -16,6 +16,7 @@ import chainer
 import numpy as np
 
 from data_parallel import json_arrays
+from data_parallel.arrays import HOST
 from data_parallel.parameters import NamedParameter
 
 
@@ -27,7 +28,7 @@ class Means(NamedTuple):
         scale: The loss scale of the gradients.
     """
 
-    by_name: dict[str, np.ndarray]
+    by_name: dict[str, Any]
     scale: float
 
     def give_to(
@@ -46,7 +47,8 @@ class Means(NamedTuple):
                 # Beyond float16's range it is infinite, and the step is skipped.
                 with np.errstate(over="ignore", invalid="ignore"):
                     mean *= mean.dtype.type(factor)
-            param.grad = mean
+            # From a snapshot it may come to another device.
+            param.grad = param.device.send(mean)
             param._loss_scale = loss_scale
 
 
@@ -59,11 +61,11 @@ class LateGradients:
         self._is_under_way = False
         self._means: Means | None = None
         # In turn: one is exchanged, the other applied.
-        self._buffers: tuple[dict[str, np.ndarray], ...] = ({}, {})
+        self._buffers: tuple[dict[str, Any], ...] = ({}, {})
 
     def copies_of(
         self, parameters: Sequence[NamedParameter], scale: float
-    ) -> list[np.ndarray | None]:
+    ) -> list[Any]:
         """Returns copies of gradients, of which an exchange begins.
 
         Args:
@@ -75,12 +77,14 @@ class LateGradients:
         self._scale, self._is_under_way = scale, True
         return [self._copy(name, param.grad) for name, param in parameters]
 
-    def _copy(self, name: str, gradient: np.ndarray | None) -> np.ndarray | None:
+    def _copy(self, name: str, gradient: Any) -> Any:
         if gradient is None:
             return None
         buffers = self._buffers[0]
-        if name not in buffers or buffers[name].shape != gradient.shape:
-            buffers[name] = np.empty(gradient.shape, gradient.dtype)
+        found = buffers.get(name)
+        is_alike = type(found) is type(gradient) and found.shape == gradient.shape
+        if not is_alike:
+            buffers[name] = np.empty_like(gradient, order="C")
         np.copyto(buffers[name], gradient)
         return buffers[name]
 
@@ -112,7 +116,7 @@ class LateGradients:
             scale = scale if state is None else state["scale"]
             if state is not None and state["has_mean"]:
                 # One that is read may not be in memory of its own.
-                found[name] = np.array(serializer("mean", mean))
+                found[name] = np.array(serializer("mean", HOST.send(mean)))
         self._means = Means(found, scale) if scale and found else None
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from divisible.communication.buffers import page_locked
 from divisible.communication.waiting import never_free
 
 # Two ranks may be at units that are some apart, never so many.
@@ -55,6 +56,7 @@ class Buffers:
         # By size, which are beside them to search in.
         self._free: list[np.ndarray] = []
         self._sizes: list[int] = []
+        self._allocate = np.empty
 
     @property
     def n_bytes(self) -> int:
@@ -70,7 +72,7 @@ class Buffers:
         if self._sizes:
             self._sizes.pop()
             self._free.pop()
-        return np.empty(n_bytes, np.uint8)
+        return self._allocate(n_bytes, np.uint8)
 
     def give_back(self, buffer: np.ndarray) -> None:
         """Takes back what is used no more."""
@@ -78,8 +80,14 @@ class Buffers:
         self._sizes.insert(place, buffer.size)
         self._free.insert(place, buffer)
 
-    def clear(self) -> None:
-        """Forgets all that nobody uses."""
+    def clear(self, are_page_locked: bool = False) -> None:
+        """Forgets all that nobody uses.
+
+        Args:
+            are_page_locked: Whether those that are made from now on are: a GPU copies
+                from and to them.
+        """
+        self._allocate = page_locked if are_page_locked else np.empty
         self._free.clear()
         self._sizes.clear()
 

@@ -11,6 +11,8 @@
 It does not keep the size of the gradient: with the paper's truncation the projection of
 the result on the exact mean falls from 0.85 for 2 replicas to 0.5 for 64. Finite values
 saturate at 57344, the largest number.
+
+It computes on the host: of arrays on a GPU it has copies.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from chainer_kernels import float8
+from data_parallel.arrays import HOST
 from data_parallel.coder import Gradients
 from data_parallel.layout import Bucket, Segment
 from data_parallel.nodes import nodes_of
@@ -44,6 +47,7 @@ def flat_weights(
     """
     if weights is None:
         raise ValueError("strategy 'oyama2017' sends ratios: give weights")
+    weights = [HOST.send(array) for array in weights]
     found = [np.shape(array) for array in weights]
     if found != list(shapes):
         raise ValueError(

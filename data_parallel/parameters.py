@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple, Union
 import chainer
 import numpy as np
 
-from data_parallel.arrays import Spec
+from data_parallel.arrays import HOST, Spec
 
 #: What sends some parameters in float32: ``'1d'``, a predicate of one, or nothing.
 Exempt = Union[str, Callable[[chainer.Parameter], Any], None]
@@ -80,19 +80,20 @@ def specs_of_gradients(
     Raises:
         TypeError: If one cannot be exchanged.
     """
+    specs = []
     for name, param in parameters:
-        if param.device.xp is not np:
+        xp = param.device.xp
+        if xp not in (np, chainer.backends.cuda.cupy):
             raise TypeError(
                 f"parameter {name} is on the device {param.device}: gradients are"
-                f" exchanged between NumPy arrays; keep the model on the CPU, or use"
-                f" chainermn.create_multi_node_optimizer"
+                f" exchanged of NumPy and CuPy arrays"
             )
         if param.dtype.char not in "efd":
             raise TypeError(
                 f"parameter {name} is of dtype {param.dtype}: gradients are exchanged"
                 f" of float16, float32 and float64"
             )
-    return tuple(
-        Spec(name, param.shape, param.dtype.char, exempt(param))
-        for name, param in parameters
-    )
+        device = HOST if xp is np else param.device
+        dtype = param.dtype.char
+        specs.append(Spec(name, param.shape, dtype, exempt(param), device))
+    return tuple(specs)

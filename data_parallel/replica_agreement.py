@@ -11,9 +11,11 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import chainer
 import numpy as np
 from mpi4py import MPI
 
+from data_parallel.arrays import HOST
 from data_parallel.parameters import NamedParameter
 from divisible.communication.collectives import (
     all_gather,
@@ -82,7 +84,7 @@ def checksums(parameters: Sequence[NamedParameter]) -> np.ndarray:
     """Returns a number for the values of each parameter, int64."""
     return np.array(
         [
-            zlib.crc32(np.ascontiguousarray(param.array).reshape(-1).view(np.uint8))
+            zlib.crc32(_on_host(param).reshape(-1).view(np.uint8))
             for _, param in parameters
         ],
         np.int64,
@@ -237,7 +239,13 @@ def broadcast_values(
     for i in sorted(positions):
         param = parameters[i].param
         # Of any memory layout and dtype: bytes travel.
-        values = np.ascontiguousarray(param.array)
+        values = _on_host(param)
         request = comm.Ibcast([values.reshape(-1).view(np.uint8), MPI.BYTE], 0)
         wait_for_all(comm, request, timeout, f"to give values to {parameters[i].name}")
-        param.array[...] = values
+        with chainer.using_device(param.device):
+            param.array[...] = param.device.send(values)
+
+
+def _on_host(param: chainer.Parameter) -> np.ndarray:
+    """Returns the values of a parameter, contiguous."""
+    return np.ascontiguousarray(HOST.send(param.array))

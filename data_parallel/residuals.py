@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from data_parallel import json_arrays
-from data_parallel.arrays import Spec
+from data_parallel.arrays import HOST, Spec
 from data_parallel.layout import Segment
 from divisible.communication.collectives import wait_for_all
 from divisible.communication.errors import in_words
@@ -28,15 +28,17 @@ class Residuals:
     """The residuals of one replica, in the units of its gradients.
 
     Attributes:
-        by_name: Flat float32 arrays, by the name of the array.
+        by_name: Flat float32 arrays, by the name of the array, on the device of the
+            last exchange.
         origin: Of how many ranks the snapshot was that they come from, and of which
             one; `NOT_LOADED` if none was loaded since the last exchange.
     """
 
     def __init__(self) -> None:
-        self.by_name: dict[str, np.ndarray] = {}
+        self.by_name: dict[str, Any] = {}
         self.origin = NOT_LOADED
-        self._spare: dict[str, np.ndarray] = {}
+        self._spare: dict[str, Any] = {}
+        self._device = HOST
 
     def check_loaded(self, specs: Sequence[Spec]) -> None:
         """Sees that what was loaded is of these arrays.
@@ -52,23 +54,26 @@ class Residuals:
                     f" {name}, which has {size}: it is of another model"
                 )
 
-    def open(self, specs: Sequence[Spec]) -> None:
-        """Begins an exchange."""
+    def open(self, specs: Sequence[Spec], device: Any = HOST) -> None:
+        """Begins an exchange, of arrays that are on a device."""
         self._names = [spec.name for spec in specs]
-        for spec in specs:
-            for kept in (self.by_name, self._spare):
+        for kept in (self.by_name, self._spare):
+            if device != self._device:
+                kept.update({name: device.send(kept[name]) for name in kept})
+            for spec in specs:
                 if spec.name not in kept or kept[spec.name].size != spec.size:
-                    kept[spec.name] = np.zeros(spec.size, np.float32)
+                    kept[spec.name] = device.xp.zeros(spec.size, np.float32)
+        self._device = device
 
-    def before(self, i: int) -> np.ndarray:
+    def before(self, i: int) -> Any:
         """Returns what is added to an array."""
         return self.by_name[self._names[i]]
 
-    def after(self, i: int) -> np.ndarray:
+    def after(self, i: int) -> Any:
         """Returns where to write what is lost of an array."""
         return self._spare[self._names[i]]
 
-    def lose(self, segment: Segment, lost: np.ndarray | float) -> None:
+    def lose(self, segment: Segment, lost: Any) -> None:
         """Writes what is lost of some elements."""
         self.after(segment.array)[segment.elements] = lost
 
@@ -99,7 +104,7 @@ class Residuals:
             else:
                 serializer("residual", residual)
         if any(isinstance(each, chainer.Deserializer) for each in serializers.values()):
-            self.by_name = found
+            self.by_name, self._device = found, HOST
 
     def load_means(self, replicas: Sequence[Mapping[str, Any]], comm: MPI.Comm) -> None:
         """Reads those of all replicas, of which there were more or fewer.
@@ -119,8 +124,9 @@ class Residuals:
 
     def scale(self, factor: float) -> None:
         """Multiplies them, as the gradients are from now on."""
-        for residual in self.by_name.values():
-            residual *= np.float32(factor)
+        with self._device.create_context():
+            for residual in self.by_name.values():
+                residual *= np.float32(factor)
 
     def share_out(
         self, comm: MPI.Comm, origins: Sequence[tuple[int, int]], timeout: float
@@ -154,12 +160,13 @@ class Residuals:
                 stacklevel=2,
             )
         for name in self._names:
-            total = self.by_name[name]
+            total = HOST.send(self.by_name[name])
             if comm.rank not in holders.values():
                 total[:] = 0
             request = comm.Iallreduce(MPI.IN_PLACE, total)
             wait_for_all(comm, request, timeout, "to share out what was loaded")
             total /= len(holders)
+            self.by_name[name] = self._device.send(total)
 
 
 def _read(serializer: Any) -> np.ndarray:

@@ -50,6 +50,11 @@ class Settings(NamedTuple):
         return WIRE[self.wire_dtype]
 
     @property
+    def runs_on_gpu(self) -> bool:
+        """Whether arrays on a GPU are coded there; otherwise copies on the host are."""
+        return self.wire.has_kernels and not self.is_oyama2017
+
+    @property
     def rounds(self) -> str:
         """How Algorithm 1 rounds: as the paper does, unless asked otherwise."""
         return self.rounding or "truncate"

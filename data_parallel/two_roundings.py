@@ -14,6 +14,7 @@ see :class:`~divisible.communication.wire.WireDtype`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +73,7 @@ def mean_of_parts(
     return wire.decode(message, total.size, block), lost
 
 
-def residual(lost: np.ndarray, share: np.float32) -> np.ndarray:
+def residual(lost: Any, share: np.float32) -> Any:
     """Returns what to add to a replica's next gradient, for what was lost of its part.
 
     Args:
@@ -98,7 +99,8 @@ class TwoRoundingsCode:
     ) -> None:
         self._wire, self._block = settings.wire, settings.block
         self._gradients, self._residuals = gradients, residuals
-        self._scratch = np.empty((2, 0), np.float32)
+        # By the type of their arrays.
+        self._scratches: dict[type, Any] = {}
 
     def prepare(self, bucket: Bucket) -> None:
         """Adds what was lost of arrays that lose nothing now."""
@@ -134,13 +136,13 @@ class TwoRoundingsCode:
 
     def write_sum(
         self, segment: Segment, contributions: Sequence[np.ndarray | None], to: Fields
-    ) -> bool:
+    ) -> Any:
         """Encodes the sum of a node's contributions."""
         gradients = self._gradients
         if len(contributions) == 1 and self._residuals is None:
             own = gradients.of(segment)
             return self._wire.write(own, self._block, to, gradients.share)
-        total, own = self._two_scratches(segment)
+        total, own = self._two_scratches(segment, to.codes)
         for number, contribution in enumerate(contributions):
             if contribution is not None:
                 values = contribution.view(np.float32)
@@ -159,7 +161,7 @@ class TwoRoundingsCode:
 
     def add_up(self, segment: Segment, messages: Sequence[Fields], to: Fields) -> bool:
         """Decodes, adds up in the order of the nodes, and encodes."""
-        total, _ = self._two_scratches(segment)
+        total, _ = self._two_scratches(segment, to.codes)
         for number, message in enumerate(messages):
             self._wire.read(message, self._block, total, add=number > 0)
         return self._wire.write(total, self._block, to)
@@ -168,7 +170,7 @@ class TwoRoundingsCode:
         """Decodes the mean into the arrays."""
         self._wire.read(fields, self._block, self._gradients.of(segment))
 
-    def _weigh(self, segment: Segment, out: np.ndarray) -> np.ndarray:
+    def _weigh(self, segment: Segment, out: Any) -> Any:
         values, share = self._gradients.of(segment), self._gradients.share
         if self._residuals is None:
             return np.multiply(values, share, out=out)
@@ -176,8 +178,11 @@ class TwoRoundingsCode:
         out *= share
         return out
 
-    def _two_scratches(self, segment: Segment) -> np.ndarray:
+    def _two_scratches(self, segment: Segment, like: Any) -> Any:
+        """Returns room for numbers twice, where another array is."""
         n = segment.elements.stop - segment.elements.start
-        if self._scratch.shape[1] < n:
-            self._scratch = np.empty((2, n), np.float32)
-        return self._scratch[:, :n]
+        found = self._scratches.get(type(like))
+        if found is None or found.shape[1] < n:
+            found = np.empty_like(like, np.float32, shape=(2, n))
+            self._scratches[type(like)] = found
+        return found[:, :n]

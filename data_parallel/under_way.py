@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -18,6 +18,7 @@ from data_parallel.layout import Bucket, Unit
 from data_parallel.messages import OPENING, Buffers, Messages, kept_at_errors
 from data_parallel.nodes import shares
 from data_parallel.opening import Opening
+from data_parallel.payloads import payloads_of
 from data_parallel.units import Clock, Placement, run
 from divisible.communication.errors import DisagreementError
 
@@ -71,10 +72,10 @@ class UnderWay:
         self._flow = Flow(ranks.comm, ranks.timeout)
         self._flow.add(partial(self._open, opening))
 
-    def put(self, i: int, array: np.ndarray | None) -> None:
+    def put(self, i: int, array: Any) -> None:
         """Gives an array; its bucket starts when it has all of its own."""
-        self._arrays.put(i, array)
-        with _quiet():
+        with self._computing():
+            self._arrays.put(i, array)
             self._queue()
 
     def look(self) -> None:
@@ -126,22 +127,24 @@ class UnderWay:
     def is_finite(self) -> bool:
         """Returns, at the end, whether no number is infinite or NaN."""
         are_coded_finite = not (self._coder.flags & NOT_FINITE).any()
-        return are_coded_finite and all(
-            bool(np.isfinite(self._arrays.flat[i]).all())
-            for bucket in self._buckets
-            for i in bucket.exact
-        )
+        with self._computing():
+            return are_coded_finite and all(
+                bool(np.isfinite(self._arrays.flat[i]).all())
+                for bucket in self._buckets
+                for i in bucket.exact
+            )
 
-    def results(self) -> list[np.ndarray | None]:
+    def results(self) -> list[Any]:
         """Returns the arrays, at the end; ``None`` for one that no rank has given."""
         arrays, flags = self._arrays, self._coder.flags
         results = []
-        for i in range(len(arrays.specs)):
-            if flags[i] & NOT_FINITE:
-                arrays.flat[i].fill(np.nan)
-            # Of an array without elements nobody tells anything.
-            is_there = flags[i] & PRESENT or arrays.are_present[i]
-            results.append(arrays.result(i) if is_there else None)
+        with self._computing():
+            for i in range(len(arrays.specs)):
+                if flags[i] & NOT_FINITE:
+                    arrays.flat[i].fill(np.nan)
+                # Of an array without elements nobody tells anything.
+                is_there = flags[i] & PRESENT or arrays.are_present[i]
+                results.append(arrays.result(i) if is_there else None)
         return results
 
     def _open(self, opening: Opening) -> Steps:
@@ -154,7 +157,8 @@ class UnderWay:
             shares(n_samples, comm.size)[comm.rank],
         )
         self._code = self._make_code(gradients, n_samples)
-        self._coder = Coder(self._code, gradients)
+        payloads = payloads_of(self._arrays.device)
+        self._coder = Coder(self._code, gradients, payloads)
         self._is_open = True
         self._queue()
 
@@ -210,12 +214,22 @@ class UnderWay:
         self._queue()
 
     @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Computes on the device of the arrays.
+
+        Numbers that are not finite are told by flags, or by the mean itself.
+        """
+        device = self._arrays.device
+        with device.create_context(), np.errstate(over="ignore", invalid="ignore"):
+            yield
+
+    @contextmanager
     def _timed(self) -> Iterator[None]:
         """Counts the time within as that of the wire, but for what computes."""
         seconds = self.clock.seconds
         start, before = time.perf_counter(), sum(seconds.values())
         try:
-            with _quiet():
+            with self._computing():
                 yield
         finally:
             computed = sum(seconds.values()) - before
@@ -233,11 +247,6 @@ def compare(opening: Opening) -> None:
     flow.add(opening.exchange)
     flow.finish()
     opening.check()
-
-
-def _quiet() -> np.errstate:
-    """Numbers that are not finite are told by flags, or by the mean itself."""
-    return np.errstate(over="ignore", invalid="ignore")
 
 
 def _name(bucket: Bucket, specs: Sequence[Spec]) -> str:

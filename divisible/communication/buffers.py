@@ -34,6 +34,14 @@ def create_buffers(xp: Any) -> HostBuffers:
     return DeviceBuffers(xp) if mpi_takes_device_memory() else StagedBuffers(xp)
 
 
+def page_locked(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Returns an array of the host that a GPU copies from and to without a detour."""
+    # It is there where a GPU is.
+    import cupyx
+
+    return cupyx.empty_pinned(shape, dtype)
+
+
 def mpi_takes_device_memory() -> bool:
     """Tells whether MPI messages may lie on a GPU.
 
@@ -100,9 +108,7 @@ class StagedBuffers(DeviceBuffers):
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Returns a buffer to receive into."""
-        import cupyx
-
-        return cupyx.empty_pinned(shape, dtype)
+        return page_locked(shape, dtype)
 
     def reuse(self) -> None:
         """Does nothing: :meth:`incoming` has waited for the copy."""

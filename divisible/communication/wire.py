@@ -7,6 +7,9 @@ the codes of all elements::
 
 What one rounding costs, element by element, is at most ``u |x| + a(block)``: relative
 to the number itself, and to the largest magnitude in its block of elements.
+
+Numbers and messages are NumPy's arrays, or both are CuPy's; the bits are the same. Only
+``fp32`` loses numbers below 2^-126 on a GPU: CuPy's arithmetic takes them as zero.
 """
 
 from __future__ import annotations
@@ -55,6 +58,11 @@ class WireDtype(NamedTuple):
     a: float
     least: float = 0.0
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether a GPU codes it."""
+        return self.name == "fp32" or self.name in _kernels().FORMATS
+
     def n_bytes(self, n: int, block: int) -> int:
         """Returns the size of a message of ``n`` elements in blocks of ``block``."""
         return 4 * self._n_scales(n, block) + n * self.dtype.itemsize
@@ -87,7 +95,8 @@ class WireDtype(NamedTuple):
             array([ 1.007874, -2.015748,  4.      ], dtype=float32)
         """
         if out is None:
-            out = np.empty(self.n_bytes(values.size, block), np.uint8)
+            n_bytes = self.n_bytes(values.size, block)
+            out = np.empty_like(values, np.uint8, shape=n_bytes)
         self.write(values, block, self.fields(out, values.size, block))
         return out
 
@@ -109,13 +118,13 @@ class WireDtype(NamedTuple):
             add: Whether to add to ``out`` instead.
         """
         if out is None:
-            out = np.empty(n, np.float32)
+            out = np.empty_like(message, np.float32, shape=n)
         self.read(self.fields(message, n, block), block, out, add)
         return out
 
     def write(
         self, values: np.ndarray, block: int, to: Fields, share: float = 1.0
-    ) -> bool:
+    ) -> Any:
         """Writes numbers, times ``share``, where a message has them.
 
         Args:
@@ -125,12 +134,17 @@ class WireDtype(NamedTuple):
             share: At least 0; the products are rounded to float32.
 
         Returns:
-            Whether all products are finite. If not, zeros are written.
+            Whether all products are finite. If not, zeros are written. On a GPU it is
+            an array of one bool, which is there when the kernels have run.
         """
         share = np.float32(share)
         if self.name == "fp32":
             np.multiply(values, share, out=to.codes)
             return True
+        if not isinstance(values, np.ndarray):
+            return _kernels().write(
+                self.name, values, share, block, to.scales, to.codes
+            )
         loops = _loops()
         # One block of all elements where none has a scale.
         largest = to.scales if self.is_scaled else np.zeros(1, np.float32)
@@ -161,6 +175,9 @@ class WireDtype(NamedTuple):
         """
         if self.name == "fp32":
             np.add(out, fields.codes, out) if add else np.copyto(out, fields.codes)
+        elif not isinstance(out, np.ndarray):
+            codes, scales = fields.codes, fields.scales
+            _kernels().read(self.name, codes, scales, block, out, add)
         elif self.is_scaled:
             decode = getattr(_loops(), f"decode_{self.name}")
             decode(fields.codes, fields.scales, block, out, add)
@@ -189,6 +206,13 @@ def _loops() -> Any:
     from chainer_kernels.loops import wire
 
     return wire
+
+
+def _kernels() -> Any:
+    # Importing the package puts kernels into Chainer.
+    from chainer_kernels import wire_gpu
+
+    return wire_gpu
 
 
 def _entry(

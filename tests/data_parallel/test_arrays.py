@@ -153,8 +153,12 @@ MATRIX = np.ones((4, 4), "f")
 @pytest.mark.parametrize(
     ("arrays", "error", "words"),
     [
-        ([A, [1.0, 2.0]], TypeError, "array 1 must be a NumPy array, not list"),
-        ([np.float32(1)], TypeError, "array 0 must be a NumPy array, not float32"),
+        ([A, [1.0, 2.0]], TypeError, "array 1 must be a NumPy or CuPy array"),
+        (
+            [np.float32(1)],
+            TypeError,
+            "NumPy or CuPy array, not float32",
+        ),
         ([np.ones(3, "i")], TypeError, "float16, float32 or float64, not int32"),
         ([np.ones(3, "F")], TypeError, "not complex64"),
         ([np.ones(3, "g")], TypeError, "not float128|not longdouble"),

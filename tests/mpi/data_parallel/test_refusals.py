@@ -122,12 +122,12 @@ WRONG_CALLS = [
     (
         lambda: with_array(1, [1.0]),
         TypeError,
-        "array 1 must be a NumPy array, not list",
+        "array 1 must be a NumPy or CuPy array, not list",
     ),
     (
         lambda: with_array(0, ElsewhereArray()),
         TypeError,
-        "array 0 must be a NumPy array, not ElsewhereArray",
+        "array 0 must be a NumPy or CuPy array, not ElsewhereArray",
     ),
     (
         lambda: with_array(2, np.ones(300, "i")),
