@@ -27,7 +27,7 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well::
     rank_grid         the numbering of ranks that are replicas of a pipeline
     lazy_names        names of a package that are imported when they are first used
 
-    schedules, communication, deferred, backward, planning: packages
+    schedules, communication, deferred, backward, planning, chains: packages
 
 Names are imported when they are first used, so that schedules can be planned and
 simulated, and timelines drawn, without Chainer and MPI.
@@ -47,6 +47,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "divisible._version": ["__version__"],
+        "divisible.chains.conversion": ["from_chain"],
         "divisible.deferred.array": ["NotMadeError"],
         "divisible.deferred.scope": ["deferred_init"],
         "divisible.model": ["Divisible"],

@@ -9,8 +9,8 @@ from tests.support.import_circles import PACKAGES, circles, import_graph
 FACES = {
     "divisible": """
         Divisible LayerCost MemoryLimitError Network NotMadeError Plan Profile RandomKey
-        __version__ best_plan deferred_init keyed_random_state partition pop profile
-        simulate stash
+        __version__ best_plan deferred_init from_chain keyed_random_state partition pop
+        profile simulate stash
     """,
     "divisible.schedules": """
         Action Costs NAMES Schedule ScheduleError Timeline Transfer create gpipe

@@ -1,0 +1,350 @@
+"""What the forward of a chain calls, and what flows between the calls.
+
+::
+
+    def forward(self, x):                 call   callee     inputs
+        h = F.relu(self.conv1(x))         0      /conv1     x
+        g = self.conv2(h)                 1      ReLU       output of 0
+        return h + g                      2      /conv2     output of 1
+                                          3      Add        outputs of 1 and 2
+
+Calls within a call of a link are the link's own affair. A value is known by its node in
+the graph, so whatever leaves the graph, such as ``h.array``, is found.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import chainer
+from chainer import FunctionNode, Link, Variable
+
+#: Instead of a position: what the chain was called with.
+INPUT = -1
+
+
+class ChainError(ValueError):
+    """A chain that is no line of layers, and why."""
+
+
+class Value(NamedTuple):
+    """One of the outputs of a call.
+
+    Attributes:
+        call: The position of the call, or :data:`INPUT`.
+        output: Which of its outputs.
+    """
+
+    call: int
+    output: int
+
+
+class Call(NamedTuple):
+    """A call of a link, or of a function between two links.
+
+    Attributes:
+        callee: The link; of a function a copy as it was before the call.
+        path: Of the link in the chain, such as ``/conv2``; of functions empty.
+        inputs: What it is called with.
+        shapes: Of its outputs; ``None`` for one that nothing was done with.
+    """
+
+    callee: Link | FunctionNode
+    path: str
+    inputs: tuple[Value, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return title(self.callee, self.path)
+
+
+class Recording(NamedTuple):
+    """What one forward of a chain did.
+
+    Attributes:
+        calls: Those on which the output depends, in the order in which they were made.
+        output: What was returned.
+        n_inputs: How many arrays the chain was called with.
+    """
+
+    calls: tuple[Call, ...]
+    output: Value
+    n_inputs: int
+
+
+def title(callee: Link | FunctionNode, path: str) -> str:
+    """Returns what messages call a link or a function."""
+    name = type(callee).__name__
+    return f"{path} ({name})" if path else f"the function {name}"
+
+
+def record(chain: chainer.Chain, inputs: Sequence[Any], depth: int) -> Recording:
+    """Calls a chain, and notes what its forward calls.
+
+    Args:
+        chain (chainer.Chain): The chain; its configuration is that of the caller.
+        inputs: The arrays to call it with.
+        depth (int): How many levels of links are taken apart.
+
+    Raises:
+        ChainError: If a call cannot be made again from what is in the graph.
+    """
+    variables = as_variables(inputs)
+    noted: list[_Noted] = []
+    watch = _Watch(chain, depth, noted)
+    with _Links(watch), _Functions(watch):
+        y = call_chain(chain, variables)
+    return _Resolver(chain, variables, noted).resolve(y)
+
+
+def link_paths(chain: chainer.Link) -> dict[int, str]:
+    """Returns the first path of each link below a chain, by its ``id``."""
+    paths: dict[int, str] = {}
+    for path, link in chain.namedlinks(skipself=True):
+        paths.setdefault(id(link), path)
+    return paths
+
+
+def as_variables(inputs: Sequence[Any]) -> list[Variable]:
+    """Returns variables, so that all that is done with them is in the graph."""
+    return [Variable(x, requires_grad=x.dtype.kind == "f") for x in inputs]
+
+
+def call_chain(chain: chainer.Chain, variables: Sequence[Variable]) -> Any:
+    """Returns what a chain returns.
+
+    Raises:
+        ChainError: If it raises an error.
+    """
+    try:
+        return chain(*variables)
+    except ChainError:
+        raise
+    except Exception as error:
+        raise ChainError(
+            f"forward raised {type(error).__name__}: {error}. It is called with a"
+            f" variable for each input, without targets, and has to return the output"
+            f" and no loss"
+        ) from error
+
+
+@dataclass
+class _Noted:
+    """A call as it was seen; who made its inputs is found afterwards."""
+
+    callee: Link | FunctionNode
+    path: str
+    # Variables and arrays, or of a function its arrays alone.
+    inputs: tuple
+    # Of a link; a function has its nodes itself.
+    outputs: tuple = ()
+    ran: FunctionNode | None = None
+
+
+@dataclass
+class _Watch:
+    """Where a forward is in the hierarchy of links."""
+
+    chain: chainer.Chain
+    depth: int
+    noted: list[_Noted]
+    entered: list[Link] = field(default_factory=list)
+    # How many links are entered within the call that is noted, if there is one.
+    level: int | None = None
+
+    def __post_init__(self) -> None:
+        self.paths = link_paths(self.chain)
+
+    def enter(self, args: Any) -> None:
+        link = args.link
+        if link is self.chain and not self.entered:
+            return
+        self.entered.append(link)
+        if self.level is not None:
+            return
+        is_last = len(self.entered) >= self.depth or not any(link.children())
+        if not is_last:
+            return
+        self.level = len(self.entered)
+        if id(link) not in self.paths:
+            raise ChainError(
+                f"a {type(link).__name__} is called that is no child of the chain:"
+                f" make it an attribute in init_scope()"
+            )
+        self._check(link, args)
+        inputs = tuple(args.args)
+        self.noted.append(_Noted(link, self.paths[id(link)], inputs))
+
+    def _check(self, link: Link, args: Any) -> None:
+        name = title(link, self.paths[id(link)])
+        if args.kwargs:
+            given = ", ".join(f"{key}=" for key in args.kwargs)
+            raise ChainError(
+                f"{name} is called with {given}, which a layer does not get: put the"
+                f" call into the forward of a link of its own"
+            )
+        for value in args.args:
+            if not isinstance(value, (Variable, *chainer.get_array_types())):
+                raise ChainError(
+                    f"{name} is called with a {type(value).__name__}, and layers pass"
+                    f" arrays and variables only: put what makes it, and the call, into"
+                    f" the forward of a link of its own"
+                )
+        if not args.args:
+            raise ChainError(f"{name} is called without an input")
+        if not chainer.config.train:
+            raise ChainError(
+                f"{name} is called with chainer.config.train = False, and layers have"
+                f" one mode for all: put that into the forward of a link of its own"
+            )
+        if not chainer.config.enable_backprop:
+            raise ChainError(
+                f"{name} is called in no_backprop_mode(): call it without, and freeze"
+                f" it by disable_update()"
+            )
+
+    def leave(self, args: Any) -> None:
+        if args.link is self.chain and not self.entered:
+            return
+        if self.level == len(self.entered):
+            self.level = None
+            outputs = args.out if isinstance(args.out, tuple) else (args.out,)
+            for value in outputs:
+                if not isinstance(value, Variable):
+                    name = title(args.link, self.paths[id(args.link)])
+                    raise ChainError(
+                        f"{name} returns a {type(value).__name__}, and layers return a"
+                        f" variable or a tuple of variables"
+                    )
+            self.noted[-1].outputs = outputs
+        self.entered.pop()
+
+    def apply(self, function: FunctionNode, arrays: tuple) -> None:
+        if self.level is None:
+            if not chainer.config.enable_backprop:
+                raise ChainError(
+                    f"{title(function, '')} is called in no_backprop_mode(): put it"
+                    f" into the forward of a link of its own"
+                )
+            before = copy.copy(function)
+            self.noted.append(_Noted(before, "", arrays, ran=function))
+
+
+class _Links(chainer.LinkHook):
+    name = "divisible.chains.links"
+
+    def __init__(self, watch: _Watch) -> None:
+        self.forward_preprocess = watch.enter
+        self.forward_postprocess = watch.leave
+
+
+class _Functions(chainer.FunctionHook):
+    name = "divisible.chains.functions"
+
+    def __init__(self, watch: _Watch) -> None:
+        self.forward_preprocess = watch.apply
+
+
+class _Resolver:
+    """Finds which call made what another one takes."""
+
+    def __init__(
+        self,
+        chain: chainer.Chain,
+        variables: Sequence[Variable],
+        noted: Sequence[_Noted],
+    ) -> None:
+        self._noted = noted
+        self._n_inputs = len(variables)
+        self._params = {id(param.node): path for path, param in chain.namedparams()}
+        # By node; those of arrays that became variables only in a function, by array.
+        self._values: dict[int, Value] = {}
+        self._arrays: dict[int, Value] = {}
+        for i, x in enumerate(variables):
+            self._values[id(x.node)] = self._arrays[id(x.array)] = Value(INPUT, i)
+
+    def resolve(self, y: Any) -> Recording:
+        calls = [self._call(number, each) for number, each in enumerate(self._noted)]
+        if not isinstance(y, Variable):
+            raise ChainError(
+                f"forward returns a {type(y).__name__}, and a model returns one"
+                f" variable: return the last output, and compute from it elsewhere"
+            )
+        output = self._value(y, y.array, "forward returns")
+        return _used(calls, output, self._n_inputs)
+
+    def _call(self, number: int, noted: _Noted) -> Call:
+        name = title(noted.callee, noted.path)
+        if noted.ran is None:
+            given = [(value, _array(value)) for value in noted.inputs]
+            nodes = [y.node for y in noted.outputs]
+        else:
+            given = list(zip(noted.ran.inputs, noted.inputs))
+            nodes = [y() for y in noted.ran.outputs]
+        inputs = [self._value(value, array, f"{name} reads") for value, array in given]
+        if not inputs:
+            raise ChainError(f"{name} is called without an input")
+        for i, node in enumerate(nodes):
+            # Of an output that nobody took there is no node any more.
+            if node is not None:
+                self._values[id(node)] = Value(number, i)
+        shapes = tuple(None if node is None else node.shape for node in nodes)
+        return Call(noted.callee, noted.path, tuple(inputs), shapes)
+
+    def _value(self, value: Any, array: Any, who: str) -> Value:
+        node = value.node if isinstance(value, Variable) else value
+        if id(node) in self._params:
+            raise ChainError(
+                f"{who} the parameter {self._params[id(node)]} outside of a call of the"
+                f" link that has it: call the link itself (not its forward), or put"
+                f" the parameter and what reads it into a link of their own"
+            )
+        found = self._values.get(id(node))
+        if found is None:
+            found = self._arrays.get(id(array))
+        if found is None:
+            raise ChainError(
+                f"{who} {_text(array)} that is neither the input nor what a link or a"
+                f" function has returned (as h.array is none, nor a constant, nor what"
+                f" NumPy made of the input): compute it by Chainer's functions, or in"
+                f" the forward of a link of its own"
+            )
+        return found
+
+
+def _array(value: Any) -> Any:
+    return value.array if isinstance(value, Variable) else value
+
+
+def _text(array: Any) -> str:
+    return f"an array of shape {array.shape}"
+
+
+def _used(calls: list[Call], output: Value, n_inputs: int) -> Recording:
+    """Leaves out functions on which the output does not depend."""
+    used, open_values = set(), [output]
+    while open_values:
+        number = open_values.pop().call
+        if number != INPUT and number not in used:
+            used.add(number)
+            open_values.extend(calls[number].inputs)
+    for number, call in enumerate(calls):
+        if number not in used and call.path:
+            raise ChainError(
+                f"what {call.title} returns is not used for what forward returns: its"
+                f" parameters would have no gradient"
+            )
+    renumbered = {INPUT: INPUT}
+    renumbered.update((number, i) for i, number in enumerate(sorted(used)))
+
+    def moved(value: Value) -> Value:
+        return Value(renumbered[value.call], value.output)
+
+    kept = [calls[number] for number in sorted(used)]
+    kept = [call._replace(inputs=tuple(map(moved, call.inputs))) for call in kept]
+    return Recording(tuple(kept), moved(output), n_inputs)

@@ -1,0 +1,39 @@
+"""A chain that is as it was after it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import chainer
+
+
+@contextmanager
+def preserved_state(chain: chainer.Link) -> Iterator[None]:
+    """Gives a chain back its gradients, running averages and other attributes.
+
+    What links keep in lists and other containers is not looked into.
+
+    Args:
+        chain (chainer.Link): The chain; its parameters have their sizes.
+    """
+    attributes = [(link, dict(vars(link))) for link in chain.links()]
+    arrays = [
+        (value, value.copy())
+        for _, values in attributes
+        for value in values.values()
+        if isinstance(value, chainer.get_array_types())
+    ]
+    gradients = [(param, param.grad) for param in chain.params()]
+    try:
+        yield
+    finally:
+        for link, values in attributes:
+            vars(link).clear()
+            vars(link).update(values)
+        for array, values in arrays:
+            array[...] = values
+        for param, gradient in gradients:
+            param.cleargrad()
+            if gradient is not None:
+                param.grad = gradient
