@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import chainer
 from chainer import FunctionNode, Link, Variable
@@ -83,11 +83,14 @@ def title(callee: Link | FunctionNode, path: str) -> str:
     return f"{path} ({name})" if path else f"the function {name}"
 
 
-def record(chain: chainer.Chain, inputs: Sequence[Any], depth: int) -> Recording:
-    """Calls a chain, and notes what its forward calls.
+def record(
+    chain: chainer.Chain, forward: Callable[..., Any], inputs: Sequence[Any], depth: int
+) -> Recording:
+    """Calls a chain's forward, and notes what that calls.
 
     Args:
-        chain (chainer.Chain): The chain; its configuration is that of the caller.
+        chain (chainer.Chain): The chain.
+        forward: The chain itself, or another function that calls its links.
         inputs: The arrays to call it with.
         depth (int): How many levels of links are taken apart.
 
@@ -98,7 +101,7 @@ def record(chain: chainer.Chain, inputs: Sequence[Any], depth: int) -> Recording
     noted: list[_Noted] = []
     watch = _Watch(chain, depth, noted)
     with _Links(watch), _Functions(watch):
-        y = call_chain(chain, variables)
+        y = call_forward(forward, variables)
     return _Resolver(chain, variables, noted).resolve(y)
 
 
@@ -115,21 +118,21 @@ def as_variables(inputs: Sequence[Any]) -> list[Variable]:
     return [Variable(x, requires_grad=x.dtype.kind == "f") for x in inputs]
 
 
-def call_chain(chain: chainer.Chain, variables: Sequence[Variable]) -> Any:
-    """Returns what a chain returns.
+def call_forward(forward: Callable[..., Any], variables: Sequence[Variable]) -> Any:
+    """Returns what a forward returns.
 
     Raises:
         ChainError: If it raises an error.
     """
     try:
-        return chain(*variables)
+        return forward(*variables)
     except ChainError:
         raise
     except Exception as error:
         raise ChainError(
             f"forward raised {type(error).__name__}: {error}. It is called with a"
             f" variable for each input, without targets, and has to return the output"
-            f" and no loss"
+            f" and no loss; forward= may name another function that does"
         ) from error
 
 
@@ -273,7 +276,7 @@ class _Resolver:
         if not isinstance(y, Variable):
             raise ChainError(
                 f"forward returns a {type(y).__name__}, and a model returns one"
-                f" variable: return the last output, and compute from it elsewhere"
+                f" variable: give a forward= that returns the last output"
             )
         output = self._value(y, y.array, "forward returns")
         return _used(calls, output, self._n_inputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Callable
 
 import chainer
 import numpy as np
@@ -14,7 +14,7 @@ from divisible.chains.calls import (
     ChainError,
     Recording,
     as_variables,
-    call_chain,
+    call_forward,
     link_paths,
     record,
 )
@@ -37,7 +37,13 @@ class ChainLayers(Divisible):
     chain_names = ChainNames({})
 
 
-def from_chain(chain: chainer.Chain, x: Any, *, depth: int = 1) -> ChainLayers:
+def from_chain(
+    chain: chainer.Chain,
+    x: Any,
+    *,
+    depth: int = 1,
+    forward: Callable[..., Any] | None = None,
+) -> ChainLayers:
     """Makes a list of layers of a chain with a ``forward``.
 
     The chain runs on ``x``, and is watched. Each child that it calls becomes a layer:
@@ -68,14 +74,16 @@ def from_chain(chain: chainer.Chain, x: Any, *, depth: int = 1) -> ChainLayers:
         x (array or tuple of arrays): A small minibatch, samples along the first axis.
         depth (int): How many levels of links are taken apart. With 2 the children of
             the children become layers, and so does a child without children.
+        forward: The function of ``x`` to take apart, if that is not the chain's call:
+            ``chain.predict``, or ``lambda x: chain(x, layers=['fc'])['fc']``.
 
     Returns:
         ChainLayers: A :class:`~divisible.Divisible`, whose ``chain_names`` tell the
         chain's paths: ``chain_names.in_chain('/3/W')`` is ``'/conv2/W'``.
 
     Raises:
-        ValueError: If the chain is no line of layers, with the child or function and
-            the reason.
+        ValueError: If what forward calls cannot be put in a line, with the child or
+            function and the reason.
         TypeError: If it is no chain, or a ``Divisible`` already.
 
     Example:
@@ -98,11 +106,12 @@ def from_chain(chain: chainer.Chain, x: Any, *, depth: int = 1) -> ChainLayers:
     inputs = x if isinstance(x, tuple) else (x,)
     _check(chain, inputs, depth)
     name = type(chain).__name__
+    forward = chain if forward is None else forward
     device = chain.device
     try:
-        _size(chain, inputs)
+        _size(chain, forward, inputs)
         with preserved_state(chain), restored_random_state(device):
-            layers = _layers(chain, inputs, depth)
+            layers = _layers(chain, forward, inputs, depth)
             _check_parameters(chain, layers)
             model = ChainLayers(*(layer for layer, _ in layers))
             model.chain_names = ChainNames(
@@ -112,7 +121,7 @@ def from_chain(chain: chainer.Chain, x: Any, *, depth: int = 1) -> ChainLayers:
                     if path and model._positions[layer] == position
                 }
             )
-            _compare(chain, model, inputs)
+            _compare(chain, forward, model, inputs)
     except ChainError as error:
         raise ChainError(f"from_chain({name}): {error}") from error.__cause__
     return model
@@ -135,28 +144,30 @@ def _check(chain: Any, inputs: Sequence[Any], depth: int) -> None:
             )
 
 
-def _size(chain: chainer.Chain, inputs: Sequence[Any]) -> None:
+def _size(
+    chain: chainer.Chain, forward: Callable[..., Any], inputs: Sequence[Any]
+) -> None:
     """Lets links that are sized at their first call have it."""
     if any(not param.is_initialized for param in chain.params()):
         with chainer.using_config("train", False), chainer.no_backprop_mode():
-            call_chain(chain, as_variables(inputs))
+            call_forward(forward, as_variables(inputs))
     for path, param in chain.namedparams():
         if not param.is_initialized:
             raise _belongs_to_no_layer(path)
 
 
 def _layers(
-    chain: chainer.Chain, inputs: Sequence[Any], depth: int
+    chain: chainer.Chain, forward: Callable[..., Any], inputs: Sequence[Any], depth: int
 ) -> list[tuple[Layer, str]]:
     """Returns the layers, and the paths in the chain of those that are links."""
     is_list = getattr(type(chain), "forward", None) is chainer.Sequential.forward
-    if is_list and depth == 1:
+    if is_list and forward is chain and depth == 1:
         paths = link_paths(chain)
         return [(layer, paths.get(id(layer), "")) for layer in chain]
     recordings = []
     for each in (inputs, tuple(map(_another_minibatch, inputs))):
         with _run(chain, train=True):
-            recordings.append(record(chain, each, depth))
+            recordings.append(record(chain, forward, each, depth))
     first, other = recordings
     _check_alike(first, other)
 
@@ -225,11 +236,16 @@ def _run(chain: chainer.Chain, train: bool) -> Iterator[None]:
             yield
 
 
-def _compare(chain: chainer.Chain, model: ChainLayers, inputs: Sequence[Any]) -> None:
+def _compare(
+    chain: chainer.Chain,
+    forward: Callable[..., Any],
+    model: ChainLayers,
+    inputs: Sequence[Any],
+) -> None:
     """Makes sure that the layers compute what the chain computes."""
     for train in (True, False):
         results = []
-        for each in (chain, model):
+        for each in (forward, model):
             with _run(chain, train):
                 y = each(*inputs)
                 results.append((y.array, _gradients(chain, y)))

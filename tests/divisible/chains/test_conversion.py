@@ -213,6 +213,24 @@ def test_several_inputs():
     np.testing.assert_allclose(model(words, X).array, chain(words, X).array, rtol=1e-5)
 
 
+def test_another_forward():
+    class Classifier(chainer.Chain):
+        def __init__(self):
+            super().__init__(a=L.Linear(6, 6), b=L.Linear(6, 2))
+
+        def forward(self, x, t):
+            return F.softmax_cross_entropy(self.predict(x), t)
+
+        def predict(self, x):
+            return self.b(F.sigmoid(self.a(x)))
+
+    chain = Classifier()
+    model = from_chain(chain, X, forward=chain.predict)
+    assert list(model) == [chain.a, F.sigmoid, chain.b]
+    with pytest.raises(ValueError, match="'t'. It is called .* forward= may name"):
+        from_chain(chain, X)
+
+
 def test_what_a_link_returns_in_parts():
     class Halves(chainer.Chain):
         def __init__(self):
