@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from divisible import Divisible, Plan
+from divisible.chains.names import ChainNames
 from divisible.files import written_aside
 from pipeline.snapshots import first_calls, manifest
 from pipeline.snapshots.arrays import Arrays, of_range, opened, position, write_arrays
@@ -126,7 +127,11 @@ def _of_layers(arrays: Arrays, layer_range: tuple[int, int]) -> dict[str, np.nda
     }
 
 
-def export_npz(snapshot: str | os.PathLike, path: str | os.PathLike) -> None:
+def export_npz(
+    snapshot: str | os.PathLike,
+    path: str | os.PathLike,
+    names: ChainNames | None = None,
+) -> None:
     """Writes the parameters and persistent values of the undivided model.
 
     The file is what :func:`chainer.serializers.save_npz` would have written for the
@@ -136,9 +141,13 @@ def export_npz(snapshot: str | os.PathLike, path: str | os.PathLike) -> None:
     Args:
         snapshot: The directory of the snapshot.
         path: The file to write; it appears only when it is complete.
+        names (ChainNames): The ``chain_names`` of a model that
+            :func:`~divisible.from_chain` made: the file is for the chain then, by its
+            own names.
 
     Raises:
         SnapshotError: If the snapshot is incomplete, truncated or changed.
+        KeyError: If it has a layer that has no name in the chain.
 
     Example:
         >>> import tempfile
@@ -161,7 +170,9 @@ def export_npz(snapshot: str | os.PathLike, path: str | os.PathLike) -> None:
     with source.of_layers(range(source.n_layers), "model/") as arrays:
         model = {
             # As Chainer writes what has no value yet.
-            key: np.asarray(None) if is_none(value) else value
+            key if names is None else names.in_chain(key): (
+                np.asarray(None) if is_none(value) else value
+            )
             for key, value in arrays.items()
         }
         with written_aside(path) as aside:
