@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Geometry(NamedTuple):
@@ -39,3 +39,26 @@ class Geometry(NamedTuple):
             s * (n - 1) + d * (k - 1) + 1 - 2 * p - (s - 1 if self.cover_all else 0)
             for n, k, s, p, d in zip(sizes, *self[:4])
         )
+
+
+def geometry_of(function: Any, kernel: tuple[int, ...]) -> Geometry:
+    """Returns the shape of a node of Chainer's, a convolution of any dimensions.
+
+    Args:
+        function: The node.
+        kernel: Size of its window.
+    """
+    if hasattr(function, "sy"):
+        stride = function.sy, function.sx
+        pad = function.ph, function.pw
+        dilation = function.dy, function.dx
+    else:
+        stride, pad, dilation = function.stride, function.pad, function.dilate
+    return Geometry(
+        tuple(kernel),
+        tuple(stride),
+        tuple(pad),
+        tuple(dilation),
+        function.groups,
+        bool(function.cover_all),
+    )

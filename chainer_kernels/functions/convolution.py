@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from chainer_kernels import providers
-from chainer_kernels.geometry import Geometry
+from chainer_kernels.geometry import Geometry, geometry_of
 from chainer_kernels.half_precision import in_float32, rounded
 from chainer_kernels.layouts import are_float32, channels_first, channels_last
 
@@ -99,24 +99,6 @@ def _deconvolved(function: Any, inputs: Arrays, size: tuple[int, ...]) -> np.nda
     if b:
         y += b[0]
     return channels_first(y)
-
-
-def geometry_of(function: Any, kernel: tuple[int, ...]) -> Geometry:
-    """Returns what a node says, in two dimensions or in any number of them."""
-    if hasattr(function, "sy"):
-        stride = function.sy, function.sx
-        pad = function.ph, function.pw
-        dilation = function.dy, function.dx
-    else:
-        stride, pad, dilation = function.stride, function.pad, function.dilate
-    return Geometry(
-        tuple(kernel),
-        tuple(stride),
-        tuple(pad),
-        tuple(dilation),
-        function.groups,
-        bool(function.cover_all),
-    )
 
 
 def is_covered(

@@ -15,9 +15,9 @@ import numpy
 
 from chainer_kernels import providers, switch
 from chainer_kernels.contributions import Contribution, Product, Scratch
-from chainer_kernels.functions.convolution import geometry_of, is_covered
+from chainer_kernels.functions.convolution import is_covered
 from chainer_kernels.functions.sums import total
-from chainer_kernels.geometry import Geometry
+from chainer_kernels.geometry import Geometry, geometry_of
 from chainer_kernels.half_precision import are_float16, widened
 from chainer_kernels.layouts import channels_last
 
