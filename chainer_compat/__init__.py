@@ -30,7 +30,7 @@ What no hook can hide from a user's own script:
   and ragged arrays since 1.24. An older NumPy takes them.
 - CuPy finds CUDA in its extra ``cupy-cuda12x[ctk]`` or in the system. Without either
   Chainer reports that there is no GPU. CuPy 14 knows no cuDNN: Chainer's own kernels
-  run instead.
+  run instead, or those of ``chainer_kernels``.
 """
 
 import sys

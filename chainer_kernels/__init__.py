@@ -1,7 +1,8 @@
 """The arithmetic under Chainer's functions and optimizers.
 
 Chainer's functions and update rules stay what they are. What computes on NumPy arrays
-within them is replaced, while their modules are loaded, by kernels that are faster:
+within them, and some of what computes on CuPy's, is replaced, while their modules are
+loaded, by kernels that are faster:
 
 ::
 
@@ -27,7 +28,7 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     installing, switch   kernels in the place of methods, in force or not
     functions            the kernels, a module for each family of functions
     contributions        what is added to a weight gradient without being formed
-    providers            products and convolutions, by BLAS or oneDNN
+    providers            products and convolutions, by BLAS, oneDNN or cuDNN
     convolution_blocks   positions of a convolution that read alike
     grouped_convolution  convolutions of groups of few channels, without products
     loops                compiled loops, a module for each family

@@ -19,6 +19,8 @@ from rich.text import Text
 import chainer_kernels
 from chainer_kernels import compiling, memory, providers, speed
 from chainer_kernels.catalogue import CATALOGUE
+from chainer_kernels.functions import gpu_choice
+from chainer_kernels.providers import cudnn
 from chainer_kernels.threads import blas_threads
 
 
@@ -69,6 +71,9 @@ def _facts() -> dict[str, str]:
     return {
         "kernels": "in force" if is_on else "not in force: CHAINER_KERNELS is 0",
         "provider": f"{provider.NAME} ({provider.version()})",
+        "on a GPU": f"{cudnn.NAME} ({cudnn.version()})"
+        if gpu_choice.has_cudnn()
+        else "Chainer's own arithmetic",
         "processor": binding.get_host_cpu_name(),
         "threads": str(blas_threads()),
         "compiled": _cache(),

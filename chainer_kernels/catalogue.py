@@ -111,26 +111,56 @@ _CONVOLUTIONS = _entries(
             "Convolution2DFunction.forward_cpu": "convolution:convolution",
             "Convolution2DGradW.forward_cpu": "convolution:weight_gradient",
         },
+        "deconvolution_2d": {
+            "Deconvolution2DFunction.forward_cpu": "convolution:deconvolution_2d",
+        },
+    },
+    by="{provider}",
+)
+
+_GPU_CONVOLUTIONS = _entries(
+    "functions.connection",
+    {
+        "convolution_2d": {
+            "Convolution2DFunction.forward_gpu": "gpu_convolution:convolution",
+            "Convolution2DGradW.forward_gpu": "gpu_convolution:weight_gradient",
+        },
+        "deconvolution_2d": {
+            "Deconvolution2DFunction.forward_gpu": "gpu_convolution:deconvolution_2d",
+        },
+    },
+    by="cuDNN",
+)
+
+_CONVOLUTIONS_ANYWHERE = _entries(
+    "functions.connection",
+    {
         "convolution_nd": {
             "ConvolutionND.forward": "convolution:convolution",
             "ConvolutionNDGradW.forward": "convolution:weight_gradient",
-        },
-        "deconvolution_2d": {
-            "Deconvolution2DFunction.forward_cpu": "convolution:deconvolution_2d",
         },
         "deconvolution_nd": {
             "DeconvolutionND.forward": "convolution:deconvolution_nd",
         },
     },
-    by="{provider}",
+    by="{provider}; cuDNN on a GPU",
+)
+
+_BATCH_NORMALIZATIONS = _entries(
+    "functions.normalization",
+    {
+        "batch_normalization": {
+            "GeneralBatchNormalizationImpl.forward": "batch_normalization:forward",
+            "GeneralBatchNormalizationImpl.backward": "batch_normalization:backward",
+        },
+    },
+    by="Numba; cuDNN on a GPU",
 )
 
 _NORMALIZATIONS = _entries(
     "functions.normalization",
     {
         "batch_normalization": {
-            "GeneralBatchNormalizationImpl.forward": "batch_normalization:forward",
-            "GeneralBatchNormalizationImpl.backward": "batch_normalization:backward",
             "FixedBatchNormalization.forward": "batch_normalization:fixed",
             "FixedBatchNormalizationGrad.forward": "batch_normalization:fixed_grad",
         },
@@ -262,6 +292,9 @@ _SUMS = _entries("functions.math", {"sum": {"Sum.forward": "sums:sum_over_axes"}
 CATALOGUE = (
     *_ACTIVATIONS,
     *_CONVOLUTIONS,
+    *_GPU_CONVOLUTIONS,
+    *_CONVOLUTIONS_ANYWHERE,
+    *_BATCH_NORMALIZATIONS,
     *_NORMALIZATIONS,
     *_OPTIMIZERS,
     *_POOLING,

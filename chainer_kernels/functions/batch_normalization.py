@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from chainer_kernels.functions import channels
+from chainer_kernels.functions import channels, gpu_batch_normalization
 from chainer_kernels.half_precision import in_float32, rounded
 from chainer_kernels.layouts import are_float32, around, empty_like
 
@@ -28,6 +28,10 @@ def forward(
     running_var: np.ndarray | None,
 ) -> tuple:
     """Stands for ``GeneralBatchNormalizationImpl.forward``."""
+    if type(x) is not np.ndarray:
+        return gpu_batch_normalization.forward(
+            *(axis, gamma, x, x_layout, beta, eps, decay, running_mean, running_var)
+        )
     running = [a for a in (running_mean, running_var) if a is not None]
     are_numpy = all(type(a) is np.ndarray for a in running)
     views = _views(x, [gamma, beta], axis) if are_numpy else None
@@ -65,6 +69,10 @@ def backward(
     forward_data: Any,
 ) -> tuple:
     """Stands for ``GeneralBatchNormalizationImpl.backward``."""
+    if type(x) is not np.ndarray:
+        return gpu_batch_normalization.backward(
+            axis, gamma, gy, x, mean, inv_std, forward_data
+        )
     views = _views(x, [gamma, mean, inv_std], axis, gy)
     if views is None:
         return NotImplemented

@@ -1,7 +1,8 @@
 """Convolutions and what Chainer calls deconvolutions, with any number of axes.
 
 The gradients of one are the other and :func:`weight_gradient`, so their gradients have
-kernels too.
+kernels too. Methods that Chainer has for any array go to ``gpu_convolution`` with those
+that are not NumPy's.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from chainer_kernels import providers
+from chainer_kernels.functions import gpu_convolution
 from chainer_kernels.geometry import Geometry, geometry_of
 from chainer_kernels.half_precision import in_float32, rounded
 from chainer_kernels.layouts import are_float32, channels_first, channels_last
@@ -21,6 +23,8 @@ Arrays = tuple[np.ndarray, ...]
 
 def convolution(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``forward_cpu`` of ``Convolution2DFunction``, ``forward`` of ND's."""
+    if type(inputs[0]) is not np.ndarray:
+        return gpu_convolution.convolution(function, inputs)
     dtype, inputs = inputs[0].dtype, in_float32(inputs)
     x, W, *b = inputs
     geometry = geometry_of(function, W.shape[2:])
@@ -41,6 +45,8 @@ def convolution(function: Any, inputs: Arrays) -> Arrays:
 
 def weight_gradient(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``forward_cpu`` of ``Convolution2DGradW``, ``forward`` of ND's."""
+    if type(inputs[0]) is not np.ndarray:
+        return gpu_convolution.weight_gradient(function, inputs)
     inputs = in_float32(inputs)
     x, gy = inputs
     kernel = (function.kh, function.kw) if hasattr(function, "kh") else function.ksize
@@ -76,6 +82,8 @@ def deconvolution_2d(function: Any, inputs: Arrays) -> Arrays:
 
 def deconvolution_nd(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``DeconvolutionND.forward``."""
+    if type(inputs[0]) is not np.ndarray:
+        return gpu_convolution.deconvolution_nd(function, inputs)
     dtype, inputs = inputs[0].dtype, in_float32(inputs)
     x, W = inputs[:2]
     geometry = geometry_of(function, W.shape[2:])

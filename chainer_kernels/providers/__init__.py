@@ -16,6 +16,8 @@ y (N, *sizes, O). W and gW are Chainer's, (O, C / groups, *kernel), and C contig
 Matrices may be transposed views. How far y reads behind the inputs follows from its
 sizes, ``geometry.output_sizes``, and ``pad`` says it only of what is before them.
 ``relu`` says whether what is negative in y becomes zero, while it is in the cache.
+
+``cudnn`` is no such module. It computes with arrays of CuPy, wherever there are any.
 """
 
 from __future__ import annotations

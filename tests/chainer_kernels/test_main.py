@@ -9,6 +9,8 @@ from click.testing import CliRunner
 
 import chainer_kernels
 from chainer_kernels import __main__, catalogue, compiling, providers, speed
+from chainer_kernels.functions import gpu_choice
+from chainer_kernels.providers import cudnn
 from tests.support import kernels
 
 
@@ -24,12 +26,27 @@ def test_every_kernel_is_listed_once():
         name = f"{entry.module.rpartition('.')[2]}.{entry.name}"
         (line,) = (line for line in lines if name in line.split())
         assert line.split()[-1] == entry.kernel
-    (line,) = (line for line in lines if "Convolution2DFunction" in line)
+    (line,) = (line for line in lines if "Convolution2DGradW.forward_cpu" in line)
     assert providers.active().NAME in line
+    (line,) = (line for line in lines if "Convolution2DGradW.forward_gpu" in line)
+    assert "cuDNN" in line
     (line,) = (line for line in lines if "MatMul.forward" in line)
     assert f"{providers.active().NAME}, NumPy for stacks" in line
     (line,) = (line for line in lines if "relu.ReLU.forward_cpu" in line.split())
     assert "Numba" in line
+
+
+def test_says_who_computes_on_a_gpu(monkeypatch):
+    def line():
+        return next(
+            line for line in output("--no-speed").splitlines() if "on a GPU " in line
+        )
+
+    monkeypatch.setattr(gpu_choice, "has_cudnn", lambda: False)
+    assert "Chainer's own" in line()
+    monkeypatch.setattr(gpu_choice, "has_cudnn", lambda: True)
+    monkeypatch.setattr(cudnn, "version", lambda: "9.1")
+    assert "cuDNN (9.1)" in line()
 
 
 def test_says_why_nothing_is_in_force():
