@@ -17,6 +17,7 @@ NAMES = (
     "chainer_kernels",
     "divisible",
     "data_parallel",
+    "heterogeneous",
     "mixed_precision",
     "pipeline",
 )
@@ -26,6 +27,7 @@ _MARKS = {
     "chainer_kernels": "update_rules",
     "divisible": "lazy_names",
     "data_parallel": "two_roundings",
+    "heterogeneous": "baselines",
     "mixed_precision": "momentum_sgd16",
     "pipeline": "call_agreement",
 }

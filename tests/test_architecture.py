@@ -21,6 +21,10 @@ FACES = {
         Exchange ExchangeResult Grid MultiNodeOptimizer ReplicaIterator
         create_multi_node_optimizer measure_break_even simulate_exchange
     """,
+    "heterogeneous": """
+        CommunicationCost OneToOne Rectangle RectangularPartition integer_shares
+        method_1 method_h method_h_rev rectangular_partition
+    """,
     "mixed_precision": """
         ActivationGradients DynamicLossScale GradientReport GradientStatistics LARS
         LARSHook LossScale MixedPrecision MomentumSGD16 StaticLossScale float32_loss

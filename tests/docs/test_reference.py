@@ -10,7 +10,8 @@ PAGES = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.r
 
 
 @pytest.mark.parametrize(
-    "package", ["data_parallel", "divisible", "mixed_precision", "pipeline"]
+    "package",
+    ["data_parallel", "divisible", "heterogeneous", "mixed_precision", "pipeline"],
 )
 def test_every_public_name_is_in_the_reference(package):
     names = importlib.import_module(package).__all__

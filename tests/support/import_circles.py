@@ -22,6 +22,7 @@ PACKAGES = (
     "chainer_kernels",
     "data_parallel",
     "divisible",
+    "heterogeneous",
     "mixed_precision",
     "pipeline",
 )

@@ -1,0 +1,39 @@
+"""Back propagation on processors of unequal ability, by rectangular mapping.
+
+A unit square stands for the work: its width for the samples, its height for the
+hidden units. Each processor has a rectangle whose area is its ability, in the partition
+whose messages take least (SRPM). While training goes on, abilities are measured anew
+and the mapping moves (DRPM). The source is Ozawa, Sugaya and Aso, *Parallelizing of a
+Back Propagation in Heterogeneous Environment Using a Rectangular Partitioning Mapping
+Method* (2005).
+
+::
+
+    partition     rectangles, and the best of them for given abilities
+    columns       the search for columns of processors
+    costs         the time of messages, equation (8)
+    baselines     mappings from before
+    picture       partitions as text, and drawn
+
+Names are imported when they are first used.
+"""
+
+from chainer_compat._packages import check
+
+check(__name__)
+
+from divisible.lazy_names import lazy_names  # noqa: E402
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "divisible.planning.shares": ["integer_shares"],
+        "heterogeneous.baselines": ["method_1", "method_h", "method_h_rev"],
+        "heterogeneous.costs": ["CommunicationCost", "OneToOne"],
+        "heterogeneous.partition": [
+            "Rectangle",
+            "RectangularPartition",
+            "rectangular_partition",
+        ],
+    },
+)

@@ -1,0 +1,360 @@
+"""A unit square, cut into rectangles: who computes which units of which samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from divisible.planning.shares import integer_shares
+from divisible.records import plain_integer, plain_number, shown
+from heterogeneous import columns as search
+from heterogeneous import picture
+from heterogeneous.costs import CommunicationCost, OneToOne
+
+ORDERS = ("ascending", "any")
+_REMEDY = "Give each processor a positive number, such as its work per second"
+
+
+class Rectangle(NamedTuple):
+    """The part of a processor.
+
+    Attributes:
+        processor: Its number.
+        column: The number of its column.
+        x: Where it begins, as a share of the samples.
+        y: Likewise of the hidden units.
+        width: Its share of the samples.
+        height: Its share of the hidden units.
+        samples: First sample, and the one behind the last.
+        units: Likewise of the hidden units.
+    """
+
+    processor: int
+    column: int
+    x: float
+    y: float
+    width: float
+    height: float
+    samples: tuple[int, int]
+    units: tuple[int, int]
+
+    @property
+    def n_samples(self) -> int:
+        """How many samples it has."""
+        return self.samples[1] - self.samples[0]
+
+    @property
+    def n_units(self) -> int:
+        """How many hidden units it has."""
+        return self.units[1] - self.units[0]
+
+    @property
+    def work(self) -> int:
+        """What its time is about proportional to: units times samples."""
+        return self.n_units * self.n_samples
+
+
+@dataclass(frozen=True)
+class RectangularPartition:
+    """Processors in columns, each with a rectangle of the unit square.
+
+    ::
+
+        1 +-------+-----------+
+          |   2   |     4     |
+          |       +-----------+       width: share of the samples
+          +-------+     3     |       height: share of the hidden units
+          |   1   |           |       area: share of the work
+          +-------+           |
+          |   0   |           |
+        0 +-------+-----------+
+          0                   1
+
+    Processors of a column have the same samples, and each a part of the hidden units:
+    they add up the outputs of the network. Columns have different samples, and each has
+    all hidden units: they add up gradients.
+
+    Attributes:
+        columns: Processors, bottom first, by their numbers.
+        widths: Of the columns; of the sum 1.
+        heights: Of each column's processors; of the sum 1 in each column.
+        abilities: Of the processors, of the sum 1.
+        n: Inputs of the network.
+        m: Hidden units.
+        l: Outputs.
+        s: Samples.
+        cost: The time of messages.
+        order: As of :func:`rectangular_partition`; ``'ascending'`` of the others.
+        communication_by_columns: What the best partitions into 1 to N columns cost, if
+            one was looked for.
+        table: ``t(C, q)`` of equation (10) at ``[C - 1, q - 1]``; infinity where
+            ``q < C``. ``None`` if no such table was made.
+
+    Raises:
+        ValueError: If there are fewer samples than columns, or fewer hidden units than
+            a column has processors.
+    """
+
+    columns: tuple[tuple[int, ...], ...]
+    widths: tuple[float, ...]
+    heights: tuple[tuple[float, ...], ...]
+    abilities: tuple[float, ...]
+    n: int
+    m: int
+    l: int  # noqa: E741  (the paper's letter)
+    s: int
+    cost: CommunicationCost
+    order: str = "ascending"
+    communication_by_columns: np.ndarray | None = field(
+        default=None, compare=False, repr=False
+    )
+    table: np.ndarray | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.s < self.n_columns:
+            raise ValueError(
+                f"there are {self.s} samples for {self.n_columns} columns of"
+                f" processors, {shown(self.columns)}: give at least as many samples, or"
+                f" fewer processors"
+            )
+        for c, column in enumerate(self.columns):
+            if self.m < len(column):
+                raise ValueError(
+                    f"there are {self.m} hidden units for the {len(column)} processors"
+                    f" of column {c}, {shown(column)}: give at least as many units, or"
+                    f" fewer processors"
+                )
+
+    @property
+    def n_columns(self) -> int:
+        """How many columns there are."""
+        return len(self.columns)
+
+    @property
+    def n_processors(self) -> int:
+        """How many processors there are."""
+        return len(self.abilities)
+
+    @property
+    def per_column(self) -> tuple[int, ...]:
+        """How many processors each column has."""
+        return tuple(map(len, self.columns))
+
+    @cached_property
+    def communication(self) -> float:
+        """Equation (8), or what another cost says of this partition."""
+        sizes = np.array(self.per_column)
+        slowest = np.max(self.cost.column(np.array(self.widths), sizes))
+        return float(self.cost.total(slowest, self.n_columns))
+
+    @cached_property
+    def rectangles(self) -> tuple[Rectangle, ...]:
+        """The rectangle of each processor, by its number."""
+        found: dict[int, Rectangle] = {}
+        x = 0.0
+        samples = self.samples_of(self.s, least=1)
+        for c, (column, width) in enumerate(zip(self.columns, self.widths)):
+            units = _ranges(integer_shares(self.heights[c], self.m))
+            y = 0.0
+            for processor, height, own in zip(column, self.heights[c], units):
+                found[processor] = Rectangle(
+                    processor, c, x, y, width, height, samples[c], own
+                )
+                y += height
+            x += width
+        return tuple(found[i] for i in range(len(found)))
+
+    def samples_of(self, n_samples: int, least: int = 0) -> list[tuple[int, int]]:
+        """Returns first and last of each column's samples, the last one excluded.
+
+        Args:
+            n_samples: All of them; need not be those of the partition.
+            least: No column has fewer.
+        """
+        return _ranges(integer_shares(self.widths, n_samples, least))
+
+    def resized(self, abilities: Sequence[float]) -> RectangularPartition:
+        """Returns a partition with the same columns, for other abilities.
+
+        Processors stay where they are, and only the lines between them move: the
+        remapping of columns in Fig. 8 of Ozawa et al.
+
+        Args:
+            abilities: Of the processors, positive, of any sum.
+        """
+        return of_columns(
+            self.columns,
+            checked(abilities),
+            (self.n, self.m, self.l, self.s),
+            self.cost,
+            self.order,
+        )
+
+    def remade(self, abilities: Sequence[float]) -> RectangularPartition:
+        """Returns the best partition for other abilities, whatever this one is.
+
+        Args:
+            abilities: As of :meth:`resized`.
+        """
+        return rectangular_partition(
+            abilities, self.n, self.m, self.l, self.s, order=self.order, cost=self.cost
+        )
+
+    def plot(self, path: str | os.PathLike) -> None:
+        """Draws the square; needs matplotlib.
+
+        Args:
+            path: Where to write; the ending gives the format.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+        """
+        picture.plot(self, path)
+
+    def __str__(self) -> str:
+        return picture.text(self)
+
+
+def rectangular_partition(
+    abilities: Sequence[float],
+    n: int,
+    m: int,
+    l: int,  # noqa: E741
+    s: int,
+    *,
+    order: str = "ascending",
+    cost: CommunicationCost | None = None,
+) -> RectangularPartition:
+    """Cuts the unit square so that areas are abilities and messages take least: SRPM.
+
+    Static rectangular partitioning mapping, section 5 of Ozawa et al. (2005), equations
+    (7) to (10) and Fig. 7.
+
+    Args:
+        abilities: Of the processors, positive, of any sum: work per second.
+        n: Inputs of the network.
+        m: Hidden units.
+        l: Outputs.
+        s: Samples.
+        order: ``'ascending'``, as in the paper: each column has processors that follow
+            each other in ability. ``'any'``: of any processors, which is never worse;
+            the best of all up to 10 processors, and found by exchanges with more.
+        cost: The time of messages; equation (8) if ``None``.
+
+    Raises:
+        TypeError, ValueError: If an ability is not a positive number, a size no
+            positive integer, ``order`` neither, or there are fewer samples or hidden
+            units than processors beside or above each other.
+
+    Example:
+        Fig. 6 of the paper.
+
+        >>> p = rectangular_partition([.05, .10, .20, .30, .35], 203, 80, 26, 1024)
+        >>> p.columns, round(p.communication, 1)
+        (((0, 1, 2), (3, 4)), 73913.6)
+        >>> p.rectangles[3].samples, p.rectangles[3].units
+        ((358, 1024), (0, 37))
+        >>> any_order = rectangular_partition(
+        ...     [.25, .31, .63, 1.0], 203, 80, 26, 1024, order='any')
+        >>> any_order.columns
+        ((0, 3), (1, 2))
+    """
+    if order not in ORDERS:
+        raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
+    own, shape = checked(abilities), checked_shape(n, m, l, s)
+    cost = OneToOne(*shape) if cost is None else cost
+    by_ability = sorted(range(len(own)), key=lambda i: own[i])
+    ascending = [own[i] for i in by_ability]
+    t = search.table(ascending, cost)
+    find = search.ascending if order == "ascending" else search.any_order
+    found = find(ascending, cost, t)
+    return of_columns(
+        [[by_ability[i] for i in column] for column in found.columns],
+        own,
+        shape,
+        cost,
+        order,
+        found.by_columns,
+        t if order == "ascending" else None,
+    )
+
+
+def of_columns(
+    columns: Sequence[Sequence[int]],
+    abilities: tuple[float, ...],
+    shape: tuple[int, int, int, int],
+    cost: CommunicationCost,
+    order: str = "ascending",
+    by_columns: np.ndarray | None = None,
+    table: np.ndarray | None = None,
+) -> RectangularPartition:
+    """Returns the partition with these columns whose areas are the abilities.
+
+    Args:
+        columns: Processors, bottom first.
+        abilities: Of the processors, of the sum 1.
+        shape: n, m, l and s.
+        cost: Of messages.
+        order: By which partitions for other abilities are looked for.
+        by_columns: Of :class:`RectangularPartition`.
+        table: Likewise.
+    """
+    widths = [sum(abilities[i] for i in column) for column in columns]
+    heights = [
+        tuple(abilities[i] / width for i in column)
+        for column, width in zip(columns, widths)
+    ]
+    return RectangularPartition(
+        tuple(map(tuple, columns)),
+        tuple(widths),
+        tuple(heights),
+        abilities,
+        *shape,
+        cost,
+        order,
+        by_columns,
+        table,
+    )
+
+
+def checked(abilities: Sequence[float]) -> tuple[float, ...]:
+    """Returns abilities of the sum 1.
+
+    Raises:
+        TypeError, ValueError: If there are none, or one is not a positive number.
+    """
+    own = [plain_number(f"ability {i}", a, _REMEDY) for i, a in enumerate(abilities)]
+    if not own:
+        raise ValueError(f"there are no abilities. {_REMEDY}.")
+    whole = sum(own)
+    for i, ability in enumerate(own):
+        # Of very different ones the share of the smallest may vanish.
+        if not ability / (whole or 1.0) > 0:
+            raise ValueError(
+                f"ability {i} is {ability}: it must be positive. {_REMEDY}."
+            )
+    return tuple(ability / whole for ability in own)
+
+
+def checked_shape(*sizes: int) -> tuple[int, int, int, int]:
+    """Returns n, m, l and s as plain numbers.
+
+    Raises:
+        TypeError, ValueError: If one is no positive integer.
+    """
+    names = "n, the inputs", "m, the hidden units", "l, the outputs", "s, the samples"
+    found = [plain_integer(name, size) for name, size in zip(names, sizes)]
+    for name, size in zip(names, found):
+        if size < 1:
+            raise ValueError(f"{name}, must be 1 or more, not {size}")
+    return tuple(found)
+
+
+def _ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    ends = np.cumsum(sizes).tolist()
+    return [(end - size, end) for size, end in zip(sizes, ends)]
