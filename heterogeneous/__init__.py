@@ -14,6 +14,9 @@ Method* (2005).
     costs         the time of messages, equation (8)
     baselines     mappings from before
     picture       partitions as text, and drawn
+    estimates     abilities by measured times, and whether to remap
+    checks        measurements, and the partition that follows from them
+    moving        which hidden units travel in a remapping
 
 Names are imported when they are first used.
 """
@@ -30,6 +33,9 @@ __getattr__, __dir__, __all__ = lazy_names(
         "divisible.planning.shares": ["integer_shares"],
         "heterogeneous.baselines": ["method_1", "method_h", "method_h_rev"],
         "heterogeneous.costs": ["CommunicationCost", "OneToOne"],
+        "heterogeneous.checks": ["Check"],
+        "heterogeneous.estimates": ["ability", "decide", "efficiency"],
+        "heterogeneous.moving": ["Transfer", "transfers"],
         "heterogeneous.partition": [
             "Rectangle",
             "RectangularPartition",

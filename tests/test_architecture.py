@@ -22,8 +22,9 @@ FACES = {
         create_multi_node_optimizer measure_break_even simulate_exchange
     """,
     "heterogeneous": """
-        CommunicationCost OneToOne Rectangle RectangularPartition integer_shares
-        method_1 method_h method_h_rev rectangular_partition
+        Check CommunicationCost OneToOne Rectangle RectangularPartition Transfer ability
+        decide efficiency integer_shares method_1 method_h method_h_rev
+        rectangular_partition transfers
     """,
     "mixed_precision": """
         ActivationGradients DynamicLossScale GradientReport GradientStatistics LARS

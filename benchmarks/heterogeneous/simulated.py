@@ -1,0 +1,160 @@
+"""DRPM on processors of which only the times are simulated.
+
+Measurements, decisions and partitions are those of `heterogeneous.checks`; the time of
+an iteration is the work over the ability, with noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Callable, NamedTuple
+
+import numpy as np
+
+from heterogeneous import RectangularPartition, rectangular_partition
+from heterogeneous.checks import Measurements, outcome
+
+#: Inputs, hidden units, outputs, samples: the paper's.
+SHAPE = (203, 80, 26, 1024)
+#: Of a processor's computation its messages within a column take so much, at the least.
+MESSAGES = 0.02
+
+#: The abilities of all processors in an iteration, counted from 0.
+Abilities = Callable[[int], np.ndarray]
+
+
+class Settings(NamedTuple):
+    """The parameters of DRPM, and what disturbs it.
+
+    Attributes:
+        every: Iterations between two checks, R.
+        last: Measurements that count, L; ``None`` for all since the last check.
+        whole: Threshold below which everything is mapped anew.
+        line: Threshold below which lines move.
+        noise: Standard deviation of a time, relative.
+    """
+
+    every: int = 20
+    last: int | None = None
+    whole: float = 0.4
+    line: float = 0.8
+    noise: float = 0.1
+
+
+class Checked(NamedTuple):
+    """A check.
+
+    Attributes:
+        action: What moved.
+        slowest: The slowest processor's time over that of a perfect balance, after it.
+        seconds: Of the iterations since the last check, in units of a perfect balance.
+    """
+
+    action: str | None
+    slowest: float
+    seconds: float
+
+
+def run(
+    abilities: Abilities,
+    initial: Sequence[float] | None,
+    n_checks: int,
+    settings: Settings,
+    random: np.random.RandomState,
+    spikes: Sequence[tuple[int, int, float]] = (),
+) -> list[Checked]:
+    """Simulates a run.
+
+    Args:
+        abilities: As they are.
+        initial: As they are said to be at the start; ``None`` for no estimate.
+        n_checks: How many checks there are.
+        settings: Of DRPM.
+        random: Where noise comes from.
+        spikes: Iterations that took so many times as long: iteration, processor, times.
+    """
+    n = len(abilities(0))
+    partition = rectangular_partition([1] * n if initial is None else initial, *SHAPE)
+    measurements = [Measurements(settings.last) for _ in range(n)]
+    longer = {(i, p): times for i, p, times in spikes}
+    found = []
+    for check in range(1, n_checks + 1):
+        work = np.array([r.work for r in partition.rectangles], np.float64)
+        messages = _messages(partition)
+        seconds = 0.0
+        for i in range((check - 1) * settings.every, check * settings.every):
+            now = abilities(i)
+            factors = 1 + settings.noise * random.standard_normal((2, n))
+            # Forward and backward are about the same work.
+            forward, backward = work / now / 2 * np.maximum(factors, 0.1)
+            for p in range(n):
+                times = longer.get((i, p), 1.0)
+                t1 = times * (forward[p] + messages[p] / now[p] + backward[p])
+                measurements[p].add(work[p], t1, times * backward[p])
+            seconds += (forward + backward + messages / now).max() / _ideal(now)
+        decided = outcome(
+            partition,
+            [each.summary() for each in measurements],
+            check=check,
+            has_initial=initial is not None,
+            whole=settings.whole,
+            line=settings.line,
+        )
+        partition = decided.partition
+        now = abilities(check * settings.every)
+        after = np.array([r.work for r in partition.rectangles]) / now
+        found.append(Checked(decided.action, after.max() / _ideal(now), seconds))
+    return found
+
+
+def _ideal(abilities: np.ndarray) -> float:
+    _, m, _, s = SHAPE
+    return m * s / abilities.sum()
+
+
+def _messages(partition: RectangularPartition) -> np.ndarray:
+    """Returns the messages of each processor as work, by the sizes of their columns."""
+    found = np.zeros(partition.n_processors)
+    for column, width in zip(partition.columns, partition.widths):
+        size = len(column) - 1
+        found[list(column)] = MESSAGES * partition.m * partition.s * width * size
+    return found / partition.n_processors
+
+
+def settles(checks: Sequence[Checked], since: int, within: int = 3) -> bool:
+    """Returns whether nothing moves any more, some checks after something changed.
+
+    Args:
+        checks: Of a run, or the first of it.
+        since: How many checks there had been when it changed.
+        within: How many checks may move something.
+    """
+    return all(check.action is None for check in checks[since + within :])
+
+
+def random_case(
+    random: np.random.RandomState, n: int
+) -> tuple[np.ndarray, list[float]]:
+    """Returns abilities, and what somebody believes them to be: off by up to 1.5."""
+    true = random.uniform(0.25, 1.0, n)
+    believed = true * 1.5 ** random.uniform(-1, 1, n)
+    return true, believed.tolist()
+
+
+def step(
+    before: np.ndarray, processor: int, factor: float, iteration: int
+) -> Abilities:
+    """Returns abilities of which one changes at an iteration."""
+    after = before.copy()
+    after[processor] *= factor
+    return lambda i: before if i < iteration else after
+
+
+def drift(before: np.ndarray, after: np.ndarray, begin: int, end: int) -> Abilities:
+    """Returns abilities that change little by little between two iterations."""
+
+    def at(i: int) -> np.ndarray:
+        part = min(max((i - begin) / (end - begin), 0.0), 1.0)
+        return (1 - part) * before + part * after
+
+    return at

@@ -1,0 +1,151 @@
+"""The checks of DRPM: measurements, and the partition that follows from them.
+
+Nothing here sends a message or looks at a clock::
+
+    processor 0   Measurements --> Summary --.
+    processor 1   Measurements --> Summary --+--> outcome: an action, a partition
+    processor 2   Measurements --> Summary --'
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from heterogeneous.estimates import Action, ability, decide, of_now, ratio
+from heterogeneous.partition import RectangularPartition
+
+
+class Summary(NamedTuple):
+    """The words of a processor at a check.
+
+    Attributes:
+        seconds: t1 of an iteration: forward, messages within the column, backward.
+        ability: By t1.
+        computing_ability: By t2, the backward alone.
+    """
+
+    seconds: float
+    ability: float
+    computing_ability: float
+
+
+class Check(NamedTuple):
+    """A check of a :class:`~heterogeneous.Remapper`.
+
+    Attributes:
+        iteration: How many iterations there had been.
+        seconds: That those since the last check took on rank 0, remapping excluded.
+        ratio: The shortest t1 of a rank over the longest.
+        action: ``'whole'``, ``'line'``, or ``None`` if nothing moved.
+        abilities: Of all ranks, of the sum 1: by t2 for ``'whole'``, by t1 else.
+        per_column: How many ranks each column has from now on.
+        slowest: The rank with the longest t1, for which the others waited.
+    """
+
+    iteration: int
+    seconds: float
+    ratio: float
+    action: Action | None
+    abilities: tuple[float, ...]
+    per_column: tuple[int, ...]
+    slowest: int
+
+
+class Outcome(NamedTuple):
+    """The decision of a check.
+
+    Attributes:
+        action: As of :class:`Check`.
+        partition: From now on.
+        abilities: As of :class:`Check`.
+        ratio: Likewise.
+        slowest: Likewise.
+    """
+
+    action: Action | None
+    partition: RectangularPartition
+    abilities: tuple[float, ...]
+    ratio: float
+    slowest: int
+
+
+class Measurements:
+    """The measured iterations of one processor.
+
+    Those count that are like the newest: see :func:`~heterogeneous.estimates.of_now`.
+
+    Args:
+        last: How many of the newest count, the paper's L, also from before a check;
+            ``None`` for all since the last check.
+    """
+
+    def __init__(self, last: int | None = None) -> None:
+        self._last = last
+        self._rows: deque[tuple[float, float, float]] = deque(maxlen=last)
+
+    def add(self, work: float, t1: float, t2: float) -> None:
+        """Adds an iteration.
+
+        Args:
+            work: Units times samples.
+            t1: Seconds of forward, messages within the column, and backward.
+            t2: Seconds of the backward alone.
+        """
+        self._rows.append((work, t1, t2))
+
+    def summary(self) -> Summary:
+        """Returns what they say, and makes room for those up to the next check."""
+        work, t1, t2 = np.array(self._rows, np.float64).T
+        counts, counts_2 = of_now(t1), of_now(t2)
+        if self._last is None:
+            self._rows.clear()
+        return Summary(
+            float(t1[counts].mean()),
+            ability(work[counts], t1[counts], None),
+            ability(work[counts_2], t2[counts_2], None),
+        )
+
+
+def outcome(
+    partition: RectangularPartition,
+    summaries: Sequence[Summary],
+    *,
+    check: int,
+    has_initial: bool,
+    whole: float,
+    line: float,
+) -> Outcome:
+    """Decides on a remapping, and finds the partition.
+
+    Args:
+        partition: So far.
+        summaries: Of all processors.
+        check: As of :func:`~heterogeneous.decide`.
+        has_initial: Likewise.
+        whole: Likewise.
+        line: Likewise.
+    """
+    times = [each.seconds for each in summaries]
+    action = decide(times, check=check, has_initial=has_initial, whole=whole, line=line)
+    new = partition
+    if action == "whole":
+        # Messages will be others, so that only what was computed counts.
+        new = partition.remade([each.computing_ability for each in summaries])
+    elif action == "line":
+        new = partition.resized([each.ability for each in summaries])
+    if new.rectangles == partition.rectangles:
+        # Whole units and samples that are the same.
+        action, new = None, partition
+    total = sum(each.ability for each in summaries)
+    abilities = tuple(each.ability / total for each in summaries)
+    return Outcome(
+        action,
+        new,
+        new.abilities if action else abilities,
+        ratio(times),
+        int(np.argmax(times)),
+    )
