@@ -9,9 +9,9 @@ from typing import Any
 from mpi4py import MPI
 
 from divisible.communication.aborting import abort_on_error
+from divisible.communication.agreement import agree
 from divisible.communication.collectives import all_gather, as_mpi
 from divisible.communication.communicators import announcement, free_dropped, split
-from divisible.communication.errors import DisagreementError
 from divisible.communication.roll_call import roll_call
 from divisible.planning.placement import placement_by_hosts
 from divisible.rank_grid import RankGrid, check_placement
@@ -86,28 +86,16 @@ class Grid:
             n_pipeline = _check(n_pipeline, self.world.size, placement)
         except (TypeError, ValueError) as error:
             refusal = error
-        host = socket.gethostname()
-        mine = str(refusal or ""), n_pipeline, placement, host, announcement()
-        said = all_gather(self.world, mine, timeout, _PURPOSE)
-        if refusal is not None:
-            raise refusal
-        for rank, (text, *_) in enumerate(said):
-            if text:
-                raise DisagreementError(f"rank {rank}: {text}")
-        for i, name in enumerate(("n_pipeline", "placement"), start=1):
-            for rank, theirs in enumerate(said):
-                if theirs[i] != said[0][i]:
-                    raise DisagreementError(
-                        f"rank 0 has {name}={said[0][i]!r}, but rank {rank} has"
-                        f" {theirs[i]!r}"
-                    )
+        given = {"n_pipeline": n_pipeline, "placement": placement}
+        here = socket.gethostname(), announcement()
+        said = agree(self.world, given, refusal, timeout, _PURPOSE, here)
         if placement == _AUTO:
-            placement = placement_by_hosts([host for *_, host, _ in said], n_pipeline)
+            placement = placement_by_hosts([host for host, _ in said], n_pipeline)
         self.n_pipeline, self.placement = n_pipeline, placement
         self.n_replicas = self.world.size // n_pipeline
         self._ranks = RankGrid(n_pipeline, self.n_replicas, placement)
         self.replica, stage = self.place(self.world.rank)
-        name = free_dropped([of_comm for *_, of_comm in said])
+        name = free_dropped([of_comm for _, of_comm in said])
         self.pipeline = split(
             self.world,
             self.replica,

@@ -10,7 +10,8 @@ from mpi4py import MPI
 
 from data_parallel.nodes import nodes_of
 from data_parallel.settings import Settings, check_integer
-from divisible.communication.collectives import all_gather, as_mpi
+from divisible.communication.agreement import agree
+from divisible.communication.collectives import as_mpi
 from divisible.communication.communicators import (
     announcement,
     duplicate,
@@ -20,7 +21,6 @@ from divisible.communication.errors import DisagreementError
 from divisible.communication.wire import CHUNK
 
 _PURPOSE = "to make the exchange"
-_SECONDS_TO_REFUSE = 60.0
 
 
 class Options(NamedTuple):
@@ -106,36 +106,19 @@ def agree_on_start(
         options.check(settings)
     except (TypeError, ValueError) as error:
         refusal = error
-    text, timeout = "", options.timeout
-    given = {**settings._asdict(), **options._asdict(), "timeout": None}
-    if refusal is not None:
-        # What is wrong may be a timeout, or something that cannot be sent.
-        text, timeout, given = str(refusal), _SECONDS_TO_REFUSE, {}
-    said = all_gather(
-        mpi_comm,
-        (text, given, socket.gethostname(), announcement()),
-        timeout,
-        _PURPOSE,
-    )
-    if refusal is not None:
-        raise refusal
-    for rank, (theirs, _, _, _) in enumerate(said):
-        if theirs:
-            raise DisagreementError(f"rank {rank}: {theirs}")
-    for rank, (_, theirs, _, _) in enumerate(said):
-        for name, value in said[0][1].items():
-            if theirs[name] != value:
-                raise DisagreementError(
-                    f"rank 0 has {name}={value!r}, but rank {rank} has {theirs[name]!r}"
-                )
-    nodes = _nodes([host for _, _, host, _ in said], options.local_size)
+    given = {**settings._asdict(), **options._asdict()}
+    # A timeout need not be the same.
+    timeout = given.pop("timeout")
+    here = socket.gethostname(), announcement()
+    said = agree(mpi_comm, given, refusal, timeout, _PURPOSE, here)
+    nodes = _nodes([host for host, _ in said], options.local_size)
     sizes = sorted({len(ranks) for ranks in nodes})
     if settings.is_oyama2017 and len(sizes) > 1:
         raise DisagreementError(
             f"strategy 'oyama2017' needs as many ranks on each node, not {sizes}: give"
             f" local_size, or strategy='two_roundings'"
         )
-    name = free_dropped([of_comm for _, _, _, of_comm in said])
+    name = free_dropped([of_comm for _, of_comm in said])
     return Start(duplicate(mpi_comm, timeout, holder, name, _PURPOSE), nodes)
 
 

@@ -12,6 +12,7 @@
     flight_report   what they say: who waits for whom
     roll_call       which ranks are missing where others wait
     collectives     what all ranks do together: gather, broadcast, clocks
+    agreement       arguments that all ranks compare before they begin
     communicators   when those of our own are made and freed
     parameter_sums  a number for each parameter of all ranks
     signatures      tensors, and their shapes and dtypes
