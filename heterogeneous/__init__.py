@@ -9,6 +9,15 @@ Method* (2005).
 
 ::
 
+    remapper      training that measures its ranks and moves their parts
+    mlp           the network: forward, backward, predictions, remapping
+    arguments     checks of what one rank hands over
+    calls         calls of all ranks, compared before their messages
+    sums          within a column, and between columns
+    remapping     hidden units on their way, with what optimizers keep of them
+    units         hidden units as rows of blocks, and their first values
+    messages      sends, receives, waits
+
     partition     rectangles, and the best of them for given abilities
     columns       the search for columns of processors
     costs         the time of messages, equation (8)
@@ -35,6 +44,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "heterogeneous.costs": ["CommunicationCost", "OneToOne"],
         "heterogeneous.checks": ["Check"],
         "heterogeneous.estimates": ["ability", "decide", "efficiency"],
+        "heterogeneous.mlp": ["RectangularMLP", "StepSeconds"],
+        "heterogeneous.remapper": ["Remapper"],
         "heterogeneous.moving": ["Transfer", "transfers"],
         "heterogeneous.partition": [
             "Rectangle",

@@ -22,7 +22,8 @@ FACES = {
         create_multi_node_optimizer measure_break_even simulate_exchange
     """,
     "heterogeneous": """
-        Check CommunicationCost OneToOne Rectangle RectangularPartition Transfer ability
+        Check CommunicationCost OneToOne Rectangle RectangularMLP RectangularPartition
+        Remapper StepSeconds Transfer ability
         decide efficiency integer_shares method_1 method_h method_h_rev
         rectangular_partition transfers
     """,

@@ -1,0 +1,187 @@
+"""Checks of what one rank hands over to a network, before any message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import optimizer_hooks
+
+from divisible.records import plain_integer, shown
+from heterogeneous.partition import RectangularPartition
+
+_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+# Hooks that look at whole arrays, of which a rank has a part only, or that draw random
+# numbers, which other ranks draw otherwise.
+_UNEQUAL_HOOKS = (
+    optimizer_hooks.GradientClipping,
+    optimizer_hooks.GradientLARS,
+    optimizer_hooks.GradientNoise,
+)
+
+
+def check_network(
+    n_in: int, n_hidden: int, n_out: int, partition: Any, n_ranks: int
+) -> tuple[int, int, int]:
+    """Returns the sizes of a network as plain numbers, if the partition is of these.
+
+    Raises:
+        TypeError: If one is no integer, or the partition is none.
+        ValueError: If the partition is another network's, or for other ranks.
+    """
+    if not isinstance(partition, RectangularPartition):
+        raise TypeError(
+            f"partition must be a RectangularPartition, not {type(partition).__name__}:"
+            f" make one with rectangular_partition"
+        )
+    names = ("n_in", n_in), ("n_hidden", n_hidden), ("n_out", n_out)
+    sizes = tuple(plain_integer(name, size) for name, size in names)
+    of_partition = partition.n, partition.m, partition.l
+    if sizes != of_partition:
+        raise ValueError(
+            f"the partition is of a network of {of_partition} inputs, hidden units and"
+            f" outputs, not of {sizes}: make one for these"
+        )
+    if partition.n_processors != n_ranks:
+        raise ValueError(
+            f"the partition is for {partition.n_processors} processors, but there are"
+            f" {n_ranks} ranks: make one for these, or start"
+            f" {partition.n_processors} ranks"
+        )
+    return sizes
+
+
+def check_weights(seed: int, dtype: Any) -> tuple[int, np.dtype]:
+    """Returns a seed and a dtype of weights, if they can be such.
+
+    Raises:
+        TypeError, ValueError: If they cannot.
+    """
+    seed, found = plain_integer("seed", seed), np.dtype(dtype)
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be 0 or more, and below 2**32, not {seed}")
+    if found not in _DTYPES:
+        raise ValueError(f"dtype must be float32 or float64, not {found.name}")
+    return seed, found
+
+
+def check_timeout(timeout: float) -> None:
+    """Sees that a time is positive.
+
+    Raises:
+        TypeError, ValueError: If it is not.
+    """
+    if not timeout > 0:
+        raise ValueError(f"timeout must be positive, not {timeout}")
+
+
+def check_samples(x: Any, n_in: int, dtype: np.dtype) -> None:
+    """Sees that an array is one of samples.
+
+    Raises:
+        TypeError, ValueError: If it is not.
+    """
+    if not isinstance(x, chainer.get_array_types()):
+        raise TypeError(f"x must be an array, not {type(x).__name__}")
+    if x.ndim != 2 or x.shape[1] != n_in or not len(x):
+        raise ValueError(
+            f"x has the shape {x.shape}: it must be (samples, {n_in}), with one sample"
+            f" at least"
+        )
+    if x.dtype != dtype:
+        raise TypeError(
+            f"x is {x.dtype} and the network {dtype}: convert it with"
+            f" x.astype('{dtype}')"
+        )
+
+
+def check_targets(t: Any, n_samples: int, n_out: int | None) -> None:
+    """Sees that an array is one of targets.
+
+    Args:
+        t: The targets.
+        n_samples: Of ``x``.
+        n_out: Outputs, if targets are compared with them one by one.
+
+    Raises:
+        TypeError, ValueError: If it is not.
+    """
+    if not isinstance(t, chainer.get_array_types()):
+        raise TypeError(f"t must be an array, not {type(t).__name__}")
+    if t.ndim < 1 or len(t) != n_samples:
+        raise ValueError(
+            f"x has {n_samples} samples, but t is of shape {t.shape}: give as many"
+            f" targets"
+        )
+    if n_out is not None and (t.shape != (n_samples, n_out) or t.dtype.kind != "f"):
+        raise ValueError(
+            f"t is {t.dtype} of shape {t.shape}: without a lossfun it must be floats of"
+            f" shape ({n_samples}, {n_out})"
+        )
+
+
+def check_enough(n_samples: int, partition: RectangularPartition) -> None:
+    """Sees that no column is without samples.
+
+    Raises:
+        ValueError: If one would be.
+    """
+    if n_samples < partition.n_columns:
+        raise ValueError(
+            f"there are {n_samples} samples for {partition.n_columns} columns of ranks,"
+            f" {shown(partition.columns)}: give at least as many, or a partition for"
+            f" so few"
+        )
+
+
+def check_optimizer(optimizer: Any, model: chainer.Link) -> None:
+    """Sees that an optimizer is one of the network, and keeps copies of units equal.
+
+    Raises:
+        TypeError: If it is none, or stands for another one, of which it may keep what
+            does not move along.
+        ValueError: If it is another model's, or has a hook that treats the ranks
+            unequally.
+    """
+    if not isinstance(optimizer, chainer.optimizer.GradientMethod):
+        raise TypeError(
+            f"optimizer must be one of Chainer's, such as SGD(0.1), not"
+            f" {type(optimizer).__name__}: what it keeps could not move along"
+        )
+    if getattr(optimizer, "target", None) is not model:
+        raise ValueError(
+            "the optimizer is not set up with this network: call optimizer.setup(mlp)"
+        )
+    hooks = [*_hooks(optimizer)]
+    for param in model.params():
+        hooks += _hooks(param.update_rule)
+    for hook in hooks:
+        if isinstance(hook, _UNEQUAL_HOOKS):
+            raise ValueError(
+                f"the hook {type(hook).__name__} would change the copies of a hidden"
+                f" unit differently on each rank: use one that treats each element by"
+                f" itself, such as WeightDecay or GradientHardClipping"
+            )
+
+
+def _hooks(holder: Any) -> list[Any]:
+    found: list[Any] = []
+    for name in ("_pre_update_hooks", "_post_update_hooks"):
+        for each in (holder, getattr(holder, "_hookable", None)):
+            found += (getattr(each, name, None) or {}).values()
+    return found
+
+
+def name_of(function: Any) -> str:
+    """Returns what to call a function when ranks compare theirs."""
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def description(partition: RectangularPartition) -> dict[str, Any]:
+    """Returns what ranks compare of their partitions."""
+    return {
+        "columns": partition.columns,
+        "samples": [r.samples for r in partition.rectangles],
+        "units": [r.units for r in partition.rectangles],
+    }

@@ -1,0 +1,126 @@
+"""The calls of a network that lies on several ranks, compared before their messages."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from divisible.communication.collectives import all_gather, wait_for_all
+from divisible.communication.errors import DisagreementError
+from divisible.communication.waiting import never_free
+
+
+class Calls:
+    """Counts the calls of a rank, and compares each with those of the others.
+
+    Each call begins with a few numbers from every rank to all. They travel while this
+    rank computes what needs no messages. Only when they differ, or a rank refuses its
+    arguments, do the ranks say what they have.
+
+    Args:
+        comm: Of the ranks.
+        timeout: Seconds to wait for the other ranks.
+    """
+
+    def __init__(self, comm: MPI.Comm, timeout: float) -> None:
+        self._comm, self._timeout = comm, timeout
+        self._n_calls = 0
+        self._is_broken = False
+        self._words: list[str] = []
+        self._refusal: Exception | None = None
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Sees to it that nothing follows a call that failed in the middle.
+
+        Raises:
+            RuntimeError: If one did before.
+        """
+        if self._is_broken:
+            raise RuntimeError(
+                f"an earlier call failed on rank {self._comm.rank}, so the ranks'"
+                f" messages are out of step: make a new network on all ranks"
+            )
+        self._is_broken = True
+        try:
+            yield
+        except (Refused, DisagreementError) as error:
+            # All ranks have raised, and nothing is under way.
+            self._is_broken = False
+            if isinstance(error, Refused):
+                raise error.reason from None
+            raise
+        self._is_broken = False
+
+    def begin(self, name: str, words: Sequence[str], refusal: Exception | None) -> None:
+        """Begins to compare a call; where it is refused, ends it.
+
+        Args:
+            name: Of the call.
+            words: What must be the same on all ranks.
+            refusal: What is wrong on this rank.
+
+        Raises:
+            Refused: With the refusal.
+        """
+        self._n_calls += 1
+        self._name, self._words = name, [f"call {self._n_calls}, {name}", *words]
+        self._refusal = refusal
+        digest = hashlib.blake2b("\n".join(self._words).encode(), digest_size=7)
+        number = int.from_bytes(digest.digest(), "little")
+        self._mine = np.array([number, refusal is not None], np.int64)
+        self._all = np.empty((self._comm.size, 2), np.int64)
+        self._request = self._comm.Iallgather(self._mine, self._all)
+        if refusal is not None:
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits for the other ranks' words, and compares them.
+
+        Raises:
+            DisagreementError: If the calls differ, or another rank refuses its own.
+            Refused: If this one does.
+            StallError: If another rank does not come.
+        """
+        comm, purpose = self._comm, f"to call {self._name}"
+        try:
+            wait_for_all(comm, self._request, self._timeout, purpose)
+        except BaseException:
+            never_free((self._mine, self._all))
+            raise
+        numbers, refused = self._all.T
+        if refused.any():
+            said = all_gather(comm, str(self._refusal or ""), self._timeout, purpose)
+            if self._refusal is not None:
+                raise Refused(self._refusal)
+            rank = int(np.argmax(refused))
+            raise DisagreementError(f"rank {rank}: {said[rank]}")
+        if (numbers != numbers[0]).any():
+            said = all_gather(comm, self._words, self._timeout, purpose)
+            raise DisagreementError(_difference(said))
+
+
+class Refused(Exception):
+    """A call that its own rank has refused.
+
+    Args:
+        reason: The error that a user gets.
+    """
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def _difference(said: Sequence[Sequence[Any]]) -> str:
+    """Returns where the words of ranks first differ."""
+    for rank, theirs in enumerate(said):
+        for line, other in zip(said[0], theirs):
+            if line != other:
+                return f"rank 0 has {line}, but rank {rank} has {other}"
+    return "ranks make different calls"

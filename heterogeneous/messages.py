@@ -1,0 +1,113 @@
+"""Messages between ranks, each wait with an end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from divisible.communication.roll_call import Place
+from divisible.communication.waiting import never_free, wait
+
+
+class Kind(NamedTuple):
+    """A kind of message. Between two ranks those of a kind keep their order.
+
+    Attributes:
+        tag: Its own.
+        what: Its content, for errors.
+    """
+
+    tag: int
+    what: str
+
+
+#: A word that outputs follow, and those.
+READY, OUTPUTS = Kind(0, "its word that outputs follow"), Kind(1, "outputs")
+#: Gradients of some hidden units from a column, and of all columns.
+PART, TOTAL = Kind(2, "gradients"), Kind(3, "sums of gradients")
+#: The loss; hidden units that move; outputs for those of other columns.
+LOSS, UNITS, RESULTS = Kind(4, "the loss"), Kind(5, "hidden units"), Kind(6, "results")
+
+
+class Pending(NamedTuple):
+    """A message under way.
+
+    Attributes:
+        request: MPI's.
+        peer: The rank at the other end.
+        what: What it is waited for to do.
+        array: Of the message.
+    """
+
+    request: MPI.Request
+    peer: int
+    what: str
+    array: np.ndarray
+
+
+class Messages:
+    """The messages of a rank.
+
+    Args:
+        comm: Of these messages alone.
+        timeout: Seconds that a wait may take.
+
+    Attributes:
+        sent_bytes: By this rank so far, words that outputs follow excluded.
+    """
+
+    def __init__(self, comm: MPI.Comm, timeout: float) -> None:
+        self._comm, self._timeout = comm, timeout
+        self.sent_bytes = 0
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank."""
+        return self._comm.rank
+
+    def receive(self, source: int, array: np.ndarray, kind: Kind) -> Pending:
+        """Starts to receive.
+
+        Args:
+            source: The sender.
+            array: Contiguous, to be filled.
+            kind: Of the message.
+        """
+        request = self._comm.Irecv([_bytes(array), MPI.BYTE], source, kind.tag)
+        return Pending(request, source, f"rank {source} to send {kind.what}", array)
+
+    def send(self, target: int, array: np.ndarray, kind: Kind) -> Pending:
+        """Starts to send; see :meth:`receive`."""
+        if kind != READY:
+            self.sent_bytes += array.nbytes
+        request = self._comm.Isend([_bytes(array), MPI.BYTE], target, kind.tag)
+        return Pending(request, target, f"rank {target} to take {kind.what}", array)
+
+    def wait(self, pending: Sequence[Pending]) -> None:
+        """Waits for messages.
+
+        Raises:
+            StallError: If one does not come in time.
+        """
+        for request, peer, what, _ in pending:
+            place = Place(self._comm, peer)
+            wait(request.Test, self._timeout, lambda what=what: what, place=place)
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
+
+
+@contextmanager
+def kept_at_errors() -> Iterator[list[Pending]]:
+    """Yields a list; after an error, MPI may still use what is in it."""
+    pending: list[Pending] = []
+    try:
+        yield pending
+    except BaseException:
+        never_free(pending)
+        raise

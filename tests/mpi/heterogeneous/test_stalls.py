@@ -1,0 +1,85 @@
+"""A rank that fails, is killed or does not come: the others end, and say why."""
+
+import os
+import re
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+from divisible.communication.errors import StallError
+from heterogeneous import RectangularMLP, rectangular_partition
+from tests.support.mpiexec import assert_on_ranks, on_ranks, worker
+from tests.support.processes import launcher, running
+
+N_RANKS, LATE = 3, 1
+DEADLINE, START_UP = 10, 20
+
+
+def make(comm, timeout):
+    partition = rectangular_partition([1, 2, 3], 40, 30, 5, 60)
+    return RectangularMLP(40, 30, 5, comm, partition, timeout=timeout)
+
+
+def data():
+    return np.ones((60, 40), "f"), np.zeros((60, 5), "f")
+
+
+def remap_for_ever(comm):
+    """Remaps to and fro; says so when it is under way."""
+    mlp = make(comm, 30)
+    there, back = mlp.partition, mlp.partition.remade([3, 2, 1])
+    for i in range(1_000_000):
+        mlp.remap(back)
+        mlp.remap(there)
+        if i == 3:
+            print(f"rank {comm.rank} runs in process {os.getpid()}", flush=True)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_rank_that_is_killed_in_a_remapping_ends_all(how):
+    command = [launcher(), "-n", str(N_RANKS), sys.executable]
+    with running([*command, *worker(remap_for_ever)]) as program:
+
+        def pids():
+            assert program.process.poll() is None, program.output
+            found = re.findall(r"rank (\d) runs in process (\d+)", program.output)
+            return len(found) == N_RANKS and {int(r): int(pid) for r, pid in found}
+
+        os.kill(program.wait_for(pids, START_UP)[LATE], how)
+        assert program.wait(DEADLINE) != 0
+        words = "signal 9|signal 15|SIGKILL|Killed|Terminated"
+        assert re.search(words, program.output), program.output
+
+
+def failing_in_between(comm):
+    mlp = make(comm, 30)
+    x, t = data()
+    mlp.step(x, t)
+    if comm.rank == LATE:
+        raise KeyError("the user's own")
+    mlp.remap(mlp.partition.remade([3, 2, 1]))
+
+
+def test_an_exception_on_one_rank_ends_all():
+    result = on_ranks(N_RANKS, failing_in_between, timeout=START_UP + DEADLINE)
+    assert result.returncode != 0
+    assert "rank done" not in result.stdout
+    assert 'KeyError: "the user\'s own"' in result.stdout
+
+
+def not_coming(comm):
+    mlp = make(comm, 1)
+    x, t = data()
+    mlp.step(x, t)
+    if comm.rank != LATE:
+        with pytest.raises(StallError, match="waited 1 s for rank 1 to call remap"):
+            mlp.remap(mlp.partition.remade([3, 2, 1]))
+        with pytest.raises(RuntimeError, match="an earlier call failed on rank"):
+            mlp.step(x, t)
+    comm.Barrier()
+
+
+def test_who_waits_names_who_is_missing():
+    assert_on_ranks(N_RANKS, not_coming)
