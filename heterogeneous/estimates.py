@@ -57,7 +57,8 @@ def of_now(seconds: Sequence[float]) -> np.ndarray:
     One long iteration, in which a machine did something else, would pull the line of
     least squares far more than its part; and where the load changed between two
     checks, a line through both kinds of measurements is true of neither. So those count
-    that are within a factor of 1.5 of the median of the newest 6.
+    that are within a factor of 1.5 of the median of the newest 6. Where no more than
+    half of those are, there is no usual time, and all count.
 
     Args:
         seconds: Of each measurement, the oldest first.
@@ -69,8 +70,11 @@ def of_now(seconds: Sequence[float]) -> np.ndarray:
         [False, False, False, False, True, True, True, True, True]
     """
     t = np.asarray(seconds, np.float64)
-    newest = np.median(t[-_NEWEST:])
-    return (t <= _ALIKE * newest) & (t >= newest / _ALIKE)
+    newest = np.sort(t[-_NEWEST:])
+    middle = newest[(len(newest) - 1) // 2]
+    counts = (t <= _ALIKE * middle) & (t >= middle / _ALIKE)
+    is_usual = 2 * counts[-_NEWEST:].sum() > len(newest)
+    return counts if is_usual else np.ones(t.shape, bool)
 
 
 def ratio(times: Sequence[float]) -> float:

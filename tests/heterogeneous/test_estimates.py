@@ -61,6 +61,12 @@ def test_a_spike_at_the_end_does_not_count():
     assert of_now([2] * 19 + [20]).tolist() == [True] * 19 + [False]
 
 
+@pytest.mark.parametrize("seconds", [[1, 10] * 10, [1, 10], [1], [2] * 17 + [4] * 3])
+def test_all_count_where_there_is_no_usual_time(seconds):
+    """As on hosts that get time in periods longer than an iteration."""
+    assert of_now(seconds).all()
+
+
 @pytest.mark.parametrize("n_new", range(4, 17))
 def test_what_was_before_a_step_does_not_count(n_new):
     counts = of_now([2.0] * (20 - n_new) + [4.0] * n_new)
