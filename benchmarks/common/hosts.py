@@ -1,4 +1,4 @@
-"""Equal emulated hosts, on which a benchmark runs.
+"""Emulated hosts, on which a benchmark runs.
 
 This module does not import MPI, which the process that starts the hosts must not start.
 """
@@ -11,11 +11,13 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, Callable
 
-from benchmarks.cluster import bandwidth, cluster, missing
+from benchmarks.cluster import Cluster, bandwidth, cluster, missing
 from benchmarks.common.results import ROOT
 
 #: Seconds between two looks of a host that waits for the next step: seldom, because
@@ -25,21 +27,28 @@ PAUSE = 0.05
 
 @dataclass(frozen=True)
 class Hosts:
-    """Equal hosts.
+    """Hosts that are equal, but for their shares of a core.
 
     Attributes:
         n: How many.
-        share: Of a core, each. All together should be less than the machine has.
+        share: Of a core, each, or one for each. All together should be less than the
+            machine has.
         rate: Of each host's link, such as ``'1gbit'``; no limit if ``None``.
         memory: Limit of each host, such as ``'1G'``; no limit if ``None``.
         ranks: On each host.
     """
 
     n: int
-    share: float
+    share: float | Sequence[float]
     rate: str | None = "1gbit"
     memory: str | None = None
     ranks: int = 1
+
+    @property
+    def shares(self) -> list[float]:
+        """Of each host."""
+        is_one = isinstance(self.share, (int, float))
+        return [self.share] * self.n if is_one else list(self.share)
 
     @property
     def bandwidth(self) -> float:
@@ -71,7 +80,13 @@ def add_hosts_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpu", type=float, default=1.6, help="of all hosts, in cores")
 
 
-def run(hosts: Hosts, module: str, job: dict[str, Any], timeout: float) -> Any:
+def run(
+    hosts: Hosts,
+    module: str,
+    job: dict[str, Any],
+    timeout: float,
+    meanwhile: Callable[[Cluster], None] | None = None,
+) -> Any:
     """Calls a benchmark's ``work(job)`` on every host.
 
     Args:
@@ -79,6 +94,8 @@ def run(hosts: Hosts, module: str, job: dict[str, Any], timeout: float) -> Any:
         module: Name of the module with that function.
         job: What goes into JSON.
         timeout: Seconds.
+        meanwhile: Is called with the cluster in a thread of its own; it must end when
+            the program does.
 
     Returns:
         What the first rank's call returned. If the hosts' memory is limited, it has the
@@ -92,8 +109,9 @@ def run(hosts: Hosts, module: str, job: dict[str, Any], timeout: float) -> Any:
         task, answer = Path(folder, "job.json"), Path(folder, "answer.json")
         task.write_text(json.dumps(job))
         command = [sys.executable, "-m", "benchmarks.common.on_host", module]
-        shares = [hosts.share] * hosts.n
-        with cluster(shares, hosts.rate, hosts.memory) as emulated:
+        with cluster(hosts.shares, hosts.rate, hosts.memory) as emulated:
+            if meanwhile is not None:
+                Thread(target=meanwhile, args=(emulated,), daemon=True).start()
             done = emulated.run(
                 hosts.n * hosts.ranks,
                 [*command, str(task), str(answer)],

@@ -1,0 +1,266 @@
+"""Networks on unequal hosts, whose mappings take turns: the part of each host."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+from mpi4py import MPI
+
+from benchmarks.common.perceptron import step_seconds
+from benchmarks.common.results import quiet_barrier
+from heterogeneous import (
+    RectangularMLP,
+    RectangularPartition,
+    Remapper,
+    method_1,
+    method_h_rev,
+    rectangular_partition,
+)
+
+#: Seconds between two looks of a rank that waits for the others to start or end.
+PAUSE = 0.005
+#: Seconds that a rank may wait for another.
+TIMEOUT = 300.0
+LR = 0.5
+
+
+class Way(NamedTuple):
+    """A way to train.
+
+    Attributes:
+        mapping: ``'method 1'``, ``'H_rev'``, ``'SRPM'``, ``'SRPM, any'``; ``'equal'``
+            for a rectangular partition of equal abilities.
+        groups: Of the first two.
+        remaps: ``'given'`` if DRPM begins with the abilities, ``'unknown'`` if without;
+            ``'kept'`` if it only looks; ``None`` if there is none.
+        abilities: That are believed; ``None`` for those of the job.
+    """
+
+    mapping: str
+    groups: int = 1
+    remaps: str | None = None
+    abilities: list[float] | None = None
+
+
+class Job(NamedTuple):
+    """The measurement that all ranks make.
+
+    Attributes:
+        abilities: Of the hosts, as they are meant to be.
+        shape: n, m, l and s.
+        ways: By name, as the fields of `Way`.
+        rounds: Of all ways.
+        steps: Of each way in a round.
+        every: Iterations between two checks of DRPM.
+        checks: Of DRPM before the first round.
+        tolerance: By which part of it a host's share may be off in a round.
+        tries: Of a round in which one is.
+    """
+
+    abilities: list[float]
+    shape: list[int]
+    ways: dict[str, Any]
+    rounds: int
+    steps: int
+    every: int = 20
+    checks: int = 4
+    tolerance: float = 0.1
+    tries: int = 3
+
+
+def partition_of(
+    way: Way, abilities: list[float], shape: list[int]
+) -> RectangularPartition:
+    """Returns the mapping with which a way begins.
+
+    Args:
+        way: The way.
+        abilities: Of the hosts, if the way believes no others.
+        shape: n, m, l and s.
+    """
+    believed = way.abilities or abilities
+    if way.mapping == "method 1":
+        return method_1(len(abilities), way.groups, *shape)
+    if way.mapping == "H_rev":
+        return method_h_rev(believed, way.groups, *shape)
+    if way.mapping == "equal":
+        return rectangular_partition([1.0] * len(abilities), *shape)
+    order = "any" if way.mapping == "SRPM, any" else "ascending"
+    return rectangular_partition(believed, *shape, order=order)
+
+
+class Training:
+    """A network that trains in one way.
+
+    Args:
+        comm: Of its ranks.
+        way: How.
+        abilities: Of the hosts.
+        shape: n, m, l and s.
+        every: Iterations between two checks.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        way: Way,
+        abilities: list[float],
+        shape: list[int],
+        every: int,
+    ) -> None:
+        partition = partition_of(way, abilities, shape)
+        self.mlp = RectangularMLP(*shape[:3], comm, partition, timeout=TIMEOUT)
+        self._optimizer = chainer.optimizers.SGD(LR).setup(self.mlp)
+        self.remapper = way.remaps and Remapper(
+            self.mlp,
+            self._optimizer,
+            abilities=None if way.remaps == "unknown" else partition.abilities,
+            every=every,
+            timeout=TIMEOUT,
+            **({"whole": 0.0, "line": 0.0} if way.remaps == "kept" else {}),
+        )
+
+    def step(self, x: np.ndarray, t: np.ndarray) -> None:
+        """Trains once with all samples."""
+        if self.remapper:
+            self.remapper.step(x, t)
+        else:
+            self.mlp.step(x, t)
+            self._optimizer.update()
+
+
+def samples(shape: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns samples like windows of letters, and targets."""
+    n, _, l, s = shape  # noqa: E741
+    random = np.random.RandomState(0)
+    x = (random.rand(s, n) < 1 / 29).astype(np.float32)
+    return x, (random.rand(s, l) < 0.2).astype(np.float32)
+
+
+def work(job: dict[str, Any]) -> dict[str, Any]:
+    """Runs on each host; the answer of the first one counts."""
+    changes = job.pop("changes", None)
+    if changes is not None:
+        return follow(MPI.COMM_WORLD, Job(**job), **changes)
+    return measure(MPI.COMM_WORLD, Job(**job))
+
+
+def measure(comm: MPI.Comm, job: Job) -> dict[str, Any]:
+    """Lets all ways take turns, with each host alone among them.
+
+    Args:
+        comm: Of the ranks, one on each host.
+        job: What to do.
+
+    Returns:
+        ``'alone'``, by round the seconds of a step of each host alone; ``'ways'``, by
+        name the seconds of a step in each round; ``'off'``, by round how far the host
+        that was most so was off its share; ``'checks'``, by name those of DRPM.
+    """
+    x, t = samples(job.shape)
+    alone = Training(MPI.COMM_SELF, Way("equal"), [1.0], job.shape, job.every)
+    ways = {
+        name: Training(comm, Way(**way), job.abilities, job.shape, job.every)
+        for name, way in job.ways.items()
+    }
+    for training in (alone, *ways.values()):
+        # Gets its memory, and learns how large messages are.
+        n_steps = job.checks * job.every if training.remapper else 2
+        for _ in range(n_steps):
+            training.step(x, t)
+    found: dict[str, Any] = {"alone": [], "off": []}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    names = list(ways)
+    for i in range(job.rounds):
+        for _ in range(job.tries):
+            before = _alone_seconds(comm, alone, x, t, job.steps)
+            turn = i % len(names)
+            now = {
+                name: step_seconds(
+                    comm, lambda name=name: _steps(ways[name], x, t, job.steps), PAUSE
+                )
+                / job.steps
+                for name in names[turn:] + names[:turn]
+            }
+            after = _alone_seconds(comm, alone, x, t, job.steps)
+            each = [(a + b) / 2 for a, b in zip(before, after)]
+            off = max(_off(each, job.abilities), _off(before, job.abilities))
+            if off <= job.tolerance:
+                break
+        found["alone"].append(each)
+        found["off"].append(off)
+        for name in names:
+            seconds[name].append(now[name])
+    found["ways"] = seconds
+    found["checks"] = {
+        name: [check._asdict() for check in training.remapper.history]
+        for name, training in ways.items()
+        if training.remapper
+    }
+    return found
+
+
+def _steps(training: Training, x: np.ndarray, t: np.ndarray, n: int) -> None:
+    for _ in range(n):
+        training.step(x, t)
+
+
+def _alone_seconds(
+    comm: MPI.Comm, alone: Training, x: np.ndarray, t: np.ndarray, n: int
+) -> list[float]:
+    """Returns the seconds of a step of each host alone, while all are busy."""
+    quiet_barrier(comm, PAUSE)
+    start = time.perf_counter()
+    _steps(alone, x, t, n)
+    own = (time.perf_counter() - start) / n
+    quiet_barrier(comm, PAUSE)
+    return comm.allgather(own)
+
+
+def _off(seconds: list[float], abilities: list[float]) -> float:
+    """Returns by which part of it the share of one host is off at most."""
+    # A unit of ability takes so long on each; the median is that of the machine.
+    units = [s * ability for s, ability in zip(seconds, abilities)]
+    middle = statistics.median(units)
+    return max(abs(middle / unit - 1) for unit in units)
+
+
+def follow(
+    comm: MPI.Comm, job: Job, n_checks: int, at: int, marker: str | None
+) -> dict[str, Any]:
+    """Trains in each way, one after the other, while the load changes.
+
+    Args:
+        comm: Of the ranks.
+        job: What to do; rounds do not count.
+        n_checks: How many checks each way has.
+        at: After how many of them the load changes.
+        marker: Beginning of the names of files that say so, with the number of the way
+            behind it; there is a second one, with ``end`` behind that, when it is over.
+
+    Returns:
+        By name of the way the checks of DRPM.
+    """
+    x, t = samples(job.shape)
+    # Loads what the first steps load.
+    first = Training(comm, Way("SRPM"), job.abilities, job.shape, job.every)
+    _steps(first, x, t, 2)
+    first.mlp.close()
+    found = {}
+    for i, (name, way) in enumerate(job.ways.items()):
+        training = Training(comm, Way(**way), job.abilities, job.shape, job.every)
+        for check in range(n_checks):
+            if check == at and comm.rank == 0 and marker is not None:
+                Path(f"{marker}{i}").touch()
+            _steps(training, x, t, job.every)
+        quiet_barrier(comm, PAUSE)
+        if comm.rank == 0 and marker is not None:
+            Path(f"{marker}{i}end").touch()
+        found[name] = [check._asdict() for check in training.remapper.history]
+        training.mlp.close()
+    return found
