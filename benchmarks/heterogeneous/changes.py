@@ -87,7 +87,9 @@ def halved(cluster: Cluster, host: int, share: float) -> Iterator[None]:
 def job(cluster: Cluster, host: int, share: float) -> Iterator[None]:
     """Runs another program on a host for a while."""
     argv, env = cluster.launch(1, [sys.executable, "-c", BUSY], [host])
-    process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL)
+    # mpiexec would tell at length that it was ended.
+    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    process = subprocess.Popen(argv, env=env, **quiet)
     try:
         yield
     finally:

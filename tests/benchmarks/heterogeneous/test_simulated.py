@@ -16,6 +16,7 @@ from benchmarks.heterogeneous.simulated import (
 ENOUGH = 98.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_told", [True, False])
 @pytest.mark.parametrize("n", [4, 8])
 def test_it_settles_within_three_checks(n, is_told):
