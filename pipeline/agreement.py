@@ -123,6 +123,7 @@ class Layout(NamedTuple):
         shared: The parameters of which several stages have a copy.
         dtypes: The floating-point types of all stages' parameters.
         warnings: For each rank what it has to warn of.
+        cuts: Where the layers of the stages begin, and where the last ones end.
         name: One for the pipeline's communicator.
     """
 
@@ -131,6 +132,7 @@ class Layout(NamedTuple):
     shared: list[SharedParameter]
     dtypes: set[np.dtype]
     warnings: list[list[str]]
+    cuts: list[int]
     name: str = ""
 
 
@@ -163,7 +165,8 @@ def agree(said: Sequence[Announcement | Refusal]) -> Layout:
     _check_loss(said)
     dtypes = set().union(*(word.dtypes for word in said))
     stage_ranks = [rank for _, rank in placed]
-    return Layout(stage_ranks, routes, shared, dtypes, warnings_of(said, dtypes))
+    warnings, cuts = warnings_of(said, dtypes), [*starts, len(said[0].model_layers)]
+    return Layout(stage_ranks, routes, shared, dtypes, warnings, cuts)
 
 
 def check_placement(schedule: Schedule, stage_ranks: Sequence[int]) -> None:

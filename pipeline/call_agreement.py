@@ -35,10 +35,11 @@ CALLS = (
     "agree",
     "save",
     "load",
+    "rebalance",
     "close",
 )
 
-_OF_USABLE_MODELS = ("step", "evaluate", "predict", "save")
+_OF_USABLE_MODELS = ("step", "evaluate", "predict", "save", "rebalance")
 
 #: Of things that must be alike, one of which a rank has nothing to say.
 UNSAID = np.iinfo(np.int64).min
@@ -90,6 +91,8 @@ class CallAgreement:
         self.call = ""
         #: Whether a call failed on this rank, or is being made.
         self.has_failed = False
+        #: Whether one is being made.
+        self.is_within = False
         #: Why the model must not be used, with what to do; None if it may be.
         self.refusal: str | None = None
         self._request: MPI.Request | None = None
@@ -155,7 +158,7 @@ class CallAgreement:
                 f"an earlier call failed on rank {self._comm.rank}, so the ranks'"
                 f" messages are out of step: make a new Pipeline on all ranks"
             )
-        self.has_failed = True
+        self.has_failed = self.is_within = True
         try:
             yield
         except StallError:
@@ -164,6 +167,8 @@ class CallAgreement:
         except BaseException as error:
             own_flight_record.fail(error)
             raise
+        finally:
+            self.is_within = False
         self.has_failed = False
 
     def start(

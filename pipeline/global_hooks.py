@@ -250,6 +250,11 @@ class GlobalHooks:
             if n_stages or _clippings(optimizer) == wanted
         ]
 
+    def forget_layers(self) -> None:
+        """Looks anew at what the stages have; to be called when they are closed."""
+        self._paths.forget()
+        self._has_looked = False
+
     def close(self) -> None:
         """Frees the communicator; a call of all ranks."""
         self._norm.close()

@@ -21,6 +21,10 @@ class ParameterPaths:
         self, stages: Mapping[int, Divisible], loss_links: Mapping[str, chainer.Link]
     ) -> None:
         self._stages, self._loss_links = stages, loss_links
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets the parameters, of which the stages may have others now."""
         # With the objects themselves, so that no id is used twice.
         self._params: dict[int, tuple[chainer.Parameter, str]] = {}
         self._rules: dict[int, tuple[chainer.UpdateRule, str]] = {}

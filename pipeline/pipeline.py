@@ -19,19 +19,13 @@ from divisible.random_streams import restored_random_state
 from divisible.schedules.rank_program import RankProgram, Record
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
+from pipeline.agreement import Layout
 from pipeline.arguments import Arguments
 from pipeline.feed import Feed
 from pipeline.ranks import Ranks
-from pipeline.replicas import begin_alike, replicas_of
+from pipeline.replicas import begin_alike
 from pipeline.results import Results
-from pipeline.setting_up import (
-    agree_on_start,
-    make_runner,
-    make_schedule,
-    make_stages,
-    make_ties,
-    make_update_agreement,
-)
+from pipeline.setting_up import Parts, agree_on_start, make_schedule
 from pipeline.stages.stage import evaluating
 
 
@@ -100,6 +94,7 @@ class Pipeline:
         ranks (Ranks): What the ranks tell each other besides arrays.
         ties (TieExchange or None): Of the parameters that several stages share.
         record (Record or None): The last step on this rank: when it did what.
+        cuts (list of int): Where the layers are cut, as in a :class:`~divisible.Plan`.
 
     Raises:
         DisagreementError: On every rank, if the ranks' stages do not make up one
@@ -166,24 +161,27 @@ class Pipeline:
         self.grid = comm if isinstance(comm, Grid) else None
         self.schedule, self._trial = make_schedule(arguments, layout.stage_ranks)
         self.ranks = Ranks(comm, layout.stage_ranks, timeout, layout.name)
-        self._calls = self.ranks.calls
-        replicas = replicas_of(comm)
-        self._stages = make_stages(arguments, self._loss, layout, self.ranks, replicas)
-        self.ties = make_ties(self._stages, layout, self.ranks)
-        begin_alike(replicas, self.stages, timeout)
-        self._updates = make_update_agreement(
-            arguments.seed, self._loss, self._stages, layout, self.ranks
-        )
-        self._runner = make_runner(arguments, self._stages, layout, self.ranks)
-        self._runner.waits_for_device = self._trial is not None
-        self._training = self._runner.program(self.schedule)
-        self._evaluation = self._runner.program(self.schedule.forward_only())
-        self._results = Results(self.ranks, self._loss, self._stages)
+        self._calls, self._arguments = self.ranks.calls, arguments
+        self._parts: Parts | None = None
+        self.lay_out(layout)
+        begin_alike(self.ranks.grid, self.stages, timeout)
         self._device = arguments.stages[0].device
         self._feed = Feed(self.ranks, self._loss, self._device, layout.dtypes)
         self._loss_scale = loss_scale
         self.record: Record | None = None
         self.n_steps = 0
+
+    def lay_out(self, layout: Layout) -> None:
+        """Takes the layers as they lie on the ranks now; a call of all of them."""
+        self._parts = Parts.of(
+            self._arguments, self._loss, layout, self.ranks, self._parts
+        )
+        self._stages, self.ties, self._updates, self._runner = self._parts
+        self._runner.waits_for_device = self._trial is not None
+        self._training = self._runner.program(self.schedule)
+        self._evaluation = self._runner.program(self.schedule.forward_only())
+        self._results = Results(self.ranks, self._loss, self._stages)
+        self.cuts = layout.cuts
 
     @property
     def rank(self) -> int:
@@ -396,9 +394,8 @@ class Pipeline:
         # A rank that closed alone could not tell others that wait for it.
         with self._call("close"):
             self._calls.compare()
-        for each in (self._runner, self.ties, self._updates, self.ranks):
-            if each is not None:
-                each.close()
+        self._parts.close()
+        self.ranks.close()
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes what random layers depend on: how many steps there were."""

@@ -63,8 +63,10 @@ class Ranks:
         comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
         world (mpi4py.MPI.Comm): Of all ranks of all replicas; without replicas the same
             as ``comm``.
+        grid (Grid or None): Of the replicas, if there are several.
         replica (int): The number of this rank's replica.
         n_replicas (int): How many there are.
+        name (str): Of the pipeline.
         title (str): This rank, for messages.
         calls (CallAgreement): Counts the calls, of all ranks together.
         first (int): The rank with the first stage, which reads ``x``.
@@ -75,10 +77,10 @@ class Ranks:
     def __init__(
         self, comm: Any, stage_ranks: Sequence[int], timeout: float, name: str
     ) -> None:
-        grid = replicas_of(comm)
+        self.grid = grid = replicas_of(comm)
         self.world = duplicate(world_of(comm), timeout, self, name)
         self.comm, self.replica, self.n_replicas = self.world, 0, 1
-        self.title = f"rank {self.world.rank}"
+        self.name, self.title = name, f"rank {self.world.rank}"
         # In the world, for each replica.
         self._last_ranks = [stage_ranks[-1]]
         if grid is not None:

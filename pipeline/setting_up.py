@@ -14,11 +14,10 @@ import functools
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from data_parallel import Grid
 from divisible import Divisible
 from divisible.communication.collectives import all_gather
 from divisible.communication.communicators import announcement, free_dropped
@@ -143,15 +142,73 @@ def make_schedule(
     return recompute(schedule, checkpoint), trial
 
 
-def make_stages(
-    arguments: Arguments, loss: Loss, layout: Layout, ranks: Ranks, grid: Grid | None
+class Parts(NamedTuple):
+    """The parts of a pipeline that depend on where its layers lie.
+
+    Attributes:
+        stages: This rank's by their numbers in the pipeline.
+        ties: Keeps parameters equal that several stages share, if any do.
+        updates: Compares how the ranks' optimizers treat the model.
+        runner: Runs schedules.
+    """
+
+    stages: dict[int, Stage]
+    ties: TieExchange | None
+    updates: UpdateAgreement
+    runner: Runner
+
+    @classmethod
+    def of(
+        cls,
+        arguments: Arguments,
+        loss: Loss,
+        layout: Layout,
+        ranks: Ranks,
+        before: Parts | None = None,
+    ) -> Parts:
+        """Makes them; a call of all ranks.
+
+        Args:
+            arguments: Those of this rank.
+            loss: Follows the last stage.
+            layout: How the layers lie on the ranks.
+            ranks: All of the pipeline.
+            before: The parts that these take the place of, where the same stages had
+                other layers. They are closed, but what they know of optimizers' hooks
+                goes on.
+        """
+        stages = _make_stages(arguments, loss, layout, ranks)
+        layers = {number: stage.layers for number, stage in stages.items()}
+        if before is None:
+            n_stages = len(layout.stage_ranks)
+            hooks = GlobalHooks(layers, loss.links, n_stages, arguments.seed, ranks)
+        else:
+            before.close()
+            hooks = before.updates.hooks
+            hooks.forget_layers()
+        return cls(
+            stages,
+            _make_ties(stages, layout, ranks),
+            UpdateAgreement(layout.shared, layers, hooks, ranks),
+            _make_runner(arguments, stages, layout, ranks),
+        )
+
+    def close(self) -> None:
+        """Frees what they need to exchange messages; a call of all ranks."""
+        for each in (self.runner, self.ties, self.updates):
+            if each is not None:
+                each.close()
+
+
+def _make_stages(
+    arguments: Arguments, loss: Loss, layout: Layout, ranks: Ranks
 ) -> dict[int, Stage]:
     """Returns a rank's stages by their numbers in the pipeline."""
     gather = None
-    if grid is not None:
+    if ranks.grid is not None:
         gather = functools.partial(
             all_gather,
-            grid.data,
+            ranks.grid.data,
             timeout=arguments.timeout,
             purpose="to share what batch normalization has found",
         )
@@ -174,7 +231,7 @@ def make_stages(
     }
 
 
-def make_ties(
+def _make_ties(
     stages: Mapping[int, Stage], layout: Layout, ranks: Ranks
 ) -> TieExchange | None:
     """Returns what keeps parameters equal that several stages share, if any do."""
@@ -188,21 +245,11 @@ def make_ties(
         ranks.comm,
         ranks.timeout,
         ranks.calls.check,
-        f"{layout.name} ties",
+        f"{ranks.name} ties",
     )
 
 
-def make_update_agreement(
-    seed: int, loss: Loss, stages: Mapping[int, Stage], layout: Layout, ranks: Ranks
-) -> UpdateAgreement:
-    """Returns what compares how the ranks' optimizers treat the model."""
-    layers = {number: stage.layers for number, stage in stages.items()}
-    n_stages = len(layout.stage_ranks)
-    hooks = GlobalHooks(layers, loss.links, n_stages, seed, ranks)
-    return UpdateAgreement(layout.shared, layers, hooks, ranks)
-
-
-def make_runner(
+def _make_runner(
     arguments: Arguments, stages: Mapping[int, Stage], layout: Layout, ranks: Ranks
 ) -> Runner:
     """Returns what runs schedules, over the transport asked for."""
