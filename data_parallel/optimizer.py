@@ -180,6 +180,11 @@ class MultiNodeOptimizer(OptimizerWrapper):
             self._late = LateGradients()
         return self
 
+    def target_changed(self) -> None:
+        """Prepares for a target that has other parameters than before."""
+        self._agreement.forget()
+        self._order = []
+
     def update(self, lossfun: Callable | None = None, *args: Any, **kwds: Any) -> None:
         """Updates the parameters by the mean of all ranks' gradients.
 

@@ -60,3 +60,9 @@ class OptimizerWrapper(optimizer.Optimizer):
     def new_epoch(self, auto: bool = False) -> None:
         """Starts a new epoch."""
         self.actual_optimizer.new_epoch(auto)
+
+    def target_changed(self) -> None:
+        """Prepares for a target that has other parameters than before.
+
+        To be called on all ranks; the state of all parameters is loaded next.
+        """

@@ -207,6 +207,10 @@ class MixedPrecision(OptimizerWrapper):
         self._loaded_masters = {}
         return self
 
+    def target_changed(self) -> None:
+        """Prepares for a target that has other parameters than before."""
+        self._agreement.is_new = True
+
     def backward(self, loss: chainer.Variable) -> None:
         """Runs ``loss.backward`` with the loss scale.
 

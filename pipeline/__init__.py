@@ -26,6 +26,7 @@
 
     training         updater and evaluator for Chainer's trainer
     snapshots        runs on disk
+    rebalancing      layers that move to other ranks while a pipeline trains
     command_line     the command line
 
 Names are imported when they are first used. The import of this package does one thing
@@ -52,6 +53,7 @@ __getattr__, __dir__, __all__ = lazy_names(
             "send_grad",
         ],
         "pipeline.pipeline": ["Pipeline"],
+        "pipeline.rebalancing.moving": ["rebalance"],
         "pipeline.runner": ["ActionError"],
         "pipeline.snapshots.background": ["wait_for_snapshot"],
         "pipeline.snapshots.finding": ["latest_snapshot"],

@@ -39,7 +39,7 @@ CALLS = (
     "close",
 )
 
-_OF_USABLE_MODELS = ("step", "evaluate", "predict", "save", "rebalance")
+_OF_USABLE_MODELS = ("step", "evaluate", "predict", "save")
 
 #: Of things that must be alike, one of which a rank has nothing to say.
 UNSAID = np.iinfo(np.int64).min

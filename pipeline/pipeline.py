@@ -94,6 +94,8 @@ class Pipeline:
         ranks (Ranks): What the ranks tell each other besides arrays.
         ties (TieExchange or None): Of the parameters that several stages share.
         record (Record or None): The last step on this rank: when it did what.
+        trial (Trial or None): What is still to choose the schedule, of ``'auto'``.
+        parts (Parts): What depends on where the layers lie.
         cuts (list of int): Where the layers are cut, as in a :class:`~divisible.Plan`.
 
     Raises:
@@ -159,11 +161,11 @@ class Pipeline:
         )
         arguments, self._loss, layout = agree_on_start(comm, arguments)
         self.grid = comm if isinstance(comm, Grid) else None
-        self.schedule, self._trial = make_schedule(arguments, layout.stage_ranks)
+        self.schedule, self.trial = make_schedule(arguments, layout.stage_ranks)
         self.ranks = Ranks(comm, layout.stage_ranks, timeout, layout.name)
-        self._calls, self._arguments = self.ranks.calls, arguments
-        self._parts: Parts | None = None
-        self.lay_out(layout)
+        self._calls, self._given = self.ranks.calls, arguments
+        self.parts: Parts | None = None
+        self._lay_out(layout)
         begin_alike(self.ranks.grid, self.stages, timeout)
         self._device = arguments.stages[0].device
         self._feed = Feed(self.ranks, self._loss, self._device, layout.dtypes)
@@ -172,12 +174,14 @@ class Pipeline:
         self.n_steps = 0
 
     def lay_out(self, layout: Layout) -> None:
-        """Takes the layers as they lie on the ranks now; a call of all of them."""
-        self._parts = Parts.of(
-            self._arguments, self._loss, layout, self.ranks, self._parts
-        )
-        self._stages, self.ties, self._updates, self._runner = self._parts
-        self._runner.waits_for_device = self._trial is not None
+        """Takes the stages with the layers that they have now; a call of all ranks."""
+        with self._call("rebalance"):
+            self._lay_out(layout)
+
+    def _lay_out(self, layout: Layout) -> None:
+        self.parts = Parts.of(self._given, self._loss, layout, self.ranks, self.parts)
+        self._stages, self.ties, self._updates, self._runner = self.parts
+        self._runner.waits_for_device = self.trial is not None
         self._training = self._runner.program(self.schedule)
         self._evaluation = self._runner.program(self.schedule.forward_only())
         self._results = Results(self.ranks, self._loss, self._stages)
@@ -264,7 +268,7 @@ class Pipeline:
             if self.ties is not None:
                 self.ties.add_up()
             self.n_steps += 1
-        if self._trial is not None and self._trial.note(self.timeline):
+        if self.trial is not None and self.trial.note(self.timeline):
             self._end_trial()
         return result
 
@@ -394,7 +398,7 @@ class Pipeline:
         # A rank that closed alone could not tell others that wait for it.
         with self._call("close"):
             self._calls.compare()
-        self._parts.close()
+        self.parts.close()
         self.ranks.close()
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
@@ -434,9 +438,8 @@ class Pipeline:
 
     def _end_trial(self) -> None:
         """Goes on with the schedule that is the fastest by what was measured."""
-        chosen = self.ranks.choose(self._trial.choose)
-        self._trial = None
-        self._runner.waits_for_device = False
+        chosen = self.ranks.choose(self.trial.choose)
+        self.trial, self._runner.waits_for_device = None, False
         self.schedule, self._training = chosen, self._runner.program(chosen)
 
     def _start(self, x: Any, t: Any = None, has_loss: bool = True, **said: Any) -> list:

@@ -66,7 +66,6 @@ class Ranks:
         grid (Grid or None): Of the replicas, if there are several.
         replica (int): The number of this rank's replica.
         n_replicas (int): How many there are.
-        name (str): Of the pipeline.
         title (str): This rank, for messages.
         calls (CallAgreement): Counts the calls, of all ranks together.
         first (int): The rank with the first stage, which reads ``x``.
@@ -80,7 +79,7 @@ class Ranks:
         self.grid = grid = replicas_of(comm)
         self.world = duplicate(world_of(comm), timeout, self, name)
         self.comm, self.replica, self.n_replicas = self.world, 0, 1
-        self.name, self.title = name, f"rank {self.world.rank}"
+        self.title = f"rank {self.world.rank}"
         # In the world, for each replica.
         self._last_ranks = [stage_ranks[-1]]
         if grid is not None:
@@ -112,6 +111,10 @@ class Ranks:
     def size(self) -> int:
         """How many ranks the pipeline has."""
         return self.comm.size
+
+    def in_world(self, rank: int) -> int:
+        """Returns the number in ``world`` of a rank of this pipeline."""
+        return rank if self.grid is None else self.grid.rank_of(self.replica, rank)
 
     @property
     def is_chief(self) -> bool:

@@ -245,7 +245,7 @@ def _make_ties(
         ranks.comm,
         ranks.timeout,
         ranks.calls.check,
-        f"{ranks.name} ties",
+        f"{layout.name} ties",
     )
 
 

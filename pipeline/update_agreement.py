@@ -90,6 +90,9 @@ class UpdateAgreement:
         ]
         ranks.calls.n_alike = 1 + len(shared)
         self._n_steps = 0
+        self._params = [p for part in stages.values() for p in part.params()]
+        # How often each was updated before the last step.
+        self._counts: list[int] | None = None
 
     def say(self, step: int) -> np.ndarray:
         """Returns what :meth:`~pipeline.call_agreement.CallAgreement.start` takes.
@@ -101,6 +104,7 @@ class UpdateAgreement:
             ValueError: If optimizers of this rank's stages clip differently.
         """
         self.hooks.begin(step)
+        self._counts = self._count()
         self._n_steps += 1
         n = self._n_steps
         with_bits = n <= _FIRST_STEPS or n % _INTERVAL == 0
@@ -116,6 +120,15 @@ class UpdateAgreement:
                     for p in copies.values()
                 )
         return alike
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether there are gradients, and nothing was updated with them."""
+        return bool(self._counts) and self._counts == self._count()
+
+    def _count(self) -> list[int]:
+        rules = [param.update_rule for param in self._params]
+        return [rule.t for rule in rules if rule is not None and rule.enabled]
 
     def check(self) -> None:
         """Refuses what is not alike; to be called when the call is finished.

@@ -13,8 +13,10 @@ ANSWER_TAG = 32763
 UNUSED_TAG = 32762
 # The channels of a transport have the tags from 0, each three of them.
 _TAGS_PER_CHANNEL = 3
-#: The last channel, for targets; those before it are for stages.
-TARGETS_CHANNEL = UNUSED_TAG // _TAGS_PER_CHANNEL - 1
+#: The last channel, for layers that move to other stages between two minibatches.
+MOVED_LAYERS_CHANNEL = UNUSED_TAG // _TAGS_PER_CHANNEL - 1
+#: The one before it, for targets; those before that are for stages.
+TARGETS_CHANNEL = MOVED_LAYERS_CHANNEL - 1
 
 
 def channel_tags(channel: int) -> range:
@@ -26,7 +28,7 @@ def channel_tags(channel: int) -> range:
     Raises:
         ValueError: If there are no tags left for it.
     """
-    if not 0 <= channel <= TARGETS_CHANNEL:
+    if not 0 <= channel <= MOVED_LAYERS_CHANNEL:
         raise ValueError(
             f"there are no tags for channel {channel}: the stages, skip connections and"
             f" ties of a pipeline have {TARGETS_CHANNEL} channels at most"

@@ -1,0 +1,246 @@
+"""Bad input, refused on every rank before a layer moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable
+
+import chainer
+
+from data_parallel.replica_agreement import description
+from divisible import Divisible, Plan, deferred_init
+from divisible.communication.errors import DisagreementError
+from divisible.moved_layers import new_layers
+from divisible.planning.profile import check_layers
+from mixed_precision.hooks import Hooks
+from pipeline.pipeline import Pipeline
+from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages, covers
+
+
+def on_all_ranks(
+    pipeline: Pipeline, function: Callable[..., Any], *arguments: Any
+) -> tuple[Any, list]:
+    """Calls a function on every rank; if it fails on one, it fails on all.
+
+    Args:
+        pipeline: The pipeline.
+        function: Returns what stays here, and what all ranks are told, picklable.
+        arguments: Of the function.
+
+    Returns:
+        What stays here, and the list of what all ranks were told.
+
+    Raises:
+        Exception: What it raised here.
+        DisagreementError: Where it has failed on another rank only.
+    """
+    result = told = failure = None
+    try:
+        result, told = function(*arguments)
+    except Exception as error:
+        failure = error
+    words = None if failure is None else f"{type(failure).__name__}: {failure}"
+    said = pipeline.gather((words, told), "rebalance")
+    if failure is not None:
+        raise failure
+    for rank, (theirs, _) in enumerate(said):
+        if theirs is not None:
+            raise DisagreementError(f"cannot move layers: rank {rank}: {theirs}")
+    return result, [theirs for _, theirs in said]
+
+
+def check_cuts(pipeline: Pipeline, cuts: Sequence[int]) -> list[int]:
+    """Returns cuts as a list, if they are of this pipeline's model and stages.
+
+    Raises:
+        ValueError: If they are not.
+    """
+    plan, now = Plan(cuts), Plan(pipeline.cuts)
+    if (plan.n_stages, plan.n_layers) != (now.n_stages, now.n_layers):
+        raise ValueError(
+            f"the cuts {plan.cuts} make {plan.n_stages} stages of {plan.n_layers}"
+            f" layers, but this pipeline has {now.n_stages} of {now.n_layers}: the cuts"
+            f" {now.cuts}"
+        )
+    return list(plan.cuts)
+
+
+def check_moment(pipeline: Pipeline, optimizers: Iterable[Any]) -> None:
+    """Refuses to move layers but between two minibatches.
+
+    Raises:
+        RuntimeError: If a minibatch is under way, or its gradients wait for an update,
+            or a schedule is still to be chosen.
+    """
+    if pipeline.trial is not None:
+        raise RuntimeError(
+            "the first minibatches choose the schedule 'auto': move layers after them"
+        )
+    were_used = any(not optimizer.is_safe_to_update() for optimizer in optimizers)
+    if pipeline.parts.updates.are_awaited and not were_used:
+        raise RuntimeError(
+            f"the gradients of minibatch {pipeline.n_steps} have not been used: layers"
+            f" move between two minibatches, after optimizer.update()"
+        )
+
+
+def check_not_within(pipeline: Pipeline) -> None:
+    """Refuses a call from within another one, in which other ranks compute.
+
+    Raises:
+        RuntimeError: If there is one.
+    """
+    calls = pipeline.ranks.calls
+    if calls.is_within:
+        raise RuntimeError(
+            f"layers move between two minibatches, but rank {pipeline.ranks.world.rank}"
+            f" is in a call of {calls.call}"
+        )
+
+
+def built(build: Callable[[], Divisible], pipeline: Pipeline) -> Divisible:
+    """Returns the undivided model, none of whose layers is made.
+
+    Raises:
+        TypeError: If ``build`` returns something else.
+        ValueError: If it is another model than the pipeline's.
+    """
+    if not callable(build):
+        raise TypeError(f"build must be a function that makes the model, not {build!r}")
+    with deferred_init():
+        model = build()
+    if not isinstance(model, Divisible) or model.is_stage:
+        raise TypeError(
+            f"build must return the undivided model, a Divisible, not"
+            f" {'a stage' if isinstance(model, Divisible) else type(model).__name__}"
+        )
+    for stage in pipeline.stages.values():
+        check_layers("the pipeline", stage.model_layers, "build()", model.model_layers)
+        for name in ("skips", "ties", "shared_states"):
+            here, there = getattr(stage, name), getattr(model, name)
+            if here != there:
+                raise ValueError(
+                    f"build() makes another model: its {name} are {there}, but those of"
+                    f" the pipeline's are {here}"
+                )
+        _check_parameters(stage, model)
+    return model
+
+
+def _check_parameters(stage: Divisible, model: Divisible) -> None:
+    """Refuses a model whose parameters or marks are not those of a stage."""
+    start, end = stage.layer_range
+    part = model.view(start, end)
+    if part.recomputed != stage.recomputed:
+        raise ValueError(
+            f"build() marks other layers from {start} to {end - 1} to be recomputed"
+            f" than those of the pipeline are"
+        )
+    theirs = dict(part.namedparams())
+    for path, param in stage.namedparams():
+        if not param.is_initialized:
+            raise ValueError(
+                f"{path} has no shape before the first minibatch: move layers after it"
+            )
+        made = theirs.pop(path, None)
+        if made is None:
+            raise ValueError(f"build() makes no {path}, which the pipeline has")
+        if not made.is_initialized:
+            # What has come is as it is sized here.
+            continue
+        # Stages may have been cast, as by to_float16.
+        if (made.shape, made.dtype.kind) != (param.shape, param.dtype.kind):
+            raise ValueError(
+                f"build() makes {path} of {made.shape} and {made.dtype}, but it is"
+                f" {param.shape} and {param.dtype}"
+            )
+    if theirs:
+        raise ValueError(
+            f"build() makes {', '.join(sorted(theirs))}, which the pipeline has not"
+        )
+
+
+def check_leaving(pipeline: Pipeline, model: Divisible, cuts: Sequence[int]) -> None:
+    """Refuses to move layers that have what no message carries.
+
+    Raises:
+        ValueError: If one has hooks that ``build`` does not make.
+    """
+    for number, stage in pipeline.stages.items():
+        start, end = stage.layer_range
+        staying = {*range(cuts[number], cuts[number + 1])} - {
+            *new_layers(model, stage, (cuts[number], cuts[number + 1]))
+        }
+        for position in sorted({*range(start, end)} - staying):
+            there = stage.view(position, position + 1)
+            made = dict(model.view(position, position + 1).namedlinks())
+            for path, link in there.namedlinks():
+                if link is there:
+                    continue
+                here, fresh = _hooks(link), _hooks(made[path])
+                if here != fresh:
+                    raise ValueError(
+                        f"{path} has the hooks {', '.join(here) or 'none'}, but build()"
+                        f" gives it {', '.join(fresh) or 'none'}: add them there"
+                    )
+            for path, param in there.namedparams():
+                if any(Hooks.of(param.update_rule)) if param.update_rule else False:
+                    raise ValueError(
+                        f"the update rule of {path} has hooks of its own, which cannot"
+                        f" be moved: add them to the optimizer"
+                    )
+
+
+def _hooks(link: chainer.Link) -> list[str]:
+    hooks = link._local_link_hooks or {}
+    return [type(hook).__name__ for hook in hooks.values()]
+
+
+def check_optimizers(
+    pipeline: Pipeline, optimizers: OptimizersOfStages
+) -> list[list[str]]:
+    """Returns what the optimizers of this rank's stages are, in words.
+
+    Raises:
+        ValueError: If a stage has none, or several, or gradients are under way.
+    """
+    for stage in pipeline.stages.values():
+        ours = [each for each in optimizers.of_stages if covers(each, stage)]
+        if len(ours) != 1:
+            start, end = stage.layer_range
+            raise ValueError(
+                f"{len(ours)} optimizers are set up with the layers {start} to"
+                f" {end - 1} of rank {pipeline.rank}: give one for each of its stages,"
+                f" or one for all"
+            )
+    for each in optimizers.of_stages:
+        if getattr(each, "_late", None) is not None:
+            raise ValueError(
+                "with double_buffering gradients of layers are under way between two"
+                " minibatches: move layers without it"
+            )
+    return [description(each, []) for each in optimizers.of_stages]
+
+
+def compare_optimizers(said: Sequence[Sequence[Sequence[str]]]) -> None:
+    """Refuses optimizers that would treat a layer otherwise where it goes.
+
+    Args:
+        said: By all ranks, for each of its optimizers what it is.
+
+    Raises:
+        DisagreementError: If two differ.
+    """
+    first = said[0][0]
+    for rank, theirs in enumerate(said):
+        for lines in theirs:
+            if lines != first:
+                here, there = (
+                    sorted(set(first) - set(lines)),
+                    sorted(set(lines) - set(first)),
+                )
+                raise DisagreementError(
+                    f"layers cannot move between optimizers that differ: rank 0 has"
+                    f" {'; '.join(here) or 'nothing more'}, and rank {rank}"
+                    f" {'; '.join(there) or 'nothing more'}"
+                )

@@ -1,0 +1,307 @@
+"""Moves layers between the stages of a pipeline, between two minibatches.
+
+::
+
+    every rank     checks, and says what its stages want of others        nothing has
+    owners         say what that is, and how much; is there room?         changed if
+    every rank     makes the new layers; they get their values            one refuses
+    ------------------------------------------------------------------------------------
+    every rank     its stages have other layers, and its optimizers the state of those
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+from divisible import Divisible
+from divisible.communication.communicators import Announcement as OfCommunicators
+from divisible.communication.communicators import announcement, free_dropped
+from divisible.communication.errors import DisagreementError
+from divisible.moved_layers import become, different_stage, new_layers
+from pipeline.agreement import Announcement, Layout, agree
+from pipeline.pipeline import Pipeline
+from pipeline.rebalancing import checking, state
+from pipeline.rebalancing.messages import Parcel, exchange, total_bytes
+from pipeline.rebalancing.state import Want
+from pipeline.replicas import agree_on_replicas
+from pipeline.snapshots import room
+from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages
+
+
+class Moved(NamedTuple):
+    """The layers that have moved, on all ranks alike.
+
+    Attributes:
+        layers: The positions of those that are in another stage than before.
+        bytes: What the ranks have sent for them, all together.
+        seconds: How long it took on the slowest rank.
+    """
+
+    layers: tuple[int, ...]
+    bytes: int
+    seconds: float
+
+
+class _Change(NamedTuple):
+    """The change of one of this rank's stages.
+
+    Attributes:
+        stage: The stage.
+        layer_range: What it will be.
+        new: The positions of the layers that it gets.
+        wants: What it needs to know of them.
+    """
+
+    stage: Divisible
+    layer_range: tuple[int, int]
+    new: list[int]
+    wants: list[Want]
+
+
+def rebalance(
+    pipe: Pipeline, optimizer: Any, cuts: Sequence[int], build: Callable[[], Divisible]
+) -> Moved:
+    """Cuts the model of a running pipeline anew; layers move to other ranks.
+
+    To be called on every rank, between two minibatches: after ``optimizer.update()``.
+    The stages, the optimizers and the pipeline stay the same objects, with other
+    layers; so do updaters, evaluators and snapshots, and the links that stay in their
+    stage. With a layer move its parameters and persistent values, the optimizer's
+    state, float32 master weights, and which parameters are frozen. What it draws at
+    random depends on its position and not on its stage. So training goes on as if the
+    layers had not moved, bit for bit.
+
+    Either all layers move or none does. What a layer has beside its parameters and
+    persistent values, such as a link hook that a script adds to a stage's link later,
+    must be made by ``build``. What only ``build`` can know is not compared: the
+    functions among the layers must compute the same.
+
+    Args:
+        pipe (Pipeline): The pipeline.
+        optimizer (chainer.Optimizer or list): Those of this rank's stages, alike on all
+            ranks.
+        cuts (list of int): Where to cut, as :attr:`divisible.Plan.cuts`, into as many
+            stages as there are.
+        build: Returns the undivided model, as the script has built it. Its layers are
+            not made, but for those that come to this rank.
+
+    Returns:
+        Moved: The layers, how many bytes, and how long it took.
+
+    Raises:
+        ValueError: If the cuts are of another model, ``build`` makes another one, or a
+            layer has what cannot be moved. Nothing was changed.
+        RuntimeError: If a minibatch is under way. Nothing was changed.
+        MemoryError: If there is no room for the new layers. Nothing was changed.
+        DisagreementError: If another rank has refused, or the ranks' arguments or
+            optimizers differ. Nothing was changed.
+        StallError: If another rank does not come in time.
+
+    Example:
+        >>> import chainer
+        >>> import chainer.links as L
+        >>> from mpi4py import MPI
+        >>> def build():
+        ...     return Divisible(L.Linear(4, 8), L.Linear(8, 3))
+        >>> stage = build().divide()
+        >>> optimizer = chainer.optimizers.Adam().setup(stage)
+        >>> pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
+        >>> rebalance(pipe, optimizer, [0, 2], build).layers
+        ()
+    """
+    start = time.perf_counter()
+    checking.check_not_within(pipe)
+    pipe.ranks.calls.check_usable()
+    (model, changes, optimizers), layers = _prepare(pipe, optimizer, cuts, build)
+    if not layers:
+        return Moved((), 0, 0.0)
+    n_bytes, stages, arrays, layout = _fetch(pipe, model, changes, optimizers)
+    before = state.optimizer_states(optimizers)
+    pipe.ranks.calls.refusal = (
+        "layers were moved in part only: make the model, its optimizers and the"
+        " Pipeline anew, and load a snapshot"
+    )
+    for number, stage in stages.items():
+        become(changes[number].stage, stage)
+    for each in optimizers.of_stages:
+        _prepare_optimizer(each)
+    pipe.lay_out(layout)
+    state.load_optimizers(pipe, optimizer, before, arrays)
+    pipe.ranks.calls.refusal = None
+    seconds = pipe.gather(time.perf_counter() - start, "rebalance")
+    return Moved(layers, n_bytes, max(seconds))
+
+
+def _prepare(
+    pipe: Pipeline, optimizer: Any, cuts: Sequence[int], build: Callable[[], Divisible]
+) -> tuple[tuple[Divisible, dict[int, _Change], OptimizersOfStages], tuple[int, ...]]:
+    """Checks everything, and returns what is to change and which layers move."""
+
+    def check() -> tuple[Any, Any]:
+        plan = checking.check_cuts(pipe, cuts)
+        optimizers = OptimizersOfStages(optimizer, pipe)
+        checking.check_moment(pipe, optimizers.of_stages)
+        words = checking.check_optimizers(pipe, optimizers)
+        model = checking.built(build, pipe)
+        checking.check_leaving(pipe, model, plan)
+        checked = model, _changes(pipe, model, plan), optimizers
+        return checked, (plan, words)
+
+    checked, said = checking.on_all_ranks(pipe, check)
+    for rank, (theirs, _) in enumerate(said):
+        if theirs != said[0][0]:
+            raise DisagreementError(
+                f"the cuts differ: rank 0 gives {said[0][0]}, and rank {rank} {theirs}"
+            )
+    checking.compare_optimizers([words for _, words in said])
+    return checked, tuple(_moving(pipe.cuts, said[0][0]))
+
+
+def _moving(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """Returns the layers that are in another stage afterwards.
+
+    Example:
+        >>> _moving([0, 2, 5], [0, 4, 5])
+        [2, 3]
+    """
+    layers = np.arange(before[-1])
+    stages = [np.searchsorted(cuts, layers, side="right") for cuts in (before, after)]
+    return np.flatnonzero(stages[0] != stages[1]).tolist()
+
+
+def _changes(
+    pipe: Pipeline, model: Divisible, cuts: Sequence[int]
+) -> dict[int, _Change]:
+    """Returns by their numbers how this rank's stages change, those that do."""
+    found = {}
+    for number, stage in pipe.stages.items():
+        layer_range = cuts[number], cuts[number + 1]
+        if layer_range != stage.layer_range:
+            new = new_layers(model, stage, layer_range)
+            wants = state.wants(model.view(*layer_range), new, pipe.cuts)
+            found[number] = _Change(stage, layer_range, new, wants)
+    return found
+
+
+def _fetch(
+    pipe: Pipeline,
+    model: Divisible,
+    changes: Mapping[int, _Change],
+    optimizers: OptimizersOfStages,
+) -> tuple[int, dict[int, Divisible], dict[str, np.ndarray], Layout]:
+    """Makes the stages as they will be; nothing that is in use is changed.
+
+    Returns:
+        The bytes that all ranks have sent, the stages by number, all arrays that have
+        come by key, and how the layers will lie.
+    """
+    ranks = pipe.ranks
+    mine = [want for change in changes.values() for want in change.wants]
+    # Of this rank's pipeline, on a grid.
+    row = [ranks.in_world(rank) for rank in range(ranks.size)]
+    everyones = pipe.gather(mine, "rebalance")
+    outgoing, local = _sort_out(pipe, optimizers, [everyones[rank] for rank in row])
+    parcels = {rank: Parcel.of(arrays) for rank, arrays in outgoing.items()}
+    said = pipe.gather(parcels, "rebalance")
+    incoming = {
+        rank: said[there][ranks.rank]
+        for rank, there in enumerate(row)
+        if ranks.rank in said[there]
+    }
+    coming = sum(parcel.n_bytes for parcel in incoming.values())
+    refusal = room.refusal(
+        pipe.gather(room.claims(coming + _bytes_to_make(model, changes)), "rebalance")
+    )
+    if refusal is not None:
+        raise MemoryError(f"there is no room for the layers that would move: {refusal}")
+    stages, words = checking.on_all_ranks(pipe, _make, pipe, model, changes)
+    layout = _layout(pipe, words)
+    with ranks.calls.made("rebalance"):
+        arrays = {**local, **exchange(ranks, outgoing, incoming)}
+    checking.on_all_ranks(pipe, _load, stages, changes, arrays)
+    return total_bytes(said), stages, arrays, layout
+
+
+def _sort_out(
+    pipe: Pipeline, optimizers: OptimizersOfStages, everyones: Sequence[Sequence[Want]]
+) -> tuple[dict[int, dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """Returns what this rank gives to others, by rank, and what it gives to itself.
+
+    Args:
+        pipe: The pipeline.
+        optimizers: Of this rank's stages.
+        everyones: By rank of the pipeline what it wants, of all ranks.
+    """
+    wanted = [
+        tuple(want.prefix for want in wants if want.stage in pipe.stages)
+        for wants in everyones
+    ]
+    here = state.give(pipe, optimizers, {each for some in wanted for each in some})
+    given = {
+        rank: {key: array for key, array in here.items() if key.startswith(prefixes)}
+        for rank, prefixes in enumerate(wanted)
+        if prefixes
+    }
+    local = given.pop(pipe.rank, {})
+    return given, local
+
+
+def _bytes_to_make(model: Divisible, changes: Mapping[int, _Change]) -> int:
+    """Returns the bytes of new layers' parameters, with their gradients."""
+    return sum(
+        2 * param.array.nbytes
+        for change in changes.values()
+        for position in change.new
+        for param in model.view(position, position + 1).params(include_uninit=False)
+    )
+
+
+def _make(
+    pipe: Pipeline, model: Divisible, changes: Mapping[int, _Change]
+) -> tuple[dict[int, Divisible], tuple[Announcement, OfCommunicators]]:
+    """Returns this rank's stages that change, as they will be, and all in words."""
+    stages = {}
+    for number, change in changes.items():
+        stages[number] = different_stage(model, change.stage, change.layer_range)
+        stages[number].to_device(change.stage.device)
+    after = {**pipe.stages, **stages}
+    of_loss = [p for link in pipe.loss_links.values() for p in link.params()]
+    ordered = [after[number] for number in sorted(after)]
+    mine = Announcement.of(ordered, of_loss, {}, scales_loss=True)
+    return stages, (mine, announcement())
+
+
+def _layout(
+    pipe: Pipeline, said: Sequence[tuple[Announcement, OfCommunicators]]
+) -> Layout:
+    """Returns how the layers will lie, or raises on every rank why they cannot."""
+    grid, words = pipe.ranks.grid, [theirs for theirs, _ in said]
+    layout = agree(words) if grid is None else agree_on_replicas(words, grid)
+    return layout._replace(name=free_dropped([theirs for _, theirs in said]))
+
+
+def _load(
+    stages: Mapping[int, Divisible],
+    changes: Mapping[int, _Change],
+    arrays: Mapping[str, np.ndarray],
+) -> tuple[None, None]:
+    for number, stage in stages.items():
+        state.load_layers(stage, changes[number].new, arrays)
+    return None, None
+
+
+def _prepare_optimizer(optimizer: Any) -> None:
+    """Gives update rules to the parameters that have none, as ``setup`` would."""
+    while hasattr(optimizer, "actual_optimizer"):
+        if hasattr(optimizer, "target_changed"):
+            optimizer.target_changed()
+        optimizer = optimizer.actual_optimizer
+    for param in optimizer.target.params():
+        if param.update_rule is None:
+            param.update_rule = optimizer.create_update_rule()
+            if optimizer._use_fp32_update:
+                param.update_rule.use_fp32_update()

@@ -1,0 +1,228 @@
+"""The state of layers on its way to other stages, by the keys that snapshots have.
+
+::
+
+    stage 0   layers 0 1 2         gives  model/2/...  optimizer/2/...
+                                              |
+    stage 1   layers   2 3         wants  model/2/...  optimizer/2/...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from divisible import Divisible
+from pipeline.pipeline import Pipeline
+from pipeline.snapshots import layer_state
+from pipeline.snapshots.arrays import Arrays, position
+from pipeline.snapshots.optimizer_state import load_optimizer, optimizer_arrays
+from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages
+
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
+
+
+class Want(NamedTuple):
+    """Arrays that a stage gets.
+
+    Attributes:
+        prefix: What their keys begin with, such as ``'model/7/'``.
+        stage: The number of the stage that has them before.
+    """
+
+    prefix: str
+    stage: int
+
+
+def wants(stage: Divisible, new: Iterable[int], cuts: Sequence[int]) -> list[Want]:
+    """Returns what a stage needs to know of its new layers.
+
+    Args:
+        stage (Divisible): As it will be.
+        new: The positions of its layers that it has not yet.
+        cuts: Where the layers are now.
+
+    Returns:
+        All of the new layers. Of parameters that it shares with layers before it, the
+        optimizer's state, which is that of the first of them.
+    """
+    found = []
+    for each in new:
+        owner = _stage_of(each, cuts)
+        found += [Want(f"{_MODEL}{each}/", owner), Want(f"{_OPTIMIZER}{each}/", owner)]
+    start, _ = stage.layer_range
+    for path, _ in stage.namedparams():
+        first = position(path)
+        if first < start:
+            owner = _stage_of(first, cuts)
+            found.append(Want(f"{_OPTIMIZER}{path.strip('/')}/", owner))
+    return found
+
+
+def _stage_of(layer: int, cuts: Sequence[int]) -> int:
+    return int(np.searchsorted(cuts, layer, side="right")) - 1
+
+
+def give(
+    pipeline: Pipeline, optimizers: OptimizersOfStages, prefixes: Iterable[str]
+) -> dict[str, np.ndarray]:
+    """Returns what this rank has of what stages want, by key.
+
+    In host memory these are the very arrays of the layers, not copies.
+
+    Args:
+        pipeline (Pipeline): As it is.
+        optimizers: Of its stages.
+        prefixes: Of the keys.
+    """
+    prefixes = tuple(prefixes)
+    found: dict[str, np.ndarray] = {}
+    wanted = {position(p[len(_MODEL) :]) for p in prefixes if p.startswith(_MODEL)}
+    for stage in pipeline.stages.values():
+        for start, end in _runs(wanted & {*range(*stage.layer_range)}):
+            arrays = layer_state.object_arrays({"model": stage.view(start, end)})
+            found.update(arrays)
+    if any(each.startswith(_OPTIMIZER) for each in prefixes):
+        for optimizer in optimizers.of_stages:
+            found.update(
+                (key, array)
+                for key, array in _optimizer_arrays(optimizers, optimizer).items()
+                if key.startswith(prefixes)
+            )
+    return found
+
+
+def _optimizer_arrays(
+    optimizers: OptimizersOfStages, optimizer: Any
+) -> dict[str, np.ndarray]:
+    arrays = optimizer_arrays(optimizer, optimizers.names(optimizer))
+    return {_OPTIMIZER + key: array for key, array in arrays.items()}
+
+
+def _runs(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yields neighbouring positions as half-open ranges."""
+    pairs = enumerate(sorted(positions))
+    for _, group in groupby(pairs, lambda pair: pair[1] - pair[0]):
+        run = [each for _, each in group]
+        yield run[0], run[-1] + 1
+
+
+def load_layers(
+    stage: Divisible, new: Iterable[int], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Gives new layers of a stage their parameters and persistent values.
+
+    Args:
+        stage (Divisible): As it will be.
+        new: The positions of its new layers.
+        arrays: By key.
+
+    Raises:
+        ValueError: If they are not those of these layers.
+    """
+    for start, end in _runs(new):
+        found, part = _found(arrays, range(start, end), _MODEL), stage.view(start, end)
+        _take_dtypes(part, arrays)
+        layer_state.load_model(part, found.below(_MODEL))
+        _refuse_differences(found, f"the layers {start} to {end - 1}")
+
+
+def _take_dtypes(part: Divisible, arrays: Mapping[str, np.ndarray]) -> None:
+    """Gives parameters the dtypes that they had: a stage may have been cast."""
+    for path, link in part.namedlinks(skipself=True):
+        for name in link._params:
+            param, saved = vars(link)[name], arrays.get(f"model{path}/{name}")
+            is_cast = saved is not None and param.is_initialized
+            if is_cast and saved.dtype.kind == "f" and saved.dtype != param.dtype:
+                # What gradient there is does not fit any more.
+                param.cleargrad()
+                param.array = param.array.astype(saved.dtype)
+
+
+def load_optimizers(
+    pipeline: Pipeline,
+    optimizers: Any,
+    before: Mapping[int, Mapping[str, np.ndarray]],
+    arrays: Mapping[str, np.ndarray],
+) -> None:
+    """Gives the optimizers of this rank the state of all layers that they have now.
+
+    Args:
+        pipeline (Pipeline): With its new layers.
+        optimizers: All of this rank.
+        before: By the number of the optimizer what it had.
+        arrays: What has come.
+
+    Raises:
+        ValueError: If that is not the state of these layers.
+    """
+    found = OptimizersOfStages(optimizers, pipeline)
+    for number, optimizer in enumerate(found.of_stages):
+        names = found.names(optimizer)
+        own = tuple(f"{_OPTIMIZER}{name.strip('/')}/" for name in names.values())
+        state = {**before[number], **arrays}
+        state = Arrays(
+            {
+                "what was moved": {
+                    key: array
+                    for key, array in state.items()
+                    if key.startswith(own)
+                    or (
+                        key.startswith(_OPTIMIZER)
+                        and position(key[len(_OPTIMIZER) :]) is None
+                    )
+                }
+            }
+        )
+        load_optimizer(optimizer, state.below(_OPTIMIZER), names)
+        _refuse_differences(state, "optimizers")
+    _separate(found.of_stages)
+
+
+def _separate(optimizers: Iterable[Any]) -> None:
+    """Gives update rules that were read from one array an array each.
+
+    Two stages on a rank may have a copy each of a parameter that layers share.
+    """
+    seen: set[int] = set()
+    for param in (param for each in optimizers for param in each.target.params()):
+        rule = param.update_rule
+        for name, value in ((rule and rule.state) or {}).items():
+            if id(value) in seen:
+                rule.state[name] = value.copy()
+            seen.add(id(value))
+
+
+def optimizer_states(
+    optimizers: OptimizersOfStages,
+) -> dict[int, dict[str, np.ndarray]]:
+    """Returns the state of each optimizer of stages by its number, not copied."""
+    return {
+        number: _optimizer_arrays(optimizers, optimizer)
+        for number, optimizer in enumerate(optimizers.of_stages)
+    }
+
+
+def _found(
+    arrays: Mapping[str, np.ndarray], positions: Iterable[int], kind: str
+) -> Arrays:
+    prefixes = tuple(f"{kind}{each}/" for each in positions)
+    return Arrays(
+        {
+            "what was moved": {
+                key: array for key, array in arrays.items() if key.startswith(prefixes)
+            }
+        }
+    )
+
+
+def _refuse_differences(arrays: Arrays, what: str) -> None:
+    ledger = arrays.ledger
+    wrong = [f"{key} is missing" for key in sorted(ledger.missing)]
+    wrong += list(ledger.unlike)
+    wrong += [f"{saved} is {here} here" for saved, here in sorted(ledger.kinds)]
+    if wrong:
+        raise ValueError(f"{what} are unlike those that were there: {'; '.join(wrong)}")

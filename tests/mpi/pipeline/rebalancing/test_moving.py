@@ -1,0 +1,152 @@
+"""Layers move while a pipeline trains, and nothing of the result changes."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from divisible import Divisible, Plan, pop, stash
+from mixed_precision import MixedPrecision, to_float16
+from pipeline import Pipeline, load_snapshot, rebalance, save_snapshot
+from tests.support.equivalence import make_batches, stages_of_rank
+from tests.support.mpiexec import assert_on_ranks
+from tests.support.snapshot_training import state_of
+
+N_LAYERS = 13
+N_STEPS = 7
+BATCHES = make_batches([16, 13] * 4, n_in=8)
+N_RANKS = {"1f1b": 3, "zb_h1": 3, "interleaved": 2}
+N_STAGES = {"1f1b": 3, "zb_h1": 3, "interleaved": 4}
+
+
+def build(tied=False):
+    model = Divisible()
+    for layer in (
+        L.Linear(8, 8),
+        L.BatchNormalization(8),
+        F.dropout,
+        stash("early"),
+        L.Linear(8, 8),
+        F.tanh,
+    ):
+        model.append(layer)
+    model.append(L.Linear(8, 8), recompute=True)
+    model.append(F.sigmoid, recompute=True)
+    for layer in (pop("early"), F.add, L.Linear(8, 8), F.dropout, L.Linear(8, 4)):
+        model.append(layer)
+    if tied:
+        model.tie("/0/W", "/10/W", transpose=True)
+        model.tie("/4/W", "/6/W")
+    return model
+
+
+class Run:
+    """A run on all ranks, whose layers may move."""
+
+    def __init__(self, comm, schedule, tied, half, cuts):
+        self.build = lambda: build(tied)
+        np.random.seed(3)
+        model, plan = self.build(), Plan(cuts)
+        numbers = stages_of_rank(comm, plan.n_stages, schedule)
+        self.stages = [model.divide(*plan.range(number)) for number in numbers]
+        adam = chainer.optimizers.Adam
+        scale = None
+        if half:
+            self.stages = [to_float16(stage) for stage in self.stages]
+            optimizer = MixedPrecision(adam(0.01), loss_scale=64, comm=comm)
+            self.optimizers = [optimizer.setup(self.stages)]
+            scale = optimizer.loss_scale
+        else:
+            self.optimizers = [adam(0.01).setup(stage) for stage in self.stages]
+        for optimizer in self.optimizers:
+            optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-3))
+            optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.3))
+        self.pipe = Pipeline(
+            self.stages, comm, 4, schedule=schedule, timeout=30, loss_scale=scale
+        )
+        self.pipe.global_hooks(self.optimizers)
+
+    def step(self, i):
+        x, t = BATCHES[i]
+        loss = self.pipe.step(x, t)["loss"]
+        for optimizer in self.optimizers:
+            optimizer.update()
+        return loss
+
+    def move(self, cuts):
+        return rebalance(self.pipe, self.optimizers, cuts, self.build)
+
+    def state(self):
+        """Returns all ranks' state, with that of shared parameters once."""
+        found = {}
+        for stage in self.stages:
+            found.update(state_of(stage))
+        for optimizer in self.optimizers:
+            found["t"] = optimizer.t
+            if hasattr(optimizer, "_masters"):
+                masters = optimizer._masters()
+                found.update((f"master{k}", v.copy()) for k, v in masters.items())
+        together = {}
+        for theirs in self.pipe.gather(found, "save"):
+            together.update(theirs)
+        return together
+
+
+def random_cuts(rng, n_stages):
+    inner = rng.choice(np.arange(1, N_LAYERS), n_stages - 1, replace=False)
+    return [0, *sorted(inner.tolist()), N_LAYERS]
+
+
+def train(comm, schedule, tied, half, moves, restarted_at=None):
+    """Returns losses and the state, of a run in which layers move at some steps.
+
+    Instead it is begun anew there from a snapshot, if there is a path for one.
+    """
+    cuts = Plan.uniform(N_LAYERS, N_STAGES[schedule]).cuts
+    run = Run(comm, schedule, tied, half, cuts)
+    losses = []
+    for i in range(N_STEPS):
+        losses.append(run.step(i))
+        if i in moves and restarted_at:
+            save_snapshot(restarted_at, run.pipe, run.optimizers)
+            run.pipe.close()
+            run = Run(comm, schedule, tied, half, moves[i])
+            load_snapshot(restarted_at, run.pipe, run.optimizers)
+        elif i in moves:
+            before = [*run.stages]
+            moved = run.move(moves[i])
+            assert moved.layers
+            assert run.pipe.cuts == moves[i]
+            assert all(a is b for a, b in zip(before, run.pipe.stages.values()))
+    with run.pipe:
+        evaluated = run.pipe.evaluate(*BATCHES[0])["loss"]
+        return [*losses, evaluated], run.state()
+
+
+def check_moves(comm, schedule, tied, half, seed, restarted_at=None):
+    rng = np.random.RandomState(seed)
+    steps = sorted(rng.choice(N_STEPS - 1, 3, replace=False).tolist())
+    moves = {i: random_cuts(rng, N_STAGES[schedule]) for i in steps}
+    others = moves if restarted_at else {}
+    expected_losses, expected = train(comm, schedule, tied, half, others, restarted_at)
+    losses, state = train(comm, schedule, tied, half, moves)
+    assert losses == expected_losses
+    assert state.keys() == expected.keys()
+    for key, value in expected.items():
+        np.testing.assert_array_equal(state[key], value, err_msg=key)
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("half", [False, True], ids=["adam", "mixed_precision"])
+@pytest.mark.parametrize("schedule", N_RANKS)
+def test_a_run_equals_the_one_without_moves_bit_for_bit(schedule, half, seed):
+    assert_on_ranks(N_RANKS[schedule], check_moves, schedule, False, half, seed)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["adam", "mixed_precision"])
+@pytest.mark.parametrize("schedule", N_RANKS)
+def test_tied_layers_move_as_from_a_snapshot(tmp_path, schedule, half):
+    # Where the gradients of a shared parameter are added up depends on the cut.
+    path = str(tmp_path / "snapshot")
+    assert_on_ranks(N_RANKS[schedule], check_moves, schedule, True, half, 5, path)
