@@ -2,8 +2,23 @@
 
 ::
 
-    moving     moves them: all that belongs to a layer, by messages
-    checking   what is refused before anything moves
-    state      what belongs to which layer, as snapshots know it
-    messages   arrays by key, from rank to rank
+    extension    watches a trainer's stages, and moves layers when it pays
+    stage_times  how long stages and layers compute
+    decisions    whether to cut anew, and where
+    moving       moves layers: all that belongs to them, by messages
+    checking     what is refused before anything moves
+    state        what belongs to which layer, as snapshots know it
+    messages     arrays by key, from rank to rank
+
+Names are imported when they are first used.
 """
+
+from divisible.lazy_names import lazy_names
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "pipeline.rebalancing.decisions": ["Decision", "decide_cuts"],
+        "pipeline.rebalancing.moving": ["Moved"],
+    },
+)

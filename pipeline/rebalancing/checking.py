@@ -114,8 +114,11 @@ def built(build: Callable[[], Divisible], pipeline: Pipeline) -> Divisible:
         TypeError: If ``build`` returns something else.
         ValueError: If it is another model than the pipeline's.
     """
-    if not callable(build):
-        raise TypeError(f"build must be a function that makes the model, not {build!r}")
+    # A model can be called as well.
+    if not callable(build) or isinstance(build, chainer.Link):
+        raise TypeError(
+            f"build must be a function that makes the model, not {type(build).__name__}"
+        )
     with deferred_init():
         model = build()
     if not isinstance(model, Divisible) or model.is_stage:
