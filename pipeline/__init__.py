@@ -53,6 +53,7 @@ __getattr__, __dir__, __all__ = lazy_names(
             "send_grad",
         ],
         "pipeline.pipeline": ["Pipeline"],
+        "pipeline.rebalancing.extension": ["Rebalance"],
         "pipeline.rebalancing.moving": ["rebalance"],
         "pipeline.runner": ["ActionError"],
         "pipeline.snapshots.background": ["wait_for_snapshot"],

@@ -22,6 +22,8 @@ from heterogeneous.estimates import of_now, ratio
 
 # So many standard errors of the speeds a gain must exceed.
 _ERRORS = 4
+# Of a normal distribution, the standard deviation over the median deviation.
+_OF_NORMAL = 1.4826
 
 
 class Decision(NamedTuple):
@@ -232,10 +234,14 @@ def _like_the_newest(seconds: np.ndarray) -> np.ndarray:
 
 
 def _relative_error(seconds: np.ndarray) -> float:
-    """Returns the standard error of the mean, relative to it."""
-    if len(seconds) < 2:
-        return 0.0
-    return float(seconds.std(ddof=1) / seconds.mean() / np.sqrt(len(seconds)))
+    """Returns the standard error of the mean, relative to it.
+
+    By the median of the differences from the median, which a few long minibatches do
+    not make larger.
+    """
+    median = np.median(seconds)
+    deviation = _OF_NORMAL * np.median(np.abs(seconds - median))
+    return float(deviation / median / np.sqrt(len(seconds)))
 
 
 def _schedule(

@@ -1,0 +1,221 @@
+"""Layers move by themselves, as an extension of Chainer's trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from chainer import training
+
+from divisible import Divisible
+from divisible.layer_pass import timed_layers
+from divisible.planning.machine import Network, PerRank
+from divisible.planning.profile import Profile
+from divisible.planning.units import format_bytes, format_seconds
+from pipeline.pipeline import Pipeline
+from pipeline.rebalancing.decisions import Decision, check_thresholds, decide_cuts
+from pipeline.rebalancing.moving import Moved, rebalance
+from pipeline.rebalancing.stage_times import StageTimes, profile_of, together
+
+#: Below ``trainer.out``: a line of JSON for each check.
+LOG_NAME = "rebalancing.jsonl"
+# The first minibatches size layers, and compile kernels.
+_WARM_UP = 3
+# The minibatches of so many checks say how fast a host is, if they are like the newest.
+_CHECKS_KEPT = 4
+
+
+class Rebalance(training.Extension):
+    """Moves layers away from hosts that have become slow, and back.
+
+    Extend the trainers of all ranks with it, alike. After every ``every`` minibatches
+    it looks how long the stages have computed, and decides by
+    :func:`~pipeline.rebalancing.decide_cuts`; at the check after a move it only looks.
+    Moves are those of :func:`~pipeline.rebalance`: they change no bit of the result.
+
+    A profile says what each layer costs. Without one the first minibatches do, as far
+    as they show it: a stage's time is divided among its layers as that of their
+    forwards. What layers hold is not known then, but before a move every rank looks
+    whether there is room.
+
+    Rank 0 prints a line for each move: which host became slow, the cuts before and
+    after, what was predicted, and at the next check what came. ``rebalancing.jsonl`` in
+    ``trainer.out`` has a line for each check, which ``divisible stragglers`` reads.
+
+    Args:
+        build: Returns the undivided model, as of :func:`~pipeline.rebalance`.
+        every (int): Minibatches between two checks.
+        threshold (float): As of :func:`~pipeline.rebalancing.decide_cuts`, as are
+            ``horizon``, ``minimum_gain``, ``network`` and ``memory``.
+        horizon (int): In how many minibatches a move must pay for itself.
+        log (bool): Whether rank 0 prints and writes.
+        minimum_gain (float): The least share of a step's time to move for.
+        profile (Profile): The layers' costs, at the size of microbatch in use.
+        network (Network): The links between ranks.
+        memory: Bytes that each rank may use; needs a ``profile``.
+
+    Attributes:
+        moves (list of Moved): Those that there were.
+
+    Raises:
+        TypeError, ValueError: If an argument is wrong.
+
+    Example:
+        >>> import chainer.links as L
+        >>> def build():
+        ...     return Divisible(*[L.Linear(8, 8) for _ in range(8)])
+        >>> Rebalance(build, every=50).trigger
+        (1, 'iteration')
+
+    See section 6 of Ozawa, Sugaya and Aso (2005), dynamic rectangular partitioning.
+    """
+
+    #: To be called on all ranks at the same minibatch.
+    is_collective = True
+    trigger = 1, "iteration"
+    default_name = "Rebalance"
+    # Right after the update, before evaluations, which are calls of other samples.
+    priority = 1000
+
+    def __init__(
+        self,
+        build: Callable[[], Divisible],
+        every: int = 20,
+        threshold: float = 0.8,
+        horizon: int = 1000,
+        log: bool = True,
+        *,
+        minimum_gain: float = 0.03,
+        profile: Profile | None = None,
+        network: Network | None = None,
+        memory: PerRank | None = None,
+    ) -> None:
+        if not callable(build):
+            raise TypeError(f"build must be a function, not {type(build).__name__}")
+        if every < 2:
+            raise ValueError(f"every must be 2 minibatches or more, not {every}")
+        if memory is not None and profile is None:
+            raise ValueError("memory needs a profile, which says what layers hold")
+        check_thresholds(threshold, horizon, minimum_gain)
+        self._build, self._every, self._log = build, every, log
+        self._bounds = {
+            "threshold": threshold,
+            "horizon": horizon,
+            "minimum_gain": minimum_gain,
+            "network": network,
+            "memory": memory,
+        }
+        self._profile = profile
+        self._times = StageTimes(_CHECKS_KEPT * every)
+        self._n_seen, self._has_moved = 0, False
+        # While the first minibatches show what layers cost.
+        self._watching = ExitStack()
+        self._forwards: dict[int, float] = {}
+        self._predicted: float | None = None
+        self.moves: list[Moved] = []
+
+    def __call__(self, trainer: Any) -> None:
+        """Looks at a minibatch; after some of them it decides, and may move layers."""
+        pipe = trainer.updater.pipeline
+        self._n_seen += 1
+        if self._n_seen == _WARM_UP and self._profile is None:
+            self._forwards = self._watching.enter_context(timed_layers())
+        if self._n_seen > _WARM_UP:
+            n_samples = pipe.ranks.calls.n_samples[pipe.ranks.replica]
+            self._times.note(pipe.record, n_samples)
+        if self._n_seen > _WARM_UP and self._n_seen % self._every == 0:
+            self._watching.close()
+            self._check(trainer, pipe)
+
+    def finalize(self) -> None:
+        """Stops to look; called by the trainer at its end."""
+        self._watching.close()
+
+    def _check(self, trainer: Any, pipe: Pipeline) -> None:
+        mine = self._times.of_stages(), self._forwards, socket.gethostname()
+        said = pipe.gather(mine, "rebalance")
+        times = together([theirs for theirs, _, _ in said], len(pipe.cuts) - 1)
+        if self._profile is None:
+            n_samples = max(pipe.ranks.calls.n_samples)
+            size = max(1, n_samples // pipe.schedule.n_microbatches)
+            forwards = [theirs for _, theirs, _ in said]
+            busy = np.median(times, axis=0)
+            self._profile = profile_of(forwards, busy, pipe.cuts, size)
+        decision = pipe.ranks.choose(lambda: self._decide(pipe, times))
+        hosts = [host for _, _, host in said[: pipe.ranks.size]]
+        before, moved = list(pipe.cuts), None
+        if decision.cuts is not None and not self._has_moved:
+            optimizers = list(trainer.updater.get_all_optimizers().values())
+            moved = rebalance(pipe, optimizers, decision.cuts, self._build)
+            self.moves.append(moved)
+        if self._log and pipe.ranks.is_chief:
+            self._tell(trainer, decision, hosts, before, pipe.cuts, moved)
+        self._has_moved = moved is not None
+        self._predicted = decision.new_step_seconds if moved is not None else None
+
+    def _decide(self, pipe: Pipeline, times: np.ndarray) -> Decision:
+        profile = self._profile
+        # As if minibatches had as many samples as the profile's.
+        seconds = times * profile.n_samples * pipe.schedule.n_microbatches
+        return decide_cuts(
+            profile,
+            pipe.cuts,
+            seconds,
+            schedule=pipe.schedule,
+            move_seconds=max((moved.seconds for moved in self.moves), default=0.0),
+            **self._bounds,
+        )
+
+    def _tell(
+        self,
+        trainer: Any,
+        decision: Decision,
+        hosts: list[str],
+        before: list[int],
+        after: list[int],
+        moved: Moved | None,
+    ) -> None:
+        """Prints what has changed, and writes what was seen."""
+        iteration = trainer.updater.iteration
+        if self._predicted is not None:
+            print(
+                f"iteration {iteration}: a step was predicted to take"
+                f" {format_seconds(self._predicted)}; by the stages' times it takes"
+                f" {format_seconds(decision.step_seconds)}",
+                flush=True,
+            )
+        if moved is not None:
+            speeds = np.array(decision.speeds) / np.median(decision.speeds)
+            slowest, now = int(speeds.argmin()), decision.step_seconds
+            print(
+                f"iteration {iteration}: rank {slowest} on {hosts[slowest]} has"
+                f" {speeds[slowest]:.2f} of the speed of others; {len(moved.layers)}"
+                f" layers move, from the cuts {before} to {after}:"
+                f" {format_bytes(moved.bytes)} in {format_seconds(moved.seconds)}. A"
+                f" step is predicted to take"
+                f" {format_seconds(decision.new_step_seconds)} instead of"
+                f" {format_seconds(now)}",
+                flush=True,
+            )
+        line = {
+            "iteration": iteration,
+            "seconds": trainer.elapsed_time,
+            "hosts": hosts,
+            "speeds": decision.speeds,
+            "cuts": before,
+            "new_cuts": after if moved is not None else None,
+            "step_seconds": decision.step_seconds,
+            "predicted_step_seconds": decision.new_step_seconds,
+            "reason": decision.reason,
+            "moved": None if moved is None else moved._asdict(),
+        }
+        path = Path(trainer.out) / LOG_NAME
+        os.makedirs(path.parent, exist_ok=True)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")

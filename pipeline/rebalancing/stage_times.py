@@ -1,0 +1,126 @@
+"""How long the stages of a rank compute, by what the runner writes down anyway."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from divisible.planning.profile import LayerCost, Profile
+from divisible.schedules.actions import Action
+from divisible.schedules.rank_program import RankProgram, Record
+
+
+class StageTimes:
+    """The seconds that each of a rank's stages was busy in the last minibatches.
+
+    A stage is busy while it computes; what a rank waits for, and sends, does not count.
+    A minibatch costs some microseconds here.
+
+    Args:
+        n_kept (int): How many minibatches count.
+    """
+
+    def __init__(self, n_kept: int) -> None:
+        self._rows: deque[np.ndarray] = deque(maxlen=n_kept)
+        self._program: RankProgram | None = None
+
+    def __len__(self) -> int:
+        """Returns how many minibatches are kept."""
+        return len(self._rows)
+
+    def note(self, record: Record, n_samples: int) -> None:
+        """Keeps the times of a minibatch.
+
+        Args:
+            record (Record): What this rank did, and when.
+            n_samples (int): Of the minibatch; one without any says nothing.
+        """
+        if record.program is not self._program:
+            self._look_at(record.program)
+        if n_samples > 0:
+            times = np.array(record.times)[self._places]
+            busy = times[1::2] - times[::2]
+            self._rows.append(
+                np.bincount(self._columns, busy, len(self.numbers)) / n_samples
+            )
+
+    def _look_at(self, program: RankProgram) -> None:
+        """Finds where the times of actions are, the same in each minibatch."""
+        actions = [
+            (i, operation.stage)
+            for i, operation in enumerate(program.operations)
+            if isinstance(operation, Action)
+        ]
+        self._program = program
+        #: The numbers of the rank's stages.
+        self.numbers = sorted({stage for _, stage in actions})
+        self._columns = np.array([self.numbers.index(stage) for _, stage in actions])
+        self._places = np.array([2 * i + k for i, _ in actions for k in (0, 1)])
+        # After a move there are other layers.
+        self._rows.clear()
+
+    def of_stages(self) -> dict[int, list[float]]:
+        """Returns seconds per sample by the stage's number, the oldest first."""
+        columns = np.array(self._rows).T
+        return dict(zip(self.numbers, columns.tolist()))
+
+
+def together(
+    said: Sequence[Mapping[int, Sequence[float]]], n_stages: int
+) -> np.ndarray:
+    """Puts together what ranks say of their stages.
+
+    Args:
+        said: By all ranks; of replicas, whose samples are others, the slowest counts.
+        n_stages (int): Of the pipeline.
+
+    Returns:
+        Of shape (n_minibatches, n_stages): as many as all have noted.
+
+    Example:
+        >>> together([{0: [1.0, 2.0]}, {1: [3.0]}, {0: [4.0, 1.0]}, {1: [3.0]}], 2)
+        array([[2., 3.]])
+    """
+    n = min(len(times) for theirs in said for times in theirs.values())
+    found = np.zeros((n, n_stages))
+    for theirs in said:
+        for stage, times in theirs.items():
+            found[:, stage] = np.maximum(found[:, stage], times[len(times) - n :])
+    return found
+
+
+def profile_of(
+    forwards: Sequence[Mapping[int, float]],
+    busy: np.ndarray,
+    cuts: Sequence[int],
+    n_samples: int,
+) -> Profile:
+    """Returns a profile by what training itself shows.
+
+    The time of a stage is divided among its layers as that of their forwards. A third
+    of a layer's is taken for forward and for each part of backward.
+
+    Args:
+        forwards: By all ranks, of their layers the seconds of forwards.
+        busy: Of each stage, seconds per sample.
+        cuts: Where the model is cut.
+        n_samples (int): Of a microbatch.
+
+    Example:
+        >>> busy = np.array([0.2, 0.6])
+        >>> profile = profile_of([{0: 1.0, 1: 3.0}, {2: 2.0}], busy, [0, 2, 3], 5)
+        >>> [round(layer.seconds, 3) for layer in profile.layers]
+        [0.25, 0.75, 3.0]
+    """
+    # What has no forward to be timed, such as an end of a skip, takes no time.
+    shares = np.full(cuts[-1], 1e-9)
+    for theirs in forwards:
+        for position, seconds in theirs.items():
+            shares[position] += seconds
+    layers = []
+    for start, end, seconds in zip(cuts, cuts[1:], busy):
+        part = shares[start:end] / shares[start:end].sum() * seconds * n_samples / 3
+        layers += [LayerCost(each, each, each) for each in part.tolist()]
+    return Profile(layers, n_samples=n_samples, machine="measured in training")

@@ -1,0 +1,154 @@
+"""Layers leave a rank that becomes slow, and come back, while a trainer trains."""
+
+import json
+import time
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from chainer.training import Trainer
+
+from divisible import Divisible, Plan
+from pipeline import (
+    Pipeline,
+    PipelineUpdater,
+    Rebalance,
+    latest_snapshot,
+    load_snapshot,
+    snapshot,
+)
+from tests.support.equivalence import make_batches
+from tests.support.mpiexec import assert_on_ranks
+from tests.support.snapshot_training import state_of
+
+N_LAYERS, EVERY = 12, 5
+SLOW_FROM, SLOW_TO, END = 18, 43, 70
+SECONDS = 0.002
+
+
+class Host:
+    """This process's host, which a test makes slow."""
+
+    slowness = 1
+
+
+class Layer(chainer.Chain):
+    """A layer that takes a known time, longer on a slow host."""
+
+    def __init__(self):
+        super().__init__(linear=L.Linear(6, 6))
+
+    def forward(self, x):
+        time.sleep(SECONDS * Host.slowness)
+        return F.dropout(F.tanh(self.linear(x)), 0.1)
+
+
+def build():
+    return Divisible(*[Layer() for _ in range(N_LAYERS)])
+
+
+class Change(chainer.training.Extension):
+    trigger = 1, "iteration"
+    priority = 2000
+
+    def __init__(self, rank, slow_rank):
+        self._is_slow = rank == slow_rank
+
+    def __call__(self, trainer):
+        slow = SLOW_FROM <= trainer.updater.iteration < SLOW_TO
+        Host.slowness = 1 + 2 * (slow and self._is_slow)
+
+
+def train(comm, out, *extensions, end=END):
+    Host.slowness = 1
+    np.random.seed(1)
+    model = build()
+    stage = model.divide(*Plan.uniform(N_LAYERS, comm.size).range(comm.rank))
+    optimizer = chainer.optimizers.Adam().setup(stage)
+    pipe = Pipeline(stage, comm, 4, timeout=30)
+    ((x, t),) = make_batches([40], n_classes=6)
+    iterator = None
+    if pipe.is_first:
+        data = chainer.datasets.TupleDataset(x, t)
+        iterator = chainer.iterators.SerialIterator(data, 8)
+    updater = PipelineUpdater(iterator, optimizer, pipe)
+    trainer = Trainer(updater, (end, "iteration"), out=out)
+    losses = []
+    trainer.extend(
+        lambda trainer: losses.append(trainer.observation["main/loss"]),
+        name="losses",
+        trigger=(1, "iteration"),
+    )
+    for each in extensions:
+        trainer.extend(each)
+    trainer.run()
+    return losses, pipe, optimizer
+
+
+def together(pipe):
+    (stage,) = pipe.stages.values()
+    found = {}
+    for theirs in pipe.gather(state_of(stage), "save"):
+        found.update(theirs)
+    return found
+
+
+def layers_leave_and_come_back(comm, out):
+    watch = Rebalance(build, every=EVERY)
+    keep = snapshot(filename="iter_{.updater.iteration}")
+    keep.trigger = END, "iteration"
+    losses, pipe, _ = train(comm, out, Change(comm.rank, 1), watch, keep)
+    with pipe:
+        assert len(watch.moves) >= 2
+        state = together(pipe)
+    if comm.rank == 0:
+        with open(f"{out}/rebalancing.jsonl") as file:
+            lines = [json.loads(line) for line in file]
+        assert [line["iteration"] for line in lines] == [*range(5, END + 1, EVERY)]
+        moves = [line for line in lines if line["moved"]]
+        away = moves[0]
+        assert SLOW_FROM < away["iteration"] <= SLOW_FROM + 2 * EVERY
+        assert np.diff(away["new_cuts"])[1] < np.diff(away["cuts"])[1]
+        assert away["speeds"][1] < 0.6
+        assert away["predicted_step_seconds"] < 0.9 * away["step_seconds"]
+        # Within the noise of a loaded machine, what it was.
+        assert np.diff(pipe.cuts)[1] >= 3
+    serial_losses, other, _ = train(comm, out)
+    with other:
+        assert losses == serial_losses
+        for key, value in together(other).items():
+            np.testing.assert_array_equal(state[key], value, err_msg=key)
+
+
+def test_layers_leave_a_slow_host_and_come_back(tmp_path):
+    output = assert_on_ranks(3, layers_leave_and_come_back, str(tmp_path))
+    assert "rank 1 on" in output
+    assert "layers move, from the cuts [0, 4, 8, 12] to" in output
+    assert "a step was predicted to take" in output
+    # And a snapshot of the run goes on with another number of stages.
+    assert_on_ranks(2, goes_on, str(tmp_path))
+
+
+def goes_on(comm, out):
+    Host.slowness = 1
+    stage = build().divide(*Plan.uniform(N_LAYERS, comm.size).range(comm.rank))
+    optimizer = chainer.optimizers.Adam().setup(stage)
+    ((x, t),) = make_batches([8], n_classes=6)
+    with Pipeline(stage, comm, 4, timeout=30) as pipe:
+        load_snapshot(latest_snapshot(out), pipe, optimizer, strict=False)
+        assert pipe.n_steps == END
+        assert optimizer.t == END
+        assert np.isfinite(pipe.step(x, t)["loss"])
+
+
+def alike(comm, out):
+    watch = Rebalance(build, every=4, log=False)
+    _, pipe, _ = train(comm, out, watch, end=20)
+    pipe.close()
+    assert watch.moves == []
+
+
+def test_nothing_moves_between_equal_hosts(tmp_path):
+    assert_on_ranks(2, alike, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
