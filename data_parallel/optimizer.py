@@ -180,6 +180,12 @@ class MultiNodeOptimizer(OptimizerWrapper):
             self._late = LateGradients()
         return self
 
+    @property
+    def residuals(self) -> dict[str, np.ndarray]:
+        """What error feedback keeps, by the names of parameters; may be changed."""
+        kept = self.exchange._residuals
+        return {} if kept is None else kept.by_name
+
     def target_changed(self) -> None:
         """Prepares for a target that has other parameters than before."""
         self._agreement.forget()
