@@ -11,6 +11,7 @@ from pipeline.command_line.profile import profile_command
 from pipeline.command_line.run import run_command
 from pipeline.command_line.simulate import simulate_command, timeline_command
 from pipeline.command_line.snapshots import export_command, repartition_command
+from pipeline.command_line.stragglers import stragglers_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -25,6 +26,7 @@ def main() -> None:
     divisible simulate plan.json profile-*.json --plot step.png
     divisible repartition result/snapshot_epoch_3 --stages 8
     divisible flight-record /tmp/divisible-1000/3f2a9c1b70de
+    divisible stragglers result/rebalancing.jsonl
     """  # noqa: D301
 
 
@@ -37,5 +39,6 @@ for command in (
     repartition_command,
     export_command,
     flight_record_command,
+    stragglers_command,
 ):
     main.add_command(command)

@@ -3,6 +3,7 @@
 ::
 
     extension    watches a trainer's stages, and moves layers when it pays
+    log          what it writes, and which hosts fell behind
     stage_times  how long stages and layers compute
     decisions    whether to cut anew, and where
     moving       moves layers: all that belongs to them, by messages

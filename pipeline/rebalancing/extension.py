@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,6 +18,7 @@ from divisible.planning.profile import Profile
 from divisible.planning.units import format_bytes, format_seconds
 from pipeline.pipeline import Pipeline
 from pipeline.rebalancing.decisions import Decision, check_thresholds, decide_cuts
+from pipeline.rebalancing.log import LoggedCheck
 from pipeline.rebalancing.moving import Moved, rebalance
 from pipeline.rebalancing.stage_times import StageTimes, profile_of, together
 
@@ -203,19 +202,17 @@ class Rebalance(training.Extension):
                 f" {format_seconds(now)}",
                 flush=True,
             )
-        line = {
-            "iteration": iteration,
-            "seconds": trainer.elapsed_time,
-            "hosts": hosts,
-            "speeds": decision.speeds,
-            "cuts": before,
-            "new_cuts": after if moved is not None else None,
-            "step_seconds": decision.step_seconds,
-            "predicted_step_seconds": decision.new_step_seconds,
-            "reason": decision.reason,
-            "moved": None if moved is None else moved._asdict(),
-        }
-        path = Path(trainer.out) / LOG_NAME
-        os.makedirs(path.parent, exist_ok=True)
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        if moved is not None:
+            moved = moved._replace(layers=list(moved.layers))._asdict()
+        LoggedCheck(
+            iteration,
+            trainer.elapsed_time,
+            hosts,
+            decision.speeds,
+            before,
+            None if moved is None else after,
+            decision.step_seconds,
+            decision.new_step_seconds,
+            decision.reason,
+            moved,
+        ).append_to(Path(trainer.out) / LOG_NAME)

@@ -1,0 +1,43 @@
+"""The command ``divisible stragglers``."""
+
+from __future__ import annotations
+
+import click
+
+from pipeline.command_line import console, options
+from pipeline.rebalancing.log import read_log, stragglers
+
+
+@click.command("stragglers")
+@click.argument("checks", metavar="LOG", type=options.Loaded(read_log))
+@click.option(
+    "--below",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.8,
+    show_default=True,
+    help="Of what a rank can do: slower is behind.",
+)
+@options.speaking
+def stragglers_command(checks, below: float) -> None:
+    """Names the hosts that fell behind in a run, and when.
+
+    LOG is the rebalancing.jsonl that the extension Rebalance writes.
+    """
+    rows = [
+        (
+            str(each.rank),
+            each.host,
+            f"{each.first} to {each.last}",
+            f"{each.speed:.2f}",
+            str(each.n_moves),
+        )
+        for each in stragglers(checks, below)
+    ]
+    n_moves = sum(check.moved is not None for check in checks)
+    last = checks[-1].iteration if checks else 0
+    console.say(f"{len(checks)} checks up to iteration {last}, {n_moves} moves")
+    if rows:
+        columns = "rank", "host", "iterations", "speed", "moves"
+        console.print_table(columns, rows, left=(1, 2))
+    else:
+        console.say("no rank fell behind")

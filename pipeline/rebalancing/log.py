@@ -1,0 +1,134 @@
+"""The log of :class:`~pipeline.Rebalance`: its checks, and who fell behind."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class LoggedCheck(NamedTuple):
+    """What was seen and done at a check.
+
+    Attributes:
+        iteration: Of the trainer.
+        seconds: Since the training began.
+        hosts: Of the ranks of a pipeline.
+        speeds: Of these ranks, relative to the profile.
+        cuts: Those before the check.
+        new_cuts: Those after it; ``None`` if nothing moved.
+        step_seconds: Of a minibatch, by the stages' times.
+        predicted_step_seconds: With the best cut that was found.
+        reason: Why it was decided so.
+        moved: Layers, bytes and seconds; ``None`` if nothing moved.
+    """
+
+    iteration: int
+    seconds: float
+    hosts: Sequence[str]
+    speeds: Sequence[float]
+    cuts: Sequence[int]
+    new_cuts: Sequence[int] | None
+    step_seconds: float
+    predicted_step_seconds: float
+    reason: str
+    moved: dict[str, Any] | None
+
+    def append_to(self, path: str | os.PathLike) -> None:
+        """Adds it to a log."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(self._asdict()) + "\n")
+
+
+def read_log(path: str | os.PathLike) -> list[LoggedCheck]:
+    """Returns the checks of a log, in their order.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If a line is no check; the message names the line.
+    """
+    checks = []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                check = LoggedCheck(**json.loads(line))
+                np.asarray(check.speeds, np.float64).reshape(len(check.hosts))
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{os.fspath(path)}: line {number} is no check of Rebalance:"
+                    f" {error}"
+                ) from error
+            checks.append(check)
+    return checks
+
+
+class Straggler(NamedTuple):
+    """A time in which a rank was slower than it can be.
+
+    Attributes:
+        rank: In its pipeline.
+        host: The name of its host.
+        first: The iteration of the first check that saw it.
+        last: That of the last one.
+        speed: The lowest speed meanwhile, relative to what the rank can do.
+        n_moves: How often layers moved meanwhile.
+    """
+
+    rank: int
+    host: str
+    first: int
+    last: int
+    speed: float
+    n_moves: int
+
+
+def stragglers(
+    checks: Sequence[LoggedCheck], threshold: float = 0.8
+) -> list[Straggler]:
+    """Returns which ranks fell behind, and when, in the order of time.
+
+    Args:
+        checks: Of one run.
+        threshold (float): A rank falls behind below this share of what it can do, which
+            is its highest speed but for a tenth of the checks.
+
+    Example:
+        >>> speeds = [1.0, 1.0, 0.5, 0.5, 1.0, 1.0]
+        >>> checks = [
+        ...     LoggedCheck(20 * i, i, "ab", [1.0, speed], [0, 2], None, 1, 1, "", None)
+        ...     for i, speed in enumerate(speeds, 1)
+        ... ]
+        >>> stragglers(checks)
+        [Straggler(rank=1, host='b', first=60, last=80, speed=0.5, n_moves=0)]
+    """
+    if not checks:
+        return []
+    speeds = np.array([check.speeds for check in checks], np.float64)
+    relative = speeds / np.quantile(speeds, 0.9, axis=0)
+    found = []
+    for rank, column in enumerate(relative.T):
+        runs = groupby(
+            range(len(checks)), lambda i, column=column: column[i] < threshold
+        )
+        for is_behind, run in runs:
+            if is_behind:
+                places = list(run)
+                first, last = checks[places[0]], checks[places[-1]]
+                found.append(
+                    Straggler(
+                        rank,
+                        first.hosts[rank],
+                        first.iteration,
+                        last.iteration,
+                        float(column[places].min()),
+                        sum(checks[i].moved is not None for i in places),
+                    )
+                )
+    return sorted(found, key=lambda each: (each.first, each.rank))

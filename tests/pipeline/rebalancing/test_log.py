@@ -1,0 +1,69 @@
+"""The log of checks, and who fell behind."""
+
+import pytest
+from click.testing import CliRunner
+
+from pipeline.command_line.main import main
+from pipeline.rebalancing.log import LoggedCheck, read_log, stragglers
+
+
+def write(path, speeds, moves=()):
+    checks = []
+    for i, of_ranks in enumerate(speeds, 1):
+        moved = {"layers": [3], "bytes": 10, "seconds": 0.1} if i in moves else None
+        checks.append(
+            LoggedCheck(
+                20 * i,
+                float(i),
+                [f"host{rank}" for rank in range(len(of_ranks))],
+                of_ranks,
+                [0, 2, 4],
+                [0, 3, 4] if moved else None,
+                0.1,
+                0.1,
+                "why",
+                moved,
+            )
+        )
+        checks[-1].append_to(path)
+    return checks
+
+
+SPEEDS = [[1, 2], [1, 2], [1, 0.9], [1, 1.0], [0.5, 2], [1, 2], [1, 2], [1, 2]]
+
+
+def test_a_log_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "below" / "log.jsonl"
+    assert write(path, SPEEDS, moves=[3]) == read_log(path)
+
+
+def test_stragglers_are_slower_than_they_can_be(tmp_path):
+    found = stragglers(write(tmp_path / "log", SPEEDS, moves=[3, 4]))
+    assert [tuple(each) for each in found] == [
+        (1, "host1", 60, 80, 0.45, 2),
+        (0, "host0", 100, 100, 0.5, 0),
+    ]
+    assert stragglers([]) == []
+
+
+def test_the_command_names_them(tmp_path):
+    write(tmp_path / "log", SPEEDS, moves=[3])
+    result = CliRunner().invoke(main, ["stragglers", str(tmp_path / "log")])
+    assert result.exit_code == 0, result.output
+    assert "8 checks up to iteration 160, 1 moves" in result.output
+    assert "host1" in result.output
+    assert "60 to 80" in result.output
+    result = CliRunner().invoke(
+        main, ["stragglers", str(tmp_path / "log"), "--below", "0.1"]
+    )
+    assert "no rank fell behind" in result.output
+
+
+@pytest.mark.parametrize("line", ["no JSON", "{}", '{"iteration": 1}', "[]"])
+def test_what_is_no_log_is_refused_with_the_line(tmp_path, line):
+    path = tmp_path / "log"
+    write(path, SPEEDS[:1])
+    with open(path, "a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ValueError, match="line 2 is no check of Rebalance"):
+        read_log(path)
