@@ -9,6 +9,7 @@ from typing import Any
 import chainer
 import numpy as np
 
+from data_parallel import json_arrays
 from data_parallel.grid import Grid
 from divisible.communication.collectives import all_gather, broadcast
 from divisible.communication.errors import DisagreementError
@@ -38,9 +39,15 @@ class ReplicaIterator(chainer.dataset.Iterator):
             only the positions.
         grid (Grid): Of the replicas.
         shares: For each replica a positive number, in whose ratio minibatches are
-            divided, such as its speed; ``None`` for equal parts. Each part is within
-            one sample of its share, and has one sample at least if there are enough.
+            divided, such as its speed; ``None`` for equal parts; ``'measured'`` for
+            equal ones until :class:`pipeline.Rebalance` has measured the replicas.
+            Each part is within one sample of its share, and has one sample at least if
+            there are enough.
         timeout (float): Seconds to wait for the other replicas.
+
+    Attributes:
+        are_measured (bool): Whether the shares are ``'measured'``.
+        is_watched (bool): To be set by who measures; before it no sample is read then.
 
     Raises:
         TypeError, ValueError: If an argument is wrong.
@@ -59,18 +66,14 @@ class ReplicaIterator(chainer.dataset.Iterator):
         self,
         iterator: Any,
         grid: Grid,
-        shares: Sequence[float] | None = None,
+        shares: Sequence[float] | str | None = None,
         *,
         timeout: float = 300.0,
     ) -> None:
-        given = [1] * grid.n_replicas if shares is None else list(shares)
-        if len(given) != grid.n_replicas:
-            raise ValueError(
-                f"there are {len(given)} shares, {given}, for {grid.n_replicas}"
-                f" replicas: give each one"
-            )
-        # Refuses what is no share.
-        integer_shares(given, grid.n_replicas)
+        self.are_measured, self.is_watched = _is_measured(shares), False
+        if shares is None or self.are_measured:
+            shares = [1] * grid.n_replicas
+        given = _checked(shares, grid.n_replicas)
         # Not those whose processes have the data set already.
         in_other_processes = isinstance(
             iterator, chainer.iterators.MultiprocessIterator
@@ -88,7 +91,25 @@ class ReplicaIterator(chainer.dataset.Iterator):
         self._shares, self._grid, self._timeout = given, grid, timeout
         self._have_agreed, self._batch_size = False, 0
 
+    @property
+    def shares(self) -> list[float]:
+        """For each replica a number, in whose ratio minibatches are divided.
+
+        May be assigned between two minibatches, in all replicas alike.
+        """
+        return list(self._shares)
+
+    @shares.setter
+    def shares(self, shares: Sequence[float]) -> None:
+        self._shares = _checked(shares, self._grid.n_replicas)
+        self._have_agreed = False
+
     def __next__(self) -> list:
+        if self.are_measured and not self.is_watched:
+            raise RuntimeError(
+                "the shares are to be measured, but nobody does:"
+                " trainer.extend(Rebalance(build)), or give ReplicaIterator the shares"
+            )
         positions = self._of_replica_0(next(self._iterator))
         total, replica = len(positions), self._grid.replica
         least = int(total >= self._grid.n_replicas)
@@ -163,8 +184,32 @@ class ReplicaIterator(chainer.dataset.Iterator):
         self._iterator.finalize()
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes the state, which is that of the iterator."""
+        """Reads or writes the state: that of the iterator, and shares as measured."""
         self._iterator.serialize(serializer)
+        if self.are_measured:
+            state = json_arrays.serialize(serializer, "shares", {"shares": self.shares})
+            # Other replicas are measured anew.
+            if state is not None and len(state["shares"]) == self._grid.n_replicas:
+                self.shares = state["shares"]
+
+
+def _is_measured(shares: Any) -> bool:
+    if isinstance(shares, str) and shares != "measured":
+        raise ValueError(f"shares must be numbers or 'measured', not {shares!r}")
+    return isinstance(shares, str)
+
+
+def _checked(shares: Sequence[float], n_replicas: int) -> list[float]:
+    """Returns shares as a list, if each replica has one."""
+    given = list(shares)
+    if len(given) != n_replicas:
+        raise ValueError(
+            f"there are {len(given)} shares, {given}, for {n_replicas} replicas: give"
+            f" each one"
+        )
+    # Refuses what is no share.
+    integer_shares(given, n_replicas)
+    return given
 
 
 class _Positions:

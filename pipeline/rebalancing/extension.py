@@ -20,7 +20,7 @@ from pipeline.pipeline import Pipeline
 from pipeline.rebalancing.decisions import Decision, check_thresholds, decide_cuts
 from pipeline.rebalancing.log import LoggedCheck
 from pipeline.rebalancing.moving import Moved, rebalance
-from pipeline.rebalancing.stage_times import StageTimes, profile_of, together
+from pipeline.rebalancing.stage_times import StageTimes, profile_of, shares_of, together
 
 #: Below ``trainer.out``: a line of JSON for each check.
 LOG_NAME = "rebalancing.jsonl"
@@ -28,6 +28,8 @@ LOG_NAME = "rebalancing.jsonl"
 _WARM_UP = 3
 # The minibatches of so many checks say how fast a host is, if they are like the newest.
 _CHECKS_KEPT = 4
+# Shares of replicas stay unless one changes by this part of itself.
+_LEAST_CHANGE = 0.05
 
 
 class Rebalance(training.Extension):
@@ -42,6 +44,11 @@ class Rebalance(training.Extension):
     as they show it: a stage's time is divided among its layers as that of their
     forwards. What layers hold is not known then, but before a move every rank looks
     whether there is room.
+
+    On a grid all replicas keep one cut, for the slowest rank of each place. Where the
+    :class:`~data_parallel.ReplicaIterator` of a replica has ``shares='measured'``, its
+    part of a minibatch follows its speed; the gradient is that of the whole minibatch
+    all the same.
 
     Rank 0 prints a line for each move: which host became slow, the cuts before and
     after, what was predicted, and at the next check what came. ``rebalancing.jsonl`` in
@@ -132,6 +139,12 @@ class Rebalance(training.Extension):
             self._watching.close()
             self._check(trainer, pipe)
 
+    def initialize(self, trainer: Any) -> None:
+        """Tells an iterator that its shares are measured; called by the trainer."""
+        iterator = trainer.updater.get_iterator("main")
+        if getattr(iterator, "are_measured", False):
+            iterator.is_watched = True
+
     def finalize(self) -> None:
         """Stops to look; called by the trainer at its end."""
         self._watching.close()
@@ -155,8 +168,32 @@ class Rebalance(training.Extension):
             self.moves.append(moved)
         if self._log and pipe.ranks.is_chief:
             self._tell(trainer, decision, hosts, before, pipe.cuts, moved)
+        self._set_shares(trainer, pipe, [theirs for theirs, _, _ in said])
         self._has_moved = moved is not None
         self._predicted = decision.new_step_seconds if moved is not None else None
+
+    def _set_shares(self, trainer: Any, pipe: Pipeline, times: list[Any]) -> None:
+        """Lets replicas have parts of minibatches by how fast they are, if asked to."""
+        iterator, grid = trainer.updater.get_iterator("main"), pipe.ranks.grid
+        mine = getattr(iterator, "shares", None)
+        mine = mine if getattr(iterator, "are_measured", False) else None
+        now = next((s for s in pipe.gather(mine, "rebalance") if s is not None), None)
+        if grid is None or now is None:
+            return
+        replicas = [grid.place(rank)[0] for rank in range(len(times))]
+        found = pipe.ranks.choose(lambda: shares_of(list(zip(replicas, times))))
+        change = np.array(found) / (np.array(now) / sum(now))
+        if np.abs(change - 1).max() < _LEAST_CHANGE:
+            return
+        if mine is not None:
+            iterator.shares = found
+        if self._log and pipe.ranks.is_chief:
+            shown = ", ".join(f"{share:.3f}" for share in found)
+            print(
+                f"iteration {trainer.updater.iteration}: replicas get the shares"
+                f" {shown} of a minibatch",
+                flush=True,
+            )
 
     def _decide(self, pipe: Pipeline, times: np.ndarray) -> Decision:
         profile = self._profile

@@ -91,6 +91,27 @@ def together(
     return found
 
 
+def shares_of(said: Sequence[tuple[int, Mapping[int, Sequence[float]]]]) -> list[float]:
+    """Returns the shares of minibatches that replicas should have, of the sum 1.
+
+    A replica takes as long as its busiest rank, whatever the others do.
+
+    Args:
+        said: By all ranks, the number of the replica, and seconds per sample by stage.
+
+    Example:
+        >>> of_first = [(0, {0: [1.0, 1.1]}), (0, {1: [2.0]})]
+        >>> shares_of([*of_first, (1, {0: [4.0]}), (1, {1: [6.0]})])
+        [0.75, 0.25]
+    """
+    slowest: dict[int, float] = {}
+    for replica, times in said:
+        busy = sum(float(np.median(of_stage)) for of_stage in times.values())
+        slowest[replica] = max(busy, slowest.get(replica, 0.0))
+    speeds = [1 / slowest[replica] for replica in sorted(slowest)]
+    return [speed / sum(speeds) for speed in speeds]
+
+
 def profile_of(
     forwards: Sequence[Mapping[int, float]],
     busy: np.ndarray,

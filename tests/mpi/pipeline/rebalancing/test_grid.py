@@ -1,14 +1,16 @@
 """Layers move in all replicas of a pipeline alike."""
 
+import time
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
 
-from data_parallel import Grid, create_multi_node_optimizer
+from data_parallel import Grid, ReplicaIterator, create_multi_node_optimizer
 from divisible import Divisible, Plan
-from pipeline import Pipeline, rebalance
+from pipeline import Pipeline, PipelineUpdater, Rebalance, rebalance
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.snapshot_training import state_of
@@ -112,3 +114,58 @@ def test_replicas_keep_one_cut(options):
 
 def test_what_error_feedback_keeps_moves():
     assert_on_ranks(4, residuals_move)
+
+
+class Slow(chainer.Chain):
+    """A layer that takes a time for each sample, another one in each replica."""
+
+    seconds = 0.0
+
+    def __init__(self):
+        super().__init__(linear=L.Linear(6, 4))
+
+    def forward(self, x):
+        time.sleep(Slow.seconds * len(x))
+        return self.linear(x)
+
+
+def replicas_are_measured(comm, out, is_watched):
+    with Grid(comm, n_pipeline=1) as grid:
+        Slow.seconds = 0.001 * (1 + 2 * grid.replica)
+        np.random.seed(2)
+        stage = Divisible(Slow()).divide()
+        pipe = Pipeline(stage, grid, 2, timeout=20)
+        optimizer = create_multi_node_optimizer(
+            chainer.optimizers.SGD(0.1), grid.data, pipeline=pipe
+        ).setup(stage)
+        ((x, t),) = make_batches([48])
+        data = chainer.datasets.TupleDataset(x, t)
+        iterator = ReplicaIterator(
+            chainer.iterators.SerialIterator(data, 16, shuffle=False), grid, "measured"
+        )
+        updater = PipelineUpdater(iterator, optimizer, pipe)
+        trainer = chainer.training.Trainer(updater, (16, "iteration"), out=out)
+        if not is_watched:
+            with pytest.raises(RuntimeError, match="shares are to be measured"):
+                updater.update()
+            return
+        trainer.extend(Rebalance(lambda: Divisible(Slow()), every=5))
+        trainer.run()
+        assert sum(iterator.shares) == pytest.approx(1)
+        assert 0.68 < iterator.shares[0] < 0.82
+        assert len(next(iterator)) == (12 if grid.replica == 0 else 4)
+        # The gradient is that of the whole minibatch, however it is divided.
+        np.random.seed(2)
+        model = Slow().linear
+        sgd = chainer.optimizers.SGD(0.1).setup(model)
+        for i in range(16):
+            part = slice(16 * (i % 3), 16 * (i % 3) + 16)
+            sgd.update(lambda p: F.softmax_cross_entropy(model(x[p]), t[p]), part)
+        np.testing.assert_allclose(stage[0].linear.W.array, model.W.array, 1e-4, 1e-6)
+        pipe.close()
+        optimizer.close()
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_replicas_get_parts_by_their_speed(tmp_path, is_watched):
+    assert_on_ranks(2, replicas_are_measured, str(tmp_path), is_watched)
