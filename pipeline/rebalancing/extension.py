@@ -50,6 +50,8 @@ class Rebalance(training.Extension):
     part of a minibatch follows its speed; the gradient is that of the whole minibatch
     all the same.
 
+    It is for stages in host memory: on a GPU the times of a step are of launches.
+
     Rank 0 prints a line for each move: which host became slow, the cuts before and
     after, what was predicted, and at the next check what came. ``rebalancing.jsonl`` in
     ``trainer.out`` has a line for each check, which ``divisible stragglers`` reads.
@@ -140,7 +142,17 @@ class Rebalance(training.Extension):
             self._check(trainer, pipe)
 
     def initialize(self, trainer: Any) -> None:
-        """Tells an iterator that its shares are measured; called by the trainer."""
+        """Tells an iterator that its shares are measured; called by the trainer.
+
+        Raises:
+            ValueError: If the stages are on a GPU.
+        """
+        for stage in trainer.updater.pipeline.stages.values():
+            if stage.device.xp is not np:
+                raise ValueError(
+                    f"Rebalance is for stages in host memory: on {stage.device} the"
+                    f" times of a step are of launches, behind which it works"
+                )
         iterator = trainer.updater.get_iterator("main")
         if getattr(iterator, "are_measured", False):
             iterator.is_watched = True

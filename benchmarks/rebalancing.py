@@ -1,0 +1,256 @@
+"""A host loses half of its CPU in the middle of training, and layers leave it.
+
+    python -m benchmarks.rebalancing
+
+Three runs of the same training take turns on the same hosts, for each change: with the
+cut kept, with `Rebalance`, and begun with the best cut for the hosts as they become. In
+each a host's share is halved after some minibatches, and given back after others.
+The throughput that counts is that from the third check after the change on. Losses and
+parameters of all runs must be equal bit for bit. The table also has the seconds that
+moves took, and the CPU time of watching.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster import Cluster
+from benchmarks.common.hosts import (
+    Hosts,
+    add_hosts_arguments,
+    keep_freed_memory,
+    prepare,
+    run,
+)
+from benchmarks.common.results import Result, command, machine, ratios
+
+WAYS = ("kept", "rebalanced", "best cut")
+#: Throughput over that of the best cut, and CPU time of watching over that of a step.
+WANTED, WATCHING = 0.9, 0.01
+#: Checks after a change until all should have settled.
+SETTLED = 3
+#: Seconds between two looks for a file, and that a run may take.
+PAUSE, DEADLINE = 0.05, 3600.0
+#: Of the minibatches between two changes, in checks.
+PHASE = 8
+SLOW_HOST = 2
+
+
+def n_iterations(every: int) -> tuple[int, int, int]:
+    """Returns when the host becomes slow, when it recovers, and the end.
+
+    Example:
+        >>> n_iterations(10)
+        (40, 120, 200)
+    """
+    slow = PHASE // 2 * every
+    return slow, slow + PHASE * every, slow + 2 * PHASE * every
+
+
+def watcher(folder: Path, share: float) -> Callable[[Cluster], None]:
+    """Returns what changes the share of a host when a run asks for it.
+
+    Args:
+        folder: Where the first rank makes files ``slow0``, ``fast0`` and so on.
+        share: Of the host, in cores.
+    """
+
+    def watch(cluster: Cluster) -> None:
+        i, end = 0, time.monotonic() + DEADLINE
+        while time.monotonic() < end and folder.exists():
+            name = f"{'fast' if i % 2 else 'slow'}{i // 2}"
+            if (folder / name).exists():
+                cluster.set(SLOW_HOST, cpus=share if i % 2 else share / 2)
+                i += 1
+            time.sleep(PAUSE)
+
+    return watch
+
+
+def work(job: dict[str, Any]) -> dict[str, Any]:
+    """Trains in each way for each change; called on every rank."""
+    found: dict[str, Any] = {way: [] for way in WAYS}
+    n = 0
+    for change in range(job["changes"]):
+        for way in WAYS[change % 3 :] + WAYS[: change % 3]:
+            found[way].append(_train(job, way, n))
+            n += 1
+    return found
+
+
+def _train(job: dict[str, Any], way: str, number: int) -> dict[str, Any]:
+    """Trains once, on all ranks; says when the host is to become slow."""
+    # Here, because the process that starts the hosts must not start MPI.
+    import chainer
+    import chainer.links as L
+    import numpy as np
+    from chainer.training import Trainer, make_extension
+    from mpi4py import MPI
+
+    from divisible import Divisible, Plan, partition
+    from divisible.planning.profile import LayerCost, Profile
+    from pipeline import Pipeline, PipelineUpdater, Rebalance
+
+    width, n_layers, every = job["width"], job["layers"], job["every"]
+    slow, fast, end = n_iterations(every)
+    comm, folder = MPI.COMM_WORLD, Path(job["folder"])
+
+    def build() -> Divisible:
+        return Divisible(*[L.Linear(width, width) for _ in range(n_layers)])
+
+    class Watched(Rebalance):
+        """Adds up the CPU time of its calls that move nothing."""
+
+        cpu_seconds = 0.0
+
+        def __call__(self, trainer: Any) -> None:
+            start, n_moves = time.process_time(), len(self.moves)
+            super().__call__(trainer)
+            if len(self.moves) == n_moves:
+                self.cpu_seconds += time.process_time() - start
+
+    cuts = Plan.uniform(n_layers, comm.size).cuts
+    if way == "best cut":
+        speeds = [0.5 if rank == SLOW_HOST else 1.0 for rank in range(comm.size)]
+        profile = Profile([LayerCost(1, 1, 1)] * n_layers, n_samples=1)
+        cuts = partition(profile, comm.size, speeds=speeds).cuts
+    np.random.seed(0)
+    stage = build().divide(*cuts[comm.rank : comm.rank + 2])
+    optimizer = chainer.optimizers.Adam(1e-4).setup(stage)
+    pipe = Pipeline(stage, comm, job["microbatches"])
+    iterator = None
+    if pipe.is_first:
+        random = np.random.RandomState(0)
+        x = random.randn(4 * job["batch"], width).astype(np.float32)
+        t = random.randint(0, width, len(x)).astype(np.int32)
+        data = chainer.datasets.TupleDataset(x, t)
+        iterator = chainer.iterators.SerialIterator(data, job["batch"], shuffle=False)
+    updater = PipelineUpdater(iterator, optimizer, pipe)
+    out = folder / f"run{number}"
+    trainer = Trainer(updater, (end, "iteration"), out=str(out))
+    times, losses = [time.perf_counter()], []
+
+    @make_extension(trigger=(1, "iteration"), priority=2000)
+    def note(trainer: Any) -> None:
+        times.append(time.perf_counter())
+        losses.append(float(trainer.observation["main/loss"]).hex())
+        for name, iteration in (("slow", slow), ("fast", fast)):
+            if comm.rank == 0 and updater.iteration == iteration:
+                (folder / f"{name}{number}").touch()
+
+    trainer.extend(note, name="note")
+    watch = Watched(build, every=every)
+    if way == "rebalanced":
+        trainer.extend(watch)
+    start = time.process_time()
+    trainer.run()
+    cpu = time.process_time() - start
+    digest = hashlib.sha256()
+    said = {p: param.array.tobytes() for p, param in stage.namedparams()}
+    for _, array in sorted(
+        item for theirs in pipe.gather(said, "save") for item in theirs.items()
+    ):
+        digest.update(array)
+    shares = pipe.gather(watch.cpu_seconds / cpu, "save")
+    final = list(pipe.cuts)
+    pipe.close()
+    settled = slow + SETTLED * every
+    return {
+        "seconds": (times[fast] - times[settled]) / (fast - settled),
+        "losses": losses,
+        "digest": digest.hexdigest(),
+        "moves": [moved.seconds for moved in watch.moves],
+        "bytes": [moved.bytes for moved in watch.moves],
+        "watching": max(shares),
+        "cuts": final,
+    }
+
+
+def are_equal(found: dict[str, list[dict[str, Any]]]) -> bool:
+    """Says whether all runs have the same losses and parameters, bit for bit."""
+    runs = [each for runs in found.values() for each in runs]
+    return all(
+        (each["losses"], each["digest"]) == (runs[0]["losses"], runs[0]["digest"])
+        for each in runs
+    )
+
+
+def main() -> None:
+    """Measures and writes the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_hosts_arguments(parser)
+    add = parser.add_argument
+    add("--hosts", type=int, default=4)
+    add("--layers", type=int, default=24)
+    add("--width", type=int, default=512)
+    add("--batch", type=int, default=256)
+    add("--microbatches", type=int, default=8)
+    add("--every", type=int, default=20, help="minibatches between two checks")
+    add("--changes", type=int, default=5)
+    add("--output", type=Path, help="of the result")
+    arguments = parser.parse_args()
+    if arguments.hosts <= SLOW_HOST:
+        parser.error(f"--hosts must be more than {SLOW_HOST}")
+    prepare()
+    keep_freed_memory()
+
+    share = arguments.cpu / arguments.hosts
+    hosts = Hosts(arguments.hosts, share)
+    result = Result("rebalancing", arguments.output)
+    result.write(
+        command(),
+        machine("numpy", "chainer", "mpi4py", "mpich"),
+        f"{arguments.layers} layers of {arguments.width} units, batch"
+        f" {arguments.batch} in {arguments.microbatches} microbatches; {hosts.n} hosts"
+        f" with {share:g} of a core and links of {hosts.rate} each; host {SLOW_HOST}"
+        f" loses half of it and gets it back; a check every {arguments.every}"
+        f" minibatches; {arguments.changes} changes; median (min..max)",
+        "",
+    )
+    names = ("layers", "width", "batch", "microbatches", "every", "changes")
+    with tempfile.TemporaryDirectory() as folder:
+        job = {name: getattr(arguments, name) for name in names}
+        found = run(
+            hosts,
+            "benchmarks.rebalancing",
+            {**job, "folder": folder},
+            DEADLINE,
+            watcher(Path(folder), share),
+        )
+    seconds = {way: [each["seconds"] for each in runs] for way, runs in found.items()}
+    result.write(f"{'':12} {'step s':>8}  throughput over that of the best cut")
+    for way in WAYS:
+        each = ratios(seconds["best cut"], seconds[way])
+        result.write(f"{way:12} {statistics.median(seconds[way]):8.3f}  {each}")
+    moved = found["rebalanced"]
+    moves = [value for each in moved for value in each["moves"]]
+    sent = [value for each in moved for value in each["bytes"]]
+    watching = statistics.median(each["watching"] for each in moved)
+    gained = statistics.median(
+        a / b for a, b in zip(seconds["best cut"], seconds["rebalanced"])
+    )
+    back = sum(each["cuts"] == found["kept"][0]["cuts"] for each in moved)
+    result.write(
+        "",
+        f"{len(moves)} moves, {max(moves, default=0):.3f} s at most, up to"
+        f" {max(sent, default=0) / 2**20:.1f} MiB; the cuts at the end are those of"
+        f" the beginning in {back} of {len(moved)} runs",
+        f"watching takes {watching:.2%} of the CPU time, wanted {WATCHING:.0%}:"
+        f" {'met' if watching < WATCHING else 'MISSED'}",
+        f"losses and parameters of all runs are equal bit for bit:"
+        f" {'met' if are_equal(found) else 'MISSED'}",
+        f"{gained:.2f} of the best cut's throughput, wanted {WANTED}:"
+        f" {'met' if gained >= WANTED else 'MISSED'}",
+    )
+    result.save()
+
+
+if __name__ == "__main__":
+    main()
