@@ -2,6 +2,7 @@
 
 import doctest
 import itertools
+import re
 
 import chainer
 import chainer.functions as F
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.nettalk import data
+from tests.support.processes import ROOT
 
 ALIGNED = {
     "phone": "F - OW1 N -",
@@ -60,15 +62,27 @@ def aligned(word):
     return data.align(word, data.pronunciations()[word], data.learn_scores())
 
 
-def test_what_the_documentation_shows():
+def shown(sounds):
+    return " ".join(sound.replace(" ", "+") or "-" for sound in sounds)
+
+
+def test_what_the_docstrings_show():
     failed, attempted = doctest.testmod(data)
     assert attempted >= 5 and failed == 0
 
 
+def test_what_the_readme_shows():
+    readme = (ROOT / "examples" / "nettalk" / "README.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| `(.*)` \| `(.*)` \|$", readme, re.MULTILINE)
+    assert len(rows) == 8
+    for word, sounds, codes in rows:
+        assert shown(aligned(word)) == sounds
+        assert data.syllables(aligned(word)) == codes
+
+
 @pytest.mark.parametrize("word", ALIGNED)
 def test_words_are_aligned_as_they_are_spoken(word):
-    sounds = [sound.replace(" ", "+") or "-" for sound in aligned(word)]
-    assert " ".join(sounds) == ALIGNED[word]
+    assert shown(aligned(word)) == ALIGNED[word]
 
 
 @pytest.mark.parametrize("word", ["ibm", "mcdaniels", "q", "zhivago"])
