@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.nettalk import data
+from tests.support.mpiexec import mpiexec
 from tests.support.processes import ROOT
 
 ALIGNED = {
@@ -272,3 +273,23 @@ def test_a_network_learns_them():
     assert losses[-1] < 0.2 < 2 < losses[0]
     right = ((h.array > 0.5) == (t > 0.5)).all(axis=1).mean()
     assert right > 0.7
+
+
+def errors(n_ranks, *options):
+    """What the script says of its errors, and all that it says."""
+    script = ROOT / "examples" / "nettalk" / "train.py"
+    result = mpiexec(n_ranks, [script, "--report", "5", *options])
+    assert result.returncode == 0, result.stdout
+    lines = re.findall(r"iteration +(\d+): error (\S+)", result.stdout)
+    return [(int(i), float(error)) for i, error in lines], result.stdout
+
+
+def test_the_script_learns_the_same_on_ranks_of_unequal_ability():
+    options = "--samples", "200", "--threshold", "0.8"
+    alone, output = errors(1, *options)
+    assert alone[-1][1] < 0.8 <= alone[-2][1] and "letters have all" in output
+    together, output = errors(3, *options, "--abilities", "1,1,2", "--every", "10")
+    assert [i for i, _ in together] == [i for i, _ in alone]
+    for (_, mine), (_, theirs) in zip(alone, together):
+        assert theirs == pytest.approx(mine, abs=2e-3)
+    assert "shortest by longest time" in output
