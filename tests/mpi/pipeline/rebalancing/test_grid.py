@@ -152,8 +152,8 @@ def replicas_are_measured(comm, out, is_watched):
         trainer.extend(Rebalance(lambda: Divisible(Slow()), every=5))
         trainer.run()
         assert sum(iterator.shares) == pytest.approx(1)
-        assert 0.68 < iterator.shares[0] < 0.82
-        assert len(next(iterator)) == (12 if grid.replica == 0 else 4)
+        assert 0.6 < iterator.shares[0] < 0.9
+        assert (len(next(iterator)) > 8) == (grid.replica == 0)
         # The gradient is that of the whole minibatch, however it is divided.
         np.random.seed(2)
         model = Slow().linear
