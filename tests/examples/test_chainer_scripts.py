@@ -185,7 +185,7 @@ def test_the_readmes_say_how_many_lines_change():
     text = (FOLDER / "README.md").read_text()
     assert f"({mnist_added} lines added, {mnist_removed} removed)" in text
     assert f"({cifar_added} added, {cifar_removed} removed)" in text
-    claim = f"scripts, by {mnist_added} and {cifar_added} added lines"
+    claim = f"scripts as pipelines, by {mnist_added} and {cifar_added} added lines"
     assert claim in (ROOT / "README.md").read_text()
     assert max(map(max, changes)) <= 15
 
