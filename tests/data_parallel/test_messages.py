@@ -1,5 +1,8 @@
 """Buffers are used again, whatever sizes messages have."""
 
+from unittest import mock
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,3 +39,20 @@ def test_what_is_too_short_makes_room():
     assert buffers.n_bytes == 20
     buffers.clear()
     assert buffers.n_bytes == 0
+
+
+def test_a_gpu_gets_page_locked_ones():
+    buffers = Buffers()
+    buffers.give_back(buffers.take(10))
+    made = []
+
+    def page_locked(n_bytes, dtype):
+        made.append(np.empty(n_bytes, dtype))
+        return made[-1]
+
+    with mock.patch("data_parallel.messages.page_locked", page_locked):
+        buffers.clear(are_page_locked=True)
+        assert buffers.take(5) is made[0]
+        buffers.clear()
+        buffers.take(6)
+    assert [array.size for array in made] == [5]

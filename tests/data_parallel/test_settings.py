@@ -83,3 +83,14 @@ def test_options_that_are_refused(arguments, error, words):
 def test_the_paper_knows_no_error_feedback():
     with pytest.raises(ValueError, match="knows no error feedback: leave it out"):
         OPTIONS._replace(error_feedback=True).check(Settings("fp8", "oyama2017"))
+
+
+@pytest.mark.parametrize("name", WIRE)
+def test_a_gpu_codes_all_but_the_paper(name):
+    assert Settings(name).runs_on_gpu
+    unknown = WIRE[name]._replace(name="int9")
+    assert not unknown.has_kernels
+
+
+def test_the_paper_is_coded_on_the_host():
+    assert not Settings("fp8", "oyama2017").runs_on_gpu
