@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from data_parallel.messages import OPENING, Pending, kept_at_errors
 from data_parallel.settings import check_integer
+from divisible.communication.agreement import first_difference
 from divisible.communication.collectives import all_gather
 from divisible.communication.errors import DisagreementError
 
@@ -104,7 +105,7 @@ class Opening:
             raise DisagreementError(f"rank {rank}: {said[rank]}")
         if len(set(checksums)) > 1:
             said = all_gather(self.comm, self._summary, self.timeout, "to compare")
-            raise DisagreementError(_difference(said))
+            raise DisagreementError(first_difference(said))
         if len(set(numbers)) > 1:
             raise DisagreementError(
                 f"ranks are at different exchanges, by rank: {numbers.tolist()}: all"
@@ -127,16 +128,3 @@ class Opening:
     def origins(self) -> list[tuple[int, int]]:
         """Returns the origins of all ranks' residuals."""
         return [(n, rank) for n, rank in self._all[:, 4:].tolist()]
-
-
-def _difference(said: Sequence[Sequence[str]]) -> str:
-    """Returns where the descriptions of ranks first differ."""
-    for rank, theirs in enumerate(said):
-        for line, other in zip(said[0], theirs):
-            if line != other:
-                return f"rank 0 has {line}, but rank {rank} has {other}"
-        if len(theirs) != len(said[0]):
-            shorter, longer = sorted([0, rank], key=lambda r: len(said[r]))
-            line = said[longer][len(said[shorter])]
-            return f"rank {longer} has {line}, which rank {shorter} has not"
-    return "ranks give different arrays"

@@ -114,6 +114,11 @@ def check_targets(t: Any, n_samples: int, n_out: int | None) -> None:
             f"x has {n_samples} samples, but t is of shape {t.shape}: give as many"
             f" targets"
         )
+    if t.dtype.kind == "i" and (t < 0).any():
+        raise ValueError(
+            "t has negative labels, of samples that losses leave out: a mean over the"
+            " others cannot be divided among ranks. Leave these samples out of x and t"
+        )
     if n_out is not None and (t.shape != (n_samples, n_out) or t.dtype.kind != "f"):
         raise ValueError(
             f"t is {t.dtype} of shape {t.shape}: without a lossfun it must be floats of"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from divisible.communication.agreement import first_difference
 from divisible.communication.collectives import all_gather, wait_for_all
 from divisible.communication.errors import DisagreementError
 from divisible.communication.waiting import never_free
@@ -39,8 +39,10 @@ class Calls:
         """Sees to it that nothing follows a call that failed in the middle.
 
         Raises:
-            RuntimeError: If one did before.
+            RuntimeError: If one did before, or the communicator is freed.
         """
+        if self._comm == MPI.COMM_NULL:
+            raise RuntimeError("this network is closed: make a new one on all ranks")
         if self._is_broken:
             raise RuntimeError(
                 f"an earlier call failed on rank {self._comm.rank}, so the ranks'"
@@ -102,7 +104,7 @@ class Calls:
             raise DisagreementError(f"rank {rank}: {said[rank]}")
         if (numbers != numbers[0]).any():
             said = all_gather(comm, self._words, self._timeout, purpose)
-            raise DisagreementError(_difference(said))
+            raise DisagreementError(first_difference(said))
 
 
 class Refused(Exception):
@@ -115,12 +117,3 @@ class Refused(Exception):
     def __init__(self, reason: Exception) -> None:
         super().__init__(str(reason))
         self.reason = reason
-
-
-def _difference(said: Sequence[Sequence[Any]]) -> str:
-    """Returns where the words of ranks first differ."""
-    for rank, theirs in enumerate(said):
-        for line, other in zip(said[0], theirs):
-            if line != other:
-                return f"rank 0 has {line}, but rank {rank} has {other}"
-    return "ranks make different calls"

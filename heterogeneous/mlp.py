@@ -215,6 +215,11 @@ class RectangularMLP(chainer.Chain):
             outputs = chainer.Variable(self.device.send(summed.total))
             self.cleargrads()
             loss = self._lossfun(self._finish(outputs), self.device.send(t[start:stop]))
+            if loss.size != 1:
+                raise ValueError(
+                    f"lossfun returned an array of shape {loss.shape}: it must return"
+                    f" the mean over samples"
+                )
             loss = loss * ((stop - start) / len(x))
             forward += time.perf_counter() - begin
             begin = time.perf_counter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -69,3 +69,26 @@ def agree(
                     f"rank 0 has {name}={value!r}, but rank {rank} has {theirs[name]!r}"
                 )
     return [theirs for _, _, theirs in said]
+
+
+def first_difference(said: Sequence[Sequence[str]]) -> str:
+    """Returns where lines of text, which should be the same on all ranks, differ first.
+
+    Args:
+        said: The lines of each rank; those of some must differ.
+
+    Example:
+        >>> first_difference([["a", "b"], ["a", "c"]])
+        'rank 0 has b, but rank 1 has c'
+        >>> first_difference([["a"], ["a"], ["a", "b"]])
+        'rank 2 has b, which rank 0 has not'
+    """
+    for rank, theirs in enumerate(said):
+        for line, other in zip(said[0], theirs):
+            if line != other:
+                return f"rank 0 has {line}, but rank {rank} has {other}"
+        if len(theirs) != len(said[0]):
+            shorter, longer = sorted([0, rank], key=lambda r: len(said[r]))
+            line = said[longer][len(said[shorter])]
+            return f"rank {longer} has {line}, which rank {shorter} has not"
+    return "ranks differ"

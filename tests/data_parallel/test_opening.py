@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from data_parallel.opening import ALIKE, Opening, _difference, checksum
+from data_parallel.opening import ALIKE, Opening, checksum
 from data_parallel.residuals import NOT_LOADED
 from divisible.communication.errors import DisagreementError
 
@@ -54,19 +54,6 @@ def test_ranks_that_agree():
 def test_ranks_that_do_not_agree(made, words):
     with pytest.raises(DisagreementError, match=words):
         made.check()
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ([["a"], ["a"], ["b"]], "rank 0 has a, but rank 2 has b"),
-        ([["a", "b"], ["a"]], "rank 0 has b, which rank 1 has not"),
-        ([["a"], ["a", "b"]], "rank 1 has b, which rank 0 has not"),
-        ([["a", "b"], ["c"]], "rank 0 has a, but rank 1 has c"),
-    ],
-)
-def test_the_first_difference_is_named(said, words):
-    assert _difference(said) == words
 
 
 def test_checksums():

@@ -69,6 +69,24 @@ def test_an_exception_on_one_rank_ends_all():
     assert 'KeyError: "the user\'s own"' in result.stdout
 
 
+def no_mean(comm):
+    partition = rectangular_partition([1, 2, 3], 40, 30, 5, 60)
+    mlp = RectangularMLP(
+        40, 30, 5, comm, partition, lossfun=lambda h, t: (h - t) ** 2, timeout=30
+    )
+    with pytest.raises(ValueError, match="it must return the mean over samples"):
+        mlp.step(*data())
+    with pytest.raises(RuntimeError, match="an earlier call failed on rank"):
+        mlp.step(*data())
+    mlp.close()
+    with pytest.raises(RuntimeError, match="this network is closed"):
+        mlp.gather()
+
+
+def test_nothing_follows_a_call_that_failed():
+    assert_on_ranks(N_RANKS, no_mean)
+
+
 def not_coming(comm):
     mlp = make(comm, 1)
     x, t = data()
