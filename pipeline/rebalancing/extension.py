@@ -163,10 +163,11 @@ class Rebalance(training.Extension):
 
     def _check(self, trainer: Any, pipe: Pipeline) -> None:
         mine = self._times.of_stages(), self._forwards, socket.gethostname()
+        # Before the next call, which has none.
+        n_samples = max(pipe.ranks.calls.n_samples)
         said = pipe.gather(mine, "rebalance")
         times = together([theirs for theirs, _, _ in said], len(pipe.cuts) - 1)
         if self._profile is None:
-            n_samples = max(pipe.ranks.calls.n_samples)
             size = max(1, n_samples // pipe.schedule.n_microbatches)
             forwards = [theirs for _, theirs, _ in said]
             busy = np.median(times, axis=0)

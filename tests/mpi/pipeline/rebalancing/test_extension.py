@@ -147,13 +147,22 @@ def goes_on(comm, out):
         assert np.isfinite(pipe.step(x, t)["loss"])
 
 
-def alike(comm, out):
-    watch = Rebalance(build, every=4, log=False)
+def alike(comm, out, log):
+    watch = Rebalance(build, every=4, log=log)
     _, pipe, _ = train(comm, out, Clock(slow_rank=None), watch, end=20)
     pipe.close()
     assert watch.moves == []
 
 
 def test_nothing_moves_between_equal_hosts(tmp_path):
-    assert_on_ranks(2, alike, str(tmp_path))
+    assert_on_ranks(2, alike, str(tmp_path), False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_is_told_in_the_seconds_of_a_whole_minibatch(tmp_path):
+    assert_on_ranks(2, alike, str(tmp_path), True)
+    lines = (tmp_path / "rebalancing.jsonl").read_text().splitlines()
+    # 4 microbatches and a step to fill, each a forward and a backward of 6 layers.
+    for line in lines:
+        assert json.loads(line)["step_seconds"] == pytest.approx(5 * 2 * 6 * SECONDS)
+    assert len(lines) == 5
