@@ -1,6 +1,7 @@
 """Settings for all tests."""
 
 import contextlib
+import gc
 import os
 import signal
 import tempfile
@@ -39,6 +40,12 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="slow"))
+
+
+def pytest_collection_finish(session):
+    # What thousands of tests are made of need not be searched by each `gc.collect`.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from divisible import Plan
 from pipeline import latest_snapshot
@@ -34,20 +35,30 @@ def assert_alike(log, expected):
             np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3)
 
 
-def test_every_grid_trains_as_one_rank(tmp_path):
+def test_a_planned_grid_trains_as_one_rank(tmp_path):
     _, expected = train(1, tmp_path / "1", "--stages", "1")
     assert expected[1]["main/loss"] < expected[0]["main/loss"]
     plan = Plan([0, 5, 13], 2, "zb_h1", replicas=2)
     plan.save(tmp_path / "plan.json")
     planned = ["--plan", tmp_path / "plan.json", "--placement", "replicas_together"]
-    for argv, words in [
-        (planned, "2 replicas of 2 stages, replicas_together"),
+    output, log = train(4, tmp_path / "planned", *planned)
+    assert "2 replicas of 2 stages, replicas_together" in output
+    assert_alike(log, expected)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "argv, words",
+    [
         (["--stages", "4"], "1 replicas of 4 stages, stages_together"),
         (["--stages", "1", "--wire-dtype", "int8"], "4 replicas of 1 stages"),
-    ]:
-        output, log = train(4, tmp_path / words, *argv)
-        assert words in output
-        assert_alike(log, expected)
+    ],
+)
+def test_every_grid_trains_as_one_rank(tmp_path, argv, words):
+    _, expected = train(1, tmp_path / "1", "--stages", "1")
+    output, log = train(4, tmp_path / "4", *argv)
+    assert words in output
+    assert_alike(log, expected)
 
 
 def process_of(program, rank):

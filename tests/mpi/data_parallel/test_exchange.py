@@ -77,7 +77,9 @@ def oyama2017(comm):
                 )
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "n_ranks", [1, 2, pytest.param(3, marks=pytest.mark.matrix), 4]
+)
 @pytest.mark.parametrize("strategy", [two_roundings, oyama2017])
 def test_one_array_is_as_simulated(n_ranks, strategy):
     assert_on_ranks(n_ranks, strategy)

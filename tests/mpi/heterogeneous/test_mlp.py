@@ -127,7 +127,9 @@ def several(comm, cases):
         serial_equivalence(comm, *case)
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize(
+    "n_ranks", [1, 2, 3, 4, pytest.param(6, marks=pytest.mark.matrix)]
+)
 def test_it_equals_the_equations(n_ranks):
     cases = [
         (seed, name, dtype, moves)

@@ -432,7 +432,9 @@ def goes_wrong(comm, how):
             optimizer.update()
 
 
-@pytest.mark.parametrize("how", ["raise", "kill", "stop"])
+@pytest.mark.parametrize(
+    "how", ["kill", "stop", pytest.param("raise", marks=pytest.mark.matrix)]
+)
 def test_what_ends_a_rank_of_a_replica_ends_all(how, tmp_path):
     command = [launcher(), "-n", "4", sys.executable, *worker(goes_wrong, how)]
     with running(command, {VARIABLE: str(tmp_path)}) as program:

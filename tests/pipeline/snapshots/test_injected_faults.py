@@ -58,7 +58,7 @@ def test_the_first_in_a_new_folder_outlives_it(made_before):
         assert newest_tag(out) == "first"
 
 
-@one_of(13)
+@one_of(29)
 def test_deaths(every):
     check(fault_injection.deaths, every)
 
