@@ -64,6 +64,8 @@ class GraphWalk:
 
         self._inputs = frozenset(x.node for x in inputs)
         self._weight_functions = _weight_functions(outputs)
+        if not self._defer:
+            self._expect((f, _targets(f)) for f in functions_behind(outputs))
         with chainer.using_config("enable_backprop", False):
             for y, gy in zip(outputs, output_gradients):
                 if gy is not None and y.requires_grad:
@@ -84,6 +86,10 @@ class GraphWalk:
 
     def run_weights(self) -> None:
         """Runs what was left out, and the functions between weights."""
+        if self._defer:
+            deferred = [(f, weights) for f, weights, _ in self._deferred]
+            between = [(f, _targets(f)) for f in self._weight_functions]
+            self._expect([*deferred, *between])
         with chainer.using_config("enable_backprop", False):
             while self._deferred:
                 self._step(*self._deferred.popleft())
@@ -121,10 +127,33 @@ class GraphWalk:
         """Sees to the gradients of the inputs asked for."""
         if not targets:
             return
+        completion = self._weight_gradients.completion
+        of_step = [(function, targets)] if completion is not None else ()
+        parameters = list(self._parameters_of(of_step))
         with _observed(function, output_gradients):
             targets = self._add_in_place(function, targets, output_gradients)
             if targets:
                 self._compute(function, targets, output_gradients)
+        for parameter in parameters:
+            completion.add(parameter)
+
+    def _expect(
+        self, steps: Iterable[tuple[chainer.FunctionNode, tuple[int, ...]]]
+    ) -> None:
+        """Says which parameters the steps to come will add to, if somebody asks."""
+        completion = self._weight_gradients.completion
+        if completion is not None:
+            completion.expect(self._parameters_of(steps))
+
+    def _parameters_of(
+        self, steps: Iterable[tuple[chainer.FunctionNode, tuple[int, ...]]]
+    ) -> Iterator[chainer.Parameter]:
+        """Yields the parameters among the inputs that steps see to, some twice."""
+        for function, targets in steps:
+            for i in targets:
+                parameter = self._own_parameter(function.inputs[i])
+                if parameter is not None:
+                    yield parameter
 
     def _add_in_place(
         self,

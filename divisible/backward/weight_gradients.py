@@ -21,17 +21,20 @@ import numpy
 from chainer import backend
 
 from chainer_kernels.contributions import Contribution, Scratch, Whole
+from divisible.backward.completion import Completion
 
 Array = Any
 
 
 @dataclasses.dataclass
 class _Gradient:
-    """The gradient array of one parameter, and whether it has a value yet."""
+    """The gradient array of one parameter, and how many parts have been added."""
 
     parameter: chainer.Parameter
     array: Array
-    filled: bool = False
+    n_parts: int = 0
+    # Whether somebody uses it already, and nothing may be added.
+    is_taken: bool = False
     # Of float16 parameters, for which `array` is float32.
     rounded: Array | None = None
 
@@ -64,6 +67,9 @@ class WeightGradients:
             It is called at the beginning of every minibatch. Others that receive a
             gradient are served as well, from then on.
 
+    Attributes:
+        completion (Completion or None): Whom backwards tell what they add.
+
     Example:
         >>> import chainer, numpy as np
         >>> link = chainer.links.Linear(2, 1, initialW=1)
@@ -88,11 +94,12 @@ class WeightGradients:
         # Those that were given when the minibatch began.
         self._given: dict[int, chainer.Parameter] = {}
         self._scratch = Scratch()
+        self.completion: Completion | None = None
 
     def begin(self) -> None:
         """Empties all gradients; what an unfinished minibatch left is forgotten."""
         for gradient in self._gradients.values():
-            gradient.filled = False
+            gradient.n_parts, gradient.is_taken = 0, False
         self._given = {id(parameter): parameter for parameter in self._parameters()}
         for parameter in self.known():
             # It also spares uninitialized parameters the array of NaN that Chainer
@@ -119,14 +126,46 @@ class WeightGradients:
                 flattened, and dtype; of float32 for float16.
         """
         gradient = self._gradient(parameter)
-        if gradient.filled:
+        if gradient.is_taken:
+            raise RuntimeError(
+                f"a gradient of {parameter} came after those of the last microbatch had"
+                f" been added up: something adds to it by itself. Exchange gradients"
+                f" after the step, create_multi_node_optimizer(..., overlap=False)"
+            )
+        if gradient.n_parts:
             contribution.add(gradient.array, self._scratch)
         else:
             contribution.write(gradient.array)
-            gradient.filled = True
+        gradient.n_parts += 1
+
+    def n_parts(self, parameter: chainer.Parameter) -> int:
+        """Returns how many contributions there were to a gradient.
+
+        One that a function has written to ``param.grad`` by itself counts from
+        :meth:`take` or :meth:`finish` on.
+        """
+        gradient = self._gradients.get(id(parameter))
+        return 0 if gradient is None else gradient.n_parts
+
+    def take(self, parameter: chainer.Parameter) -> Array | None:
+        """Returns the gradient of a parameter that is complete before the others are.
+
+        :meth:`finish` leaves it alone.
+
+        Args:
+            parameter: Nothing may be added to its gradient in this minibatch.
+
+        Returns:
+            An array of the parameter's dtype; ``None`` if it has received nothing.
+        """
+        gradient = self._total(parameter)
+        parameter.cleargrad()
+        if gradient is not None:
+            self._gradients[id(parameter)].is_taken = True
+        return gradient
 
     def finish(self, factor: float = 1.0) -> None:
-        """Leaves the minibatch's gradients in ``param.grad``.
+        """Leaves the minibatch's gradients in ``param.grad``, but for those taken.
 
         Parameters that received nothing have ``None`` there, as after Chainer's
         ``cleargrads`` and ``backward``.
@@ -135,14 +174,24 @@ class WeightGradients:
             factor (float): What the sums are multiplied by, before they are rounded.
         """
         for parameter in self.known():
-            written = parameter.grad
-            if written is not None:
-                self.add(parameter, written)
-            gradient = self._gradients.get(id(parameter))
-            if gradient is not None and gradient.filled:
-                if factor != 1.0:
-                    gradient.array *= factor
-                parameter.grad = _in_dtype_of(parameter, gradient)
+            gradient = self._total(parameter, factor)
+            if gradient is not None:
+                parameter.grad = gradient
+
+    def _total(self, parameter: chainer.Parameter, factor: float = 1.0) -> Array | None:
+        """Returns the gradient, with what was written to ``param.grad``.
+
+        ``None`` if there is none, or if it is taken.
+        """
+        written = parameter.grad
+        if written is not None:
+            self.add(parameter, written)
+        gradient = self._gradients.get(id(parameter))
+        if gradient is None or not gradient.n_parts or gradient.is_taken:
+            return None
+        if factor != 1.0:
+            gradient.array *= factor
+        return _in_dtype_of(parameter, gradient)
 
     def others(self) -> list[chainer.Parameter]:
         """Returns what received a gradient and is not among the given parameters."""

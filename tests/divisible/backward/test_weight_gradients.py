@@ -259,3 +259,31 @@ def test_a_factor_comes_before_rounding(dtype):
             gradients.add(link.W, np.full((1, 2), 60000, np.float32))
         gradients.finish(0.25)
         np.testing.assert_array_equal(link.W.grad, np.full((1, 2), 30000, dtype))
+
+
+def test_what_is_taken_is_left_alone(link, gradients):
+    gradients.begin()
+    gradients.add(link.W, ones(2, 3))
+    gradients.add(link.b, ones(2))
+    assert gradients.n_parts(link.W) == 1
+    link.W.grad = 2 * ones(2, 3)
+    taken = gradients.take(link.W)
+    np.testing.assert_array_equal(taken, 3 * ones(2, 3))
+    gradients.finish(0.5)
+    assert link.W.grad is None
+    np.testing.assert_array_equal(taken, 3 * ones(2, 3))
+    np.testing.assert_array_equal(link.b.grad, 0.5 * ones(2))
+    # Until the next minibatch.
+    np.testing.assert_array_equal(minibatch(gradients, link, ones(2, 3)), ones(2, 3))
+
+
+def test_nothing_may_be_added_to_what_is_taken(link, gradients):
+    gradients.begin()
+    assert gradients.take(link.b) is None
+    gradients.add(link.W, ones(2, 3))
+    gradients.take(link.W)
+    with pytest.raises(RuntimeError, match="came after those of the last microbatch"):
+        gradients.add(link.W, ones(2, 3))
+    link.W.grad = ones(2, 3)
+    with pytest.raises(RuntimeError, match="something adds to it by itself"):
+        gradients.finish()
