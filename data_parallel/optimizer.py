@@ -9,16 +9,16 @@ import chainer
 import numpy as np
 
 from data_parallel import json_arrays
+from data_parallel.averaging import Averaging
+from data_parallel.early_gradients import EarlyGradients
 from data_parallel.exchange import Exchange
 from data_parallel.gradient_watch import GradientWatch
 from data_parallel.late_gradients import LateGradients, Looks
 from data_parallel.parameters import (
     Exempt,
     NamedParameter,
-    in_order,
     is_exempt,
     parameters_of,
-    specs_of_gradients,
 )
 from data_parallel.replica_agreement import ReplicaAgreement
 from divisible.optimizer_wrapper import OptimizerWrapper
@@ -35,7 +35,7 @@ def create_multi_node_optimizer(
     exempt: Exempt = "1d",
     pipeline: Any = None,
     check_every: int = 1000,
-    overlap: bool = False,
+    overlap: bool | None = None,
     **options: Any,
 ) -> MultiNodeOptimizer:
     """Wraps an optimizer, so that it follows the mean gradient of all replicas.
@@ -59,13 +59,15 @@ def create_multi_node_optimizer(
         exempt: Which parameters' gradients keep float32 on the wire: ``'1d'`` for those
             with fewer than two dimensions, as normalizations and biases have; a
             function of a parameter; ``None`` for none.
-        pipeline (Pipeline): On a :class:`Grid`, whose gradients they are. Each update
-            asks it of how many samples, unless :attr:`MultiNodeOptimizer.n_samples` is
-            set, and lets it give tied parameters of several stages the same mean.
+        pipeline (Pipeline): On a :class:`Grid`, whose gradients they are. It tells of
+            how many samples, and gives tied parameters of several stages the same mean.
         check_every (int): After how many updates the replicas' parameters are compared.
-        overlap (bool): Whether ``update(lossfun, ...)``, which trainers call, begins to
-            exchange gradients while backward goes on. It holds a copy of each, and
-            gained nothing where it was measured: :doc:`/howto/data_parallel`.
+        overlap (bool): Whether gradients are exchanged while backward goes on. With a
+            pipeline that is the default, if not with ``double_buffering``: those that
+            its last microbatch has completed are under way while others are computed,
+            and in ``param.grad`` after the update only. Otherwise
+            ``update(lossfun, ...)``, which trainers call, does so, with a copy of each;
+            it gained nothing where it was measured: :doc:`/howto/data_parallel`.
         **options: Of :class:`Exchange`: ``local_size``, ``error_feedback``,
             ``timeout`` and others.
 
@@ -100,7 +102,7 @@ def create_multi_node_optimizer(
         zero_fill,
         exempt,
         ReplicaAgreement(check_every),
-        overlap,
+        pipeline is not None if overlap is None else overlap,
         pipeline,
     )
 
@@ -148,17 +150,18 @@ class MultiNodeOptimizer(OptimizerWrapper):
         pipeline: Any,
     ) -> None:
         super().__init__(actual_optimizer)
-        self._is_exempt = is_exempt(exempt)
-        self._zero_fill, self._agreement = zero_fill, agreement
-        self._pipeline = pipeline
+        exempted = is_exempt(exempt)
+        self._agreement, self._pipeline = agreement, pipeline
         self.communicator = communicator
         self.exchange = make_exchange()
+        self._averaging = Averaging(
+            actual_optimizer, self.exchange, agreement, exempted, zero_fill
+        )
         self._late = LateGradients() if double_buffering else None
-        self._overlaps = overlap and not double_buffering
-        # In which order backward completes gradients; empty before it was seen.
-        self._order: list[str] = []
-        self._seen: list[str] = []
-        self._scale_of_residuals = 1.0
+        self._early: EarlyGradients | None = None
+        if pipeline is not None and not double_buffering:
+            self._early = EarlyGradients(self._averaging, overlap)
+        self._overlaps = overlap and not (double_buffering or pipeline)
 
     @property
     def _loss_scale(self) -> float | None:
@@ -178,7 +181,18 @@ class MultiNodeOptimizer(OptimizerWrapper):
         if self._late is not None:
             self._late.finish(self.exchange)
             self._late = LateGradients()
+        if self._early is not None:
+            self._early.drop()
+            self._pipeline.early_exchanges.add(self._early)
         return self
+
+    @property
+    def overlap_report(self) -> str:
+        """When the exchange of the last pipeline step's gradients began, and why then.
+
+        Such as ``'during the step: 8 of 8 gradients'``, or ``'after the step'``.
+        """
+        return "after the step" if self._early is None else self._early.report
 
     @property
     def residuals(self) -> dict[str, np.ndarray]:
@@ -188,8 +202,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
     def target_changed(self) -> None:
         """Prepares for a target that has other parameters than before."""
-        self._agreement.forget()
-        self._order = []
+        self._averaging.target_changed()
 
     def update(self, lossfun: Callable | None = None, *args: Any, **kwds: Any) -> None:
         """Updates the parameters by the mean of all ranks' gradients.
@@ -206,13 +219,18 @@ class MultiNodeOptimizer(OptimizerWrapper):
             StallError: If another rank does not come.
         """
         self._check_set_up()
+        if self._early is not None and self._early.is_under_way:
+            if lossfun is None:
+                self._average_early(self._early)
+                return
+            self._early.drop()
         loss = None
         if lossfun is not None:
             with Looks(self.exchange):
                 loss = lossfun(*args, **kwds)
             self._clear_gradients()
-        parameters = in_order(parameters_of(self.target), self._order)
-        knows_order = self._overlaps and bool(self._order)
+        parameters = self._averaging.parameters()
+        knows_order = self._overlaps and bool(self._averaging.order)
         if loss is not None and knows_order and not self._agreement.is_due(parameters):
             self._agreement.count()
             self._average_during_backward(loss, parameters)
@@ -246,21 +264,21 @@ class MultiNodeOptimizer(OptimizerWrapper):
             self._late.finish(self.exchange)
         state = {
             "n_updates": self._agreement.n_updates,
-            "loss_scale": self._scale_of_residuals,
+            "loss_scale": self._averaging.scale_of_residuals,
         }
         state = json_arrays.serialize(serializer["exchange"], "state", state)
         if state is None:
             return
         self._agreement.n_updates = state["n_updates"]
-        self._scale_of_residuals = state["loss_scale"]
+        self._averaging.scale_of_residuals = state["loss_scale"]
         of_parameters = self._of_parameters(serializer)
-        places = {name: i for i, name in enumerate(self._order)}
+        places = {name: i for i, name in enumerate(self._averaging.order)}
         found = {}
         for name, below in of_parameters.items():
             place = json_arrays.serialize(below, "place", places.get(name))
             if place is not None:
                 found[name] = place
-        self._order = sorted(found, key=found.__getitem__)
+        self._averaging.order = sorted(found, key=found.__getitem__)
         self.exchange.serialize_arrays(of_parameters)
         if self._late is not None:
             self._late.serialize(of_parameters)
@@ -279,7 +297,8 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
     def loaded_parts(self) -> list[Any]:
         """Returns what else has attributes that :meth:`serialize` sets."""
-        return [self._agreement, self._late, *self.exchange.kept.parts()]
+        own = [self._averaging, self._agreement, self._late]
+        return [*own, *self.exchange.kept.parts()]
 
     def _of_parameters(self, serializer: Any) -> dict[str, Any]:
         """Returns where the state of the exchange goes, by path of the parameter.
@@ -293,6 +312,8 @@ class MultiNodeOptimizer(OptimizerWrapper):
         """Frees the communicator of the exchange; a call of all ranks."""
         if self._late is not None:
             self._late.finish(self.exchange)
+        if self._early is not None:
+            self._early.drop()
         self.exchange.close()
 
     def _clear_gradients(self) -> None:
@@ -307,7 +328,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
         """Runs backward, and notes in which order gradients are complete."""
         seen: list[str] = []
         watch: Any = Looks(self.exchange)
-        if self._overlaps and not self._order:
+        if self._overlaps and not self._averaging.order:
             watch = GradientWatch(
                 loss,
                 parameters,
@@ -316,7 +337,9 @@ class MultiNodeOptimizer(OptimizerWrapper):
             )
         with watch:
             self._run_backward(loss)
-        self._seen = seen
+        # A pipeline's step has told it before.
+        if self._early is None:
+            self._averaging.seen = seen
 
     def _run_backward(self, loss: chainer.Variable) -> None:
         backward = getattr(self.actual_optimizer, "backward", None)
@@ -328,24 +351,14 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
     def _agree(self, parameters: Sequence[NamedParameter]) -> bool:
         """Compares the replicas, if it is time; returns whether gradients are valid."""
-        if not self._agreement.is_due(parameters):
-            self._agreement.count()
-            return True
-        if self._late is not None:
-            self._late.finish(self.exchange)
-        try:
-            specs_of_gradients(parameters, self._is_exempt)
-        except TypeError:
-            # It tells the other ranks, and raises.
-            self._begin(parameters)
-        is_valid = self._agreement.agree(
-            self.exchange, self.actual_optimizer, parameters
-        )
-        if not self._order:
-            # Ranks may differ: they must exchange in one order.
-            self._order = self._agreement.of_rank_0(self.exchange, self._seen)
-            self._seen = []
-        return is_valid
+        if self._averaging.is_due(parameters):
+            if self._late is not None:
+                self._late.finish(self.exchange)
+            return self._averaging.agree(parameters)
+        self._agreement.count()
+        if self._early is not None and parameters:
+            self._averaging.agree_on_order()
+        return True
 
     def _average(self, parameters: Sequence[NamedParameter]) -> None:
         """Replaces the gradients by their means."""
@@ -373,6 +386,14 @@ class MultiNodeOptimizer(OptimizerWrapper):
             exchange.put(i, parameters[i].param.grad)
         self._finish(parameters)
 
+    def _average_early(self, early: EarlyGradients) -> None:
+        """Updates with the means of gradients whose exchange began in the step."""
+        n_samples, self.n_samples = self.n_samples, None
+        early.put_others(n_samples)
+        self._agreement.count()
+        self._finish(early.parameters)
+        self.actual_optimizer.update(None)
+
     def _average_late(
         self, late: LateGradients, parameters: Sequence[NamedParameter]
     ) -> None:
@@ -390,16 +411,10 @@ class MultiNodeOptimizer(OptimizerWrapper):
             self.actual_optimizer.update(None)
 
     def _begin(self, parameters: Sequence[NamedParameter]) -> None:
-        self._rescale_residuals()
         n_samples, self.n_samples = self.n_samples, None
         if n_samples is None and self._pipeline is not None:
             n_samples = self._pipeline.n_samples
-        self.exchange.begin(
-            lambda: specs_of_gradients(parameters, self._is_exempt),
-            [param.array for _, param in parameters],
-            n_samples,
-            zero_fill=self._zero_fill,
-        )
+        self._averaging.begin(parameters, n_samples)
 
     def _finish(self, parameters: Sequence[NamedParameter]) -> None:
         for (_, param), mean in zip(parameters, self.exchange.finish()):
@@ -410,10 +425,3 @@ class MultiNodeOptimizer(OptimizerWrapper):
     def _share_tied(self) -> None:
         if self._pipeline is not None and self._pipeline.ties is not None:
             self._pipeline.ties.share_gradients()
-
-    def _rescale_residuals(self) -> None:
-        """Error feedback keeps what scaled gradients have lost."""
-        scale = float(self._loss_scale or 1.0)
-        if scale != self._scale_of_residuals:
-            self.exchange.scale_residuals(scale / self._scale_of_residuals)
-            self._scale_of_residuals = scale

@@ -44,6 +44,8 @@ _OF_USABLE_MODELS = ("step", "evaluate", "predict", "save")
 #: Of things that must be alike, one of which a rank has nothing to say.
 UNSAID = np.iinfo(np.int64).min
 
+# Of samples by replica: of x, of t, and those that the loss counts.
+_N_COUNTS = 3
 # How long a rank that has ended its script listens for the others to end theirs.
 _SECONDS_FOR_FAREWELLS = 10.0
 
@@ -109,6 +111,8 @@ class CallAgreement:
         self.unlike: list[int] = []
         #: How many samples ``x`` has in each replica; known when the call is finished.
         self.n_samples = [0] * n_replicas
+        #: How many of them the loss counts, by replica; -1 if that turns out later.
+        self.n_counted = [-1] * n_replicas
         # Those of closed pipelines have nothing to say.
         _agreements[:] = [each for each in _agreements if each._comm]
         _agreements.append(self)
@@ -179,6 +183,7 @@ class CallAgreement:
         vote: int = 0,
         loss_scale: float | None = None,
         alike: np.ndarray | None = None,
+        n_counted: int | None = None,
     ) -> None:
         """Begins to compare the call.
 
@@ -191,6 +196,8 @@ class CallAgreement:
             alike (numpy.ndarray or None): Integers for things that must be alike, of
                 the shape (2, ``n_alike``): the largest of what this rank says of each,
                 and the largest of the negatives, or `UNSAID`.
+            n_counted (int or None): How many samples the loss counts, if this rank
+                knows that beforehand.
 
         Raises:
             DisagreementError: If this rank alone sees that ``x`` and ``t`` differ.
@@ -204,8 +211,9 @@ class CallAgreement:
             reports,
             vote,
         )
-        samples = np.full((2, self._n_replicas), -1)
-        samples[:, self._replica] = n_inputs, n_targets
+        samples = np.full((_N_COUNTS, self._n_replicas), -1)
+        counted = -1 if n_counted is None else n_counted
+        samples[:, self._replica] = n_inputs, n_targets, counted
         mine = np.concatenate([record, samples.reshape(-1)])
         # With the largest of the negative, all know the least as well.
         if alike is None:
@@ -213,6 +221,11 @@ class CallAgreement:
         mine = np.concatenate([[mine, -mine], alike], axis=1)
         self._extremes = np.empty_like(mine)
         self._request = self._comm.Iallreduce(mine, self._extremes, MPI.MAX)
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the ranks' words have come, and agree."""
+        return self._request is None
 
     def check(self) -> None:
         """Looks whether the ranks' words are there, and if they are, compares them.
@@ -312,13 +325,15 @@ class CallAgreement:
         n, n_replicas = len(_CallRecord._fields), self._n_replicas
         most = _CallRecord(*self._extremes[0, :n].tolist())
         least = _CallRecord(*(-self._extremes[1, :n]).tolist())
-        samples = self._extremes[0, n : n + 2 * n_replicas].reshape(2, n_replicas)
-        largest, negative = self._extremes[:, n + 2 * n_replicas :]
+        end = n + _N_COUNTS * n_replicas
+        samples = self._extremes[0, n:end].reshape(_N_COUNTS, n_replicas)
+        largest, negative = self._extremes[:, end:]
         # What nobody speaks of is alike.
         unlike = (largest != -negative) & (largest != UNSAID)
         self.unlike = np.flatnonzero(unlike).tolist()
         self.somebody_reports = bool(most.reports)
-        self.vote, self.n_samples = most.vote, samples[0].tolist()
+        self.vote = most.vote
+        self.n_samples, _, self.n_counted = samples.tolist()
         rank = self._comm.rank
         if least.call != most.call:
             raise DisagreementError(
@@ -333,7 +348,7 @@ class CallAgreement:
                 f" others it is call {other.number}: a rank left a call out, or caught"
                 f" the error of one"
             )
-        for replica, (n_inputs, n_targets) in enumerate(samples.T.tolist()):
+        for replica, (n_inputs, n_targets) in enumerate(samples[:2].T.tolist()):
             where = f" in replica {replica}" if n_replicas > 1 else ""
             _check_samples(n_inputs, n_targets, where)
         scales = np.array([least.loss_scale, most.loss_scale]).view(float)

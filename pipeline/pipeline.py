@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable
@@ -21,6 +22,7 @@ from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 from pipeline.agreement import Layout
 from pipeline.arguments import Arguments
+from pipeline.early_exchanges import EarlyExchanges
 from pipeline.feed import Feed
 from pipeline.ranks import Ranks
 from pipeline.replicas import begin_alike
@@ -93,6 +95,8 @@ class Pipeline:
         n_steps (int): How many minibatches :meth:`step` has run.
         ranks (Ranks): What the ranks tell each other besides arrays.
         ties (TieExchange or None): Of the parameters that several stages share.
+        early_exchanges (EarlyExchanges): The optimizers that take gradients during a
+            step.
         record (Record or None): The last step on this rank: when it did what.
         trial (Trial or None): What is still to choose the schedule, of ``'auto'``.
         parts (Parts): What depends on where the layers lie.
@@ -164,6 +168,7 @@ class Pipeline:
         self.schedule, self.trial = make_schedule(arguments, layout.stage_ranks)
         self.ranks = Ranks(comm, layout.stage_ranks, timeout, layout.name)
         self._calls, self._given = self.ranks.calls, arguments
+        self.early_exchanges = EarlyExchanges(self.ranks)
         self.parts: Parts | None = None
         self._lay_out(layout)
         begin_alike(self.ranks.grid, self.stages, timeout)
@@ -220,7 +225,8 @@ class Pipeline:
 
         Afterwards every ``param.grad`` is the gradient of the minibatch's mean
         loss; what it was before does not matter. Update the parameters with
-        ``optimizer.update()``.
+        ``optimizer.update()``. If the optimizer exchanges gradients of replicas during
+        the step, those that are under way are in ``param.grad`` after the update only.
 
         Args:
             x (array or tuple of arrays): The minibatch, samples along the first
@@ -257,12 +263,15 @@ class Pipeline:
                 scale = self._loss.scale = float(self._loss_scale)
             said = self._updates.say(self.n_steps)
             inputs = self._start(x, t, loss_scale=scale, alike=said)
-            self._run(self._training, inputs)
+            early = self.early_exchanges
+            tells = early.begin(self.ties.params() if self.ties is not None else ())
+            self._run(self._training, inputs, early if tells else None)
             self.record = self._runner.record
             for stage in self._stages.values():
                 stage.check_gradients()
             result = self._results.share()
             self._updates.check()
+            early.end()
             for stage in self._stages.values():
                 stage.finish(scale, self._results.correction)
             if self.ties is not None:
@@ -430,11 +439,17 @@ class Pipeline:
                     never_free(self)
                 raise
 
-    def _run(self, program: RankProgram, inputs: Sequence[Tensors]) -> list[Any]:
+    def _run(
+        self,
+        program: RankProgram,
+        inputs: Sequence[Tensors],
+        early: EarlyExchanges | None = None,
+    ) -> list[Any]:
         for stage in self._stages.values():
-            stage.begin(self.n_steps)
+            complete = early and functools.partial(early.complete, stage)
+            stage.begin(self.n_steps, program.n_microbatches, complete)
         with restored_random_state(self._device):
-            return self._runner.run(program, inputs)
+            return self._runner.run(program, inputs, early and early.look)
 
     def _end_trial(self) -> None:
         """Goes on with the schedule that is the fastest by what was measured."""
@@ -446,5 +461,7 @@ class Pipeline:
         """Cuts a minibatch where it is read, and begins to compare the call."""
         cut = self._feed.read(self.schedule.n_microbatches, x, t, has_loss)
         reports = has_loss and self._results.are_expected
+        if has_loss and self.is_last:
+            said["n_counted"] = self._loss.n_known
         self._calls.start(cut.n_inputs, cut.n_targets, reports, **said)
         return cut.inputs

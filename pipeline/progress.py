@@ -24,17 +24,21 @@ class Progress(function_hook.FunctionHook):
     """Looks after messages between the functions of Chainer, forward and backward.
 
     Args:
-        look: What to do each time.
+        *looks: What to do each time.
     """
 
     name = "divisible.Progress"
 
-    def __init__(self, look: Callable[[], None]) -> None:
-        self._look = look
+    def __init__(self, *looks: Callable[[], None]) -> None:
+        self._looks = looks
 
     def forward_postprocess(self, function: Any, in_data: tuple) -> None:
         """Looks."""
         self._look()
+
+    def _look(self) -> None:
+        for look in self._looks:
+            look()
 
     def backward_postprocess(
         self, function: Any, in_data: tuple, out_grad: tuple

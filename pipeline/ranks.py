@@ -43,7 +43,7 @@ class Gathering(NamedTuple):
 
 
 def _nothing() -> None:
-    """Is what there is to do before a pipeline is closed that has begun nothing."""
+    """Is what there is to do for a pipeline that has begun nothing."""
 
 
 class Ranks:
@@ -71,6 +71,7 @@ class Ranks:
         first (int): The rank with the first stage, which reads ``x``.
         last (int): The rank with the last stage, which reads ``t``.
         before_close: Called on all ranks before :meth:`close`, while they can agree.
+        look: Called while this rank waits for another, often.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Ranks:
         self.first, self.last = stage_ranks[0], stage_ranks[-1]
         self.timeout = timeout
         self.before_close: Callable[[], None] = _nothing
+        self.look: Callable[[], None] = _nothing
         self._sender: Sender | None = None
         self._receiver: Receiver | None = None
 
@@ -111,6 +113,16 @@ class Ranks:
     def size(self) -> int:
         """How many ranks the pipeline has."""
         return self.comm.size
+
+    def watch(self) -> None:
+        """Sees to what goes on while this rank waits for another.
+
+        Raises:
+            DisagreementError: If another rank makes another call.
+            StallError: If a rank has left that will not take part.
+        """
+        self.calls.check()
+        self.look()
 
     def in_world(self, rank: int) -> int:
         """Returns the number in ``world`` of a rank of this pipeline."""
@@ -192,7 +204,7 @@ class Ranks:
             about (str): What they are, for error messages.
         """
         if self.n_replicas == 1:
-            comm, watch = self.comm, self.calls.check
+            comm, watch = self.comm, self.watch
             broadcast(comm, values, self.last, self.timeout, about, watch)
             return values[None]
         gathering = self.gather(values)
@@ -218,7 +230,7 @@ class Ranks:
         return gathering.values
 
     def _wait(self, gathering: Gathering, purpose: str) -> None:
-        request, watch = gathering.request, self.calls.check
+        request, watch = gathering.request, self.watch
         wait_for_all(self.world, request, self.timeout, purpose, watch)
 
     def send_targets(self, targets: Sequence[Any]) -> None:

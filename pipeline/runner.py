@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Callable
 
 import chainer
 import numpy as np
 
+from divisible.communication.errors import DisagreementError, StallError
 from divisible.communication.flight_record import (
     ACTION,
     BEGIN,
@@ -87,7 +88,7 @@ class Runner:
                 if rank == target != source:
                     self._receivers[channel] = transport.receiver(tag, source)
         is_alone = not (self._senders or self._receivers)
-        self._progress = nullcontext() if is_alone else Progress(transport.look)
+        self._looks = [] if is_alone else [transport.look]
         self.record: Record | None = None
         self.waits_for_device = False
 
@@ -96,13 +97,19 @@ class Runner:
         rendezvous = self._transport.rendezvous
         return RankProgram.of(schedule, self._rank, rendezvous, self._routes)
 
-    def run(self, program: RankProgram, inputs: Sequence[Any]) -> list[Any]:
+    def run(
+        self,
+        program: RankProgram,
+        inputs: Sequence[Any],
+        look: Callable[[], None] | None = None,
+    ) -> list[Any]:
         """Runs this rank's part of a schedule.
 
         Args:
             program (RankProgram): What to run.
             inputs: For each microbatch the first stage's input tensors; read on the
                 first stage's rank only.
+            look: Called between the functions of layers, forward and backward.
 
         Returns:
             For each microbatch the last stage's output tensors, on its rank; an
@@ -126,7 +133,8 @@ class Runner:
         clock = time.perf_counter
         times: list[float] = []
         self.record = Record(program, times)
-        with self._progress:
+        looks = self._looks if look is None else [*self._looks, look]
+        with Progress(*looks) if looks else nullcontext():
             for task in program.tasks:
                 times.append(clock())
                 operation, slot = task.operation, task.slot
@@ -190,6 +198,9 @@ class Runner:
                 results[task.slot] = result
                 for name, tensors in handed_over.items():
                     results[task.slot._replace(skip=name)] = tensors
+        except (DisagreementError, StallError):
+            # Of other ranks, seen while this one computed.
+            raise
         except Exception as error:
             raise ActionError(self._where(action, error)) from error
         if self.waits_for_device:

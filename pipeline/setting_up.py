@@ -244,7 +244,7 @@ def _make_ties(
         layout.stage_ranks,
         ranks.comm,
         ranks.timeout,
-        ranks.calls.check,
+        ranks.watch,
         f"{layout.name} ties",
     )
 
@@ -261,7 +261,7 @@ def _make_runner(
         from pipeline.chainermn import ChainerMNTransport
 
         transport = ChainerMNTransport(ranks.comm, ranks.timeout)
-    transport.watch = ranks.calls.check
+    transport.watch = ranks.watch
     return Runner(
         stages,
         layout.stage_ranks,

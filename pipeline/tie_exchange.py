@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Callable, NamedTuple
 
 import chainer
@@ -105,6 +105,11 @@ class TieExchange:
             for copy in tie.copies:
                 copy.array[...] = value
         self._transport.flush()
+
+    def params(self) -> Iterator[chainer.Parameter]:
+        """Yields this rank's copies."""
+        for tie in self._ties:
+            yield from tie.copies
 
     def add_up(self) -> None:
         """Replaces every copy's gradient by the sum over all copies.

@@ -128,6 +128,14 @@ class CountedMean:
         return isinstance(n, (int, float)) and n == 0
 
     @property
+    def n_known(self) -> int | None:
+        """Over how many samples the mean will be; ``None`` if it may turn out later.
+
+        If it is known, no correction is needed.
+        """
+        return sum(self._counts.values()) if self.is_understood else None
+
+    @property
     def n_counted(self) -> float:
         """Over how many samples the mean is, when all microbatches are counted."""
         return sum(self._numbers())

@@ -100,6 +100,11 @@ class Loss:
         """The factor for the minibatch's gradients in the end."""
         return self._means["loss"].correction
 
+    @property
+    def n_known(self) -> int | None:
+        """Over how many samples the loss will be a mean, if known beforehand."""
+        return self._means["loss"].n_known
+
     def warnings(self) -> list[str]:
         """Returns what users are to know of what was counted, each text once."""
         texts = [mean.warning() for mean in self._means.values()]

@@ -21,6 +21,7 @@ from typing import Any
 import chainer
 
 from divisible import Divisible, RandomKey, keyed_random_state
+from divisible.backward.completion import Completion
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors, check_plain
 from pipeline.stages.batch_statistics import BatchStatistics, discarded
@@ -65,6 +66,9 @@ class Stage:
         self._seed, self._n_microbatches_before = seed, n_microbatches_before
         self._step = 0
         self._weight_gradients = WeightGradients(self.params)
+        self._complete: Callable[[chainer.Parameter], None] | None = None
+        # Backwards of microbatches that still add to gradients.
+        self._n_backwards = 0
         self._statistics = (
             BatchStatistics(layers.links, gather) if defer_batch_statistics else None
         )
@@ -123,13 +127,22 @@ class Stage:
         if self.loss is not None:
             yield from self.loss.namedlinks()
 
-    def begin(self, step: int) -> None:
+    def begin(
+        self,
+        step: int,
+        n_microbatches: int = 0,
+        complete: Callable[[chainer.Parameter], None] | None = None,
+    ) -> None:
         """Begins a minibatch: no gradients, no microbatches.
 
         Args:
             step (int): How many minibatches came before it.
+            n_microbatches (int): How many it has, the empty ones as well.
+            complete: Called with parameters as the last microbatch completes their
+                gradients, which :meth:`take` then returns; not with all of them.
         """
         self._step = step
+        self._n_backwards, self._complete = n_microbatches, complete
         self.reports.clear()
         self._states.begin()
         if not chainer.config.enable_backprop:
@@ -148,6 +161,14 @@ class Stage:
         """
         for param in self._weight_gradients.others():
             self._check_own(param)
+
+    def take(self, param: chainer.Parameter) -> Any:
+        """Returns a complete gradient, which :meth:`finish` leaves alone then."""
+        return self._weight_gradients.take(param)
+
+    def n_parts(self, param: chainer.Parameter) -> int:
+        """Returns how much has been added to a gradient so far, by contributions."""
+        return self._weight_gradients.n_parts(param)
 
     def finish(self, loss_scale: float | None = None, correction: float = 1.0) -> None:
         """Ends a minibatch: leaves gradients in ``param.grad``, moves averages.
@@ -230,10 +251,12 @@ class Stage:
             One tensor per input: its gradient, or none where there is none; and by
             name those of what skip connections brought.
         """
+        self._n_backwards -= not split
         if not self._segments[0].holds(microbatch):
             return (), dict.fromkeys(self._takes, ())
         skip_gradients = dict(skip_gradients)
-        for segment in reversed(self._segments):
+        is_last = not (split or self._n_backwards)
+        for segment in self._from_last(is_last):
             handed_over = {
                 name: skip_gradients.pop(name) for name in segment.hands_over
             }
@@ -247,8 +270,30 @@ class Stage:
 
     def backward_weight(self, microbatch: int) -> None:
         """Adds the weight gradients of one microbatch (W)."""
-        for segment in reversed(self._segments):
+        self._n_backwards -= 1
+        for segment in self._from_last(not self._n_backwards):
             segment.backward_weight(microbatch)
+
+    def _from_last(self, is_last: bool) -> Iterator[Segment]:
+        """Yields the segments in the order of a backward.
+
+        Args:
+            is_last (bool): Whether no backward of another microbatch adds to weight
+                gradients after this one, which may complete them.
+        """
+        if not is_last or self._complete is None:
+            yield from reversed(self._segments)
+            return
+        completion = Completion(self._complete)
+        self._weight_gradients.completion = completion
+        try:
+            for i, segment in reversed([*enumerate(self._segments)]):
+                # They may use the same parameters.
+                before = [each.layers.params() for each in self._segments[:i]]
+                completion.leave_out(itertools.chain(*before))
+                yield segment
+        finally:
+            self._weight_gradients.completion = None
 
     @contextmanager
     def _again(self, microbatch: int) -> Iterator[None]:

@@ -531,10 +531,11 @@ def during_backward(comm):
         reached.append(values_of(model))
         assert_alike(comm, model)
         # The order in which gradients were complete is part of a snapshot.
-        assert len(optimizer._order) == (overlap and len(list(model.params())))
+        order = optimizer._averaging.order
+        assert len(order) == (overlap and len(list(model.params())))
         again = replicate(comm, make_model(), exempt=None, **options)
         read(again, written(optimizer))
-        assert again._order == optimizer._order
+        assert again._averaging.order == order
         again.close()
         optimizer.close()
     assert reached[0] == reached[1]

@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from divisible import Divisible
 from pipeline import Pipeline, PipelineEvaluator
+from pipeline.stages.counted_mean import CountedMean
 
 N, N_CLASSES = 10, 4
 _rng = np.random.RandomState(0)
@@ -292,3 +293,22 @@ def test_a_loss_says_its_number_always_or_never():
     pipe = Pipeline(net().divide(), MPI.COMM_SELF, 3, lossfun=sometimes)
     with pytest.raises(RuntimeError, match="or for none: it does for microbatch 1"):
         pipe.step(X, T)
+
+
+@pytest.mark.parametrize(
+    "function, expected",
+    [
+        (F.softmax_cross_entropy, int((T != -1).sum())),
+        (functools.partial(F.softmax_cross_entropy, ignore_label=2), 8),
+        (F.mean_squared_error, N),
+        (told, None),
+        (L.Classifier(L.Linear(6, N_CLASSES)), None),
+    ],
+)
+def test_how_many_count_is_known_beforehand_of_some_functions(function, expected):
+    mean = CountedMean("lossfun", function)
+    parts = np.split(T, [4, 7])
+    mean.start([(part,) for part in parts], parts)
+    assert mean.n_known == expected
+    if expected is not None:
+        assert mean.correction == 1

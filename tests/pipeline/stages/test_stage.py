@@ -585,3 +585,35 @@ def test_what_is_recomputed_may_change_its_input_in_place(is_marked):
         stage.finish()
         gradients.append(model[1].W.grad)
     np.testing.assert_array_equal(*gradients)
+
+
+def test_the_last_microbatch_tells_what_is_complete():
+    """Of layers with the same weights the last graph does, of the first segment."""
+    shared = L.Linear(4, 4)
+    model = Divisible(shared)
+    model.append(lambda x: F.linear(x, shared.W), recompute=True)
+    model.append(L.Linear(4, 3))
+    stage = stage_module.Stage(model)
+    told = []
+
+    def complete(param):
+        told.append((param, stage.n_parts(param), stage.take(param).copy()))
+
+    xs = make_inputs()
+    stage.begin(0, len(xs), complete)
+    for i, x in enumerate(xs):
+        y, _ = stage.forward(i, variable(x), {})
+        assert not told
+        stage.backward(i, ones(y), {}, split=i == 0)
+    # The first one's weights come last, and then nothing is missing.
+    assert not told
+    stage.backward_weight(0)
+    ids = [id(param) for param, _, _ in told]
+    assert set(ids[:2]) == {id(model[2].W), id(model[2].b)}
+    assert set(ids[2:]) == {id(shared.W), id(shared.b)}
+    assert len(ids) == 4
+    for param, n_parts, taken in told:
+        assert n_parts == (6 if param is shared.W else 3)
+        assert np.abs(taken).max() > 0
+    stage.finish()
+    assert all(param.grad is None for param, _, _ in told)

@@ -1,0 +1,117 @@
+"""How the gradients of a model are averaged: in which order, and compared when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Callable
+
+import chainer
+
+from data_parallel.exchange import Exchange
+from data_parallel.parameters import (
+    NamedParameter,
+    in_order,
+    parameters_of,
+    specs_of_gradients,
+)
+from data_parallel.replica_agreement import ReplicaAgreement
+
+
+class Averaging:
+    """What an optimizer's exchanges of gradients have in common.
+
+    Args:
+        optimizer (chainer.Optimizer): Has the model, and the loss scale.
+        exchange (Exchange): Of the gradients.
+        agreement (ReplicaAgreement): Of the replicas.
+        exempt: Tells which parameters' gradients keep float32 on the wire.
+        zero_fill (bool): Whether zeros stand for a gradient that some ranks have not.
+
+    Attributes:
+        exchange: As given.
+        agreement: As given.
+        order: The names of parameters as backward completes their gradients; empty
+            before it was seen.
+        seen: Such an order, which this rank has seen and not told yet.
+        scale_of_residuals: The loss scale of what error feedback keeps.
+    """
+
+    def __init__(
+        self,
+        optimizer: chainer.Optimizer,
+        exchange: Exchange,
+        agreement: ReplicaAgreement,
+        exempt: Callable[[chainer.Parameter], bool],
+        zero_fill: bool,
+    ) -> None:
+        self._optimizer, self._is_exempt = optimizer, exempt
+        self._zero_fill = zero_fill
+        self.exchange, self.agreement = exchange, agreement
+        self.order: list[str] = []
+        self.seen: list[str] = []
+        self.scale_of_residuals = 1.0
+
+    @property
+    def loss_scale(self) -> float:
+        """What gradients are multiplied by."""
+        return float(self._optimizer._loss_scale or 1.0)
+
+    def parameters(self) -> list[NamedParameter]:
+        """Returns the model's parameters in the order in which they are exchanged."""
+        return in_order(parameters_of(self._optimizer.target), self.order)
+
+    def all_params(self) -> Iterator[chainer.Parameter]:
+        """Yields the model's parameters, those without a shape as well."""
+        return self._optimizer.target.params()
+
+    def target_changed(self) -> None:
+        """Prepares for a model that has other parameters than before."""
+        self.agreement.forget()
+        self.order = []
+
+    def is_due(self, parameters: Sequence[NamedParameter]) -> bool:
+        """Returns whether the next update must compare the replicas."""
+        return self.agreement.is_due(parameters)
+
+    def agree(self, parameters: Sequence[NamedParameter]) -> bool:
+        """Compares the replicas, and returns whether the gradients are valid.
+
+        Raises:
+            TypeError: If one cannot be exchanged.
+            DisagreementError: If they are of different models, or have drifted apart.
+        """
+        try:
+            specs_of_gradients(parameters, self._is_exempt)
+        except TypeError:
+            # It tells the other ranks, and raises.
+            self.begin(parameters, None)
+        is_valid = self.agreement.agree(self.exchange, self._optimizer, parameters)
+        self.agree_on_order()
+        return is_valid
+
+    def agree_on_order(self) -> None:
+        """Lets all ranks have one order, if none is known; they may see several."""
+        if not self.order:
+            self.order = self.agreement.of_rank_0(self.exchange, self.seen)
+            self.seen = []
+
+    def begin(
+        self, parameters: Sequence[NamedParameter], n_samples: int | None
+    ) -> None:
+        """Begins an exchange of gradients, which are put one after the other.
+
+        Args:
+            parameters: Whose gradients.
+            n_samples: Of this rank's minibatch; ``None`` if all are alike.
+        """
+        scale = self.loss_scale
+        if scale != self.scale_of_residuals:
+            # Error feedback keeps what scaled gradients have lost.
+            self.exchange.scale_residuals(scale / self.scale_of_residuals)
+            self.scale_of_residuals = scale
+        self.exchange.begin(
+            lambda: specs_of_gradients(parameters, self._is_exempt),
+            [param.array for _, param in parameters],
+            n_samples,
+            zero_fill=self._zero_fill,
+        )

@@ -1,0 +1,157 @@
+"""Optimizers that exchange gradients while a step still computes others.
+
+The last microbatch completes gradients layer by layer, from the last layer of a stage
+to its first. Most stages have time left then: the bubble at the end of a schedule, or
+what weight gradients there still are::
+
+    stage 1   F0 F1 B0 B1                      B1 completes W7, W6, W5
+    stage 0   F0 F1 .  B0 .  B1                       W3, W2
+    exchange of stage 1   ==W7== ==W6== ==W5==
+    exchange of stage 0               ==W3== ==W2==   mostly after the step
+
+Gradients must be what they are in the end. So nothing is exchanged before it is known
+how many samples the loss counts in each replica; what turns out at the end of a step
+only, by a function that the loss knows nothing of, is exchanged after it.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Collection, Iterable
+from functools import partial
+from typing import Any, Callable, Protocol
+
+import chainer
+
+from divisible.communication.transport import LOOK_SECONDS
+from pipeline.ranks import Ranks
+from pipeline.stages.stage import Stage
+
+_COUNTS_COME_LATE = (
+    "how many samples lossfun counts turns out at the end, unlike with"
+    " functions such as F.softmax_cross_entropy, also as a functools.partial"
+)
+
+
+class Taker(Protocol):
+    """An optimizer that takes gradients as they become complete."""
+
+    def begin_step(self) -> Collection[chainer.Parameter]:
+        """Returns the parameters of which it is to be told, in a step that begins."""
+
+    def complete(self, param: chainer.Parameter, take: Callable[[], Any]) -> None:
+        """Is told of a gradient, which it may take when :meth:`open` was called."""
+
+    def open(self, n_samples: int | None) -> None:
+        """May begin, with gradients that are means of so many samples.
+
+        ``None`` stands for equally many in all replicas.
+        """
+
+    def look(self) -> None:
+        """Moves its messages on; called often."""
+
+    def end_step(self, order: list[chainer.Parameter], refusal: str) -> None:
+        """Takes nothing more before the next step.
+
+        Args:
+            order: In which gradients became complete, each once and for all.
+            refusal: Why it has not been opened, if so.
+        """
+
+
+class EarlyExchanges:
+    """The optimizers of a rank that exchange gradients during steps.
+
+    Args:
+        ranks (Ranks): All ranks of the pipeline.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        # One that a script has dropped is to be forgotten.
+        self._added: list[weakref.ref[Taker]] = []
+        self._takers: list[Taker] = []
+        self._by_param: dict[int, Taker] = {}
+        # What was complete, and of how many parts, in this order.
+        self._told: list[tuple[Stage, chainer.Parameter, int]] = []
+        self._is_open = False
+        self._next_look = 0.0
+
+    def add(self, taker: Taker) -> None:
+        """Adds an optimizer; of those with the same parameters the last one counts."""
+        self._added = [ref for ref in self._added if ref() not in (None, taker)]
+        self._added.append(weakref.ref(taker))
+
+    def begin(self, tied: Iterable[chainer.Parameter]) -> bool:
+        """Begins a step; returns whether anybody wants to be told of gradients.
+
+        Args:
+            tied: Parameters whose gradients are complete after the step only.
+        """
+        self._told, self._is_open = [], False
+        self._takers, self._by_param = [], {}
+        for taker in filter(None, [ref() for ref in reversed(self._added)]):
+            wanted = {id(param) for param in taker.begin_step()}
+            if wanted and wanted.isdisjoint(self._by_param):
+                self._takers.append(taker)
+                self._by_param.update(dict.fromkeys(wanted, taker))
+        for param in tied:
+            self._by_param.pop(id(param), None)
+        if self._takers:
+            self._ranks.look = self.look
+        return bool(self._takers)
+
+    def complete(self, stage: Stage, param: chainer.Parameter) -> None:
+        """Is told that the last microbatch has added to a gradient."""
+        taker = self._by_param.get(id(param))
+        if taker is not None:
+            self._told.append((stage, param, stage.n_parts(param)))
+            taker.complete(param, partial(stage.take, param))
+
+    def look(self) -> None:
+        """Moves exchanges on; to be called often.
+
+        Raises:
+            DisagreementError: If the ranks do not do the same.
+            StallError: If a rank has left that will not take part.
+        """
+        now = time.perf_counter()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            self._go_on()
+
+    def _go_on(self) -> None:
+        calls = self._ranks.calls
+        if not self._is_open:
+            calls.check()
+            if calls.is_compared and min(calls.n_counted) >= 0:
+                self._is_open = True
+                mine = calls.n_counted[self._ranks.replica]
+                for taker in self._takers:
+                    taker.open(mine if any(calls.n_counted) else None)
+        for taker in self._takers:
+            taker.look()
+
+    def end(self) -> None:
+        """Ends the computing of a step, when the ranks' call is finished."""
+        if not self._takers:
+            return
+        # They may have been slower than this rank.
+        self._go_on()
+        self._ranks.look = _nothing
+        # What something has added to later, by itself, was not complete.
+        order = [
+            param
+            for stage, param, n_parts in self._told
+            if param.grad is None and stage.n_parts(param) == n_parts
+        ]
+        for taker in self._takers:
+            mine = [param for param in order if self._by_param[id(param)] is taker]
+            taker.end_step(mine, "" if self._is_open else _COUNTS_COME_LATE)
+        self._told, self._by_param = [], {}
+
+
+def _nothing() -> None:
+    """Is what there is to do while no exchange goes on."""
