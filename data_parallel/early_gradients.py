@@ -50,6 +50,11 @@ class EarlyGradients:
         # Complete before the exchange may begin.
         self._waiting: list[tuple[int, Callable[[], Any]]] = []
 
+    @property
+    def spans(self) -> list[tuple[float, float]]:
+        """When each bucket of the last exchange began and ended."""
+        return [*self._averaging.exchange.spans.values()]
+
     def begin_step(self) -> Collection[chainer.Parameter]:
         """Returns the parameters that the step is to tell of. A call of all ranks."""
         self.drop()

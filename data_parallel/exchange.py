@@ -79,6 +79,8 @@ class Exchange:
         comm (mpi4py.MPI.Comm): Of its own messages.
         nodes (list): The ranks of each node.
         sent_bytes (int): What this rank has sent to other nodes in the last exchange.
+        spans (dict): Of the last exchange, or the one that goes on, by bucket: when it
+            began and ended, of the clock of ``time.perf_counter``.
         seconds (dict): Of the last exchange, by ``'encode'``, ``'wire'``, ``'sum'`` and
             ``'decode'``; ``'wire'`` is what messages and waits took.
 
@@ -160,7 +162,7 @@ class Exchange:
             self._quantiles,
         )
         self._current = Current(self.comm)
-        self.sent_bytes = 0
+        self.sent_bytes, self.spans = 0, {}
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
     @property
@@ -319,6 +321,7 @@ class Exchange:
 
         under_way = UnderWay(self._ranks, opening, arrays, buckets, make_code)
         self._current.under_way, self._zero_fill = under_way, zero_fill
+        self.spans = under_way.spans
         self.kept.n_exchanges += 1
         if refusal is not None:
             with suppress(DisagreementError), self._current.ending_at_errors():

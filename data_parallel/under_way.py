@@ -54,6 +54,8 @@ class UnderWay:
 
     Attributes:
         clock: Where time and bytes go.
+        spans: By bucket, in the order in which they began, when its first unit began
+            and its last one ended, so far; of the clock of ``time.perf_counter``.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class UnderWay:
         self._n_queued = self._next_unit = 0
         self._is_open = self._is_asking = False
         self.clock = Clock()
+        self.spans: dict[int, tuple[float, float]] = {}
         self._flow = Flow(ranks.comm, ranks.timeout)
         self._flow.add(partial(self._open, opening))
 
@@ -192,8 +195,10 @@ class UnderWay:
     def _unit(self, unit: Unit, number: int, about: str) -> Steps:
         ranks = self._ranks
         messages = Messages(ranks.comm, number, ranks.buffers, about)
-        lane = ranks.lanes[unit.lane]
-        return run(unit, lane, ranks.placement, self._coder, messages, self.clock)
+        lane, now = ranks.lanes[unit.lane], time.perf_counter
+        start, _ = self.spans.setdefault(unit.bucket, (now(), now()))
+        yield from run(unit, lane, ranks.placement, self._coder, messages, self.clock)
+        self.spans[unit.bucket] = start, now()
 
     def _ask(self, bucket: Bucket, own: np.ndarray, number: int) -> Steps:
         """Takes the largest of all ranks' numbers, before the bucket is coded."""

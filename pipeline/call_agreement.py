@@ -179,25 +179,24 @@ class CallAgreement:
         self,
         n_inputs: int = -1,
         n_targets: int = -1,
+        n_counted: int = -1,
         reports: bool = False,
         vote: int = 0,
         loss_scale: float | None = None,
         alike: np.ndarray | None = None,
-        n_counted: int | None = None,
     ) -> None:
         """Begins to compare the call.
 
         Args:
             n_inputs (int): Samples of ``x``, where it is read.
             n_targets (int): Samples of ``t``, where it is read.
+            n_counted (int): Samples that the loss counts, where that is known.
             reports (bool): Whether this rank has something to report after it.
             vote (int): What this rank wants all to know the largest of.
             loss_scale (float or None): What the call's loss is multiplied by.
             alike (numpy.ndarray or None): Integers for things that must be alike, of
                 the shape (2, ``n_alike``): the largest of what this rank says of each,
                 and the largest of the negatives, or `UNSAID`.
-            n_counted (int or None): How many samples the loss counts, if this rank
-                knows that beforehand.
 
         Raises:
             DisagreementError: If this rank alone sees that ``x`` and ``t`` differ.
@@ -212,8 +211,7 @@ class CallAgreement:
             vote,
         )
         samples = np.full((_N_COUNTS, self._n_replicas), -1)
-        counted = -1 if n_counted is None else n_counted
-        samples[:, self._replica] = n_inputs, n_targets, counted
+        samples[:, self._replica] = n_inputs, n_targets, n_counted
         mine = np.concatenate([record, samples.reshape(-1)])
         # With the largest of the negative, all know the least as well.
         if alike is None:

@@ -18,15 +18,17 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import partial
 from typing import Any, Callable, Protocol
 
 import chainer
 
 from divisible.communication.transport import LOOK_SECONDS
+from divisible.schedules.rank_program import Record
 from pipeline.ranks import Ranks
 from pipeline.stages.stage import Stage
+from pipeline.tie_exchange import TieExchange
 
 _COUNTS_COME_LATE = (
     "how many samples lossfun counts turns out at the end, unlike with"
@@ -35,7 +37,14 @@ _COUNTS_COME_LATE = (
 
 
 class Taker(Protocol):
-    """An optimizer that takes gradients as they become complete."""
+    """An optimizer that takes gradients as they become complete.
+
+    Attributes:
+        spans: When parts of its last exchange began and ended, of the clock of
+            ``time.perf_counter``.
+    """
+
+    spans: Collection[tuple[float, float]]
 
     def begin_step(self) -> Collection[chainer.Parameter]:
         """Returns the parameters of which it is to be told, in a step that begins."""
@@ -84,11 +93,11 @@ class EarlyExchanges:
         self._added = [ref for ref in self._added if ref() not in (None, taker)]
         self._added.append(weakref.ref(taker))
 
-    def begin(self, tied: Iterable[chainer.Parameter]) -> bool:
-        """Begins a step; returns whether anybody wants to be told of gradients.
+    def begin(self, ties: TieExchange | None) -> None:
+        """Begins a step.
 
         Args:
-            tied: Parameters whose gradients are complete after the step only.
+            ties: Of parameters whose gradients are complete after the step only.
         """
         self._told, self._is_open = [], False
         self._takers, self._by_param = [], {}
@@ -97,14 +106,32 @@ class EarlyExchanges:
             if wanted and wanted.isdisjoint(self._by_param):
                 self._takers.append(taker)
                 self._by_param.update(dict.fromkeys(wanted, taker))
-        for param in tied:
+        for param in ties.params() if ties is not None else ():
             self._by_param.pop(id(param), None)
         if self._takers:
             self._ranks.look = self.look
-        return bool(self._takers)
 
-    def complete(self, stage: Stage, param: chainer.Parameter) -> None:
-        """Is told that the last microbatch has added to a gradient."""
+    def listener(self, stage: Stage) -> Callable[[chainer.Parameter], None] | None:
+        """Returns what a stage is to tell of complete gradients, if anything."""
+        return partial(self._complete, stage) if self._takers else None
+
+    @property
+    def looks(self) -> Callable[[], None] | None:
+        """What is to be called often during the step, if anything."""
+        return self.look if self._takers else None
+
+    def spans(self, record: Record) -> list[tuple[str, float, float]]:
+        """Returns the parts of exchanges, with their names, starts and ends.
+
+        Args:
+            record: Of the last step. What was before is of another one.
+        """
+        since = record.times[0]
+        takers = filter(None, [ref() for ref in self._added])
+        found = [span for taker in takers for span in taker.spans if span[0] >= since]
+        return [(f"exchange of bucket {i}", *span) for i, span in enumerate(found)]
+
+    def _complete(self, stage: Stage, param: chainer.Parameter) -> None:
         taker = self._by_param.get(id(param))
         if taker is not None:
             self._told.append((stage, param, stage.n_parts(param)))
@@ -150,7 +177,7 @@ class EarlyExchanges:
         for taker in self._takers:
             mine = [param for param in order if self._by_param[id(param)] is taker]
             taker.end_step(mine, "" if self._is_open else _COUNTS_COME_LATE)
-        self._told, self._by_param = [], {}
+        self._takers, self._told, self._by_param = [], [], {}
 
 
 def _nothing() -> None:

@@ -20,13 +20,12 @@ class CutMinibatch(NamedTuple):
 
     Attributes:
         inputs: Of the first stage, for each microbatch; empty on other ranks.
-        n_inputs: Samples of ``x``; -1 where it is not read.
-        n_targets: Samples of ``t``; -1 where it is not read.
+        n_samples: Of ``x``, of ``t``, and those that the loss counts; -1 where it is
+            not read, or not known beforehand.
     """
 
     inputs: list[Tensors]
-    n_inputs: int
-    n_targets: int
+    n_samples: tuple[int, int, int]
 
 
 class Feed:
@@ -64,7 +63,7 @@ class Feed:
             ValueError: If it has no samples.
         """
         ranks = self._ranks
-        n_inputs = n_targets = -1
+        n_inputs = n_targets = n_counted = -1
         inputs = []
         if ranks.rank == ranks.first and self._is_empty(x):
             n_inputs, inputs = 0, [()] * n_microbatches
@@ -82,7 +81,9 @@ class Feed:
                 targets = as_arrays("t", t, self._where("last"))
                 n_targets, parts = len(targets[0]), split(targets, n_microbatches)
             self._loss.start(parts, self._device)
-        return CutMinibatch(inputs, n_inputs, n_targets)
+            if has_loss and self._loss.n_known is not None:
+                n_counted = self._loss.n_known
+        return CutMinibatch(inputs, (n_inputs, n_targets, n_counted))
 
     def _is_empty(self, arrays: Any) -> bool:
         is_tuple = isinstance(arrays, tuple) and not arrays

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable
@@ -95,8 +94,7 @@ class Pipeline:
         n_steps (int): How many minibatches :meth:`step` has run.
         ranks (Ranks): What the ranks tell each other besides arrays.
         ties (TieExchange or None): Of the parameters that several stages share.
-        early_exchanges (EarlyExchanges): The optimizers that take gradients during a
-            step.
+        early_exchanges (EarlyExchanges): Of gradients, while a step computes.
         record (Record or None): The last step on this rank: when it did what.
         trial (Trial or None): What is still to choose the schedule, of ``'auto'``.
         parts (Parts): What depends on where the layers lie.
@@ -225,8 +223,7 @@ class Pipeline:
 
         Afterwards every ``param.grad`` is the gradient of the minibatch's mean
         loss; what it was before does not matter. Update the parameters with
-        ``optimizer.update()``. If the optimizer exchanges gradients of replicas during
-        the step, those that are under way are in ``param.grad`` after the update only.
+        ``optimizer.update()``. Those exchanged during the step are there after that.
 
         Args:
             x (array or tuple of arrays): The minibatch, samples along the first
@@ -263,19 +260,15 @@ class Pipeline:
                 scale = self._loss.scale = float(self._loss_scale)
             said = self._updates.say(self.n_steps)
             inputs = self._start(x, t, loss_scale=scale, alike=said)
-            early = self.early_exchanges
-            tells = early.begin(self.ties.params() if self.ties is not None else ())
-            self._run(self._training, inputs, early if tells else None)
+            self.early_exchanges.begin(self.ties)
+            self._run(self._training, inputs)
             self.record = self._runner.record
             for stage in self._stages.values():
                 stage.check_gradients()
             result = self._results.share()
             self._updates.check()
-            early.end()
-            for stage in self._stages.values():
-                stage.finish(scale, self._results.correction)
-            if self.ties is not None:
-                self.ties.add_up()
+            self.early_exchanges.end()
+            self.parts.finish(scale, self._results.correction)
             self.n_steps += 1
         if self.trial is not None and self.trial.note(self.timeline):
             self._end_trial()
@@ -351,26 +344,24 @@ class Pipeline:
     def timeline(self) -> Timeline:
         """Returns what every rank did in the last :meth:`step`, and when.
 
-        Recording costs two readings of the clock for each action and message, so it
-        is always on. To be called on every rank. On a GPU the times are of launches:
-        the device works behind them.
+        Recording is always on: two readings of the clock for an action or a message.
+        To be called on every rank. On a GPU the times are of launches.
 
         Returns:
             Timeline: Of all ranks of the pipeline, on each of them, on one clock that
             starts with the first action. A wait is a receive, from when it was needed
-            to when it was there. On a grid it is of this replica.
+            to when it was there. On a grid: of this replica, and exchanges so far.
 
         Raises:
             RuntimeError: If there was no step yet.
             DisagreementError: If another rank makes another call.
             StallError: If another rank does not come in time.
         """
-        record = self.record
-        if record is None:
+        if (record := self.record) is None:
             raise RuntimeError("no step has been run yet")
         with self._call("timeline"):
             self._calls.compare()
-            return self.ranks.timeline(record)
+            return self.ranks.timeline(record, self.early_exchanges.spans(record))
 
     def gather(self, value: Any, call: str) -> list:
         """Returns every rank's ``value``, of all replicas, in rank order.
@@ -439,17 +430,11 @@ class Pipeline:
                     never_free(self)
                 raise
 
-    def _run(
-        self,
-        program: RankProgram,
-        inputs: Sequence[Tensors],
-        early: EarlyExchanges | None = None,
-    ) -> list[Any]:
-        for stage in self._stages.values():
-            complete = early and functools.partial(early.complete, stage)
-            stage.begin(self.n_steps, program.n_microbatches, complete)
+    def _run(self, program: RankProgram, inputs: Sequence[Tensors]) -> list[Any]:
+        n, early = program.n_microbatches, self.early_exchanges
+        self.parts.begin(self.n_steps, n, early.listener)
         with restored_random_state(self._device):
-            return self._runner.run(program, inputs, early and early.look)
+            return self._runner.run(program, inputs, early.looks)
 
     def _end_trial(self) -> None:
         """Goes on with the schedule that is the fastest by what was measured."""
@@ -461,7 +446,5 @@ class Pipeline:
         """Cuts a minibatch where it is read, and begins to compare the call."""
         cut = self._feed.read(self.schedule.n_microbatches, x, t, has_loss)
         reports = has_loss and self._results.are_expected
-        if has_loss and self.is_last:
-            said["n_counted"] = self._loss.n_known
-        self._calls.start(cut.n_inputs, cut.n_targets, reports, **said)
+        self._calls.start(*cut.n_samples, reports, **said)
         return cut.inputs

@@ -211,10 +211,18 @@ class Ranks:
         self._wait(gathering, f"to tell {about}")
         return gathering.values[self._last_ranks]
 
-    def timeline(self, record: Record) -> Timeline:
-        """Returns what the ranks of a pipeline did, from this rank's record."""
+    def timeline(
+        self, record: Record, others: Sequence[tuple[str, float, float]] = ()
+    ) -> Timeline:
+        """Returns what the ranks of a pipeline did.
+
+        Args:
+            record: Of this rank.
+            others: What else this rank did, with its starts and ends.
+        """
         offset = clock_offsets(self.comm, self.timeout)[self.rank]
-        mine = record.program.operations, np.array(record.times) - offset
+        besides = [(what, start - offset, end - offset) for what, start, end in others]
+        mine = record.program.operations, np.array(record.times) - offset, besides
         said = all_gather(self.comm, mine, self.timeout, "to tell what they did")
         return measured_timeline(f"{record.program.name}, measured", said)
 

@@ -14,7 +14,7 @@ import functools
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from mpi4py import MPI
 
@@ -192,6 +192,24 @@ class Parts(NamedTuple):
             UpdateAgreement(layout.shared, layers, hooks, ranks),
             _make_runner(arguments, stages, layout, ranks),
         )
+
+    def begin(self, step: int, n_microbatches: int, listener: Callable) -> None:
+        """Begins a minibatch; see :meth:`.Stage.begin`.
+
+        Args:
+            step (int): How many there were before.
+            n_microbatches (int): Of the minibatch.
+            listener: Returns what a stage calls with complete gradients, or ``None``.
+        """
+        for stage in self.stages.values():
+            stage.begin(step, n_microbatches, listener(stage))
+
+    def finish(self, loss_scale: float | None, correction: float) -> None:
+        """Ends a minibatch; see :meth:`.Stage.finish`."""
+        for stage in self.stages.values():
+            stage.finish(loss_scale, correction)
+        if self.ties is not None:
+            self.ties.add_up()
 
     def close(self) -> None:
         """Frees what they need to exchange messages; a call of all ranks."""

@@ -36,6 +36,14 @@ LABELS = {
 # More events than this are drawn as an image: bars would be thinner than a pixel.
 _MOST_BARS = 20_000
 _PIXELS = 1600
+# Half the height of a bar, its middle below that of the row, and what it lies upon.
+_COMPUTATION = 0.42, 0.0, 2
+# Messages are drawn lower, so that what they overlap with stays visible. What else
+# goes on, such as an exchange of gradients, is a strip along the foot of the row.
+_HEIGHTS = {
+    **dict.fromkeys(("send", "receive", "wait"), (0.24, 0.0, 1)),
+    "other": (0.07, 0.35, 3),
+}
 # How much white goes into the colours of a rank's last stage.
 _MOST_WHITE = 0.5
 DPI = 150
@@ -161,9 +169,9 @@ def _draw_bars(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
         chosen = timeline.category == code
         if not chosen.any():
             continue
-        # Communication is drawn lower, so that what it overlaps with stays visible.
-        half = 0.42 if code < len(KINDS) else 0.24
-        low, high = timeline.rank[chosen] - half, timeline.rank[chosen] + half
+        half, middle, order = _HEIGHTS.get(category, _COMPUTATION)
+        middle = timeline.rank[chosen] + middle
+        low, high = middle - half, middle + half
         x0, x1 = left[chosen], right[chosen]
         corners = np.stack(
             [np.stack([x0, x0, x1, x1], 1), np.stack([low, high, high, low], 1)], 2
@@ -177,7 +185,7 @@ def _draw_bars(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
                 facecolors=color * (1 - lighter) + lighter,
                 edgecolors="white" if few else "none",
                 linewidths=0.5 if few else 0.0,
-                zorder=2 if code < len(KINDS) else 1,
+                zorder=order,
             )
         )
     # About seven points of width for each digit at this size of figure and font.

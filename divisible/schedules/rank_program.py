@@ -158,28 +158,30 @@ class Record(NamedTuple):
 
 
 def measured_timeline(
-    name: str, ranks: Sequence[tuple[Sequence[Operation], np.ndarray]]
+    name: str,
+    ranks: Sequence[
+        tuple[Sequence[Operation], np.ndarray, Sequence[tuple[str, float, float]]]
+    ],
 ) -> Timeline:
     """Puts together what all ranks did.
 
     Args:
         name (str): Of the timeline.
         ranks: For each rank its operations, and the start and end of each in turn, in
-            seconds of a clock that all ranks share.
+            seconds of a clock that all ranks share; and what else it did meanwhile or
+            afterwards, each with its start and end.
 
     Returns:
         Timeline: From the start of the first operation on. A receive is a wait.
     """
-    first = min(times[0] for _, times in ranks if len(times))
-    return Timeline(
-        (
-            (rank, operation, start - first, end - first, _category(operation))
-            for rank, (operations, times) in enumerate(ranks)
-            for operation, start, end in zip(operations, times[::2], times[1::2])
-        ),
-        n_ranks=len(ranks),
-        name=name,
-    )
+    first = min(times[0] for _, times, _ in ranks if len(times))
+    events = []
+    for rank, (operations, times, others) in enumerate(ranks):
+        for operation, start, end in zip(operations, times[::2], times[1::2]):
+            category = _category(operation)
+            events.append((rank, operation, start - first, end - first, category))
+        events += [(rank, text, s - first, e - first, "other") for text, s, e in others]
+    return Timeline(events, n_ranks=len(ranks), name=name)
 
 
 def _category(operation: Operation) -> str:

@@ -8,12 +8,14 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible
 from divisible.planning.shares import integer_shares
 from mixed_precision import MixedPrecision, StaticLossScale, to_float16
 from pipeline import Pipeline
+from pipeline.command_line.main import main
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks, refused_on_ranks
 
@@ -232,6 +234,43 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_an_exchange_during_a_step_changes_no_bit(name):
     assert_on_ranks(4, changes_no_bit, CASES[name])
+
+
+def is_on_the_timeline(comm, path):
+    """Looks for the exchanges of the last step, of one before, and after it."""
+    x, t = np.ones((4, 6), "f"), np.zeros(4, "i")
+    with Grid(comm, 2) as grid:
+        (stage,) = stages_of(mlp(), grid, 2, None)
+        with Pipeline(stage, grid, 2, timeout=TIMEOUT) as pipe:
+            optimizer = optimizer_on(grid, pipe).setup(stage)
+            for i in range(3):
+                pipe.step(x, t)
+                if i == 0:
+                    assert not exchanges(pipe.timeline())
+                optimizer.update()
+                timeline = pipe.timeline()
+                found = exchanges(timeline)
+                # Of the few bytes of a bucket no two gradients have part.
+                assert len(found) == sum(comm.allgather(len(list(stage.params())))) // 2
+                assert {event.rank for event in found} == {0, 1}
+                assert all(0 <= event.start <= event.end for event in found)
+            optimizer.close()
+        if comm.rank == 0:
+            timeline.save(path)
+
+
+def exchanges(timeline):
+    return [event for event in timeline if "exchange of bucket" in str(event.what)]
+
+
+def test_exchanges_are_on_the_timeline(tmp_path):
+    path = tmp_path / "timeline.json"
+    assert_on_ranks(4, is_on_the_timeline, str(path))
+    picture = tmp_path / "timeline.png"
+    result = CliRunner().invoke(main, ["timeline", str(path), "--plot", str(picture)])
+    assert result.exit_code == 0, result.output
+    assert "other" in result.output
+    assert picture.stat().st_size > 0
 
 
 class Gate(chainer.Link):
