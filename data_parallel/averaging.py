@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Callable
 
 import chainer
@@ -60,9 +60,9 @@ class Averaging:
         """Returns the model's parameters in the order in which they are exchanged."""
         return in_order(parameters_of(self._optimizer.target), self.order)
 
-    def all_params(self) -> Iterator[chainer.Parameter]:
-        """Yields the model's parameters, those without a shape as well."""
-        return self._optimizer.target.params()
+    def all_parameters(self) -> list[NamedParameter]:
+        """Returns the model's parameters by name, those without a shape as well."""
+        return parameters_of(self._optimizer.target, include_uninit=True)
 
     def target_changed(self) -> None:
         """Prepares for a model that has other parameters than before."""

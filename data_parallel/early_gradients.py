@@ -64,7 +64,9 @@ class EarlyGradients:
         self._waits = bool(reason)
         if reason:
             self.report = f"after the step: {reason}"
-            return () if names else [param for _, param in parameters]
+            # Some may get their shape in this step.
+            everything = self._averaging.all_parameters()
+            return () if names else [param for _, param in everything]
         # The others are put in the end: they need not come in the same order.
         places = {i for i, (name, _) in enumerate(parameters) if name in names}
         self._missing = {*range(len(parameters))}
@@ -79,7 +81,7 @@ class EarlyGradients:
             return "its update compares the replicas first"
         if not self._averaging.order:
             return "it shows in which order gradients become complete"
-        if not all(param.is_initialized for param in self._averaging.all_params()):
+        if len(self._averaging.all_parameters()) > len(parameters):
             return "some parameters are not initialized"
         return ""
 
@@ -124,7 +126,7 @@ class EarlyGradients:
             order: In which gradients became complete.
             refusal: Why :meth:`open` has not been called, if so.
         """
-        names = {id(param): name for name, param in self.parameters}
+        names = {id(param): name for name, param in self._averaging.all_parameters()}
         self._averaging.seen = [names[id(param)] for param in order]
         if self.is_under_way:
             n, n_others = len(self.parameters), len(self._missing)

@@ -110,6 +110,18 @@ def test_what_has_no_shape_yet_is_waited_for(link, averaging):
     assert early.report == "after the step: some parameters are not initialized"
 
 
+def test_what_gets_its_shape_in_the_first_step_is_seen(link, averaging):
+    early = EarlyGradients(averaging, True)
+    with link.init_scope():
+        link.later = chainer.Parameter()
+    assert len(early.begin_step()) == 3
+    link.later.initialize((2,))
+    early.end_step([link.later, link.b, link.W], "")
+    assert averaging.agree(averaging.parameters())
+    assert averaging.order == ["/later", *ORDER]
+    assert len(early.begin_step()) == 3
+
+
 def test_only_the_order_is_seen_without_overlap(link, averaging):
     early = EarlyGradients(averaging, False)
     assert len(early.begin_step()) == 2
