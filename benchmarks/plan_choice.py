@@ -17,7 +17,6 @@ which the median of a large one's is not, so small microbatches would look too g
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import statistics
 import tempfile
@@ -37,8 +36,7 @@ from benchmarks.common.hosts import (
     run,
 )
 from benchmarks.common.results import Result, alternate, command, machine, ratios
-from divisible import Divisible, Network, Plan, Profile, best_plan
-from divisible.planning.profile import SECONDS, LayerCost
+from divisible import Divisible, Plan, Profile, best_plan
 
 N_HOSTS = 3
 LINK = "1gbit"
@@ -49,8 +47,6 @@ PROFILED = (16, 8, 4, 1)
 TARGET = 1.05
 #: Seconds between two looks of a rank that waits for the next step.
 PAUSE = 0.002
-#: Times that a message goes to and fro, and bytes of one that tells the bandwidth.
-N_PINGS, LARGE_MESSAGE = 12, 2**22
 
 
 class Layer(chainer.Chain):
@@ -99,39 +95,24 @@ class Search:
     """
 
     def __init__(self, comm: Any, x: np.ndarray, t: np.ndarray, job: dict) -> None:
+        from benchmarks.common.probes import link
+
         self._comm = comm
         self._data = x, t
         self._job = job
         self._model = make_model()
-        self._network = self._link()
+        self._network = link(comm)
         self._profiles = [self._on_hosts(Profile.load(file)) for file in job["files"]]
-
-    def _link(self) -> Network:
-        """Measures the link between ranks 0 and 1: latency and bandwidth."""
-        from benchmarks.common.probes import message_seconds
-
-        latency, large = (
-            min(message_seconds(self._comm, n_bytes, N_PINGS))
-            for n_bytes in (8, LARGE_MESSAGE)
-        )
-        return Network(LARGE_MESSAGE / max(large - latency, 1e-9), latency)
 
     def _on_hosts(self, profile: Profile) -> Profile:
         """Returns a profile with the speed that busy hosts have."""
-        from benchmarks.common.probes import busy_seconds
+        from benchmarks.common.probes import busy_seconds, slowed
 
         x = self._data[0][: profile.n_samples]
         equal = Plan.uniform(len(self._model), self._comm.size)
         stage = self._model.divide(*equal.range(self._comm.rank))
         seconds = sum(busy_seconds(self._comm, stage, x, PAUSE))
-        slower = seconds / sum(layer.seconds for layer in profile.layers)
-
-        def slow(layer: LayerCost) -> LayerCost:
-            times = {name: slower * getattr(layer, name) for name in SECONDS}
-            return dataclasses.replace(layer, **times)
-
-        layers = [slow(layer) for layer in profile.layers]
-        return dataclasses.replace(profile, layers=layers, loss=slow(profile.loss))
+        return slowed(profile, seconds / sum(layer.seconds for layer in profile.layers))
 
     def answer(self) -> dict[str, Any]:
         """Returns the plans with what was predicted and measured."""

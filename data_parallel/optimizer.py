@@ -23,6 +23,9 @@ from data_parallel.parameters import (
 from data_parallel.replica_agreement import ReplicaAgreement
 from divisible.optimizer_wrapper import OptimizerWrapper
 
+#: Bytes of a bucket, of gradients of a stage.
+BUCKET_OF_STAGE = 4 * 2**20
+
 
 def create_multi_node_optimizer(
     actual_optimizer: Any,
@@ -69,7 +72,8 @@ def create_multi_node_optimizer(
             ``update(lossfun, ...)``, which trainers call, does so, with a copy of each;
             it gained nothing where it was measured: :doc:`/howto/data_parallel`.
         **options: Of :class:`Exchange`: ``local_size``, ``error_feedback``,
-            ``timeout`` and others.
+            ``timeout`` and others. With a pipeline ``bucket_bytes`` are 4 MiB, so that
+            the first gradients of a stage need not wait for its last ones.
 
     Returns:
         MultiNodeOptimizer: To be set up as the optimizer would be.
@@ -94,6 +98,8 @@ def create_multi_node_optimizer(
 
     See Oyama et al. (2017), Accelerating deep learning by 8-bit gradient exchange.
     """
+    if pipeline is not None:
+        options.setdefault("bucket_bytes", BUCKET_OF_STAGE)
     return MultiNodeOptimizer(
         actual_optimizer,
         communicator,

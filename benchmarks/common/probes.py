@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 
@@ -10,16 +11,20 @@ import numpy as np
 from mpi4py import MPI
 
 from benchmarks.common.results import quiet_barrier
-from divisible import Divisible
+from divisible import Divisible, Network, Profile
 from divisible.communication.signatures import Tensor
 from divisible.communication.transport import Transport
 from divisible.communication.waiting import wait
+from divisible.planning.profile import SECONDS as TIMES
+from divisible.planning.profile import LayerCost
 from divisible.planning.timed_phases import Phases
 from pipeline.progress import Progress
 
 #: Seconds that hosts are busy at least. Of 32 hosts the standard deviation was 5.5% of
 #: the work done in 4 s, 3.4% in 15 s and 2.7% in 30 s.
 SECONDS = 15.0
+#: Times that a message goes to and fro, and bytes of one that tells the bandwidth.
+N_PINGS, LARGE_MESSAGE = 12, 2**22
 #: Of messages that nobody waits for; the next one counts them.
 TAG = 1000
 #: Seconds that a host may wait for another.
@@ -174,3 +179,22 @@ def message_seconds(comm: MPI.Comm, n_bytes: int, rounds: int) -> list[float]:
             comm.Send(buffer, 0)
         times.append((time.perf_counter() - start) / 2)
     return comm.bcast(times)
+
+
+def link(comm: MPI.Comm) -> Network:
+    """Measures the link between ranks 0 and 1: latency and bandwidth."""
+    latency, large = (
+        min(message_seconds(comm, n_bytes, N_PINGS)) for n_bytes in (8, LARGE_MESSAGE)
+    )
+    return Network(LARGE_MESSAGE / max(large - latency, 1e-9), latency)
+
+
+def slowed(profile: Profile, slower: float) -> Profile:
+    """Returns a profile in which everything takes ``slower`` times as long."""
+
+    def slow(layer: LayerCost) -> LayerCost:
+        times = {name: slower * getattr(layer, name) for name in TIMES}
+        return dataclasses.replace(layer, **times)
+
+    layers = [slow(layer) for layer in profile.layers]
+    return dataclasses.replace(profile, layers=layers, loss=slow(profile.loss))
