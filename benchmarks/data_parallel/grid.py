@@ -4,7 +4,8 @@
 
 ``overlap``: 2 replicas of 2 stages with links of 1 Gbit/s. Gradients are exchanged
 during the step, after it, or not at all, all in turn, so that one run says how much of
-the exchange lies behind computing.
+the exchange lies behind computing. Messages move between the functions of layers, so
+the model has many.
 
 ``plans``: 1 replica of 4 stages, 2 of 2 and 4 of 1 with one model and one minibatch.
 `best_plan` knows the layers' profiles from a whole core, how fast the hosts are when
@@ -177,8 +178,8 @@ def main() -> None:
     add, parts = parser.add_argument, {"overlap": overlap, "plans": plans}
     add("--parts", nargs="+", choices=parts, default=list(parts))
     add("--rate", default="1gbit", help="of the links")
-    add("--width", type=int, default=1024)
-    add("--layers", type=int, default=8)
+    add("--width", type=int, default=512)
+    add("--layers", type=int, default=32)
     add("--samples", type=int, default=2048, help="of a minibatch, in the part overlap")
     add("--batch", type=int, default=128, help="of a minibatch, in the part plans")
     add("--microbatches", type=int, default=8, help="the most of the plans")

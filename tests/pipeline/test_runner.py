@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from divisible import Divisible
-from divisible.communication.errors import StallError
+from divisible.communication.errors import DisagreementError, StallError
 from divisible.communication.signatures import Tensor
 from divisible.schedules import interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
 from divisible.schedules.rank_program import RankProgram
@@ -156,6 +156,20 @@ def test_an_error_names_a_layer_of_several_links_in_a_line():
     runner, _ = first_rank(layers=Divisible(F.relu, chain, F.tanh).divide(0, 2))
     with pytest.raises(ActionError, match=r"in layer 1, Sequential: TypeError: "):
         run(runner, one_f_one_b(2, N_MICROBATCHES))
+
+
+@pytest.mark.parametrize("error", [StallError, DisagreementError])
+def test_what_other_ranks_do_wrong_is_no_error_of_a_layer(error):
+    """It is seen while this one computes, between the functions of a layer."""
+
+    def look():
+        raise error("rank 1 did it")
+
+    runner, _ = first_rank()
+    program = RankProgram.of(one_f_one_b(2, N_MICROBATCHES), 0, rendezvous=False)
+    with pytest.raises(error, match="rank 1 did it"):
+        runner.run(program, INPUTS, look)
+    assert not chainer.get_function_hooks()
 
 
 def test_an_error_of_the_transport_is_left_alone():
