@@ -18,7 +18,8 @@ from divisible.planning.units import format_seconds
 from divisible.schedules.catalogue import CATALOGUE, create
 from divisible.schedules.schedule import Schedule
 from heterogeneous import ability
-from heterogeneous.estimates import of_now, ratio
+from heterogeneous.estimates import ratio
+from pipeline.rebalancing.stage_times import like_the_newest
 
 # So many standard errors of the speeds a gain must exceed.
 _ERRORS = 4
@@ -117,7 +118,7 @@ def decide_cuts(
     base = partition(profile, n_stages, schedule=chosen, cuts=cuts)
     work = np.bincount(ranks, [stage.seconds for stage in base.stages])
     work *= chosen.n_microbatches
-    counted = [_like_the_newest(column) for column in busy.T]
+    counted = [like_the_newest(column) for column in busy.T]
     speeds = np.array(
         [ability([w] * len(t), t, last=None) for w, t in zip(work, counted)]
     )
@@ -224,13 +225,6 @@ def _around(plan: Plan) -> list[list[int]]:
         if sizes[giver]:
             found.append([0, *np.cumsum(sizes).tolist()])
     return found
-
-
-def _like_the_newest(seconds: np.ndarray) -> np.ndarray:
-    """Returns the times that say what a rank does now, without a long exception."""
-    counted = seconds[of_now(seconds)]
-    # None may be like the median of two kinds.
-    return counted if counted.size else seconds[-1:]
 
 
 def _relative_error(seconds: np.ndarray) -> float:

@@ -20,7 +20,13 @@ from pipeline.pipeline import Pipeline
 from pipeline.rebalancing.decisions import Decision, check_thresholds, decide_cuts
 from pipeline.rebalancing.log import LoggedCheck
 from pipeline.rebalancing.moving import Moved, rebalance
-from pipeline.rebalancing.stage_times import StageTimes, profile_of, shares_of, together
+from pipeline.rebalancing.stage_times import (
+    StageTimes,
+    profile_of,
+    shares_of,
+    slowest_ranks,
+    together,
+)
 
 #: Below ``trainer.out``: a line of JSON for each check.
 LOG_NAME = "rebalancing.jsonl"
@@ -173,7 +179,8 @@ class Rebalance(training.Extension):
             busy = np.median(times, axis=0)
             self._profile = profile_of(forwards, busy, pipe.cuts, size)
         decision = pipe.ranks.choose(lambda: self._decide(pipe, times))
-        hosts = [host for _, _, host in said[: pipe.ranks.size]]
+        slowest = slowest_ranks([theirs for theirs, _, _ in said], _places(pipe))
+        hosts = [said[rank][2] for rank in slowest]
         before, moved = list(pipe.cuts), None
         if decision.cuts is not None and not self._has_moved:
             optimizers = list(trainer.updater.get_all_optimizers().values())
@@ -181,7 +188,9 @@ class Rebalance(training.Extension):
             self.moves.append(moved)
         if self._log and pipe.ranks.is_chief:
             self._tell(trainer, decision, hosts, before, pipe.cuts, moved)
-        self._set_shares(trainer, pipe, [theirs for theirs, _, _ in said])
+        if moved is None:
+            # Otherwise the times are of other layers than those there are now.
+            self._set_shares(trainer, pipe, [theirs for theirs, _, _ in said])
         self._has_moved = moved is not None
         self._predicted = decision.new_step_seconds if moved is not None else None
 
@@ -191,7 +200,8 @@ class Rebalance(training.Extension):
         mine = getattr(iterator, "shares", None)
         mine = mine if getattr(iterator, "are_measured", False) else None
         now = next((s for s in pipe.gather(mine, "rebalance") if s is not None), None)
-        if grid is None or now is None:
+        if grid is None or now is None or not all(times):
+            # Also where a replica has had no sample yet.
             return
         replicas = [grid.place(rank)[0] for rank in range(len(times))]
         found = pipe.ranks.choose(lambda: shares_of(list(zip(replicas, times))))
@@ -266,3 +276,9 @@ class Rebalance(training.Extension):
             decision.reason,
             moved,
         ).append_to(Path(trainer.out) / LOG_NAME)
+
+
+def _places(pipe: Pipeline) -> list[int]:
+    """Returns for each rank of all replicas its rank in its pipeline."""
+    grid, size = pipe.ranks.grid, pipe.ranks.world.size
+    return [rank if grid is None else grid.place(rank)[1] for rank in range(size)]

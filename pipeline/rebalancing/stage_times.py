@@ -10,6 +10,7 @@ import numpy as np
 from divisible.planning.profile import LayerCost, Profile
 from divisible.schedules.actions import Action
 from divisible.schedules.rank_program import RankProgram, Record
+from heterogeneous.estimates import of_now
 
 
 class StageTimes:
@@ -91,6 +92,48 @@ def together(
     return found
 
 
+def slowest_ranks(
+    said: Sequence[Mapping[int, Sequence[float]]], places: Sequence[int]
+) -> list[int]:
+    """Returns for each place in a pipeline the rank that is slowest there.
+
+    Args:
+        said: By all ranks, of all replicas: seconds per sample by stage.
+        places: Of all ranks in their pipelines.
+
+    Example:
+        >>> said = [{0: [1.0]}, {1: [3.0]}, {0: [4.0]}, {1: [3.0]}]
+        >>> slowest_ranks(said, places=[0, 1, 0, 1])
+        [2, 1]
+    """
+    busy = [_busy(times) for times in said]
+    found: dict[int, int] = {}
+    for rank, place in enumerate(places):
+        if busy[rank] > busy[found.setdefault(place, rank)]:
+            found[place] = rank
+    return [found[place] for place in sorted(found)]
+
+
+def _busy(times: Mapping[int, Sequence[float]]) -> float:
+    """Returns the seconds per sample of a rank, with all of its stages, by now."""
+    return sum(
+        float(np.median(like_the_newest(np.asarray(of_stage))))
+        for of_stage in times.values()
+    )
+
+
+def like_the_newest(seconds: np.ndarray) -> np.ndarray:
+    """Returns the times that say what a rank does now, without a long exception.
+
+    Example:
+        >>> like_the_newest(np.array([1, 1, 1, 1, 2, 2, 9, 2, 2.1])).tolist()
+        [2.0, 2.0, 2.0, 2.1]
+    """
+    counted = seconds[of_now(seconds)]
+    # None may be like the median of two kinds.
+    return counted if counted.size else seconds[-1:]
+
+
 def shares_of(said: Sequence[tuple[int, Mapping[int, Sequence[float]]]]) -> list[float]:
     """Returns the shares of minibatches that replicas should have, of the sum 1.
 
@@ -106,8 +149,7 @@ def shares_of(said: Sequence[tuple[int, Mapping[int, Sequence[float]]]]) -> list
     """
     slowest: dict[int, float] = {}
     for replica, times in said:
-        busy = sum(float(np.median(of_stage)) for of_stage in times.values())
-        slowest[replica] = max(busy, slowest.get(replica, 0.0))
+        slowest[replica] = max(_busy(times), slowest.get(replica, 0.0))
     speeds = [1 / slowest[replica] for replica in sorted(slowest)]
     return [speed / sum(speeds) for speed in speeds]
 

@@ -1,6 +1,8 @@
 """Layers move in all replicas of a pipeline alike."""
 
+import socket
 import time
+from unittest import mock
 
 import chainer
 import chainer.functions as F
@@ -10,7 +12,9 @@ import pytest
 
 from data_parallel import Grid, ReplicaIterator, create_multi_node_optimizer
 from divisible import Divisible, Plan
+from divisible.schedules import Action
 from pipeline import Pipeline, PipelineUpdater, Rebalance, rebalance
+from pipeline.rebalancing.log import read_log
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.snapshot_training import state_of
@@ -169,3 +173,49 @@ def replicas_are_measured(comm, out, is_watched):
 @pytest.mark.parametrize("is_watched", [True, False])
 def test_replicas_get_parts_by_their_speed(tmp_path, is_watched):
     assert_on_ranks(2, replicas_are_measured, str(tmp_path), is_watched)
+
+
+def the_slowest_of_a_place_is_named(comm, out):
+    slow_from, slow = 8, 2
+    with Grid(comm, n_pipeline=2, placement="replicas_together") as grid:
+        stage = build().divide(*Plan([0, 2, 5]).range(grid.pipeline.rank))
+        pipe = Pipeline(stage, grid, 2, timeout=20)
+        optimizer = create_multi_node_optimizer(
+            chainer.optimizers.SGD(0.1), grid.data, pipeline=pipe
+        ).setup(stage)
+        iterator = None
+        if pipe.is_first:
+            ((x, t),) = make_batches([48])
+            data = chainer.datasets.TupleDataset(x, t)
+            iterator = chainer.iterators.SerialIterator(data, 8)
+        updater = PipelineUpdater(iterator, optimizer, pipe)
+        trainer = chainer.training.Trainer(updater, (20, "iteration"), out=out)
+
+        @chainer.training.make_extension(trigger=(1, "iteration"), priority=2000)
+        def clock(trainer):
+            is_slow = comm.rank == slow and updater.iteration > slow_from
+            times, now = [], 0.0
+            for operation in pipe.record.program.operations:
+                took = 1.0 + 2.0 * is_slow if isinstance(operation, Action) else 0.0
+                times += [now, now + took]
+                now += took
+            pipe.record = pipe.record._replace(times=times)
+
+        trainer.extend(clock, name="clock")
+        trainer.extend(Rebalance(build, every=5))
+        with mock.patch.object(socket, "gethostname", lambda: f"host{comm.rank}"):
+            trainer.run()
+        pipe.close()
+        optimizer.close()
+    if comm.rank == 0:
+        checks = read_log(f"{out}/rebalancing.jsonl")
+        moved = [check for check in checks if check.moved]
+        # Places have the ranks 0 and 1, and 2 and 3.
+        assert moved[0].hosts[1] == "host2"
+        assert moved[0].hosts[0] in ("host0", "host1")
+        assert moved[0].speeds[1] < 0.6 * moved[0].speeds[0]
+
+
+def test_the_host_that_became_slow_is_named_whichever_replica_it_is_of(tmp_path):
+    output = assert_on_ranks(4, the_slowest_of_a_place_is_named, str(tmp_path))
+    assert "rank 1 on host2 has" in output
