@@ -56,6 +56,8 @@ class Grid:
         n_replicas (int): How many replicas there are.
         replica (int): The number of this rank's; its rank in ``data``.
         placement (str): As given, or chosen.
+        shares (list or None): For each replica a number, in whose ratio minibatches are
+            divided, if the grid is of a plan that has them.
 
     Raises:
         TypeError, ValueError: If an argument is wrong.
@@ -92,6 +94,7 @@ class Grid:
         if placement == _AUTO:
             placement = placement_by_hosts([host for host, _ in said], n_pipeline)
         self.n_pipeline, self.placement = n_pipeline, placement
+        self.shares: list[float] | None = None
         self.n_replicas = self.world.size // n_pipeline
         self._ranks = RankGrid(n_pipeline, self.n_replicas, placement)
         self.replica, stage = self.place(self.world.rank)
@@ -128,7 +131,8 @@ class Grid:
         """Returns the grid that a plan is for.
 
         Args:
-            plan (Plan): With its replicas.
+            plan (Plan): With its replicas, and what part of a minibatch each is to
+                have, which :class:`ReplicaIterator` looks for here.
             comm: As of :class:`Grid`; its ranks must be as many as the plan's.
             placement: Likewise; or ``'auto'`` for what sends less between the hosts
                 that there are, by a plan of :func:`~divisible.best_plan`.
@@ -153,7 +157,9 @@ class Grid:
         if placement == _AUTO:
             hosts = all_gather(as_mpi(comm), socket.gethostname(), _TIMEOUT, _PURPOSE)
             placement = plan.placement(hosts)
-        return cls(comm, n_ranks // plan.replicas, placement)
+        grid = cls(comm, n_ranks // plan.replicas, placement)
+        grid.shares = plan.shares
+        return grid
 
     def place(self, rank: int) -> tuple[int, int]:
         """Returns the replica of a rank of ``world``, and its rank in that pipeline."""

@@ -39,8 +39,9 @@ class ReplicaIterator(chainer.dataset.Iterator):
             only the positions.
         grid (Grid): Of the replicas.
         shares: For each replica a positive number, in whose ratio minibatches are
-            divided, such as its speed; ``None`` for equal parts; ``'measured'`` for
-            equal ones until :class:`pipeline.Rebalance` has measured the replicas.
+            divided, such as its speed; ``None`` for those of the plan that the grid is
+            of, and equal parts without; ``'measured'`` for the same until
+            :class:`pipeline.Rebalance` has measured the replicas.
             Each part is within one sample of its share, and has one sample at least if
             there are enough.
         timeout (float): Seconds to wait for the other replicas.
@@ -72,7 +73,7 @@ class ReplicaIterator(chainer.dataset.Iterator):
     ) -> None:
         self.are_measured, self.is_watched = _is_measured(shares), False
         if shares is None or self.are_measured:
-            shares = [1] * grid.n_replicas
+            shares = grid.shares or [1] * grid.n_replicas
         given = _checked(shares, grid.n_replicas)
         # Not those whose processes have the data set already.
         in_other_processes = isinstance(

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from divisible.minibatch import microbatch_sizes
 from divisible.planning.exchange_plan import ExchangePlan
 from divisible.planning.gradient_exchange import GradientExchange, Wire
 from divisible.planning.interpolation import interpolate
@@ -24,6 +23,11 @@ from divisible.planning.partition import MemoryLimitError, describe, find_cuts
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile
 from divisible.planning.setting import Setting
+from divisible.planning.unequal_replicas import (
+    microbatches_of_largest,
+    parts_by_speed,
+    relative_loads,
+)
 from divisible.planning.units import count, format_bytes
 from divisible.schedules.actions import BACKWARD, FORWARD, INPUT
 from divisible.schedules.catalogue import create
@@ -36,6 +40,8 @@ SAME = 1 + 1e-6
 #: Which part of its memory the first stage of a rank gets that has several, if the cut
 #: that is best without a limit does not fit.
 SHARES = (0.5, 0.375, 0.625, 0.25, 0.75, 0.125, 0.875)
+# How often parts of replicas and the cut are found for each other.
+_ROUNDS = 2
 #: How far a cut, or it and the next one, is moved to see whether that is faster.
 MOVES = (
     *((sign * distance,) for distance in (1, 2, 3, 4) for sign in (-1, 1)),
@@ -99,12 +105,19 @@ class Candidate:
         cuts: Where it is cut.
         bound: Seconds that a step takes at least.
         outcome: Of the simulation, if it has been simulated.
+        parts: Samples of each replica; ``None`` for equal ones.
     """
 
     configuration: Configuration
     cuts: Sequence[int]
     bound: float
     outcome: Outcome | None = None
+    parts: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        if self.parts is None:
+            return str(self.configuration)
+        return f"{self.configuration}, shares {':'.join(map(str, self.parts))}"
 
 
 class Configurations:
@@ -133,20 +146,66 @@ class Configurations:
         self.network.edges(ranks)
         self.sized: dict[tuple[int, bool], Profile] = {}
 
+    def candidates(self, configuration: Configuration) -> list[Candidate]:
+        """Cuts the model for a configuration, and shares a minibatch out to replicas.
+
+        Where these are of unequal speed, parts by speed are found for a cut, and a cut
+        for the parts, from equal parts on and from parts by all speeds of a replica.
+        Whether the best of these is faster than equal parts depends on microbatches,
+        which have whole samples: it takes a simulation.
+
+        Args:
+            configuration: What it is cut for.
+
+        Raises:
+            MemoryLimitError: If it does not fit.
+        """
+        equal = self.candidate(configuration)
+        speeds = self._speeds(configuration)
+        n_samples = self.batch // configuration.replicas
+        if n_samples < 1 or (speeds == speeds[0]).all():
+            return [equal]
+        unequal = []
+        work = [self._work(equal), np.full(speeds.shape[1], 1 / speeds.shape[1])]
+        by_all = np.repeat(speeds.mean(axis=1)[:, None], speeds.shape[1], axis=1)
+        for pace, each in zip((speeds, by_all), work):
+            for _ in range(_ROUNDS):
+                parts = tuple(parts_by_speed(pace, each, self.batch))
+                try:
+                    other = self.candidate(configuration, parts=parts)
+                except MemoryLimitError:
+                    break
+                unequal += [other] * (other.parts is not None)
+                pace, each = speeds, self._work(other)
+        return [equal, *sorted(unequal, key=lambda other: other.bound)[:1]]
+
+    def _work(self, candidate: Candidate) -> np.ndarray:
+        """Returns what each rank of a pipeline has to compute, at speed 1."""
+        setting = self._setting(candidate.configuration, candidate.parts)
+        schedule, costs = setting.schedule, setting.costs(candidate.cuts)
+        return busy_seconds(schedule, costs) * setting.computing
+
     def candidate(
-        self, configuration: Configuration, cuts: Sequence[int] | None = None
+        self,
+        configuration: Configuration,
+        cuts: Sequence[int] | None = None,
+        parts: tuple[int, ...] | None = None,
     ) -> Candidate:
-        """Cuts the model for a configuration.
+        """Cuts the model for a configuration, and given parts of a minibatch.
 
         Args:
             configuration: What it is cut for.
             cuts: Where; so that the slowest stage is as fast as possible by default.
+            parts: Samples of each replica; equal ones by default.
 
         Raises:
             MemoryLimitError: If it does not fit. Where ranks have several stages, it
                 is cut for several ways to share their memory, which are not all.
         """
-        setting, memory = self._setting(configuration), self._memory(configuration)
+        if parts is not None and max(parts) - min(parts) <= 1:
+            parts = None
+        setting = self._setting(configuration, parts)
+        memory = self._memory(configuration)
 
         def costed(cuts: Sequence[int]) -> Candidate:
             _check_memory(cuts, setting, memory)
@@ -154,27 +213,27 @@ class Configurations:
                 setting.schedule, setting.costs(cuts), setting.least_after(cuts)
             )
             # Costs and schedules of thousands of configurations would take gigabytes.
-            return Candidate(configuration, cuts, bound)
+            return Candidate(configuration, cuts, bound, parts=parts)
 
         if cuts is not None:
             return costed(cuts)
         stages = setting.stages()
 
-        def cut(limits: np.ndarray) -> Candidate:
+        def within(limits: np.ndarray) -> Candidate:
             return costed(find_cuts(stages, limits))
 
         if configuration.stages_per_rank == 1:
-            return cut(memory)
+            return within(memory)
         try:
-            return cut(np.full(stages.n_stages, np.inf))
+            return within(np.full(stages.n_stages, np.inf))
         except MemoryLimitError as error:
             at = np.array(setting.schedule.stage_ranks)
-            return _fastest_that_fits(cut, memory, at, error)
+            return _fastest_that_fits(within, memory, at, error)
 
     def plan(self, candidate: Candidate) -> Plan:
         """Returns a candidate's plan, with what its stages cost."""
         configuration = candidate.configuration
-        setting = self._setting(configuration)
+        setting = self._setting(configuration, candidate.parts)
         stages = setting.stages()
         # Stages that share the memory of a rank have no limit of their own.
         is_shared = configuration.stages_per_rank > 1
@@ -194,11 +253,13 @@ class Configurations:
             wire_dtype=self.wire.dtype if has_replicas else None,
             error_feedback=has_replicas and self.wire.error_feedback,
             exchange=None if outcome is None else outcome.exchange,
+            shares=candidate.parts,
         )
 
     def simulate(self, candidate: Candidate) -> Outcome:
         """Simulates a step."""
-        setting, cuts = self._setting(candidate.configuration), candidate.cuts
+        setting = self._setting(candidate.configuration, candidate.parts)
+        cuts = candidate.cuts
         timeline = setting.simulate(cuts)
         spans = setting.spans(cuts, timeline)
         seconds = timeline.makespan
@@ -248,7 +309,7 @@ class Configurations:
         """Returns the candidate, or one with these cuts if that is faster and fits."""
         seconds = candidate.outcome.seconds / SAME
         try:
-            other = self.candidate(candidate.configuration, cuts)
+            other = self.candidate(candidate.configuration, cuts, candidate.parts)
         except MemoryLimitError:
             return candidate
         if other.bound >= seconds:
@@ -256,17 +317,28 @@ class Configurations:
         other.outcome = self.simulate(other)
         return other if other.outcome.seconds < seconds else candidate
 
-    def _setting(self, configuration: Configuration) -> Setting:
+    def _speeds(self, configuration: Configuration) -> np.ndarray:
+        """Returns the speeds of the ranks, a row for each replica."""
+        replicas, n_ranks, *_ = configuration
+        return self.speeds[: replicas * n_ranks].reshape(replicas, n_ranks)
+
+    def _setting(
+        self, configuration: Configuration, parts: tuple[int, ...] | None
+    ) -> Setting:
         replicas, n_ranks, _, name, m, checkpoint = configuration
         exchange = self.wire.exchange(replicas, self.profiles[-1])
         # The first microbatches are the largest.
-        sizes = microbatch_sizes(-(-self.batch // replicas), m)
+        sizes = microbatches_of_largest(parts, self.batch, replicas, m)
+        loads = None
+        if parts is not None:
+            loads = relative_loads(parts, m, lambda n: self._at(n, exchange).seconds)
         return Setting.of(
             _create(name, configuration.n_stages, m, n_ranks, checkpoint),
             [self._at(size, exchange) for size in sizes],
             self.network,
-            self.speeds[: replicas * n_ranks],
+            self._speeds(configuration).reshape(-1),
             exchange,
+            loads,
         )
 
     def _at(self, size: int, exchange: GradientExchange | None) -> Profile:
@@ -282,6 +354,15 @@ class Configurations:
         """Returns for each place in a pipeline the least that a replica has there."""
         replicas, n_ranks, *_ = configuration
         return self.memory[: replicas * n_ranks].reshape(replicas, -1).min(axis=0)
+
+
+def busy_seconds(schedule: Schedule, costs: Costs) -> np.ndarray:
+    """Returns how long each rank computes in a step."""
+    durations = costs.durations(schedule.n_stages, schedule.n_microbatches)
+    return np.bincount(
+        np.array(schedule.stage_ranks)[schedule.stage],
+        weights=durations[schedule.kind, schedule.stage, schedule.microbatch],
+    )
 
 
 def lower_bound(schedule: Schedule, costs: Costs, after: np.ndarray) -> float:
@@ -301,10 +382,7 @@ def lower_bound(schedule: Schedule, costs: Costs, after: np.ndarray) -> float:
     forward, whole = durations[FORWARD], durations[BACKWARD]
     ranks = np.array(schedule.stage_ranks)
     split = bool((schedule.kind == INPUT).any())
-    busy = np.bincount(
-        ranks[schedule.stage],
-        weights=durations[schedule.kind, schedule.stage, schedule.microbatch],
-    )
+    busy = busy_seconds(schedule, costs)
     # A rank is on its way in when its first stage is reached, and out after that one.
     entry = np.concatenate([[0.0], np.cumsum(forward.min(axis=1))])[:-1]
     leave = np.concatenate([[0.0], np.cumsum(whole.min(axis=1))])[:-1]

@@ -13,6 +13,7 @@ from divisible.planning.exchange_plan import ExchangePlan
 from divisible.planning.placement import cheaper_placement
 from divisible.planning.plan_traffic import traffic_of
 from divisible.planning.profile import check_layers
+from divisible.planning.shares import integer_shares
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
 from divisible.planning.units import count, format_seconds
 from divisible.records import (
@@ -108,6 +109,8 @@ class Plan:
             ``data_parallel.create_multi_node_optimizer``.
         error_feedback: Whether they keep what encodings lose.
         exchange: What the exchange is expected to cost.
+        shares: For each replica a number, in whose ratio minibatches are divided;
+            ``None`` for equal parts.
 
     Raises:
         ValueError: If ``cuts`` is not of this form, ``layers`` or ``stages`` are not
@@ -139,6 +142,7 @@ class Plan:
     exchange: ExchangePlan | None = dataclasses.field(
         default=None, repr=False, compare=False
     )
+    shares: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         cuts = [
@@ -182,6 +186,16 @@ class Plan:
                 f" {self.stages_per_rank} on each rank"
             )
         check_checkpoint(self.checkpoint)
+        if self.shares is not None:
+            shares = list(_listed("shares", self.shares))
+            if len(shares) != self.replicas:
+                raise ValueError(
+                    f"shares {shown(shares)} are {len(shares)}, but there are"
+                    f" {count(self.replicas, 'replica')}: give each one"
+                )
+            # Refuses what is no share.
+            integer_shares(shares, len(shares))
+            object.__setattr__(self, "shares", shares)
         if self.wire_dtype is not None:
             check_wire_dtype(self.wire_dtype)
         if not isinstance(self.error_feedback, bool):
@@ -371,7 +385,10 @@ class Plan:
         if self.checkpoint != "never":
             words.append(f"recomputation {self.checkpoint}")
         if self.replicas > 1:
-            words.append(f"{self.replicas} replicas")
+            shares = ""
+            if self.shares is not None:
+                shares = f" with shares {':'.join(f'{x:g}' for x in self.shares)}"
+            words.append(f"{self.replicas} replicas{shares}")
             if self.wire_dtype is not None:
                 feedback = " with error feedback" * self.error_feedback
                 words.append(f"gradients in {self.wire_dtype}{feedback}")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from divisible.minibatch import microbatch_sizes
 from divisible.planning.coding import CodingRate
 from divisible.planning.gradient_exchange import Spans, Wire
 from divisible.planning.interpolation import interpolate, sort_profiles
@@ -14,6 +13,8 @@ from divisible.planning.machine import Network, PerRank, spread_speeds
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, check_layers
 from divisible.planning.setting import Setting
+from divisible.planning.shares import integer_shares
+from divisible.planning.unequal_replicas import microbatches_of_largest, relative_loads
 from divisible.schedules.catalogue import create
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
@@ -35,8 +36,8 @@ def predict(
         plan: With ``n_microbatches`` and ``schedule``.
         profile: The costs of the model's layers; several profiles at different sizes
             of microbatch are interpolated.
-        batch: Samples of the minibatch, of which each replica takes its share; those
-            of the largest profile by default.
+        batch: Samples of the minibatch, of which each replica takes its share, equal
+            ones if the plan has none; those of the largest profile by default.
         network: The links between the ranks, those of all replicas; infinitely fast by
             default.
         speeds: Of the ranks, those of all replicas, relative to that of the profile.
@@ -45,10 +46,11 @@ def predict(
 
     Returns:
         Timeline: Of one replica. For each place in the pipeline it is reckoned with the
-        slowest rank and link that a replica has there, because in the end all wait for
-        each other. With several replicas it has the exchange of their gradients as
-        well. ``peak_memory`` is all that a rank holds: parameters, gradients,
-        optimizer state, activations, workspace, and what the exchange needs.
+        slowest rank and link that a replica has there, for the samples that it has,
+        because in the end all wait for each other. With several replicas it has the
+        exchange of their gradients as well. ``peak_memory`` is all that a rank holds:
+        parameters, gradients, optimizer state, activations, workspace, and what the
+        exchange needs.
 
     Raises:
         ValueError: If an argument is out of range, or the plan is for another model.
@@ -63,7 +65,10 @@ def predict(
     profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
     check_plan(plan, profiles[0])
     batch = profiles[-1].n_samples if batch is None else batch
-    sizes = microbatch_sizes(-(-batch // plan.replicas), plan.n_microbatches)
+    m, parts = plan.n_microbatches, None
+    if plan.shares is not None:
+        parts = integer_shares(plan.shares, batch)
+    sizes = microbatches_of_largest(parts, batch, plan.replicas, m)
     n_ranks = plan.n_stages // plan.stages_per_rank
     wire = Wire(plan.wire_dtype or Wire().dtype, plan.error_feedback, coding)
     exchange = wire.exchange(plan.replicas, profiles[-1])
@@ -79,6 +84,9 @@ def predict(
         Network() if network is None else network,
         spread_speeds(speeds, plan.replicas * n_ranks),
         exchange,
+        None
+        if parts is None
+        else relative_loads(parts, m, lambda n: interpolate(profiles, n).seconds),
     )
     timeline = setting.simulate(plan.cuts)
     spans = setting.spans(plan.cuts, timeline)

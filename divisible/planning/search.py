@@ -87,6 +87,9 @@ def best_plan(
     and backward of a minibatch, and what is not hidden of the exchange of gradients
     between replicas (`divisible.planning.gradient_exchange` says how it is reckoned).
 
+    Replicas of unequal speed get unequal shares of a minibatch: those of the plan are
+    for :class:`data_parallel.ReplicaIterator`.
+
     Fewer ranks than there are may be faster; the first ones are used. With replicas,
     neighbouring ranks make a pipeline, and each rank has the links on the way to the
     other replicas for itself: where ranks share one, give each its part.
@@ -167,14 +170,14 @@ def best_plan(
             )
             if pipeline_ranks is None or configuration.n_ranks in pipeline_ranks
         ]
-        n_all = len(out) + len(configurations)
-        for configuration in configurations:
+        n_out = len(out)
+        for n_seen, configuration in enumerate(configurations, n_out + 1):
             try:
-                fitting.append(search.candidate(configuration))
+                fitting += search.candidates(configuration)
             except MemoryLimitError as error:
                 out.append((configuration, str(error)))
             if progress is not None:
-                progress(len(fitting) + len(out), n_all)
+                progress(n_seen, n_out + len(configurations))
         if fitting:
             break
     if not fitting and not out:
@@ -349,7 +352,7 @@ def _alternatives(
         else:
             seconds, reason = _why_not(other, best)
             plan = search.plan(other)
-            kept.append(Alternative(str(configuration), seconds, reason, plan))
+            kept.append(Alternative(str(other), seconds, reason, plan))
     return tuple(kept)
 
 

@@ -33,6 +33,8 @@ class Setting(NamedTuple):
         speeds: Of these ranks.
         exchange: Between the replicas; ``None`` for one.
         links: From each rank to the same one of other replicas.
+        paces: As ``speeds``, in microbatches of the replica that has the largest ones;
+            ``None`` if all have equal ones.
     """
 
     schedule: Schedule
@@ -41,6 +43,7 @@ class Setting(NamedTuple):
     speeds: np.ndarray
     exchange: GradientExchange | None = None
     links: Network | None = None
+    paces: np.ndarray | None = None
 
     @classmethod
     def of(
@@ -50,6 +53,7 @@ class Setting(NamedTuple):
         network: Network,
         speeds: np.ndarray,
         exchange: GradientExchange | None,
+        loads: np.ndarray | None = None,
     ) -> Setting:
         """Reckons for each place in the pipeline with the slowest replica there.
 
@@ -59,13 +63,27 @@ class Setting(NamedTuple):
             network: The links between all ranks.
             speeds: Of all ranks.
             exchange: As of the class.
+            loads: What each replica has to compute, relative to the one that has most,
+                which ``profiles`` are of; ``None`` for equal ones.
         """
         replicas, links = 1, None
         if exchange is not None:
             replicas = exchange.replicas
             links = exchange_links(network, replicas, schedule.n_ranks)
-        one = slowest_replica(network, speeds, replicas)
-        return cls(schedule, profiles, *one, exchange, links)
+        one, slowest = slowest_replica(network, speeds, replicas)
+        paces = None
+        if loads is not None:
+            of_replicas = speeds.reshape(replicas, schedule.n_ranks)
+            paces = (of_replicas / loads[:, None]).min(axis=0)
+        return cls(schedule, profiles, one, slowest, exchange, links, paces)
+
+    @property
+    def computing(self) -> np.ndarray:
+        """How fast each rank of a pipeline computes the microbatches of ``profiles``.
+
+        What it codes for the exchange does not depend on samples.
+        """
+        return self.speeds if self.paces is None else self.paces
 
     @property
     def largest(self) -> Profile:
@@ -82,13 +100,13 @@ class Setting(NamedTuple):
     def costs(self, cuts: Sequence[int]) -> Costs:
         """Returns what the simulator needs to know of cuts."""
         return stage_costs(
-            cuts, self.schedule, self.profiles, self.network, self.speeds
+            cuts, self.schedule, self.profiles, self.network, self.computing
         )
 
     def stages(self) -> StageCosts:
         """Returns what stages cost, whatever layers they have."""
         schedule = self.schedule
-        speeds = self.speeds[list(schedule.stage_ranks)]
+        speeds = self.computing[list(schedule.stage_ranks)]
         links = edges(self.network, schedule)
         # The stages of a rank share its buffers.
         buffers = self.buffers * schedule.n_ranks / schedule.n_stages

@@ -5,10 +5,11 @@ import time
 
 import numpy as np
 import pytest
+from chainer.iterators import SerialIterator
 from mpi4py import MPI
 
 import data_parallel.grid as grid_module
-from data_parallel import Grid
+from data_parallel import Grid, ReplicaIterator
 from divisible import LayerCost, Plan, Profile, best_plan
 from divisible.planning.coding import CodingRate
 from tests.support.mpiexec import assert_on_ranks, refused_on_ranks
@@ -49,6 +50,12 @@ def of_a_plan(comm):
     with Grid.of(plan, comm, "replicas_together") as grid:
         assert (grid.n_pipeline, grid.n_replicas) == (2, 2)
         assert grid.placement == "replicas_together"
+    unequal = Plan([0, 1, 2, 3, 4], replicas=2, stages_per_rank=2, shares=[3, 1])
+    with Grid.of(unequal, comm) as grid:
+        iterator = ReplicaIterator(SerialIterator(range(8), 8, shuffle=False), grid)
+        assert next(iterator) == ([*range(6)] if grid.replica == 0 else [6, 7])
+        equal = ReplicaIterator(SerialIterator(range(8), 8), grid, [1, 1])
+        assert len(next(equal)) == 4
     with pytest.raises(ValueError, match="for 3 ranks, 3 replicas of 1, but .* are 4"):
         Grid.of(Plan([0, 4], replicas=3), comm)
 
