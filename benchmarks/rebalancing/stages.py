@@ -1,7 +1,5 @@
 """A host loses half of its CPU in the middle of training, and layers leave it.
 
-    python -m benchmarks.rebalancing
-
 Three runs of the same training take turns on the same hosts, for each change: with the
 cut kept, with `Rebalance`, and begun with the best cut for the hosts as they become. In
 each a host's share is halved after some minibatches, and given back after others.
@@ -17,61 +15,22 @@ import hashlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster import Cluster
-from benchmarks.common.hosts import (
-    Hosts,
-    add_hosts_arguments,
-    keep_freed_memory,
-    prepare,
-    run,
-)
+from benchmarks.common.hosts import Hosts, run
 from benchmarks.common.results import Result, command, machine, ratios
+from benchmarks.rebalancing.changes import (
+    DEADLINE,
+    SLOW_HOST,
+    Course,
+    n_iterations,
+    watcher,
+)
 
 WAYS = ("kept", "rebalanced", "best cut")
 #: Throughput over that of the best cut, and CPU time of watching over that of a step.
 WANTED, WATCHING = 0.9, 0.01
-#: Checks after a change until all should have settled.
-SETTLED = 3
-#: Seconds between two looks for a file, and that a run may take.
-PAUSE, DEADLINE = 0.05, 3600.0
-#: Of the minibatches between two changes, in checks.
-PHASE = 8
-SLOW_HOST = 2
-
-
-def n_iterations(every: int) -> tuple[int, int, int]:
-    """Returns when the host becomes slow, when it recovers, and the end.
-
-    Example:
-        >>> n_iterations(10)
-        (40, 120, 200)
-    """
-    slow = PHASE // 2 * every
-    return slow, slow + PHASE * every, slow + 2 * PHASE * every
-
-
-def watcher(folder: Path, share: float) -> Callable[[Cluster], None]:
-    """Returns what changes the share of a host when a run asks for it.
-
-    Args:
-        folder: Where the first rank makes files ``slow0``, ``fast0`` and so on.
-        share: Of the host, in cores.
-    """
-
-    def watch(cluster: Cluster) -> None:
-        i, end = 0, time.monotonic() + DEADLINE
-        while time.monotonic() < end and folder.exists():
-            name = f"{'fast' if i % 2 else 'slow'}{i // 2}"
-            if (folder / name).exists():
-                cluster.set(SLOW_HOST, cpus=share if i % 2 else share / 2)
-                i += 1
-            time.sleep(PAUSE)
-
-    return watch
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +50,7 @@ def _train(job: dict[str, Any], way: str, number: int) -> dict[str, Any]:
     import chainer
     import chainer.links as L
     import numpy as np
-    from chainer.training import Trainer, make_extension
+    from chainer.training import Trainer
     from mpi4py import MPI
 
     from divisible import Divisible, Plan, partition
@@ -99,7 +58,7 @@ def _train(job: dict[str, Any], way: str, number: int) -> dict[str, Any]:
     from pipeline import Pipeline, PipelineUpdater, Rebalance
 
     width, n_layers, every = job["width"], job["layers"], job["every"]
-    slow, fast, end = n_iterations(every)
+    _, _, end = n_iterations(every)
     comm, folder = MPI.COMM_WORLD, Path(job["folder"])
 
     def build() -> Divisible:
@@ -135,17 +94,8 @@ def _train(job: dict[str, Any], way: str, number: int) -> dict[str, Any]:
     updater = PipelineUpdater(iterator, optimizer, pipe)
     out = folder / f"run{number}"
     trainer = Trainer(updater, (end, "iteration"), out=str(out))
-    times, losses = [time.perf_counter()], []
-
-    @make_extension(trigger=(1, "iteration"), priority=2000)
-    def note(trainer: Any) -> None:
-        times.append(time.perf_counter())
-        losses.append(float(trainer.observation["main/loss"]).hex())
-        for name, iteration in (("slow", slow), ("fast", fast)):
-            if comm.rank == 0 and updater.iteration == iteration:
-                (folder / f"{name}{number}").touch()
-
-    trainer.extend(note, name="note")
+    course = Course(folder, number, every, is_chief=comm.rank == 0)
+    trainer.extend(course)
     watch = Watched(build, every=every)
     if way == "rebalanced":
         trainer.extend(watch)
@@ -161,10 +111,9 @@ def _train(job: dict[str, Any], way: str, number: int) -> dict[str, Any]:
     shares = pipe.gather(watch.cpu_seconds / cpu, "save")
     final = list(pipe.cuts)
     pipe.close()
-    settled = slow + SETTLED * every
     return {
-        "seconds": (times[fast] - times[settled]) / (fast - settled),
-        "losses": losses,
+        "seconds": course.seconds_settled,
+        "losses": [loss.hex() for loss in course.losses],
         "digest": digest.hexdigest(),
         "moves": [moved.seconds for moved in watch.moves],
         "bytes": [moved.bytes for moved in watch.moves],
@@ -182,25 +131,8 @@ def are_equal(found: dict[str, list[dict[str, Any]]]) -> bool:
     )
 
 
-def main() -> None:
+def measure(arguments: argparse.Namespace) -> None:
     """Measures and writes the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_hosts_arguments(parser)
-    add = parser.add_argument
-    add("--hosts", type=int, default=4)
-    add("--layers", type=int, default=24)
-    add("--width", type=int, default=512)
-    add("--batch", type=int, default=256)
-    add("--microbatches", type=int, default=8)
-    add("--every", type=int, default=20, help="minibatches between two checks")
-    add("--changes", type=int, default=5)
-    add("--output", type=Path, help="of the result")
-    arguments = parser.parse_args()
-    if arguments.hosts <= SLOW_HOST:
-        parser.error(f"--hosts must be more than {SLOW_HOST}")
-    prepare()
-    keep_freed_memory()
-
     share = arguments.cpu / arguments.hosts
     hosts = Hosts(arguments.hosts, share)
     result = Result("rebalancing", arguments.output)
@@ -219,7 +151,7 @@ def main() -> None:
         job = {name: getattr(arguments, name) for name in names}
         found = run(
             hosts,
-            "benchmarks.rebalancing",
+            __name__,
             {**job, "folder": folder},
             DEADLINE,
             watcher(Path(folder), share),
@@ -250,7 +182,3 @@ def main() -> None:
         f" {'met' if gained >= WANTED else 'MISSED'}",
     )
     result.save()
-
-
-if __name__ == "__main__":
-    main()
