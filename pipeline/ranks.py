@@ -222,7 +222,7 @@ class Ranks:
         """
         offset = clock_offsets(self.comm, self.timeout)[self.rank]
         besides = [(what, start - offset, end - offset) for what, start, end in others]
-        mine = record.program.operations, np.array(record.times) - offset, besides
+        mine = *record.on_clock(offset), besides
         said = all_gather(self.comm, mine, self.timeout, "to tell what they did")
         return measured_timeline(f"{record.program.name}, measured", said)
 

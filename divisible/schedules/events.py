@@ -11,6 +11,9 @@ CATEGORIES = (*KINDS, "send", "receive", "wait", "other")
 #: The positions of the others in it.
 SEND, RECEIVE, WAIT, OTHER = range(len(KINDS), len(CATEGORIES))
 
+#: What a move of layers is called, before their positions.
+MOVE = "move of layers"
+
 
 class Event(NamedTuple):
     """One bar of a timeline.

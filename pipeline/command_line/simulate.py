@@ -12,7 +12,7 @@ from divisible.planning.plan import Plan
 from divisible.planning.prediction import predict
 from divisible.planning.units import count, format_bytes, format_seconds
 from divisible.schedules.catalogue import NAMES
-from divisible.schedules.events import OTHER
+from divisible.schedules.events import MOVE, OTHER
 from divisible.schedules.recomputation import CHECKPOINTS
 from divisible.schedules.timeline import Timeline
 from pipeline.command_line import console, options
@@ -109,3 +109,17 @@ def _print_timeline(timeline: Timeline) -> None:
         for row, size in zip(rows, memory):
             row.append(format_bytes(size))
     console.print_table(columns, rows)
+    _say_moves(timeline)
+
+
+def _say_moves(timeline: Timeline) -> None:
+    """Says which layers moved after the minibatch, and how long that took."""
+    seconds: dict[str, float] = {}
+    for i in np.flatnonzero(timeline.category == OTHER).tolist():
+        event = timeline[i]
+        words = str(event.what)
+        if words.startswith(MOVE):
+            took = event.end - event.start
+            seconds[words] = max(took, seconds.get(words, 0.0))
+    for words, longest in seconds.items():
+        console.say(f"{words}, {format_seconds(longest)}")

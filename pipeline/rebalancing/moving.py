@@ -22,6 +22,7 @@ from divisible.communication.communicators import Announcement as OfCommunicator
 from divisible.communication.communicators import announcement, free_dropped
 from divisible.communication.errors import DisagreementError
 from divisible.moved_layers import become, different_stage, new_layers
+from divisible.schedules.events import MOVE
 from pipeline.agreement import Announcement, Layout, agree
 from pipeline.pipeline import Pipeline
 from pipeline.rebalancing import checking, state
@@ -132,6 +133,7 @@ def rebalance(
     pipe.lay_out(layout)
     state.load_optimizers(pipe, optimizer, before, arrays)
     pipe.ranks.calls.refusal = None
+    _mark(pipe, layers, start)
     seconds = pipe.gather(time.perf_counter() - start, "rebalance")
     return Moved(layers, n_bytes, max(seconds))
 
@@ -292,6 +294,14 @@ def _load(
     for number, stage in stages.items():
         state.load_layers(stage, changes[number].new, arrays)
     return None, None
+
+
+def _mark(pipe: Pipeline, layers: Sequence[int], start: float) -> None:
+    """Lets the timeline of the last minibatch end with the move."""
+    if pipe.record is not None:
+        words = f"{MOVE} {', '.join(map(str, layers))}"
+        after = (*pipe.record.after, (words, start, time.perf_counter()))
+        pipe.record = pipe.record._replace(after=after)
 
 
 def _prepare_optimizer(optimizer: Any) -> None:

@@ -5,10 +5,12 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from divisible import Divisible, Plan, pop, stash
 from mixed_precision import MixedPrecision, to_float16
 from pipeline import Pipeline, load_snapshot, rebalance, save_snapshot
+from pipeline.command_line.main import main
 from tests.support.equivalence import make_batches, stages_of_rank
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.snapshot_training import state_of
@@ -150,3 +152,87 @@ def test_tied_layers_move_as_from_a_snapshot(tmp_path, schedule, half):
     # Where the gradients of a shared parameter are added up depends on the cut.
     path = str(tmp_path / "snapshot")
     assert_on_ranks(N_RANKS[schedule], check_moves, schedule, True, half, 5, path)
+
+
+SAVED_AT = 3
+
+
+def moves_and_saves(comm, half, folder):
+    run = Run(comm, "1f1b", False, half, Plan.uniform(N_LAYERS, comm.size).cuts)
+    losses = []
+    for i in range(N_STEPS):
+        losses.append(run.step(i))
+        if i in (0, 2):
+            run.move([0, 2, 3, N_LAYERS] if i else [0, 7, 12, N_LAYERS])
+        if i == SAVED_AT:
+            save_snapshot(f"{folder}/snapshot", run.pipe, run.optimizers)
+    with run.pipe:
+        state = run.state()
+    if comm.rank == 0:
+        np.savez(f"{folder}/expected.npz", losses=losses, **state)
+
+
+def resumes(comm, schedule, n_stages, half, folder):
+    run = Run(comm, schedule, False, half, Plan.uniform(N_LAYERS, n_stages).cuts)
+    load_snapshot(f"{folder}/snapshot", run.pipe, run.optimizers)
+    losses = [run.step(i) for i in range(SAVED_AT + 1, N_STEPS)]
+    with run.pipe:
+        state = run.state()
+    with np.load(f"{folder}/expected.npz") as expected:
+        assert {*state, "losses"} == {*expected}
+        assert losses == expected["losses"][SAVED_AT + 1 :].tolist()
+        for key, value in state.items():
+            np.testing.assert_array_equal(value, expected[key], err_msg=key)
+
+
+@pytest.mark.parametrize(
+    "n_ranks, schedule, n_stages, half",
+    [
+        (2, "1f1b", 2, False),
+        (2, "interleaved", 4, True),
+        *(
+            pytest.param(*each, half, marks=pytest.mark.matrix)
+            for each in [
+                (1, "1f1b", 1),
+                (3, "zb_h1", 3),
+                (4, "1f1b", 4),
+                (4, "interleaved", 8),
+                (2, "zb_v", 4),
+            ]
+            for half in (False, True)
+        ),
+    ],
+)
+def test_a_snapshot_after_moves_resumes_on_any_number_of_stages(
+    tmp_path, n_ranks, schedule, n_stages, half
+):
+    assert_on_ranks(3, moves_and_saves, half, str(tmp_path))
+    assert_on_ranks(n_ranks, resumes, schedule, n_stages, half, str(tmp_path))
+
+
+def moves_are_drawn(comm, path):
+    run = Run(comm, "1f1b", False, False, [0, 6, N_LAYERS])
+    with run.pipe:
+        run.step(0)
+        run.move([0, 4, N_LAYERS])
+        timeline = run.pipe.timeline()
+        run.step(1)
+        after = run.pipe.timeline()
+        assert all(event.category != "other" for event in after)
+    moved = [event for event in timeline if event.category == "other"]
+    assert [event.rank for event in moved] == [0, 1]
+    assert {event.what for event in moved} == {"move of layers 4, 5"}
+    # After all that was computed.
+    for event in moved:
+        others = timeline.rank_events(event.rank)[:-1]
+        assert event.start >= max(other.end for other in others)
+    if comm.rank == 0:
+        timeline.save(path)
+
+
+def test_the_timeline_of_a_minibatch_ends_with_the_move(tmp_path):
+    path = tmp_path / "timeline.json"
+    assert_on_ranks(2, moves_are_drawn, str(path))
+    result = CliRunner().invoke(main, ["timeline", str(path)])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("move of layers 4, 5, ") == 1
