@@ -17,6 +17,9 @@ from mixed_precision.hooks import Hooks
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages, covers
 
+# What a link may have besides arrays that says how it computes.
+_PLAIN = (bool, int, float, str)
+
 
 def on_all_ranks(
     pipeline: Pipeline, function: Callable[..., Any], *arguments: Any
@@ -176,7 +179,8 @@ def check_leaving(pipeline: Pipeline, model: Divisible, cuts: Sequence[int]) -> 
     """Refuses to move layers that have what no message carries.
 
     Raises:
-        ValueError: If one has hooks that ``build`` does not make.
+        ValueError: If one has hooks that ``build`` does not make, or other settings; or
+            a parameter has no update rule, as no optimizer leaves it.
     """
     for number, stage in pipeline.stages.items():
         start, end = stage.layer_range
@@ -195,12 +199,34 @@ def check_leaving(pipeline: Pipeline, model: Divisible, cuts: Sequence[int]) -> 
                         f"{path} has the hooks {', '.join(here) or 'none'}, but build()"
                         f" gives it {', '.join(fresh) or 'none'}: add them there"
                     )
+                _check_settings(path, link, made[path])
             for path, param in there.namedparams():
-                if any(Hooks.of(param.update_rule)) if param.update_rule else False:
+                if param.update_rule is None:
+                    raise ValueError(
+                        f"{path} has no update rule, and would get one where it moves:"
+                        f" freeze it by disable_update() instead"
+                    )
+                if any(Hooks.of(param.update_rule)):
                     raise ValueError(
                         f"the update rule of {path} has hooks of its own, which cannot"
                         f" be moved: add them to the optimizer"
                     )
+
+
+def _check_settings(path: str, here: chainer.Link, made: chainer.Link) -> None:
+    """Refuses a link whose numbers and texts are not those that it is made with."""
+    known = {*here._params, *here._persistent, "name"}
+    for name, value in vars(here).items():
+        if name in known or name.startswith("_"):
+            continue
+        fresh = getattr(made, name, None)
+        # None may be filled in at the first call.
+        plain = isinstance(value, _PLAIN) and isinstance(fresh, _PLAIN)
+        if plain and value != fresh:
+            raise ValueError(
+                f"{path}.{name} is {value!r}, but build() makes it {fresh!r}, as it"
+                f" would be after a move: set it there, or make it a persistent value"
+            )
 
 
 def _hooks(link: chainer.Link) -> list[str]:

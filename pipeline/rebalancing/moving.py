@@ -77,8 +77,8 @@ def rebalance(
     layers had not moved, bit for bit.
 
     Either all layers move or none does. What a layer has beside its parameters and
-    persistent values, such as a link hook that a script adds to a stage's link later,
-    must be made by ``build``. What only ``build`` can know is not compared: the
+    persistent values, such as a number or a link hook that a script gives to a stage's
+    link later, must be made by ``build``. What only ``build`` can know is not compared: the
     functions among the layers must compute the same.
 
     Args:

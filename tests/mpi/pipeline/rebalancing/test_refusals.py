@@ -32,8 +32,10 @@ def build(n_units=4, last=L.Linear):
 
 
 class Run:
-    def __init__(self, comm, make_optimizer=chainer.optimizers.Adam, **options):
-        model = build()
+    def __init__(
+        self, comm, make_optimizer=chainer.optimizers.Adam, model=None, **options
+    ):
+        model = model or build()
         stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
         self.stage = stage
         self.optimizer = make_optimizer().setup(stage)
@@ -152,6 +154,38 @@ def with_hooks(comm):
         refused(run, "the update rule of /2/W has hooks", (0, 1, 5))
 
 
+class Scaled(chainer.Chain):
+    """A layer with a number that is no persistent value."""
+
+    def __init__(self, n_in, n_out):
+        super().__init__(linear=L.Linear(n_in, n_out))
+        self.scale = 1.0
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+
+def with_settings(comm):
+    def make():
+        return Divisible(L.Linear(4, 4), F.tanh, Scaled(4, 4), F.tanh, L.Linear(4, 3))
+
+    run = Run(comm, model=make())
+    with run.pipe:
+        run.step()
+        layer = run.stage[-1]
+        if comm.rank == 0:
+            layer.scale = 0.5
+        refused(run, "/2.scale is 0.5, but build() makes it 1.0", make=make)
+        if comm.rank == 0:
+            layer.scale, rule = 1.0, layer.linear.b.update_rule
+            layer.linear.b.update_rule = None
+        refused(run, "/2/linear/b has no update rule", make=make)
+        if comm.rank == 0:
+            layer.linear.b.update_rule = rule
+        rebalance(run.pipe, run.optimizer, (0, 2, 5), make)
+        run.step()
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -161,6 +195,7 @@ def with_hooks(comm):
         within_a_step,
         without_room,
         with_hooks,
+        with_settings,
     ],
 )
 def test_it_is_refused_on_all_ranks_and_training_goes_on(case):
