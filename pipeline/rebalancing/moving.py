@@ -78,8 +78,8 @@ def rebalance(
 
     Either all layers move or none does. What a layer has beside its parameters and
     persistent values, such as a number or a link hook that a script gives to a stage's
-    link later, must be made by ``build``. What only ``build`` can know is not compared: the
-    functions among the layers must compute the same.
+    link later, must be made by ``build``. What only ``build`` can know is not compared:
+    the functions among the layers must compute the same.
 
     Args:
         pipe (Pipeline): The pipeline.

@@ -22,8 +22,7 @@ from pipeline.snapshots.arrays import Arrays, position
 from pipeline.snapshots.optimizer_state import load_optimizer, optimizer_arrays
 from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages
 
-# What error feedback keeps is a replica's own, so snapshots have it by rank.
-_MODEL, _OPTIMIZER, _RESIDUAL = "model/", "optimizer/", "residual/"
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 
 class Want(NamedTuple):
@@ -53,9 +52,7 @@ def wants(stage: Divisible, new: Iterable[int], cuts: Sequence[int]) -> list[Wan
     found = []
     for each in new:
         owner = _stage_of(each, cuts)
-        found += [
-            Want(f"{kind}{each}/", owner) for kind in (_MODEL, _OPTIMIZER, _RESIDUAL)
-        ]
+        found += [Want(f"{kind}{each}/", owner) for kind in (_MODEL, _OPTIMIZER)]
     start, _ = stage.layer_range
     for path, _ in stage.namedparams():
         first = position(path)
@@ -91,8 +88,6 @@ def give(
     if any(each.startswith(_OPTIMIZER) for each in prefixes):
         for optimizer in optimizers.of_stages:
             arrays = _optimizer_arrays(optimizers, optimizer)
-            for name, array in getattr(optimizer, "residuals", {}).items():
-                arrays[_RESIDUAL + name.strip("/")] = array
             found.update((k, v) for k, v in arrays.items() if k.startswith(prefixes))
     return found
 
@@ -181,22 +176,7 @@ def load_optimizers(
         )
         load_optimizer(optimizer, state.below(_OPTIMIZER), names)
         _refuse_differences(state, "optimizers")
-        _load_residuals(optimizer, arrays)
     _separate(found.of_stages)
-
-
-def _load_residuals(optimizer: Any, arrays: Mapping[str, np.ndarray]) -> None:
-    """Gives an exchange of replicas what it keeps of the layers that it has now."""
-    kept = getattr(optimizer, "residuals", None)
-    if not kept:
-        return
-    names = [path for path, _ in optimizer.target.namedparams()]
-    for name in kept.keys() - names:
-        del kept[name]
-    for name in names:
-        found = arrays.get(_RESIDUAL + name.strip("/"))
-        if found is not None:
-            kept[name] = found.copy()
 
 
 def _separate(optimizers: Iterable[Any]) -> None:
