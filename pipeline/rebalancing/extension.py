@@ -26,6 +26,7 @@ from pipeline.rebalancing.stage_times import (
     shares_of,
     slowest_ranks,
     together,
+    under_load,
 )
 
 #: Below ``trainer.out``: a line of JSON for each check.
@@ -170,24 +171,30 @@ class Rebalance(training.Extension):
     def _check(self, trainer: Any, pipe: Pipeline) -> None:
         mine = self._times.of_stages(), self._forwards, socket.gethostname()
         # Before the next call, which has none.
-        n_samples = max(pipe.ranks.calls.n_samples)
+        samples = list(pipe.ranks.calls.n_samples)
         said = pipe.gather(mine, "rebalance")
-        times = together([theirs for theirs, _, _ in said], len(pipe.cuts) - 1)
+        places = _places(pipe)
+        # All wait for the rank that is slowest with the samples that it has.
+        loads = [samples[replica] / max(samples) for replica, _ in places]
+        loaded = under_load([theirs for theirs, _, _ in said], loads)
+        times = together(loaded, len(pipe.cuts) - 1)
         if self._profile is None:
-            size = max(1, n_samples // pipe.schedule.n_microbatches)
+            size = max(1, max(samples) // pipe.schedule.n_microbatches)
             forwards = [theirs for _, theirs, _ in said]
             busy = np.median(times, axis=0)
             self._profile = profile_of(forwards, busy, pipe.cuts, size)
         decision = pipe.ranks.choose(lambda: self._decide(pipe, times))
-        slowest = slowest_ranks([theirs for theirs, _, _ in said], _places(pipe))
+        slowest = slowest_ranks(loaded, [place for _, place in places])
         hosts = [said[rank][2] for rank in slowest]
+        # Of the hosts themselves, however many samples they have.
+        speeds = [speed * loads[r] for speed, r in zip(decision.speeds, slowest)]
         before, moved = list(pipe.cuts), None
         if decision.cuts is not None and not self._has_moved:
             optimizers = list(trainer.updater.get_all_optimizers().values())
             moved = rebalance(pipe, optimizers, decision.cuts, self._build)
             self.moves.append(moved)
         if self._log and pipe.ranks.is_chief:
-            self._tell(trainer, decision, hosts, before, pipe.cuts, moved)
+            self._tell(trainer, decision, hosts, speeds, before, pipe.cuts, moved)
         if moved is None:
             # Otherwise the times are of other layers than those there are now.
             self._set_shares(trainer, pipe, [theirs for theirs, _, _ in said])
@@ -236,6 +243,7 @@ class Rebalance(training.Extension):
         trainer: Any,
         decision: Decision,
         hosts: list[str],
+        speeds: list[float],
         before: list[int],
         after: list[int],
         moved: Moved | None,
@@ -250,11 +258,11 @@ class Rebalance(training.Extension):
                 flush=True,
             )
         if moved is not None:
-            speeds = np.array(decision.speeds) / np.median(decision.speeds)
-            slowest, now = int(speeds.argmin()), decision.step_seconds
+            relative = np.array(speeds) / np.median(speeds)
+            slowest, now = int(relative.argmin()), decision.step_seconds
             print(
                 f"iteration {iteration}: rank {slowest} on {hosts[slowest]} has"
-                f" {speeds[slowest]:.2f} of the speed of others; {len(moved.layers)}"
+                f" {relative[slowest]:.2f} of the speed of others; {len(moved.layers)}"
                 f" layers move, from the cuts {before} to {after}:"
                 f" {format_bytes(moved.bytes)} in {format_seconds(moved.seconds)}. A"
                 f" step is predicted to take"
@@ -268,7 +276,7 @@ class Rebalance(training.Extension):
             iteration,
             trainer.elapsed_time,
             hosts,
-            decision.speeds,
+            speeds,
             before,
             None if moved is None else after,
             decision.step_seconds,
@@ -278,7 +286,7 @@ class Rebalance(training.Extension):
         ).append_to(Path(trainer.out) / LOG_NAME)
 
 
-def _places(pipe: Pipeline) -> list[int]:
-    """Returns for each rank of all replicas its rank in its pipeline."""
+def _places(pipe: Pipeline) -> list[tuple[int, int]]:
+    """Returns for each rank of all its replica, and its rank in that pipeline."""
     grid, size = pipe.ranks.grid, pipe.ranks.world.size
-    return [rank if grid is None else grid.place(rank)[1] for rank in range(size)]
+    return [(0, rank) if grid is None else grid.place(rank) for rank in range(size)]

@@ -68,13 +68,33 @@ class StageTimes:
         return dict(zip(self.numbers, columns.tolist()))
 
 
+def under_load(
+    said: Sequence[Mapping[int, Sequence[float]]], loads: Sequence[float]
+) -> list[dict[int, list[float]]]:
+    """Returns the seconds of ranks for the samples that their replicas have.
+
+    Args:
+        said: By all ranks seconds per sample by stage.
+        loads: Of each rank's replica the samples, relative to those of the largest.
+
+    Example:
+        >>> under_load([{0: [1.0]}, {0: [3.0, 4.0]}], [1.0, 0.5])
+        [{0: [1.0]}, {0: [1.5, 2.0]}]
+    """
+    return [
+        {stage: [load * each for each in times] for stage, times in theirs.items()}
+        for theirs, load in zip(said, loads)
+    ]
+
+
 def together(
     said: Sequence[Mapping[int, Sequence[float]]], n_stages: int
 ) -> np.ndarray:
     """Puts together what ranks say of their stages.
 
     Args:
-        said: By all ranks; of replicas, whose samples are others, the slowest counts.
+        said: By all ranks; of replicas, whose samples are others, the slowest counts,
+            for the samples that it has.
         n_stages (int): Of the pipeline.
 
     Returns:

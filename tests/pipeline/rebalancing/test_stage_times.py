@@ -6,7 +6,13 @@ import pytest
 from divisible.schedules import interleaved
 from divisible.schedules.actions import Action
 from divisible.schedules.rank_program import RankProgram, Record
-from pipeline.rebalancing.stage_times import StageTimes, profile_of, together
+from pipeline.rebalancing.stage_times import (
+    StageTimes,
+    profile_of,
+    slowest_ranks,
+    together,
+    under_load,
+)
 
 
 def record_of(program, seconds):
@@ -43,6 +49,14 @@ def test_other_layers_begin_anew_and_no_samples_say_nothing():
 def test_of_replicas_the_slowest_counts():
     said = [{0: [1.0, 2.0, 3.0]}, {1: [1.0, 1.0]}, {0: [2.0, 5.0]}, {1: [0.5, 4.0]}]
     np.testing.assert_array_equal(together(said, 2), [[2, 1], [5, 4]])
+
+
+def test_a_slow_replica_with_few_samples_does_not_count():
+    # Replica 1 has a third of the samples, and needs twice as long for each.
+    said = [{0: [1.0]}, {1: [1.5]}, {0: [2.0]}, {1: [6.0]}]
+    loaded = under_load(said, [1.0, 1.0, 1 / 3, 1 / 3])
+    np.testing.assert_allclose(together(loaded, 2), [[1, 2]])
+    assert slowest_ranks(loaded, [0, 1, 0, 1]) == [0, 3]
 
 
 def test_a_profile_of_training_has_the_stages_times():
