@@ -41,7 +41,7 @@ N_PIPELINE = 2
 #: Losses may differ by so much of themselves.
 TOLERANCE = 1e-3
 # Seconds of computing by which abilities are measured, several periods of a quota.
-_SECONDS = 2.0
+_SECONDS = 3.0
 
 
 def work(job: dict[str, Any]) -> dict[str, Any]:
@@ -68,15 +68,20 @@ def _planned(job: dict[str, Any]) -> tuple[Any, list[float]]:
     model, width = build(job), job["width"]
     size = max(1, job["batch"] // (2 * job["microbatches"]))
     x, t = np.ones((size, width), np.float32), np.zeros(size, np.int32)
-    seconds, end = [], time.monotonic() + _SECONDS
-    while time.monotonic() < end:
-        start = time.perf_counter()
+
+    def compute() -> None:
         model.cleargrads()
         F.softmax_cross_entropy(model(x), t).backward()
-        seconds.append(time.perf_counter() - start)
-    # A quota stops a host for a while: only the mean of many says what it can do.
-    means = [sum(seconds) / len(seconds)] * len(seconds)
-    abilities = comm.allgather(ability([1.0] * len(means), means, last=None))
+
+    # The first call compiles kernels, which others may wait for.
+    compute()
+    comm.Barrier()
+    n, start = 0, time.perf_counter()
+    while time.perf_counter() - start < _SECONDS:
+        compute()
+        n += 1
+    # A quota stops a host for a while: only the sum of many says what it can do.
+    abilities = comm.allgather(ability([n], [time.perf_counter() - start]))
     speeds = [each / abilities[0] for each in abilities]
     plan = None
     if comm.rank == 0:
