@@ -221,8 +221,9 @@ class Ranks:
             others: What else this rank did, with its starts and ends.
         """
         offset = clock_offsets(self.comm, self.timeout)[self.rank]
+        others = [*others, *record.after]
         besides = [(what, start - offset, end - offset) for what, start, end in others]
-        mine = *record.on_clock(offset), besides
+        mine = record.program.operations, np.array(record.times) - offset, besides
         said = all_gather(self.comm, mine, self.timeout, "to tell what they did")
         return measured_timeline(f"{record.program.name}, measured", said)
 

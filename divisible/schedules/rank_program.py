@@ -159,32 +159,20 @@ class Record(NamedTuple):
     times: list[float]
     after: Sequence[tuple[str, float, float]] = ()
 
-    def on_clock(self, offset: float) -> tuple[list[Operation | str], np.ndarray]:
-        """Returns what was done, and the start and end of each in turn.
-
-        Args:
-            offset: How much this host's clock is ahead of the one that counts.
-        """
-        operations = [*self.program.operations, *(words for words, _, _ in self.after)]
-        later = [moment for _, *moments in self.after for moment in moments]
-        return operations, np.array([*self.times, *later]) - offset
-
 
 def measured_timeline(
     name: str,
     ranks: Sequence[
-        tuple[
-            Sequence[Operation | str], np.ndarray, Sequence[tuple[str, float, float]]
-        ]
+        tuple[Sequence[Operation], np.ndarray, Sequence[tuple[str, float, float]]]
     ],
 ) -> Timeline:
     """Puts together what all ranks did.
 
     Args:
         name (str): Of the timeline.
-        ranks: For each rank its operations, or other words, and the start and end of
-            each in turn, in seconds of a clock that all ranks share; and what else it
-            did meanwhile or afterwards, each with its start and end.
+        ranks: For each rank its operations, and the start and end of each in turn, in
+            seconds of a clock that all ranks share; and what else it did meanwhile or
+            afterwards, each with its start and end.
 
     Returns:
         Timeline: From the start of the first operation on. A receive is a wait.
@@ -199,9 +187,7 @@ def measured_timeline(
     return Timeline(events, n_ranks=len(ranks), name=name)
 
 
-def _category(operation: Operation | str) -> str:
-    if isinstance(operation, str):
-        return "other"
+def _category(operation: Operation) -> str:
     if isinstance(operation, Action):
         return operation.kind
     return "send" if operation.direction == "send" else "wait"
