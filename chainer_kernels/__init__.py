@@ -43,6 +43,7 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     float8_bits, float8  e5m2 and e4m3 as bits; e5m2 of arrays
     wire_gpu             gradients in fewer bits, on a GPU
     memory               freed arrays, kept for the next step
+    fusion               chains of pointwise functions as one function each
     speed                how fast operators are here, with kernels and without
     update_rules         the formulas of update rules, each written once
     chainer_rules        the formula and the numbers that a rule of Chainer's amounts to
@@ -51,6 +52,8 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     optimizer_loops_cpu  update rules and other passes over flat buffers, by Numba
     optimizer_loops_gpu  the same by CuPy
 """
+
+from typing import Any
 
 import chainer_compat
 
@@ -116,6 +119,19 @@ def is_enabled() -> bool:
     from chainer_kernels import switch
 
     return switch.is_on()
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what few scripts need when it is asked for."""
+    if name == "fuse":
+        from chainer_kernels.fusion.report import fuse
+
+        return fuse
+    if name == "fusible":
+        from chainer_kernels.fusion.trust import fusible
+
+        return fusible
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 install()

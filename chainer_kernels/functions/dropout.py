@@ -21,7 +21,7 @@ def dropout(function: Any, inputs: Arrays) -> Arrays:
     if not ((are_float32(x) or are_float16(x)) and x.ndim):
         return NotImplemented
     if function.mask is None:
-        function.mask = _drawn(x, function.dropout_ratio)
+        function.mask = drawn_mask(x, function.dropout_ratio)
     return _multiplied(x, function.mask)
 
 
@@ -30,8 +30,8 @@ def dropout_grad(function: Any, inputs: Arrays) -> Arrays:
     return _multiplied(inputs[0], function.mask)
 
 
-def _drawn(x: np.ndarray, ratio: float) -> np.ndarray:
-    """Draws a mask, in C order, for the memory order of ``x``."""
+def drawn_mask(x: np.ndarray, ratio: float) -> np.ndarray:
+    """Draws the mask of a dropout, in C order, for the memory order of ``x``."""
     scale = x.dtype.type(1.0 / (1 - ratio))
     drawn = global_random.pairs(x.size)
     if drawn is None:

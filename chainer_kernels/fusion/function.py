@@ -1,0 +1,100 @@
+"""A chain of pointwise functions as one function of Chainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+import numpy as np
+
+from chainer_kernels import threads
+from chainer_kernels.fusion import operations
+from chainer_kernels.fusion.generated import Compiled
+from chainer_kernels.layouts import empty_like, flat
+
+Array = Any
+
+
+class FusedFunction(chainer.FunctionNode):
+    """Computes a program in one loop, and its gradients in another.
+
+    What lies between inputs and output is not held: the backward computes it again.
+
+    Args:
+        compiled: The program.
+        masks: For each of its masks the array.
+    """
+
+    def __init__(self, compiled: Compiled, masks: Sequence[np.ndarray] = ()) -> None:
+        self._compiled = compiled
+        drawn = compiled.program.masks
+        self._masks = {m.value: mask for m, mask in zip(drawn, masks)}
+
+    @property
+    def label(self) -> str:
+        """The functions, for people."""
+        return " > ".join(self._compiled.program.labels)
+
+    def forward(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
+        """Computes the output, in the memory order of the inputs."""
+        chosen = self._compiled.directions
+        self.retain_inputs(chosen.inputs)
+        if chosen.keeps_output:
+            self.retain_outputs((0,))
+        source, loop = self._compiled.forward
+        given = {**dict(enumerate(inputs)), **self._masks}
+        y = empty_like(inputs[0])
+        threads.run_slices(loop, flat([*(given[v] for v in source.reads), y]))
+        return (y,)
+
+    def backward(
+        self, indexes: tuple[int, ...], grad_outputs: tuple[chainer.Variable, ...]
+    ) -> tuple[chainer.Variable | None, ...]:
+        """Computes the gradients of some inputs."""
+        program, chosen = self._compiled.program, self._compiled.directions
+        given: dict[int, Any] = dict(zip(chosen.inputs, self.get_retained_inputs()))
+        if chosen.keeps_output:
+            (given[program.output],) = self.get_retained_outputs()
+        given[program.gradient] = grad_outputs[0]
+        wanted = [program.gradients[i] for i in indexes]
+        if chainer.config.enable_backprop:
+            found = self._differentiable(given, wanted)
+        else:
+            found = self._computed(given, wanted)
+        return tuple(None if value is None else found[value] for value in wanted)
+
+    def _computed(
+        self, given: dict[int, chainer.Variable], wanted: Sequence[int | None]
+    ) -> dict[int, chainer.Variable]:
+        """Returns gradients by the numbers of their values, as loops compute them."""
+        arrays = {value: variable.array for value, variable in given.items()}
+        arrays.update(self._masks)
+        found = dict(given)
+        for source, loop in self._compiled.backward:
+            if not set(source.writes) & set(wanted):
+                continue
+            reads = [arrays[v] for v in source.reads]
+            writes = [empty_like(reads[0]) for _ in source.writes]
+            threads.run_slices(loop, flat([*reads, *writes]))
+            found.update(zip(source.writes, map(chainer.as_variable, writes)))
+        return found
+
+    def _differentiable(
+        self, given: dict[int, chainer.Variable], wanted: Sequence[int | None]
+    ) -> dict[int, chainer.Variable]:
+        """Returns gradients by Chainer's functions, which have gradients again."""
+        found = dict(given)
+        steps, _ = self._compiled.program.needed(wanted, list(given))
+        for step in steps:
+            if step.value in found:
+                continue
+            arrays = [
+                self._masks[v] if v in self._masks else found[v].array
+                for v in step.arrays
+            ]
+            function = operations.made(step.operation, step.numbers, arrays)
+            outputs = function.apply(tuple(found[v] for v in step.operands))
+            first = step.value - step.output
+            found.update(enumerate(outputs, first))
+        return found

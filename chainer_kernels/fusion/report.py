@@ -1,0 +1,130 @@
+"""Which layers of a list are fused, and why others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from chainer_kernels.fusion.fusing import Fusion
+from chainer_kernels.fusion.measuring import Choice
+
+
+class NotFused(NamedTuple):
+    """A layer that is in no chain.
+
+    Attributes:
+        position: Where it is in the list.
+        reason: Why.
+    """
+
+    position: int
+    reason: str
+
+
+class FusionReport:
+    """Layers of a list, some of which run as one; what it is called with, they are.
+
+    Args:
+        layers: The layers.
+        fusion: What was found of them.
+
+    Attributes:
+        choices (tuple of Choice): The chains, in their order.
+        not_fused (tuple of NotFused): The layers of which it is known why they are in
+            no chain.
+    """
+
+    def __init__(self, layers: Sequence[Callable], fusion: Fusion) -> None:
+        self._layers, self._fusion = list(layers), fusion
+        self.choices: tuple[Choice, ...] = tuple(
+            fusion.choices[span] for span in sorted(fusion.choices)
+        )
+        self.not_fused = tuple(
+            NotFused(position, fusion.reasons[position])
+            for position in sorted(fusion.reasons)
+        )
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Passes inputs through the layers."""
+        return run_layers(self._layers, self._fusion, inputs)
+
+    def __str__(self) -> str:
+        return table(self.choices, self.not_fused)
+
+
+def fuse(layers: Sequence[Callable], *inputs: Any) -> FusionReport:
+    """Fuses chains of pointwise functions in a list of layers.
+
+    Each chain becomes one function of Chainer's, with one compiled loop forward and
+    one backward, where that is faster on these inputs.
+
+    Args:
+        layers: Functions and links, each called with what the one before returned.
+            Chainer's own are traced, and those that are marked
+            :func:`~chainer_kernels.fusible`.
+        inputs (arrays or variables): Of the first layer. Only float32 in host memory
+            is fused.
+
+    Returns:
+        FusionReport: To be called as the layers, and printed.
+
+    Example:
+        >>> import chainer.functions as F
+        >>> import numpy as np
+        >>> import chainer_kernels
+        >>> @chainer_kernels.fusible
+        ... def shifted(x):
+        ...     return 2 * x + 1
+        >>> x = np.ones((200, 300), np.float32)
+        >>> report = chainer_kernels.fuse([shifted, F.tanh, abs], x)
+        >>> [(c.start, c.end, c.is_exact) for c in report.choices]
+        [(0, 2, True)]
+        >>> report.not_fused
+        (NotFused(position=2, reason='it is not marked @chainer_kernels.fusible'),)
+        >>> report(x).shape
+        (200, 300)
+    """
+    fusion = Fusion()
+    run_layers(layers, fusion, inputs)
+    return FusionReport(layers, fusion)
+
+
+def run_layers(layers: Sequence[Callable], fusion: Fusion, inputs: tuple) -> Any:
+    """Passes inputs through layers, chains of them as one."""
+    value: Any = inputs if len(inputs) != 1 else inputs[0]
+    index = 0
+    while index < len(layers):
+        found = fusion.run(layers, index, index, value, lambda position: None)
+        if found is None:
+            layer = layers[index]
+            value = layer(*value) if isinstance(value, tuple) else layer(value)
+            index += 1
+        else:
+            n_layers, value = found
+            index += n_layers
+    return value
+
+
+def table(choices: Sequence[Choice], not_fused: Sequence[NotFused] = ()) -> str:
+    """Returns chains as lines of text, and below them why layers are in none."""
+    heads = "layers", "fused", "ms before", "after", "MB before", "after", "difference"
+    rows = [
+        (
+            f"{c.start}-{c.end - 1}",
+            "yes" if c.is_fused else "no",
+            f"{c.ms_before:.3f}",
+            f"{c.ms_after:.3f}",
+            f"{c.bytes_before / 1e6:.2f}",
+            f"{c.bytes_after / 1e6:.2f}",
+            f"{c.largest_difference:.1e}" if c.largest_difference else "none",
+        )
+        for c in choices
+    ]
+    widths = [max(map(len, column)) for column in zip(heads, *rows)]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths))
+        for row in [heads, *rows]
+    ]
+    lines[1:] = [f"{line}  {c.functions}" for line, c in zip(lines[1:], choices)]
+    lines += [f"layer {n.position}: {n.reason}" for n in not_fused]
+    return "\n".join(lines)

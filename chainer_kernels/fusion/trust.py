@@ -1,0 +1,77 @@
+"""Which callables may be traced: those that do the same in every call."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any, Callable, TypeVar
+
+import chainer
+import numpy as np
+
+_MARK = "chainer_kernels_is_fusible"
+
+Marked = TypeVar("Marked", bound=Callable)
+
+
+def fusible(function: Marked) -> Marked:
+    """Marks a function, or a link's ``forward``, as one that may be fused.
+
+    It is run once for each shape of its inputs, and what it computed then stands for
+    every other call. So the mark is a promise: the function calls Chainer's functions
+    in a straight line. It does not look at the values of arrays, at the time, or at
+    anything else that changes between calls, but for ``chainer.config.train``; numbers
+    that it takes from elsewhere stay what they are; and it has no other effect.
+
+    Args:
+        function: The function, the method, or the class of a link.
+
+    Returns:
+        The same.
+
+    Example:
+        >>> import chainer.functions as F
+        >>> @fusible
+        ... def gate(x, a, b):
+        ...     return x + a * F.sigmoid(b)
+    """
+    setattr(function, _MARK, True)
+    return function
+
+
+def why_not(layer: Any) -> str | None:
+    """Returns why a callable must not be traced; ``None`` if it may be.
+
+    Example:
+        >>> import chainer.functions as F
+        >>> why_not(F.relu)
+        >>> why_not(lambda x: x + 1)
+        'it is not marked @chainer_kernels.fusible'
+    """
+    if isinstance(layer, functools.partial):
+        given = [*layer.args, *layer.keywords.values()]
+        if not all(each is None or np.isscalar(each) for each in given):
+            return "it is called with more than numbers"
+        return why_not(layer.func)
+    if isinstance(layer, chainer.Link):
+        return _why_not_link(layer)
+    if getattr(layer, _MARK, False):
+        return None
+    module = getattr(layer, "__module__", None) or ""
+    is_chainers = isinstance(layer, types.FunctionType) and module.startswith(
+        "chainer.functions."
+    )
+    return None if is_chainers else "it is not marked @chainer_kernels.fusible"
+
+
+def _why_not_link(link: chainer.Link) -> str | None:
+    if next(link.params(), None) is not None:
+        return "it has parameters"
+    if type(link) is chainer.Sequential:
+        return next(filter(None, map(why_not, link)), None)
+    if getattr(type(link), _MARK, False):
+        return None
+    is_marked = getattr(getattr(link, "forward", None), _MARK, False)
+    if is_marked or type(link).__module__.startswith("chainer.links."):
+        return None
+    return "its forward is not marked @chainer_kernels.fusible"
