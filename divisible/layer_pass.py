@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import chainer
 
@@ -15,6 +15,9 @@ from divisible.layer_list import Layer
 from divisible.layer_positions import one_pass, sign
 from divisible.random_streams import layer_streams
 from divisible.skips import SkipEnd
+
+if TYPE_CHECKING:
+    from chainer_kernels.fusion.fusing import Fusion
 
 
 class _Watch(threading.local):
@@ -51,6 +54,7 @@ def pass_through(
     x: Any,
     skipped: dict[str, Any],
     call: Callable[[int, Layer, tuple], Any],
+    fusion: Fusion | None = None,
 ) -> Any:
     """Passes ``x`` through layers.
 
@@ -64,17 +68,31 @@ def pass_through(
         x: The input of the first one.
         skipped: What is on its way past layers, by name; is changed.
         call: Calls a layer, given its position, the layer and its inputs.
+        fusion: What runs chains of layers as one function, if anything does. While
+            somebody asks for the seconds of layers, they run one by one.
 
     Returns:
         What the last layer returns.
     """
     signed: set[chainer.FunctionNode] = set()
     with layer_streams() as streams, one_pass() as number:
-        for position, layer in enumerate(layers, start):
+        index = 0
+        while index < len(layers):
+            position, layer = start + index, layers[index]
+            n_layers = 1
             streams.enter(position)
             inputs = x if isinstance(x, tuple) else (x,)
             try:
-                if isinstance(layer, SkipEnd):
+                fused = None
+                if fusion is not None and _watch.seconds is None:
+                    # What was just stashed is used further behind as well.
+                    is_shared = index > 0 and isinstance(layers[index - 1], SkipEnd)
+                    fused = fusion.run(
+                        layers, index, position, x, streams.enter, is_shared
+                    )
+                if fused is not None:
+                    n_layers, x = fused
+                elif isinstance(layer, SkipEnd):
                     x = layer.run(x, skipped)
                 elif _watch.seconds is None:
                     x = _explained(call, position, layer, inputs)
@@ -86,6 +104,7 @@ def pass_through(
                 error.layer_position = position
                 raise
             sign(x, position, number, signed)
+            index += n_layers
     return x
 
 

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import chainer
 from chainer import Link
@@ -19,6 +19,10 @@ from divisible.layer_list import Layer, LayerList
 from divisible.layer_pass import pass_through
 from divisible.skips import Skip, find_skips
 from divisible.ties import SharedState, Tie
+
+if TYPE_CHECKING:
+    from chainer_kernels.fusion.fusing import Fusion
+    from chainer_kernels.fusion.measuring import Choice
 
 
 class _Undivided(NamedTuple):
@@ -87,6 +91,8 @@ class Divisible(LayerList):
     """
 
     _undivided: _Undivided | None = None
+    # What runs chains of layers as one function; stages and views share it.
+    _fusion: Fusion | None = None
     # The parameters of other stages, as far as something on this rank holds them.
     _elsewhere: Mapping[str, chainer.Parameter] = MappingProxyType({})
 
@@ -308,6 +314,44 @@ class Divisible(LayerList):
                 found[position] = found.get(position, frozenset()) ^ set(paths)
         self._transposed = {place: paths for place, paths in found.items() if paths}
 
+    def fuse(self, mode: str = "auto") -> None:
+        """Runs chains of pointwise layers as one function each, where that is faster.
+
+        Each chain is measured when it is reached first, and that decides: see
+        :func:`chainer_kernels.fuse`. A chain ends at a skip connection, at a layer with
+        parameters, and at the end of a stage or of what is recomputed. Layers draw the
+        random numbers they draw otherwise. Only what gives the same bits is fused, so
+        that ranks and resumed runs may decide differently. Fuse first, then divide and
+        make a pipeline.
+
+        Args:
+            mode (str): ``'auto'``, or ``'none'`` to run the layers one by one again.
+
+        Raises:
+            ValueError: If there is no such mode.
+
+        Example:
+            >>> import chainer.functions as F
+            >>> import numpy as np
+            >>> model = Divisible(F.tanh, F.relu)
+            >>> model.fuse()
+            >>> y = model(np.ones((200, 300), np.float32))
+            >>> [(choice.start, choice.end) for choice in model.fusion_choices]
+            [(0, 2)]
+        """
+        if mode not in ("auto", "none"):
+            raise ValueError(f"mode must be 'auto' or 'none', not {mode!r}")
+        # Numba takes a while to load.
+        from chainer_kernels.fusion.fusing import Fusion
+
+        self._fusion = Fusion(only_exact=True) if mode == "auto" else None
+
+    @property
+    def fusion_choices(self) -> tuple[Choice, ...]:
+        """The chains that :meth:`fuse` has measured, in their order."""
+        choices = {} if self._fusion is None else self._fusion.choices
+        return tuple(choices[span] for span in sorted(choices))
+
     def _check_divisible(self, start: int, end: int) -> None:
         what = f"divide({start}, {end}) of {type(self).__name__}"
         first, last = self.layer_range
@@ -388,7 +432,9 @@ class Divisible(LayerList):
         if self._deferred.waiting:
             self._deferred.check(self._layers, type(self).__name__)
         skipped = dict(skipped)
-        x = pass_through(self._layers, self._start, x, skipped, self._call)
+        x = pass_through(
+            self._layers, self._start, x, skipped, self._call, self._fusion
+        )
         return x, skipped
 
     def _call(self, position: int, layer: Layer, inputs: tuple) -> Any:

@@ -28,6 +28,8 @@ class Progress(function_hook.FunctionHook):
     """
 
     name = "divisible.Progress"
+    # Layers that run as one may do so before its eyes.
+    minds_fusion = False
 
     def __init__(self, *looks: Callable[[], None]) -> None:
         self._looks = looks

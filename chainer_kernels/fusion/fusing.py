@@ -12,7 +12,7 @@ there, for each shape of them anew, and measured once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chainer
@@ -54,6 +54,8 @@ class Fusion:
     Args:
         decisions: For chains, by their first position and the one after their last,
             whether to fuse them. ``None`` lets measurements decide, here and at once.
+        only_exact: Whether to fuse only what has the bits of the functions one by one,
+            so that no decision changes a result.
 
     Attributes:
         decisions: As given, or as measured.
@@ -63,24 +65,29 @@ class Fusion:
     """
 
     def __init__(
-        self, decisions: dict[Span, bool] | None = None, waits: bool = False
+        self,
+        decisions: dict[Span, bool] | None = None,
+        waits: bool = False,
+        only_exact: bool = False,
     ) -> None:
         self._is_decided = decisions is not None
         self.decisions: dict[Span, bool] = dict(decisions or {})
         self.choices: dict[Span, Choice] = {}
         self.reasons: dict[int, str] = {}
         self.waits = waits
+        self._only_exact = only_exact
         self._chains: dict[tuple, _Chain] = {}
 
     def __deepcopy__(self, memo: dict) -> Fusion:
         """Returns one for a copy of the layers, with the same decisions."""
-        copied = Fusion(self.decisions, self.waits)
+        copied = Fusion(self.decisions, self.waits, self._only_exact)
         copied._is_decided = self._is_decided
         return copied
 
     def __reduce__(self) -> tuple:
         """Leaves what is compiled to the process that it was compiled in."""
-        return Fusion, (self.decisions if self._is_decided else None, self.waits)
+        decisions = self.decisions if self._is_decided else None
+        return Fusion, (decisions, self.waits, self._only_exact)
 
     def decide(self, decisions: dict[Span, bool]) -> None:
         """Fuses the chains that are chosen from now on, and no others."""
@@ -94,6 +101,7 @@ class Fusion:
         position: int,
         value: Any,
         enter: Callable[[int], None],
+        is_shared: bool = False,
     ) -> tuple[int, Any] | None:
         """Runs the chain that begins at a layer, if there is one and it is fused.
 
@@ -103,6 +111,7 @@ class Fusion:
             position: What its position is called.
             value: Its input, or a tuple of them.
             enter: Called with a position before a layer there draws random numbers.
+            is_shared: Whether something else uses the input as well.
 
         Returns:
             How many layers have run, and what the last one returned; or ``None``.
@@ -116,6 +125,9 @@ class Fusion:
             return None
         run = chain.layers[: chain.n_layers]
         if any(_has_hooks(layer) for layer in run):
+            return None
+        # Gradients of the input would be added up in another order.
+        if self._only_exact and is_shared and chain.compiled.program.adds_up_inputs:
             return None
         span = position, position + chain.n_layers
         if span not in self.decisions and not self._is_decided:
@@ -173,6 +185,9 @@ class Fusion:
                 break
             if len(program.labels) < 2:
                 break
+            if self._only_exact and not program.is_exact:
+                self.reasons[position] = f"{program.labels[0]} begins what is not exact"
+                break
             return chain._replace(n_layers=len(layers), compiled=Compiled(program))
         return chain
 
@@ -224,10 +239,18 @@ def _is_quiet() -> bool:
     """Returns whether nobody looks at the functions in between."""
     return (
         switch.is_ours()
-        and not chainer.get_function_hooks()
-        and not chainer._get_link_hooks()
+        and not _minding(chainer.get_function_hooks())
+        and not _minding(chainer._get_link_hooks())
         and not chainer.is_debug()
     )
+
+
+def _minding(hooks: Mapping[str, Any]) -> bool:
+    """Returns whether a hook wants to see each function.
+
+    One that does not says so by an attribute ``minds_fusion`` that is false.
+    """
+    return any(getattr(hook, "minds_fusion", True) for hook in hooks.values())
 
 
 def _has_hooks(layer: Layer) -> bool:

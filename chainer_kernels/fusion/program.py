@@ -79,6 +79,13 @@ class Program(NamedTuple):
         return all(OPERATIONS[step.operation].is_exact for step in self.steps)
 
     @property
+    def adds_up_inputs(self) -> bool:
+        """Whether an input is used several times, so that its gradients are added."""
+        steps, _ = self.needed([self.output])
+        uses = [v for step in steps for v in step.operands if v < self.n_inputs]
+        return len(uses) > len(set(uses))
+
+    @property
     def by_value(self) -> dict[int, Step]:
         """The steps by the values they compute."""
         return {step.value: step for step in self.steps}

@@ -67,6 +67,8 @@ def why_not(layer: Any) -> str | None:
 def _why_not_link(link: chainer.Link) -> str | None:
     if next(link.params(), None) is not None:
         return "it has parameters"
+    if any(each._persistent for each in link.links()):
+        return "it has a state"
     if type(link) is chainer.Sequential:
         return next(filter(None, map(why_not, link)), None)
     if getattr(type(link), _MARK, False):

@@ -97,6 +97,8 @@ class BatchStatistics(function_hook.FunctionHook):
     """
 
     name = "divisible.BatchStatistics"
+    # Layers that run as one may do so before its eyes.
+    minds_fusion = False
 
     def __init__(
         self,

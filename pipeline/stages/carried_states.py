@@ -226,6 +226,8 @@ class _Reads(chainer.FunctionHook):
     """
 
     name = "pipeline.CarriedStates"
+    # Layers that run as one may do so before its eyes.
+    minds_fusion = False
 
     def __init__(self, left: Sequence[_Left]) -> None:
         self._left = {id(array()): (array, one) for one in left for array in one.arrays}
@@ -250,6 +252,8 @@ class _CalledLinks(chainer.LinkHook):
     """
 
     name = "pipeline.CarriedStates"
+    # Layers that run as one may do so before its eyes.
+    minds_fusion = False
 
     def __init__(self, owners: dict[int, tuple[str, Any]], n_layers: int) -> None:
         self._owners = owners

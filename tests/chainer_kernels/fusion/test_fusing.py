@@ -179,6 +179,10 @@ def test_links_without_parameters_may_be_marked_and_have_hooks():
         (functools.partial(F.dropout, mask=X), "more than numbers"),
         (chainer.links.Scale(W_shape=(50,)), "parameters"),
         (chainer.Link(), "its forward is not marked"),
+        (
+            chainer.links.BatchNormalization(50, use_gamma=False, use_beta=False),
+            "state",
+        ),
         (functools.partial(F.sum, axis=0), "Sum is not fused"),
     ],
 )

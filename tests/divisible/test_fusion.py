@@ -1,0 +1,139 @@
+"""Chains of layers of a model that run as one function."""
+
+import copy
+import pickle
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+import chainer_kernels
+from divisible import Divisible, RandomKey, keyed_random_state, pop, stash
+from divisible.layer_pass import timed_layers
+from tests.support.fusion import assert_same_bits
+
+X = np.random.RandomState(0).randn(8, 30).astype("f")
+
+
+def added(x, y):
+    return x + y
+
+
+@chainer_kernels.fusible
+def cubed(x):
+    return x**3 + x
+
+
+@chainer_kernels.fusible
+def squared(x):
+    return x * x + x
+
+
+def model(fuse):
+    np.random.seed(0)
+    layers = Divisible(
+        L.Linear(30, 30),
+        F.tanh,
+        F.dropout,
+        stash("s"),
+        F.dropout,
+        F.relu,
+        pop("s"),
+        added,
+        L.Linear(30, 3),
+        F.sigmoid,
+        F.tanh,
+    )
+    if fuse:
+        layers.fuse()
+        layers._fusion.decide({(1, 3): True, (4, 6): True, (9, 11): True})
+    return layers
+
+
+def labels(y):
+    found, waiting = [], [y.creator_node]
+    while waiting:
+        function = waiting.pop()
+        if function is not None and function not in found:
+            found.append(function)
+            waiting += [x.creator_node for x in function.inputs]
+    return {f.label for f in found if " > " in f.label}
+
+
+def results(layers):
+    with keyed_random_state(RandomKey(seed=1, step=2)):
+        y = layers(chainer.Variable(X))
+    layers.cleargrads()
+    F.sum(y * y).backward()
+    return [y.array, *(param.grad for _, param in sorted(layers.namedparams()))]
+
+
+def test_values_masks_and_gradients_are_those_of_the_layers():
+    layers = model(True)
+    y = layers(chainer.Variable(X))
+    assert labels(y) == {"Tanh > Dropout", "Dropout > ReLU", "Sigmoid > Tanh"}
+    assert_same_bits(results(layers), results(model(False)))
+
+
+def test_paths_stay():
+    assert [p for p, _ in model(True).namedparams()] == [
+        p for p, _ in model(False).namedparams()
+    ]
+
+
+def test_stages_fuse_what_lies_within_them():
+    whole = model(False)
+    layers = model(True)
+    first, second = layers.divide(0, 5), layers.divide(5, 11)
+    with keyed_random_state(RandomKey(seed=1, step=2)):
+        y, left = first.run(chainer.Variable(X), {})
+        # Half of the chain 4 to 5 is here, and is no chain.
+        assert labels(y) == {"Tanh > Dropout"}
+        y, _ = second.run(y, left)
+    assert "Dropout > ReLU" not in labels(y)
+    assert_same_bits([y.array], results(whole)[:1])
+
+
+def test_copies_fuse_as_well():
+    for layers in (copy.deepcopy(model(True)), pickle.loads(pickle.dumps(model(True)))):
+        assert_same_bits(results(layers), results(model(False)))
+        assert labels(layers(chainer.Variable(X)))
+
+
+def test_measurements_choose_and_can_be_taken_back():
+    layers = model(False)
+    assert layers.fusion_choices == ()
+    layers.fuse()
+    layers(X)
+    assert [c.start for c in layers.fusion_choices] == [1, 4, 9]
+    layers.fuse("none")
+    assert not labels(layers(chainer.Variable(X)))
+    with pytest.raises(ValueError, match="mode must be"):
+        layers.fuse("some")
+
+
+def test_times_are_of_single_layers():
+    with timed_layers() as seconds:
+        model(True)(X)
+    assert {1, 2, 4, 5, 9, 10} <= set(seconds)
+
+
+def test_an_error_in_the_backward_names_a_layer_of_the_chain():
+    y = model(True)(chainer.Variable(X))
+    assert y.creator_node.layer_position == 9
+
+
+def test_only_what_has_the_same_bits_is_fused():
+    layers = Divisible(cubed, F.relu)
+    layers.fuse()
+    layers(X)
+    assert layers.fusion_choices == ()
+
+
+def test_gradients_of_what_is_stashed_are_added_up_as_before():
+    layers = Divisible(F.identity, stash("s"), squared, F.relu, pop("s"), added)
+    layers.fuse()
+    layers._fusion.decide({(2, 4): True})
+    assert not labels(layers(chainer.Variable(X)))
