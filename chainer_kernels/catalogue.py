@@ -36,15 +36,21 @@ class Backward(NamedTuple):
     Attributes:
         is_splittable: Whether ``backward`` may be called twice, for a part of the
             inputs each time, at no extra cost.
-        weights: The module in ``chainer_kernels.functions`` and the function in it that
-            tells what to add to the gradients of parameters; empty if there is none.
+        weights: The function that tells what to add to the gradients of parameters, or
+            the module in ``chainer_kernels.functions`` and its name; empty if there is
+            none.
+        is_only_told: Whether it is asked in debug mode as well, because no weight
+            gradient is an array in memory that Chainer could look at.
     """
 
     is_splittable: bool = False
-    weights: str = ""
+    weights: str | Callable = ""
+    is_only_told: bool = False
 
     def load(self) -> Callable | None:
         """Returns the function that tells what to add, if there is one."""
+        if callable(self.weights):
+            return self.weights
         return _load(self.weights) if self.weights else None
 
 
@@ -337,13 +343,16 @@ def backward_of(function: type) -> Backward:
     """Returns how the backward of a function can be taken apart.
 
     Args:
-        function: The exact type of a :class:`~chainer.FunctionNode`.
+        function: The exact type of a :class:`~chainer.FunctionNode`. One that is not
+            Chainer's may say it by itself, as its attribute ``taken_apart``.
 
     Example:
         >>> from chainer.functions.math.basic_math import Add
         >>> backward_of(Add).is_splittable
         True
     """
+    if "taken_apart" in vars(function):
+        return vars(function)["taken_apart"]
     package, _, module = function.__module__.partition(".functions.")
     if package not in ("chainer", "chainer_kernels"):
         return Backward()

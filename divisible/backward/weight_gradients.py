@@ -212,11 +212,18 @@ class WeightGradients:
             # Not known at the beginning: what it has is of before, or Chainer's NaN.
             parameter.cleargrad()
         if gradient is None or not _fits(gradient.array, data):
-            xp = backend.get_array_module(data)
-            # C order whatever the data's: GEMM writes into flattened views.
-            array = xp.empty(data.shape, _sum_dtype(data.dtype))
+            array = _new_gradient(parameter)
             gradient = self._gradients[id(parameter)] = _Gradient(parameter, array)
         return gradient
+
+
+def _new_gradient(parameter: chainer.Parameter) -> Array:
+    if hasattr(parameter, "new_gradient"):
+        # It has a place for it that is not memory.
+        return parameter.new_gradient()
+    xp = backend.get_array_module(parameter.array)
+    # C order whatever the data's: GEMM writes into flattened views.
+    return xp.empty(parameter.shape, _sum_dtype(parameter.dtype))
 
 
 def _sum_dtype(dtype: numpy.dtype) -> numpy.dtype:

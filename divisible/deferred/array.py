@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Callable
 
 import numpy as np
@@ -38,6 +39,17 @@ class Step:
     sources: tuple[DeferredArray, ...] = ()
     key: str | None = None
 
+    def drawing(self) -> AbstractContextManager[None]:
+        """Makes what is drawn for the write inside depend on its key only."""
+        if self.key is None:
+            raise _unreadable("its initializer")
+        return keyed_random(self.key, self.write)
+
+    @property
+    def is_of_whole(self) -> bool:
+        """Whether the whole array is written."""
+        return self.view is _whole
+
 
 class Recipe:
     """How to make an array: its writes in order.
@@ -47,7 +59,13 @@ class Recipe:
         dtype: Of the array.
         seed (int): Of its random draws, together with the steps' keys.
         steps: The first writes.
+
+    Attributes:
+        maker: Makes the array from the recipe, if not :meth:`compute`: one that is not
+            to be in memory as a whole.
     """
+
+    maker: Callable[[Recipe], np.ndarray] | None = None
 
     def __init__(
         self, shape: tuple[int, ...], dtype: np.dtype, seed: int, steps: list[Step]
@@ -61,16 +79,14 @@ class Recipe:
     def make(self) -> np.ndarray:
         """Returns the array; all that share the recipe get the same one."""
         if self._made is None:
-            self._made = self.compute()
+            self._made = self.compute() if self.maker is None else self.maker(self)
         return self._made
 
     def compute(self) -> np.ndarray:
         """Makes a new array."""
         array = np.empty(self.shape, self.dtype)
         for step in self.steps:
-            if step.key is None:
-                raise _unreadable("its initializer")
-            with keyed_random(step.key, step.write):
+            with step.drawing():
                 step.write(step.view(array))
         return array
 

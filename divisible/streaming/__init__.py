@@ -1,0 +1,20 @@
+"""Operands that are larger than memory: in files, fetched segment by segment.
+
+::
+
+    link            Streamed: a layer whose weights are on disk
+    layer_function  it in Chainer's graph: forward and backward by segments
+    products        a linear layer's and a convolution's arithmetic on a segment
+    activations     pointwise functions applied to each segment
+    parameter       a parameter of which some rows are in memory
+    updates         update rules applied to segments
+    initial         initial weights drawn by segments
+    mapped          arrays in files without names; what of them is in memory
+    segments        how many rows
+    errors          StoreError
+"""
+
+from divisible.streaming.errors import StoreError
+from divisible.streaming.link import Streamed
+
+__all__ = ["StoreError", "Streamed"]

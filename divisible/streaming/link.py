@@ -1,0 +1,184 @@
+"""A layer whose weights are on disk, and in memory a segment at a time."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+from divisible.deferred.array import DeferredArray
+from divisible.streaming import activations
+from divisible.streaming.errors import StoreError
+from divisible.streaming.layer_function import LayerFunction
+from divisible.streaming.mapped import usable_directory
+from divisible.streaming.parameter import StreamedParameter
+from divisible.streaming.products import Convolution, Linear, Operation
+from divisible.streaming.segments import rows_of_segment
+
+#: Where the weights may be.
+STORES = ("disk",)
+
+
+class Streamed(chainer.Link):
+    """A layer whose weights, gradient and optimizer state are larger than memory.
+
+    They are in files that are mapped into memory. Forward, backward and update go
+    through the weights a segment after the other, and read the next one meanwhile::
+
+        rows of W     0..255      256..511     512..767     768..1023
+                      written     computed     read ahead   on disk
+                      back        with
+
+    The parameters have the names that they have in the link, and the same values for
+    the same seed, so a snapshot of a model with streamed layers loads into one without,
+    and the other way round. Results differ in the order of some additions: the gradient
+    of the input is added up over the segments.
+
+    An optimizer's update rules update the segments one by one: any of Chainer's, which
+    look at each element by itself. A hook of the optimizer, such as
+    ``GradientClipping``, sees whole arrays, and reads the gradients from their files in
+    a pass of its own. ``WeightDecay`` would make an array as large as the weights: add
+    it to the update rule (``param.update_rule.add_hook``), which is given segments.
+
+    The files have no names, and are gone when the process ends, even if it is killed.
+    All their bytes are reserved before they are used. ``df`` shows them, ``ls`` does
+    not.
+
+    Args:
+        link: ``L.Linear`` or ``L.Convolution2D`` in float32 or float64, with its sizes,
+            made in :func:`~divisible.deferred_init`, so that it was never in memory.
+        activation: ``F.relu``, ``F.leaky_relu``, ``F.elu``, ``F.sigmoid`` or ``F.tanh``
+            with Chainer's default arguments, applied to each segment of the output
+            while it is in the cache; ``None`` for none.
+        segment (int or str): How many rows of W, or output channels, are in memory at a
+            time; ``'auto'`` for as many as 32 MiB hold.
+        store (str): ``'disk'``.
+        directory: Where the files are made; by default that for temporary files, or
+            ``/var/tmp`` where that one lies in memory.
+
+    Attributes:
+        segment (int): Rows of a segment.
+
+    Raises:
+        TypeError: If it is another kind of link, or has an initializer that cannot draw
+            row by row.
+        ValueError: If an argument is not one of those above.
+        StoreError: If the link's arrays exist already, or there is no such directory.
+
+    Example:
+        >>> import chainer.functions as F
+        >>> import chainer.links as L
+        >>> from divisible import Divisible, deferred_init
+        >>> with deferred_init(seed=0):
+        ...     model = Divisible(
+        ...         Streamed(L.Linear(1000, 500), activation=F.relu, segment=100),
+        ...         L.Linear(500, 10),
+        ...     )
+        >>> stage = model.divide()
+        >>> stage(np.ones((8, 1000), 'f')).shape
+        (8, 10)
+        >>> [path for path, _ in stage.namedparams()]
+        ['/0/W', '/0/b', '/1/W', '/1/b']
+    """
+
+    def __init__(
+        self,
+        link: chainer.Link,
+        activation: Any = None,
+        segment: int | str = "auto",
+        store: str = "disk",
+        directory: str | os.PathLike | None = None,
+    ) -> None:
+        super().__init__()
+        _check_store(store)
+        activations.check(activation)
+        self._operation = _operation_of(link)
+        self._kind, self.activation = type(link), activation
+        array = _deferred(link)
+        self.segment = rows_of_segment(array.shape, array.dtype, segment)
+        title = f"{type(link).__name__}{array.shape}"
+        with self.init_scope():
+            self.W = StreamedParameter(
+                array, self.segment, usable_directory(directory), title
+            )
+            self.b = link.b
+
+    @property
+    def printable_specs(self) -> Any:
+        """Yields what :func:`print` shows."""
+        yield "link", self._kind.__name__
+        yield "shape", self.W.shape
+        yield "activation", getattr(self.activation, "__name__", None)
+        yield "segment", self.segment
+
+    def forward(self, x: Any) -> chainer.Variable:
+        """Applies the layer, and its activation.
+
+        Args:
+            x (~chainer.Variable or numpy.ndarray): A microbatch, as for the link.
+
+        Returns:
+            ~chainer.Variable: Of the link's output shape.
+        """
+        x = chainer.as_variable(x)
+        if self._kind is L.Linear and x.ndim > 2:
+            x = F.reshape(x, (len(x), -1))
+        inputs = (x, self.W) if self.b is None else (x, self.W, self.b)
+        function = LayerFunction(self._operation, self.W, self.activation)
+        return function.apply(inputs)[0]
+
+
+def _check_store(store: str) -> None:
+    if store == "host":
+        raise ValueError(
+            "store='host' is for weights that a GPU computes with, which streamed"
+            " layers do not: they compute on the processor, with store='disk'"
+        )
+    if store not in STORES:
+        raise ValueError(f"store={store!r}: expected 'disk'")
+
+
+def _operation_of(link: chainer.Link) -> Operation:
+    kind = type(link)
+    if kind is L.Linear:
+        return Linear()
+    if kind is L.Convolution2D:
+        if link.groups != 1:
+            raise ValueError(
+                f"a convolution of {link.groups} groups cannot be streamed; of 1 it can"
+            )
+        return Convolution(_pair(link.stride), _pair(link.pad), _pair(link.dilate))
+    raise TypeError(
+        f"Streamed({kind.__name__}): expected L.Linear or L.Convolution2D; other layers"
+        f" stay in memory"
+    )
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return tuple(value) if np.ndim(value) else (value, value)
+
+
+def _deferred(link: chainer.Link) -> DeferredArray:
+    """Returns the weights, which are not made yet."""
+    array = link.W.raw_array
+    name = type(link).__name__
+    if array is None:
+        raise ValueError(
+            f"Streamed({name}) needs the sizes of its input: give them, as in"
+            f" L.Linear(8192, 1024) instead of L.Linear(1024)"
+        )
+    if not isinstance(array, DeferredArray):
+        raise StoreError(
+            f"Streamed({name}): its arrays are in memory already, as a whole. Make it"
+            f" in a block 'with deferred_init(seed):', and then model.divide()"
+        )
+    if array.dtype.char not in "fd":
+        raise ValueError(
+            f"Streamed({name}): its weights are {array.dtype}; expected float32 or"
+            f" float64"
+        )
+    return array

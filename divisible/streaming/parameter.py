@@ -1,0 +1,186 @@
+"""A parameter whose array, gradient and optimizer state are in mapped files.
+
+::
+
+                     forward        backward            update
+    array      W     read           read (gx)           read and written
+    gradient   gW                   written, added to   read
+    state      m, v                                     read and written
+
+Each pass goes through the segments from the first to the last, reads the next ones
+meanwhile, and lets go what it has done with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+
+from divisible.deferred.array import DeferredArray, Recipe
+from divisible.streaming import initial, updates
+from divisible.streaming.errors import StoreError
+from divisible.streaming.mapped import MappedArray
+from divisible.streaming.segments import ranges
+
+#: The files of a parameter beside those of its optimizer's state.
+ARRAY, GRADIENT = "array", "gradient"
+
+
+class StreamedParameter(chainer.Parameter):
+    """A parameter of which some rows are in memory at a time.
+
+    Args:
+        array (DeferredArray): It, not made yet.
+        rows (int): Of a segment.
+        directory: Where its files are made.
+        what (str): For errors: what it is.
+
+    Attributes:
+        rows (int): Of a segment.
+        directory (Path): Where its files are made.
+    """
+
+    #: Those who copy the parameters of a model into one array ask for it.
+    is_streamed = True
+
+    def __init__(
+        self, array: DeferredArray, rows: int, directory: Path, what: str
+    ) -> None:
+        super().__init__(array)
+        self.rows, self.directory, self._what = rows, directory, what
+        self._files: dict[str, MappedArray] = {}
+        for step in array.recipe.steps:
+            if not step.is_of_whole:
+                raise TypeError(
+                    f"{what}: a part of it is written by itself, which a streamed"
+                    f" parameter cannot be; write to it when it is made"
+                )
+            initial.check(step.write, array.shape)
+        array.recipe.maker = self._make
+        self.cleargrad()
+
+    def _make(self, recipe: Recipe) -> np.ndarray:
+        """Makes the array, segment by segment."""
+        array = self.file(ARRAY, recipe.dtype).array
+        for step in recipe.steps:
+            with step.drawing():
+                initial.by_segments(step.write, array, self.passing({ARRAY}))
+        return array
+
+    def file(self, name: str, dtype: Any = None) -> MappedArray:
+        """Returns one of its files; a new one is full of zeros.
+
+        Args:
+            name (str): ``'array'``, ``'gradient'``, or that of an optimizer's state.
+            dtype: Of a new one, by default the parameter's.
+
+        Raises:
+            StoreError: If there is no room for it, say.
+        """
+        if name not in self._files:
+            self._files[name] = MappedArray(
+                self.shape,
+                self.dtype if dtype is None else dtype,
+                self.directory,
+                f"{self._what}, {name}",
+            )
+        return self._files[name]
+
+    def is_file(self, name: str, array: Any) -> bool:
+        """Says whether an array is that of one of its files."""
+        return name in self._files and self._files[name].array is array
+
+    def segments(self) -> Iterator[tuple[int, int]]:
+        """Yields the first row and the one behind the last, of each segment."""
+        return ranges(self.shape[0], self.rows)
+
+    def passing(
+        self, written: set[str], read: set[str] = frozenset()
+    ) -> Iterator[tuple[int, int]]:
+        """Yields the segments of a pass, and sees to what is in memory.
+
+        Args:
+            written: The files that are written to.
+            read: Those that are read only.
+
+        Yields:
+            The first row and the one behind the last. What is read is fetched ahead;
+            when the next one is asked for, the one before is let go.
+        """
+        files = {name: self.file(name) for name in (*read, *written)}
+        waiting = list(self.segments())
+        for file in files.values():
+            file.prefetch(*waiting[0])
+        for number, (start, stop) in enumerate(waiting):
+            if number + 1 < len(waiting):
+                for file in files.values():
+                    file.prefetch(*waiting[number + 1])
+            yield start, stop
+            for name, file in files.items():
+                file.release(start, stop, name in written)
+
+    def new_gradient(self) -> np.ndarray:
+        """Returns the array for its gradient, always the same one."""
+        return self.file(GRADIENT).array
+
+    def new_state(self, dtypes: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Returns arrays full of zeros for an optimizer's state.
+
+        Args:
+            dtypes: By the name of each.
+        """
+        # Those of another optimizer go.
+        self._files = {
+            name: file
+            for name, file in self._files.items()
+            if name in (ARRAY, GRADIENT)
+        }
+        return {name: self.file(name, dtype).array for name, dtype in dtypes.items()}
+
+    def update(self) -> None:
+        """Updates segment by segment, by the update rule.
+
+        Raises:
+            TypeError: If the rule looks at more than one element at a time.
+        """
+        rule = self.update_rule
+        if rule is None or not rule.enabled:
+            return
+        if self.grad is None:
+            # As the rules do: only their own count goes on.
+            rule.t += 1
+            return
+        read = {GRADIENT} if self.is_file(GRADIENT, self.grad) else set()
+        states = updates.states_of(rule, self)
+        passing = self.passing({ARRAY, *states}, read)
+        updates.update(rule, self, states, passing)
+
+    def to_device(self, device: Any) -> None:
+        """Refuses devices other than the host's processor.
+
+        Raises:
+            StoreError: For a GPU.
+        """
+        device = chainer.get_device(device)
+        if device.xp is not np:
+            raise StoreError(
+                f"{self._what}: a streamed parameter is in a file that the processor"
+                f" maps, and cannot go to {device}"
+            )
+
+    def __copy__(self) -> StreamedParameter:
+        ret = self._copy_to(StreamedParameter.__new__(StreamedParameter))
+        ret._files = dict(self._files)
+        return ret
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise StoreError(
+            f"{self._what}: a streamed parameter is larger than memory, and is not"
+            f" copied; build another layer instead"
+        )
+
+    __reduce__ = None

@@ -1,0 +1,109 @@
+"""Linear layers and convolutions on some of their outputs.
+
+Each of these is a layer's arithmetic for the rows of W that make some output channels::
+
+    forward       z = x W[start:stop]^T + b[start:stop]
+    add_input     gx += gz W[start:stop]
+    weights       gW[start:stop] = gz^T x,  or += it
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import chainer
+import chainer.functions as F
+import numpy as np
+from chainer.functions.connection.convolution_2d import (
+    Convolution2DFunction,
+    Convolution2DGradW,
+)
+
+from chainer_kernels.contributions import Contribution, Product, Whole
+
+
+class Operation(Protocol):
+    """A layer's arithmetic on some of its output channels, which are axis 1."""
+
+    def output_shape(self, x: np.ndarray, W: np.ndarray) -> tuple[int, ...]:
+        """Returns the shape of the whole output."""
+
+    def forward(self, x: np.ndarray, W: np.ndarray, b: Any) -> np.ndarray:
+        """Returns the outputs that rows of W make; b may be None."""
+
+    def input_gradient(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Any:
+        """Returns what these outputs add to the gradient of x, as a contribution."""
+
+    def weights(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Contribution:
+        """Returns the gradient of these rows of W, as a contribution."""
+
+
+class Linear(NamedTuple):
+    """Of ``L.Linear``: x (N, n_in), W (n_out, n_in)."""
+
+    def output_shape(self, x: np.ndarray, W: np.ndarray) -> tuple[int, ...]:
+        """Returns the shape of the whole output."""
+        return len(x), len(W)
+
+    def forward(self, x: np.ndarray, W: np.ndarray, b: Any) -> np.ndarray:
+        """Returns the outputs that rows of W make."""
+        z = np.empty((len(x), len(W)), x.dtype)
+        Product(x, W.T).write(z)
+        if b is not None:
+            z += b
+        return z
+
+    def input_gradient(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Any:
+        """Returns what these outputs add to the gradient of x."""
+        return Product(gz, W)
+
+    def weights(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Contribution:
+        """Returns the gradient of these rows of W."""
+        return Product(gz.T, x)
+
+
+class Convolution(NamedTuple):
+    """Of ``L.Convolution2D``: x (N, C, h, w), W (O, C, kh, kw).
+
+    Attributes:
+        stride: Along both axes.
+        pad: Likewise.
+        dilate: Likewise.
+    """
+
+    stride: tuple[int, int]
+    pad: tuple[int, int]
+    dilate: tuple[int, int]
+
+    def output_shape(self, x: np.ndarray, W: np.ndarray) -> tuple[int, ...]:
+        """Returns the shape of the whole output."""
+        sizes = self._function()._get_out_size(x.shape, W.shape)
+        return (len(x), len(W), *sizes)
+
+    def forward(self, x: np.ndarray, W: np.ndarray, b: Any) -> np.ndarray:
+        """Returns the outputs that rows of W make."""
+        with chainer.no_backprop_mode():
+            inputs = (x, W) if b is None else (x, W, b)
+            return self._function().apply(inputs)[0].array
+
+    def input_gradient(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Any:
+        """Returns what these outputs add to the gradient of x."""
+        with chainer.no_backprop_mode():
+            gx = F.deconvolution_2d(
+                gz,
+                W,
+                stride=self.stride,
+                pad=self.pad,
+                outsize=x.shape[2:],
+                dilate=self.dilate,
+            )
+        return Whole(gx.array)
+
+    def weights(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Contribution:
+        """Returns the gradient of these rows of W."""
+        with chainer.no_backprop_mode():
+            function = Convolution2DGradW(self._function(), W.shape, W.dtype, None)
+            return Whole(function.apply((x, gz))[0].array)
+
+    def _function(self) -> Convolution2DFunction:
+        return Convolution2DFunction(self.stride, self.pad, False, dilate=self.dilate)

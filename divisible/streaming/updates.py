@@ -1,0 +1,144 @@
+"""Chainer's update rules, applied to the segments of a parameter one by one.
+
+A rule that looks at each element by itself does the same to all rows at once as to some
+of them after the others::
+
+    segment   param.array   param.grad   rule.state                  rule.t
+    0         W[0:4]        gW[0:4]      {m: m[0:4], v: v[0:4]}      t -> t + 1
+    1         W[4:8]        gW[4:8]      {m: m[4:8], v: v[4:8]}      t -> t + 1
+    after     W             gW           {m: m, v: v}                t + 1
+
+Hooks of the rule see the segments as well, such as weight decay that was added to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import chainer
+import numpy as np
+
+
+class Segmented(Protocol):
+    """A parameter that is updated by segments."""
+
+    array: np.ndarray
+    grad: np.ndarray
+
+    def segments(self) -> Iterator[tuple[int, int]]:
+        """Yields the first row and the one behind the last, of each segment."""
+
+    def new_state(self, dtypes: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Returns arrays full of zeros for an optimizer's state, by name."""
+
+    def is_file(self, name: str, array: Any) -> bool:
+        """Says whether an array is that of one of its files."""
+
+
+def states_of(rule: chainer.UpdateRule, param: Segmented) -> dict[str, np.ndarray]:
+    """Returns the arrays among a rule's state, by name, all of them in files.
+
+    Args:
+        rule: A rule that has updated the parameter or not yet.
+        param: The parameter.
+
+    Raises:
+        TypeError: If the rule looks at more than one element at a time, or updates in
+            another precision.
+    """
+    if not rule.is_elementwise:
+        raise TypeError(
+            f"{type(rule).__name__} looks at more than one element at a time, and"
+            f" cannot update a streamed parameter segment by segment"
+        )
+    if rule.state is None:
+        return _begin(rule, param)
+    found = {
+        name: value
+        for name, value in rule.state.items()
+        if isinstance(value, np.ndarray) and value.shape == param.array.shape
+    }
+    if all(param.is_file(name, value) for name, value in found.items()):
+        return found
+    # Loaded from a file of Chainer's, say.
+    states = param.new_state({name: value.dtype for name, value in found.items()})
+    for name, state in states.items():
+        for start, stop in param.segments():
+            state[start:stop] = found[name][start:stop]
+    rule._state.update(states)
+    return states
+
+
+def _begin(rule: chainer.UpdateRule, param: Segmented) -> dict[str, np.ndarray]:
+    """Makes the state of a rule that has none."""
+    first = next(iter(param.segments()))
+    start, stop = first
+    begun = _state_of(rule, param.array[start:stop])
+    found = {
+        name: value
+        for name, value in begun.items()
+        if isinstance(value, np.ndarray)
+        and value.shape == param.array[start:stop].shape
+    }
+    states = param.new_state({name: value.dtype for name, value in found.items()})
+    if any(value.any() for value in found.values()):
+        for start, stop in param.segments():
+            begun = _state_of(rule, param.array[start:stop])
+            for name, state in states.items():
+                state[start:stop] = begun[name]
+    rule._state = {**begun, **states}
+    return states
+
+
+def _state_of(rule: chainer.UpdateRule, array: np.ndarray) -> dict[str, Any]:
+    rule._state = {}
+    try:
+        rule.init_state(chainer.Parameter(array))
+        return rule._state
+    finally:
+        rule._state = None
+
+
+def update(
+    rule: chainer.UpdateRule,
+    param: Segmented,
+    states: Mapping[str, np.ndarray],
+    segments: Iterable[tuple[int, int]],
+) -> None:
+    """Updates a parameter by its gradient.
+
+    Args:
+        rule: The rule, enabled.
+        param: The parameter, with a gradient.
+        states: What :func:`states_of` returned.
+        segments: The first row and the one behind the last, of each.
+    """
+    # What the rule counts by itself, such as t, it counts once.
+    counted = {
+        name: value
+        for name, value in vars(rule).items()
+        if isinstance(value, (int, float, np.generic))
+    }
+    state = rule._state
+    try:
+        for start, stop in segments:
+            vars(rule).update(counted)
+            parts = {name: value[start:stop] for name, value in states.items()}
+            rule._state = {**state, **parts}
+            rule.update(_segment(param, start, stop))
+            for name, value in rule._state.items():
+                if name not in parts:
+                    state[name] = value
+                elif value is not parts[name]:
+                    parts[name][...] = value
+    finally:
+        rule._state = state
+
+
+def _segment(param: Any, start: int, stop: int) -> chainer.Parameter:
+    segment = chainer.Parameter(param.array[start:stop])
+    segment.name = param.name
+    segment.grad = param.grad[start:stop]
+    segment._loss_scale = param._loss_scale
+    return segment
