@@ -110,6 +110,22 @@ def agree_on_replicas(said: Sequence[Announcement | Refusal], grid: Grid) -> Lay
     return layouts[grid.replica]._replace(warnings=warnings_of(said, dtypes))
 
 
+def check_resident(stages: Sequence[Divisible]) -> None:
+    """Refuses layers whose weights are on disk: replicas exchange whole gradients.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    for stage in stages:
+        for path, param in stage.namedparams():
+            if getattr(param, "is_streamed", False):
+                raise ValueError(
+                    f"{path} is streamed from disk, and replicas exchange gradients as"
+                    f" whole arrays in memory: train it in one replica, or let the"
+                    f" layer stay in memory and cut the model into more stages"
+                )
+
+
 def begin_alike(
     grid: Grid | None, stages: Mapping[int, Divisible], timeout: float
 ) -> None:

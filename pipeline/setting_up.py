@@ -33,7 +33,12 @@ from pipeline.agreement import Announcement, Layout, Refusal, agree, check_place
 from pipeline.arguments import Arguments
 from pipeline.global_hooks import GlobalHooks
 from pipeline.ranks import Ranks
-from pipeline.replicas import agree_on_replicas, replicas_of, world_of
+from pipeline.replicas import (
+    agree_on_replicas,
+    check_resident,
+    replicas_of,
+    world_of,
+)
 from pipeline.runner import Runner
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage
@@ -66,6 +71,8 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
     grid, comm = replicas_of(comm), world_of(comm)
     try:
         arguments = arguments.checked()
+        if grid is not None:
+            check_resident(arguments.stages)
         loss = Loss(arguments.lossfun, arguments.accfun)
         settings = {
             "the number of ranks in a pipeline": str(grid and grid.n_pipeline),

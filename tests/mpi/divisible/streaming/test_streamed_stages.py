@@ -6,15 +6,23 @@ import chainer.links as L
 import numpy as np
 import pytest
 
+from data_parallel import Grid
 from divisible import Divisible, deferred_init
 from divisible.streaming import Streamed
-from pipeline import Pipeline, load_snapshot, save_snapshot
+from mixed_precision import MixedPrecision
+from pipeline import (
+    DisagreementError,
+    Pipeline,
+    load_snapshot,
+    rebalance,
+    save_snapshot,
+)
 from tests.support.mpiexec import assert_on_ranks
 
 CUTS = [0, 2, 5]
 
 
-def stage_of(comm, streamed):
+def model_of(streamed):
     with deferred_init(seed=3):
         first, second = L.Linear(50, 40), L.Linear(40, 30)
         if streamed:
@@ -22,15 +30,14 @@ def stage_of(comm, streamed):
             second = Streamed(second, activation=F.tanh, segment=7)
         between = [F.identity, F.identity] if streamed else [F.relu, F.tanh]
         last = L.Linear(30, 5)
-        model = Divisible(first, between[0], second, between[1], last)
-    return model.divide(*CUTS[comm.rank : comm.rank + 2])
+        return Divisible(first, between[0], second, between[1], last)
 
 
 class Run:
     """A pipeline with its optimizer."""
 
     def __init__(self, comm, streamed, schedule):
-        self.stage = stage_of(comm, streamed)
+        self.stage = model_of(streamed).divide(*CUTS[comm.rank : comm.rank + 2])
         self.optimizer = chainer.optimizers.Adam().setup(self.stage)
         self.pipe = Pipeline(self.stage, comm, 4, schedule=schedule)
 
@@ -63,3 +70,26 @@ def trains(comm, folder, schedule, debug):
 @pytest.mark.parametrize("schedule, debug", [("1f1b", True), ("zb_h1", False)])
 def test_trains_as_resident_stages(tmp_path, schedule, debug):
     assert_on_ranks(2, trains, str(tmp_path), schedule, debug)
+
+
+def refuses(comm):
+    grid = Grid(comm, n_pipeline=1)
+    stage = model_of(True).divide()
+    # The replica that hears of it is told which rank refuses.
+    with pytest.raises((ValueError, DisagreementError), match="streamed from disk"):
+        Pipeline(stage, grid, 2)
+    with pytest.raises(TypeError, match="parameter /0/W is streamed from disk"):
+        MixedPrecision(chainer.optimizers.Adam(), comm=comm).setup(stage)
+    run = Run(comm, True, "1f1b")
+    losses = run.steps(1, 0)
+    with pytest.raises(ValueError, match="/2/W is streamed from disk"):
+        rebalance(run.pipe, run.optimizer, [0, 3, 5], lambda: model_of(True))
+    # Nothing has changed; and what is resident may move.
+    rebalance(run.pipe, run.optimizer, [0, 1, 5], lambda: model_of(True))
+    losses += run.steps(2, 1)
+    other = Run(comm, False, "1f1b")
+    np.testing.assert_allclose(losses, other.steps(1, 0) + other.steps(2, 1), 1e-5)
+
+
+def test_what_takes_whole_arrays_is_refused():
+    assert_on_ranks(2, refuses)
