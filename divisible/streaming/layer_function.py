@@ -50,7 +50,7 @@ class LayerFunction(chainer.FunctionNode):
         for start, stop in self.weights.passing(set(), {ARRAY}):
             bias = None if b is None else b[start:stop]
             z = self.operation.forward(x, W[start:stop], bias)
-            y[:, start:stop] = activations.forward(self.activation, z)
+            activations.forward(self.activation, z, y[:, start:stop])
         self.retain_inputs((0, 1))
         if self.activation is not None:
             self.retain_outputs((0,))
