@@ -177,10 +177,16 @@ class StreamedParameter(chainer.Parameter):
         ret._files = dict(self._files)
         return ret
 
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise StoreError(
-            f"{self._what}: a streamed parameter is larger than memory, and is not"
-            f" copied; build another layer instead"
-        )
+    def __deepcopy__(self, memo: Any) -> StreamedParameter:
+        array = self.raw_array
+        if not isinstance(array, DeferredArray):
+            raise StoreError(
+                f"{self._what}: a streamed parameter is larger than memory, and is not"
+                f" copied once it is made; copy, or profile, the model before divide()"
+            )
+        # It will be made in files of its own, with the same values.
+        ret = StreamedParameter(array.copy(), self.rows, self.directory, self._what)
+        ret.name, ret.initializer = self.name, self.initializer
+        return memo.setdefault(id(self), ret)
 
     __reduce__ = None

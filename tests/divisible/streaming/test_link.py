@@ -6,7 +6,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from divisible import Divisible, deferred_init
+from divisible import Divisible, deferred_init, profile
 from divisible.streaming import StoreError, Streamed
 
 OPTIMIZERS = {
@@ -242,6 +242,19 @@ def test_copies_are_refused_and_views_share():
         stage.copy("copy")
     shared = stage.copy("share")
     assert shared[0].W.array is stage[0].W.array
+
+
+def test_profiles_and_copies_before_it_is_made():
+    with deferred_init(seed=0):
+        layers = Streamed(L.Linear(6, 5), activation=F.relu, segment=2), L.Linear(5, 3)
+        model = Divisible(*layers)
+    x, t = np.ones((4, 6), "f"), np.zeros(4, "i")
+    found = profile(model, x, t, F.softmax_cross_entropy, repeat=1)
+    assert [each.parameter_bytes for each in found.layers] == [4 * 35, 4 * 18]
+    copied = model.copy("copy").divide()
+    stage = model.divide()
+    np.testing.assert_array_equal(copied[0].W.array, stage[0].W.array)
+    assert copied[0].W.array is not stage[0].W.array
 
 
 def test_gradients_have_no_gradients():
