@@ -1,4 +1,4 @@
-"""Operands that are larger than memory: in files, fetched segment by segment.
+"""Operands in slower memory: weights by segments, and what is held for a while.
 
 ::
 
@@ -11,6 +11,7 @@
     initial         initial weights drawn by segments
     mapped          arrays in files without names; what of them is in memory
     segments        how many rows
+    held_store      bytes that leave memory for a while, in a file without a name
     errors          StoreError
 """
 
