@@ -13,6 +13,7 @@ import numpy as np
 from divisible import Divisible
 from divisible.schedules.recomputation import check_checkpoint
 from divisible.schedules.schedule import Schedule
+from divisible.streaming.held_store import check_directory
 
 
 class Arguments(NamedTuple):
@@ -30,6 +31,8 @@ class Arguments(NamedTuple):
     seed: Any
     deferred_batch_norm: Any
     loss_scale: Any
+    hold_in: Any
+    hold_directory: Any
 
     def checked(self) -> Arguments:
         """Returns them with the stages in a list and plain numbers.
@@ -43,6 +46,7 @@ class Arguments(NamedTuple):
         check_losses(self.lossfun, self.accfun)
         check_loss_scale(self.loss_scale)
         check_checkpoint(self.checkpoint)
+        check_hold(self.hold_in, self.hold_directory, stages[0].device)
         if not self.timeout > 0:
             raise ValueError(f"timeout must be positive, not {self.timeout}")
         return self._replace(
@@ -127,6 +131,30 @@ def check_transport(
         raise ValueError("wire_dtype needs the transport 'mpi'")
     if np.dtype(wire_dtype).kind != "f":
         raise ValueError(f"wire_dtype must be a floating-point type, not {wire_dtype}")
+
+
+def check_hold(hold_in: str, directory: Any, device: chainer.backend.Device) -> None:
+    """Refuses places to hold microbatches that do not exist, or cannot be written."""
+    if hold_in == "host":
+        raise ValueError(
+            f"hold_in='host' is for what a GPU has computed, in the memory of its host;"
+            f" it is not there yet. The stage is on {device}: use 'memory' or, with"
+            f" NumPy's arrays, 'disk'"
+        )
+    if hold_in not in ("memory", "disk"):
+        raise ValueError(f"hold_in must be 'memory' or 'disk', not {hold_in!r}")
+    if hold_in == "memory":
+        if directory is not None:
+            raise ValueError(
+                f"hold_directory is {directory!r}, but hold_in is 'memory': use 'disk'"
+            )
+        return
+    if device.xp is not np:
+        raise ValueError(
+            f"the stage is on {device}, but hold_in='disk' is for stages in host memory"
+            f" only: use 'memory'"
+        )
+    check_directory(directory)
 
 
 def check_seed(seed: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Callable
@@ -83,6 +84,9 @@ class Pipeline:
             again: a number, or the ``loss_scale`` of a
             :class:`~mixed_precision.MixedPrecision`, read in every step. Equal on all
             ranks.
+        hold_in (str): Where this rank's microbatches wait for their backward:
+            ``'memory'``, or ``'disk'``; see :mod:`pipeline.stages.held_elsewhere`.
+        hold_directory: Where on the disk; ``None`` for the place of temporary files.
 
     A model with float16 parameters gets its floating-point inputs in float16, and its
     outputs are cast to float32 for ``lossfun``. Gradients of microbatches are added up
@@ -144,6 +148,8 @@ class Pipeline:
         seed: int = 0,
         deferred_batch_norm: bool = True,
         loss_scale: Any = None,
+        hold_in: str = "memory",
+        hold_directory: str | os.PathLike | None = None,
     ) -> None:
         # First of all: others may wait already for a rank that fails here.
         abort_on_error()
@@ -160,6 +166,8 @@ class Pipeline:
             seed,
             deferred_batch_norm,
             loss_scale,
+            hold_in,
+            hold_directory,
         )
         arguments, self._loss, layout = agree_on_start(comm, arguments)
         self.grid = comm if isinstance(comm, Grid) else None

@@ -26,6 +26,7 @@ from divisible.schedules.actions import Action, Route
 from divisible.schedules.rank_program import Channel, RankProgram, Record, Slot, Task
 from divisible.schedules.schedule import Schedule
 from pipeline.progress import Progress
+from pipeline.stages.held_elsewhere import HeldElsewhere
 from pipeline.stages.stage import Stage
 
 # How many receives a channel has posted ahead of the one it waits for.
@@ -54,6 +55,8 @@ class Runner:
         transport (Transport): Carries the messages.
         routes: The skip connections between stages.
         title (str): This rank, for messages.
+        elsewhere (HeldElsewhere or None): Where stages hold microbatches, if not in
+            memory.
 
     Attributes:
         record (Record or None): The times of the last run.
@@ -69,7 +72,9 @@ class Runner:
         transport: Transport,
         routes: Sequence[Route] = (),
         title: str = "",
+        elsewhere: HeldElsewhere | None = None,
     ) -> None:
+        self._elsewhere = elsewhere
         self._title = title or f"rank {rank}"
         self._stages = stages
         self._rank = rank
@@ -130,6 +135,9 @@ class Runner:
             for _ in range(RECEIVES_AHEAD):
                 self._post_next(channel, posts)
 
+        if self._elsewhere is not None:
+            operations = program.operations
+            self._elsewhere.begin([x for x in operations if isinstance(x, Action)])
         clock = time.perf_counter
         times: list[float] = []
         self.record = Record(program, times)
@@ -156,6 +164,8 @@ class Runner:
         """Frees what the messages need."""
         for receiver in self._receivers.values():
             receiver.close()
+        if self._elsewhere is not None:
+            self._elsewhere.close()
 
     def _post_next(self, channel: Channel, posts: Mapping) -> None:
         microbatch = next(posts[channel], None)
@@ -180,6 +190,8 @@ class Runner:
         action = task.operation
         stage, microbatch = self._stages[action.stage], action.microbatch
         try:
+            if self._elsewhere is not None:
+                self._elsewhere.before()
             skips = {name: results.pop(slot) for name, slot in task.takes.items()}
             if action.kind == "W":
                 stage.backward_weight(microbatch)
@@ -198,6 +210,8 @@ class Runner:
                 results[task.slot] = result
                 for name, tensors in handed_over.items():
                     results[task.slot._replace(skip=name)] = tensors
+            if self._elsewhere is not None:
+                self._elsewhere.after(stage, microbatch)
         except (DisagreementError, StallError):
             # Of other ranks, seen while this one computed.
             raise

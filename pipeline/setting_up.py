@@ -29,6 +29,7 @@ from divisible.schedules.automatic import AUTO, Trial, first_schedule
 from divisible.schedules.catalogue import create
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
+from divisible.streaming.held_store import HeldStore
 from pipeline.agreement import Announcement, Layout, Refusal, agree, check_placement
 from pipeline.arguments import Arguments
 from pipeline.global_hooks import GlobalHooks
@@ -40,6 +41,7 @@ from pipeline.replicas import (
     world_of,
 )
 from pipeline.runner import Runner
+from pipeline.stages.held_elsewhere import HeldElsewhere
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage
 from pipeline.tie_exchange import TieExchange
@@ -294,4 +296,12 @@ def _make_runner(
         transport,
         layout.routes,
         ranks.title,
+        _make_elsewhere(arguments),
     )
+
+
+def _make_elsewhere(arguments: Arguments) -> HeldElsewhere | None:
+    """Returns where microbatches are held between forward and backward."""
+    if arguments.hold_in == "memory":
+        return None
+    return HeldElsewhere(HeldStore(arguments.hold_directory, arguments.timeout))

@@ -63,7 +63,7 @@ class GraphWalk:
                 variable._check_grad_type(None, y, False, gy)
 
         self._inputs = frozenset(x.node for x in inputs)
-        self._weight_functions = _weight_functions(outputs)
+        self._weight_functions = weight_functions(outputs)
         if not self._defer:
             self._expect((f, _targets(f)) for f in functions_behind(outputs))
         with chainer.using_config("enable_backprop", False):
@@ -306,7 +306,7 @@ def functions_behind(outputs: Iterable[Any]) -> Iterator[chainer.FunctionNode]:
             yield function
 
 
-def _weight_functions(
+def weight_functions(
     outputs: Sequence[chainer.Variable],
 ) -> frozenset[chainer.FunctionNode]:
     """Returns the functions that compute a value from parameters alone."""

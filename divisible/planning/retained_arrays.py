@@ -32,15 +32,15 @@ class BufferSet(MutableSet):
     def add(self, array: Any) -> None:
         """Adds the buffer behind an array."""
         if array is not None:
-            owner = _owner(array)
+            owner = buffer_of(array)
             self._owners[id(owner)] = owner
 
     def discard(self, array: Any) -> None:
         """Takes the buffer behind an array out, if it is in."""
-        self._owners.pop(id(_owner(array)), None)
+        self._owners.pop(id(buffer_of(array)), None)
 
     def __contains__(self, array: Any) -> bool:
-        return id(_owner(array)) in self._owners
+        return id(buffer_of(array)) in self._owners
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._owners.values())
@@ -82,7 +82,7 @@ def _attributes(function: Any) -> Iterator[Any]:
                 yield item
 
 
-def _owner(array: Any) -> Any:
+def buffer_of(array: Any) -> Any:
     """Returns the buffer behind an array, or a buffer itself."""
     memory = getattr(array, "data", None)
     if hasattr(memory, "mem"):  # CuPy

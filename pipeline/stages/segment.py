@@ -65,12 +65,13 @@ class Segment:
         self._weight_gradients = weight_gradients
         self._again = again
         self.takes, self.hands_over = skips_across(layers)
-        self._held: dict[int, Graph | Inputs] = {}
+        #: What is held between forward and backward, by microbatch.
+        self.held: dict[int, Graph | Inputs] = {}
         self._pending: dict[int, PendingWeightGradients] = {}
 
     def begin(self) -> None:
         """Forgets what an unfinished minibatch left."""
-        self._held.clear()
+        self.held.clear()
         self._pending.clear()
 
     def forward(
@@ -95,7 +96,7 @@ class Segment:
         trains = chainer.config.enable_backprop
         if trains and (is_recomputed or self.is_recomputed) and self._is_sized():
             persistents = Persistents(self._links())
-            self._held[microbatch] = Inputs(inputs, skipped, persistents)
+            self.held[microbatch] = Inputs(inputs, skipped, persistents)
             # The first layer may change arrays in place, which are needed again.
             skipped = {name: copied(tensors) for name, tensors in skipped.items()}
             with chainer.no_backprop_mode():
@@ -103,7 +104,7 @@ class Segment:
         else:
             graph = self._run(microbatch, inputs, skipped)
             if trains:
-                self._held[microbatch] = graph
+                self.held[microbatch] = graph
         outputs: Tensors = ()
         if not self._has_loss():
             what = "the last layer of this one returned"
@@ -121,15 +122,15 @@ class Segment:
 
     def holds(self, microbatch: int) -> bool:
         """Whether a microbatch is on its way, and waits for its backward."""
-        return microbatch in self._held
+        return microbatch in self.held
 
     def recompute(self, microbatch: int) -> None:
         """Runs the forward of one microbatch again, if only its inputs are held."""
-        held = self._held.get(microbatch)
+        held = self.held.get(microbatch)
         if isinstance(held, Inputs):
             with self._again(microbatch), held.persistents.put_back():
                 graph = self._run(microbatch, held.inputs, held.skipped)
-            self._held[microbatch] = graph
+            self.held[microbatch] = graph
 
     def _is_sized(self) -> bool:
         """Whether all parameters and running averages are there.
@@ -195,7 +196,7 @@ class Segment:
             name those of what skip connections brought.
         """
         self.recompute(microbatch)
-        graph = self._held.pop(microbatch)
+        graph = self.held.pop(microbatch)
         if self.loss is not None:
             gradients = (Tensor(self.loss.gradient(microbatch, graph.outputs[0])),)
         variables = [

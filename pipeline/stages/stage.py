@@ -26,6 +26,7 @@ from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors, check_plain
 from pipeline.stages.batch_statistics import BatchStatistics, discarded
 from pipeline.stages.carried_states import CarriedStates
+from pipeline.stages.held import Graph, Inputs
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import Reports
 from pipeline.stages.segment import Segment, skips_across
@@ -220,6 +221,20 @@ class Stage:
                 )
                 skipped.update(handed_over)
         return inputs, skipped
+
+    def links(self) -> Iterator[chainer.Link]:
+        """Yields the links of the layers and of the loss."""
+        for _, link in self._observers():
+            yield link
+
+    def held(self, microbatch: int) -> Iterator[dict[int, Graph | Inputs]]:
+        """Yields the dictionaries that hold a microbatch, for what takes it elsewhere.
+
+        It must be there again before anything but a forward of others is run.
+        """
+        for segment in self._segments:
+            if segment.holds(microbatch):
+                yield segment.held
 
     def recompute(self, microbatch: int) -> None:
         """Runs the forward of one microbatch again, for its backward (R).

@@ -32,6 +32,8 @@ DEFAULTS = Arguments(
     seed=0,
     deferred_batch_norm=True,
     loss_scale=None,
+    hold_in="memory",
+    hold_directory=None,
 )
 
 

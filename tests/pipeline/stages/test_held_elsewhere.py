@@ -1,0 +1,140 @@
+"""Microbatches that are elsewhere between forward and backward."""
+
+import gc
+import tracemalloc
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mpi4py import MPI
+
+from divisible import Divisible
+from divisible.schedules import create
+from pipeline import Pipeline
+from pipeline.stages.held_elsewhere import absences
+
+RNG = np.random.RandomState(0)
+X = RNG.normal(size=(33, 3, 12, 12)).astype(np.float32)
+T = RNG.randint(0, 10, 33).astype(np.int32)
+
+
+class Squared(chainer.Function):
+    """An old-style function with an array of its own."""
+
+    def forward(self, inputs):
+        (x,) = inputs
+        self.twice = 2 * x
+        return (x * x,)
+
+    def backward(self, inputs, gradients):
+        return (gradients[0] * self.twice,)
+
+
+def halves(x):
+    a, b = F.split_axis(x, 2, axis=1)
+    return a * b, a[:, ::-1] * F.transpose(b)[:, : len(b)].T
+
+
+def model(recomputed=()):
+    np.random.seed(0)
+    layers = [
+        L.Convolution2D(3, 16, 3, pad=1),
+        L.BatchNormalization(16),
+        F.relu,
+        lambda x: F.max_pooling_2d(x, 2),
+        lambda x: F.dropout(x, 0.3),
+        L.Linear(576, 512),
+        halves,
+        lambda a, b: F.concat([a, F.tanh(b)]),
+        lambda x: Squared()(x),
+        L.Linear(512, 10),
+    ]
+    result = Divisible()
+    for position, layer in enumerate(layers):
+        result.append(layer, recompute=position in recomputed)
+    return result
+
+
+def trained(recomputed=(), **arguments):
+    layers = model(recomputed)
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(layers)
+    results = []
+    with Pipeline(layers.divide(), MPI.COMM_SELF, 6, **arguments) as pipe:
+        # The last minibatch is smaller, and one microbatch of it is empty.
+        for n in (33, 33, 5):
+            results.append(pipe.step(X[:n], T[:n]))
+            optimizer.update()
+        results.append(pipe.evaluate(X, T))
+        predicted = pipe.predict(X)
+    return results, predicted, {k: p.array for k, p in layers.namedparams()}
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(
+    "checkpoint, recomputed",
+    [("never", ()), ("always", ()), ("never", (1, 2, 6, 7)), ("except_last", (5, 6))],
+)
+def test_the_result_is_the_same_bit_for_bit(schedule, checkpoint, recomputed, tmp_path):
+    arguments = {"schedule": schedule, "checkpoint": checkpoint}
+    results, predicted, params = trained(recomputed, **arguments)
+    on_disk = {"hold_in": "disk", "hold_directory": tmp_path}
+    found, outputs, others = trained(recomputed, **arguments, **on_disk)
+    assert found == results
+    np.testing.assert_array_equal(outputs, predicted)
+    for path, array in params.items():
+        np.testing.assert_array_equal(others[path], array, err_msg=path)
+
+
+def peak_of_a_step(**arguments):
+    np.random.seed(0)
+    layers = Divisible(*(f for _ in range(8) for f in (L.Linear(64, 64), F.tanh)))
+    x, t = np.ones((8192, 64), np.float32), np.zeros(8192, np.int32)
+    with Pipeline(layers.divide(), MPI.COMM_SELF, 8, "gpipe", **arguments) as pipe:
+        pipe.step(x, t)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            pipe.step(x, t)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+
+def test_the_memory_is_free_meanwhile():
+    # Of eight microbatches one is computed while another one is read or written.
+    assert peak_of_a_step(hold_in="disk") < 0.5 * peak_of_a_step()
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"hold_in": "host"}, "a GPU has computed"),
+        ({"hold_in": "tape"}, "'memory' or 'disk', not 'tape'"),
+        ({"hold_directory": "."}, "hold_in is 'memory'"),
+        ({"hold_in": "disk", "hold_directory": "/absent"}, "no file can be made"),
+    ],
+)
+def test_places_that_are_none_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        Pipeline(model().divide(), MPI.COMM_SELF, 2, **arguments)
+
+
+@given(
+    st.sampled_from(["gpipe", "1f1b", "zb_h1", "zb_h2"]),
+    st.integers(1, 4),
+    st.integers(1, 8),
+)
+def test_all_come_back_for_their_first_action_after_the_forward(name, n, microbatches):
+    schedule = create(name, n, microbatches, n)
+    for rank in range(n):
+        actions = list(schedule.actions[rank])
+        for leaves, returns in absences(actions):
+            assert actions[leaves].kind == "F" and returns - leaves > 1
+            which = actions[leaves].stage, actions[leaves].microbatch
+            between = actions[leaves + 1 : returns]
+            assert which not in {(a.stage, a.microbatch) for a in between}
+            assert which == (actions[returns].stage, actions[returns].microbatch)
