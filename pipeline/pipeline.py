@@ -153,22 +153,9 @@ class Pipeline:
     ) -> None:
         # First of all: others may wait already for a rank that fails here.
         abort_on_error()
-        arguments = Arguments(
-            stage,
-            n_microbatches,
-            schedule,
-            lossfun,
-            accfun,
-            transport,
-            wire_dtype,
-            timeout,
-            checkpoint,
-            seed,
-            deferred_batch_norm,
-            loss_scale,
-            hold_in,
-            hold_directory,
-        )
+        what = stage, n_microbatches, schedule, lossfun, accfun, transport, wire_dtype
+        how = timeout, checkpoint, seed, deferred_batch_norm, loss_scale
+        arguments = Arguments(*what, *how, hold_in, hold_directory)
         arguments, self._loss, layout = agree_on_start(comm, arguments)
         self.grid = comm if isinstance(comm, Grid) else None
         self.schedule, self.trial = make_schedule(arguments, layout.stage_ranks)

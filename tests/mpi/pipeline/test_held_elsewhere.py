@@ -7,7 +7,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from divisible import Divisible, Plan
+from divisible import Divisible, Plan, pop, stash
 from mixed_precision import MixedPrecision, to_float16
 from pipeline import Pipeline
 from tests.support.equivalence import train_in_microbatches
@@ -21,7 +21,8 @@ BATCHES = [(X, T), (X[:30], T[:30])]
 
 def model():
     np.random.seed(0)
-    layers = [L.Linear(256, 256), F.tanh, F.dropout] * 5
+    layers = [f for _ in range(5) for f in (L.Linear(256, 256), F.tanh, F.dropout)]
+    layers[2:2], layers[-2:-2] = [stash("a")], [pop("a", F.add)]
     return Divisible(*layers, L.Linear(256, 10))
 
 
