@@ -80,6 +80,10 @@ class RollCall:
     def answer(self, waiting_for: str, place: Place) -> None:
         """Tells ranks that ask for what this one waits."""
         for rank, whereabouts in self._heard(ROLL_CALL_TAG):
+            if rank >= self.comm.size:
+                # Asked over another communicator, which was freed before anybody heard
+                # it; MPI has given its messages to this one, with fewer ranks.
+                continue
             self._have_asked[rank] = whereabouts
             self._tell(rank, ANSWER_TAG, self._here(waiting_for, place))
 

@@ -106,6 +106,7 @@ def settle(pipeline: Pipeline) -> None:
         attempt(save.wait_for_end)
     except SnapshotError as error:
         save.stop()
+        save.discard()
         failure = error
     del _pending[pipeline]
     atexit.unregister(save.end)

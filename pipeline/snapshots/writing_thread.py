@@ -94,6 +94,14 @@ class WritingThread:
         if self._rank == 0:
             self._thread.join(self._timeout / 2)
 
+    def discard(self) -> None:
+        """Removes what other ranks have written after this one's thread removed all.
+
+        To be called when they have written their files, or failed.
+        """
+        if self._rank == 0 and not self._is_saved:
+            self._writing.draft.discard()
+
     def wait_for_files(self) -> None:
         """Waits until this rank's files are on disk.
 

@@ -206,7 +206,7 @@ def failing_script(comm, rank):
             raise KeyError("the user's own")
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.matrix), 2])
 def test_an_exception_between_steps(rank):
     output = fails(N_RANKS, failing_script, rank)
     assert f"rank {rank} of {N_RANKS} on " in output

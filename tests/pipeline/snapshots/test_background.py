@@ -6,10 +6,12 @@ import errno
 import io
 import os
 import threading
+import time
 
 import pytest
 
 from pipeline import SnapshotError, wait_for_snapshot
+from pipeline.snapshots import background as in_background
 from pipeline.snapshots import writing, writing_thread
 
 
@@ -71,6 +73,22 @@ def test_a_failure_after_a_call_that_failed_is_told_at_the_end(
     (end,) = at_end
     end()
     assert "/1: rank 0: " in ends[0] and "No space left" in ends[0]
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_what_other_ranks_write_after_a_failure_goes_as_well(tmp_path, save, at_end):
+    save.start(tmp_path / "1")
+    end = time.monotonic() + 30
+    while any(tmp_path.iterdir()) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not any(tmp_path.iterdir())
+    # As another rank does whose directory is made again, or was not yet empty.
+    draft = in_background._pending[save.pipe]._writing.draft
+    draft.folder.mkdir()
+    (draft.folder / "rank-1.json").touch()
+    with pytest.raises(SnapshotError, match="No space"):
+        wait_for_snapshot(save.pipe)
+    assert not any(tmp_path.iterdir())
 
 
 def test_closing_waits(tmp_path, save, at_end):
