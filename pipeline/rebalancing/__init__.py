@@ -6,6 +6,8 @@
     log          what it writes, and which hosts fell behind
     stage_times  how long stages and layers compute
     decisions    whether to cut anew, and where
+    shares       which part of a minibatch each replica should have
+    trials       changes that are taken back where steps became no shorter
     moving       moves layers: all that belongs to them, by messages
     checking     what is refused before anything moves
     state        what belongs to which layer, as snapshots know it

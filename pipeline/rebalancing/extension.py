@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,22 @@ from divisible import Divisible
 from divisible.layer_pass import timed_layers
 from divisible.planning.machine import Network, PerRank
 from divisible.planning.profile import Profile
-from divisible.planning.units import format_bytes, format_seconds
+from divisible.planning.units import format_seconds
 from pipeline.pipeline import Pipeline
 from pipeline.rebalancing.decisions import Decision, check_thresholds, decide_cuts
 from pipeline.rebalancing.log import LoggedCheck
 from pipeline.rebalancing.moving import Moved, rebalance
+from pipeline.rebalancing.shares import MeasuredShares
 from pipeline.rebalancing.stage_times import (
+    Seen,
     StageTimes,
+    busy_replicas,
     profile_of,
-    shares_of,
     slowest_ranks,
     together,
     under_load,
 )
+from pipeline.rebalancing.trials import ChangesOnTrial
 
 #: Below ``trainer.out``: a line of JSON for each check.
 LOG_NAME = "rebalancing.jsonl"
@@ -35,8 +38,6 @@ LOG_NAME = "rebalancing.jsonl"
 _WARM_UP = 3
 # The minibatches of so many checks say how fast a host is, if they are like the newest.
 _CHECKS_KEPT = 4
-# Shares of replicas stay unless one changes by this part of itself.
-_LEAST_CHANGE = 0.05
 
 
 class Rebalance(training.Extension):
@@ -44,7 +45,9 @@ class Rebalance(training.Extension):
 
     Extend the trainers of all ranks with it, alike. After every ``every`` minibatches
     it looks how long the stages have computed, and decides by
-    :func:`~pipeline.rebalancing.decide_cuts`; at the check after a move it only looks.
+    :func:`~pipeline.rebalancing.decide_cuts`. At the check after a move it looks how
+    long steps take now: if no less than before, layers go back, and each time it waits
+    for twice as many checks before the next move, until steps become a quarter longer.
     Moves are those of :func:`~pipeline.rebalance`: they change no bit of the result.
 
     A profile says what each layer costs. Without one the first minibatches do, as far
@@ -54,8 +57,8 @@ class Rebalance(training.Extension):
 
     On a grid all replicas keep one cut, for the slowest rank of each place. Where the
     :class:`~data_parallel.ReplicaIterator` of a replica has ``shares='measured'``, its
-    part of a minibatch follows its speed; the gradient is that of the whole minibatch
-    all the same.
+    part of a minibatch follows its speed, on trial like a move; the gradient is that of
+    the whole minibatch all the same.
 
     It is for stages in host memory: on a GPU the times of a step are of launches.
 
@@ -128,7 +131,8 @@ class Rebalance(training.Extension):
         }
         self._profile = profile
         self._times = StageTimes(_CHECKS_KEPT * every)
-        self._n_seen, self._has_moved = 0, False
+        self._n_seen, self._shares = 0, MeasuredShares()
+        self._cut_trial, self._share_trial = ChangesOnTrial(), ChangesOnTrial()
         # While the first minibatches show what layers cost.
         self._watching = ExitStack()
         self._forwards: dict[int, float] = {}
@@ -169,58 +173,82 @@ class Rebalance(training.Extension):
         self._watching.close()
 
     def _check(self, trainer: Any, pipe: Pipeline) -> None:
-        mine = self._times.of_stages(), self._forwards, socket.gethostname()
-        # Before the next call, which has none.
-        samples = list(pipe.ranks.calls.n_samples)
-        said = pipe.gather(mine, "rebalance")
+        mine = self._times.seen(), self._forwards, socket.gethostname()
+        seen, forwards, hosts = zip(*pipe.gather(mine, "rebalance"))
+        if None in seen:
+            # A replica has had no sample yet.
+            return
         places = _places(pipe)
         # All wait for the rank that is slowest with the samples that it has.
-        loads = [samples[replica] / max(samples) for replica, _ in places]
-        loaded = under_load([theirs for theirs, _, _ in said], loads)
+        most = max(theirs.n_samples for theirs in seen)
+        loads = [theirs.n_samples / most for theirs in seen]
+        loaded = under_load([theirs.of_stages for theirs in seen], loads)
         times = together(loaded, len(pipe.cuts) - 1)
         if self._profile is None:
-            size = max(1, max(samples) // pipe.schedule.n_microbatches)
-            forwards = [theirs for _, theirs, _ in said]
+            size = max(1, int(most) // pipe.schedule.n_microbatches)
             busy = np.median(times, axis=0)
             self._profile = profile_of(forwards, busy, pipe.cuts, size)
         decision = pipe.ranks.choose(lambda: self._decide(pipe, times))
-        slowest = slowest_ranks(loaded, [place for _, place in places])
-        hosts = [said[rank][2] for rank in slowest]
-        # Of the hosts themselves, however many samples they have.
-        speeds = [speed * loads[r] for speed, r in zip(decision.speeds, slowest)]
+        seconds = max(theirs.step_seconds for theirs in seen)
         before, moved = list(pipe.cuts), None
-        if decision.cuts is not None and not self._has_moved:
+        # One thing at a time: whose change a longer step is must be known.
+        wanted = None if self._share_trial.is_open else decision.cuts
+        choice = self._cut_trial.choose(wanted, before, seconds)
+        if choice.target is not None:
             optimizers = list(trainer.updater.get_all_optimizers().values())
-            moved = rebalance(pipe, optimizers, decision.cuts, self._build)
+            moved = rebalance(pipe, optimizers, choice.target, self._build)
             self.moves.append(moved)
+        slowest = slowest_ranks(loaded, [place for _, place in places])
+        check = LoggedCheck(
+            trainer.updater.iteration,
+            trainer.elapsed_time,
+            [hosts[rank] for rank in slowest],
+            # Of the hosts themselves, however many samples they have.
+            [speed * loads[r] for speed, r in zip(decision.speeds, slowest)],
+            before,
+            choice.target,
+            decision.step_seconds,
+            decision.new_step_seconds,
+            choice.reason or decision.reason,
+            moved and moved._replace(layers=list(moved.layers))._asdict(),
+            choice.goes_back,
+        )
         if self._log and pipe.ranks.is_chief:
-            self._tell(trainer, decision, hosts, speeds, before, pipe.cuts, moved)
+            self._tell(check, Path(trainer.out))
         if moved is None:
             # Otherwise the times are of other layers than those there are now.
-            self._set_shares(trainer, pipe, [theirs for theirs, _, _ in said])
-        self._has_moved = moved is not None
-        self._predicted = decision.new_step_seconds if moved is not None else None
+            self._set_shares(trainer, pipe, seen, seconds)
+        is_tried = moved is not None and not choice.goes_back
+        self._predicted = decision.new_step_seconds if is_tried else None
 
-    def _set_shares(self, trainer: Any, pipe: Pipeline, times: list[Any]) -> None:
+    def _set_shares(
+        self, trainer: Any, pipe: Pipeline, seen: Sequence[Seen], step_seconds: float
+    ) -> None:
         """Lets replicas have parts of minibatches by how fast they are, if asked to."""
-        iterator, grid = trainer.updater.get_iterator("main"), pipe.ranks.grid
+        iterator = trainer.updater.get_iterator("main")
         mine = getattr(iterator, "shares", None)
         mine = mine if getattr(iterator, "are_measured", False) else None
         now = next((s for s in pipe.gather(mine, "rebalance") if s is not None), None)
-        if grid is None or now is None or not all(times):
-            # Also where a replica has had no sample yet.
+        if pipe.ranks.grid is None or now is None:
             return
-        replicas = [grid.place(rank)[0] for rank in range(len(times))]
-        found = pipe.ranks.choose(lambda: shares_of(list(zip(replicas, times))))
-        change = np.array(found) / (np.array(now) / sum(now))
-        if np.abs(change - 1).max() < _LEAST_CHANGE:
+        replicas = [replica for replica, _ in _places(pipe)]
+        sizes = dict(zip(replicas, (theirs.n_samples for theirs in seen)))
+        samples = [sizes[replica] for replica in sorted(sizes)]
+        per_sample = busy_replicas([theirs.of_stages for theirs in seen], replicas)
+        busy = [n * each for n, each in zip(samples, per_sample)]
+        wanted = pipe.ranks.choose(lambda: self._shares.wanted(samples, busy))
+        choice = self._share_trial.choose(wanted, now, step_seconds)
+        if choice.target is None:
             return
         if mine is not None:
-            iterator.shares = found
+            iterator.shares = choice.target
+        # What was before says nothing of the step with these shares.
+        self._times.clear()
         if self._log and pipe.ranks.is_chief:
-            shown = ", ".join(f"{share:.3f}" for share in found)
+            shown = ", ".join(f"{share:.3f}" for share in choice.target)
+            why = "" if choice.reason is None else f"{choice.reason}: "
             print(
-                f"iteration {trainer.updater.iteration}: replicas get the shares"
+                f"iteration {trainer.updater.iteration}: {why}replicas get the shares"
                 f" {shown} of a minibatch",
                 flush=True,
             )
@@ -238,52 +266,18 @@ class Rebalance(training.Extension):
             **self._bounds,
         )
 
-    def _tell(
-        self,
-        trainer: Any,
-        decision: Decision,
-        hosts: list[str],
-        speeds: list[float],
-        before: list[int],
-        after: list[int],
-        moved: Moved | None,
-    ) -> None:
+    def _tell(self, check: LoggedCheck, folder: Path) -> None:
         """Prints what has changed, and writes what was seen."""
-        iteration = trainer.updater.iteration
         if self._predicted is not None:
             print(
-                f"iteration {iteration}: a step was predicted to take"
+                f"iteration {check.iteration}: a step was predicted to take"
                 f" {format_seconds(self._predicted)}; by the stages' times it takes"
-                f" {format_seconds(decision.step_seconds)}",
+                f" {format_seconds(check.step_seconds)}",
                 flush=True,
             )
-        if moved is not None:
-            relative = np.array(speeds) / np.median(speeds)
-            slowest, now = int(relative.argmin()), decision.step_seconds
-            print(
-                f"iteration {iteration}: rank {slowest} on {hosts[slowest]} has"
-                f" {relative[slowest]:.2f} of the speed of others; {len(moved.layers)}"
-                f" layers move, from the cuts {before} to {after}:"
-                f" {format_bytes(moved.bytes)} in {format_seconds(moved.seconds)}. A"
-                f" step is predicted to take"
-                f" {format_seconds(decision.new_step_seconds)} instead of"
-                f" {format_seconds(now)}",
-                flush=True,
-            )
-        if moved is not None:
-            moved = moved._replace(layers=list(moved.layers))._asdict()
-        LoggedCheck(
-            iteration,
-            trainer.elapsed_time,
-            hosts,
-            speeds,
-            before,
-            None if moved is None else after,
-            decision.step_seconds,
-            decision.new_step_seconds,
-            decision.reason,
-            moved,
-        ).append_to(Path(trainer.out) / LOG_NAME)
+        if check.moved is not None:
+            print(check.move_in_words, flush=True)
+        check.append_to(folder / LOG_NAME)
 
 
 def _places(pipe: Pipeline) -> list[tuple[int, int]]:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from divisible.planning.units import count, format_bytes, format_seconds
+
 
 class LoggedCheck(NamedTuple):
     """What was seen and done at a check.
@@ -26,6 +28,7 @@ class LoggedCheck(NamedTuple):
         predicted_step_seconds: With the best cut that was found.
         reason: Why it was decided so.
         moved: Layers, bytes and seconds; ``None`` if nothing moved.
+        went_back: Whether the move takes back the one before, and not what was found.
     """
 
     iteration: int
@@ -38,6 +41,26 @@ class LoggedCheck(NamedTuple):
     predicted_step_seconds: float
     reason: str
     moved: dict[str, Any] | None
+    went_back: bool = False
+
+    @property
+    def move_in_words(self) -> str:
+        """What moved, and why; of a check at which layers moved."""
+        moved = (
+            f"{count(len(self.moved['layers']), 'layer')} moved, from the cuts"
+            f" {self.cuts} to {self.new_cuts}: {format_bytes(self.moved['bytes'])} in"
+            f" {format_seconds(self.moved['seconds'])}"
+        )
+        if self.went_back:
+            return f"iteration {self.iteration}: {self.reason}. {moved}"
+        relative = np.array(self.speeds) / np.median(self.speeds)
+        slowest = int(relative.argmin())
+        return (
+            f"iteration {self.iteration}: rank {slowest} on {self.hosts[slowest]} has"
+            f" {relative[slowest]:.2f} of the speed of others; {moved}. A step is"
+            f" predicted to take {format_seconds(self.predicted_step_seconds)} instead"
+            f" of {format_seconds(self.step_seconds)}"
+        )
 
     def append_to(self, path: str | os.PathLike) -> None:
         """Adds it to a log."""

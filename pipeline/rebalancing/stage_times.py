@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,20 @@ from divisible.planning.profile import LayerCost, Profile
 from divisible.schedules.actions import Action
 from divisible.schedules.rank_program import RankProgram, Record
 from heterogeneous.estimates import of_now
+
+
+class Seen(NamedTuple):
+    """What a rank has seen of the last minibatches.
+
+    Attributes:
+        of_stages: Seconds per sample by the stage's number, the oldest first.
+        step_seconds: From a step's first action here to its last, with all waits.
+        n_samples: That a minibatch usually has here.
+    """
+
+    of_stages: dict[int, list[float]]
+    step_seconds: float
+    n_samples: float
 
 
 class StageTimes:
@@ -25,6 +40,9 @@ class StageTimes:
 
     def __init__(self, n_kept: int) -> None:
         self._rows: deque[np.ndarray] = deque(maxlen=n_kept)
+        # Of whole steps, with all waits; and how many samples they had.
+        self._spans: deque[float] = deque(maxlen=n_kept)
+        self._sizes: deque[int] = deque(maxlen=n_kept)
         self._program: RankProgram | None = None
 
     def __len__(self) -> int:
@@ -46,6 +64,8 @@ class StageTimes:
             self._rows.append(
                 np.bincount(self._columns, busy, len(self.numbers)) / n_samples
             )
+            self._spans.append((record.times[-1] - record.times[0]) / n_samples)
+            self._sizes.append(n_samples)
 
     def _look_at(self, program: RankProgram) -> None:
         """Finds where the times of actions are, the same in each minibatch."""
@@ -60,12 +80,23 @@ class StageTimes:
         self._columns = np.array([self.numbers.index(stage) for _, stage in actions])
         self._places = np.array([2 * i + k for i, _ in actions for k in (0, 1)])
         # After a move there are other layers.
-        self._rows.clear()
+        self.clear()
 
-    def of_stages(self) -> dict[int, list[float]]:
-        """Returns seconds per sample by the stage's number, the oldest first."""
+    def clear(self) -> None:
+        """Forgets all minibatches."""
+        self._rows.clear()
+        self._spans.clear()
+        self._sizes.clear()
+
+    def seen(self) -> Seen | None:
+        """Returns what is known by now; ``None`` if no minibatch is kept."""
+        if not self._rows:
+            return None
         columns = np.array(self._rows).T
-        return dict(zip(self.numbers, columns.tolist()))
+        n_samples = float(np.median(self._sizes))
+        a_step = np.median(like_the_newest(np.array(self._spans)))
+        of_stages = dict(zip(self.numbers, columns.tolist()))
+        return Seen(of_stages, float(a_step) * n_samples, n_samples)
 
 
 def under_load(
@@ -154,24 +185,24 @@ def like_the_newest(seconds: np.ndarray) -> np.ndarray:
     return counted if counted.size else seconds[-1:]
 
 
-def shares_of(said: Sequence[tuple[int, Mapping[int, Sequence[float]]]]) -> list[float]:
-    """Returns the shares of minibatches that replicas should have, of the sum 1.
-
-    A replica takes as long as its busiest rank, whatever the others do.
+def busy_replicas(
+    said: Sequence[Mapping[int, Sequence[float]]], replicas: Sequence[int]
+) -> list[float]:
+    """Returns seconds per sample of each replica's busiest rank.
 
     Args:
-        said: By all ranks, the number of the replica, and seconds per sample by stage.
+        said: By all ranks: seconds per sample by stage.
+        replicas: Of which replica each of them is.
 
     Example:
-        >>> of_first = [(0, {0: [1.0, 1.1]}), (0, {1: [2.0]})]
-        >>> shares_of([*of_first, (1, {0: [4.0]}), (1, {1: [6.0]})])
-        [0.75, 0.25]
+        >>> said = [{0: [1.0, 1.1]}, {1: [2.0]}, {0: [4.0]}, {1: [6.0]}]
+        >>> busy_replicas(said, [0, 0, 1, 1])
+        [2.0, 6.0]
     """
     slowest: dict[int, float] = {}
-    for replica, times in said:
+    for replica, times in zip(replicas, said):
         slowest[replica] = max(_busy(times), slowest.get(replica, 0.0))
-    speeds = [1 / slowest[replica] for replica in sorted(slowest)]
-    return [speed / sum(speeds) for speed in speeds]
+    return [slowest[replica] for replica in sorted(slowest)]
 
 
 def profile_of(

@@ -67,3 +67,17 @@ def test_what_is_no_log_is_refused_with_the_line(tmp_path, line):
         file.write(line + "\n")
     with pytest.raises(ValueError, match="line 2 is no check of Rebalance"):
         read_log(path)
+
+
+def test_a_move_is_told_in_words(tmp_path):
+    *_, check = write(tmp_path / "log", [[1, 2, 2]], moves=[1])
+    assert check.move_in_words == (
+        "iteration 20: rank 0 on host0 has 0.50 of the speed of others; 1 layer moved,"
+        " from the cuts [0, 2, 4] to [0, 3, 4]: 10 B in 100 ms. A step is predicted to"
+        " take 100 ms instead of 100 ms"
+    )
+    back = check._replace(went_back=True, reason="steps are longer: layers go back")
+    assert back.move_in_words == (
+        "iteration 20: steps are longer: layers go back. 1 layer moved, from the cuts"
+        " [0, 2, 4] to [0, 3, 4]: 10 B in 100 ms"
+    )

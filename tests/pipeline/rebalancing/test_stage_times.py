@@ -32,7 +32,20 @@ def test_a_stage_is_busy_while_it_computes():
         times.note(record_of(program, {0: 0.5 * factor, 2: 0.25 * factor}), n_samples=8)
     assert len(times) == 2
     # Of each stage two microbatches, forward and backward.
-    assert times.of_stages() == {0: [0.25, 0.5], 2: [0.125, 0.25]}
+    assert times.seen().of_stages == {0: [0.25, 0.5], 2: [0.125, 0.25]}
+
+
+def test_a_step_lasts_until_its_last_action():
+    program = RankProgram.of(interleaved(2, 2, 2), 0, rendezvous=False)
+    times = StageTimes(n_kept=5)
+    assert times.seen() is None
+    for seconds in (1.0, 1.0, 30.0, 1.0):
+        times.note(record_of(program, {0: seconds, 2: seconds}), n_samples=4)
+    n = len(program.operations)
+    assert times.seen().step_seconds == 1.25 * n - 0.25
+    assert times.seen().n_samples == 4
+    times.clear()
+    assert times.seen() is None
 
 
 def test_other_layers_begin_anew_and_no_samples_say_nothing():
@@ -43,7 +56,7 @@ def test_other_layers_begin_anew_and_no_samples_say_nothing():
     times.note(record_of(program, {1: 1.0, 3: 1.0}), n_samples=0)
     assert len(times) == 1
     times.note(record_of(other, {1: 2.0, 3: 1.0}), n_samples=4)
-    assert times.of_stages() == {1: [2.0], 3: [1.0]}
+    assert times.seen().of_stages == {1: [2.0], 3: [1.0]}
 
 
 def test_of_replicas_the_slowest_counts():

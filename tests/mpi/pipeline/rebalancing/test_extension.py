@@ -130,7 +130,7 @@ def layers_leave_and_come_back(comm, out):
 def test_layers_leave_a_slow_host_and_come_back(tmp_path):
     output = assert_on_ranks(3, layers_leave_and_come_back, str(tmp_path))
     assert "rank 1 on" in output
-    assert "layers move, from the cuts [0, 4, 8, 12] to" in output
+    assert "layers moved, from the cuts [0, 4, 8, 12] to" in output
     assert "a step was predicted to take" in output
     # And a snapshot of the run goes on with another number of stages.
     assert_on_ranks(2, goes_on, str(tmp_path))
