@@ -16,6 +16,8 @@
 # make install only install; "make install EXTRAS=examples,test" without an MPI
 #              library, for a system MPI; "make install NUMPY='<2.4'" with an older
 #              NumPy, for scripts that need one
+# make wheels  the wheels of this project and of all that it needs, in wheels/, for hosts
+#              without a network or a compiler; WHEELS=examples without an MPI library
 # make test-chainer CHAINER_SRC=DIR
 #              run Chainer's own tests, and its example scripts ported to a pipeline,
 #              from a clone of Chainer's repository at v7.8.1; with KERNELS=1 its
@@ -35,6 +37,8 @@ BIN := $(VENV)/bin
 # The environment's own mpiexec, or that of a system MPI.
 MPIEXEC ?= $(or $(wildcard $(BIN)/mpiexec),mpiexec)
 RANKS ?= 2
+# The extras whose wheels "make wheels" collects.
+WHEELS ?= mpich,examples
 
 # pip 25.3 and newer read the second variable for build environments, older
 # ones the first (constraints.txt says why they are needed). Either splits it at blanks.
@@ -44,7 +48,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread per rank: several ranks share this machine's cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install train test test-quick test-all test-faults test-kills test-chainer lint docs clean
+.PHONY: install train test test-quick test-all test-faults test-kills test-chainer wheels lint docs clean
 
 # An interpreter, extras or a NumPy asked for by name replace an environment with
 # others.
@@ -100,6 +104,14 @@ test-chainer: install .venv-chainer/installed
 	  --requirement tests/chainer_suite/requirements.txt
 	touch $@
 
+# Chainer's wheel is built here too: its source needs a setuptools that hosts may lack.
+wheels: install
+	rm -rf wheels
+	$(BIN)/python -m pip wheel --quiet --wheel-dir wheels '.[$(WHEELS)]' \
+	  'numpy$(NUMPY)'
+	@echo "$$(ls wheels | wc -l) wheels in wheels/; where they are copied to:"
+	@echo "  pip install --no-index --find-links wheels 'divisible[$(WHEELS)]'"
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -111,4 +123,4 @@ docs: install
 	  -d build/doctrees docs build/docs
 
 clean:
-	rm -rf $(VENV) .venv-chainer build docs/_pictures *.egg-info
+	rm -rf $(VENV) .venv-chainer build wheels docs/_pictures *.egg-info
