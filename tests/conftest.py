@@ -24,6 +24,8 @@ settings.register_profile(
 )
 settings.load_profile("same_examples")
 
+_MEMORY_BEFORE = pytest.StashKey()
+
 
 def pytest_addoption(parser):
     parser.addoption(
@@ -65,12 +67,23 @@ def _no_flight_records_left_behind():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_memory_left_behind():
-    """Frees the memory that killed ranks shared: each time some MiB, until a reboot."""
-    before = left_behind()
+def _no_ranks_left_behind():
+    """Ends the ranks that wait for tests."""
     yield
     close_shared_ranks()
-    for file in left_behind() - before:
+
+
+def pytest_sessionstart(session):
+    session.config.stash[_MEMORY_BEFORE] = left_behind()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    # Frees the memory that killed ranks shared: each time some MiB, until a reboot. One
+    # of several processes that test cannot know whose memory another one's ranks share.
+    if hasattr(session.config, "workerinput"):
+        return
+    for file in left_behind() - session.config.stash[_MEMORY_BEFORE]:
         # Some may be another user's.
         with contextlib.suppress(OSError):
             file.unlink()
