@@ -19,6 +19,7 @@
     simulator           how long all that takes
     events, timeline    what ran when, predicted or measured
     critical_path       what decided how long it took
+    comparison          where a measured step lost time against its prediction
     trace, plot         timelines as files and pictures
     automatic           the schedule that the first minibatches choose
     paper_model         the paper's equations

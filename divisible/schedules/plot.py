@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,32 +66,78 @@ def plot_timeline(
     Raises:
         ImportError: If matplotlib is not installed.
     """
+    if title is None:
+        ranks = f"{timeline.n_ranks} rank{'s' * (timeline.n_ranks != 1)}"
+        title = f"{timeline.name} on {ranks}: {_describe(timeline)}"
+    _plot({title: timeline}, path)
+
+
+def plot_timelines(timelines: dict[str, Timeline], path: str | os.PathLike) -> None:
+    """Draws several timelines below each other, on one scale of time.
+
+    Args:
+        timelines: What to draw, by the title of each; makespan and bubble are added.
+        path: Where to write; the ending gives the format.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    titles = (f"{title}: {_describe(line)}" for title, line in timelines.items())
+    _plot(dict(zip(titles, timelines.values())), path)
+
+
+def _describe(timeline: Timeline) -> str:
+    scale, unit = time_unit(timeline.makespan or 1.0)
+    bubble = timeline.bubble.mean() if len(timeline) else 0.0
+    return f"{timeline.makespan * scale:.4g} {unit}, bubble {bubble:.1%}"
+
+
+def _plot(timelines: dict[str, Timeline], path: str | os.PathLike) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
     except ImportError as error:
         raise ImportError(
             "Timeline.plot needs matplotlib; install it (pip install matplotlib), or "
             "use Timeline.save and open the file in chrome://tracing"
         ) from error
-    n_ranks = max(timeline.n_ranks, 1)
-    height = min(max(0.34 * n_ranks, 0.6), 8.0)
-    figure = Figure(figsize=(12, height + 1.5), dpi=DPI, layout="constrained")
+    heights = [
+        min(max(0.34 * max(timeline.n_ranks, 1), 0.6), 8.0)
+        for timeline in timelines.values()
+    ]
+    height = sum(heights) + 0.5 * len(heights) + 1.0
+    figure = Figure(figsize=(12, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    rows = figure.subplots(
+        len(timelines), sharex=True, squeeze=False, height_ratios=heights
+    )
+    span = max(timeline.makespan for timeline in timelines.values()) or 1.0
+    scale, unit = time_unit(span)
+    for axes, (title, timeline) in zip(rows[:, 0], timelines.items()):
+        _draw(axes, timeline, span, scale)
+        axes.set_title(title, loc="left", fontsize=11)
+    axes.set_xlabel(f"time [{unit}]")
+    figure.legend(
+        handles=_legend(timelines.values()),
+        loc="outside lower center",
+        ncol=9,
+        frameon=False,
+        fontsize=9,
+    )
+    figure.savefig(path)
+
+
+def _draw(axes, timeline: Timeline, span: float, scale: float) -> None:
+    """Draws one timeline on axes that are ``span`` seconds wide."""
+    n_ranks = max(timeline.n_ranks, 1)
     begin = float(timeline.start.min()) if len(timeline) else 0.0
-    makespan = timeline.makespan or 1.0
-    scale, unit = time_unit(makespan)
-    axes.set_xlim(0, makespan * scale)
+    axes.set_xlim(0, span * scale)
     axes.set_ylim(n_ranks - 0.5, -0.5)
     axes.set_facecolor("#fafafa")
     if len(timeline) <= _MOST_BARS:
-        _draw_bars(axes, timeline, begin, scale, makespan)
+        _draw_bars(axes, timeline, begin, scale, span)
     else:
-        _draw_image(axes, timeline, begin, scale, makespan)
-
-    axes.set_xlabel(f"time [{unit}]")
+        _draw_image(axes, timeline, begin, scale, timeline.makespan or 1.0)
     rows = _some_ranks(n_ranks)
     axes.set_yticks(rows, [f"rank {rank}" for rank in rows])
     axes.tick_params(axis="y", length=0)
@@ -102,27 +149,22 @@ def plot_timeline(
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     right.spines["right"].set_visible(False)
-    if title is None:
-        ranks = f"{n_ranks} rank{'s' * (n_ranks != 1)}"
-        title = (
-            f"{timeline.name} on {ranks}: {makespan * scale:.4g} {unit}, "
-            f"bubble {bubble.mean():.1%}"
-        )
-    axes.set_title(title, loc="left", fontsize=11)
-    present = [c for k, c in enumerate(CATEGORIES) if (timeline.category == k).any()]
-    handles = [Patch(color=COLORS[c], label=LABELS.get(c, c)) for c in present]
-    if len(timeline) > _MOST_BARS:
+
+
+def _legend(timelines: Collection[Timeline]) -> list:
+    # matplotlib is optional.
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(color=COLORS[category], label=LABELS.get(category, category))
+        for code, category in enumerate(CATEGORIES)
+        if any((timeline.category == code).any() for timeline in timelines)
+    ]
+    if any(len(timeline) > _MOST_BARS for timeline in timelines):
         handles.append(Patch(facecolor="none", label="mixed: share of the time"))
-    elif _chunks(timeline).any():
+    elif any(_chunks(timeline).any() for timeline in timelines):
         handles.append(Patch(facecolor="none", label="paler: later stage of the rank"))
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncol=max(len(handles), 1),
-        frameon=False,
-        fontsize=9,
-    )
-    figure.savefig(path)
+    return handles
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
@@ -156,7 +198,7 @@ def _chunks(timeline: Timeline) -> np.ndarray:
     return place
 
 
-def _draw_bars(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
+def _draw_bars(axes, timeline: Timeline, begin: float, scale, span) -> None:
     # matplotlib is optional.
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_rgb
@@ -189,7 +231,7 @@ def _draw_bars(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
             )
         )
     # About seven points of width for each digit at this size of figure and font.
-    points = (timeline.end - timeline.start) / makespan * 12 * 72 * 0.85
+    points = (timeline.end - timeline.start) / span * 12 * 72 * 0.85
     digits = np.char.str_len(timeline.microbatch.astype(str))
     written = (timeline.category < len(KINDS)) & (points > 4.6 * digits + 2)
     size = 7 if timeline.n_ranks <= 24 else 4

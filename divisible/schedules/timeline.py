@@ -21,6 +21,7 @@ from divisible.schedules.actions import (
     Transfer,
     parse_operation,
 )
+from divisible.schedules.comparison import Comparison
 from divisible.schedules.critical_path import critical_path
 from divisible.schedules.events import CATEGORIES, RECEIVE, SEND, Event
 from divisible.schedules.plot import plot_timeline
@@ -278,6 +279,21 @@ class Timeline:
         `divisible.schedules.critical_path` says how it is found.
         """
         return [self[k] for k in critical_path(self)]
+
+    def compare(self, predicted: Timeline) -> Comparison:
+        """Says where this step lost time against its prediction.
+
+        Args:
+            predicted: The timeline of the same schedule, simulated.
+
+        Returns:
+            Seconds by rank and cause, and by stage.
+
+        Raises:
+            ValueError: If the two have not the same stages and microbatches on the
+                same ranks.
+        """
+        return Comparison(self, predicted)
 
     def __repr__(self) -> str:
         return (

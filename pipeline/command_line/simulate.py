@@ -12,6 +12,7 @@ from divisible.planning.plan import Plan
 from divisible.planning.prediction import predict
 from divisible.planning.units import count, format_bytes, format_seconds
 from divisible.schedules.catalogue import NAMES
+from divisible.schedules.comparison import CAUSES, Comparison
 from divisible.schedules.events import MOVE, OTHER
 from divisible.schedules.recomputation import CHECKPOINTS
 from divisible.schedules.timeline import Timeline
@@ -58,16 +59,29 @@ def simulate_command(
 
 @click.command("timeline")
 @click.argument("timeline", metavar="FILE", type=options.Loaded(Timeline.load))
+@click.option(
+    "--against",
+    "predicted",
+    type=options.Loaded(Timeline.load),
+    metavar="PREDICTED",
+    help="Say where time was lost against this timeline, and draw both.",
+)
 @options.plot
 @options.speaking
-def timeline_command(timeline, plot) -> None:
+def timeline_command(timeline, predicted, plot) -> None:
     """Shows a timeline that was saved: what every rank did, and for how long.
 
     FILE comes from Timeline.save, measured (Pipeline.timeline) or predicted. It can
-    be opened in chrome://tracing as well.
+    be opened in chrome://tracing as well. PREDICTED comes from "divisible simulate
+    --output", of the same plan.
     """
     _print_timeline(timeline)
-    draw(timeline, plot)
+    if predicted is None:
+        draw(timeline, plot)
+        return
+    comparison = timeline.compare(predicted)
+    _print_comparison(comparison)
+    draw(comparison, plot)
 
 
 def predict_minibatch(plan, profiles, batch, network, speeds) -> Timeline:
@@ -78,8 +92,8 @@ def predict_minibatch(plan, profiles, batch, network, speeds) -> Timeline:
     return predict(plan, profiles, batch=batch, network=network, speeds=speeds)
 
 
-def draw(timeline: Timeline, path: str | None) -> None:
-    """Draws a timeline, if there is a file to draw it to."""
+def draw(timeline: Timeline | Comparison, path: str | None) -> None:
+    """Draws a timeline or two, if there is a file to draw them to."""
     if path is not None:
         timeline.plot(path)
         console.say(f"drawn to {path}")
@@ -110,6 +124,41 @@ def _print_timeline(timeline: Timeline) -> None:
             row.append(format_bytes(size))
     console.print_table(columns, rows)
     _say_moves(timeline)
+
+
+def _print_comparison(comparison: Comparison) -> None:
+    predicted = comparison.predicted.makespan
+    lost = comparison.measured.makespan - predicted
+    console.say(
+        f"predicted: {format_seconds(predicted)}; lost {_signed(lost)}, of which"
+    )
+    console.print_table(
+        ["rank", *CAUSES],
+        [
+            [str(rank), *map(_signed, row)]
+            for rank, row in enumerate(comparison.lost.tolist())
+        ],
+    )
+    console.print_table(
+        ["stage", "rank", "computes", "predicted", "times"],
+        [
+            [
+                str(stage),
+                str(rank),
+                format_seconds(measured),
+                format_seconds(predicted),
+                f"{measured / predicted:.2f}" if predicted else "",
+            ]
+            for stage, rank, measured, predicted in comparison.stages
+        ],
+    )
+
+
+def _signed(seconds: float) -> str:
+    # What rounding leaves of nothing is nothing.
+    seconds = round(seconds, 9)
+    sign = "-" if seconds < 0 else "+" if seconds > 0 else ""
+    return sign + format_seconds(abs(seconds))
 
 
 def _say_moves(timeline: Timeline) -> None:

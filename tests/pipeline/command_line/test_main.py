@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from divisible import LayerCost, Plan, Profile, simulate
 from divisible.schedules import Costs, one_f_one_b
+from divisible.schedules.comparison import CAUSES
 from divisible.schedules.timeline import Timeline
 from pipeline.command_line.main import main
 from pipeline.command_line.model_argument import make_model
@@ -114,6 +115,15 @@ def test_from_profile_to_timeline(folder):
     assert "<svg" in (folder / "step.svg").read_text()
     assert run("timeline", "step.json", "--plot", "again.png").count("rank") >= 1
     assert (folder / "again.png").exists()
+
+    both = ("--against", "step.json", "--plot", "both.svg")
+    output = run("timeline", "step.json", *both)
+    assert "lost 0, of which" in output
+    assert all(cause in output for cause in CAUSES)
+    assert "<svg" in (folder / "both.svg").read_text()
+    run("simulate", "plan.json", *files, "--microbatches", "6", "-o", "other.json")
+    output = run("timeline", "other.json", *both, code=1)
+    assert "is not in the predicted timeline: predict the step" in output
 
 
 def test_warnings_come_without_the_line_of_code(folder, monkeypatch):

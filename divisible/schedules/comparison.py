@@ -1,0 +1,197 @@
+"""Where a measured step lost time against its prediction."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from divisible.schedules.actions import KINDS
+from divisible.schedules.events import OTHER, RECEIVE, SEND, WAIT
+from divisible.schedules.plot import plot_timelines, time_unit
+
+if TYPE_CHECKING:
+    from divisible.schedules.timeline import Timeline
+
+#: What a step loses time by, in the order in which it is reckoned: where two go on at
+#: once, the time is the first one's.
+CAUSES = ("computing", "other", "messages", "waiting", "between")
+
+
+class StageTime(NamedTuple):
+    """The computation of one stage, of all microbatches together.
+
+    Attributes:
+        stage: Its number.
+        rank: Where it runs.
+        measured: Seconds.
+        predicted: Seconds.
+    """
+
+    stage: int
+    rank: int
+    measured: float
+    predicted: float
+
+
+class Comparison:
+    """The time that a measured step lost against its prediction, by cause.
+
+    A step is as long on each rank, and each moment of it has one cause. So the entries
+    of a row of `lost` add up to the difference between the two steps::
+
+        measured   |computing|other|messages|waiting|between|
+        predicted  |computing         |bubble       |
+
+    ``computing`` is the time by which the rank's stages were slower. ``other`` is what
+    is neither computed nor sent, such as an exchange of gradients. ``messages`` are
+    packed, copied and sent. ``waiting`` is for other ranks, less the predicted bubble.
+    ``between`` is the time between two actions, when Python decides what is next. Time
+    is negative where the measured step was faster.
+
+    Args:
+        measured: The timeline of a step.
+        predicted: The timeline of the same schedule, simulated.
+
+    Attributes:
+        measured, predicted (Timeline): The arguments.
+        lost (numpy.ndarray): Seconds, of shape ``(n_ranks, len(CAUSES))``.
+        stages (list[StageTime]): By stage and rank.
+
+    Raises:
+        ValueError: If the two have not the same stages and microbatches on the same
+            ranks; the message names the first that is missing.
+
+    Example:
+        >>> from divisible.schedules import Timeline
+        >>> predicted = Timeline([(0, "0F0", 0, 2), (1, "1F0", 2, 4)])
+        >>> measured = Timeline(
+        ...     [(0, "0F0", 0, 3), (1, "0F0<0", 0, 3, "wait"), (1, "1F0", 3, 6)]
+        ... )
+        >>> comparison = measured.compare(predicted)
+        >>> print(comparison)
+        +2 s: computing +1, other +0, messages +0, waiting +1, between +0
+        >>> comparison.stages[1].measured / comparison.stages[1].predicted
+        1.5
+    """
+
+    def __init__(self, measured: Timeline, predicted: Timeline) -> None:
+        _check_same_work(measured, predicted)
+        self.measured = measured
+        self.predicted = predicted
+        self.lost = _seconds_by_cause(measured)
+        computing, waiting = CAUSES.index("computing"), CAUSES.index("waiting")
+        self.lost[:, computing] -= predicted.busy
+        self.lost[:, waiting] -= predicted.bubble_time
+        took, expected = _stage_seconds(measured), _stage_seconds(predicted)
+        self.stages = [
+            StageTime(stage, rank, took[stage, rank], expected[stage, rank])
+            for stage, rank in sorted(took)
+        ]
+
+    def __str__(self) -> str:
+        """Says in a line what was lost, as means over the ranks."""
+        lost = self.lost.mean(axis=0)
+        scale, unit = time_unit(self.measured.makespan)
+        causes = ", ".join(
+            f"{cause} {seconds * scale:+.3g}"
+            for cause, seconds in zip(CAUSES, lost.tolist())
+        )
+        return f"{lost.sum() * scale:+.3g} {unit}: {causes}"
+
+    def plot(self, path: str | os.PathLike) -> None:
+        """Draws both timelines on one scale of time; needs matplotlib.
+
+        Args:
+            path: Where to write; the ending gives the format (``.png``, ``.svg`` …).
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+        """
+        plot_timelines(
+            {
+                f"measured, lost {self}": self.measured,
+                "predicted": self.predicted,
+            },
+            path,
+        )
+
+
+def _check_same_work(measured: Timeline, predicted: Timeline) -> None:
+    if measured.n_ranks != predicted.n_ranks:
+        raise ValueError(
+            f"the measured timeline has {measured.n_ranks} ranks and the predicted one "
+            f"{predicted.n_ranks}: predict the step that was measured"
+        )
+    ours, theirs = _work(measured), _work(predicted)
+    for one, other, which in (
+        (ours, theirs, "predicted"),
+        (theirs, ours, "measured"),
+    ):
+        missing = sorted(one - other)
+        if missing:
+            rank, stage, microbatch = missing[0]
+            raise ValueError(
+                f"microbatch {microbatch} of stage {stage} on rank {rank} is not in "
+                f"the {which} timeline: predict the step that was measured, with its "
+                "plan, schedule and number of microbatches"
+            )
+
+
+def _work(timeline: Timeline) -> set[tuple[int, int, int]]:
+    compute = timeline.category < len(KINDS)
+    columns = timeline.rank, timeline.stage, timeline.microbatch
+    return set(zip(*(column[compute].tolist() for column in columns)))
+
+
+def _stage_seconds(timeline: Timeline) -> dict[tuple[int, int], float]:
+    seconds: dict[tuple[int, int], float] = {}
+    compute = timeline.category < len(KINDS)
+    columns = timeline.stage, timeline.rank, timeline.end - timeline.start
+    for stage, rank, took in zip(*(column[compute].tolist() for column in columns)):
+        seconds[stage, rank] = seconds.get((stage, rank), 0.0) + took
+    return seconds
+
+
+def _seconds_by_cause(timeline: Timeline) -> np.ndarray:
+    """Gives each moment of each rank to one of `CAUSES`."""
+    seconds = np.zeros((timeline.n_ranks, len(CAUSES)))
+    if not len(timeline):
+        return seconds
+    begin, end = float(timeline.start.min()), float(timeline.end.max())
+    category = timeline.category
+    of_cause = {
+        "computing": category < len(KINDS),
+        "other": category == OTHER,
+        "messages": (category == SEND) | (category == RECEIVE),
+        "waiting": category == WAIT,
+    }
+    recorded = bool(of_cause["waiting"].any())
+    between, waiting = CAUSES.index("between"), CAUSES.index("waiting")
+    for rank in range(timeline.n_ranks):
+        here = slice(timeline.offsets[rank], timeline.offsets[rank + 1])
+        start, stop = timeline.start[here], timeline.end[here]
+        # Nothing begins or ends within one of these pieces of time.
+        edges = np.unique([begin, end, *start, *stop])
+        length = np.diff(edges)
+        taken = np.zeros(len(length), bool)
+        for cause, chosen in of_cause.items():
+            covered = _covers(edges, start[chosen[here]], stop[chosen[here]]) & ~taken
+            seconds[rank, CAUSES.index(cause)] = length[covered].sum()
+            taken |= covered
+        # Before its first event and after its last one a rank has nothing to do. Where
+        # no waits were recorded, as in a prediction, it waits whenever it is idle.
+        first, last = start.min(initial=end), stop.max(initial=begin)
+        within = (edges[:-1] >= first) & (edges[1:] <= last) & recorded
+        seconds[rank, between] = length[within & ~taken].sum()
+        seconds[rank, waiting] += length[~within & ~taken].sum()
+    return seconds
+
+
+def _covers(edges: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    """Says of each piece between two edges whether one of some intervals covers it."""
+    steps = np.zeros(len(edges), np.int64)
+    np.add.at(steps, np.searchsorted(edges, start), 1)
+    np.add.at(steps, np.searchsorted(edges, stop), -1)
+    return np.cumsum(steps)[:-1] > 0
