@@ -9,7 +9,7 @@ import numpy as np
 
 from divisible.schedules.actions import KINDS
 from divisible.schedules.events import OTHER, RECEIVE, SEND, WAIT
-from divisible.schedules.plot import plot_timelines, time_unit
+from divisible.schedules.plot import describe, plot_timelines, time_unit
 
 if TYPE_CHECKING:
     from divisible.schedules.timeline import Timeline
@@ -109,13 +109,9 @@ class Comparison:
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        plot_timelines(
-            {
-                f"measured, lost {self}": self.measured,
-                "predicted": self.predicted,
-            },
-            path,
-        )
+        measured, predicted = describe(self.measured), describe(self.predicted)
+        titles = f"measured: {measured}; lost {self}", f"predicted: {predicted}"
+        plot_timelines(dict(zip(titles, (self.measured, self.predicted))), path)
 
 
 def _check_same_work(measured: Timeline, predicted: Timeline) -> None:

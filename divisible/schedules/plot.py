@@ -68,31 +68,20 @@ def plot_timeline(
     """
     if title is None:
         ranks = f"{timeline.n_ranks} rank{'s' * (timeline.n_ranks != 1)}"
-        title = f"{timeline.name} on {ranks}: {_describe(timeline)}"
-    _plot({title: timeline}, path)
+        title = f"{timeline.name} on {ranks}: {describe(timeline)}"
+    plot_timelines({title: timeline}, path)
 
 
 def plot_timelines(timelines: dict[str, Timeline], path: str | os.PathLike) -> None:
     """Draws several timelines below each other, on one scale of time.
 
     Args:
-        timelines: What to draw, by the title of each; makespan and bubble are added.
+        timelines: What to draw, by the title of each.
         path: Where to write; the ending gives the format.
 
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    titles = (f"{title}: {_describe(line)}" for title, line in timelines.items())
-    _plot(dict(zip(titles, timelines.values())), path)
-
-
-def _describe(timeline: Timeline) -> str:
-    scale, unit = time_unit(timeline.makespan or 1.0)
-    bubble = timeline.bubble.mean() if len(timeline) else 0.0
-    return f"{timeline.makespan * scale:.4g} {unit}, bubble {bubble:.1%}"
-
-
-def _plot(timelines: dict[str, Timeline], path: str | os.PathLike) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -125,6 +114,13 @@ def _plot(timelines: dict[str, Timeline], path: str | os.PathLike) -> None:
         fontsize=9,
     )
     figure.savefig(path)
+
+
+def describe(timeline: Timeline) -> str:
+    """Says how long a timeline is, and the mean of its ranks' bubbles."""
+    scale, unit = time_unit(timeline.makespan or 1.0)
+    bubble = timeline.bubble.mean() if len(timeline) else 0.0
+    return f"{timeline.makespan * scale:.4g} {unit}, bubble {bubble:.1%}"
 
 
 def _draw(axes, timeline: Timeline, span: float, scale: float) -> None:
