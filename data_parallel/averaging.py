@@ -18,7 +18,7 @@ from data_parallel.replica_agreement import ReplicaAgreement
 
 
 class Averaging:
-    """What an optimizer's exchanges of gradients have in common.
+    """The base of an optimizer's exchanges of gradients.
 
     Args:
         optimizer (chainer.Optimizer): Has the model, and the loss scale.
@@ -53,7 +53,7 @@ class Averaging:
 
     @property
     def loss_scale(self) -> float:
-        """What gradients are multiplied by."""
+        """The factor by which gradients are multiplied."""
         return float(self._optimizer._loss_scale or 1.0)
 
     def parameters(self) -> list[NamedParameter]:

@@ -202,7 +202,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
     @property
     def residuals(self) -> dict[str, np.ndarray]:
-        """What error feedback keeps, by the names of parameters; may be changed."""
+        """The residuals of error feedback by parameter name; may be changed."""
         kept = self.exchange._residuals
         return {} if kept is None else kept.by_name
 

@@ -55,7 +55,7 @@ class Rectangle(NamedTuple):
 
     @property
     def work(self) -> int:
-        """What its time is about proportional to: units times samples."""
+        """Units times samples, to which its time is about proportional."""
         return self.n_units * self.n_samples
 
 

@@ -117,7 +117,7 @@ class EarlyExchanges:
 
     @property
     def looks(self) -> Callable[[], None] | None:
-        """What is to be called often during the step, if anything."""
+        """The function to call often during the step, or None."""
         return self.look if self._takers else None
 
     def spans(self, record: Record) -> list[tuple[str, float, float]]:

@@ -49,7 +49,7 @@ class _Chain(NamedTuple):
 
 
 class Fusion:
-    """What is known of the chains in a list of layers.
+    """The chains in a list of layers, and whether each is fused.
 
     Args:
         decisions: For chains, by their first position and the one after their last,

@@ -38,7 +38,7 @@ class Compiled:
 
     @functools.cached_property
     def directions(self) -> Directions:
-        """What is held between forward and backward."""
+        """The directions of the program, which say what is held for the backward."""
         return directions(self.program)
 
     @functools.cached_property

@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """What a dropout draws.
+    """The mask that a dropout draws.
 
     Attributes:
         value: Its number.
@@ -114,7 +114,7 @@ class Program(NamedTuple):
 
 
 class Directions(NamedTuple):
-    """What the two loops of a program compute, and hold between them.
+    """The results of the two loops of a program, and the values held between them.
 
     Attributes:
         keeps_output: Whether the backward needs the output, and then no inputs.

@@ -79,7 +79,7 @@ class Choice(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What is to be computed.
+    """An operation to compute, with the tensors it works on.
 
     Attributes:
         operation: Adds its nodes to a graph. It gets the graph, tensors for the inputs

@@ -59,12 +59,12 @@ class Call(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What messages call it."""
+        """The name that messages use for it."""
         return title(self.callee, self.path)
 
 
 class Recording(NamedTuple):
-    """What one forward of a chain did.
+    """The calls that one forward of a chain made.
 
     Attributes:
         calls: Those on which the output depends, in the order in which they were made.

@@ -177,7 +177,7 @@ class HeldStore:
 
 
 class _Entry:
-    """What is put at one time: its place, and what became of it."""
+    """The arrays put at one time: their place, and whether they came back."""
 
     def __init__(self, slot: tuple[int, int], sizes: list[int]) -> None:
         self.slot, self.sizes = slot, sizes

@@ -131,7 +131,7 @@ class LayerFunction(chainer.FunctionNode):
 
 
 class WeightShare(NamedTuple):
-    """What one call of a layer adds to the gradient of W, segment by segment.
+    """The share of one call of a layer in the gradient of W, by segments.
 
     Attributes:
         function: The call.

@@ -140,7 +140,7 @@ class _File:
 
 
 class _Released:
-    """What was released a moment ago, and is being written to the disk."""
+    """The pages released a moment ago, which are being written to the disk."""
 
     def __init__(self) -> None:
         self._parts: collections.deque[tuple] = collections.deque()

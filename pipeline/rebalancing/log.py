@@ -15,7 +15,7 @@ from divisible.planning.units import count, format_bytes, format_seconds
 
 
 class LoggedCheck(NamedTuple):
-    """What was seen and done at a check.
+    """The record of a check: what was seen and done.
 
     Attributes:
         iteration: Of the trainer.
@@ -45,7 +45,7 @@ class LoggedCheck(NamedTuple):
 
     @property
     def move_in_words(self) -> str:
-        """What moved, and why; of a check at which layers moved."""
+        """The layers that moved at a check, and why."""
         moved = (
             f"{count(len(self.moved['layers']), 'layer')} moved, from the cuts"
             f" {self.cuts} to {self.new_cuts}: {format_bytes(self.moved['bytes'])} in"

@@ -17,7 +17,7 @@ _LEAST_BYTES = 256
 
 
 class Parcel(NamedTuple):
-    """What one rank sends to another one, but for the large arrays.
+    """A message from one rank to another, without the large arrays.
 
     Attributes:
         small: By key what is small, or no plain numbers.

@@ -15,7 +15,7 @@ from heterogeneous.estimates import of_now
 
 
 class Seen(NamedTuple):
-    """What a rank has seen of the last minibatches.
+    """The times of the last minibatches, as one rank saw them.
 
     Attributes:
         of_stages: Seconds per sample by the stage's number, the oldest first.

@@ -14,7 +14,7 @@ _MOST_CHECKS = 16
 
 
 class Choice(NamedTuple):
-    """What to change to now.
+    """The change to make now.
 
     Attributes:
         target: The new cuts, or shares; ``None`` to stay.

@@ -118,7 +118,7 @@ class HeldElsewhere:
 
 
 class _Part(NamedTuple):
-    """What one segment of a stage holds, elsewhere."""
+    """The arrays that one segment of a stage holds, kept elsewhere."""
 
     held: MutableMapping[int, Graph | Inputs]
     n_buffers: int
