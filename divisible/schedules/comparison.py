@@ -42,11 +42,11 @@ class Comparison:
     of a row of `lost` add up to the difference between the two steps::
 
         measured   |computing|other|messages|waiting|between|
-        predicted  |computing         |bubble       |
+        predicted  |computing|messages|waiting (the bubble)|
 
     ``computing`` is the time by which the rank's stages were slower. ``other`` is what
     is neither computed nor sent, such as an exchange of gradients. ``messages`` are
-    packed, copied and sent. ``waiting`` is for other ranks, less the predicted bubble.
+    packed, copied and sent. ``waiting`` is for other ranks, beyond what was predicted.
     ``between`` is the time between two actions, when Python decides what is next. Time
     is negative where the measured step was faster.
 
@@ -80,10 +80,7 @@ class Comparison:
         _check_same_work(measured, predicted)
         self.measured = measured
         self.predicted = predicted
-        self.lost = _seconds_by_cause(measured)
-        computing, waiting = CAUSES.index("computing"), CAUSES.index("waiting")
-        self.lost[:, computing] -= predicted.busy
-        self.lost[:, waiting] -= predicted.bubble_time
+        self.lost = _seconds_by_cause(measured) - _seconds_by_cause(predicted)
         took, expected = _stage_seconds(measured), _stage_seconds(predicted)
         self.stages = [
             StageTime(stage, rank, took[stage, rank], expected[stage, rank])
