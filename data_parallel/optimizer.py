@@ -168,6 +168,9 @@ class MultiNodeOptimizer(OptimizerWrapper):
         if pipeline is not None and not double_buffering:
             self._early = EarlyGradients(self._averaging, overlap)
         self._overlaps = overlap and not (double_buffering or pipeline)
+        # Of the step whose gradients were averaged before their update, if any.
+        self._averaged_step: int | None = None
+        self._has_means = False
 
     @property
     def _loss_scale(self) -> float | None:
@@ -225,37 +228,46 @@ class MultiNodeOptimizer(OptimizerWrapper):
             StallError: If another rank does not come.
         """
         self._check_set_up()
-        if self._early is not None and self._early.is_under_way:
-            if lossfun is None:
-                self._average_early(self._early)
-                return
-            self._early.drop()
-        loss = None
-        if lossfun is not None:
-            with Looks(self.exchange):
-                loss = lossfun(*args, **kwds)
-            self._clear_gradients()
-        parameters = self._averaging.parameters()
-        knows_order = self._overlaps and bool(self._averaging.order)
-        if loss is not None and knows_order and not self._agreement.is_due(parameters):
-            self._agreement.count()
-            self._average_during_backward(loss, parameters)
-            # What it holds is needed no more.
-            del loss
-            self.actual_optimizer.update(None)
-            return
-        if loss is not None:
-            self._backward(loss, parameters)
-        del loss
-        if not self._agree(parameters):
-            self.n_samples = None
-            # Other stages may go on, and wait for this one.
-            self._share_tied()
-        elif self._late is None:
-            self._average(parameters)
-            self.actual_optimizer.update(None)
+        if lossfun is None:
+            has_means = self._take_means()
         else:
-            self._average_late(self._late, parameters)
+            has_means = self._average_of(lossfun, *args, **kwds)
+        if has_means:
+            self.actual_optimizer.update(None)
+
+    def average_gradients(self) -> None:
+        """Replaces the gradients by the means that the next update is to apply.
+
+        For what looks at the gradients of several optimizers before the first of them
+        updates, such as clipping by their common norm. A call of all ranks. Gradients
+        that are not to be applied, as the replicas have differed, are cleared.
+        """
+        self._has_means, self._averaged_step = self._average(), self._step
+        if not self._has_means:
+            self.target.cleargrads()
+
+    @property
+    def _step(self) -> int:
+        return 0 if self._pipeline is None else self._pipeline.n_steps
+
+    def _take_means(self) -> bool:
+        """Sees that gradients are means; returns whether they are to be applied."""
+        was_averaged = self._averaged_step == self._step
+        self._averaged_step = None
+        if not was_averaged:
+            return self._average()
+        late, self.n_samples = self.n_samples, None
+        if late not in (None, self._n_samples_of_step):
+            raise ValueError(
+                f"n_samples is {late}, but the gradients have been averaged without"
+                f" it, as another optimizer clips by them: set it on all optimizers"
+                f" before the first one's update"
+            )
+        return self._has_means
+
+    @property
+    def _n_samples_of_step(self) -> int | None:
+        return None if self._pipeline is None else self._pipeline.n_samples
 
     def serialize(self, serializer: Any) -> None:
         """Reads or writes all that training needs to continue bit for bit.
@@ -366,12 +378,50 @@ class MultiNodeOptimizer(OptimizerWrapper):
             self._averaging.agree_on_order()
         return True
 
-    def _average(self, parameters: Sequence[NamedParameter]) -> None:
-        """Replaces the gradients by their means."""
+    def _average(self) -> bool:
+        """Replaces gradients by their means; returns whether those are to be applied.
+
+        They are not where the replicas have differed, nor are there any before the
+        second minibatch with ``double_buffering``.
+        """
+        early = self._early
+        if early is not None and early.is_under_way:
+            n_samples, self.n_samples = self.n_samples, None
+            early.put_others(n_samples)
+            self._agreement.count()
+            self._finish(early.parameters)
+            return True
+        parameters = self._averaging.parameters()
+        if not self._agree(parameters):
+            self.n_samples = None
+            # Other stages may go on, and wait for this one.
+            self._share_tied()
+            return False
+        if self._late is not None:
+            return self._average_late(self._late, parameters)
         self._begin(parameters)
         for i, (_, param) in enumerate(parameters):
             self.exchange.put(i, param.grad)
         self._finish(parameters)
+        return True
+
+    def _average_of(self, lossfun: Callable, *args: Any, **kwds: Any) -> bool:
+        """Computes a loss and its gradients, and averages those."""
+        if self._early is not None:
+            self._early.drop()
+        with Looks(self.exchange):
+            loss = lossfun(*args, **kwds)
+        self._clear_gradients()
+        parameters = self._averaging.parameters()
+        knows_order = self._overlaps and bool(self._averaging.order)
+        if knows_order and not self._agreement.is_due(parameters):
+            self._agreement.count()
+            self._average_during_backward(loss, parameters)
+            return True
+        self._backward(loss, parameters)
+        # What it holds is needed no more.
+        del loss
+        return self._average()
 
     def _average_during_backward(
         self, loss: chainer.Variable, parameters: Sequence[NamedParameter]
@@ -392,18 +442,10 @@ class MultiNodeOptimizer(OptimizerWrapper):
             exchange.put(i, parameters[i].param.grad)
         self._finish(parameters)
 
-    def _average_early(self, early: EarlyGradients) -> None:
-        """Updates with the means of gradients whose exchange began in the step."""
-        n_samples, self.n_samples = self.n_samples, None
-        early.put_others(n_samples)
-        self._agreement.count()
-        self._finish(early.parameters)
-        self.actual_optimizer.update(None)
-
     def _average_late(
         self, late: LateGradients, parameters: Sequence[NamedParameter]
-    ) -> None:
-        """Replaces the gradients by the last ones' means, and updates with those."""
+    ) -> bool:
+        """Replaces the gradients by the last ones' means, if there are any."""
         late.finish(self.exchange)
         means = late.take()
         self._begin(parameters)
@@ -411,15 +453,16 @@ class MultiNodeOptimizer(OptimizerWrapper):
         for i, gradient in enumerate(copies):
             self.exchange.put(i, gradient)
         self.exchange.look()
-        if means is not None:
-            means.give_to(parameters, self._loss_scale)
-            self._share_tied()
-            self.actual_optimizer.update(None)
+        if means is None:
+            return False
+        means.give_to(parameters, self._loss_scale)
+        self._share_tied()
+        return True
 
     def _begin(self, parameters: Sequence[NamedParameter]) -> None:
         n_samples, self.n_samples = self.n_samples, None
-        if n_samples is None and self._pipeline is not None:
-            n_samples = self._pipeline.n_samples
+        if n_samples is None:
+            n_samples = self._n_samples_of_step
         self._averaging.begin(parameters, n_samples)
 
     def _finish(self, parameters: Sequence[NamedParameter]) -> None:

@@ -117,9 +117,11 @@ class GlobalHooks:
         self._called.clear()
         self._key = self._key._replace(step=step)
         self._given = [each for each in self._given if each.is_current]
-        for i, (optimizer, target, _) in enumerate(self._given):
-            if optimizer.target is not target:
-                self._given[i] = OptimizerOfRank.of(optimizer, self._stages.values())
+        for i, each in enumerate(self._given):
+            optimizer = each.optimizer
+            if optimizer.target is not each.target:
+                whole = each.wrapper or optimizer
+                self._given[i] = OptimizerOfRank.of(whole, self._stages.values())
             # After another setup() there is another object in its place.
             self._take_over(optimizer)
             for hook in chain(*Hooks.of(optimizer)):
@@ -190,9 +192,9 @@ class GlobalHooks:
 
     def for_each(self, param: chainer.Parameter) -> Iterator[Any]:
         """Yields the hooks that optimizers which were given call for a parameter."""
-        for optimizer, target, _ in self._given:
-            if any(each is param for each in target.params()):
-                for hook in chain(*Hooks.of(optimizer)):
+        for given in self._given:
+            if any(each is param for each in given.target.params()):
+                for hook in chain(*Hooks.of(given.optimizer)):
                     if getattr(hook, "call_for_each_param", False):
                         yield hook
 
@@ -221,10 +223,15 @@ class GlobalHooks:
             self._called = [each for each in self._called if each is not optimizer]
             return True
         clippings = [hook for hook in Hooks.of(optimizer).before if is_clipping(hook)]
-        together = self._together()
+        given = self._together()
+        together = [each.optimizer for each in given]
         is_alone = self._n_stages == len(together) == 1
         if not clippings or is_alone or all(each is not optimizer for each in together):
             return False
+        for each in given:
+            # Hooks see the means of all; the first to update has its own.
+            if each.wrapper is not None and each.optimizer is not optimizer:
+                each.wrapper.average_gradients()
         parts = [_parts(each) for each in together]
         params = unique_params(together)
         with self._ranks.calls.made("update"):
@@ -240,14 +247,14 @@ class GlobalHooks:
         self._called = [each for each in together if each is not optimizer]
         return True
 
-    def _together(self) -> list[chainer.Optimizer]:
+    def _together(self) -> list[OptimizerOfRank]:
         """Returns the optimizers that clip by one norm: the loss's too, if alike."""
-        given = [each for each in self._given if not is_mixed(each.optimizer)]
         wanted = self.clippings
         return [
-            optimizer
-            for optimizer, _, n_stages in given
-            if n_stages or _clippings(optimizer) == wanted
+            each
+            for each in self._given
+            if not is_mixed(each.optimizer)
+            and (each.n_stages or _clippings(each.optimizer) == wanted)
         ]
 
     def forget_layers(self) -> None:

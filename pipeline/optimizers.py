@@ -18,11 +18,13 @@ class OptimizerOfRank(NamedTuple):
         optimizer: The one whose hooks are called, within those of ChainerMN.
         target: What it was set up with when this was made.
         n_stages: Stages of which it has the link, or parameters.
+        wrapper: What averages its gradients over replicas; ``None`` if nothing does.
     """
 
     optimizer: chainer.Optimizer
     target: chainer.Link
     n_stages: int
+    wrapper: Any = None
 
     @classmethod
     def of(cls, optimizer: Any, stages: Iterable[Divisible]) -> OptimizerOfRank:
@@ -32,8 +34,11 @@ class OptimizerOfRank(NamedTuple):
             TypeError: If it is no optimizer.
             ValueError: If it is not set up.
         """
-        name = type(optimizer).__name__
+        name, wrapper = type(optimizer).__name__, None
         while not is_mixed(optimizer) and hasattr(optimizer, "actual_optimizer"):
+            # By the type: wrappers pass on the attributes of what is within.
+            if hasattr(type(optimizer), "average_gradients"):
+                wrapper = optimizer
             optimizer = optimizer.actual_optimizer
         if not isinstance(optimizer, chainer.Optimizer):
             raise TypeError(f"an optimizer must be a chainer.Optimizer, not {name}")
@@ -45,7 +50,7 @@ class OptimizerOfRank(NamedTuple):
             id(stage) in ids or any(id(param) in ids for param in stage.params())
             for stage in stages
         )
-        return cls(optimizer, target, n_stages)
+        return cls(optimizer, target, n_stages, wrapper)
 
     @property
     def is_current(self) -> bool:

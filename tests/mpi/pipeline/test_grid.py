@@ -168,6 +168,59 @@ def test_clipping_counts_a_parameter_once(is_mixed):
     assert_on_ranks(4, clips_ties_once, is_mixed)
 
 
+def four_layers():
+    return Divisible(L.Linear(6, 8), L.Linear(8, 8), L.Linear(8, 8), L.Linear(8, 4))
+
+
+def clips_several_by_one_norm(comm, is_told, overlap):
+    """A rank's optimizers of two stages clip by the means, before each has updated."""
+    batches = make_batches([9, 4] * 5)
+
+    def clipped(optimizer):
+        optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.01))
+        optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.01))
+        return optimizer
+
+    np.random.seed(3)
+    serial = four_layers()
+    inner = clipped(chainer.optimizers.MomentumSGD(0.1).setup(serial))
+    for x, t in batches:
+        inner.update(lambda x, t: F.softmax_cross_entropy(serial(x), t), x, t)
+    with Grid(comm, 2) as grid:
+        np.random.seed(3)
+        model = four_layers()
+        stages = [model.divide(i, i + 1) for i in range(grid.pipeline.rank, 4, 2)]
+        options = {"schedule": "interleaved", "timeout": TIMEOUT}
+        with Pipeline(stages, grid, 2, **options) as pipe:
+            options = {"pipeline": pipe, "overlap": overlap} if is_told else {}
+            optimizers = [
+                clipped(
+                    exchanged(
+                        chainer.optimizers.MomentumSGD(0.1), grid, **options
+                    ).setup(stage)
+                )
+                for stage in stages
+            ]
+            pipe.global_hooks(optimizers)
+            for batch in batches:
+                pipe.step(*part(grid, batch, [2, 1]))
+                for optimizer in optimizers:
+                    optimizer.n_samples = pipe.n_samples
+                for optimizer in optimizers:
+                    optimizer.update()
+        expected = dict(serial.namedparams())
+        for stage in stages:
+            for path, param in stage.namedparams():
+                assert_close(param.array, expected[path].array, 1e-5, 1e-6, path)
+
+
+@pytest.mark.parametrize(
+    "is_told, overlap", [(True, None), (True, False), (False, None)]
+)
+def test_several_optimizers_of_a_rank_clip_by_the_means(is_told, overlap):
+    assert_on_ranks(4, clips_several_by_one_norm, is_told, overlap)
+
+
 def ties_are_coded_otherwise(comm, options):
     """One stage's bucket is coded, and that of the other one is too small."""
     with Grid(comm, 2) as grid:
