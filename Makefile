@@ -1,5 +1,6 @@
 # make train   install everything into .venv and train a model on two ranks
-# make test    install everything into .venv and run the tests
+# make test    install everything into .venv and run the tests, in two processes;
+#              JOBS=4 takes four
 # make test-quick
 #              the tests that neither start mpiexec nor take long, in a minute or so
 # make test-all
@@ -37,6 +38,9 @@ BIN := $(VENV)/bin
 # The environment's own mpiexec, or that of a system MPI.
 MPIEXEC ?= $(or $(wildcard $(BIN)/mpiexec),mpiexec)
 RANKS ?= 2
+# Processes that test; the tests of a module stay together.
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 # The extras whose wheels "make wheels" collects.
 WHEELS ?= mpich,examples
 
@@ -71,14 +75,14 @@ train: install
 	$(MPIEXEC) -n $(RANKS) $(BIN)/python examples/train/train.py
 
 test: install
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-quick: install
 	$(BIN)/python -m pytest --quick -r fE
 
 # An expression that is true for every test.
 test-all: install
-	$(BIN)/python -m pytest -m "matrix or not matrix" --hypothesis-profile=new_examples
+	$(PYTEST) -m "matrix or not matrix" --hypothesis-profile=new_examples
 
 test-faults: install
 	$(BIN)/python -m pytest -m matrix -rP \
