@@ -1,11 +1,14 @@
 """What a newcomer may rely on: no circle of modules, and floors that hold."""
 
+import configparser
 import importlib
+from pathlib import Path
 
 import pytest
 
 from tests.support.import_circles import PACKAGES, circles, import_graph
 
+ROOT = Path(__file__).parents[1]
 FACES = {
     "divisible": """
         Divisible LayerCost MemoryLimitError Network NotMadeError Plan Profile RandomKey
@@ -48,6 +51,20 @@ def test_a_face_has_what_users_type_and_nothing_else(package):
     face = importlib.import_module(package)
     assert sorted(face.__all__) == sorted(FACES[package].split())
     assert all(getattr(face, name) is not None for name in face.__all__)
+
+
+def test_every_folder_of_a_package_is_installed():
+    """An editable install finds a folder that setup.cfg forgot; a wheel does not."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    named = setup["options"]["packages"].split()
+    tops = {name.partition(".")[0] for name in named} | set(FACES) | set(PACKAGES)
+    found = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for top in tops
+        for path in (ROOT / top.partition(".")[0]).rglob("__init__.py")
+    }
+    assert sorted(found) == sorted(named)
 
 
 def test_no_modules_import_each_other():
