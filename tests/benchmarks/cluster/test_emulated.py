@@ -137,8 +137,11 @@ def pid_of(hosts, host, word):
     deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline:
         for pid in hosts.status()[host].processes:
-            with open(f"/proc/{pid}/cmdline") as file:
-                words = file.read().split("\0")
+            try:
+                with open(f"/proc/{pid}/cmdline") as file:
+                    words = file.read().split("\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # A helper of the launcher has ended meanwhile.
             if words[0] == sys.executable and word in words:
                 return pid
         time.sleep(0.02)
