@@ -19,6 +19,7 @@ NAMES = (
     "data_parallel",
     "heterogeneous",
     "mixed_precision",
+    "model_compression",
     "pipeline",
 )
 # By each package a module that no other of that name has.
@@ -29,6 +30,7 @@ _MARKS = {
     "data_parallel": "two_roundings",
     "heterogeneous": "baselines",
     "mixed_precision": "momentum_sgd16",
+    "model_compression": "scores",
     "pipeline": "call_agreement",
 }
 

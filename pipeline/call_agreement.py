@@ -36,6 +36,7 @@ CALLS = (
     "save",
     "load",
     "rebalance",
+    "compress",
     "close",
 )
 

@@ -363,8 +363,8 @@ class Pipeline:
 
         Args:
             value: Any picklable object.
-            call (str): What the ranks do, ``'save'`` or ``'load'``; all must do the
-                same at this point.
+            call (str): What the ranks do, such as ``'save'`` or ``'compress'``; all
+                must do the same at this point.
 
         Raises:
             DisagreementError: On every rank, if they do not.

@@ -35,6 +35,9 @@ FACES = {
         LARSHook LossScale MixedPrecision MomentumSGD16 StaticLossScale float32_loss
         to_float16
     """,
+    "model_compression": """
+        Compress CompressionPlan Prune
+    """,
     "pipeline": """
         ActionError DisagreementError Pipeline PipelineEvaluator PipelineUpdater
         Rebalance SeededShuffle Snapshot SnapshotError StallError StopOnSignal

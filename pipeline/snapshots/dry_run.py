@@ -16,7 +16,14 @@ from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.serializers import StateReader
 
 # Whose code is known: of this package and of Chainer.
-_KNOWN = ("chainer", "data_parallel", "divisible", "mixed_precision", "pipeline")
+_KNOWN = (
+    "chainer",
+    "data_parallel",
+    "divisible",
+    "mixed_precision",
+    "model_compression",
+    "pipeline",
+)
 
 
 class DryReader(StateReader):

@@ -9,6 +9,7 @@ from typing import Any
 import chainer
 import numpy as np
 
+from mixed_precision.hooks import Hooks
 from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.dry_run import dry_run
 from pipeline.snapshots.serializers import (
@@ -171,7 +172,11 @@ def _updated(optimizer: Any) -> Iterator[tuple[str, chainer.Parameter]]:
 
 
 def _hooks(optimizer: Any, serializer: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields where to save the hooks that have a state, and the hooks."""
+    """Yields where to save the hooks that have a state, and the hooks.
+
+    A hook of an optimizer may have a method ``state_of(path, param)``, which returns
+    what it keeps for a parameter, or ``None``: that is saved beside the update rule.
+    """
     owners = [(optimizer, serializer)]
     for path, param in _updated(optimizer):
         owners.append((param.update_rule, serializer[path]))
@@ -181,6 +186,12 @@ def _hooks(optimizer: Any, serializer: Any) -> Iterator[tuple[Any, Any]]:
             for name, hook in named.items():
                 if hasattr(hook, "serialize"):
                     yield below["hooks"][name], hook
+    for name, hook in Hooks.named(optimizer):
+        if hasattr(hook, "state_of"):
+            for path, param in _updated(optimizer):
+                kept = hook.state_of(path, param)
+                if kept is not None:
+                    yield serializer[path]["hooks"][name], kept
 
 
 def _settings(optimizer: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ PACKAGES = (
     "divisible",
     "heterogeneous",
     "mixed_precision",
+    "model_compression",
     "pipeline",
 )
 

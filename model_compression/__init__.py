@@ -1,0 +1,29 @@
+"""Smaller models: pruning while they train.
+
+::
+
+    extension    what takes the steps of a plan while a trainer trains
+    plan         rules together: checked, saved, shown
+    rules        which layers, by which method, how far
+    progress     when, in how many steps
+    selection    the layers that a rule means
+    masks        what is pruned, and the hook that keeps it at zero
+    scores       which groups of weights matter least
+
+Names are imported when they are first used.
+"""
+
+from chainer_compat._packages import check
+
+check(__name__)
+
+from divisible.lazy_names import lazy_names  # noqa: E402
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "model_compression.extension": ["Compress"],
+        "model_compression.plan": ["CompressionPlan"],
+        "model_compression.rules": ["Prune"],
+    },
+)

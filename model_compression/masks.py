@@ -1,0 +1,232 @@
+"""Which elements of parameters are pruned, and the hook that keeps them zero."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import chainer
+import numpy as np
+
+from model_compression.scores import Granularity, sums
+
+#: An array of NumPy or CuPy.
+Array = Any
+
+
+class Mask:
+    """What is pruned of one parameter.
+
+    Attributes:
+        pruned: Boolean, of the parameter's shape, on its device.
+        last: Those that the last step has pruned; ``None`` where no step goes back.
+        before: The values that these had, and zeros.
+        effects: For each group the sum of |sum of w g| over minibatches, in host
+            memory; ``None`` where no method asks.
+        n_minibatches: How many these were.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        goes_back: bool = False,
+        watched: tuple[int, ...] | None = None,
+    ) -> None:
+        self.pruned: Array = np.zeros(shape, bool)
+        self.last: Array | None = np.zeros(shape, bool) if goes_back else None
+        self.before: Array | None = np.zeros(shape, dtype) if goes_back else None
+        self.effects = None if watched is None else np.zeros(watched)
+        self.n_minibatches = 0
+
+    def prune(self, more: np.ndarray, params: Iterable[chainer.Parameter]) -> None:
+        """Sets more elements to zero.
+
+        Args:
+            more: Boolean, of the parameter's shape; none of them is pruned.
+            params: The parameter; several if this rank has copies that are equal.
+        """
+        params = list(params)
+        device = params[0].device
+        more = device.send(more)
+        self._to(device)
+        if self.last is not None:
+            with chainer.using_device(device):
+                self.last = more
+                self.before = device.xp.where(more, params[0].array, 0).astype(
+                    params[0].dtype
+                )
+        with chainer.using_device(device):
+            self.pruned |= more
+        for param in params:
+            self.clear(param.update_rule, param)
+
+    def take_back(self, params: Iterable[chainer.Parameter]) -> None:
+        """Gives the elements of the last step the values that they had."""
+        params = list(params)
+        device = params[0].device
+        self._to(device)
+        with chainer.using_device(device):
+            for param in params:
+                for array in _weights(param.update_rule, param):
+                    device.xp.copyto(
+                        array, self.before, casting="same_kind", where=self.last
+                    )
+            self.pruned &= ~self.last
+            self.last[...] = False
+
+    def clear(self, rule: Any, param: chainer.Parameter) -> None:
+        """Sets what is pruned to zero, in the weights and in what the rule keeps."""
+        device = param.device
+        self._to(device)
+        arrays = _weights(rule, param)
+        for value in ((rule and rule.state) or {}).values():
+            if getattr(value, "shape", None) == param.shape:
+                arrays.append(value)
+        with chainer.using_device(device):
+            for array in arrays:
+                # Not by a product: what has overflown must not become NaN.
+                device.xp.copyto(array, array.dtype.type(0), where=self.pruned)
+
+    def note(self, param: chainer.Parameter, granularity: Granularity) -> None:
+        """Adds what a minibatch says of the effect of each group on the loss."""
+        if param.grad is None:
+            return
+        host = chainer.get_device("@numpy")
+        weight, gradient = host.send(param.array), host.send(param.grad)
+        products = np.multiply(weight, gradient, dtype=np.float64)
+        self.effects += np.abs(sums(products, granularity))
+        self.n_minibatches += 1
+
+    def scores(self) -> np.ndarray:
+        """Returns the mean effects since the last time, and begins anew."""
+        found = self.effects / max(1, self.n_minibatches)
+        self.effects[...] = 0
+        self.n_minibatches = 0
+        return found
+
+    def serialize(self, serializer: Any) -> None:
+        """Reads or writes what is pruned."""
+        self.pruned = serializer("pruned", self.pruned)
+        if self.last is not None:
+            self.last = serializer("last", self.last)
+            self.before = serializer("before", self.before)
+        if self.effects is not None:
+            self.effects = serializer("effects", self.effects)
+            self.n_minibatches = int(serializer("n_minibatches", self.n_minibatches))
+
+    def _to(self, device: chainer.backend.Device) -> None:
+        """Takes the arrays to where the parameter is."""
+        for name in ("pruned", "last", "before"):
+            array = getattr(self, name)
+            if array is not None and not isinstance(array, device.xp.ndarray):
+                setattr(self, name, device.send(array))
+
+
+def _weights(rule: Any, param: chainer.Parameter) -> list[Array]:
+    """Returns the arrays that a parameter's values are in."""
+    found = [param.array]
+    master = getattr(rule, "_fp32_param", None)
+    if master is not None and master.array is not None:
+        found.append(master.array)
+    return found
+
+
+class Masks:
+    """The hook of an optimizer that keeps what is pruned at zero.
+
+    It acts after each update, also on float32 masters. A snapshot of a pipeline has
+    each mask beside the state of the parameter's update rule, so that they go together
+    where layers do.
+
+    Args:
+        goes_back (bool): Whether a step may be taken back.
+    """
+
+    name = "Compress"
+    timing = "post"
+    #: Each parameter is treated for itself, so that the cut does not matter.
+    call_for_each_param = True
+
+    def __init__(self, goes_back: bool = False) -> None:
+        self._goes_back = goes_back
+        self._targets: list[chainer.Link] = []
+        self._masks: dict[str, Mask] = {}
+        # By path the granularity whose groups' effects are watched, or None.
+        self._selected: dict[str, Granularity | None] = {}
+        self._group_shapes: dict[str, tuple[int, ...]] = {}
+        self._paths: dict[int, tuple[Any, str]] = {}
+
+    def add_to(self, optimizer: Any) -> None:
+        """Lets an optimizer keep its zeros.
+
+        Args:
+            optimizer (chainer.Optimizer): Set up.
+        """
+        optimizer.add_hook(self)
+        self._targets.append(optimizer.target)
+
+    def select(
+        self,
+        watched: Mapping[str, Granularity | None],
+        group_shapes: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        """Says which parameters may be pruned, of the whole model if that is known.
+
+        Args:
+            watched: By path the granularity by which effects are noted, or ``None``.
+            group_shapes: By path the shape of what is noted.
+        """
+        self._selected, self._group_shapes = dict(watched), dict(group_shapes)
+
+    def params(self) -> dict[str, list[chainer.Parameter]]:
+        """Returns the parameters that may be pruned, of this rank, by path."""
+        found: dict[str, dict[int, chainer.Parameter]] = {}
+        for target in self._targets:
+            for path, param in target.namedparams():
+                if path in self._selected:
+                    found.setdefault(path, {})[id(param)] = param
+        return {path: list(params.values()) for path, params in found.items()}
+
+    def state_of(self, path: str, param: chainer.Parameter) -> Mask | None:
+        """Returns the mask of a parameter; ``None`` if it is not to be pruned.
+
+        Args:
+            path: In the model.
+            param: Initialized.
+        """
+        if path not in self._selected:
+            return None
+        if path not in self._masks:
+            watched = self._selected[path] is not None
+            self._masks[path] = Mask(
+                param.shape,
+                param.dtype,
+                self._goes_back,
+                self._group_shapes[path] if watched else None,
+            )
+        return self._masks[path]
+
+    def __call__(self, rule: Any, param: chainer.Parameter) -> None:
+        """Keeps the zeros of a parameter that has been updated."""
+        path = self._path_of(param)
+        if path not in self._selected:
+            return
+        mask = self.state_of(path, param)
+        granularity = self._selected[path]
+        if granularity is not None:
+            mask.note(param, granularity)
+        mask.clear(rule, param)
+
+    def _path_of(self, param: chainer.Parameter) -> str | None:
+        known, path = self._paths.get(id(param), (None, None))
+        if known is None or known() is not param:
+            # Layers may have moved.
+            self._paths = {
+                id(each): (weakref.ref(each), path)
+                for target in self._targets
+                for path, each in target.namedparams()
+            }
+            _, path = self._paths.get(id(param), (None, None))
+        return path

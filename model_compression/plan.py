@@ -1,0 +1,160 @@
+"""The rules of one compression together: checked, saved and shown as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Union
+
+from divisible.files import write_json
+from divisible.records import reading_json, shown
+from model_compression.rules import Prune, granularity_words, named, prune_of
+from model_compression.selection import Weighted, select, selected_weights
+
+Rule = Union[Prune]
+#: By the word in a file what makes a rule of its settings.
+_KINDS = {"prune": (Prune, prune_of)}
+_KIND = "compression plan"
+
+
+class CompressionPlan:
+    """What is made smaller while a model trains: layers, methods, degrees, moments.
+
+    Args:
+        rules (list): Each a :class:`Prune`. No two may have one target, such as the
+            zeros of one layer's weights.
+
+    Attributes:
+        rules (tuple): Those.
+
+    Raises:
+        TypeError: If one is no rule.
+        ValueError: If there are none.
+
+    Example:
+        >>> plan = CompressionPlan([Prune("l2", "/0", to=0.5, granularity="row")])
+        >>> print(plan)
+        layers  method    degree  granularity  progress
+        '/0'    prune l2     50%  row          at iteration 0
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        rules = tuple(rules)
+        for rule in rules:
+            if not isinstance(rule, tuple(kind for kind, _ in _KINDS.values())):
+                raise TypeError(
+                    f"a plan is made of rules such as Prune(...), not of"
+                    f" {type(rule).__name__}"
+                )
+        if not rules:
+            raise ValueError("a plan needs a rule, such as Prune('magnitude', to=0.9)")
+        self.rules = rules
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the rules are the same ones in the same order."""
+        return isinstance(other, CompressionPlan) and self.rules == other.rules
+
+    def __hash__(self) -> int:
+        """Returns a number that equal plans have in common."""
+        return hash(self.rules)
+
+    def weights(
+        self, layers: Mapping[str, Weighted], is_part: bool = False
+    ) -> list[dict[str, tuple[int, ...]]]:
+        """Returns for each rule the weights that it changes: paths and shapes.
+
+        Args:
+            layers: Of the model, by path.
+            is_part: Whether there are more of them elsewhere, among which a rule may
+                find its layers.
+
+        Raises:
+            ValueError: If a rule means no layer, or two have one target.
+        """
+        found, users = [], {}
+        for rule in self.rules:
+            chosen = select(rule.layers, layers, str(rule), is_part)
+            for path in chosen:
+                other = users.setdefault((path, rule.target), rule)
+                if other is not rule:
+                    raise ValueError(
+                        f"two rules change {rule.target} of {path}: {other} and {rule}"
+                    )
+            found.append(selected_weights(chosen, layers, str(rule), is_part))
+        return found
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Returns the rules as JSON has them."""
+        words = {kind: word for word, (kind, _) in _KINDS.items()}
+        return [{"rule": words[type(rule)], **rule.settings()} for rule in self.rules]
+
+    def save(self, path: str | PathLike) -> None:
+        """Writes the plan as JSON; the file appears only when it is complete."""
+        write_json(path, {"divisible": _KIND, "rules": self.settings()})
+
+    @classmethod
+    def load(cls, path: str | PathLike) -> CompressionPlan:
+        """Reads a plan that :meth:`save` wrote.
+
+        Raises:
+            OSError: If the file cannot be read.
+            ValueError: If it holds something else, or a rule is wrong.
+        """
+        with reading_json(path, f"a {_KIND}") as content:
+            if content.get("divisible") != _KIND:
+                raise ValueError("it is another kind of file")
+            rules = content.get("rules")
+            if not isinstance(rules, list):
+                raise ValueError(f"its rules are {shown(rules)}")
+            return cls([_rule(row, i) for i, row in enumerate(rules)])
+
+    def __str__(self) -> str:
+        """Returns the rules as a table."""
+        rows = [("layers", "method", "degree", "granularity", "progress")]
+        for rule in self.rules:
+            rows.append(
+                (
+                    named(rule.layers),
+                    f"prune {rule.method}",
+                    f"{rule.to:.0%}",
+                    granularity_words(rule.granularity),
+                    str(rule.progress),
+                )
+            )
+        return table(rows, right=(2,))
+
+    __repr__ = __str__
+
+
+def _rule(row: Any, number: int) -> Rule:
+    """Makes a rule of its settings in a file."""
+    try:
+        _, make = _KINDS[row["rule"]]
+        return make({name: value for name, value in row.items() if name != "rule"})
+    except (TypeError, KeyError) as error:
+        raise ValueError(
+            f"rule {number}, {shown(row)}, is incomplete: {error}"
+        ) from None
+
+
+def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Returns rows of text as a table, its columns as wide as they must be.
+
+    Args:
+        rows: Of as many texts each.
+        right: The columns to be set flush right.
+
+    Example:
+        >>> print(table([("layer", "n"), ("/0", "12")], right=(1,)))
+        layer   n
+        /0     12
+    """
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = []
+    for row in rows:
+        cells = [
+            text.rjust(width) if i in right else text.ljust(width)
+            for i, (text, width) in enumerate(zip(row, widths))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,155 @@
+"""Scores of groups of weights, and the groups with the lowest.
+
+A weight is seen as a matrix, a row for each output. Its groups are elements, blocks,
+or rows::
+
+    element    . . . .     block (2, 2)    a a b b     row, channel    a a a a
+               . . . .                     a a b b                     b b b b
+               . . . .                     c c d d                     c c c c
+
+Scores are reckoned in host memory, in float64, so that they are the same on every
+processor that has the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Union
+
+import numpy as np
+
+Granularity = Union[str, "tuple[int, int]"]
+
+METHODS = ("magnitude", "l1", "l2", "taylor")
+#: Granularities in which a group is an output, of which one has to remain.
+ROWS = ("row", "channel")
+_NAMES = ("element", *ROWS)
+
+
+def check_granularity(granularity: Any, rule: str) -> Granularity:
+    """Returns a granularity, a block's as a pair of numbers.
+
+    Raises:
+        ValueError: If there is no such granularity.
+    """
+    if isinstance(granularity, str) and granularity in _NAMES:
+        return granularity
+    if isinstance(granularity, (tuple, list)) and len(granularity) == 2:
+        numbers = [n for n in granularity if isinstance(n, (int, np.integer))]
+        if len(numbers) == 2 and min(numbers) >= 1:
+            return int(numbers[0]), int(numbers[1])
+    raise ValueError(
+        f"{rule}: granularity must be one of {', '.join(_NAMES)} or the sides of a"
+        f" block, as (4, 4), not {granularity!r}"
+    )
+
+
+def group_shape(shape: Sequence[int], granularity: Granularity) -> tuple[int, ...]:
+    """Returns how many groups a weight has, along its rows and its columns.
+
+    Example:
+        >>> group_shape((8, 3, 3, 3), "element"), group_shape((8, 3, 3, 3), (2, 10))
+        ((8, 27), (4, 3))
+        >>> group_shape((8, 3, 3, 3), "row")
+        (8, 1)
+    """
+    rows, columns = shape[0], int(np.prod(shape[1:], dtype=np.int64))
+    height, width = _sides((rows, columns), granularity)
+    return -(-rows // height), -(-columns // width)
+
+
+def _sides(matrix: tuple[int, int], granularity: Granularity) -> tuple[int, int]:
+    if granularity == "element":
+        return 1, 1
+    if granularity in ROWS:
+        return 1, max(1, matrix[1])
+    return granularity
+
+
+def sums(values: np.ndarray, granularity: Granularity) -> np.ndarray:
+    """Returns the sums over groups, of shape :func:`group_shape`, in float64.
+
+    Args:
+        values: Of the shape of the weight.
+        granularity: What a group is.
+    """
+    matrix = values.reshape(len(values), -1).astype(np.float64)
+    height, width = _sides(matrix.shape, granularity)
+    if (height, width) == (1, 1):
+        return matrix
+    for axis, side in enumerate((height, width)):
+        # The last block may be smaller.
+        starts = np.arange(0, matrix.shape[axis], side)
+        matrix = np.add.reduceat(matrix, starts, axis=axis)
+    return matrix
+
+
+def score(method: str, weight: np.ndarray, granularity: Granularity) -> np.ndarray:
+    """Returns the scores of a weight's groups by what the weight is.
+
+    Args:
+        method: ``'magnitude'``, ``'l1'`` or ``'l2'``.
+        weight: In host memory, of two or more dimensions.
+        granularity: What a group is.
+
+    Example:
+        >>> score("l2", np.array([[3.0, 4.0], [0.0, 1.0]]), "row").ravel().tolist()
+        [5.0, 1.0]
+    """
+    if method == "l2":
+        return np.sqrt(sums(np.square(weight, dtype=np.float64), granularity))
+    found = sums(np.abs(weight), granularity)
+    if method == "magnitude":
+        found /= sums(np.ones(weight.shape, np.float32), granularity)
+    return found
+
+
+def lowest(scores: np.ndarray, pruned: np.ndarray, degree: float) -> np.ndarray:
+    """Returns which groups to prune beyond those that are.
+
+    Of equal scores the first group goes first.
+
+    Args:
+        scores: One for each group.
+        pruned: Of the same shape, whether the group is pruned already.
+        degree: The part of all groups that is to be pruned, from 0 to 1.
+
+    Returns:
+        Boolean, of the same shape, ``False`` where ``pruned`` is.
+
+    Example:
+        >>> lowest(np.array([3.0, 1.0, 2.0, 0.0]), np.array([False] * 4), 0.5)
+        array([False,  True, False,  True])
+    """
+    more = int(degree * scores.size + 0.5) - int(pruned.sum())
+    found = np.zeros(scores.size, bool)
+    if more > 0:
+        order = np.argsort(scores, axis=None, kind="stable")
+        order = order[~pruned.ravel()[order]]
+        found[order[:more]] = True
+    return found.reshape(scores.shape)
+
+
+def lowest_rows(scores: np.ndarray, pruned: np.ndarray, degree: float) -> np.ndarray:
+    """Returns the same as :func:`lowest`, but leaves one group, at least."""
+    return lowest(scores, pruned, min(degree, (scores.size - 1) / scores.size))
+
+
+def spread(
+    groups: np.ndarray, shape: Sequence[int], granularity: Granularity
+) -> np.ndarray:
+    """Returns for each element of a weight what its group has.
+
+    Args:
+        groups: Of shape :func:`group_shape`.
+        shape: Of the weight.
+        granularity: What a group is.
+
+    Example:
+        >>> spread(np.array([[True], [False]]), (2, 3), "row").astype(int).tolist()
+        [[1, 1, 1], [0, 0, 0]]
+    """
+    rows, columns = shape[0], int(np.prod(shape[1:], dtype=np.int64))
+    height, width = _sides((rows, columns), granularity)
+    whole = groups.repeat(height, axis=0)[:rows].repeat(width, axis=1)[:, :columns]
+    return whole.reshape(shape)

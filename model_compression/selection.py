@@ -1,0 +1,133 @@
+"""Layers that a rule means, and the weights that they have.
+
+A layer is a link with parameters of two or more dimensions, its weights. It is known by
+its path in the model, so on every rank of a pipeline by the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import chainer
+
+_PATTERN = "*?["
+
+
+class Weighted(NamedTuple):
+    """A layer that has weights, as all ranks are told of it.
+
+    Attributes:
+        kinds: The names of its class and of those it is derived from.
+        weights: The paths of its weights, and their shapes; where several layers use
+            one, the path is that by the first.
+        unsized: The paths of parameters that have no shape yet.
+    """
+
+    kinds: tuple[str, ...]
+    weights: Mapping[str, tuple[int, ...]]
+    unsized: tuple[str, ...]
+
+
+def weighted_layers(model: chainer.Link) -> dict[str, Weighted]:
+    """Returns the layers of a model, or of a stage, by their paths.
+
+    Example:
+        >>> import chainer.links as L
+        >>> model = chainer.Sequential(L.Linear(4, 3), L.BatchNormalization(3))
+        >>> weighted_layers(model)["/0"].weights
+        {'/0/W': (3, 4)}
+    """
+    paths = {id(param): path for path, param in model.namedparams()}
+    found = {}
+    for path, link in model.namedlinks():
+        weights, unsized = {}, []
+        for name in sorted(link._params):
+            param = vars(link)[name]
+            # A parameter that a stage shares has another path there than its link.
+            known = paths.get(id(param), f"{path.rstrip('/')}/{name}")
+            if param.array is None:
+                unsized.append(known)
+            elif param.ndim >= 2 and param.dtype.kind == "f":
+                weights[known] = tuple(param.shape)
+        if weights or unsized:
+            kinds = [kind.__name__ for kind in type(link).__mro__]
+            ancestors = kinds.index("Link")
+            found[path] = Weighted(tuple(kinds[:ancestors]), weights, tuple(unsized))
+    return found
+
+
+def together(of_ranks: Iterable[Mapping[str, Weighted]]) -> dict[str, Weighted]:
+    """Returns the layers of all ranks."""
+    return {path: layer for layers in of_ranks for path, layer in layers.items()}
+
+
+def select(
+    entries: Sequence[str],
+    layers: Mapping[str, Weighted],
+    rule: str,
+    is_part: bool = False,
+) -> list[str]:
+    """Returns the paths of the layers that a rule means.
+
+    Args:
+        entries: Of the rule, as :class:`~model_compression.Prune` describes them.
+        layers: Of the whole model.
+        rule: What the rule is, for errors.
+        is_part: Whether there are more layers elsewhere.
+
+    Raises:
+        ValueError: If an entry means no layer, or one that has no shape yet.
+    """
+    found: dict[str, None] = {}
+    for entry in entries:
+        chosen = [path for path in layers if _means(entry, path, layers[path])]
+        if not chosen and not is_part:
+            known = ", ".join(list(layers)[:12]) or "none"
+            more = f" and {len(layers) - 12} more" if len(layers) > 12 else ""
+            what = "pattern" if any(c in entry for c in _PATTERN) else "layer"
+            raise ValueError(
+                f"{rule}: the {what} {entry!r} means no layer with weights; those of"
+                f" this model are {known}{more}"
+            )
+        found.update(dict.fromkeys(chosen))
+    for path in found:
+        if layers[path].unsized:
+            raise ValueError(
+                f"{rule}: {', '.join(layers[path].unsized)} has no shape before the"
+                f" first minibatch: give {path} its sizes, or call the model once"
+            )
+    return [path for path in found if layers[path].weights]
+
+
+def _means(entry: str, path: str, layer: Weighted) -> bool:
+    if any(character in entry for character in _PATTERN):
+        return fnmatchcase(path, entry)
+    # A path of a chain means all that is in it.
+    below = entry.rstrip("/") + "/"
+    return entry in layer.kinds or path == entry or f"{path}/".startswith(below)
+
+
+def selected_weights(
+    chosen: Sequence[str],
+    layers: Mapping[str, Weighted],
+    rule: str,
+    is_part: bool = False,
+) -> dict[str, tuple[int, ...]]:
+    """Returns the weights of layers, by path, with their shapes.
+
+    Raises:
+        ValueError: If a layer that is not among them uses one as well.
+    """
+    weights: dict[str, tuple[int, ...]] = {}
+    for path in chosen:
+        weights.update(layers[path].weights)
+    for path, layer in layers.items():
+        shared = weights.keys() & layer.weights.keys()
+        if shared and path not in chosen and not is_part:
+            raise ValueError(
+                f"{rule}: {', '.join(sorted(shared))} is also a weight of {path}, which"
+                f" the rule does not name: name all layers that use it"
+            )
+    return weights

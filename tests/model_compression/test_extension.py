@@ -1,0 +1,168 @@
+"""Models become smaller while a trainer of Chainer trains them."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer.training import Trainer, extensions
+
+from model_compression import Compress, CompressionPlan, Prune
+
+
+def make_model():
+    np.random.seed(3)
+    return L.Classifier(chainer.Sequential(L.Linear(6, 12), F.relu, L.Linear(12, 3)))
+
+
+def make_trainer(plan, out, end, **options):
+    """Returns a trainer of 5 minibatches an epoch, and its extension."""
+    model = make_model()
+    optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 6)).astype(np.float32)
+    t = (x[:, 0] > 0).astype(np.int32) + (x[:, 1] > 1)
+    data = chainer.datasets.TupleDataset(x, t.astype(np.int32))
+    iterator = chainer.iterators.SerialIterator(data, 8, shuffle=False)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    trainer = Trainer(updater, end, out=out)
+    compress = Compress(plan, optimizer, **options)
+    trainer.extend(compress)
+    trainer.extend(extensions.LogReport(trigger=(1, "iteration")))
+    return trainer, compress, model
+
+
+def zeros(model):
+    return [float((link.W.array == 0).mean()) for link in model.predictor[::2]]
+
+
+PLAN = CompressionPlan(
+    [
+        Prune("magnitude", "/predictor/0", 0.75, end=(4, "epoch"), steps=5),
+        Prune("taylor", "/predictor/1", 0.5, begin=(2, "epoch")),
+    ]
+)
+
+
+def test_degrees_grow_along_the_curve_and_training_goes_on(tmp_path):
+    trainer, compress, model = make_trainer(PLAN, tmp_path, (6, "epoch"))
+    seen = []
+    trainer.extend(
+        lambda trainer: seen.append((zeros(model), compress.sparsity)),
+        trigger=(1, "iteration"),
+        name="seen",
+    )
+    trainer.run()
+    first = [round(each[0] * 72) for each, _ in seen]
+    shares = [1 - (1 - k / 5) ** 3 for k in range(1, 6)]
+    assert first == [
+        int(0.75 * shares[min(4, i // 5)] * 72 + 0.5) for i in range(1, 31)
+    ]
+    assert [each[1] for each, _ in seen] == [0] * 9 + [0.5] * 21
+    assert compress.degrees == [0.75, 0.5]
+    log = trainer.get_extension("LogReport").log
+    assert log[-1]["compress/sparsity"] == (54 + 18) / (72 + 36)
+    assert seen[-1][1] == (54 + 18) / (72 + 36)
+    assert log[-1]["main/loss"] < log[0]["main/loss"]
+    assert "5 of 5   75.0%" in str(compress)
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):
+    def trainer_until(end, **options):
+        return make_trainer(PLAN, tmp_path, end, metric=None, **options)
+
+    straight, _, expected = trainer_until((30, "iteration"))
+    straight.run()
+    halfway, _, _ = trainer_until((13, "iteration"))
+    halfway.run()
+    chainer.serializers.save_npz(tmp_path / "halfway.npz", halfway)
+    resumed, compress, model = trainer_until((30, "iteration"))
+    chainer.serializers.load_npz(tmp_path / "halfway.npz", resumed)
+    assert compress.degrees[0] > 0
+    resumed.run()
+    for (path, one), (_, other) in zip(model.namedparams(), expected.namedparams()):
+        np.testing.assert_array_equal(one.array, other.array, err_msg=path)
+        for name, value in one.update_rule.state.items():
+            np.testing.assert_array_equal(value, other.update_rule.state[name])
+
+
+class Reports(chainer.training.Extension):
+    """Reports metrics that are known beforehand, one at each epoch."""
+
+    trigger = 1, "epoch"
+    priority = chainer.training.PRIORITY_WRITER
+
+    def __init__(self, values):
+        self._values = values
+
+    def __call__(self, trainer):
+        chainer.report({"quality": self._values[trainer.updater.epoch - 1]})
+
+
+def test_a_step_that_costs_too_much_is_taken_back(tmp_path):
+    plan = CompressionPlan(
+        [Prune("l1", "/predictor/0", 0.8, end=(6, "iteration"), steps=4)]
+    )
+    trainer, compress, model = make_trainer(
+        plan, tmp_path, (6, "epoch"), metric="quality", tolerance=0.05
+    )
+    # Known after 1 epoch; then a step and a value each, of which the third is too low.
+    trainer.extend(Reports([0.9, 0.88, 0.86, 0.8, 0.9, 0.9]))
+    trainer.run()
+    log = trainer.get_extension("LogReport").log
+    sparsity = [round(each["compress/sparsity"] * 72) for each in log]
+    steps = [int(0.8 * (1 - (1 - k / 4) ** 3) * 72 + 0.5) for k in range(5)]
+    # A value that is reported after an update counts at the next one.
+    expected = [steps[0]] * 5 + [steps[1]] * 5 + [steps[2]] * 5 + [steps[3]] * 5
+    expected += [steps[2]] * 10
+    assert sparsity == expected
+    assert compress.degrees == [pytest.approx(0.8 * 0.875)]
+    # The weights that came back have trained on.
+    assert (model.predictor[0].W.array == 0).sum() == steps[2]
+
+
+def test_a_lower_metric_may_be_the_better_one(tmp_path):
+    plan = CompressionPlan([Prune("l1", "/predictor/0", 0.5)])
+    for values, expected in (([2.0, 1.9], 0.5), ([2.0, 2.2], 0.0)):
+        trainer, compress, _ = make_trainer(
+            plan, tmp_path, (3, "epoch"), metric="quality", better="lower"
+        )
+        trainer.extend(Reports([*values, 0.0]))
+        trainer.run()
+        assert compress.degrees == [expected]
+
+
+def test_a_metric_that_nobody_reports_is_said(tmp_path):
+    plan = CompressionPlan([Prune("l1", "/predictor/0", 0.5)])
+    trainer, compress, _ = make_trainer(
+        plan, tmp_path, (2, "epoch"), metric="validation/main/accuracy"
+    )
+    with pytest.warns(UserWarning, match="'validation/main/accuracy' was never"):
+        trainer.run()
+    assert compress.degrees == [0]
+
+
+@pytest.mark.parametrize(
+    "options, error, words",
+    [
+        ({"metric": 3}, TypeError, "metric must be a name"),
+        ({"tolerance": 0.1}, ValueError, "needs the metric"),
+        ({"metric": "a", "tolerance": -1}, ValueError, "tolerance must be 0 or more"),
+        ({"metric": "a", "better": "more"}, ValueError, "'higher' or 'lower'"),
+    ],
+)
+def test_wrong_arguments_are_refused(options, error, words):
+    optimizer = chainer.optimizers.SGD().setup(make_model())
+    plan = CompressionPlan([Prune("l1", "Linear", 0.5)])
+    with pytest.raises(error, match=words):
+        Compress(plan, optimizer, **options)
+
+
+def test_rules_are_checked_before_training():
+    optimizer = chainer.optimizers.SGD().setup(make_model())
+    with pytest.raises(ValueError, match="the layer 'Convolution2D' means no layer"):
+        Compress(CompressionPlan([Prune("l1", "Convolution2D")]), optimizer)
+    with pytest.raises(TypeError, match="must be a CompressionPlan, not Prune"):
+        Compress(Prune("l1"), optimizer)
+    with pytest.raises(ValueError, match="call setup"):
+        Compress(PLAN, chainer.optimizers.SGD())

@@ -1,0 +1,64 @@
+import chainer
+import chainer.links as L
+import pytest
+
+from model_compression import CompressionPlan, Prune
+from model_compression.selection import weighted_layers
+
+PLAN = CompressionPlan(
+    [
+        Prune("magnitude", "Linear", 0.9, begin=(1, "epoch"), end=(8, "epoch")),
+        Prune("taylor", ["/0", "/2*"], 0.25, (2, 4), begin=(30, "iteration")),
+    ]
+)
+
+
+def test_a_plan_is_what_was_saved(tmp_path):
+    PLAN.save(tmp_path / "plan.json")
+    again = CompressionPlan.load(tmp_path / "plan.json")
+    assert again == PLAN and str(again) == str(PLAN)
+
+
+def test_a_plan_is_a_table():
+    lines = [" ".join(line.split()) for line in str(PLAN).splitlines()]
+    assert lines == [
+        "layers method degree granularity progress",
+        "'Linear' prune magnitude 90% element 10 steps, cubic, from epoch 1 to epoch 8",
+        "['/0', '/2*'] prune taylor 25% blocks of 2 x 4 at iteration 30",
+    ]
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("{", "is not a compression plan"),
+        ('{"cuts": [0, 3]}', "another kind of file"),
+        ('{"divisible": "compression plan", "rules": 3}', "its rules are 3"),
+        ('{"divisible": "compression plan", "rules": [{}]}', "rule 0, .* incomplete"),
+        (
+            '{"divisible": "compression plan", "rules": [{"rule": "prune", "method":'
+            ' "l1", "layers": ["*"], "to": 2, "granularity": "row", "begin": [0,'
+            ' "epoch"], "end": null, "steps": null, "curve": "cubic"}]}',
+            "to must be between 0 and 1, not 2",
+        ),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path, content, words):
+    path = tmp_path / "plan.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=words) as caught:
+        CompressionPlan.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_two_rules_for_one_target_are_refused():
+    layers = weighted_layers(chainer.Sequential(L.Linear(4, 3), L.Linear(3, 2)))
+    plan = CompressionPlan([Prune("l1", "*"), Prune("l2", "/1")])
+    with pytest.raises(ValueError, match="two rules change the zeros of its weights"):
+        plan.weights(layers)
+
+
+@pytest.mark.parametrize("rules", [[], ["l1"], [Prune]])
+def test_what_is_no_rule_is_refused(rules):
+    with pytest.raises((TypeError, ValueError), match="rule"):
+        CompressionPlan(rules)

@@ -1,0 +1,277 @@
+"""Pruning gives the same zeros on any cut, schedule and number of replicas."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer.training import Trainer
+from chainer.training.trigger import get_trigger
+from mpi4py import MPI
+
+from data_parallel import Grid, ReplicaIterator, create_multi_node_optimizer
+from divisible import Divisible, Plan
+from mixed_precision import MixedPrecision, float32_loss, to_float16
+from model_compression import Compress, CompressionPlan, Prune
+from pipeline import (
+    DisagreementError,
+    Pipeline,
+    PipelineUpdater,
+    load_snapshot,
+    rebalance,
+    save_snapshot,
+)
+from tests.support.equivalence import assert_close, make_batches, stages_of_rank
+from tests.support.mpiexec import assert_on_ranks
+
+N_LAYERS, END = 8, 12
+PLAN = CompressionPlan(
+    [
+        Prune("magnitude", "/0", 0.8, end=(9, "iteration"), steps=4),
+        Prune("taylor", "/3", 0.5, "row", begin=(4, "iteration")),
+        Prune("l2", ["/5", "/7"], 0.6, (2, 3), (2, "iteration"), (6, "iteration"), 2),
+    ]
+)
+
+
+def build():
+    np.random.seed(3)
+    model = Divisible(
+        L.Linear(8, 12),
+        L.BatchNormalization(12),
+        F.relu,
+        L.Linear(12, 9),
+        F.tanh,
+        L.Linear(9, 9),
+        F.relu,
+        L.Linear(9, 9),
+    )
+    model.tie("/5/W", "/7/W", transpose=True)
+    return model
+
+
+def data(half):
+    ((x, t),) = make_batches([48], n_in=8, n_classes=9)
+    x = x.astype(np.float16) if half else x
+    return chainer.datasets.TupleDataset(x, t)
+
+
+class Run:
+    """A trainer on some ranks, which prunes."""
+
+    def __init__(self, comm, cuts, schedule="1f1b", half=False, grid=None, plan=PLAN):
+        where = comm if grid is None else grid.pipeline
+        cut, model = Plan(cuts), build()
+        numbers = stages_of_rank(where, cut.n_stages, schedule)
+        self.stages = [model.divide(*cut.range(number)) for number in numbers]
+        self.optimizers = [self._optimizer(comm, half, grid) for _ in self.stages]
+        for optimizer, stage in zip(self.optimizers, self.stages):
+            if half:
+                to_float16(stage)
+            optimizer.setup(stage)
+        self.pipe = Pipeline(
+            self.stages,
+            comm if grid is None else grid,
+            4,
+            schedule,
+            loss_scale=128.0 if half else None,
+            lossfun=float32_loss(F.softmax_cross_entropy),
+            timeout=30,
+        )
+        iterator = None
+        if self.pipe.is_first:
+            iterator = chainer.iterators.SerialIterator(data(half), 8, shuffle=False)
+            if grid is not None:
+                iterator = ReplicaIterator(iterator, grid)
+        names = dict(zip(["main", "other"], self.optimizers))
+        updater = PipelineUpdater(iterator, names, self.pipe)
+        self.compress = Compress(plan, self.optimizers)
+        self.trainer = Trainer(updater, (END, "iteration"), out="unused")
+        self.trainer.extend(self.compress)
+
+    def _optimizer(self, comm, half, grid):
+        optimizer = chainer.optimizers.MomentumSGD(0.05)
+        if half:
+            optimizer = MixedPrecision(optimizer, loss_scale=128.0, comm=comm)
+        if grid is not None:
+            optimizer = create_multi_node_optimizer(
+                optimizer, grid.data, wire_dtype="int8", exempt=None
+            )
+        return optimizer
+
+    def train(self, end=END):
+        self.trainer.stop_trigger = get_trigger((end, "iteration"))
+        self.trainer.run()
+        return self.weights()
+
+    def weights(self):
+        """Returns the parameters of the whole model."""
+        here = {
+            path: param.array
+            for stage in self.stages
+            for path, param in stage.namedparams()
+        }
+        found = {}
+        for theirs in self.pipe.gather(here, "compress"):
+            for path, array in theirs.items():
+                # Of tied layers, and of replicas.
+                np.testing.assert_array_equal(found.setdefault(path, array), array)
+        return found
+
+
+def check_zeros(weights):
+    """The degrees at the end, of each rule's weights."""
+    assert (weights["/0/W"] == 0).sum() == int(0.8 * 96 + 0.5)
+    assert (weights["/3/W"] == 0).all(axis=1).sum() == int(0.5 * 9 + 0.5)
+    blocks = weights["/5/W"].reshape(9, 3, 3) == 0
+    pairs = [blocks[i : i + 2].all(axis=(0, 2)) for i in range(0, 9, 2)]
+    assert sum(pair.sum() for pair in pairs) == int(0.6 * 15 + 0.5)
+
+
+def check_alike(found, expected):
+    """The same zeros, and the same weights but for the order of additions."""
+    for path, array in found.items():
+        np.testing.assert_array_equal(array == 0, expected[path] == 0, err_msg=path)
+        assert_close(array, expected[path], atol=1e-6, what=path)
+
+
+def equal_to_one_rank(comm, cuts, schedule, half):
+    expected = None
+    if comm.rank == 0:
+        alone = Run(MPI.COMM_SELF, [0, N_LAYERS], half=half)
+        with alone.pipe:
+            expected = alone.train()
+    run = Run(comm, cuts, schedule, half)
+    with run.pipe:
+        found = run.train()
+        said = run.pipe.gather(run.compress.sparsity, "compress")
+    assert len({*said}) == 1 and said[0] > 0.5
+    check_zeros(found)
+    if comm.rank == 0:
+        check_alike(found, expected)
+
+
+@pytest.mark.parametrize(
+    "n, cuts, schedule, half",
+    [
+        (2, [0, 4, 8], "1f1b", False),
+        (2, [0, 1, 8], "zb_h1", True),
+        (3, [0, 3, 6, 8], "gpipe", False),
+        (2, [0, 2, 4, 6, 8], "interleaved", False),
+        (2, [0, 1, 5, 7, 8], "zb_v", False),
+    ],
+)
+def test_any_cut_and_schedule_prunes_as_one_rank_does(n, cuts, schedule, half):
+    assert_on_ranks(n, equal_to_one_rank, cuts, schedule, half)
+
+
+def zeros_on_replicas(comm, cuts, half):
+    grid = Grid(comm, n_pipeline=len(cuts) - 1)
+    run = Run(comm, cuts, half=half, grid=grid)
+    with run.pipe:
+        check_zeros(run.train())
+
+
+@pytest.mark.parametrize("cuts, half", [([0, 8], False), ([0, 5, 8], True)])
+def test_zeros_stay_zero_when_replicas_exchange_in_8_bits(cuts, half):
+    assert_on_ranks(2 * (len(cuts) - 1), zeros_on_replicas, cuts, half)
+
+
+def saves_halfway(comm, cuts, folder):
+    run = Run(comm, cuts)
+    with run.pipe:
+        run.train(5)
+        state = {"trainer": run.trainer}
+        save_snapshot(f"{folder}/halfway", run.pipe, run.optimizers, state)
+        halfway = run.weights()
+        assert 0 < (halfway["/0/W"] == 0).sum() < int(0.8 * 96)
+
+
+def goes_on(comm, cuts, folder, is_same_cut):
+    run = Run(comm, cuts)
+    with run.pipe:
+        state = {"trainer": run.trainer}
+        load_snapshot(f"{folder}/halfway", run.pipe, run.optimizers, state)
+        found = run.train()
+    straight = Run(comm, cuts)
+    with straight.pipe:
+        expected = straight.train()
+    check_zeros(found)
+    check_alike(found, expected)
+    if is_same_cut:
+        for path, array in found.items():
+            np.testing.assert_array_equal(array, expected[path], err_msg=path)
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [([0, 8], [0, 4, 8]), ([0, 2, 6, 8], [0, 8]), ([0, 4, 8], [0, 4, 8])],
+)
+def test_a_snapshot_within_a_course_resumes_on_other_stages(before, after, tmp_path):
+    assert_on_ranks(len(before) - 1, saves_halfway, before, str(tmp_path))
+    assert_on_ranks(len(after) - 1, goes_on, after, str(tmp_path), before == after)
+
+
+def layers_move(comm):
+    expected = None
+    run = Run(comm, [0, 4, 8])
+    with run.pipe:
+        expected = run.train()
+    run = Run(comm, [0, 4, 8])
+    with run.pipe:
+        moved = []
+        run.trainer.extend(
+            lambda _: moved.append(
+                rebalance(run.pipe, run.optimizers, [0, 2, 8], build).layers
+            ),
+            name="move",
+            trigger=(5, "iteration"),
+        )
+        found = run.train()
+        assert moved == [(2, 3), ()]
+    check_zeros(found)
+    for path, array in found.items():
+        np.testing.assert_array_equal(array, expected[path], err_msg=path)
+
+
+def test_masks_move_with_their_layers():
+    assert_on_ranks(2, layers_move)
+
+
+def means_no_layer(comm):
+    plan = CompressionPlan([Prune("l1", "/1*"), Prune("l1", "/4")])
+    run = Run(comm, [0, 4, 8], plan=plan)
+    with run.pipe, pytest.raises(ValueError, match="'/1\\*' means no layer with"):
+        run.train()
+
+
+def test_every_rank_refuses_a_pattern_that_means_no_layer_of_the_model():
+    assert_on_ranks(2, means_no_layer)
+
+
+def plans_differ(comm):
+    plan = CompressionPlan([Prune("l1", "/0", to=0.5 + comm.rank / 10)])
+    run = Run(comm, [0, 4, 8], plan=plan)
+    with run.pipe, pytest.raises(DisagreementError, match="rank 0 and rank 1 differ"):
+        run.train()
+
+
+def test_plans_that_differ_are_refused():
+    assert_on_ranks(2, plans_differ)
+
+
+def without_a_pipeline(comm):
+    stage = build().divide(*Plan.uniform(N_LAYERS, comm.size).range(comm.rank))
+    optimizer = chainer.optimizers.SGD().setup(stage)
+    compress = Compress(PLAN, optimizer)
+    with pytest.raises(RuntimeError, match="pipeline=pipe"):
+        compress.advance(1, 0.0)
+    with Pipeline(stage, comm, 2, timeout=30) as pipe:
+        optimizer = chainer.optimizers.SGD().setup(stage)
+        compress = Compress(PLAN, optimizer, pipeline=pipe)
+        compress.advance(100, 0.0)
+        assert compress.degrees == [0.8, 0.5, 0.6]
+
+
+def test_a_loop_of_ones_own_gives_the_pipeline():
+    assert_on_ranks(2, without_a_pipeline)
