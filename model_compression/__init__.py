@@ -3,10 +3,13 @@
 ::
 
     extension    what takes the steps of a plan while a trainer trains
+    applying     smaller models, without what was pruned
     plan         rules together: checked, saved, shown
     rules        which layers, by which method, how far
     progress     when, in how many steps
     selection    the layers that a rule means
+    channels     what goes with a channel that is taken away, and who reads it
+    layer_lines  lists of layers, as all ranks are told of them
     masks        what is pruned, and the hook that keeps it at zero
     scores       which groups of weights matter least
 
@@ -22,6 +25,7 @@ from divisible.lazy_names import lazy_names  # noqa: E402
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
+        "model_compression.applying": ["apply"],
         "model_compression.extension": ["Compress"],
         "model_compression.plan": ["CompressionPlan"],
         "model_compression.rules": ["Prune"],

@@ -11,6 +11,8 @@ import numpy as np
 from chainer.training import Extension
 
 from divisible.communication.errors import DisagreementError
+from model_compression.channels import Channels, channels_of
+from model_compression.layer_lines import notes
 from model_compression.masks import Masks
 from model_compression.plan import CompressionPlan, table
 from model_compression.scores import (
@@ -115,12 +117,18 @@ class Compress(Extension):
         self.sparsity = 0.0
         self._masks = Masks(goes_back=metric is not None)
         self._weights: list[dict[str, tuple[int, ...]]] = []
+        self._channels: dict[str, Channels] = {}
         self._pipeline, self._is_checked = pipeline, False
         is_part = any(
             getattr(each.target, "is_stage", False) for each in self._optimizers
         )
         if pipeline is not None or not is_part:
             self._check(pipeline)
+        elif any(rule.granularity == "channel" for rule in plan.rules):
+            raise ValueError(
+                "who reads a channel may be on another rank: give Compress(...,"
+                " pipeline=pipe)"
+            )
         else:
             self._choose(self.plan.weights(self._layers(), is_part=True))
         for each in self._optimizers:
@@ -135,13 +143,25 @@ class Compress(Extension):
     def _check(self, pipeline: Any) -> None:
         """Looks at the layers of all ranks; a call of all ranks in a pipeline."""
         self._pipeline = pipeline
-        said = self._gather((self.plan.settings(), self._layers()))
-        for rank, (theirs, _) in enumerate(said):
+        lines = {
+            k: v for each in self._optimizers for k, v in notes(each.target).items()
+        }
+        said = self._gather((self.plan.settings(), self._layers(), lines))
+        known = {}
+        for rank, (theirs, _, lines) in enumerate(said):
+            known.update(lines)
             if theirs != said[0][0]:
                 raise DisagreementError(
                     f"the compression plans of rank 0 and rank {rank} differ"
                 )
-        self._choose(self.plan.weights(together(layers for _, layers in said)))
+        weights = self.plan.weights(together(layers for _, layers, _ in said))
+        self._channels = {
+            path: channels_of(path, known, str(rule))
+            for rule, chosen in zip(self.plan.rules, weights)
+            if rule.granularity == "channel"
+            for path in chosen
+        }
+        self._choose(weights)
         self._is_checked = True
 
     def _choose(self, weights: Sequence[Mapping[str, tuple[int, ...]]]) -> None:
@@ -152,7 +172,16 @@ class Compress(Extension):
                 is_watched = rule.method == "taylor"
                 watched[path] = rule.granularity if is_watched else None
                 shapes[path] = group_shape(shape, rule.granularity)
+        for channels in self._channels.values():
+            watched.update(dict.fromkeys(channels.parameters))
         self._masks.select(watched, shapes)
+
+    def _with_channels(self, number: int) -> list[str]:
+        """Returns the paths of what a rule prunes, with what goes with channels."""
+        paths = list(self._weights[number])
+        for path in self._weights[number].keys() & self._channels.keys():
+            paths += self._channels[path].parameters
+        return paths
 
     def _gather(self, value: Any) -> list:
         if self._pipeline is None:
@@ -251,18 +280,25 @@ class Compress(Extension):
         if not steps:
             return
         params = self._masks.params()
+        rows: dict[str, np.ndarray] = {}
         for number, step in steps.items():
             self._taken_before[number], self._taken[number] = self._taken[number], step
-            self._prune(number, params)
+            rows.update(self._prune(number, params))
             self._awaits[number] = self._metric is not None
+        if any(
+            self._weights[number].keys() & self._channels.keys() for number in steps
+        ):
+            self._prune_channels(rows, params)
         self._count(params)
 
     def _prune(
         self, number: int, params: Mapping[str, Sequence[chainer.Parameter]]
-    ) -> None:
+    ) -> dict[str, np.ndarray]:
+        """Prunes weights of this rank, and returns which of their channels."""
         rule, degree = self.plan.rules[number], self.degrees[number]
         choose = lowest_rows if rule.granularity in ROWS else lowest
         host = chainer.get_device("@numpy")
+        rows = {}
         for path, shape in self._weights[number].items():
             if path not in params:
                 continue
@@ -276,12 +312,29 @@ class Compress(Extension):
                 scores = score(rule.method, weight, rule.granularity)
             more = choose(scores, is_pruned, degree)
             mask.prune(spread(more, shape, rule.granularity), params[path])
+            if path in self._channels:
+                rows[path] = more[:, 0]
+        return rows
+
+    def _prune_channels(
+        self,
+        rows: Mapping[str, np.ndarray],
+        params: Mapping[str, Sequence[chainer.Parameter]],
+    ) -> None:
+        """Prunes what goes with channels, some of which other ranks have chosen."""
+        chosen = {k: v for theirs in self._gather(rows) for k, v in theirs.items()}
+        for weight, more in chosen.items():
+            for path in self._channels[weight].parameters:
+                if path in params:
+                    mask = self._masks.state_of(path, params[path][0])
+                    mask.prune(more, params[path])
 
     def _count(self, params: Mapping[str, Sequence[chainer.Parameter]]) -> None:
         """Counts what is zero in the whole model."""
         here = {
             path: (int(self._masks.state_of(path, same[0]).pruned.sum()), same[0].size)
             for path, same in params.items()
+            if any(path in chosen for chosen in self._weights)
         }
         counts = {k: v for theirs in self._gather(here) for k, v in theirs.items()}
         pruned, sizes = zip(*counts.values())
@@ -307,7 +360,7 @@ class Compress(Extension):
                 continue
             self._has_ended[number] = True
             self._taken[number] = self._taken_before[number]
-            for path in self._weights[number].keys() & params.keys():
+            for path in params.keys() & {*self._with_channels(number)}:
                 self._masks.state_of(path, params[path][0]).take_back(params[path])
         self._count(params)
 

@@ -59,7 +59,16 @@ def data(half):
 class Run:
     """A trainer on some ranks, which prunes."""
 
-    def __init__(self, comm, cuts, schedule="1f1b", half=False, grid=None, plan=PLAN):
+    def __init__(
+        self,
+        comm,
+        cuts,
+        schedule="1f1b",
+        half=False,
+        grid=None,
+        plan=PLAN,
+        is_late=False,
+    ):
         where = comm if grid is None else grid.pipeline
         cut, model = Plan(cuts), build()
         numbers = stages_of_rank(where, cut.n_stages, schedule)
@@ -85,7 +94,8 @@ class Run:
                 iterator = ReplicaIterator(iterator, grid)
         names = dict(zip(["main", "other"], self.optimizers))
         updater = PipelineUpdater(iterator, names, self.pipe)
-        self.compress = Compress(plan, self.optimizers)
+        given = {"pipeline": self.pipe} if is_late else {}
+        self.compress = Compress(plan, self.optimizers, **given)
         self.trainer = Trainer(updater, (END, "iteration"), out="unused")
         self.trainer.extend(self.compress)
 
@@ -275,3 +285,39 @@ def without_a_pipeline(comm):
 
 def test_a_loop_of_ones_own_gives_the_pipeline():
     assert_on_ranks(2, without_a_pipeline)
+
+
+CHANNELS = CompressionPlan(
+    [Prune("l2", "/0", 0.5, "channel", end=(8, "iteration"), steps=2)]
+)
+
+
+def channels_on_another_rank(comm, cuts):
+    expected = None
+    if comm.rank == 0:
+        alone = Run(MPI.COMM_SELF, [0, N_LAYERS], plan=CHANNELS, is_late=True)
+        with alone.pipe:
+            expected = alone.train()
+    run = Run(comm, cuts, plan=CHANNELS, is_late=True)
+    with run.pipe:
+        found = run.train()
+    gone = (found["/0/W"] == 0).all(axis=1)
+    assert gone.sum() == 6
+    for path in ("/0/b", "/1/gamma", "/1/beta"):
+        np.testing.assert_array_equal(found[path] == 0, gone, err_msg=path)
+    if comm.rank == 0:
+        check_alike(found, expected)
+
+
+@pytest.mark.parametrize("cuts", [[0, 1, 8], [0, 1, 3, 8]])
+def test_normalization_on_another_rank_goes_with_its_channels(cuts):
+    assert_on_ranks(len(cuts) - 1, channels_on_another_rank, cuts)
+
+
+def channels_of_a_stage(comm):
+    with pytest.raises(ValueError, match="give Compress"):
+        Run(comm, [0, 4, 8], plan=CHANNELS)
+
+
+def test_channels_need_the_pipeline():
+    assert_on_ranks(2, channels_of_a_stage)

@@ -1,0 +1,114 @@
+"""Models without what was pruned or quantized: ordinary ones, smaller and as exact."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import chainer
+import numpy as np
+
+from model_compression.channels import Channels, channels_of
+from model_compression.layer_lines import notes
+from model_compression.plan import CompressionPlan
+from model_compression.selection import weighted_layers
+
+
+def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
+    """Returns a model as a plan has made it, without what it does not need any more.
+
+    Channels that a rule with ``granularity='channel'`` has set to zero are removed:
+    from the layer that gave them, from the normalization behind it, and from the layer
+    that read them. Elements, blocks and rows stay, as zeros. The outputs are those of
+    the model.
+
+    Args:
+        model (chainer.Link): Trained under the plan; it stays as it is. The undivided
+            one: take it from a pipeline by :func:`pipeline.export_npz`.
+        plan (CompressionPlan): The plan.
+
+    Returns:
+        chainer.Link: Of the same class, without an optimizer.
+
+    Raises:
+        ValueError: If the model is a stage, or not of this plan.
+
+    Example:
+        >>> import chainer.functions as F
+        >>> import chainer.links as L
+        >>> from model_compression import Compress, CompressionPlan, Prune
+        >>> model = chainer.Sequential(L.Linear(4, 10), F.relu, L.Linear(10, 2))
+        >>> plan = CompressionPlan([Prune("l2", "/0", 0.7, "channel")])
+        >>> optimizer = chainer.optimizers.SGD().setup(model)
+        >>> Compress(plan, optimizer).advance(iteration=1, epoch=0.1)
+        >>> small = apply(model, plan)
+        >>> small[0].W.shape, small[2].W.shape
+        ((3, 4), (2, 3))
+    """
+    if getattr(model, "is_stage", False):
+        raise ValueError(
+            "the model is a stage, whose channels another one may read: apply the plan"
+            " to the undivided model"
+        )
+    weights = plan.weights(weighted_layers(model))
+    known = notes(model)
+    removed = [
+        channels_of(path, known, str(rule))
+        for rule, chosen in zip(plan.rules, weights)
+        if rule.granularity == "channel"
+        for path in chosen
+    ]
+    small = copy.deepcopy(model)
+    small.cleargrads()
+    for param in small.params():
+        param.update_rule = None
+    params, links = dict(small.namedparams()), dict(small.namedlinks())
+    for channels in removed:
+        _remove(channels, params, links)
+    _describe_anew(small)
+    return small
+
+
+def _remove(
+    channels: Channels, params: Mapping[str, Any], links: Mapping[str, chainer.Link]
+) -> None:
+    """Takes the channels of a layer away that are zero."""
+    weight = params[channels.weight]
+    xp = weight.xp
+    is_zero = (weight.array.reshape(len(weight), -1) == 0).all(axis=1)
+    for path in channels.parameters:
+        is_zero &= params[path].array == 0
+    kept = xp.flatnonzero(~is_zero)
+    for path in (channels.weight, *channels.parameters):
+        _set(params[path], params[path].array[kept])
+    _resize(links[channels.layer], len(kept), "out_channels", "out_size")
+    for path in channels.normalizing:
+        link = links[path]
+        for name in ("avg_mean", "avg_var"):
+            if getattr(link, name, None) is not None:
+                setattr(link, name, xp.ascontiguousarray(getattr(link, name)[kept]))
+    reader = params[channels.reader]
+    each = xp.arange(channels.n_each)
+    columns = (kept[:, None] * channels.n_each + each).ravel()
+    _set(reader, reader.array[:, columns])
+    _resize(links[channels.reading], len(columns), "in_channels", "in_size")
+
+
+def _set(param: chainer.Parameter, array: Any) -> None:
+    param.cleargrad()
+    param.array = param.xp.ascontiguousarray(array)
+
+
+def _resize(link: chainer.Link, n: int, *names: str) -> None:
+    for name in names:
+        if isinstance(getattr(link, name, None), (int, np.integer)):
+            setattr(link, name, n)
+
+
+def _describe_anew(model: chainer.Link) -> None:
+    """Lets lists of layers that keep a text of each see their sizes."""
+    for link in model.links():
+        if hasattr(link, "model_layers"):
+            for position, layer in enumerate(list(link)):
+                link[position] = layer

@@ -1,0 +1,130 @@
+"""Channels that can be taken away: what has to go with them, and who reads them.
+
+::
+
+    place 0  convolution          W[c], b[c]           chosen
+          1  batch normalization  gamma[c], beta[c]    go with it: zeros stay zeros
+          2  relu
+          3  linear               W[:, c h w : ...]    reads zeros, so may go as well
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from model_compression.layer_lines import (
+    KEEPING,
+    NORMALIZING,
+    WEIGHTED,
+    Note,
+    Place,
+)
+
+
+class Channels(NamedTuple):
+    """What belongs to the channels that a layer gives.
+
+    Attributes:
+        weight: The path of its weight, whose rows they are.
+        parameters: The paths of what else has an element for each.
+        normalizing: The paths of the links behind it that normalize each.
+        reader: The path of the weight that reads them.
+        n_each: How many columns of it read one.
+        layer: The path of the layer.
+        reading: The path of the layer that reads.
+    """
+
+    weight: str
+    parameters: tuple[str, ...]
+    normalizing: tuple[str, ...]
+    reader: str
+    n_each: int
+    layer: str
+    reading: str
+
+
+def channels_of(weight: str, known: Mapping[Place, Note], rule: str) -> Channels:
+    """Follows the channels of a layer to the layer that reads them.
+
+    Args:
+        weight: The path of the layer's weight.
+        known: The layers of all lines of the model.
+        rule: Whose it is, for the error.
+
+    Raises:
+        ValueError: If they are needed where they cannot be taken away; it says where.
+    """
+    starts = [at for at, note in known.items() if note.weight == weight]
+    if not starts:
+        raise ValueError(
+            f"{rule}: {weight} is in no list of layers, so who reads its channels is"
+            f" not known: granularity='row' sets them to zero and keeps them"
+        )
+    if len(starts) > 1:
+        raise ValueError(
+            f"{rule}: {weight} is used at {len(starts)} places, at each of which its"
+            f" channels would have to be the same"
+        )
+    (line, place) = starts[0]
+    first = known[starts[0]]
+    rest = sorted(at for at in known if at[0] == line and at[1] > place)
+    parameters, normalizing = list(first.parameters), []
+    users = [note.link for note in known.values()]
+    for at in rest:
+        note = known[at]
+        if note.link is not None and users.count(note.link) > 1:
+            raise ValueError(
+                f"{rule}: the channels of {weight} reach {note.link}, which is used"
+                f" at several places"
+            )
+        if note.kind == NORMALIZING:
+            parameters += note.parameters
+            normalizing.append(note.link)
+        elif note.kind == WEIGHTED:
+            n_each, left = divmod(note.n_in, first.n_out)
+            if left or (n_each != 1 and not note.is_flat) or not n_each:
+                raise ValueError(
+                    f"{rule}: {note.weight} reads {note.n_in} channels, not the"
+                    f" {first.n_out} of {weight}"
+                )
+            _check_own(weight, [weight, note.weight, *parameters], known, rule)
+            return Channels(
+                weight,
+                tuple(parameters),
+                tuple(normalizing),
+                note.weight,
+                n_each,
+                first.link,
+                note.link,
+            )
+        elif note.kind != KEEPING:
+            number = ".".join(map(str, at[1]))
+            raise ValueError(
+                f"{rule}: the channels of {weight} go to layer {number}, {note.text},"
+                f" which may need each of them: granularity='row' keeps them as zeros."
+                f" Of Chainer's functions, append the function itself or a"
+                f" functools.partial of it, not a lambda"
+            )
+    raise ValueError(
+        f"{rule}: the channels of {weight} are the outputs of the model, or of the list"
+        f" {line or '/'} in it"
+    )
+
+
+def _check_own(
+    weight: str,
+    paths: list[str],
+    known: Mapping[Place, Note],
+    rule: str,
+) -> None:
+    """Refuses parameters that layers at several places have in common."""
+    for path in paths:
+        users = [
+            note for note in known.values() if path in (note.weight, *note.parameters)
+        ]
+        if len(users) > 1:
+            raise ValueError(
+                f"{rule}: with the channels of {weight} elements of {path} would go,"
+                f" which several layers share"
+            )

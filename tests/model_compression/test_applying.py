@@ -1,0 +1,126 @@
+import functools
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from divisible import Divisible
+from model_compression import Compress, CompressionPlan, Prune, apply
+
+BETWEEN = {
+    "none": [],
+    "relu": [lambda n: F.relu],
+    "normalized": [lambda n: L.BatchNormalization(n), lambda n: F.relu],
+    "pooled": [
+        lambda n: F.tanh,
+        lambda n: functools.partial(F.max_pooling_2d, ksize=2),
+    ],
+}
+
+
+def convolutional(first, second, between, side=8, nobias=False):
+    layers = [L.Convolution2D(2, first, 3, pad=1, nobias=nobias)]
+    layers += [make(first) for make in BETWEEN[between]]
+    layers += [L.Convolution2D(first, second, 1), F.relu]
+    side = side // 2 if between == "pooled" else side
+    return Divisible(*layers, L.Linear(second * side**2, 5))
+
+
+def train(model, compress, optimizer, x, n=3):
+    for iteration in range(1, n + 1):
+        loss = F.mean(F.square(model(x)))
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+        compress.advance(iteration, epoch=iteration / 10)
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(2, 6),
+    st.integers(2, 5),
+    st.sampled_from(sorted(BETWEEN)),
+    st.floats(0.1, 0.95),
+    st.booleans(),
+)
+def test_a_smaller_model_gives_the_outputs_of_the_masked_one(
+    first, second, between, degree, nobias
+):
+    np.random.seed(0)
+    model = convolutional(first, second, between, nobias=nobias)
+    x = np.random.default_rng(1).normal(size=(4, 2, 8, 8)).astype(np.float32)
+    plan = CompressionPlan([Prune("l2", "Convolution2D", degree, "channel")])
+    optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+    train(model, Compress(plan, optimizer), optimizer, x)
+    small = apply(model, plan)
+    left = [n - min(n - 1, int(degree * n + 0.5)) for n in (first, second)]
+    convolutions = [each for each in small if isinstance(each, L.Convolution2D)]
+    assert [each.W.shape[0] for each in convolutions] == left
+    assert [each.out_channels for each in convolutions] == left
+    assert small[-1].in_size == small[-1].W.shape[1]
+    for is_training in (False, True):
+        with chainer.using_config("train", is_training):
+            np.testing.assert_allclose(
+                small(x).array, model(x).array, rtol=1e-5, atol=1e-6
+            )
+
+
+def test_the_model_stays_and_the_smaller_one_trains_on():
+    np.random.seed(0)
+    model = convolutional(4, 4, "normalized")
+    x = np.random.default_rng(1).normal(size=(4, 2, 8, 8)).astype(np.float32)
+    plan = CompressionPlan([Prune("taylor", "/0", 0.5, "channel", (2, "iteration"))])
+    optimizer = chainer.optimizers.Adam().setup(model)
+    train(model, Compress(plan, optimizer), optimizer, x)
+    small = apply(model, plan)
+    assert model[0].W.shape == (4, 2, 3, 3) and model[0].W.update_rule is not None
+    assert "in_channels=2, out_channels=2" in small.model_layers[0]
+    optimizer = chainer.optimizers.Adam().setup(small)
+    before = small[0].W.array.copy()
+    loss = F.mean(F.square(small(x)))
+    small.cleargrads()
+    loss.backward()
+    optimizer.update()
+    assert (small[0].W.array != before).all()
+
+
+def test_a_file_of_the_smaller_model_loads(tmp_path):
+    np.random.seed(0)
+    model = convolutional(6, 3, "pooled")
+    x = np.random.default_rng(1).normal(size=(4, 2, 8, 8)).astype(np.float32)
+    plan = CompressionPlan([Prune("l1", "/0", 0.5, "channel")])
+    optimizer = chainer.optimizers.SGD(0.01).setup(model)
+    train(model, Compress(plan, optimizer), optimizer, x)
+    small = apply(model, plan)
+    chainer.serializers.save_npz(tmp_path / "small.npz", small)
+    other = convolutional(3, 3, "pooled")
+    chainer.serializers.load_npz(tmp_path / "small.npz", other)
+    np.testing.assert_array_equal(other(x).array, small(x).array)
+
+
+def test_without_a_rule_for_channels_zeros_stay():
+    model = Divisible(L.Linear(4, 4), F.relu, L.Linear(4, 2))
+    plan = CompressionPlan([Prune("l1", "/0", 0.5, "row")])
+    optimizer = chainer.optimizers.SGD().setup(model)
+    Compress(plan, optimizer).advance(1, 0.0)
+    small = apply(model, plan)
+    assert small[0].W.shape == (4, 4)
+    np.testing.assert_array_equal(small[0].W.array, model[0].W.array)
+
+
+def test_a_stage_is_refused():
+    stage = Divisible(L.Linear(4, 4), L.Linear(4, 2)).divide(0, 1)
+    plan = CompressionPlan([Prune("l1", "/0", 0.5)])
+    with pytest.raises(ValueError, match="the model is a stage"):
+        apply(stage, plan)
+
+
+def test_channels_that_are_needed_are_refused_before_training():
+    model = Divisible(L.Linear(4, 4), F.sigmoid, L.Linear(4, 2))
+    optimizer = chainer.optimizers.SGD().setup(model)
+    with pytest.raises(ValueError, match="go to layer 1, sigmoid"):
+        Compress(CompressionPlan([Prune("l1", "/0", 0.5, "channel")]), optimizer)
