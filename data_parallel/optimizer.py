@@ -17,6 +17,7 @@ from data_parallel.late_gradients import LateGradients, Looks
 from data_parallel.parameters import (
     Exempt,
     NamedParameter,
+    check_in_memory,
     is_exempt,
     parameters_of,
 )
@@ -184,7 +185,11 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
         Returns:
             MultiNodeOptimizer: Itself.
+
+        Raises:
+            ValueError: If some of its weights are streamed from disk.
         """
+        check_in_memory(parameters_of(link, include_uninit=True))
         self.actual_optimizer.setup(link)
         self._agreement.forget()
         if self._late is not None:

@@ -36,6 +36,21 @@ def parameters_of(
     return list(by_id.values())
 
 
+def check_in_memory(parameters: Sequence[NamedParameter]) -> None:
+    """Refuses parameters that are on disk: gradients are exchanged as whole arrays.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    for name, param in parameters:
+        if getattr(param, "is_streamed", False):
+            raise ValueError(
+                f"{name} is streamed from disk, and replicas exchange gradients as"
+                f" whole arrays in memory: train it in one replica, or let the layer"
+                f" stay in memory and cut the model into more stages"
+            )
+
+
 def in_order(
     parameters: Sequence[NamedParameter], names: Sequence[str]
 ) -> list[NamedParameter]:

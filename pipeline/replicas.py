@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from data_parallel import Grid
-from data_parallel.parameters import NamedParameter
+from data_parallel.parameters import NamedParameter, check_in_memory, parameters_of
 from data_parallel.replica_agreement import broadcast_values, differing
 from divisible import Divisible
 from divisible.communication.collectives import as_mpi
@@ -117,13 +117,7 @@ def check_resident(stages: Sequence[Divisible]) -> None:
         ValueError: If there is one.
     """
     for stage in stages:
-        for path, param in stage.namedparams():
-            if getattr(param, "is_streamed", False):
-                raise ValueError(
-                    f"{path} is streamed from disk, and replicas exchange gradients as"
-                    f" whole arrays in memory: train it in one replica, or let the"
-                    f" layer stay in memory and cut the model into more stages"
-                )
+        check_in_memory(parameters_of(stage, include_uninit=True))
 
 
 def begin_alike(

@@ -1,12 +1,16 @@
 """Pipelines of streamed layers: as resident ones, and their snapshots fit both ways."""
 
+import errno
+import os
+import re
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
 
-from data_parallel import Grid
+from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible, deferred_init
 from divisible.streaming import Streamed
 from mixed_precision import MixedPrecision
@@ -17,7 +21,7 @@ from pipeline import (
     rebalance,
     save_snapshot,
 )
-from tests.support.mpiexec import assert_on_ranks
+from tests.support.mpiexec import assert_on_ranks, refused_on_ranks
 
 CUTS = [0, 2, 5]
 
@@ -78,8 +82,15 @@ def refuses(comm):
     # The replica that hears of it is told which rank refuses.
     with pytest.raises((ValueError, DisagreementError), match="streamed from disk"):
         Pipeline(stage, grid, 2)
+    adam = chainer.optimizers.Adam
+    multi = create_multi_node_optimizer(adam(), comm)
+    with pytest.raises(ValueError, match="^/0/W is streamed .* more stages$"):
+        multi.setup(stage)
+    # It was no call of all ranks, and the next one is none the worse.
+    multi.setup(model_of(False).divide())
+    multi.close()
     with pytest.raises(TypeError, match="parameter /0/W is streamed from disk"):
-        MixedPrecision(chainer.optimizers.Adam(), comm=comm).setup(stage)
+        MixedPrecision(adam(), comm=comm).setup(stage)
     run = Run(comm, True, "1f1b")
     losses = run.steps(1, 0)
     with pytest.raises(ValueError, match="/2/W is streamed from disk"):
@@ -89,6 +100,42 @@ def refuses(comm):
     losses += run.steps(2, 1)
     other = Run(comm, False, "1f1b")
     np.testing.assert_allclose(losses, other.steps(1, 0) + other.steps(2, 1), 1e-5)
+
+
+def fills(comm, folder):
+    run, other = (Run(comm, True, "1f1b") for _ in range(2))
+    run.steps(2, 0)
+    save_snapshot(folder, run.pipe, run.optimizer)
+    if comm.rank == 0:
+        print("then", [loss.hex() for loss in run.steps(2, 1)], flush=True)
+    else:
+        run.steps(2, 1)
+
+    def full(descriptor, start, n_bytes):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    # The other one's gradients have no files yet.
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank == 1:
+            patch.setattr(os, "posix_fallocate", full)
+        other.steps(1, 0)
+
+
+def resumes(comm, folder):
+    run = Run(comm, True, "1f1b")
+    load_snapshot(folder, run.pipe, run.optimizer)
+    losses = run.steps(2, 1)
+    if comm.rank == 0:
+        print("then", [loss.hex() for loss in losses], flush=True)
+
+
+def test_a_disk_that_fills_ends_the_run_and_its_snapshot_loads(tmp_path):
+    output = refused_on_ranks(2, fills, str(tmp_path)).output
+    words = r"StoreError: Linear\(30, 40\), gradient: .* 4800 bytes .* free some space"
+    assert re.search(words, output), output
+    assert "with the layers 2 to 4" in output
+    (wanted,) = re.findall(r"then \[.*\]", output)
+    assert wanted in assert_on_ranks(2, resumes, str(tmp_path))
 
 
 def test_what_takes_whole_arrays_is_refused():
