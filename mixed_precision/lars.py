@@ -67,6 +67,8 @@ class LARSHook:
     name = "LARS"
     call_for_each_param = True
     timing = "pre"
+    #: Parts of a parameter would get other rates than the whole.
+    is_elementwise = False
 
     def __init__(self, eta: float = 0.001, weight_decay: float = 0.0) -> None:
         self.eta = eta

@@ -23,6 +23,7 @@ import ctypes
 import errno
 import mmap
 import os
+import shutil
 import tempfile
 import weakref
 from pathlib import Path
@@ -110,13 +111,27 @@ class MappedArray:
 class _File:
     """An open file and its pages."""
 
-    def __init__(self, descriptor: int, pages: mmap.mmap) -> None:
+    def __init__(self, descriptor: int, pages: mmap.mmap, what: str) -> None:
         self.descriptor = descriptor
         self.pages = pages
+        self._what = what
         weakref.finalize(self, os.close, descriptor)
 
     def write_back(self, first: int, last: int, wait: bool) -> None:
-        """Writes a range of bytes to the disk."""
+        """Writes a range of bytes to the disk.
+
+        Raises:
+            StoreError: If the disk does not take them.
+        """
+        try:
+            self._write_back(first, last, wait)
+        except OSError as error:
+            raise StoreError(
+                f"{self._what}: {last - first} bytes of its file did not reach the"
+                f" disk: {_cause(error)}"
+            ) from error
+
+    def _write_back(self, first: int, last: int, wait: bool) -> None:
         flags = _BEGIN_AND_WAIT if wait else _BEGIN
         write = getattr(_libc(), "sync_file_range", None)
         if write is not None:
@@ -202,12 +217,19 @@ def _mapped_file(n_bytes: int, directory: Path, what: str) -> _File:
                 file.truncate(max(n_bytes, 1))
             pages = mmap.mmap(file.fileno(), max(n_bytes, 1))
             # Its own descriptor, which stays open.
-            return _File(os.dup(file.fileno()), pages)
+            return _File(os.dup(file.fileno()), pages, f"{what} in {directory}")
     except OSError as error:
         raise StoreError(
-            f"{what}: cannot keep its {n_bytes} bytes in a file in {directory}:"
-            f" {_cause(error)}"
+            f"{what}: cannot keep its {n_bytes} bytes in a file in {directory}, where"
+            f" {_free(directory)} are free: {_cause(error)}"
         ) from error
+
+
+def _free(directory: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(directory).free} bytes"
+    except OSError:
+        return "unknown bytes"
 
 
 def _cause(error: OSError) -> str:

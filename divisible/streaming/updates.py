@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import chainer
 import numpy as np
+from chainer.optimizer_hooks import GradientLARS
 
 
 class Segmented(Protocol):
@@ -44,14 +45,22 @@ def states_of(rule: chainer.UpdateRule, param: Segmented) -> dict[str, np.ndarra
         param: The parameter.
 
     Raises:
-        TypeError: If the rule looks at more than one element at a time, or updates in
-            another precision.
+        TypeError: If the rule, or a hook of it, looks at more than one element at a
+            time.
     """
     if not rule.is_elementwise:
         raise TypeError(
             f"{type(rule).__name__} looks at more than one element at a time, and"
             f" cannot update a streamed parameter segment by segment"
         )
+    for hook in _hooks_of(rule):
+        is_of_parts = getattr(hook, "is_elementwise", True)
+        if not is_of_parts or isinstance(hook, GradientLARS):
+            raise TypeError(
+                f"the update rule's hook {type(hook).__name__} looks at more than one"
+                f" element at a time, and a streamed parameter is updated segment by"
+                f" segment: add it to the optimizer, which gives it the whole gradient"
+            )
     if rule.state is None:
         return _begin(rule, param)
     found = {
@@ -68,6 +77,12 @@ def states_of(rule: chainer.UpdateRule, param: Segmented) -> dict[str, np.ndarra
             state[start:stop] = found[name][start:stop]
     rule._state.update(states)
     return states
+
+
+def _hooks_of(rule: chainer.UpdateRule) -> Iterator[Any]:
+    hookable = rule._hookable
+    yield from hookable._pre_update_hooks.values()
+    yield from hookable._post_update_hooks.values()
 
 
 def _begin(rule: chainer.UpdateRule, param: Segmented) -> dict[str, np.ndarray]:

@@ -1,5 +1,8 @@
 """Streamed layers compute what resident ones do, and refuse what they cannot."""
 
+import errno
+import os
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -8,6 +11,7 @@ import pytest
 
 from divisible import Divisible, deferred_init, profile
 from divisible.streaming import StoreError, Streamed
+from mixed_precision.lars import LARSHook
 
 OPTIMIZERS = {
     "SGD": lambda: chainer.optimizers.SGD(0.1),
@@ -234,6 +238,36 @@ def test_rules_that_look_at_several_elements_are_refused():
     stage[0].W.grad = np.ones_like(stage[0].W.array)
     with pytest.raises(TypeError, match="more than one element"):
         stage[0].W.update()
+
+
+def test_hooks_of_a_rule_that_look_at_several_elements_are_refused():
+    for hook in (chainer.optimizer_hooks.GradientLARS(), LARSHook()):
+        stage = perceptron(True)
+        chainer.optimizers.SGD().setup(stage)
+        stage[0].W.update_rule.add_hook(hook)
+        stage[0].W.grad = np.ones_like(stage[0].W.array)
+        with pytest.raises(TypeError, match="add it to the optimizer"):
+            stage[0].W.update()
+
+
+def test_a_disk_that_fills_in_the_step_is_told_and_training_goes_on(monkeypatch):
+    room, reserve = [2], os.posix_fallocate
+
+    def fills(descriptor, start, n_bytes):
+        if not room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        room[0] -= 1
+        reserve(descriptor, start, n_bytes)
+
+    stages = perceptron(False), perceptron(True)
+    monkeypatch.setattr(os, "posix_fallocate", fills)
+    # There is room for the gradients, and none for the momentum.
+    optimizer = OPTIMIZERS["MomentumSGD"]
+    with pytest.raises(StoreError, match=r"Linear\(40, 50\), v: .* 8000 bytes .* free"):
+        train(stages[1], optimizer(), (50,))
+    room[0] = 2
+    losses = [train(each, optimizer(), (50,), 3) for each in stages]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
 
 
 def test_copies_are_refused_and_views_share():

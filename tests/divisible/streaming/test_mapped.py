@@ -111,8 +111,24 @@ def test_a_full_disk_is_told_before_anything_is_written(
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StoreError, match="Linear, array: .* 4000 bytes") as caught:
         MappedArray((10, 100), "f", tmp_path, "Linear, array")
-    assert words in str(caught.value) and str(tmp_path) in str(caught.value)
+    assert words in str(caught.value)
+    assert f"{tmp_path}, where " in str(caught.value)
     assert os.listdir(tmp_path) == []
+
+
+def test_bytes_that_do_not_reach_the_disk_are_told(tmp_path, monkeypatch):
+    file = MappedArray((64, 1024), "f", tmp_path, "Linear, gradient")
+    file.array[:] = 1
+
+    class Libc:
+        @staticmethod
+        def sync_file_range(*arguments):
+            ctypes.set_errno(errno.ENOSPC)
+            return -1
+
+    monkeypatch.setattr(mapped, "_libc", Libc)
+    with pytest.raises(StoreError, match="Linear, gradient in .* 262144 bytes .* free"):
+        file.release(0, 64, written=True)
 
 
 def test_a_file_system_without_mapping_is_told(tmp_path, monkeypatch):
