@@ -1,17 +1,25 @@
-"""Smaller models: pruning while they train.
+"""Smaller models: pruning and quantization while they train.
 
 ::
 
-    extension    what takes the steps of a plan while a trainer trains
-    applying     smaller models, without what was pruned
-    plan         rules together: checked, saved, shown
-    rules        which layers, by which method, how far
-    progress     when, in how many steps
-    selection    the layers that a rule means
-    channels     what goes with a channel that is taken away, and who reads it
-    layer_lines  lists of layers, as all ranks are told of them
-    masks        what is pruned, and the hook that keeps it at zero
-    scores       which groups of weights matter least
+    extension         what takes the steps of a plan while a trainer trains
+    pruning           steps of pruning, on the layers of a rank
+    quantizing        steps of quantization, likewise
+    applying          smaller models, without what was pruned
+    plan              rules together: checked, saved, shown
+    rules             which layers, by which method, how far
+    progress          when, in how many steps
+    selection         the layers that a rule means
+    channels          what goes with a channel that is taken away, and who reads it
+    layer_lines       lists of layers, as all ranks are told of them
+    masks             what is pruned, and the hook that keeps it at zero
+    codebooks         weights of few values, and the hook that keeps them few
+    hooks             hooks of optimizers that keep something of each parameter
+    quantized_links   links that compute with few bits
+    stored_links      links whose parameters are stored in few bits
+    fake_quantization rounding with straight-through gradients
+    affine            whole numbers, a scale, and what stands for zero
+    scores            which groups of weights matter least
 
 Names are imported when they are first used.
 """
@@ -28,6 +36,6 @@ __getattr__, __dir__, __all__ = lazy_names(
         "model_compression.applying": ["apply"],
         "model_compression.extension": ["Compress"],
         "model_compression.plan": ["CompressionPlan"],
-        "model_compression.rules": ["Prune"],
+        "model_compression.rules": ["Prune", "Quantize"],
     },
 )

@@ -12,7 +12,10 @@ import numpy as np
 from model_compression.channels import Channels, channels_of
 from model_compression.layer_lines import notes
 from model_compression.plan import CompressionPlan
-from model_compression.selection import weighted_layers
+from model_compression.quantized_links import add_rule, check_kind, set_active
+from model_compression.rules import Prune, Quantize
+from model_compression.selection import weighted_layers, weights_of
+from model_compression.stored_links import store
 
 
 def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
@@ -20,8 +23,12 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
 
     Channels that a rule with ``granularity='channel'`` has set to zero are removed:
     from the layer that gave them, from the normalization behind it, and from the layer
-    that read them. Elements, blocks and rows stay, as zeros. The outputs are those of
-    the model.
+    that read them. Elements, blocks and rows stay, as zeros. What is quantized is
+    stored so: a byte for each whole number, and the scales; each call makes an array of
+    them for the same kernels. The outputs are those of the model.
+
+    Applied to a model that was not trained under the plan, it quantizes it as it is; a
+    file that was written from the result of another such call then loads into this one.
 
     Args:
         model (chainer.Link): Trained under the plan; it stays as it is. The undivided
@@ -29,7 +36,8 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
         plan (CompressionPlan): The plan.
 
     Returns:
-        chainer.Link: Of the same class, without an optimizer.
+        chainer.Link: Of the same class, without an optimizer. What is stored in few
+        bits is no parameter any more.
 
     Raises:
         ValueError: If the model is a stage, or not of this plan.
@@ -51,14 +59,18 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
             "the model is a stage, whose channels another one may read: apply the plan"
             " to the undivided model"
         )
-    weights = plan.weights(weighted_layers(model))
-    known = notes(model)
+    layers, known = weighted_layers(model), notes(model)
+    chosen = plan.layers_of_rules(layers)
     removed = [
         channels_of(path, known, str(rule))
-        for rule, chosen in zip(plan.rules, weights)
-        if rule.granularity == "channel"
-        for path in chosen
+        for rule, paths in zip(plan.rules, chosen)
+        if isinstance(rule, Prune) and rule.granularity == "channel"
+        for path in weights_of(paths, layers)
     ]
+    for rule, paths in zip(plan.rules, chosen):
+        if isinstance(rule, Quantize):
+            for path in paths:
+                check_kind(path, layers[path].kinds, rule)
     small = copy.deepcopy(model)
     small.cleargrads()
     for param in small.params():
@@ -66,6 +78,18 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
     params, links = dict(small.namedparams()), dict(small.namedlinks())
     for channels in removed:
         _remove(channels, params, links)
+    quantized = [
+        (rule, links[path])
+        for rule, paths in zip(plan.rules, chosen)
+        if isinstance(rule, Quantize)
+        for path in paths
+    ]
+    for rule, link in quantized:
+        if not rule.has_codebook:
+            add_rule(link, rule)
+            set_active(link, rule, True)
+    for rule, link in quantized:
+        store(link, rule)
     _describe_anew(small)
     return small
 

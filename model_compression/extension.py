@@ -11,20 +11,11 @@ import numpy as np
 from chainer.training import Extension
 
 from divisible.communication.errors import DisagreementError
-from model_compression.channels import Channels, channels_of
-from model_compression.layer_lines import notes
-from model_compression.masks import Masks
 from model_compression.plan import CompressionPlan, table
-from model_compression.scores import (
-    ROWS,
-    group_shape,
-    lowest,
-    lowest_rows,
-    score,
-    spread,
-    sums,
-)
-from model_compression.selection import together, weighted_layers
+from model_compression.pruning import Pruner
+from model_compression.quantizing import Quantizer
+from model_compression.rules import Prune, Quantize
+from model_compression.selection import Weighted, together, weighted_layers
 
 _BETTER = ("higher", "lower")
 
@@ -33,17 +24,19 @@ class Compress(Extension):
     """Makes a model smaller, step by step, between the updates that train it.
 
     Each rule of the plan takes its steps when they are due; between them the model
-    trains on, with what is pruned at zero. Momentum and other state of pruned elements
-    is gone, and float32 master weights are zero where the weights are. So it is on any
-    cut of a :class:`~divisible.Divisible`, on all replicas, and in snapshots.
+    trains on, with what is pruned at zero and what is quantized in few bits. Momentum
+    and other state of pruned elements is gone, and float32 master weights are zero
+    where the weights are. So it is on any cut of a :class:`~divisible.Divisible`, on
+    all replicas, and in snapshots.
 
-    It reports ``'compress/sparsity'``, the part of the weights under rules that is
-    zero, for ``LogReport`` and ``PrintReport``.
+    For ``LogReport`` and ``PrintReport`` it reports ``'compress/sparsity'``, the part
+    of the weights under pruning rules that is zero, and ``'compress/bits'``, the mean
+    bits of those under quantization rules.
 
     With a metric, a step must not cost more than the tolerance: the rules whose last
-    step did take it back, with the values that the weights had, and stop there. What
-    the metric was before the first step is what later values are compared with; each
-    step waits for the next value after the step before.
+    step did take it back, pruned weights with the values that they had, and stop there.
+    What the metric was before the first step is what later values are compared with;
+    each step waits for the next value after the step before.
 
     Without a trainer, call :meth:`advance` after each update.
 
@@ -60,12 +53,14 @@ class Compress(Extension):
 
     Attributes:
         plan (CompressionPlan): The plan.
-        degrees (list of float): The degree that each rule has reached.
+        sparsity (float): As reported.
+        bits (float or None): As reported; ``None`` without a rule for bits of weights.
 
     Raises:
         TypeError: If the plan is none.
-        ValueError: If a rule means no layer of the model, two rules have one target, or
-            a parameter has no shape yet, as before the first minibatch.
+        ValueError: If a rule means no layer of the model, two rules change the same of
+            one, a layer cannot be changed so, or a parameter has no shape yet, as
+            before the first minibatch.
 
     Example:
         >>> import chainer.links as L
@@ -114,74 +109,77 @@ class Compress(Extension):
         self._taken, self._taken_before = [0] * n, [0] * n
         self._has_ended, self._awaits = [False] * n, [False] * n
         self._base = float("nan")
-        self.sparsity = 0.0
-        self._masks = Masks(goes_back=metric is not None)
-        self._weights: list[dict[str, tuple[int, ...]]] = []
-        self._channels: dict[str, Channels] = {}
-        self._pipeline, self._is_checked = pipeline, False
-        is_part = any(
-            getattr(each.target, "is_stage", False) for each in self._optimizers
+        self.sparsity, self.bits = 0.0, None
+        rules = dict(enumerate(plan.rules))
+        self._pruner = Pruner(
+            {n: rule for n, rule in rules.items() if isinstance(rule, Prune)},
+            self._optimizers,
+            goes_back=metric is not None,
         )
-        if pipeline is not None or not is_part:
+        self._quantizer = Quantizer(
+            {n: rule for n, rule in rules.items() if isinstance(rule, Quantize)},
+            self._optimizers,
+        )
+        self._seen: Mapping[str, Any] = {}
+        self._pipeline, self._is_checked = pipeline, False
+        targets = [each.target for each in self._optimizers]
+        if pipeline is not None or not any(map(_is_stage, targets)):
             self._check(pipeline)
-        elif any(rule.granularity == "channel" for rule in plan.rules):
+        elif self._pruner.follows_channels:
             raise ValueError(
                 "who reads a channel may be on another rank: give Compress(...,"
                 " pipeline=pipe)"
             )
         else:
-            self._choose(self.plan.weights(self._layers(), is_part=True))
-        for each in self._optimizers:
-            self._masks.add_to(each)
-        self._seen: Mapping[str, Any] = {}
+            layers = self._layers()
+            self._choose(plan.layers_of_rules(layers, is_part=True), layers, {})
 
     # -- what is compressed ---------------------------------------------------------
 
-    def _layers(self) -> dict[str, Any]:
+    def _layers(self) -> dict[str, Weighted]:
         return together(weighted_layers(each.target) for each in self._optimizers)
 
     def _check(self, pipeline: Any) -> None:
         """Looks at the layers of all ranks; a call of all ranks in a pipeline."""
         self._pipeline = pipeline
-        lines = {
-            k: v for each in self._optimizers for k, v in notes(each.target).items()
-        }
-        said = self._gather((self.plan.settings(), self._layers(), lines))
-        known = {}
-        for rank, (theirs, _, lines) in enumerate(said):
-            known.update(lines)
+        said = self._gather(
+            (self.plan.settings(), self._layers(), self._pruner.words())
+        )
+        for rank, (theirs, _, _) in enumerate(said):
             if theirs != said[0][0]:
                 raise DisagreementError(
                     f"the compression plans of rank 0 and rank {rank} differ"
                 )
-        weights = self.plan.weights(together(layers for _, layers, _ in said))
-        self._channels = {
-            path: channels_of(path, known, str(rule))
-            for rule, chosen in zip(self.plan.rules, weights)
-            if rule.granularity == "channel"
-            for path in chosen
-        }
-        self._choose(weights)
+        layers = together(layers for _, layers, _ in said)
+        known = {k: v for _, _, words in said for k, v in words.items()}
+        self._choose(self.plan.layers_of_rules(layers), layers, known)
+        self._check_replicas()
         self._is_checked = True
 
-    def _choose(self, weights: Sequence[Mapping[str, tuple[int, ...]]]) -> None:
-        self._weights = [dict(each) for each in weights]
-        watched, shapes = {}, {}
-        for rule, chosen in zip(self.plan.rules, self._weights):
-            for path, shape in chosen.items():
-                is_watched = rule.method == "taylor"
-                watched[path] = rule.granularity if is_watched else None
-                shapes[path] = group_shape(shape, rule.granularity)
-        for channels in self._channels.values():
-            watched.update(dict.fromkeys(channels.parameters))
-        self._masks.select(watched, shapes)
+    def _choose(
+        self,
+        chosen: Sequence[Sequence[str]],
+        layers: Mapping[str, Weighted],
+        known: Mapping[Any, Any],
+    ) -> None:
+        by_number = dict(enumerate(chosen))
+        self._pruner.choose(by_number, layers, known)
+        self._quantizer.choose(by_number, layers)
 
-    def _with_channels(self, number: int) -> list[str]:
-        """Returns the paths of what a rule prunes, with what goes with channels."""
-        paths = list(self._weights[number])
-        for path in self._weights[number].keys() & self._channels.keys():
-            paths += self._channels[path].parameters
-        return paths
+    def _check_replicas(self) -> None:
+        """Refuses ranges of activations that each replica would have for itself."""
+        looks = [
+            rule
+            for rule in self.plan.rules
+            if isinstance(rule, Quantize) and {*rule.targets} & {"input", "output"}
+        ]
+        for each in self._optimizers if looks and self._pipeline is None else []:
+            if getattr(getattr(each, "communicator", None), "size", 1) > 1:
+                raise ValueError(
+                    f"{looks[0]}: each replica would have ranges of its own: train with"
+                    f" a Pipeline on a Grid, which may have one stage, or leave out the"
+                    f" targets input and output"
+                )
 
     def _gather(self, value: Any) -> list:
         if self._pipeline is None:
@@ -207,7 +205,11 @@ class Compress(Extension):
         self.advance(updater.iteration, updater.epoch_detail, self._seen)
         # Evaluators come later in this minibatch, and report into the same dictionary.
         self._seen = trainer.observation
-        chainer.report({"compress/sparsity": self.sparsity})
+        kinds = {type(rule) for rule in self.plan.rules}
+        if Prune in kinds:
+            chainer.report({"compress/sparsity": self.sparsity})
+        if self.bits is not None:
+            chainer.report({"compress/bits": self.bits})
 
     def finalize(self) -> None:
         """Says if the metric was never reported; called by the trainer at its end."""
@@ -230,18 +232,23 @@ class Compress(Extension):
         if isinstance(serializer, chainer.Deserializer):
             self._seen = {} if np.isnan(seen) else {self._metric: seen}
         self.sparsity = float(serializer("sparsity", self.sparsity))
+        bits = float(
+            serializer("bits", float("nan") if self.bits is None else self.bits)
+        )
+        self.bits = None if np.isnan(bits) else bits
+        self._quantizer.serialize(serializer["quantizer"])
         # Snapshots of a pipeline have these by layer, and leave out such names.
-        masks = serializer["optimizer:masks"]
-        for path, params in self._masks.params().items():
-            self._masks.state_of(path, params[0]).serialize(masks[path.strip("/")])
+        by_layer = serializer["optimizer:compress"]
+        self._pruner.serialize(by_layer)
+        self._quantizer.serialize_books(by_layer)
 
     # -- steps ----------------------------------------------------------------------
 
     @property
     def degrees(self) -> list[float]:
-        """The degree that each rule has reached."""
+        """What each rule has reached: the part that is pruned, or 1 for quantized."""
         return [
-            rule.to * rule.progress.share(taken)
+            getattr(rule, "to", 1.0) * rule.progress.share(taken)
             for rule, taken in zip(self.plan.rules, self._taken)
         ]
 
@@ -266,6 +273,8 @@ class Compress(Extension):
                 "the rules are of the whole model, and this rank has a stage of it:"
                 " give Compress(..., pipeline=pipe), or add it to the trainer"
             )
+        grid = getattr(getattr(self._pipeline, "ranks", None), "grid", None)
+        self._quantizer.updated(self._gather, has_replicas=grid is not None)
         if self._metric is not None:
             self._judge(observed or {})
             if any(self._awaits) or np.isnan(self._base):
@@ -277,68 +286,30 @@ class Compress(Extension):
                 # The moments of several may have passed, each to be judged for itself.
                 one = self._taken[number] + 1
                 steps[number] = step if self._metric is None else one
-        if not steps:
-            return
-        params = self._masks.params()
-        rows: dict[str, np.ndarray] = {}
+        if steps:
+            self._take(steps)
+
+    def _take(self, steps: Mapping[int, int]) -> None:
         for number, step in steps.items():
             self._taken_before[number], self._taken[number] = self._taken[number], step
-            rows.update(self._prune(number, params))
             self._awaits[number] = self._metric is not None
-        if any(
-            self._weights[number].keys() & self._channels.keys() for number in steps
-        ):
-            self._prune_channels(rows, params)
-        self._count(params)
+        prunes = [n for n in steps if isinstance(self.plan.rules[n], Prune)]
+        if prunes:
+            self._pruner.take({n: self.degrees[n] for n in prunes}, self._gather)
+        self._quantizer.take(n for n in steps if n not in prunes)
+        self._count()
 
-    def _prune(
-        self, number: int, params: Mapping[str, Sequence[chainer.Parameter]]
-    ) -> dict[str, np.ndarray]:
-        """Prunes weights of this rank, and returns which of their channels."""
-        rule, degree = self.plan.rules[number], self.degrees[number]
-        choose = lowest_rows if rule.granularity in ROWS else lowest
-        host = chainer.get_device("@numpy")
-        rows = {}
-        for path, shape in self._weights[number].items():
-            if path not in params:
-                continue
-            mask = self._masks.state_of(path, params[path][0])
-            pruned = sums(host.send(mask.pruned), rule.granularity)
-            is_pruned = pruned == sums(np.ones(shape, np.float32), rule.granularity)
-            if rule.method == "taylor":
-                scores = mask.scores()
-            else:
-                weight = host.send(params[path][0].array)
-                scores = score(rule.method, weight, rule.granularity)
-            more = choose(scores, is_pruned, degree)
-            mask.prune(spread(more, shape, rule.granularity), params[path])
-            if path in self._channels:
-                rows[path] = more[:, 0]
-        return rows
-
-    def _prune_channels(
-        self,
-        rows: Mapping[str, np.ndarray],
-        params: Mapping[str, Sequence[chainer.Parameter]],
-    ) -> None:
-        """Prunes what goes with channels, some of which other ranks have chosen."""
-        chosen = {k: v for theirs in self._gather(rows) for k, v in theirs.items()}
-        for weight, more in chosen.items():
-            for path in self._channels[weight].parameters:
-                if path in params:
-                    mask = self._masks.state_of(path, params[path][0])
-                    mask.prune(more, params[path])
-
-    def _count(self, params: Mapping[str, Sequence[chainer.Parameter]]) -> None:
-        """Counts what is zero in the whole model."""
-        here = {
-            path: (int(self._masks.state_of(path, same[0]).pruned.sum()), same[0].size)
-            for path, same in params.items()
-            if any(path in chosen for chosen in self._weights)
-        }
-        counts = {k: v for theirs in self._gather(here) for k, v in theirs.items()}
-        pruned, sizes = zip(*counts.values())
-        self.sparsity = sum(pruned) / sum(sizes)
+    def _count(self) -> None:
+        """Counts what is zero, and bits, in the whole model."""
+        here = self._pruner.counts(), self._quantizer.counts()
+        said = self._gather(here)
+        shares = []
+        for i in range(2):
+            # Tied layers and replicas have one and the same.
+            counts = {k: v for theirs in said for k, v in theirs[i].items()}
+            found, sizes = zip(*counts.values()) if counts else ((), ())
+            shares.append(sum(found) / sum(sizes) if sizes else None)
+        self.sparsity, self.bits = shares[0] or 0.0, shares[1]
 
     def _judge(self, observed: Mapping[str, Any]) -> None:
         """Takes steps back that have cost too much, once the metric says so."""
@@ -354,15 +325,12 @@ class Compress(Extension):
         # Also if the metric is no number.
         if worse <= self._tolerance:
             return
-        params = self._masks.params()
-        for number, is_judged in enumerate(judged):
-            if not is_judged:
-                continue
+        for number in (n for n, is_judged in enumerate(judged) if is_judged):
             self._has_ended[number] = True
             self._taken[number] = self._taken_before[number]
-            for path in params.keys() & {*self._with_channels(number)}:
-                self._masks.state_of(path, params[path][0]).take_back(params[path])
-        self._count(params)
+            is_pruned = isinstance(self.plan.rules[number], Prune)
+            (self._pruner if is_pruned else self._quantizer).take_back([number])
+        self._count()
 
     def __str__(self) -> str:
         """Returns a table of the rules, and how far each is."""
@@ -372,6 +340,11 @@ class Compress(Extension):
                 (str(rule), f"{taken} of {rule.progress.steps}", f"{degree:.1%}")
             )
         return table(rows, right=(1, 2))
+
+
+def _is_stage(model: chainer.Link) -> bool:
+    """Whether other ranks have other layers of the model."""
+    return bool(getattr(model, "is_stage", False))
 
 
 def _check_metric(metric: Any, tolerance: Any, better: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import chainer
 import numpy as np
 
+from model_compression.hooks import HookOfParameters
 from model_compression.scores import Granularity, sums
 
 #: An array of NumPy or CuPy.
@@ -133,39 +133,22 @@ def _weights(rule: Any, param: chainer.Parameter) -> list[Array]:
     return found
 
 
-class Masks:
+class Masks(HookOfParameters):
     """The hook of an optimizer that keeps what is pruned at zero.
-
-    It acts after each update, also on float32 masters. A snapshot of a pipeline has
-    each mask beside the state of the parameter's update rule, so that they go together
-    where layers do.
 
     Args:
         goes_back (bool): Whether a step may be taken back.
     """
 
-    name = "Compress"
-    timing = "post"
-    #: Each parameter is treated for itself, so that the cut does not matter.
-    call_for_each_param = True
+    name = "Masks"
 
     def __init__(self, goes_back: bool = False) -> None:
+        super().__init__()
         self._goes_back = goes_back
-        self._targets: list[chainer.Link] = []
         self._masks: dict[str, Mask] = {}
         # By path the granularity whose groups' effects are watched, or None.
         self._selected: dict[str, Granularity | None] = {}
         self._group_shapes: dict[str, tuple[int, ...]] = {}
-        self._paths: dict[int, tuple[Any, str]] = {}
-
-    def add_to(self, optimizer: Any) -> None:
-        """Lets an optimizer keep its zeros.
-
-        Args:
-            optimizer (chainer.Optimizer): Set up.
-        """
-        optimizer.add_hook(self)
-        self._targets.append(optimizer.target)
 
     def select(
         self,
@@ -180,14 +163,10 @@ class Masks:
         """
         self._selected, self._group_shapes = dict(watched), dict(group_shapes)
 
-    def params(self) -> dict[str, list[chainer.Parameter]]:
-        """Returns the parameters that may be pruned, of this rank, by path."""
-        found: dict[str, dict[int, chainer.Parameter]] = {}
-        for target in self._targets:
-            for path, param in target.namedparams():
-                if path in self._selected:
-                    found.setdefault(path, {})[id(param)] = param
-        return {path: list(params.values()) for path, params in found.items()}
+    @property
+    def paths(self) -> set[str]:
+        """The paths of the parameters that may be pruned."""
+        return {*self._selected}
 
     def state_of(self, path: str, param: chainer.Parameter) -> Mask | None:
         """Returns the mask of a parameter; ``None`` if it is not to be pruned.
@@ -210,7 +189,7 @@ class Masks:
 
     def __call__(self, rule: Any, param: chainer.Parameter) -> None:
         """Keeps the zeros of a parameter that has been updated."""
-        path = self._path_of(param)
+        path = self.path_of(param)
         if path not in self._selected:
             return
         mask = self.state_of(path, param)
@@ -218,15 +197,3 @@ class Masks:
         if granularity is not None:
             mask.note(param, granularity)
         mask.clear(rule, param)
-
-    def _path_of(self, param: chainer.Parameter) -> str | None:
-        known, path = self._paths.get(id(param), (None, None))
-        if known is None or known() is not param:
-            # Layers may have moved.
-            self._paths = {
-                id(each): (weakref.ref(each), path)
-                for target in self._targets
-                for path, each in target.namedparams()
-            }
-            _, path = self._paths.get(id(param), (None, None))
-        return path

@@ -8,12 +8,12 @@ from typing import Any, Union
 
 from divisible.files import write_json
 from divisible.records import reading_json, shown
-from model_compression.rules import Prune, granularity_words, named, prune_of
-from model_compression.selection import Weighted, select, selected_weights
+from model_compression.rules import Prune, Quantize, named, prune_of, quantize_of
+from model_compression.selection import Weighted, check_users, select
 
-Rule = Union[Prune]
+Rule = Union[Prune, Quantize]
 #: By the word in a file what makes a rule of its settings.
-_KINDS = {"prune": (Prune, prune_of)}
+_KINDS = {"prune": (Prune, prune_of), "quantize": (Quantize, quantize_of)}
 _KIND = "compression plan"
 
 
@@ -21,8 +21,8 @@ class CompressionPlan:
     """What is made smaller while a model trains: layers, methods, degrees, moments.
 
     Args:
-        rules (list): Each a :class:`Prune`. No two may have one target, such as the
-            zeros of one layer's weights.
+        rules (list): Each a :class:`Prune` or :class:`Quantize`. No two may change the
+            same of a layer, such as the zeros of its weights.
 
     Attributes:
         rules (tuple): Those.
@@ -43,7 +43,7 @@ class CompressionPlan:
         for rule in rules:
             if not isinstance(rule, tuple(kind for kind, _ in _KINDS.values())):
                 raise TypeError(
-                    f"a plan is made of rules such as Prune(...), not of"
+                    f"the rules of a plan are Prune(...) and Quantize(...), not"
                     f" {type(rule).__name__}"
                 )
         if not rules:
@@ -58,10 +58,10 @@ class CompressionPlan:
         """Returns a number that equal plans have in common."""
         return hash(self.rules)
 
-    def weights(
+    def layers_of_rules(
         self, layers: Mapping[str, Weighted], is_part: bool = False
-    ) -> list[dict[str, tuple[int, ...]]]:
-        """Returns for each rule the weights that it changes: paths and shapes.
+    ) -> list[list[str]]:
+        """Returns for each rule the paths of the layers that it changes.
 
         Args:
             layers: Of the model, by path.
@@ -69,18 +69,22 @@ class CompressionPlan:
                 find its layers.
 
         Raises:
-            ValueError: If a rule means no layer, or two have one target.
+            ValueError: If a rule means no layer, or not all that use a weight, or two
+                rules have one target.
         """
         found, users = [], {}
         for rule in self.rules:
             chosen = select(rule.layers, layers, str(rule), is_part)
             for path in chosen:
-                other = users.setdefault((path, rule.target), rule)
-                if other is not rule:
-                    raise ValueError(
-                        f"two rules change {rule.target} of {path}: {other} and {rule}"
-                    )
-            found.append(selected_weights(chosen, layers, str(rule), is_part))
+                for changed in rule.changes:
+                    other = users.setdefault((path, changed), rule)
+                    if other is not rule:
+                        raise ValueError(
+                            f"two rules change {changed} of {path}: {other} and {rule}"
+                        )
+            if not is_part:
+                check_users(chosen, layers, str(rule))
+            found.append(chosen)
         return found
 
     def settings(self) -> list[dict[str, Any]]:
@@ -112,15 +116,7 @@ class CompressionPlan:
         """Returns the rules as a table."""
         rows = [("layers", "method", "degree", "granularity", "progress")]
         for rule in self.rules:
-            rows.append(
-                (
-                    named(rule.layers),
-                    f"prune {rule.method}",
-                    f"{rule.to:.0%}",
-                    granularity_words(rule.granularity),
-                    str(rule.progress),
-                )
-            )
+            rows.append((named(rule.layers), *rule.columns, str(rule.progress)))
         return table(rows, right=(2,))
 
     __repr__ = __str__

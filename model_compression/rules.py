@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from model_compression.progress import Progress
 from model_compression.scores import METHODS, Granularity, check_granularity
+
+#: What of a layer can be quantized.
+TARGETS = ("weight", "bias", "input", "output")
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -83,9 +87,15 @@ class Prune:
         fill(self, "progress", course(begin, end, steps, curve, rule))
 
     @property
-    def target(self) -> str:
+    def changes(self) -> tuple[str, ...]:
         """What of a layer it changes; two rules must not have one in common."""
-        return "the zeros of its weights"
+        return ("the zeros of its weights",)
+
+    @property
+    def columns(self) -> tuple[str, str, str]:
+        """Its method, degree and granularity, in words."""
+        words = granularity_words(self.granularity)
+        return f"prune {self.method}", f"{self.to:.0%}", words
 
     def settings(self) -> dict[str, Any]:
         """Returns the arguments that make the same rule, for JSON."""
@@ -103,6 +113,156 @@ class Prune:
             f"Prune({self.method!r}, {named(self.layers)}, to={self.to:g},"
             f" {granularity_words(self.granularity)}, {self.progress})"
         )
+
+
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
+class Quantize:
+    """Lets layers compute with numbers of few bits, and learn that way.
+
+    ``'int8'``, or fewer bits down to ``'int2'``, are whole numbers times a scale. The
+    layer computes with what these can say, and its parameters learn as if they had not
+    been rounded (straight-through gradients, Bengio et al. 2013)::
+
+        symmetric      q = round(w / s),        s = max|w| / (2^(bits-1) - 1)
+        otherwise      q = round(w / s) + z,    s = (max - min) / (2^bits - 1)
+        computed with  s q,                     s (q - z)
+
+    Scales of weights follow the weights, one for each output. Those of inputs and
+    outputs are moving averages of what minibatches have shown; the first minibatch
+    is computed as it is.
+
+    ``'codebook4'``, or any number of bits from 2 to 8, lets each weight have 2^bits
+    values only: found by k-means, and moved by the mean gradient of those that have
+    them (Han, Mao and Dally, *Deep Compression*, 2016). Zeros stay zero.
+
+    Args:
+        method (str): ``'int2'`` to ``'int8'``, or ``'codebook2'`` to ``'codebook8'``.
+        layers (str or list of str): As of :class:`Prune`: linear layers, convolutions
+            and embeddings.
+        targets (list of str): What of a layer: ``'weight'``, ``'bias'``, ``'input'``,
+            ``'output'``. Of codebooks ``'weight'`` alone.
+        begin (tuple): From when on, as a trigger's ``(8, 'epoch')``; otherwise at once.
+        symmetric (bool): Whether zero is in the middle of the range of weights and
+            biases. Those of inputs and outputs are as minibatches show.
+        per_channel (bool): Whether each output's weights have a scale of their own.
+        percentile (float or None): The part of a minibatch's values, in percent, that
+            a range of inputs or outputs has to have in it, such as 99.9; ``None`` for
+            all.
+        freeze_after (int or None): After how many minibatches such a range stays.
+
+    Raises:
+        ValueError: If an argument is wrong; it names the rule.
+
+    Example:
+        >>> Quantize("int8", layers="Linear", targets=("weight", "input"))
+        Quantize('int8', 'Linear', weight, input, at iteration 0)
+    """
+
+    method: str
+    layers: tuple[str, ...]
+    targets: tuple[str, ...]
+    progress: Progress
+    symmetric: bool
+    per_channel: bool
+    percentile: float | None
+    freeze_after: int | None
+
+    def __init__(
+        self,
+        method: str = "int8",
+        layers: str | Sequence[str] = "*",
+        targets: str | Sequence[str] = ("weight",),
+        begin: tuple[float, str] | None = None,
+        symmetric: bool = True,
+        per_channel: bool = True,
+        percentile: float | None = None,
+        freeze_after: int | None = None,
+    ) -> None:
+        rule = f"Quantize({method!r}, layers={layers!r})"
+        match = re.fullmatch("(int|codebook)([2-8])", str(method))
+        if match is None:
+            raise ValueError(
+                f"{rule}: the method must be one of int2 to int8 and codebook2 to"
+                f" codebook8"
+            )
+        fill = object.__setattr__
+        fill(self, "method", method)
+        fill(self, "layers", check_layers(layers, rule))
+        fill(self, "targets", _check_targets(targets, match[1] == "codebook", rule))
+        fill(self, "progress", course(begin, None, None, "cubic", rule))
+        fill(self, "symmetric", bool(symmetric))
+        fill(self, "per_channel", bool(per_channel))
+        fill(self, "percentile", _check_percentile(percentile, rule))
+        is_count = isinstance(freeze_after, int) and not isinstance(freeze_after, bool)
+        if freeze_after is not None and (not is_count or freeze_after < 1):
+            raise ValueError(
+                f"{rule}: freeze_after must be a number of minibatches, 1 or more, not"
+                f" {freeze_after!r}"
+            )
+        fill(self, "freeze_after", freeze_after)
+
+    @property
+    def bits(self) -> int:
+        """How many a number has."""
+        return int(self.method[-1])
+
+    @property
+    def has_codebook(self) -> bool:
+        """Whether values are any numbers, few of them, instead of whole ones."""
+        return self.method.startswith("codebook")
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """What of a layer it changes; two rules must not have one in common."""
+        return tuple(f"the bits of its {target}" for target in self.targets)
+
+    @property
+    def columns(self) -> tuple[str, str, str]:
+        """Its method, degree and granularity, in words."""
+        is_each = self.per_channel and not self.has_codebook
+        words = ", ".join(self.targets) + (", each output" if is_each else "")
+        return f"quantize {self.method}", f"{self.bits} bits", words
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the arguments that make the same rule, for JSON."""
+        return {
+            "method": self.method,
+            "layers": list(self.layers),
+            "targets": list(self.targets),
+            "begin": list(self.progress.begin),
+            "symmetric": self.symmetric,
+            "per_channel": self.per_channel,
+            "percentile": self.percentile,
+            "freeze_after": self.freeze_after,
+        }
+
+    def __repr__(self) -> str:
+        """Returns the rule on one line."""
+        return (
+            f"Quantize({self.method!r}, {named(self.layers)},"
+            f" {', '.join(self.targets)}, {self.progress})"
+        )
+
+
+def _check_targets(targets: Any, has_codebook: bool, rule: str) -> tuple[str, ...]:
+    found = (targets,) if isinstance(targets, str) else tuple(targets)
+    known = TARGETS[:1] if has_codebook else TARGETS
+    if not found or len({*found}) < len(found) or not {*found} <= {*known}:
+        raise ValueError(
+            f"{rule}: targets must be some of {', '.join(known)}, not {targets!r}"
+        )
+    return found
+
+
+def _check_percentile(percentile: Any, rule: str) -> float | None:
+    if percentile is None:
+        return None
+    if not isinstance(percentile, (int, float)) or not 50 < percentile <= 100:
+        raise ValueError(
+            f"{rule}: percentile must be more than 50 and 100 at most, not"
+            f" {percentile!r}"
+        )
+    return float(percentile)
 
 
 def course(begin: Any, end: Any, steps: int | None, curve: str, rule: str) -> Progress:
@@ -155,6 +315,11 @@ def granularity_words(granularity: Granularity) -> str:
     if isinstance(granularity, str):
         return granularity
     return f"blocks of {granularity[0]} x {granularity[1]}"
+
+
+def quantize_of(saved: Mapping[str, Any]) -> Quantize:
+    """Returns the rule that :meth:`Quantize.settings` are of."""
+    return Quantize(**{**saved, "begin": tuple(saved["begin"])})
 
 
 def prune_of(saved: Mapping[str, Any]) -> Prune:

@@ -109,25 +109,29 @@ def _means(entry: str, path: str, layer: Weighted) -> bool:
     return entry in layer.kinds or path == entry or f"{path}/".startswith(below)
 
 
-def selected_weights(
-    chosen: Sequence[str],
-    layers: Mapping[str, Weighted],
-    rule: str,
-    is_part: bool = False,
+def weights_of(
+    chosen: Sequence[str], layers: Mapping[str, Weighted]
 ) -> dict[str, tuple[int, ...]]:
-    """Returns the weights of layers, by path, with their shapes.
-
-    Raises:
-        ValueError: If a layer that is not among them uses one as well.
-    """
+    """Returns the weights of layers, by path, with their shapes."""
     weights: dict[str, tuple[int, ...]] = {}
     for path in chosen:
         weights.update(layers[path].weights)
+    return weights
+
+
+def check_users(
+    chosen: Sequence[str], layers: Mapping[str, Weighted], rule: str
+) -> None:
+    """Refuses a rule that does not mean all layers that use a weight.
+
+    Raises:
+        ValueError: If another layer of the model uses one as well.
+    """
+    weights = weights_of(chosen, layers)
     for path, layer in layers.items():
         shared = weights.keys() & layer.weights.keys()
-        if shared and path not in chosen and not is_part:
+        if shared and path not in chosen:
             raise ValueError(
                 f"{rule}: {', '.join(sorted(shared))} is also a weight of {path}, which"
                 f" the rule does not name: name all layers that use it"
             )
-    return weights

@@ -36,7 +36,7 @@ FACES = {
         to_float16
     """,
     "model_compression": """
-        Compress CompressionPlan Prune apply
+        Compress CompressionPlan Prune Quantize apply
     """,
     "pipeline": """
         ActionError DisagreementError Pipeline PipelineEvaluator PipelineUpdater

@@ -200,6 +200,7 @@ def check_leaving(pipeline: Pipeline, model: Divisible, cuts: Sequence[int]) -> 
                         f" gives it {', '.join(fresh) or 'none'}: add them there"
                     )
                 _check_settings(path, link, made[path])
+                _check_values(path, link, made[path])
             for path, param in there.namedparams():
                 if getattr(param, "is_streamed", False):
                     raise ValueError(
@@ -216,6 +217,17 @@ def check_leaving(pipeline: Pipeline, model: Divisible, cuts: Sequence[int]) -> 
                         f"the update rule of {path} has hooks of its own, which cannot"
                         f" be moved: add them to the optimizer"
                     )
+
+
+def _check_values(path: str, here: chainer.Link, made: chainer.Link) -> None:
+    """Refuses a link with persistent values that it is not made with."""
+    more = sorted(here._persistent - made._persistent)
+    if more:
+        raise ValueError(
+            f"{path} has {', '.join(more)}, which build() does not give it, and would"
+            f" compute without where it moves: layers that compute with few bits, and"
+            f" others that get values after they were made, stay on their rank"
+        )
 
 
 def _check_settings(path: str, here: chainer.Link, made: chainer.Link) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from chainer.training import Trainer, extensions
 
-from model_compression import Compress, CompressionPlan, Prune
+from model_compression import Compress, CompressionPlan, Prune, Quantize
 
 
 def make_model():
@@ -40,6 +40,8 @@ PLAN = CompressionPlan(
     [
         Prune("magnitude", "/predictor/0", 0.75, end=(4, "epoch"), steps=5),
         Prune("taylor", "/predictor/1", 0.5, begin=(2, "epoch")),
+        Quantize("int8", "/predictor/0", ["weight", "input"], (2, "epoch")),
+        Quantize("codebook4", "/predictor/1", begin=(1, "epoch")),
     ]
 )
 
@@ -59,10 +61,13 @@ def test_degrees_grow_along_the_curve_and_training_goes_on(tmp_path):
         int(0.75 * shares[min(4, i // 5)] * 72 + 0.5) for i in range(1, 31)
     ]
     assert [each[1] for each, _ in seen] == [0] * 9 + [0.5] * 21
-    assert compress.degrees == [0.75, 0.5]
+    assert compress.degrees == [0.75, 0.5, 1, 1]
     log = trainer.get_extension("LogReport").log
     assert log[-1]["compress/sparsity"] == (54 + 18) / (72 + 36)
     assert seen[-1][1] == (54 + 18) / (72 + 36)
+    bits = [each.get("compress/bits") for each in (log[3], log[4], log[-1])]
+    # 72 weights in 8 bits from the second epoch on, 36 in 4 from the first.
+    assert bits == [32, (72 * 32 + 36 * 4) / 108, (72 * 8 + 36 * 4) / 108]
     assert log[-1]["main/loss"] < log[0]["main/loss"]
     assert "5 of 5   75.0%" in str(compress)
 

@@ -2,13 +2,15 @@ import chainer
 import chainer.links as L
 import pytest
 
-from model_compression import CompressionPlan, Prune
+from model_compression import CompressionPlan, Prune, Quantize
 from model_compression.selection import weighted_layers
 
 PLAN = CompressionPlan(
     [
         Prune("magnitude", "Linear", 0.9, begin=(1, "epoch"), end=(8, "epoch")),
         Prune("taylor", ["/0", "/2*"], 0.25, (2, 4), begin=(30, "iteration")),
+        Quantize("int8", "*", ["weight", "input"], (9, "epoch"), freeze_after=100),
+        Quantize("codebook4", "/4", percentile=99.9, symmetric=False),
     ]
 )
 
@@ -25,6 +27,8 @@ def test_a_plan_is_a_table():
         "layers method degree granularity progress",
         "'Linear' prune magnitude 90% element 10 steps, cubic, from epoch 1 to epoch 8",
         "['/0', '/2*'] prune taylor 25% blocks of 2 x 4 at iteration 30",
+        "'*' quantize int8 8 bits weight, input, each output at epoch 9",
+        "'/4' quantize codebook4 4 bits weight at iteration 0",
     ]
 
 
@@ -55,7 +59,7 @@ def test_two_rules_for_one_target_are_refused():
     layers = weighted_layers(chainer.Sequential(L.Linear(4, 3), L.Linear(3, 2)))
     plan = CompressionPlan([Prune("l1", "*"), Prune("l2", "/1")])
     with pytest.raises(ValueError, match="two rules change the zeros of its weights"):
-        plan.weights(layers)
+        plan.layers_of_rules(layers)
 
 
 @pytest.mark.parametrize("rules", [[], ["l1"], [Prune]])

@@ -1,6 +1,6 @@
 import pytest
 
-from model_compression import Prune
+from model_compression import Prune, Quantize
 
 
 @pytest.mark.parametrize("to", [0, 1, -0.1, 1.5, "half", True, None, float("nan")])
@@ -29,3 +29,27 @@ def test_a_rule_begins_at_once_in_the_unit_of_its_end():
 def test_an_end_before_the_beginning_is_refused_with_the_rule():
     with pytest.raises(ValueError, match=r"Prune\('l1', layers='/0'\): it ends at"):
         Prune("l1", "/0", begin=(3, "epoch"), end=(2, "epoch"))
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"method": "int9"}, "int2 to int8 and codebook2 to codebook8"),
+        ({"method": "int1"}, "int2 to int8"),
+        ({"method": 8}, "int2 to int8"),
+        ({"targets": []}, "targets must be some of weight, bias, input, output"),
+        ({"targets": ["weights"]}, "targets must be"),
+        ({"targets": ["weight", "weight"]}, "targets must be"),
+        (
+            {"method": "codebook4", "targets": ["weight", "input"]},
+            "some of weight, not",
+        ),
+        ({"percentile": 40}, "percentile must be more than 50"),
+        ({"freeze_after": 0}, "freeze_after must be a number of minibatches"),
+        ({"begin": (1, "hour")}, "begin must be"),
+    ],
+)
+def test_wrong_quantizations_are_refused(options, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        Quantize(**{"layers": "/7", **options})
+    assert "'/7'" in str(caught.value)

@@ -4,10 +4,11 @@ import pytest
 
 from divisible import Divisible
 from model_compression.selection import (
+    check_users,
     select,
-    selected_weights,
     together,
     weighted_layers,
+    weights_of,
 )
 
 
@@ -73,9 +74,10 @@ def test_a_weight_of_two_layers_is_named_by_both_or_refused():
     model = Divisible(L.Linear(3, 3), L.Linear(3, 3))
     model.tie("/0/W", "/1/W")
     found = weighted_layers(model)
-    assert selected_weights(["/0", "/1"], found, "rule") == {"/0/W": (3, 3)}
+    check_users(["/0", "/1"], found, "rule")
+    assert weights_of(["/0", "/1"], found) == {"/0/W": (3, 3)}
     with pytest.raises(ValueError, match="/0/W is also a weight of /1"):
-        selected_weights(["/0"], found, "rule")
+        check_users(["/0"], found, "rule")
 
 
 def test_stages_know_their_layers_by_the_models_paths():

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from data_parallel import Grid, ReplicaIterator, create_multi_node_optimizer
 from divisible import Divisible, Plan
 from mixed_precision import MixedPrecision, float32_loss, to_float16
-from model_compression import Compress, CompressionPlan, Prune
+from model_compression import Compress, CompressionPlan, Prune, Quantize
 from pipeline import (
     DisagreementError,
     Pipeline,
@@ -32,6 +32,17 @@ PLAN = CompressionPlan(
         Prune("l2", ["/5", "/7"], 0.6, (2, 3), (2, "iteration"), (6, "iteration"), 2),
     ]
 )
+
+
+FEW_BITS = CompressionPlan(
+    [
+        Prune("magnitude", "/3", 0.5, begin=(2, "iteration")),
+        Quantize("int4", ["/0", "/3"], ["weight", "input"], freeze_after=6),
+        Quantize("codebook3", ["/5", "/7"], begin=(3, "iteration")),
+        Quantize("int8", ["/5", "/7"], ["bias", "output"]),
+    ]
+)
+PLANS = {"pruned": PLAN, "few bits": FEW_BITS}
 
 
 def build():
@@ -54,6 +65,10 @@ def data(half):
     ((x, t),) = make_batches([48], n_in=8, n_classes=9)
     x = x.astype(np.float16) if half else x
     return chainer.datasets.TupleDataset(x, t)
+
+
+def parameters(stage):
+    return {path: param.array for path, param in stage.namedparams()}
 
 
 class Run:
@@ -114,19 +129,21 @@ class Run:
         self.trainer.run()
         return self.weights()
 
-    def weights(self):
-        """Returns the parameters of the whole model."""
-        here = {
-            path: param.array
-            for stage in self.stages
-            for path, param in stage.namedparams()
-        }
+    def weights(self, of_stage=parameters):
+        """Returns the parameters of the whole model, or what else stages have."""
+        here = {k: v for stage in self.stages for k, v in of_stage(stage).items()}
         found = {}
         for theirs in self.pipe.gather(here, "compress"):
             for path, array in theirs.items():
                 # Of tied layers, and of replicas.
                 np.testing.assert_array_equal(found.setdefault(path, array), array)
         return found
+
+
+def check_few(weights):
+    """The few values of weights, and the zeros among those that are quantized."""
+    assert len(np.unique(weights["/5/W"])) <= 8
+    assert (weights["/3/W"] == 0).sum() == 54
 
 
 def check_zeros(weights):
@@ -145,18 +162,22 @@ def check_alike(found, expected):
         assert_close(array, expected[path], atol=1e-6, what=path)
 
 
-def equal_to_one_rank(comm, cuts, schedule, half):
+CHECKS = {"pruned": check_zeros, "few bits": check_few}
+
+
+def equal_to_one_rank(comm, cuts, schedule, half, name="pruned"):
     expected = None
     if comm.rank == 0:
-        alone = Run(MPI.COMM_SELF, [0, N_LAYERS], half=half)
+        alone = Run(MPI.COMM_SELF, [0, N_LAYERS], half=half, plan=PLANS[name])
         with alone.pipe:
             expected = alone.train()
-    run = Run(comm, cuts, schedule, half)
+    run = Run(comm, cuts, schedule, half, plan=PLANS[name])
     with run.pipe:
         found = run.train()
-        said = run.pipe.gather(run.compress.sparsity, "compress")
-    assert len({*said}) == 1 and said[0] > 0.5
-    check_zeros(found)
+        words = run.compress.sparsity, run.compress.bits
+        said = run.pipe.gather(words, "compress")
+    assert len({*said}) == 1 and said[0][0] >= 0.5
+    CHECKS[name](found)
     if comm.rank == 0:
         check_alike(found, expected)
 
@@ -175,51 +196,78 @@ def test_any_cut_and_schedule_prunes_as_one_rank_does(n, cuts, schedule, half):
     assert_on_ranks(n, equal_to_one_rank, cuts, schedule, half)
 
 
-def zeros_on_replicas(comm, cuts, half):
+@pytest.mark.parametrize(
+    "n, cuts, schedule, half",
+    [(2, [0, 4, 8], "zb_h1", False), (3, [0, 1, 6, 8], "1f1b", True)],
+)
+def test_any_cut_and_schedule_computes_with_the_same_few_bits(n, cuts, schedule, half):
+    assert_on_ranks(n, equal_to_one_rank, cuts, schedule, half, "few bits")
+
+
+def on_replicas(comm, cuts, half, name):
     grid = Grid(comm, n_pipeline=len(cuts) - 1)
-    run = Run(comm, cuts, half=half, grid=grid)
+    run = Run(comm, cuts, half=half, grid=grid, plan=PLANS[name])
     with run.pipe:
-        check_zeros(run.train())
+        CHECKS[name](run.train())
+        run.weights(lambda stage: dict(ranges(stage)))
 
 
-@pytest.mark.parametrize("cuts, half", [([0, 8], False), ([0, 5, 8], True)])
-def test_zeros_stay_zero_when_replicas_exchange_in_8_bits(cuts, half):
-    assert_on_ranks(2 * (len(cuts) - 1), zeros_on_replicas, cuts, half)
+def ranges(stage):
+    for path, link in stage.namedlinks():
+        for name in link._persistent:
+            if name.endswith("_range"):
+                yield f"{path}/{name}", getattr(link, name)
 
 
-def saves_halfway(comm, cuts, folder):
-    run = Run(comm, cuts)
+@pytest.mark.parametrize(
+    "cuts, half, name",
+    [
+        ([0, 8], False, "pruned"),
+        ([0, 5, 8], True, "pruned"),
+        ([0, 8], False, "few bits"),
+    ],
+)
+def test_replicas_that_exchange_in_8_bits_stay_alike(cuts, half, name):
+    assert_on_ranks(2 * (len(cuts) - 1), on_replicas, cuts, half, name)
+
+
+def saves_halfway(comm, cuts, folder, name):
+    run = Run(comm, cuts, plan=PLANS[name])
     with run.pipe:
         run.train(5)
         state = {"trainer": run.trainer}
         save_snapshot(f"{folder}/halfway", run.pipe, run.optimizers, state)
         halfway = run.weights()
-        assert 0 < (halfway["/0/W"] == 0).sum() < int(0.8 * 96)
+        assert name != "pruned" or 0 < (halfway["/0/W"] == 0).sum() < int(0.8 * 96)
 
 
-def goes_on(comm, cuts, folder, is_same_cut):
-    run = Run(comm, cuts)
+def goes_on(comm, cuts, folder, is_same_cut, name):
+    run = Run(comm, cuts, plan=PLANS[name])
     with run.pipe:
         state = {"trainer": run.trainer}
         load_snapshot(f"{folder}/halfway", run.pipe, run.optimizers, state)
         found = run.train()
-    straight = Run(comm, cuts)
+    straight = Run(comm, cuts, plan=PLANS[name])
     with straight.pipe:
         expected = straight.train()
-    check_zeros(found)
+    CHECKS[name](found)
     check_alike(found, expected)
     if is_same_cut:
         for path, array in found.items():
             np.testing.assert_array_equal(array, expected[path], err_msg=path)
 
 
+@pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize(
     "before, after",
     [([0, 8], [0, 4, 8]), ([0, 2, 6, 8], [0, 8]), ([0, 4, 8], [0, 4, 8])],
 )
-def test_a_snapshot_within_a_course_resumes_on_other_stages(before, after, tmp_path):
-    assert_on_ranks(len(before) - 1, saves_halfway, before, str(tmp_path))
-    assert_on_ranks(len(after) - 1, goes_on, after, str(tmp_path), before == after)
+def test_a_snapshot_within_a_course_resumes_on_other_stages(
+    before, after, name, tmp_path
+):
+    folder = str(tmp_path)
+    assert_on_ranks(len(before) - 1, saves_halfway, before, folder, name)
+    assert_on_ranks(len(after) - 1, goes_on, after, folder, before == after, name)
 
 
 def layers_move(comm):
@@ -246,6 +294,18 @@ def layers_move(comm):
 
 def test_masks_move_with_their_layers():
     assert_on_ranks(2, layers_move)
+
+
+def quantized_layers_do_not_move(comm):
+    run = Run(comm, [0, 4, 8], plan=FEW_BITS)
+    with run.pipe:
+        run.train(3)
+        with pytest.raises(ValueError, match="is_quantized.* stay on their rank"):
+            rebalance(run.pipe, run.optimizers, [0, 3, 8], build)
+
+
+def test_quantized_layers_are_not_moved_without_their_rules():
+    assert_on_ranks(2, quantized_layers_do_not_move)
 
 
 def means_no_layer(comm):

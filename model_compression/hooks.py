@@ -1,0 +1,65 @@
+"""Hooks of optimizers that keep something of each parameter, known by its path."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import chainer
+
+
+class HookOfParameters:
+    """A hook that acts after each update, on each parameter for itself.
+
+    So it acts on float32 masters too, and the cut of a model does not matter. What
+    ``state_of(path, param)`` returns goes into a pipeline's snapshots, beside the state
+    of the parameter's update rule, and with layers that move.
+    """
+
+    timing = "post"
+    call_for_each_param = True
+
+    def __init__(self) -> None:
+        self._targets: list[chainer.Link] = []
+        self._paths: dict[int, tuple[Any, str]] = {}
+
+    def add_to(self, optimizer: Any) -> None:
+        """Adds the hook to an optimizer.
+
+        Args:
+            optimizer (chainer.Optimizer): Set up.
+        """
+        optimizer.add_hook(self)
+        self._targets.append(optimizer.target)
+
+    @property
+    def paths(self) -> set[str]:
+        """The paths of the parameters that it may change."""
+        raise NotImplementedError
+
+    def params(self) -> dict[str, list[chainer.Parameter]]:
+        """Returns those of this rank by path; a rank may have equal copies of one."""
+        found: dict[str, dict[int, chainer.Parameter]] = {}
+        for target in self._targets:
+            for path, param in target.namedparams():
+                if path in self.paths:
+                    found.setdefault(path, {})[id(param)] = param
+        return {path: list(params.values()) for path, params in found.items()}
+
+    def path_of(self, param: chainer.Parameter) -> str | None:
+        """Returns the path of a parameter of the targets."""
+        known, path = self._paths.get(id(param), (None, None))
+        if known is None or known() is not param:
+            # Layers may have moved.
+            self._paths = {
+                id(each): (weakref.ref(each), path)
+                for target in self._targets
+                for path, each in target.namedparams()
+            }
+            _, path = self._paths.get(id(param), (None, None))
+        return path
+
+    def serialize_states(self, serializer: Any) -> None:
+        """Reads or writes what is kept, for a trainer's own snapshot."""
+        for path, params in self.params().items():
+            self.state_of(path, params[0]).serialize(serializer[path.strip("/")])

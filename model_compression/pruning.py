@@ -1,0 +1,163 @@
+"""Steps of pruning, on the parameters that a rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Callable
+
+import chainer
+import numpy as np
+
+from model_compression.channels import Channels, channels_of
+from model_compression.layer_lines import Note, Place, notes
+from model_compression.masks import Masks
+from model_compression.rules import Prune
+from model_compression.scores import (
+    ROWS,
+    group_shape,
+    lowest,
+    lowest_rows,
+    score,
+    spread,
+    sums,
+)
+from model_compression.selection import Weighted, weights_of
+
+#: Returns what all ranks give.
+Gather = Callable[[Any], list]
+_Params = Mapping[str, Sequence[chainer.Parameter]]
+
+
+class Pruner:
+    """What the pruning rules of a plan have done so far.
+
+    Args:
+        rules: By their number in the plan.
+        optimizers: Of this rank, set up.
+        goes_back (bool): Whether a step may be taken back.
+    """
+
+    def __init__(
+        self, rules: Mapping[int, Prune], optimizers: Sequence[Any], goes_back: bool
+    ) -> None:
+        self._rules, self._targets = dict(rules), [each.target for each in optimizers]
+        self._masks = Masks(goes_back)
+        self._weights: dict[int, dict[str, tuple[int, ...]]] = {}
+        self._channels: dict[str, Channels] = {}
+        if rules:
+            for each in optimizers:
+                self._masks.add_to(each)
+
+    @property
+    def follows_channels(self) -> bool:
+        """Whether it has to know the layers of all ranks."""
+        return any(rule.granularity == "channel" for rule in self._rules.values())
+
+    def words(self) -> dict[Place, Note]:
+        """Returns what other ranks have to know of this one's layers."""
+        if not self.follows_channels:
+            return {}
+        return {k: v for target in self._targets for k, v in notes(target).items()}
+
+    def choose(
+        self,
+        chosen: Mapping[int, Sequence[str]],
+        layers: Mapping[str, Weighted],
+        known: Mapping[Place, Note],
+    ) -> None:
+        """Learns which layers the rules mean.
+
+        Args:
+            chosen: By rule the paths of the layers.
+            layers: All that are known.
+            known: The words of all ranks together.
+
+        Raises:
+            ValueError: If channels are needed where they cannot be taken away.
+        """
+        watched: dict[str, Any] = {}
+        shapes = {}
+        for number, rule in self._rules.items():
+            weights = weights_of(chosen[number], layers)
+            self._weights[number] = weights
+            for path, shape in weights.items():
+                watched[path] = rule.granularity if rule.method == "taylor" else None
+                shapes[path] = group_shape(shape, rule.granularity)
+                if rule.granularity == "channel":
+                    self._channels[path] = channels_of(path, known, str(rule))
+        for channels in self._channels.values():
+            watched.update(dict.fromkeys(channels.parameters))
+        self._masks.select(watched, shapes)
+
+    def take(self, degrees: Mapping[int, float], gather: Gather) -> None:
+        """Prunes up to a degree; a call of all ranks where channels are followed.
+
+        Args:
+            degrees: By rule how far.
+            gather: Returns what all ranks give.
+        """
+        params = self._masks.params()
+        rows: dict[str, np.ndarray] = {}
+        for number, degree in degrees.items():
+            rows.update(self._prune(number, degree, params))
+        if any(self._rules[n].granularity == "channel" for n in degrees):
+            self._prune_channels(rows, params, gather)
+
+    def _prune(
+        self, number: int, degree: float, params: _Params
+    ) -> dict[str, np.ndarray]:
+        """Prunes weights of this rank, and returns which of their channels."""
+        rule = self._rules[number]
+        choose = lowest_rows if rule.granularity in ROWS else lowest
+        host = chainer.get_device("@numpy")
+        rows = {}
+        for path, shape in self._weights[number].items():
+            if path not in params:
+                continue
+            mask = self._masks.state_of(path, params[path][0])
+            pruned = sums(host.send(mask.pruned), rule.granularity)
+            is_pruned = pruned == sums(np.ones(shape, np.float32), rule.granularity)
+            if rule.method == "taylor":
+                scores = mask.scores()
+            else:
+                weight = host.send(params[path][0].array)
+                scores = score(rule.method, weight, rule.granularity)
+            more = choose(scores, is_pruned, degree)
+            mask.prune(spread(more, shape, rule.granularity), params[path])
+            if path in self._channels:
+                rows[path] = more[:, 0]
+        return rows
+
+    def _prune_channels(
+        self, rows: Mapping[str, np.ndarray], params: _Params, gather: Gather
+    ) -> None:
+        """Prunes what goes with channels, some of which other ranks have chosen."""
+        chosen = {k: v for theirs in gather(rows) for k, v in theirs.items()}
+        for weight, more in chosen.items():
+            for path in self._channels[weight].parameters:
+                if path in params:
+                    mask = self._masks.state_of(path, params[path][0])
+                    mask.prune(more, params[path])
+
+    def take_back(self, numbers: Iterable[int]) -> None:
+        """Takes the last steps of rules back."""
+        params = self._masks.params()
+        for number in numbers:
+            paths = [*self._weights[number]]
+            for weight in self._weights[number].keys() & self._channels.keys():
+                paths += self._channels[weight].parameters
+            for path in params.keys() & {*paths}:
+                self._masks.state_of(path, params[path][0]).take_back(params[path])
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Returns by weight of this rank how many elements are zero, and its size."""
+        of_rules = {path for weights in self._weights.values() for path in weights}
+        return {
+            path: (int(self._masks.state_of(path, same[0]).pruned.sum()), same[0].size)
+            for path, same in self._masks.params().items()
+            if path in of_rules
+        }
+
+    def serialize(self, serializer: Any) -> None:
+        """Reads or writes what is pruned."""
+        self._masks.serialize_states(serializer["masks"])

@@ -1,0 +1,194 @@
+"""Links that compute with few bits and learn as if they did not.
+
+A link keeps its parameters, its path and its name; it gets a subclass of its class::
+
+    x -> rounded -> forward of the class, with W and b rounded -> rounded -> y
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import chainer
+import chainer.links as L
+import numpy as np
+
+from model_compression.affine import Affine
+from model_compression.fake_quantization import fake_quantize
+from model_compression.rules import Quantize
+
+#: Classes whose parameters are W and b, and whose input is one array.
+CLASSES = (
+    L.Linear,
+    L.Convolution2D,
+    L.ConvolutionND,
+    L.DilatedConvolution2D,
+    L.Deconvolution2D,
+    L.DeconvolutionND,
+    L.EmbedID,
+)
+NAMES = tuple(each.__name__ for each in CLASSES)
+#: How much of a range is that of the minibatches before.
+_MOMENTUM = 0.9
+
+
+class Ranges:
+    """The quantization of one link, as its rules say, and what minibatches showed.
+
+    Attributes:
+        rules: By target, of those that are in force or will be.
+        seen: By target the least and the greatest number since the last move.
+    """
+
+    def __init__(self) -> None:
+        self.rules: dict[str, Quantize] = {}
+        self.seen: dict[str, tuple[float, float]] = {}
+
+    def look(self, target: str, array: Any) -> None:
+        """Notes the range of what a microbatch shows."""
+        percentile = self.rules[target].percentile
+        if percentile is None:
+            low, high = float(array.min()), float(array.max())
+        else:
+            host = chainer.get_device("@numpy").send(array)
+            low, high = np.percentile(host, [100 - percentile, percentile]).tolist()
+        if target in self.seen:
+            low, high = min(low, self.seen[target][0]), max(high, self.seen[target][1])
+        self.seen[target] = low, high
+
+
+class FewBits:
+    """A subclass's part of a link: rounds on the way in, within, and on the way out."""
+
+    ranges: Ranges
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Computes what the class computes, with few bits."""
+        looks = chainer.config.train
+        x = rounded_activation(self, "input", x, looks)
+        with _rounded(self):
+            y = super().forward(x, *args, **kwargs)
+        return rounded_activation(self, "output", y, looks)
+
+
+@functools.cache
+def _few_bits(kind: type) -> type:
+    """Returns the subclass of a class of links; its name is the same, as in print."""
+    return type(kind.__name__, (FewBits, kind), {"__module__": kind.__module__})
+
+
+def check_kind(path: str, kinds: Sequence[str], rule: Quantize) -> None:
+    """Refuses a layer of a class that cannot compute with few bits.
+
+    Raises:
+        ValueError: If none of the names of its classes is one of :data:`CLASSES`.
+    """
+    if not {*NAMES} & {*kinds}:
+        raise ValueError(
+            f"{rule}: {path} is {kinds[0]}, and only {', '.join(NAMES)} can be"
+            f" quantized: name the layers"
+        )
+
+
+def add_rule(link: chainer.Link, rule: Quantize) -> None:
+    """Lets a link follow a rule, from when :func:`set_active` says so.
+
+    A second time it does nothing.
+
+    Args:
+        link: Of one of :data:`CLASSES`.
+        rule: The rule, for whole numbers.
+    """
+    if not isinstance(link, FewBits):
+        link.__class__ = _few_bits(type(link))
+        link.ranges = Ranges()
+    for target in {*rule.targets} - link.ranges.rules.keys():
+        link.ranges.rules[target] = rule
+        # Values of the link: they go with it, into snapshots and to other ranks.
+        link.add_persistent(f"{target}_is_quantized", np.zeros(1, np.int32))
+        if target in ("input", "output"):
+            link.add_persistent(f"{target}_range", np.zeros(2, np.float32))
+            link.add_persistent(f"{target}_n_seen", np.zeros(1, np.int32))
+
+
+def set_active(link: chainer.Link, rule: Quantize, is_active: bool) -> None:
+    """Begins to quantize what a rule says, or ends it."""
+    for target in rule.targets:
+        getattr(link, f"{target}_is_quantized")[...] = is_active
+
+
+def move_ranges(link: chainer.Link, seen: dict[str, tuple[float, float]]) -> None:
+    """Moves the ranges of activations towards what a minibatch has shown.
+
+    Args:
+        link: With :class:`FewBits`.
+        seen: By target the least and the greatest number, of all replicas.
+    """
+    for target, shown in seen.items():
+        n_seen, span = (
+            getattr(link, f"{target}_n_seen"),
+            getattr(link, f"{target}_range"),
+        )
+        kept = _MOMENTUM if int(n_seen[0]) else 0.0
+        for i, value in enumerate(shown):
+            span[i] = kept * float(span[i]) + (1 - kept) * value
+        n_seen += 1
+    link.ranges.seen.clear()
+
+
+def range_of(link: chainer.Link, target: str, rule: Quantize) -> Affine | None:
+    """Returns how inputs or outputs are written; ``None`` before a minibatch."""
+    if not int(getattr(link, f"{target}_n_seen")[0]):
+        return None
+    low, high = (float(value) for value in getattr(link, f"{target}_range"))
+    return Affine.of_range(low, high, rule.bits, symmetric=False)
+
+
+def weight_of(array: Any, rule: Quantize) -> Affine:
+    """Returns how a weight, or a bias, is written."""
+    is_each = rule.per_channel and array.ndim > 1
+    return Affine.of_weight(array, rule.bits, rule.symmetric, is_each)
+
+
+def rounded_activation(link: Any, target: str, value: Any, looks: bool) -> Any:
+    """Returns an input or an output as the link's rule rounds it.
+
+    Args:
+        link: With ranges.
+        target: ``'input'`` or ``'output'``.
+        value: Integers, as of an embedding, stay as they are.
+        looks: Whether the range may move by it.
+    """
+    rule = link.ranges.rules.get(target)
+    if rule is None or not int(getattr(link, f"{target}_is_quantized")[0]):
+        return value
+    array = value.array if isinstance(value, chainer.Variable) else value
+    if array.dtype.kind != "f" or not array.size:
+        return value
+    n_seen = int(getattr(link, f"{target}_n_seen")[0])
+    if looks and (rule.freeze_after is None or n_seen < rule.freeze_after):
+        link.ranges.look(target, array)
+    affine = range_of(link, target, rule)
+    return value if affine is None else fake_quantize(value, affine)
+
+
+@contextlib.contextmanager
+def _rounded(link: Any) -> Iterator[None]:
+    """Gives the forward of a class the parameters as they are rounded."""
+    own = {}
+    for target, name in (("weight", "W"), ("bias", "b")):
+        rule, param = link.ranges.rules.get(target), getattr(link, name, None)
+        if rule is None or param is None:
+            continue
+        if int(getattr(link, f"{target}_is_quantized")[0]):
+            own[name] = param
+            affine = weight_of(param.array, rule)
+            # Past the link's own setting of attributes, which would register it.
+            link.__dict__[name] = fake_quantize(param, affine)
+    try:
+        yield
+    finally:
+        link.__dict__.update(own)

@@ -1,0 +1,167 @@
+"""Steps of quantization, on the layers that a rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable
+
+import chainer
+import numpy as np
+
+from model_compression.codebooks import Codebooks
+from model_compression.quantized_links import (
+    FewBits,
+    add_rule,
+    check_kind,
+    move_ranges,
+    set_active,
+)
+from model_compression.rules import Quantize
+from model_compression.selection import Weighted, weights_of
+
+_ACTIVATIONS = ("input", "output")
+
+
+class Quantizer:
+    """What the quantization rules of a plan have done so far.
+
+    Args:
+        rules: By their number in the plan.
+        optimizers: Of this rank, set up.
+    """
+
+    def __init__(
+        self, rules: Mapping[int, Quantize], optimizers: Sequence[Any]
+    ) -> None:
+        self._rules, self._targets = dict(rules), [each.target for each in optimizers]
+        self._layers: dict[int, list[str]] = {}
+        self._weights: dict[int, list[str]] = {}
+        self._active: set[int] = set()
+        # Minibatches since activations were quantized first.
+        self._n_minibatches = 0
+        self._books = Codebooks()
+        if any(rule.has_codebook for rule in rules.values()):
+            for each in optimizers:
+                self._books.add_to(each)
+
+    def choose(
+        self, chosen: Mapping[int, Sequence[str]], layers: Mapping[str, Weighted]
+    ) -> None:
+        """Learns which layers the rules mean, and prepares those of this rank.
+
+        Args:
+            chosen: By rule the paths of the layers.
+            layers: All that are known.
+
+        Raises:
+            ValueError: If one is of no class that can compute with few bits.
+        """
+        bits = {}
+        for number, rule in self._rules.items():
+            for path in chosen[number]:
+                check_kind(path, layers[path].kinds, rule)
+            self._layers[number] = list(chosen[number])
+            self._weights[number] = list(weights_of(chosen[number], layers))
+            if rule.has_codebook:
+                bits.update(dict.fromkeys(self._weights[number], rule.bits))
+            else:
+                for link in self._links(number):
+                    add_rule(link, rule)
+        self._books.select(bits)
+
+    def _links(self, number: int) -> Iterator[chainer.Link]:
+        """Yields the links of this rank that a rule means."""
+        paths = {*self._layers[number]}
+        for target in self._targets:
+            for path, link in target.namedlinks():
+                if path in paths:
+                    yield link
+
+    def take(self, numbers: Iterable[int]) -> None:
+        """Begins to quantize what rules say."""
+        for number in numbers:
+            rule = self._rules[number]
+            self._active.add(number)
+            if rule.has_codebook:
+                params = self._books.params()
+                for path in params.keys() & {*self._weights[number]}:
+                    for param in params[path]:
+                        book = self._books.state_of(path, param)
+                        book.begin(param, rule.bits)
+                        book.average(param.update_rule, param)
+            else:
+                for link in self._links(number):
+                    set_active(link, rule, True)
+
+    def take_back(self, numbers: Iterable[int]) -> None:
+        """Ends what rules have begun; parameters learn on from where they are."""
+        for number in numbers:
+            rule = self._rules[number]
+            self._active.discard(number)
+            if rule.has_codebook:
+                params = self._books.params()
+                for path in params.keys() & {*self._weights[number]}:
+                    self._books.state_of(path, params[path][0]).is_active = 0
+            else:
+                for link in self._links(number):
+                    set_active(link, rule, False)
+
+    def updated(self, gather: Callable[[Any], list], has_replicas: bool) -> None:
+        """Moves the ranges of activations; to be called after each update.
+
+        Args:
+            gather: Returns what all ranks give.
+            has_replicas: Whether other ranks have seen other samples.
+        """
+        rules = [self._rules[number] for number in self._active]
+        rules = [rule for rule in rules if {*rule.targets} & {*_ACTIVATIONS}]
+        ends = [rule.freeze_after for rule in rules]
+        if not rules or (None not in ends and self._n_minibatches > max(ends)):
+            return
+        self._n_minibatches += 1
+        links = {
+            path: link
+            for target in self._targets
+            for path, link in target.namedlinks()
+            if isinstance(link, FewBits)
+        }
+        seen = {path: dict(link.ranges.seen) for path, link in links.items()}
+        for theirs in gather(seen) if has_replicas else []:
+            for path in theirs.keys() & seen.keys():
+                for name, (low, high) in theirs[path].items():
+                    mine = seen[path].setdefault(name, (low, high))
+                    seen[path][name] = min(low, mine[0]), max(high, mine[1])
+        for path, link in links.items():
+            move_ranges(link, seen[path])
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Returns by weight of this rank its bits, all together, and its elements."""
+        found = {}
+        params = {
+            path: param
+            for target in self._targets
+            for path, param in target.namedparams()
+        }
+        for number, rule in self._rules.items():
+            for path in params.keys() & {*self._weights[number]}:
+                if "weight" in rule.targets:
+                    param = params[path]
+                    bits = (
+                        rule.bits
+                        if number in self._active
+                        else 8 * param.dtype.itemsize
+                    )
+                    found[path] = bits * param.size, param.size
+        return found
+
+    def serialize(self, serializer: Any) -> None:
+        """Reads or writes what is quantized; the links' values go with the model."""
+        active = np.zeros(max(self._rules, default=-1) + 1, np.int32)
+        active[[*self._active]] = 1
+        active = serializer("active", active)
+        self._active = {*np.flatnonzero(active).tolist()}
+        self._n_minibatches = int(serializer("n_minibatches", self._n_minibatches))
+
+    def serialize_books(self, serializer: Any) -> None:
+        """Reads or writes the few values of weights."""
+        self._books.serialize_states(serializer["codebooks"])

@@ -1,0 +1,109 @@
+"""Links whose parameters are stored in few bits: what a quantized model becomes.
+
+A link keeps its path and its name. In the place of a parameter it has persistent
+values, of which each call makes the parameter's array anew::
+
+    W    ->    W_whole    int8 or uint8, W_scale, W_zero    float32
+    W    ->    W_numbers  uint8, W_values                   float32      a codebook
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import chainer
+import numpy as np
+
+from model_compression.affine import Affine
+from model_compression.codebooks import clusters
+from model_compression.quantized_links import (
+    FewBits,
+    rounded_activation,
+    weight_of,
+)
+from model_compression.rules import Quantize
+
+_PARAMETERS = {"weight": "W", "bias": "b"}
+
+
+class Stored:
+    """A subclass's part of a link with parameters that are stored in few bits."""
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Computes what the class computes."""
+        if not hasattr(self, "ranges"):
+            return super().forward(x, *args, **kwargs)
+        x = rounded_activation(self, "input", x, looks=False)
+        y = super().forward(x, *args, **kwargs)
+        return rounded_activation(self, "output", y, looks=False)
+
+
+def store(link: chainer.Link, rule: Quantize) -> None:
+    """Lets a link keep in few bits what a rule says.
+
+    Args:
+        link: Of a class that can be quantized. It is changed.
+        rule: The rule.
+    """
+    names = [_PARAMETERS[each] for each in rule.targets if each in _PARAMETERS]
+    names = [name for name in names if name in link._params]
+    for name in names:
+        param = getattr(link, name)
+        if rule.has_codebook:
+            _store_codebook(link, name, param.array, rule.bits)
+        else:
+            affine = weight_of(param.array, rule)
+            link.add_persistent(
+                f"{name}_whole", affine.whole(param.array).astype(affine.dtype)
+            )
+            link.add_persistent(f"{name}_scale", affine.scale)
+            link.add_persistent(f"{name}_zero", affine.zero.astype(np.float32))
+        link.add_persistent(f"{name}_dtype", np.zeros(0, param.dtype))
+        delattr(link, name)
+    kind = type(link)
+    stored = {*names, *getattr(kind, "stored_names", ())}
+    if isinstance(link, (Stored, FewBits)):
+        kind = kind.__mro__[2]
+    link.__class__ = _stored(kind, tuple(sorted(stored)))
+
+
+def _store_codebook(link: chainer.Link, name: str, weight: Any, bits: int) -> None:
+    host = chainer.get_device("@numpy").send(weight)
+    values, numbers = np.unique(host, return_inverse=True)
+    # Zero may be one more than a codebook has.
+    size = 2**bits + 1
+    if len(values) > size:
+        numbers = clusters(host, bits).astype(np.int64) + 1
+        numbers[host == 0] = 0
+        sums = np.bincount(numbers.ravel(), host.ravel().astype(np.float64), size)
+        counts = np.bincount(numbers.ravel(), minlength=size)
+        values = sums / np.maximum(counts, 1)
+    kept = np.zeros(size, np.float32)
+    kept[: len(values)] = values
+    # 257 values would need another bit; zero and the 256 of 8 bits are that many.
+    dtype = np.uint8 if size <= 256 else np.uint16
+    send = link.device.send
+    link.add_persistent(
+        f"{name}_numbers", send(numbers.reshape(host.shape).astype(dtype))
+    )
+    link.add_persistent(f"{name}_values", send(kept))
+
+
+@functools.cache
+def _stored(kind: type, names: tuple[str, ...]) -> type:
+    """Returns the subclass of a class of links without some of its parameters."""
+    parts = {name: property(functools.partial(_parameter, name=name)) for name in names}
+    parts = {**parts, "stored_names": names, "__module__": kind.__module__}
+    return type(kind.__name__, (Stored, kind), parts)
+
+
+def _parameter(link: chainer.Link, name: str) -> chainer.Variable:
+    """Makes the array of a parameter of what is stored."""
+    dtype = getattr(link, f"{name}_dtype").dtype
+    if f"{name}_values" in link._persistent:
+        array = getattr(link, f"{name}_values")[getattr(link, f"{name}_numbers")]
+    else:
+        scale, zero = getattr(link, f"{name}_scale"), getattr(link, f"{name}_zero")
+        array = Affine(scale, zero, 0, 0).real(getattr(link, f"{name}_whole"))
+    return chainer.Variable(array.astype(dtype, copy=False), requires_grad=False)

@@ -1,0 +1,92 @@
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from divisible import Divisible
+from model_compression import Compress, CompressionPlan, Prune, Quantize, apply
+
+PLANS = {
+    "int8": [Quantize("int8", targets=["weight", "input"])],
+    "int4": [Quantize("int4", targets=["weight", "bias"], symmetric=False)],
+    "output": [Quantize("int8", targets=["output"])],
+    "codebook": [Quantize("codebook4")],
+    "two": [
+        Prune("l2", "/0", 0.5, "channel"),
+        Quantize("codebook8", "/3"),
+        Quantize("int8", "/0"),
+        Quantize("int3", ["/0", "/3"], ["input"]),
+    ],
+}
+
+
+def build():
+    return Divisible(
+        L.Convolution2D(2, 6, 3), L.BatchNormalization(6), F.relu, L.Linear(96, 40)
+    )
+
+
+def trained(plan):
+    np.random.seed(0)
+    model = build()
+    optimizer = chainer.optimizers.MomentumSGD(0.05).setup(model)
+    compress = Compress(plan, optimizer)
+    rng = np.random.default_rng(0)
+    for iteration in range(1, 6):
+        x = rng.normal(size=(8, 2, 6, 6)).astype(np.float32)
+        loss = F.mean(F.square(model(x) - 1))
+        model.cleargrads()
+        loss.backward()
+        optimizer.update()
+        compress.advance(iteration, 0.0)
+    return model, x
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_what_is_stored_gives_the_outputs_of_the_model(name, tmp_path):
+    plan = CompressionPlan(PLANS[name])
+    model, x = trained(plan)
+    small = apply(model, plan)
+    with chainer.using_config("train", False):
+        expected, found = model(x).array, small(x).array
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        if name != "two":
+            # Nothing was added up in another order.
+            np.testing.assert_array_equal(found, expected)
+        chainer.serializers.save_npz(tmp_path / "small.npz", small)
+        other = build()
+        if name == "two":
+            other = Divisible(L.Convolution2D(2, 6, 3), *list(other)[1:])
+            for path, param in other.namedparams():
+                # The channels that the plan has found.
+                param.array[...] = dict(model.namedparams())[path].array
+        again = apply(other, plan)
+        chainer.serializers.load_npz(tmp_path / "small.npz", again)
+        np.testing.assert_array_equal(again(x).array, found)
+
+
+def test_int8_takes_a_byte_for_a_weight(tmp_path):
+    plan = CompressionPlan([Quantize("int8")])
+    model, _ = trained(plan)
+    small = apply(model, plan)
+    assert small[3].W_whole.dtype == np.int8
+    assert small[3].W_whole.shape == model[3].W.shape
+    assert [path for path, _ in small.namedparams()] == [
+        path for path, _ in model.namedparams() if not path.endswith("/W")
+    ]
+    sizes = []
+    for name, each in (("model", model), ("small", small)):
+        file = tmp_path / f"{name}.npz"
+        chainer.serializers.save_npz(file, each, compression=False)
+        sizes.append(sum(array.nbytes for array in np.load(file).values()))
+    assert sizes[1] < sizes[0] / 3
+
+
+def test_the_model_itself_stays():
+    plan = CompressionPlan([Quantize("int8")])
+    model, x = trained(plan)
+    before = model(x).array
+    apply(model, plan)
+    assert isinstance(model[0].W, chainer.Parameter)
+    np.testing.assert_array_equal(model(x).array, before)
