@@ -5,6 +5,8 @@
     extension         what takes the steps of a plan while a trainer trains
     pruning           steps of pruning, on the layers of a rank
     quantizing        steps of quantization, likewise
+    trials            what each layer can lose, measured, and the plan that follows
+    pictures          of that, and of a model that becomes smaller
     applying          smaller models, without what was pruned
     plan              rules together: checked, saved, shown
     rules             which layers, by which method, how far
@@ -34,6 +36,8 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "model_compression.applying": ["apply"],
+        "model_compression.pictures": ["plot_progress"],
+        "model_compression.trials": ["Sensitivity", "sensitivity"],
         "model_compression.extension": ["Compress"],
         "model_compression.plan": ["CompressionPlan"],
         "model_compression.rules": ["Prune", "Quantize"],

@@ -82,7 +82,9 @@ class Affine(NamedTuple):
         """
         xp = chainer.backend.get_array_module(real)
         real = real.astype(np.float32, copy=False)
-        return xp.floor(real / self.scale + np.float32(0.5)) + self.zero
+        # What is far beyond a narrow range is infinite, and clipped.
+        with np.errstate(over="ignore"):
+            return xp.floor(real / self.scale + np.float32(0.5)) + self.zero
 
     def real(self, whole: Array) -> Array:
         """Returns what whole numbers stand for, float32."""

@@ -36,7 +36,8 @@ FACES = {
         to_float16
     """,
     "model_compression": """
-        Compress CompressionPlan Prune Quantize apply
+        Compress CompressionPlan Prune Quantize Sensitivity apply plot_progress
+        sensitivity
     """,
     "pipeline": """
         ActionError DisagreementError Pipeline PipelineEvaluator PipelineUpdater

@@ -1,0 +1,83 @@
+"""Pictures of what layers can lose, and of a model that becomes smaller."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+
+def plot_sensitivity(found: Any, path: str | os.PathLike) -> None:
+    """Draws the metric over the degrees, a line a layer; methods side by side.
+
+    Args:
+        found (Sensitivity): What was measured.
+        path: Where to write; the ending gives the format.
+    """
+    from matplotlib.figure import Figure
+
+    pruned = list(dict.fromkeys(t.method for t in found.trials if t.degree))
+    others = list(dict.fromkeys(t.method for t in found.trials if not t.degree))
+    panels = [*pruned, *(["bits"] if others else [])]
+    figure = Figure(figsize=(1 + 4.5 * len(panels), 4), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axis, panel in zip(axes, panels):
+        for layer in found.sizes:
+            own = [t for t in found.trials if t.layer == layer]
+            if panel == "bits":
+                own = [t for t in own if not t.degree]
+                axis.plot([t.method for t in own], [t.metric for t in own], "o")
+                continue
+            own = sorted((t for t in own if t.method == panel), key=lambda t: t.degree)
+            degrees = [0, *(t.degree for t in own)]
+            metrics = [found.base, *(t.metric for t in own)]
+            axis.plot(degrees, metrics, "o-", label=layer)
+        axis.axhline(found.base, color="0.6", linewidth=0.8, zorder=0)
+        axis.set_title(panel)
+        axis.set_xlabel("" if panel == "bits" else "part that is zero")
+    axes[0].set_ylabel(f"metric, {found.better} is better")
+    if pruned:
+        axes[0].legend(title="layer", fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+def plot_progress(log: str | os.PathLike, metric: str, path: str | os.PathLike) -> None:
+    """Draws a metric and how small the model was while it trained; needs matplotlib.
+
+    Args:
+        log: The file that Chainer's ``LogReport`` writes.
+        metric (str): A name in it, such as ``'validation/main/accuracy'``.
+        path: Where to write; the ending gives the format.
+
+    Raises:
+        ValueError: If the log has no such metric, or nothing of a compression.
+    """
+    from matplotlib.figure import Figure
+
+    with open(log, encoding="utf-8") as file:
+        entries = json.load(file)
+    names = {name for entry in entries for name in entry}
+    sizes = [n for n in ("compress/sparsity", "compress/bits") if n in names]
+    for name in (metric, *(sizes or ["compress/sparsity"])):
+        if name not in names:
+            raise ValueError(
+                f"{os.fspath(log)} has no {name!r}; it has {', '.join(sorted(names))}"
+            )
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    above = figure.subplots()
+    _line(above, entries, metric, "C0")
+    above.set_xlabel("iteration")
+    for number, name in enumerate(sizes):
+        beside = above.twinx()
+        # A second scale stands outside the first.
+        beside.spines["right"].set_position(("axes", 1 + 0.16 * number))
+        _line(beside, entries, name, f"C{number + 1}", drawstyle="steps-post")
+        beside.set_ylim(0, 1 if name == "compress/sparsity" else 33)
+    figure.savefig(path, dpi=120)
+
+
+def _line(axis: Any, entries: list, name: str, color: str, **style: Any) -> None:
+    points = [(each["iteration"], each[name]) for each in entries if name in each]
+    axis.plot(*zip(*points), color=color, **style)
+    axis.set_ylabel(name, color=color)
+    axis.tick_params(axis="y", labelcolor=color)

@@ -1,0 +1,352 @@
+"""Trials of what a metric loses by each layer, method and degree, and their plan."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+import chainer
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from divisible.files import write_json
+from divisible.records import reading_json
+from model_compression.affine import Affine
+from model_compression.codebooks import clusters
+from model_compression.pictures import plot_sensitivity
+from model_compression.plan import CompressionPlan, Rule, table
+from model_compression.rules import Prune, Quantize
+from model_compression.scores import lowest, score, spread
+from model_compression.selection import select, weighted_layers
+
+_KIND = "sensitivity table"
+_BETTER = ("higher", "lower")
+
+
+class Trial(NamedTuple):
+    """One layer, changed by one method to one degree.
+
+    Attributes:
+        layer: Its path.
+        method: As of :class:`Prune` or :class:`Quantize`.
+        degree: The part that is pruned; 0 of a method that quantizes.
+        metric: What ``evaluate`` returned.
+        bytes: What the layer's weights need then: of those that are not zero, and in
+            their bits.
+        seconds: How long ``evaluate`` took.
+    """
+
+    layer: str
+    method: str
+    degree: float
+    metric: float
+    bytes: float
+    seconds: float
+
+    @property
+    def column(self) -> str:
+        """The method and degree, as the head of a column."""
+        return f"{self.method} {self.degree:.0%}" if self.degree else self.method
+
+
+class Sensitivity:
+    """The table that :func:`sensitivity` returns: a row a layer, a column a degree.
+
+    Attributes:
+        base (float): The metric of the model as it is.
+        trials (list of Trial): All of the table, layer by layer.
+        sizes (dict): By layer the bytes of its weights.
+        better (str): ``'higher'`` or ``'lower'``.
+        granularity: Of what was pruned.
+    """
+
+    def __init__(
+        self,
+        base: float,
+        trials: Sequence[Trial],
+        sizes: Mapping[str, int],
+        better: str,
+        granularity: Any,
+    ) -> None:
+        self.base, self.trials, self.sizes = base, list(trials), dict(sizes)
+        self.better, self.granularity = better, granularity
+
+    def loss(self, trial: Trial) -> float:
+        """Returns by how much the metric is worse than that of the model."""
+        sign = 1 if self.better == "higher" else -1
+        return sign * (self.base - trial.metric)
+
+    def choose(self, budget: float, **course: Any) -> CompressionPlan:
+        """Returns the plan that saves most bytes within a loss of the metric.
+
+        Each layer gets one method and degree, or none. Losses of layers are taken to
+        add up, those that are gains to be nothing; the best choice is found by mixed
+        integer programming.
+
+        Args:
+            budget (float): By how much the metric may become worse, all layers
+                together.
+            **course: ``begin``, and for pruning ``end``, ``steps``, ``curve``, as of
+                :class:`Prune`.
+
+        Returns:
+            CompressionPlan: A rule for each layer that is changed.
+
+        Raises:
+            ValueError: If nothing can be changed within the budget.
+        """
+        if not budget >= 0:
+            raise ValueError(f"budget must be 0 or more, not {budget!r}")
+        saved = np.array([self.sizes[t.layer] - t.bytes for t in self.trials])
+        losses = np.array([self.loss(t) for t in self.trials])
+        # What is no number is more than any budget.
+        losses = np.where(np.isfinite(losses), losses.clip(0), budget + 1)
+        layers = list(self.sizes)
+        once = np.array([[t.layer == layer for t in self.trials] for layer in layers])
+        n = len(self.trials)
+        found = milp(
+            -saved / max(1, saved.max(initial=1)),
+            integrality=np.ones(n),
+            bounds=Bounds(0, 1),
+            constraints=[
+                LinearConstraint(once.astype(float), 0, 1),
+                # A sum of floats may be more than the budget by a rounding.
+                LinearConstraint(losses[None], 0, budget * (1 + 1e-9)),
+            ],
+        )
+        chosen = [] if found.x is None else np.flatnonzero(found.x > 0.5)
+        rules = [self._rule(self.trials[i], course) for i in chosen if saved[i] > 0]
+        if not rules:
+            least = min(self.trials, key=self.loss)
+            raise ValueError(
+                f"no layer can be changed within {budget:g}: what costs least is"
+                f" {least.column} of {least.layer}, which costs {self.loss(least):g}"
+            )
+        return CompressionPlan(rules)
+
+    def _rule(self, trial: Trial, course: Mapping[str, Any]) -> Rule:
+        if trial.degree:
+            return Prune(
+                trial.method, trial.layer, trial.degree, self.granularity, **course
+            )
+        begin = course.get("end") or course.get("begin")
+        return Quantize(trial.method, trial.layer, begin=begin)
+
+    def plot(self, path: str | os.PathLike) -> None:
+        """Draws the metric over the degrees, a line a layer; needs matplotlib.
+
+        Args:
+            path: Where to write; the ending gives the format.
+        """
+        plot_sensitivity(self, path)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the table as JSON; the file appears only when it is complete."""
+        write_json(path, {"divisible": _KIND, **self._fields()})
+
+    def _fields(self) -> dict[str, Any]:
+        return {**vars(self), "trials": [each._asdict() for each in self.trials]}
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Sensitivity:
+        """Reads a table that :meth:`save`, or an interrupted run, wrote.
+
+        Raises:
+            OSError: If the file cannot be read.
+            ValueError: If it holds something else.
+        """
+        with reading_json(path, f"a {_KIND}") as content:
+            if content.pop("divisible", None) != _KIND:
+                raise ValueError("it is another kind of file")
+            content.pop("model", None)
+            granularity = content.pop("granularity", None)
+            if isinstance(granularity, list):
+                granularity = tuple(granularity)
+            trials = [Trial(**row) for row in content.pop("trials", [])]
+            return cls(trials=trials, granularity=granularity, **content)
+
+    def __str__(self) -> str:
+        """Returns the metrics as a table, with the bytes of each layer."""
+        columns = list(dict.fromkeys(each.column for each in self.trials))
+        rows = [("layer", "bytes", *columns)]
+        found = {(t.layer, t.column): f"{t.metric:.4g}" for t in self.trials}
+        for layer, size in self.sizes.items():
+            cells = [found.get((layer, column), "") for column in columns]
+            rows.append((layer, f"{size:,}", *cells))
+        head = f"metric {self.base:.4g} as it is, {self.better} is better"
+        return head + "\n" + table(rows, right=range(1, len(columns) + 2))
+
+    __repr__ = __str__
+
+
+def sensitivity(
+    model: chainer.Link,
+    evaluate: Callable[[chainer.Link], float],
+    methods: str | Sequence[str] = "magnitude",
+    degrees: Sequence[float] = (0.3, 0.5, 0.7, 0.9),
+    *,
+    layers: str | Sequence[str] = "*",
+    granularity: Any = "element",
+    better: str = "higher",
+    path: str | os.PathLike | None = None,
+) -> Sensitivity:
+    """Measures what each layer can lose: pruned or quantized alone, without training.
+
+    Args:
+        model (chainer.Link): The undivided model, trained. Its weights are changed
+            for each trial, and set back.
+        evaluate: Takes the model, and returns the metric as a float.
+        methods (str or list of str): ``'magnitude'``, ``'l1'``, ``'l2'``, each tried
+            with all degrees; ``'int2'`` to ``'int8'``, ``'codebook2'`` to
+            ``'codebook8'``.
+        degrees (list of float): Between 0 and 1, as ``to`` of :class:`Prune`.
+        layers (str or list of str): As of :class:`Prune`.
+        granularity: Likewise; not ``'channel'``, which reaches into other layers.
+        better (str): Whether a ``'higher'`` metric is better, or a ``'lower'`` one.
+        path: A file that has the trials so far. A run that was interrupted goes on
+            from there.
+
+    Returns:
+        Sensitivity: The table.
+
+    Raises:
+        ValueError: If an argument is wrong, or the file is of another model or of
+            other trials.
+
+    Example:
+        >>> import chainer.links as L
+        >>> model = chainer.Sequential(L.Linear(4, 3), L.Linear(3, 2))
+        >>> x = np.ones((5, 4), np.float32)
+        >>> result = sensitivity(
+        ...     model, lambda model: -float(abs(model(x).array).mean()),
+        ...     ["l1", "int8"], degrees=[0.5])
+        >>> [trial.column for trial in result.trials[:2]]
+        ['l1 50%', 'int8']
+    """
+    if getattr(model, "is_stage", False):
+        raise ValueError("the model is a stage: give the undivided model")
+    if better not in _BETTER:
+        raise ValueError(f"better must be 'higher' or 'lower', not {better!r}")
+    known = weighted_layers(model)
+    plans = _trials(methods, degrees, granularity)
+    chosen = select(
+        (layers,) if isinstance(layers, str) else layers, known, "sensitivity"
+    )
+    params = dict(model.namedparams())
+    weights = {layer: [params[p] for p in known[layer].weights] for layer in chosen}
+    sizes = {layer: sum(p.array.nbytes for p in weights[layer]) for layer in chosen}
+    result = Sensitivity(float("nan"), [], sizes, better, granularity)
+    checksum = _checksum(params)
+    if path is not None and Path(path).exists():
+        _resume(result, path, checksum)
+    else:
+        result.base = float(evaluate(model))
+    done = {(each.layer, each.method, each.degree): each for each in result.trials}
+    result.trials = []
+    for layer in chosen:
+        for rule in plans:
+            degree = getattr(rule, "to", 0.0)
+            trial = done.get((layer, rule.method, degree))
+            if trial is None:
+                trial = _try(model, evaluate, layer, weights[layer], rule)
+                done[layer, rule.method, degree] = trial
+            result.trials.append(trial)
+            if path is not None:
+                fields = result._fields()
+                fields["trials"] = [each._asdict() for each in done.values()]
+                write_json(path, {"divisible": _KIND, "model": checksum, **fields})
+    return result
+
+
+def _trials(methods: Any, degrees: Sequence[float], granularity: Any) -> list[Rule]:
+    """Returns a rule for each column, which checks it."""
+    if granularity == "channel":
+        raise ValueError(
+            "a channel reaches into other layers: try granularity='row', which sets an"
+            " output to zero"
+        )
+    rules: list[Rule] = []
+    for method in (methods,) if isinstance(methods, str) else methods:
+        if method == "taylor":
+            raise ValueError("'taylor' needs gradients, and nothing trains here")
+        if str(method).startswith(("int", "codebook")):
+            rules.append(Quantize(method))
+        else:
+            rules += [Prune(method, "*", each, granularity) for each in degrees]
+    if not rules:
+        raise ValueError("there is no method, or no degree, to try")
+    return rules
+
+
+def _try(
+    model: chainer.Link,
+    evaluate: Callable[[chainer.Link], float],
+    layer: str,
+    weights: Sequence[chainer.Parameter],
+    rule: Rule,
+) -> Trial:
+    kept = [param.array.copy() for param in weights]
+    try:
+        n_bytes = sum(_change(param, rule) for param in weights)
+        start = time.perf_counter()
+        metric = float(evaluate(model))
+        seconds = time.perf_counter() - start
+    finally:
+        for param, array in zip(weights, kept):
+            param.array[...] = array
+    return Trial(layer, rule.method, getattr(rule, "to", 0.0), metric, n_bytes, seconds)
+
+
+def _change(param: chainer.Parameter, rule: Rule) -> float:
+    """Changes a weight, and returns the bytes that it needs then."""
+    weight = chainer.get_device("@numpy").send(param.array)
+    if isinstance(rule, Prune):
+        scores = score(rule.method, weight, rule.granularity)
+        gone = lowest(scores, np.zeros(scores.shape, bool), rule.to)
+        is_zero = spread(gone, weight.shape, rule.granularity)
+        changed = np.where(is_zero, 0, weight)
+        n_bytes = (~is_zero).sum() * weight.itemsize
+    else:
+        n_bytes = weight.size * rule.bits / 8
+        if rule.has_codebook:
+            numbers = clusters(weight, rule.bits)
+            sums = np.bincount(numbers.ravel(), weight.ravel().astype(np.float64))
+            counts = np.bincount(numbers.ravel())
+            changed = np.where(weight == 0, 0, (sums / np.maximum(counts, 1))[numbers])
+        else:
+            affine = Affine.of_weight(weight, rule.bits, rule.symmetric, True)
+            changed = affine.real(affine.whole(weight))
+    param.array[...] = param.device.send(changed.astype(param.dtype))
+    return float(n_bytes)
+
+
+def _checksum(params: Mapping[str, chainer.Parameter]) -> int:
+    found = 0
+    host = chainer.get_device("@numpy")
+    for path in sorted(params):
+        if params[path].array is not None:
+            array = np.ascontiguousarray(host.send(params[path].array))
+            found = zlib.crc32(path.encode(), zlib.crc32(array.view(np.uint8), found))
+    return found
+
+
+def _resume(result: Sensitivity, path: str | os.PathLike, checksum: int) -> None:
+    """Takes over the trials of an interrupted run."""
+    with reading_json(path, f"a {_KIND}") as content:
+        saved = content.get("model")
+    before = Sensitivity.load(path)
+    if saved != checksum:
+        raise ValueError(f"{path} has trials of another model: give another file")
+    granularity = result.granularity
+    if isinstance(granularity, list):
+        granularity = tuple(granularity)
+    if (before.granularity, before.better) != (granularity, result.better):
+        raise ValueError(
+            f"{path} has trials with granularity {before.granularity!r} where"
+            f" {before.better} is better, not {granularity!r} and {result.better}"
+        )
+    result.base, result.trials = before.base, before.trials
