@@ -11,6 +11,7 @@
     initial         initial weights drawn by segments
     mapped          arrays in files without names; what of them is in memory
     segments        how many rows
+    segment_trial   that number, chosen by the first minibatches
     held_store      bytes that leave memory for a while, in a file without a name
     errors          StoreError
 """

@@ -47,7 +47,11 @@ class LayerFunction(chainer.FunctionNode):
         x, W, *rest = inputs
         b = rest[0] if rest else None
         y = np.empty(self.operation.output_shape(x, W), x.dtype)
-        for start, stop in self.weights.passing(set(), {ARRAY}):
+        passing = self.weights.passing
+        if chainer.config.enable_backprop:
+            passing = self.weights.timed_pass
+            self.weights.trial.count(len(x))
+        for start, stop in passing(set(), {ARRAY}):
             bias = None if b is None else b[start:stop]
             z = self.operation.forward(x, W[start:stop], bias)
             activations.forward(self.activation, z, y[:, start:stop])
@@ -86,7 +90,7 @@ class LayerFunction(chainer.FunctionNode):
         """Returns the gradient of x."""
         x, W = self._arrays()
         gx, scratch = np.empty(x.shape, x.dtype), Scratch()
-        for start, stop in self.weights.passing(set(), {ARRAY}):
+        for start, stop in self.weights.timed_pass(set(), {ARRAY}):
             gz = self.behind_activation(gy, start, stop)
             share = self.operation.input_gradient(x, W[start:stop], gz)
             if start == 0:
@@ -155,7 +159,7 @@ class WeightShare(NamedTuple):
         function, weights = self.function, self.function.weights
         x, W = function._arrays()
         # Of W no more than the shape is needed.
-        for start, stop in weights.passing({GRADIENT}):
+        for start, stop in weights.timed_pass({GRADIENT}):
             gz = function.behind_activation(self.gy, start, stop)
             yield (
                 slice(start, stop),

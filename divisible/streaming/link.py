@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -17,8 +18,11 @@ from divisible.streaming.layer_function import LayerFunction
 from divisible.streaming.mapped import usable_directory
 from divisible.streaming.parameter import StreamedParameter
 from divisible.streaming.products import Convolution, Linear, Operation
+from divisible.streaming.segment_trial import SegmentTrial
 from divisible.streaming.segments import rows_of_segment
 
+#: Under this key is the segment that was chosen. No attribute can have such a name.
+SEGMENT_KEY = "W.segment"
 #: Where the weights may be.
 STORES = ("disk",)
 
@@ -54,19 +58,22 @@ class Streamed(chainer.Link):
         activation: ``F.relu``, ``F.leaky_relu``, ``F.elu``, ``F.sigmoid`` or ``F.tanh``
             with Chainer's default arguments, applied to each segment of the output
             while it is in the cache; ``None`` for none.
-        segment (int or str): How many rows of W, or output channels, are in memory at a
-            time; ``'auto'`` for as many as 32 MiB hold.
+        segment (int or str): How many rows of W, or output channels, a segment has;
+            ``'auto'`` to choose by the first minibatches among four numbers at most,
+            each half of the one before, in segments of 32 MiB to 1 MiB. Each is timed
+            for a minibatch. What was chosen is kept in snapshots.
         store (str): ``'disk'``.
         directory: Where the files are made; by default that for temporary files, or
             ``/var/tmp`` where that one lies in memory.
-
-    Attributes:
-        segment (int): Rows of a segment.
+        memory (int or str): Bytes that the layer's segments may take in memory, such as
+            ``'512MiB'``, for 16 of them; then 'auto' begins with the largest ones that
+            fit.
 
     Raises:
         TypeError: If it is another kind of link, or has an initializer that cannot draw
             row by row.
-        ValueError: If an argument is not one of those above.
+        ValueError: If an argument is not one of those above, or a segment is too large
+            for the memory.
         StoreError: If the link's arrays exist already, or there is no such directory.
 
     Example:
@@ -92,6 +99,7 @@ class Streamed(chainer.Link):
         segment: int | str = "auto",
         store: str = "disk",
         directory: str | os.PathLike | None = None,
+        memory: int | float | str | None = None,
     ) -> None:
         super().__init__()
         _check_store(store)
@@ -99,13 +107,24 @@ class Streamed(chainer.Link):
         self._operation = _operation_of(link)
         self._kind, self.activation = type(link), activation
         array = _deferred(link)
-        self.segment = rows_of_segment(array.shape, array.dtype, segment)
+        rows = rows_of_segment(array.shape, array.dtype, segment, memory)
+        self._is_auto = isinstance(segment, str)
         title = f"{type(link).__name__}{array.shape}"
         with self.init_scope():
             self.W = StreamedParameter(
-                array, self.segment, usable_directory(directory), title
+                array, SegmentTrial(rows), usable_directory(directory), title
             )
             self.b = link.b
+
+    @property
+    def segment(self) -> int:
+        """The rows of a segment, until the end of this minibatch at least."""
+        return self.W.trial.rows
+
+    @property
+    def segment_seconds(self) -> dict[int, float]:
+        """By rows of a segment the seconds that a sample took with it, where timed."""
+        return dict(self.W.trial.seconds)
 
     @property
     def printable_specs(self) -> Any:
@@ -114,6 +133,20 @@ class Streamed(chainer.Link):
         yield "shape", self.W.shape
         yield "activation", getattr(self.activation, "__name__", None)
         yield "segment", self.segment
+
+    def serialize(self, serializer: Any) -> None:
+        """Reads or writes the parameters, and the segment that was chosen."""
+        super().serialize(serializer)
+        if not self._is_auto:
+            return
+        trial = self.W.trial
+        # What was saved where the layer was in memory, or with other segments, knows
+        # none.
+        with contextlib.suppress(KeyError):
+            rows = serializer(SEGMENT_KEY, trial.rows if trial.is_chosen else 0)
+            # The memory that this layer may take counts for more.
+            if 0 < rows <= trial.most:
+                trial.choose(int(rows))
 
     def forward(self, x: Any) -> chainer.Variable:
         """Applies the layer, and its activation.

@@ -13,6 +13,7 @@ meanwhile, and lets go what it has done with.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from divisible.deferred.array import DeferredArray, Recipe
 from divisible.streaming import initial, updates
 from divisible.streaming.errors import StoreError
 from divisible.streaming.mapped import MappedArray
+from divisible.streaming.segment_trial import SegmentTrial
 from divisible.streaming.segments import ranges
 
 #: The files of a parameter beside those of its optimizer's state.
@@ -35,12 +37,12 @@ class StreamedParameter(chainer.Parameter):
 
     Args:
         array (DeferredArray): It, not made yet.
-        rows (int): Of a segment.
+        trial (SegmentTrial): The rows of a segment.
         directory: Where its files are made.
         what (str): For errors: what it is.
 
     Attributes:
-        rows (int): Of a segment.
+        trial (SegmentTrial): The rows of a segment.
         directory (Path): Where its files are made.
     """
 
@@ -48,10 +50,11 @@ class StreamedParameter(chainer.Parameter):
     is_streamed = True
 
     def __init__(
-        self, array: DeferredArray, rows: int, directory: Path, what: str
+        self, array: DeferredArray, trial: SegmentTrial, directory: Path, what: str
     ) -> None:
         super().__init__(array)
-        self.rows, self.directory, self._what = rows, directory, what
+        # Copies that share the array share the trial.
+        self.trial, self.directory, self._what = trial, directory, what
         self._files: dict[str, MappedArray] = {}
         for step in array.recipe.steps:
             if not step.is_of_whole:
@@ -96,7 +99,7 @@ class StreamedParameter(chainer.Parameter):
 
     def segments(self) -> Iterator[tuple[int, int]]:
         """Yields the first row and the one behind the last, of each segment."""
-        return ranges(self.shape[0], self.rows)
+        return ranges(self.shape[0], self.trial.rows)
 
     def passing(
         self, written: set[str], read: set[str] = frozenset()
@@ -123,6 +126,13 @@ class StreamedParameter(chainer.Parameter):
             for name, file in files.items():
                 file.release(start, stop, name in written)
 
+    def timed_pass(
+        self, written: set[str], read: set[str] = frozenset()
+    ) -> Iterator[tuple[int, int]]:
+        """Yields what :meth:`passing` does, in time that counts for the trial."""
+        with self.trial.timing():
+            yield from self.passing(written, read)
+
     def new_gradient(self) -> np.ndarray:
         """Returns the array for its gradient, always the same one."""
         return self.file(GRADIENT).array
@@ -147,6 +157,10 @@ class StreamedParameter(chainer.Parameter):
         Raises:
             TypeError: If the rule looks at more than one element at a time.
         """
+        self._update()
+        self.trial.end_minibatch()
+
+    def _update(self) -> None:
         rule = self.update_rule
         if rule is None or not rule.enabled:
             return
@@ -156,7 +170,7 @@ class StreamedParameter(chainer.Parameter):
             return
         read = {GRADIENT} if self.is_file(GRADIENT, self.grad) else set()
         states = updates.states_of(rule, self)
-        passing = self.passing({ARRAY, *states}, read)
+        passing = self.timed_pass({ARRAY, *states}, read)
         updates.update(rule, self, states, passing)
 
     def to_device(self, device: Any) -> None:
@@ -185,7 +199,8 @@ class StreamedParameter(chainer.Parameter):
                 f" copied once it is made; copy, or profile, the model before divide()"
             )
         # It will be made in files of its own, with the same values.
-        ret = StreamedParameter(array.copy(), self.rows, self.directory, self._what)
+        trial = copy.deepcopy(self.trial)
+        ret = StreamedParameter(array.copy(), trial, self.directory, self._what)
         ret.name, ret.initializer = self.name, self.initializer
         return memo.setdefault(id(self), ret)
 

@@ -8,54 +8,100 @@ from collections.abc import Iterator
 
 import numpy as np
 
-#: Bytes of a segment where nobody says otherwise: large enough that a disk reads it at
-#: its full speed, and that its products take BLAS to its own.
+from divisible.planning.units import format_bytes, parse_bytes
+
+#: Bytes of the largest segment that is tried where nobody says otherwise: large enough
+#: that a disk reads it at its full speed, and that its products take BLAS to its own.
 AUTO_BYTES = 32 * 2**20
+#: Bytes of the smallest one.
+LEAST_BYTES = 2**20
+#: How many segments a layer may have in memory at a time. An update with two arrays of
+#: state passes through four files: of each a segment is computed with, and the next one
+#: read; four are being written, and what an update rule or an initializer computes
+#: meanwhile takes as much again as four.
+IN_MEMORY = 16
 
 
 def rows_of_segment(
     shape: tuple[int, ...],
     dtype: np.dtype,
     segment: int | str,
-    n_bytes: int = AUTO_BYTES,
-) -> int:
-    """Returns how many rows a segment has.
+    memory: int | float | str | None = None,
+) -> list[int]:
+    """Returns how many rows a segment may have.
 
     Args:
         shape: Of the operand.
         dtype: Of the operand.
-        segment (int or str): Rows, or ``'auto'`` for as many as `n_bytes` hold.
-        n_bytes (int): Of a segment, if that is ``'auto'``.
+        segment (int or str): Rows, or ``'auto'`` for several numbers to choose from.
+        memory (int or str): Bytes for the segments that are in memory at a time, such
+            as ``'512MiB'``; ``None`` for :data:`IN_MEMORY` of :data:`AUTO_BYTES`.
+
+    Returns:
+        list of int: One, or candidates, the largest first, each half of the one before.
 
     Raises:
         TypeError: If `segment` is neither a number nor ``'auto'``.
-        ValueError: If it is no positive number, or a row has more than `n_bytes`.
+        ValueError: If it is no positive number, or the memory is too small for it.
 
     Example:
-        >>> rows_of_segment((4096, 1024), np.dtype('f'), 'auto', 2**20)
-        256
+        >>> rows_of_segment((65536, 1024), np.dtype('f'), 'auto', '128MiB')
+        [2048, 1024, 512, 256]
         >>> rows_of_segment((100, 1024), np.dtype('f'), 'auto')
-        100
+        [100]
+        >>> rows_of_segment((100, 1024), np.dtype('f'), 30)
+        [30]
     """
+    row_bytes = max(math.prod(shape[1:]) * dtype.itemsize, 1)
+    limit = _limit(memory)
     if isinstance(segment, str):
         if segment != "auto":
             raise ValueError(f"segment={segment!r}: expected 'auto' or rows")
-        row_bytes = math.prod(shape[1:]) * dtype.itemsize
-        rows = n_bytes // max(row_bytes, 1)
-        if rows < 1:
-            raise ValueError(
-                f"a row of {row_bytes} bytes is larger than a segment of {n_bytes}"
-            )
-    else:
-        try:
-            rows = operator.index(segment)
-        except TypeError:
-            raise TypeError(
-                f"segment={segment!r}: expected 'auto' or a number of rows"
-            ) from None
-        if rows < 1:
-            raise ValueError(f"segment={rows}: expected 1 row or more")
-    return max(1, min(rows, shape[0]))
+        rows = min(limit // row_bytes, shape[0])
+        _check_room(1, row_bytes, limit, memory)
+        candidates = [max(1, rows)]
+        while candidates[-1] // 2 * row_bytes >= LEAST_BYTES and len(candidates) < 4:
+            candidates.append(candidates[-1] // 2)
+        return candidates
+    try:
+        rows = operator.index(segment)
+    except TypeError:
+        raise TypeError(
+            f"segment={segment!r}: expected 'auto' or a number of rows"
+        ) from None
+    if rows < 1:
+        raise ValueError(f"segment={rows}: expected 1 row or more")
+    rows = max(1, min(rows, shape[0]))
+    if memory is not None:
+        _check_room(rows, row_bytes, limit, memory)
+    return [rows]
+
+
+def _limit(memory: int | float | str | None) -> int:
+    """Returns the bytes that a segment may have."""
+    if memory is None:
+        return AUTO_BYTES
+    n_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
+    if not 0 < n_bytes < math.inf:
+        raise ValueError(f"memory={memory!r}: expected a positive number of bytes")
+    return int(n_bytes // IN_MEMORY)
+
+
+def _check_room(rows: int, row_bytes: int, limit: int, memory: object) -> None:
+    if rows * row_bytes <= limit:
+        return
+    what = f"{rows} rows" if rows > 1 else "1 row"
+    if memory is None:
+        raise ValueError(
+            f"a segment of {what} has {format_bytes(rows * row_bytes)}, and 'auto'"
+            f" takes at most {format_bytes(limit)}: give segment=1"
+        )
+    in_all = format_bytes(IN_MEMORY * rows * row_bytes)
+    raise ValueError(
+        f"a segment of {what} has {format_bytes(rows * row_bytes)}, and {IN_MEMORY} of"
+        f" them may be in memory at a time, {in_all} in all: more than"
+        f" memory={memory!r}; give more" + (", or fewer rows" if rows > 1 else "")
+    )
 
 
 def ranges(n_rows: int, rows: int) -> Iterator[tuple[int, int]]:

@@ -19,6 +19,7 @@ from chainer import Link
 from chainer.training import Trainer
 
 from divisible import Divisible
+from divisible.streaming.link import SEGMENT_KEY
 from pipeline.snapshots import first_calls
 from pipeline.snapshots.arrays import Arrays, of_range
 from pipeline.snapshots.dry_run import DryReader, dry_run
@@ -42,6 +43,10 @@ def load_model(model: Link, arrays: Arrays) -> None:
 
     A dry run leaves them as they are.
     """
+    for key in arrays:
+        # Layers that are in memory here have no segments.
+        if key.endswith(f"/{SEGMENT_KEY}"):
+            arrays.take(key)
     if arrays.is_dry_run:
         links = ((f"{path}/".lstrip("/"), link) for path, link in model.namedlinks())
         with dry_run(arrays, links):

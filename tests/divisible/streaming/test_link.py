@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from divisible import Divisible, deferred_init, profile
-from divisible.streaming import StoreError, Streamed
+from divisible.streaming import StoreError, Streamed, segments
 from mixed_precision.lars import LARSHook
 
 OPTIMIZERS = {
@@ -83,6 +83,46 @@ def test_trains_convolutions():
     losses = [train(each, OPTIMIZERS["Adam"](), (2, 9, 9)) for each in stages]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     assert_alike(*stages)
+
+
+def test_segments_are_chosen_by_the_first_minibatches_and_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(segments, "LEAST_BYTES", 1000)
+    stages = perceptron(False), perceptron(True, "auto")
+    first, second = stages[1][0], stages[1][2]
+    found = [train(each, OPTIMIZERS["Adam"](), (50,), 2) for each in stages]
+    # The whole has been tried for the one, and the half is tried now.
+    assert list(first.segment_seconds) == [40] and first.segment == 20
+    found += [train(each, OPTIMIZERS["Adam"](), (50,), 3) for each in stages]
+    for resident, streamed in zip(found[::2], found[1::2]):
+        np.testing.assert_allclose(streamed, resident, rtol=1e-5)
+    assert list(first.segment_seconds) == [40, 20, 10, 5]
+    assert list(second.segment_seconds) == [30, 15, 7]
+    for layer in (first, second):
+        seconds = layer.segment_seconds
+        assert layer.segment == min(seconds, key=seconds.get) and min(seconds) > 0
+    # A layer that begins anew chooses what was chosen, if it may.
+    first.W.trial.choose(10)
+    file = tmp_path / "model.npz"
+    chainer.serializers.save_npz(file, stages[1])
+    other = perceptron(True, "auto")
+    chainer.serializers.load_npz(file, other)
+    assert (other[0].segment, other[2].segment) == (10, second.segment)
+    train(other, OPTIMIZERS["Adam"](), (50,), 2)
+    assert other[0].segment == 10 and not other[0].segment_seconds
+    fixed = perceptron(True, 7)
+    chainer.serializers.load_npz(file, fixed)
+    assert fixed[0].segment == 7
+
+
+def test_what_is_not_trained_is_not_timed(monkeypatch):
+    monkeypatch.setattr(segments, "LEAST_BYTES", 1000)
+    stage = perceptron(True, "auto")
+    optimizer = OPTIMIZERS["Adam"]().setup(stage)
+    with chainer.no_backprop_mode():
+        for _ in range(5):
+            stage(np.ones((2, 50), "f"))
+            optimizer.update()
+    assert stage[0].segment == 40 and not stage[0].segment_seconds
 
 
 def test_same_initial_weights_whatever_the_segment():
@@ -203,6 +243,11 @@ def test_a_link_in_memory_is_refused_with_the_cure():
         (ValueError, "next layer", lambda: Streamed(L.Linear(3, 4), F.softmax)),
         (ValueError, "segment=0", lambda: Streamed(L.Linear(3, 4), segment=0)),
         (ValueError, "'auto'", lambda: Streamed(L.Linear(3, 4), segment="all")),
+        (
+            ValueError,
+            "more than memory='1kB'",
+            lambda: Streamed(L.Linear(30, 40), segment=5, memory="1kB"),
+        ),
         (TypeError, "number of rows", lambda: Streamed(L.Linear(3, 4), segment=1.5)),
         (
             ValueError,

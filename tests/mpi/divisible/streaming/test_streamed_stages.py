@@ -12,7 +12,7 @@ import pytest
 
 from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible, deferred_init
-from divisible.streaming import Streamed
+from divisible.streaming import Streamed, segments
 from mixed_precision import MixedPrecision
 from pipeline import (
     DisagreementError,
@@ -26,12 +26,13 @@ from tests.support.mpiexec import assert_on_ranks, refused_on_ranks
 CUTS = [0, 2, 5]
 
 
-def model_of(streamed):
+def model_of(segment):
+    streamed = segment is not None
     with deferred_init(seed=3):
         first, second = L.Linear(50, 40), L.Linear(40, 30)
         if streamed:
-            first = Streamed(first, activation=F.relu, segment=7)
-            second = Streamed(second, activation=F.tanh, segment=7)
+            first = Streamed(first, activation=F.relu, segment=segment)
+            second = Streamed(second, activation=F.tanh, segment=segment)
         between = [F.identity, F.identity] if streamed else [F.relu, F.tanh]
         last = L.Linear(30, 5)
         return Divisible(first, between[0], second, between[1], last)
@@ -40,8 +41,8 @@ def model_of(streamed):
 class Run:
     """A pipeline with its optimizer."""
 
-    def __init__(self, comm, streamed, schedule):
-        self.stage = model_of(streamed).divide(*CUTS[comm.rank : comm.rank + 2])
+    def __init__(self, comm, segment, schedule):
+        self.stage = model_of(segment).divide(*CUTS[comm.rank : comm.rank + 2])
         self.optimizer = chainer.optimizers.Adam().setup(self.stage)
         self.pipe = Pipeline(self.stage, comm, 4, schedule=schedule)
 
@@ -57,12 +58,12 @@ class Run:
 
 def trains(comm, folder, schedule, debug):
     with chainer.using_config("debug", debug):
-        resident, streamed = (Run(comm, each, schedule) for each in (False, True))
+        resident, streamed = (Run(comm, each, schedule) for each in (None, 7))
         wanted, found = resident.steps(20, 0), streamed.steps(20, 0)
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
         for number, run in enumerate((resident, streamed)):
             save_snapshot(f"{folder}/{number}", run.pipe, run.optimizer)
-        others = [Run(comm, each, schedule) for each in (False, True)]
+        others = [Run(comm, each, schedule) for each in (None, 7)]
         for number, run in enumerate(others):
             # What streams loads what did not, and the other way round.
             load_snapshot(f"{folder}/{1 - number}", run.pipe, run.optimizer)
@@ -76,9 +77,37 @@ def test_trains_as_resident_stages(tmp_path, schedule, debug):
     assert_on_ranks(2, trains, str(tmp_path), schedule, debug)
 
 
+def chooses(comm, folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segments, "LEAST_BYTES", 1000)
+        run, resident = Run(comm, "auto", "1f1b"), Run(comm, None, "1f1b")
+        other, fixed = Run(comm, "auto", "1f1b"), Run(comm, 7, "1f1b")
+    wanted = resident.steps(6, 0)
+    np.testing.assert_allclose(run.steps(6, 0), wanted, rtol=1e-5)
+    (layer,) = (each for each in run.stage if isinstance(each, Streamed))
+    assert len(layer.segment_seconds) == [4, 3][comm.rank]
+    # The ranks have chosen, each for its own layer, what the others need not know.
+    layer.W.trial.choose([5, 10][comm.rank])
+    save_snapshot(folder, run.pipe, run.optimizer)
+    wanted = run.steps(3, 1)
+    # Where layers have no segments, or others, nothing is left over.
+    for each in (other, fixed, resident):
+        load_snapshot(folder, each.pipe, each.optimizer)
+        found = each.steps(3, 1)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        if each is other:
+            assert found == wanted
+    (layer,) = (each for each in other.stage if isinstance(each, Streamed))
+    assert layer.segment == [5, 10][comm.rank] and not layer.segment_seconds
+
+
+def test_segments_that_were_chosen_are_in_the_snapshot(tmp_path):
+    assert_on_ranks(2, chooses, str(tmp_path))
+
+
 def refuses(comm):
     grid = Grid(comm, n_pipeline=1)
-    stage = model_of(True).divide()
+    stage = model_of(7).divide()
     # The replica that hears of it is told which rank refuses.
     with pytest.raises((ValueError, DisagreementError), match="streamed from disk"):
         Pipeline(stage, grid, 2)
@@ -87,23 +116,23 @@ def refuses(comm):
     with pytest.raises(ValueError, match="^/0/W is streamed .* more stages$"):
         multi.setup(stage)
     # It was no call of all ranks, and the next one is none the worse.
-    multi.setup(model_of(False).divide())
+    multi.setup(model_of(None).divide())
     multi.close()
     with pytest.raises(TypeError, match="parameter /0/W is streamed from disk"):
         MixedPrecision(adam(), comm=comm).setup(stage)
-    run = Run(comm, True, "1f1b")
+    run = Run(comm, 7, "1f1b")
     losses = run.steps(1, 0)
     with pytest.raises(ValueError, match="/2/W is streamed from disk"):
-        rebalance(run.pipe, run.optimizer, [0, 3, 5], lambda: model_of(True))
+        rebalance(run.pipe, run.optimizer, [0, 3, 5], lambda: model_of(7))
     # Nothing has changed; and what is resident may move.
-    rebalance(run.pipe, run.optimizer, [0, 1, 5], lambda: model_of(True))
+    rebalance(run.pipe, run.optimizer, [0, 1, 5], lambda: model_of(7))
     losses += run.steps(2, 1)
-    other = Run(comm, False, "1f1b")
+    other = Run(comm, None, "1f1b")
     np.testing.assert_allclose(losses, other.steps(1, 0) + other.steps(2, 1), 1e-5)
 
 
 def fills(comm, folder):
-    run, other = (Run(comm, True, "1f1b") for _ in range(2))
+    run, other = (Run(comm, 7, "1f1b") for _ in range(2))
     run.steps(2, 0)
     save_snapshot(folder, run.pipe, run.optimizer)
     if comm.rank == 0:
@@ -122,7 +151,7 @@ def fills(comm, folder):
 
 
 def resumes(comm, folder):
-    run = Run(comm, True, "1f1b")
+    run = Run(comm, 7, "1f1b")
     load_snapshot(folder, run.pipe, run.optimizer)
     losses = run.steps(2, 1)
     if comm.rank == 0:
