@@ -6,10 +6,19 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Union
 
+import chainer
+
 from divisible.files import write_json
 from divisible.records import reading_json, shown
+from model_compression.quantized_links import add_rule, check_kind
 from model_compression.rules import Prune, Quantize, named, prune_of, quantize_of
-from model_compression.selection import Weighted, check_users, select
+from model_compression.selection import (
+    Weighted,
+    check_users,
+    matching,
+    select,
+    weighted_layers,
+)
 
 Rule = Union[Prune, Quantize]
 #: By the word in a file what makes a rule of its settings.
@@ -86,6 +95,37 @@ class CompressionPlan:
                 check_users(chosen, layers, str(rule))
             found.append(chosen)
         return found
+
+    def prepare(self, model: chainer.Link) -> chainer.Link:
+        """Gives the layers of a model what they keep under quantization rules.
+
+        That are the ranges of activations, and whether these are in force. A file of a
+        model that was trained under the plan then loads whole, and layers may move
+        between ranks: ``Rebalance(lambda: plan.prepare(build()))``.
+
+        Args:
+            model (chainer.Link): The undivided one. Its layers need not be made yet.
+
+        Returns:
+            chainer.Link: The model.
+
+        Raises:
+            ValueError: If a rule means no layer of the model.
+
+        Example:
+            >>> import chainer.links as L
+            >>> plan = CompressionPlan([Quantize("int8", targets=["input"])])
+            >>> model = plan.prepare(chainer.Sequential(L.Linear(4, 3)))
+            >>> sorted(model[0]._persistent)
+            ['input_is_quantized', 'input_n_seen', 'input_range']
+        """
+        layers, links = weighted_layers(model), dict(model.namedlinks())
+        for rule in self.rules:
+            if isinstance(rule, Quantize) and not rule.has_codebook:
+                for path in matching(rule.layers, layers, str(rule)):
+                    check_kind(path, layers[path].kinds, rule)
+                    add_rule(links[path], rule)
+        return model
 
     def settings(self) -> list[dict[str, Any]]:
         """Returns the rules as JSON has them."""

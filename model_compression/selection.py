@@ -63,13 +63,13 @@ def together(of_ranks: Iterable[Mapping[str, Weighted]]) -> dict[str, Weighted]:
     return {path: layer for layers in of_ranks for path, layer in layers.items()}
 
 
-def select(
+def matching(
     entries: Sequence[str],
     layers: Mapping[str, Weighted],
     rule: str,
     is_part: bool = False,
 ) -> list[str]:
-    """Returns the paths of the layers that a rule means.
+    """Returns the paths of the layers that a rule means, made or not.
 
     Args:
         entries: Of the rule, as :class:`~model_compression.Prune` describes them.
@@ -78,7 +78,7 @@ def select(
         is_part: Whether there are more layers elsewhere.
 
     Raises:
-        ValueError: If an entry means no layer, or one that has no shape yet.
+        ValueError: If an entry means no layer.
     """
     found: dict[str, None] = {}
     for entry in entries:
@@ -92,6 +92,21 @@ def select(
                 f" this model are {known}{more}"
             )
         found.update(dict.fromkeys(chosen))
+    return list(found)
+
+
+def select(
+    entries: Sequence[str],
+    layers: Mapping[str, Weighted],
+    rule: str,
+    is_part: bool = False,
+) -> list[str]:
+    """Returns the paths of the layers that a rule changes: of :func:`matching`.
+
+    Raises:
+        ValueError: If an entry means no layer, or one that has no shape yet.
+    """
+    found = matching(entries, layers, rule, is_part)
     for path in found:
         if layers[path].unsized:
             raise ValueError(

@@ -225,8 +225,8 @@ def _check_values(path: str, here: chainer.Link, made: chainer.Link) -> None:
     if more:
         raise ValueError(
             f"{path} has {', '.join(more)}, which build() does not give it, and would"
-            f" compute without where it moves: layers that compute with few bits, and"
-            f" others that get values after they were made, stay on their rank"
+            f" compute without where it moves: add them there, those of layers with few"
+            f" bits by CompressionPlan.prepare"
         )
 
 

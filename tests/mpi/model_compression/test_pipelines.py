@@ -296,11 +296,41 @@ def test_masks_move_with_their_layers():
     assert_on_ranks(2, layers_move)
 
 
+def quantized_layers_move(comm):
+    run = Run(comm, [0, 4, 8], plan=FEW_BITS)
+    with run.pipe:
+        expected = run.train()
+    run = Run(comm, [0, 4, 8], plan=FEW_BITS)
+    with run.pipe:
+        moved = []
+        run.trainer.extend(
+            lambda _: moved.append(
+                rebalance(
+                    run.pipe,
+                    run.optimizers,
+                    [0, 1, 8],
+                    lambda: FEW_BITS.prepare(build()),
+                ).layers
+            ),
+            name="move",
+            trigger=(5, "iteration"),
+        )
+        found = run.train()
+        assert moved == [(1, 2, 3), ()]
+    check_few(found)
+    for path, array in found.items():
+        np.testing.assert_array_equal(array, expected[path], err_msg=path)
+
+
+def test_quantized_layers_move_with_what_they_keep():
+    assert_on_ranks(2, quantized_layers_move)
+
+
 def quantized_layers_do_not_move(comm):
     run = Run(comm, [0, 4, 8], plan=FEW_BITS)
     with run.pipe:
         run.train(3)
-        with pytest.raises(ValueError, match="is_quantized.* stay on their rank"):
+        with pytest.raises(ValueError, match="is_quantized.*CompressionPlan.prepare"):
             rebalance(run.pipe, run.optimizers, [0, 3, 8], build)
 
 
