@@ -274,3 +274,17 @@ def test_examples_learn_the_same_on_any_number_of_ranks(name, tmp_path):
     assert "Warning" not in output
     for actual, expected in zip(figures(output), (table, last)):
         np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("options", [[], ["--channels", "0.5"]])
+def test_a_model_becomes_smaller(options, tmp_path):
+    script = "examples/smaller_model/train.py"
+    output = run(2, [script, "--epoch", "6", "--out", tmp_path, *options])
+    sizes = re.findall(r"(\d+) bytes, test accuracy ([\d.]+)%", output)
+    (whole,) = re.findall(r"keeps all its weights has (\d+) bytes", output)
+    (trained, accuracy), (small, same) = sizes
+    # Files are smaller, and nothing else has changed.
+    assert int(small) < int(whole) / 2 and int(small) < int(trained) / 2
+    assert accuracy == same
+    assert float(accuracy) > 85
+    assert (tmp_path / "course.png").stat().st_size > 1000
