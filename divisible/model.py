@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -314,7 +314,13 @@ class Divisible(LayerList):
                 found[position] = found.get(position, frozenset()) ^ set(paths)
         self._transposed = {place: paths for place, paths in found.items() if paths}
 
-    def fuse(self, mode: str = "auto") -> None:
+    def fuse(
+        self,
+        mode: str = "auto",
+        *,
+        chains: Iterable[tuple[int, int]] | None = None,
+        waits: bool = False,
+    ) -> None:
         """Runs chains of pointwise layers as one function each, where that is faster.
 
         Each chain is measured when it is reached first, and that decides: see
@@ -326,6 +332,10 @@ class Divisible(LayerList):
 
         Args:
             mode (str): ``'auto'``, or ``'none'`` to run the layers one by one again.
+            chains (list of pairs): The chains to fuse, each by its first position and
+                the one after its last, without measurements.
+            waits (bool): Whether chains are measured, and run one by one until their
+                choice is made by another call with ``chains``.
 
         Raises:
             ValueError: If there is no such mode.
@@ -344,7 +354,10 @@ class Divisible(LayerList):
         # Numba takes a while to load.
         from chainer_kernels.fusion.fusing import Fusion
 
-        self._fusion = Fusion(only_exact=True) if mode == "auto" else None
+        self._fusion = None
+        if mode == "auto":
+            chosen = None if chains is None else dict.fromkeys(map(tuple, chains), True)
+            self._fusion = Fusion(chosen, waits, only_exact=True)
 
     @property
     def fusion_choices(self) -> tuple[Choice, ...]:

@@ -8,6 +8,7 @@
     setting_up       from arguments to stages, transport and runner
     runner           runs it, on stages and over a transport
     stages           forward and backward of the layers of one stage
+    fused_layers     chains of layers that run as one function
     feed             the minibatch of a call, cut where it is read
     results          what a call returns on every rank
     replicas         replicas of a pipeline, on a grid

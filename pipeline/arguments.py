@@ -14,6 +14,7 @@ from divisible import Divisible
 from divisible.schedules.recomputation import check_checkpoint
 from divisible.schedules.schedule import Schedule
 from divisible.streaming.held_store import check_directory
+from pipeline.fused_layers import check_fuse
 
 
 class Arguments(NamedTuple):
@@ -33,6 +34,7 @@ class Arguments(NamedTuple):
     loss_scale: Any
     hold_in: Any
     hold_directory: Any
+    fuse: Any
 
     def checked(self) -> Arguments:
         """Returns them with the stages in a list and plain numbers.
@@ -53,6 +55,7 @@ class Arguments(NamedTuple):
             stages=stages,
             n_microbatches=count_microbatches(self.schedule, self.n_microbatches),
             seed=check_seed(self.seed),
+            fuse=check_fuse(self.fuse),
         )
 
     def to_compare(self, loss_names: Sequence[str]) -> dict[str, str]:
@@ -72,6 +75,7 @@ class Arguments(NamedTuple):
             "deferred_batch_norm": str(bool(self.deferred_batch_norm)),
             "what lossfun and accfun give": ", ".join(loss_names),
             "loss_scale": str(scale and float(scale)),
+            "fuse": str(self.fuse),
         }
 
 

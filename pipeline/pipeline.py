@@ -24,6 +24,7 @@ from pipeline.agreement import Layout
 from pipeline.arguments import Arguments
 from pipeline.early_exchanges import EarlyExchanges
 from pipeline.feed import Feed
+from pipeline.fused_layers import FusedLayers
 from pipeline.ranks import Ranks
 from pipeline.replicas import begin_alike
 from pipeline.results import Results
@@ -61,9 +62,8 @@ class Pipeline:
         lossfun: ``lossfun(*outputs, *targets)``, a mean over the samples, or that and
             how many samples it is a mean of; used on the last stage.
         accfun: The same for the accuracy; ``None`` for none.
-        transport (str): ``'mpi'``, or ``'chainermn'`` for the blocking sends and
-            receives of ChainerMN, the reference to measure against, for stages in
-            host memory.
+        transport (str): ``'mpi'``, or, to measure against, ``'chainermn'`` for its
+            blocking sends and receives, of stages in host memory.
         checkpoint (str): Which microbatches hold only their stage's input between
             forward and backward, and are computed again for the backward: ``'never'``,
             ``'except_last'`` or ``'always'``; see
@@ -87,6 +87,8 @@ class Pipeline:
         hold_in (str): Where this rank's microbatches wait for their backward:
             ``'memory'``, or ``'disk'``; see :mod:`pipeline.stages.held_elsewhere`.
         hold_directory: Where on the disk; ``None`` for the place of temporary files.
+        fuse: Which chains of pointwise layers run as one function: ``'auto'`` for those
+            that are faster in the first minibatch, ``'none'``, or a plan's ``fusion``.
 
     A model with float16 parameters gets its floating-point inputs in float16, and its
     outputs are cast to float32 for ``lossfun``. Gradients of microbatches are added up
@@ -97,6 +99,7 @@ class Pipeline:
         schedule (Schedule): What :meth:`step` runs; ``'auto'`` may change it once.
         n_steps (int): How many minibatches :meth:`step` has run.
         ranks (Ranks): What the ranks tell each other besides arrays.
+        fusion (FusedLayers): The chains that run as one function; printed, a table.
         ties (TieExchange or None): Of the parameters that several stages share.
         early_exchanges (EarlyExchanges): Of gradients, while a step computes.
         record (Record or None): The last step on this rank: when it did what.
@@ -129,8 +132,7 @@ class Pipeline:
         >>> pipe.evaluate(x, t)['loss'] < first
         True
 
-    See section 3 of Takisawa et al. (2022); :func:`~pipeline.send_data` and the
-    others are its own means.
+    See section 3 of Takisawa et al. (2022).
     """
 
     def __init__(
@@ -150,17 +152,19 @@ class Pipeline:
         loss_scale: Any = None,
         hold_in: str = "memory",
         hold_directory: str | os.PathLike | None = None,
+        fuse: str | Sequence[tuple[int, int]] = "none",
     ) -> None:
         # First of all: others may wait already for a rank that fails here.
         abort_on_error()
         what = stage, n_microbatches, schedule, lossfun, accfun, transport, wire_dtype
         how = timeout, checkpoint, seed, deferred_batch_norm, loss_scale
-        arguments = Arguments(*what, *how, hold_in, hold_directory)
+        arguments = Arguments(*what, *how, hold_in, hold_directory, fuse)
         arguments, self._loss, layout = agree_on_start(comm, arguments)
         self.grid = comm if isinstance(comm, Grid) else None
         self.schedule, self.trial = make_schedule(arguments, layout.stage_ranks)
         self.ranks = Ranks(comm, layout.stage_ranks, timeout, layout.name)
         self._calls, self._given = self.ranks.calls, arguments
+        self.fusion = FusedLayers(arguments.stages, arguments.fuse)
         self.early_exchanges = EarlyExchanges(self.ranks)
         self.parts: Parts | None = None
         self._lay_out(layout)
@@ -267,6 +271,7 @@ class Pipeline:
             self.n_steps += 1
         if self.trial is not None and self.trial.note(self.timeline):
             self._end_trial()
+        self.fusion.choose(self.ranks)
         return result
 
     def evaluate(self, x: Any = None, t: Any = None) -> dict[str, float]:
@@ -397,8 +402,9 @@ class Pipeline:
         self.ranks.close()
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Reads or writes what random layers depend on: how many steps there were."""
+        """Reads or writes how many steps there were, and what layers are fused."""
         self.n_steps = int(serializer("n_steps", self.n_steps))
+        self.fusion.serialize(serializer)
 
     def __enter__(self) -> Pipeline:
         return self

@@ -111,6 +111,9 @@ class Plan:
         exchange: What the exchange is expected to cost.
         shares: For each replica a number, in whose ratio minibatches are divided;
             ``None`` for equal parts.
+        fusion: The chains of layers that run as one function, each by its first
+            position and the one after its last: what ``Pipeline(fuse='auto').fusion``
+            has found, for ``Pipeline(fuse=plan.fusion)``.
 
     Raises:
         ValueError: If ``cuts`` is not of this form, ``layers`` or ``stages`` are not
@@ -143,6 +146,7 @@ class Plan:
         default=None, repr=False, compare=False
     )
     shares: Sequence[float] | None = None
+    fusion: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
         cuts = [
@@ -196,6 +200,7 @@ class Plan:
             # Refuses what is no share.
             integer_shares(shares, len(shares))
             object.__setattr__(self, "shares", shares)
+        object.__setattr__(self, "fusion", _chains(self.fusion, cuts[-1]))
         if self.wire_dtype is not None:
             check_wire_dtype(self.wire_dtype)
         if not isinstance(self.error_feedback, bool):
@@ -395,6 +400,22 @@ class Plan:
         if self.step_seconds is not None:
             words.append(f"{format_seconds(self.step_seconds)} a step")
         return ", ".join(words)
+
+
+def _chains(fusion: Any, n_layers: int) -> tuple[tuple[int, int], ...]:
+    """Returns chains of layers as pairs of positions in the model."""
+    found = []
+    for i, chain in enumerate(_listed("fusion", fusion)):
+        ends = [
+            plain_integer(f"chain {i} of fusion", end) for end in _listed("", chain)
+        ]
+        if len(ends) != 2 or not 0 <= ends[0] < ends[1] <= n_layers:
+            raise ValueError(
+                f"chain {i} of fusion is {shown(chain)}: expected its first position"
+                f" and the one after its last, of {count(n_layers, 'layer')}"
+            )
+        found.append((ends[0], ends[1]))
+    return tuple(found)
 
 
 def _listed(name: str, values: Any) -> Any:

@@ -39,7 +39,8 @@ class PredictedTimeline(SphinxDirective):
         expression = " ".join(self.arguments[0].split())
         costs = self.options.get("costs", ONE_SECOND_EACH)
         names = {
-            **vars(schedules),
+            # Some are imported when they are first asked for.
+            **{name: getattr(schedules, name) for name in schedules.__all__},
             "Costs": Costs,
             "recompute": recomputation.recompute,
         }

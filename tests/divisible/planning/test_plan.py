@@ -103,3 +103,16 @@ def test_numbers_of_numpy_in_stages_are_saved(tmp_path):
 def test_range_of_no_stage():
     with pytest.raises(IndexError, match="1 stage, 1 on each rank, and is for 1 rank"):
         Plan([0, 1]).range(1)
+
+
+def test_chains_that_are_fused_are_kept(tmp_path):
+    plan = Plan([0, 4, 9], fusion=[(1, 3), np.array([4, 7])])
+    assert plan.fusion == ((1, 3), (4, 7))
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+
+
+@pytest.mark.parametrize("fusion", [[(3, 1)], [(0, 10)], [(1, 2, 3)], [3], "1-3"])
+def test_what_is_no_chain_of_the_model_is_refused(fusion):
+    with pytest.raises((TypeError, ValueError), match="fusion|must be a list"):
+        Plan([0, 4, 9], fusion=fusion)

@@ -4,9 +4,11 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+import pytest
+from mpi4py import MPI
 
-from divisible import Divisible
-from pipeline import Pipeline
+from divisible import Divisible, Plan
+from pipeline import DisagreementError, Pipeline, load_snapshot, save_snapshot
 from tests.support.fusion import assert_same_bits
 from tests.support.mpiexec import assert_on_ranks
 
@@ -40,3 +42,85 @@ def same_bits(comm):
 
 def test_training_has_the_same_bits_as_without():
     assert_on_ranks(2, same_bits)
+
+
+WIDE = [(200, 300), F.tanh, F.relu, (300, 3), F.sigmoid, F.tanh]
+
+
+def wide_model():
+    np.random.seed(0)
+    layers = [L.Linear(*each) if isinstance(each, tuple) else each for each in WIDE]
+    return Divisible(L.Linear(6, 200), F.relu, F.tanh, *layers)
+
+
+CUTS = {1: [(0, 9)], 2: [(0, 4), (4, 9)]}
+
+
+def step(comm, fuse, n=3, before=None, after=None):
+    stage = wide_model().divide(*CUTS[comm.size][comm.rank])
+    optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
+    x = np.random.default_rng(0).normal(size=(800, 6)).astype(np.float32)
+    t = np.arange(800, dtype=np.int32) % 3
+    with Pipeline(stage, comm, 2, fuse=fuse, timeout=30) as pipe:
+        if before:
+            load_snapshot(before, pipe, optimizer)
+        losses = []
+        for _ in range(n):
+            losses.append(pipe.step(x, t)["loss"])
+            optimizer.update()
+        if after:
+            save_snapshot(after, pipe, optimizer)
+        chains, table = pipe.fusion.chains, str(pipe.fusion)
+        said = pipe.gather((chains, table), "save")
+        assert all(each == said[0] for each in said)
+        used = (
+            [c.n_layers for c in stage._fusion._chains.values()]
+            if fuse != "none"
+            else []
+        )
+    return losses, chains, table, used
+
+
+def first_minibatch_chooses(comm, folder):
+    plain, chains, table, _ = step(comm, "none")
+    assert chains == () and table == "fused layers: none"
+    losses, chains, table, _ = step(comm, "auto", after=f"{folder}/auto")
+    assert losses == plain
+    # Chains lie within stages; which are faster is this machine's matter.
+    inside = {(1, 3), (4, 6), (7, 9)}
+    measured = {line.split()[0] for line in table.splitlines()[1:]}
+    assert measured == {f"{a}-{b - 1}" for a, b in inside}
+    assert {*chains} <= inside
+    plan = Plan([0, 9], fusion=chains)
+    losses, again, table, _ = step(comm, plan.fusion)
+    assert losses == plain and again == chains
+    chosen = [(1, 3), (7, 9)]
+    losses, again, table, used = step(comm, chosen, after=f"{folder}/chosen")
+    assert losses == plain and again == tuple(chosen)
+    assert table == "fused layers: 1-2, 7-8" and 2 in used
+    # A resumed run has the choice that was made, and measures nothing.
+    _, again, table, _ = step(comm, "auto", 1, before=f"{folder}/chosen")
+    assert again == tuple(chosen) and table == "fused layers: 1-2, 7-8"
+    more, again, _, _ = step(comm, "none", 1, before=f"{folder}/chosen")
+    same, again, _, _ = step(comm, "auto", 1, before=f"{folder}/auto")
+    assert more == same and again == chains
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_first_minibatch_chooses_and_the_choice_is_kept(n, tmp_path):
+    assert_on_ranks(n, first_minibatch_chooses, str(tmp_path))
+
+
+def ranks_differ(comm):
+    with pytest.raises(DisagreementError, match="fuse"):
+        step(comm, "auto" if comm.rank else "none")
+
+
+def test_ranks_that_fuse_differently_are_refused():
+    assert_on_ranks(2, ranks_differ)
+
+
+@pytest.mark.parametrize("wrong", ["all", [(3, 1)], [(1, 2, 3)], 5, [("a", 2)]])
+def test_what_is_no_chain_is_refused(wrong):
+    with pytest.raises(ValueError, match="fuse must be 'auto', 'none' or chains"):
+        Pipeline(Divisible(F.relu), MPI.COMM_SELF, 2, fuse=wrong)

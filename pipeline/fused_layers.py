@@ -1,0 +1,128 @@
+"""Chains of layers that run as one function, chosen by the first minibatch.
+
+::
+
+    minibatch 1    each rank runs its layers one by one, and measures the chains in them
+       after it    one replica's choices are told to all ranks
+    from then on   chains that are faster fused run as one function, on every replica
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import chainer
+import numpy as np
+
+from divisible import Divisible
+from pipeline.ranks import Ranks
+
+if TYPE_CHECKING:
+    from chainer_kernels.fusion.measuring import Choice
+
+#: A chain, by its first position and the one after its last.
+Span = tuple[int, int]
+AUTO, NONE = "auto", "none"
+
+
+def check_fuse(fuse: Any) -> Any:
+    """Returns what a user says of chains, those that he gives as pairs of numbers.
+
+    Raises:
+        ValueError: If it is neither ``'auto'`` nor ``'none'``, nor pairs of positions.
+    """
+    if isinstance(fuse, str):
+        if fuse in (AUTO, NONE):
+            return fuse
+    else:
+        try:
+            spans = tuple((int(start), int(end)) for start, end in fuse)
+        except (TypeError, ValueError):
+            spans = ((0, 0),)
+        if all(0 <= start < end for start, end in spans):
+            return tuple(sorted(spans))
+    raise ValueError(
+        f"fuse must be 'auto', 'none' or chains as a plan has them, each (first, after"
+        f" the last), not {fuse!r}"
+    )
+
+
+class FusedLayers:
+    """The chains of a pipeline's layers, and which of them run as one function.
+
+    ``str()`` gives them as a table: the layers, milliseconds of a microbatch's forward
+    and backward before and after, bytes that are read and written, and the largest
+    difference.
+
+    Args:
+        stages: This rank's.
+        fuse: ``'auto'``, ``'none'``, or the chains to fuse.
+
+    Attributes:
+        chains (tuple of pairs): Those that are fused, of all ranks, for
+            ``Pipeline(fuse=)`` and ``Plan(fusion=)``.
+        choices (tuple of Choice): What was measured, on all ranks.
+    """
+
+    def __init__(self, stages: Sequence[Divisible], fuse: Any) -> None:
+        self._stages, self._is_open = list(stages), fuse == AUTO
+        self.chains: tuple[Span, ...] = ()
+        self.choices: tuple[Choice, ...] = ()
+        if fuse == AUTO:
+            for stage in stages:
+                stage.fuse(waits=True)
+        elif fuse != NONE:
+            self._fuse(fuse)
+
+    def _fuse(self, chains: Iterable[Span]) -> None:
+        self.chains, self._is_open = tuple(sorted(chains)), False
+        for stage in self._stages:
+            stage.fuse(chains=self.chains)
+
+    def choose(self, ranks: Ranks) -> None:
+        """Ends the choice after the first minibatch; then it does nothing.
+
+        A call of all ranks.
+
+        Args:
+            ranks: Of the pipeline.
+        """
+        if not self._is_open:
+            return
+        mine = {
+            (choice.start, choice.end): choice
+            for stage in self._stages
+            for choice in stage.fusion_choices
+        }
+        found: dict[Span, Choice] = {}
+        for theirs in ranks.all_gather(mine, "to choose what is fused"):
+            for span, choice in theirs.items():
+                # That of the first replica that has run it.
+                found.setdefault(span, choice)
+        self.choices = tuple(found[span] for span in sorted(found))
+        self._fuse(span for span, choice in found.items() if choice.is_fused)
+
+    def serialize(self, serializer: Any) -> None:
+        """Reads or writes the choice, if there is one, so that it stays."""
+        if not isinstance(serializer, chainer.Deserializer):
+            if self.chains:
+                serializer("fused_layers", np.array(self.chains, np.int64))
+            return
+        try:
+            chains = serializer("fused_layers", None)
+        except KeyError:
+            return
+        if chains is not None and self._is_open:
+            self._fuse((int(start), int(end)) for start, end in chains)
+
+    def __str__(self) -> str:
+        """Returns the chains as a table."""
+        from chainer_kernels.fusion.report import table
+
+        if self._is_open:
+            return "the first minibatch chooses what is fused"
+        if not self.choices:
+            words = ", ".join(f"{start}-{end - 1}" for start, end in self.chains)
+            return f"fused layers: {words or 'none'}"
+        return table(self.choices)
