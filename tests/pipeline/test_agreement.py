@@ -34,6 +34,7 @@ DEFAULTS = Arguments(
     loss_scale=None,
     hold_in="memory",
     hold_directory=None,
+    fuse="none",
 )
 
 
