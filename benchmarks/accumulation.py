@@ -1,4 +1,4 @@
-"""What microbatches cost on one rank, against one backward over the whole minibatch.
+"""Microbatches on one rank against one backward over the whole minibatch.
 
     OMP_NUM_THREADS=1 python -m benchmarks.accumulation
 

@@ -1,4 +1,4 @@
-"""What saving a snapshot costs: at once, and in the background.
+"""The cost of saving a snapshot: at once, and in the background.
 
     OMP_NUM_THREADS=1 mpiexec -n 2 python -m benchmarks.background_snapshots
 

@@ -1,4 +1,4 @@
-"""What pruning and quantization cost in accuracy, and what they save.
+"""The cost of pruning and quantization in accuracy, and the bytes they save.
 
     OMP_NUM_THREADS=1 python -m benchmarks.compression
 

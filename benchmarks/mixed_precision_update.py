@@ -1,4 +1,4 @@
-"""What an update in mixed precision costs, against Chainer's in float32.
+"""An update in mixed precision against Chainer's in float32.
 
     OMP_NUM_THREADS=1 python -m benchmarks.mixed_precision_update
 

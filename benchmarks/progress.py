@@ -1,4 +1,4 @@
-"""What looking at messages between layers gains, on emulated hosts.
+"""The gain of looking at messages between layers, on emulated hosts.
 
     python -m benchmarks.progress
 

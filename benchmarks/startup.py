@@ -1,4 +1,4 @@
-"""What the start-up hook of chainer_compat costs.
+"""The cost of chainer_compat's start-up hook.
 
     python -m benchmarks.startup
 

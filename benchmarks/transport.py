@@ -1,4 +1,4 @@
-"""What messages between two ranks cost: ours, ChainerMN's, and with a progress thread.
+"""Messages between two ranks: ours, ChainerMN's, and with a progress thread.
 
     OMP_NUM_THREADS=1 mpiexec -n 2 python -m benchmarks.transport
 

@@ -1,4 +1,4 @@
-"""What the trainer costs on a pipeline, beside the steps it makes.
+"""The cost of the trainer on a pipeline, beside the steps it makes.
 
     OMP_NUM_THREADS=1 mpiexec -n 2 python -m benchmarks.updater_overhead
 

@@ -1,4 +1,4 @@
-"""What ``numpy.compat`` held for the move from Python 2 to 3."""
+"""The names of ``numpy.compat``, from the move from Python 2 to 3."""
 
 from __future__ import annotations
 

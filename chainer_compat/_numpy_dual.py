@@ -1,4 +1,4 @@
-"""What ``numpy.dual`` held: functions that SciPy has as well."""
+"""The functions of ``numpy.dual``, which SciPy has as well."""
 
 from numpy import i0  # noqa: F401
 from numpy.fft import fft, fft2, fftn, ifft, ifft2, ifftn  # noqa: F401

@@ -1,4 +1,4 @@
-"""What NumPy 1 said of types, in functions that NumPy 2 dropped.
+"""Functions on types that NumPy 1 had and NumPy 2 dropped.
 
 Each name does what the documentation of NumPy 1.22 says of it. NumPy's licence, the
 three-clause BSD licence, covers the rules of ``find_common_type``.

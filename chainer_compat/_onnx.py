@@ -1,4 +1,4 @@
-"""What ``onnx_chainer`` looked up in ``onnx.mapping``, which is gone."""
+"""The tables of ``onnx.mapping``, which is gone, for ``onnx_chainer``."""
 
 from __future__ import annotations
 

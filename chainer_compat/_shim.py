@@ -1,4 +1,4 @@
-"""What a shim is: a repair of one Chainer module, as data, and when it is needed.
+"""Shims: repairs of one Chainer module each, as data, and when they are needed.
 
 The shims themselves are in the tables ``_shims_*.py``, one per concern.
 """

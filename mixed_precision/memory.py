@@ -1,4 +1,4 @@
-"""What the update of a parameter holds in memory, for planning."""
+"""The memory that the update of a parameter holds, for planning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What mixed precision asks of optimizers and parameters."""
+"""Checks of the optimizers and parameters that mixed precision works with."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from model_compression.layer_lines import (
 
 
 class Channels(NamedTuple):
-    """What belongs to the channels that a layer gives.
+    """The channels that a layer gives, with all that belongs to them.
 
     Attributes:
         weight: The path of its weight, whose rows they are.

@@ -246,7 +246,7 @@ class Compress(Extension):
 
     @property
     def degrees(self) -> list[float]:
-        """What each rule has reached: the part that is pruned, or 1 for quantized."""
+        """For each rule the part that is pruned so far, or 1 for quantized."""
         return [
             getattr(rule, "to", 1.0) * rule.progress.share(taken)
             for rule, taken in zip(self.plan.rules, self._taken)

@@ -1,4 +1,4 @@
-"""What few bits leave of an array, with gradients that pass through the rounding."""
+"""Rounding to few bits, with gradients that pass through it."""
 
 from __future__ import annotations
 

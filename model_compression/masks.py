@@ -16,7 +16,7 @@ Array = Any
 
 
 class Mask:
-    """What is pruned of one parameter.
+    """The pruned elements of one parameter.
 
     Attributes:
         pruned: Boolean, of the parameter's shape, on its device.

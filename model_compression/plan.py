@@ -27,7 +27,7 @@ _KIND = "compression plan"
 
 
 class CompressionPlan:
-    """What is made smaller while a model trains: layers, methods, degrees, moments.
+    """Rules for making a model smaller: layers, methods, degrees, moments.
 
     Args:
         rules (list): Each a :class:`Prune` or :class:`Quantize`. No two may change the

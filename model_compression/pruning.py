@@ -29,7 +29,7 @@ _Params = Mapping[str, Sequence[chainer.Parameter]]
 
 
 class Pruner:
-    """What the pruning rules of a plan have done so far.
+    """The pruning rules of a plan, and how far they are.
 
     Args:
         rules: By their number in the plan.

@@ -23,7 +23,7 @@ _ACTIVATIONS = ("input", "output")
 
 
 class Quantizer:
-    """What the quantization rules of a plan have done so far.
+    """The quantization rules of a plan, and how far they are.
 
     Args:
         rules: By their number in the plan.

@@ -88,7 +88,7 @@ class Prune:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """What of a layer it changes; two rules must not have one in common."""
+        """The parts of a layer that it changes; no two rules may share one."""
         return ("the zeros of its weights",)
 
     @property
@@ -213,7 +213,7 @@ class Quantize:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """What of a layer it changes; two rules must not have one in common."""
+        """The parts of a layer that it changes; no two rules may share one."""
         return tuple(f"the bits of its {target}" for target in self.targets)
 
     @property

@@ -1,4 +1,4 @@
-"""What users hand to a pipeline, as far as one rank can check it alone."""
+"""Arguments of a pipeline, as far as one rank can check them alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call of a pipeline returns on every rank: means, or outputs."""
+"""Results of a pipeline's calls on every rank: means, or outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several benchmarks use.
+"""Parts that several benchmarks use.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: alternating runs, ratios with their range, result files.
+"""Common parts of benchmarks: alternating runs, ratios with range, result files.
 
 Only the standard library is imported here, so that a benchmark of import times can use
 it too.

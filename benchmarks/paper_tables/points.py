@@ -1,4 +1,4 @@
-"""What is measured: the points of the paper's figures, scaled to this machine."""
+"""The points of the paper's figures, scaled to this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured so far: a line of JSON for each, written at once."""
+"""The measurements so far: a line of JSON for each, written at once."""
 
 from __future__ import annotations
 

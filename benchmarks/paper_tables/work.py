@@ -1,4 +1,4 @@
-"""What the hosts do: measure steps, or what the layers cost.
+"""The work of the hosts: to measure steps, or the costs of layers.
 
 The models are built in `deferred_init`, so that no host takes memory for the layers of
 another.

@@ -1,4 +1,4 @@
-"""What fusing a chain gains, measured once."""
+"""The gain of fusing a chain, measured once."""
 
 from __future__ import annotations
 

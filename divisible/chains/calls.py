@@ -1,4 +1,4 @@
-"""What the forward of a chain calls, and what flows between the calls.
+"""The calls that the forward of a chain makes, and the values between them.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What stages hold and take: the one reckoning of it, from the schedule itself.
+"""The memory of stages: the one reckoning of it, from the schedule itself.
 
 A stage holds its parameters, their gradients and the optimizer's state; for each
 microbatch in flight its input, and while there is a graph of it what its layers hold;

@@ -1,4 +1,4 @@
-"""What an optimizer needs of memory, parameter by parameter."""
+"""The memory that an optimizer needs, parameter by parameter."""
 
 from __future__ import annotations
 

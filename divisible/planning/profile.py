@@ -1,4 +1,4 @@
-"""What the layers of a model cost: the measurements that plans are made from."""
+"""The costs of a model's layers: the measurements that plans are made from."""
 
 from __future__ import annotations
 

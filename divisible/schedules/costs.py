@@ -1,4 +1,4 @@
-"""What stages and the edges between them cost."""
+"""Costs of stages and of the edges between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decided how long a timeline is."""
+"""The chain of events that makes a timeline as long as it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each action waits for, and the order in which a schedule can unfold.
+"""The dependencies of actions, and an order in which a schedule can unfold.
 
 Everything here works on a schedule's compact arrays: entry ``k`` of ``stage``,
 ``kind`` and ``microbatch`` describes action ``k``, and rank ``r`` runs the actions

@@ -1,4 +1,4 @@
-"""What a timeline consists of: one event, and what it can be."""
+"""The events of a timeline, and their kinds."""
 
 from __future__ import annotations
 

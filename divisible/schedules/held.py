@@ -1,4 +1,4 @@
-"""What a schedule holds in memory, moment by moment.
+"""The microbatches that a schedule holds in memory, moment by moment.
 
 From its F to its B or I a microbatch is *in flight*: its stage holds the input. From F,
 or R where there is one, it holds the activations, the *graph* of the backward, as well.

@@ -1,4 +1,4 @@
-"""What ran when on which rank, predicted or measured.
+"""Timelines: the events of each rank and their times, predicted or measured.
 
 `divisible.schedules.simulator.simulate` returns a `Timeline`, the runner records one;
 both are compared, saved and drawn by the same code. Events are kept as columns of

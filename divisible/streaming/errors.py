@@ -1,4 +1,4 @@
-"""What goes wrong with operands that are elsewhere than in memory."""
+"""Errors of operands that are elsewhere than in memory."""
 
 
 class StoreError(RuntimeError):

@@ -1,4 +1,4 @@
-"""What the commands of ``divisible`` print."""
+"""The terminal output of the commands of ``divisible``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank computes: microbatches through the layers of a stage, and back.
+"""The computation of one rank: microbatches through a stage's layers, and back.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What a segment holds of a microbatch between its forward and its backward.
+"""The values of a microbatch that a segment holds between forward and backward.
 
 ::
 

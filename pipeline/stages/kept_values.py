@@ -1,4 +1,4 @@
-"""What lies in the attributes of layers from one call to the next.
+"""Values in the attributes of layers that last from one call to the next.
 
 ::
 

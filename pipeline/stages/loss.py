@@ -1,4 +1,4 @@
-"""What follows the last layer: loss and accuracy of a minibatch in microbatches."""
+"""Loss and accuracy of a minibatch in microbatches, behind the last layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers report while they compute, gathered over microbatches and ranks."""
+"""Reports of layers while they compute, gathered over microbatches and ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loss is seen to count, while it computes, without being asked.
+"""The samples that a loss is seen to count while it computes, without being asked.
 
 A lambda around ``F.softmax_cross_entropy`` leaves out the samples that that leaves
 out. So the functions are watched that a loss consists of::

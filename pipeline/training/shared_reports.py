@@ -1,4 +1,4 @@
-"""What extensions report on some rank, in the observations of all.
+"""Reports of extensions on some rank, in the observations of all.
 
 ::
 
