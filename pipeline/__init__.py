@@ -27,6 +27,7 @@
 
     training         updater and evaluator for Chainer's trainer
     snapshots        runs on disk
+    exports          trained models for other libraries
     rebalancing      layers that move to other ranks while a pipeline trains
     command_line     the command line
 

@@ -6,7 +6,7 @@
     profile          profile
     plan             plan
     simulate         simulate, timeline
-    snapshots        repartition, export
+    snapshots        repartition, export, import
     flight_record    flight-record
     run              run
 

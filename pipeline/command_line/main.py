@@ -10,7 +10,11 @@ from pipeline.command_line.plan import plan_command
 from pipeline.command_line.profile import profile_command
 from pipeline.command_line.run import run_command
 from pipeline.command_line.simulate import simulate_command, timeline_command
-from pipeline.command_line.snapshots import export_command, repartition_command
+from pipeline.command_line.snapshots import (
+    export_command,
+    import_command,
+    repartition_command,
+)
 from pipeline.command_line.stragglers import stragglers_command
 
 
@@ -25,6 +29,8 @@ def main() -> None:
     divisible plan profile-*.json --ranks 8 --memory 4GiB --bandwidth 1Gbit/s
     divisible simulate plan.json profile-*.json --plot step.png
     divisible repartition result/snapshot_epoch_3 --stages 8
+    divisible export result/snapshot_epoch_3 --to safetensors
+    divisible import result/snapshot_iter_1000
     divisible flight-record /tmp/divisible-1000/3f2a9c1b70de
     divisible stragglers result/rebalancing.jsonl
     """  # noqa: D301
@@ -38,6 +44,7 @@ for command in (
     timeline_command,
     repartition_command,
     export_command,
+    import_command,
     flight_record_command,
     stragglers_command,
 ):

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,10 @@ from pipeline.snapshots.differences import Differences, Ledger, compare
 from pipeline.snapshots.directories import Draft
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.remarks import keeping, warn
+from pipeline.snapshots.serial_files import (
+    load_optimizer_of_trainer,
+    model_prefix,
+)
 from pipeline.snapshots.serializers import (
     FileReader,
     StateWriter,
@@ -183,11 +188,15 @@ def import_npz(
     path: str | os.PathLike,
     stages: Divisible | Sequence[Divisible],
     strict: bool = True,
+    *,
+    prefix: str | None = None,
+    optimizer: Any = None,
 ) -> Differences:
     """Loads stages from the file of an undivided model.
 
-    Of :func:`chainer.serializers.save_npz` of the undivided ``Divisible``, or of
-    :func:`export_npz`; to be called on each rank for its own stages. Unlike
+    Of :func:`chainer.serializers.save_npz` of the undivided ``Divisible``, alone or in
+    a ``Classifier``; of Chainer's own snapshot of a trainer; or of :func:`export_npz`.
+    To be called on each rank for its own stages. Unlike
     :func:`chainer.serializers.load_npz` it looks first whether everything is there,
     nothing is left over and all has the right shape, and changes nothing if not.
 
@@ -197,6 +206,10 @@ def import_npz(
         strict (bool): If false, parameters that are missing in the file stay as they
             are, what these layers leave over in it is not read, and a warning lists
             both. Another shape remains an error.
+        prefix (str or None): What the keys of the layers begin with, such as
+            ``'updater/model:main/predictor/'``, if the file has several models.
+        optimizer (chainer.Optimizer): Set up with the stage, to be loaded as well, from
+            a trainer's snapshot.
 
     Returns:
         Differences: What was missing and left over, if ``strict`` is false.
@@ -221,11 +234,14 @@ def import_npz(
     """
     stages = [stages] if isinstance(stages, Divisible) else list(stages)
     with opened(path) as file:
-        arrays = Arrays({os.fspath(path): file})
+        prefix = model_prefix(file, prefix, path)
+        arrays = Arrays({os.fspath(path): file}).below(prefix)
         found = compare([_expected(stages, arrays)], os.fspath(path), strict)
         for stage in stages:
             with first_calls.as_saved(stage, arrays):
                 stage.serialize(FileReader(arrays))
+        if optimizer is not None:
+            load_optimizer_of_trainer(optimizer, file, prefix, path)
     if found:
         warnings.warn(f"{os.fspath(path)} is loaded in part: {found}", stacklevel=2)
     return found

@@ -1,0 +1,7 @@
+"""Trained models for other libraries, each compared with the model before it is kept.
+
+::
+
+    formats        what there is, by name: how to write it, and what it needs
+    torch_modules  the nn.Sequential that computes what a list of layers does
+"""
