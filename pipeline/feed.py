@@ -77,6 +77,8 @@ class Feed:
             parts = None
             if has_loss and self._is_empty(t):
                 n_targets, parts = 0, []
+            elif has_loss and t is None and not self._loss.needs_targets:
+                parts = [()] * n_microbatches
             elif has_loss:
                 targets = as_arrays("t", t, self._where("last"))
                 n_targets, parts = len(targets[0]), split(targets, n_microbatches)

@@ -99,6 +99,7 @@ class Pipeline:
         schedule (Schedule): What :meth:`step` runs; ``'auto'`` may change it once.
         n_steps (int): How many minibatches :meth:`step` has run.
         ranks (Ranks): What the ranks tell each other besides arrays.
+        loss (Loss): What follows the last layer: ``lossfun`` and ``accfun``.
         fusion (FusedLayers): The chains that run as one function; printed, a table.
         ties (TieExchange or None): Of the parameters that several stages share.
         early_exchanges (EarlyExchanges): Of gradients, while a step computes.
@@ -159,7 +160,7 @@ class Pipeline:
         what = stage, n_microbatches, schedule, lossfun, accfun, transport, wire_dtype
         how = timeout, checkpoint, seed, deferred_batch_norm, loss_scale
         arguments = Arguments(*what, *how, hold_in, hold_directory, fuse)
-        arguments, self._loss, layout = agree_on_start(comm, arguments)
+        arguments, self.loss, layout = agree_on_start(comm, arguments)
         self.grid = comm if isinstance(comm, Grid) else None
         self.schedule, self.trial = make_schedule(arguments, layout.stage_ranks)
         self.ranks = Ranks(comm, layout.stage_ranks, timeout, layout.name)
@@ -170,7 +171,7 @@ class Pipeline:
         self._lay_out(layout)
         begin_alike(self.ranks.grid, self.stages, timeout)
         self._device = arguments.stages[0].device
-        self._feed = Feed(self.ranks, self._loss, self._device, layout.dtypes)
+        self._feed = Feed(self.ranks, self.loss, self._device, layout.dtypes)
         self._loss_scale = loss_scale
         self.record: Record | None = None
         self.n_steps = 0
@@ -181,12 +182,12 @@ class Pipeline:
             self._lay_out(layout)
 
     def _lay_out(self, layout: Layout) -> None:
-        self.parts = Parts.of(self._given, self._loss, layout, self.ranks, self.parts)
+        self.parts = Parts.of(self._given, self.loss, layout, self.ranks, self.parts)
         self._stages, self.ties, self._updates, self._runner = self.parts
         self._runner.waits_for_device = self.trial is not None
         self._training = self._runner.program(self.schedule)
         self._evaluation = self._runner.program(self.schedule.forward_only())
-        self._results = Results(self.ranks, self._loss, self._stages)
+        self._results = Results(self.ranks, self.loss, self._stages)
         self.cuts = layout.cuts
 
     @property
@@ -209,14 +210,6 @@ class Pipeline:
         """Whether this rank holds the last stage, and reads ``t``."""
         return self.rank == self.ranks.last
 
-    @property
-    def loss_links(self) -> dict[str, chainer.Link]:
-        """``lossfun`` and ``accfun`` by ``'loss'`` and ``'accuracy'``, if links.
-
-        Those of the last stage's rank are the ones that are trained.
-        """
-        return self._loss.links
-
     def step(self, x: Any = None, t: Any = None) -> dict[str, float]:
         """Runs the forward and backward of one minibatch.
 
@@ -230,7 +223,8 @@ class Pipeline:
                 parameters of any floating-point dtype. Read on the first stage's rank;
                 ignored elsewhere.
             t (array or tuple of arrays): The targets, samples along the first axis.
-                Read on the last stage's rank; ignored elsewhere.
+                Read on the last stage's rank; ignored elsewhere. ``None`` everywhere
+                if ``lossfun`` and ``accfun`` take outputs alone.
 
         Returns:
             dict: ``'loss'`` and, with an ``accfun``, ``'accuracy'``: floats, means
@@ -256,7 +250,7 @@ class Pipeline:
         with self._call("step"), chainer.force_backprop_mode(), np.errstate(**errors):
             scale = None
             if self._loss_scale is not None:
-                scale = self._loss.scale = float(self._loss_scale)
+                scale = self.loss.scale = float(self._loss_scale)
             said = self._updates.say(self.n_steps)
             inputs = self._start(x, t, loss_scale=scale, alike=said)
             self.early_exchanges.begin(self.ties)

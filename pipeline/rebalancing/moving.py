@@ -271,7 +271,7 @@ def _make(
         stages[number] = different_stage(model, change.stage, change.layer_range)
         stages[number].to_device(change.stage.device)
     after = {**pipe.stages, **stages}
-    of_loss = [p for link in pipe.loss_links.values() for p in link.params()]
+    of_loss = [p for link in pipe.loss.links.values() for p in link.params()]
     ordered = [after[number] for number in sorted(after)]
     mine = Announcement.of(ordered, of_loss, {}, scales_loss=True)
     return stages, (mine, announcement())

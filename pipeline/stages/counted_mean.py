@@ -60,7 +60,8 @@ class CountedMean:
             hosted: The first target of each as a NumPy array, if a label is left out.
         """
         self._parts = parts
-        self._n_samples = [len(first) for first, *_ in parts]
+        # Without targets the outputs will tell.
+        self._n_samples = [len(part[0]) if part else 0 for part in parts]
         counts: Sequence[Any] = self._n_samples
         if self.label_left_out is not None:
             counts = [int((labels != self.label_left_out).sum()) for labels in hosted]
@@ -76,6 +77,8 @@ class CountedMean:
     def __call__(self, microbatch: int, outputs: Sequence[Any]) -> Any:
         """Returns the function's value for one microbatch, and counts it."""
         targets = self._parts[microbatch]
+        if not targets:
+            self._n_samples[microbatch] = len(outputs[0])
         if self.is_understood:
             value = self.function(*outputs, *targets)
         else:
@@ -101,19 +104,29 @@ class CountedMean:
         n_samples = self._n_samples[microbatch]
         if tells:
             n = _as_count(n, self.name)
-            if n > 0 and not self._is_estimated:
-                # From the first that counts: up to here all weights are zero.
-                self._is_estimated = True
-                self._expected = n * sum(self._n_samples) / n_samples
+            self._estimate(n, microbatch)
         else:
             sizes = {target.size for target in self._parts[microbatch]}
             seen = watch.sighting(value, n_samples, sizes)
             self._sightings[microbatch] = seen
             self._output_sizes |= sizes | {y.size for y in outputs}
             n = seen.n_counted
+            if not self._parts[microbatch]:
+                self._estimate(n, microbatch)
         self._tells = tells
         self._counts[microbatch] = n
         return value
+
+    def _estimate(self, n: Any, microbatch: int) -> None:
+        """Expects of all microbatches what the first one counts of its samples."""
+        if n > 0 and not self._is_estimated:
+            # From the first that counts: up to here all weights are zero.
+            self._is_estimated = True
+            if self._parts[microbatch]:
+                n_samples = self._n_samples[microbatch]
+                self._expected = n * sum(self._n_samples) / n_samples
+            else:
+                self._expected = n * len(self._parts)
 
     def weight(self, microbatch: int) -> Any:
         """Returns a microbatch's share of the minibatch, up to the correction.
@@ -185,7 +198,9 @@ class CountedMean:
 
     def _seem_masked(self) -> bool:
         """Whether the targets look as if some labels were to be left out."""
-        labels = [first for first, *_ in self._parts if len(first)]
+        labels = [part[0] for part in self._parts if part and len(part[0])]
+        if not labels:
+            return False
         if not all(isinstance(t, np.ndarray) and t.dtype.kind == "i" for t in labels):
             return False
         # Other negative numbers are no labels, and of two one may be called -1.

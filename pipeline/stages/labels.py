@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
@@ -38,6 +39,31 @@ def highest_label(labels: np.ndarray, ignored: int) -> int:
             f" {ignored} is ignored"
         )
     return int(learned.max())
+
+
+def takes_outputs_alone(function: Callable) -> bool:
+    """Whether a loss can be called without targets.
+
+    It can if it needs one argument at most, as ``lambda y: ...`` and ``lambda *outputs:
+    ...`` do.
+
+    Example:
+        >>> takes_outputs_alone(lambda y: y), takes_outputs_alone(lambda y, t: y)
+        (True, False)
+    """
+    called = function.forward if isinstance(function, chainer.Link) else function
+    try:
+        parameters = inspect.signature(called).parameters.values()
+    except (TypeError, ValueError):
+        # Of a function in C nothing is known.
+        return False
+    needed = [
+        each
+        for each in parameters
+        if each.default is each.empty
+        and each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(needed) <= 1
 
 
 def check_labels(microbatch: int, y: Any, t: Any, highest: int, ignored: int) -> None:

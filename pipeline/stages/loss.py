@@ -13,7 +13,12 @@ from chainer.functions.evaluation.binary_accuracy import BinaryAccuracy
 from divisible.backward.tensors import to_tensor
 from divisible.dtypes import in_loss_dtype
 from pipeline.stages.counted_mean import CountedMean
-from pipeline.stages.labels import check_labels, highest_label, unwrap
+from pipeline.stages.labels import (
+    check_labels,
+    highest_label,
+    takes_outputs_alone,
+    unwrap,
+)
 
 _HOST = chainer.get_device("@numpy")
 
@@ -34,6 +39,7 @@ class Loss:
 
     Attributes:
         scale (float): What the gradients of the loss are multiplied by.
+        needs_targets (bool): Whether one of them takes more than outputs.
     """
 
     def __init__(self, lossfun: Callable, accfun: Callable | None) -> None:
@@ -43,6 +49,9 @@ class Loss:
         if accfun is not None:
             self._means["accuracy"] = CountedMean("accfun", accfun)
         self.names = tuple(self._means)
+        self.needs_targets = not all(
+            takes_outputs_alone(mean.function) for mean in self._means.values()
+        )
         function, options = unwrap(lossfun)
         self._classifies = function is chainer.functions.softmax_cross_entropy
         self._ignored = options.get("ignore_label", -1)
@@ -57,8 +66,8 @@ class Loss:
         """Begins a minibatch.
 
         Args:
-            targets: For each microbatch its targets, a tuple of arrays on any device;
-                ``None`` if no loss is wanted.
+            targets: For each microbatch its targets, a tuple of arrays on any device,
+                empty if there are none; ``None`` if no loss is wanted.
             device (chainer.backend.Device): Where the outputs will be.
 
         Raises:

@@ -119,7 +119,7 @@ class MinibatchReader:
         device: Where the converter is to put the arrays; ``None`` to leave them.
         label_key (int, str or tuple): Which of the converter's arrays is the target,
             or which are; the others are the inputs, in their order. ``None`` if there
-            are only inputs.
+            are only inputs, to predict, or of which the loss is.
         purpose (str): One of `PURPOSES`.
 
     Raises:
@@ -137,21 +137,23 @@ class MinibatchReader:
         self._ranks = pipeline.ranks
         self.reads = pipeline.is_first
         self._uses_targets = pipeline.is_last
-        self._sends_targets = (
-            purpose != "predict" and self._ranks.first != self._ranks.last
-        )
         self._converter = converter
         self._device = None if device is None else chainer.get_device(device)
         several = isinstance(label_key, (tuple, list))
         self._label_keys = tuple(label_key) if several else (label_key,)
         if label_key is None:
             self._label_keys = ()
-        if not self._label_keys and purpose != "predict":
+        needs_targets = purpose != "predict" and pipeline.loss.needs_targets
+        if not self._label_keys and needs_targets:
             raise ValueError(
                 f"label_key is {label_key} on rank {pipeline.rank}: to {purpose}, it"
-                f" must name a target"
+                f" must name a target, for lossfun or accfun takes more than outputs"
             )
         self._purpose = PURPOSES.index(purpose)
+        is_elsewhere = self._ranks.first != self._ranks.last
+        self._sends_targets = (
+            purpose != "predict" and is_elsewhere and bool(self._label_keys)
+        )
 
     def next(self, iterator: Any, n_batches: int = 1) -> Minibatch:
         """Returns the next minibatch.
@@ -195,7 +197,7 @@ class MinibatchReader:
                 self._ranks.send_targets([host.send(array) for array in t])
             elif self._uses_targets:
                 t = self._ranks.receive_targets()
-        return Minibatch(x, t, int(n_samples))
+        return Minibatch(x, t if self._label_keys else None, int(n_samples))
 
     def synchronize(self, iterator: Any) -> None:
         """Tells all ranks how far the iterator is."""

@@ -54,7 +54,7 @@ def contents(run, state):
     found = object_arrays({**(state or {}), "pipeline": pipe})
     found["random"] = np.array(dump_random_states(state or {}))
     found.update((f"model/{k}", v) for k, v in model_arrays(pipe.stages[0]).items())
-    found.update((f"loss/{k}", v) for k, v in object_arrays(pipe.loss_links).items())
+    found.update((f"loss/{k}", v) for k, v in object_arrays(pipe.loss.links).items())
     for i, optimizer in enumerate(its_optimizers):
         arrays = optimizer_arrays(optimizer)
         found.update((f"{i}/{k}", v) for k, v in arrays.items())
@@ -277,7 +277,7 @@ def test_mixed_precision_into_plain_and_back(tmp_path):
 
 def test_a_loss_with_parameters(tmp_path):
     run = (*run_of(L.Linear(6, 4), lossfun=Projected()),)
-    run = (*run, optimizers.Adam().setup(run[0].loss_links["loss"]))
+    run = (*run, optimizers.Adam().setup(run[0].loss.links["loss"]))
     path = saved(tmp_path, run)
     message = refusal(path, run_of(L.Linear(6, 4)))
     assert "of the model loss/project is left over" in message
@@ -396,7 +396,7 @@ def test_a_loss_that_is_sized_at_its_first_call(tmp_path):
     def run(seed):
         np.random.seed(seed)
         run = run_of(L.Linear(6, 4), lossfun=Projected())
-        return (*run, optimizers.Adam().setup(run[0].loss_links["loss"]))
+        return (*run, optimizers.Adam().setup(run[0].loss.links["loss"]))
 
     first, resumed = run(1), run(2)
     path = saved(tmp_path, first, n_steps=0)

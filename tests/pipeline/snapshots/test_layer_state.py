@@ -276,7 +276,7 @@ def test_a_loss_with_parameters_is_saved(tmp_path, again):
     expected = [step_all(pipe, optimizers, i) for i in (2, 3)]
     resumed, its_optimizers = run_with_loss(2)
     load_snapshot(tmp_path / ("1_on_2" if again else "1"), resumed, its_optimizers)
-    assert resumed.loss_links["loss"].calls == 4
+    assert resumed.loss.links["loss"].calls == 4
     assert [step_all(resumed, its_optimizers, i) for i in (2, 3)] == expected
 
 
@@ -294,7 +294,7 @@ def test_a_target_with_names_of_its_own(tmp_path, make_target):
 
     def run(seed, make_target):
         pipe, _ = run_with_loss(seed)
-        target = make_target(pipe.stages[0], pipe.loss_links["loss"])
+        target = make_target(pipe.stages[0], pipe.loss.links["loss"])
         return pipe, [chainer.optimizers.Adam().setup(target)]
 
     pipe, optimizers = run(1, make_target)
