@@ -51,7 +51,9 @@ def takes_outputs_alone(function: Callable) -> bool:
         >>> takes_outputs_alone(lambda y: y), takes_outputs_alone(lambda y, t: y)
         (True, False)
     """
-    called = function.forward if isinstance(function, chainer.Link) else function
+    # A link may have a call of its own instead of a forward.
+    is_link = isinstance(function, chainer.Link)
+    called = getattr(function, "forward", function) if is_link else function
     try:
         parameters = inspect.signature(called).parameters.values()
     except (TypeError, ValueError):
