@@ -1,0 +1,136 @@
+"""Everything that a long run on a cluster needs, in one script.
+
+    divisible profile model.py:Network --input 1x8x8 --batch 4,8,16
+    divisible plan profile-*.json --ranks 2 --batch 64 --bandwidth 1Gbit/s
+    mpiexec -n 2 divisible run train.py --plan plan.json --out result --resume auto
+
+The plan says where the layers are cut, how many microbatches there are, and in which
+order they run. A signal, as a batch system sends it before the time is over, lets the
+minibatch under way end, saves a snapshot and exits with code 75; the same command goes
+on from there, also on another number of ranks with another plan. Each epoch leaves a
+line in the log and a timeline of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import chainer
+import chainer.functions as F
+import numpy as np
+from chainer.datasets import TupleDataset, split_dataset_random
+from chainer.iterators import SerialIterator
+from chainer.training import Trainer, extensions
+from model import Network
+from mpi4py import MPI
+from sklearn.datasets import load_digits
+
+from divisible import Plan, deferred_init, schedules
+from mixed_precision import DynamicLossScale, MixedPrecision, float32_loss, to_float16
+from pipeline import (
+    Pipeline,
+    PipelineEvaluator,
+    PipelineUpdater,
+    StopOnSignal,
+    TimelineReport,
+    snapshot,
+)
+
+comm = MPI.COMM_WORLD
+N_TRAIN = 1440
+
+
+def main() -> None:
+    """Trains, from the beginning or from where an earlier job was stopped."""
+    args = parse_arguments()
+    # No rank makes the layers of another one; weights do not depend on the cut.
+    with deferred_init(args.seed):
+        model = Network(args.width)
+    plan, schedule = read_plan(args, len(model))
+    mine = schedule.rank_stages(comm.rank)
+    stages = [model.divide(*plan.range(number)) for number in mine]
+    del model
+    if args.half:
+        for stage in stages:
+            to_float16(stage)
+        # One for all stages of the rank: they take or skip a step together.
+        optimizer = MixedPrecision(
+            chainer.optimizers.MomentumSGD(0.02), DynamicLossScale(), comm=comm
+        ).setup(stages)
+        scale = optimizer.loss_scale
+    else:
+        optimizer = [chainer.optimizers.MomentumSGD(0.02).setup(s) for s in stages]
+        scale = None
+    pipe = Pipeline(
+        stages,
+        comm,
+        schedule=schedule,
+        checkpoint=plan.checkpoint,
+        lossfun=float32_loss(F.softmax_cross_entropy),
+        loss_scale=scale,
+        seed=args.seed,
+    )
+
+    np.random.seed(args.seed)
+    train, test = read_digits(np.float16 if args.half else np.float32)
+    batches = SerialIterator(train, args.batchsize)
+    tests = SerialIterator(test, args.batchsize, repeat=False, shuffle=False)
+    trainer = Trainer(
+        PipelineUpdater(batches, optimizer, pipe), (args.epoch, "epoch"), args.out
+    )
+    trainer.extend(PipelineEvaluator(tests, pipe))
+    trainer.extend(extensions.LogReport())
+    columns = ["epoch", "main/loss", "validation/main/loss"]
+    columns += ["validation/main/accuracy", "elapsed_time"]
+    trainer.extend(extensions.PrintReport(columns))
+    trainer.extend(TimelineReport())
+    trainer.extend(StopOnSignal())
+    trainer.extend(snapshot(n_retains=2, resume=args.resume), trigger=(1, "epoch"))
+    trainer.run()
+
+
+def read_plan(
+    args: argparse.Namespace, n_layers: int
+) -> tuple[Plan, schedules.Schedule]:
+    """Returns the plan that was given, or stages of equally many layers."""
+    if args.plan is None:
+        plan = Plan(Plan.uniform(n_layers, comm.size).cuts, 4, "1f1b")
+    else:
+        plan = Plan.load(args.plan)
+    if plan.replicas > 1:
+        raise ValueError(
+            f"{args.plan} has {plan.replicas} replicas, and this script trains one:"
+            f" plan without --replicas, or see examples/grid"
+        )
+    schedule = schedules.create(
+        plan.schedule or "1f1b", plan.n_stages, plan.n_microbatches or 4, comm.size
+    )
+    return plan, schedule
+
+
+def read_digits(dtype: type) -> tuple[TupleDataset, TupleDataset]:
+    """Returns the samples to train with, and those to test with."""
+    x, t = load_digits(return_X_y=True)
+    images = (x / 16).astype(dtype).reshape(-1, 1, 8, 8)
+    return split_dataset_random(TupleDataset(images, t.astype(np.int32)), N_TRAIN, 0)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--plan", help="the file of divisible plan")
+    add("--width", type=int, default=16, help="channels of the first block")
+    add("--epoch", type=int, default=5, help="number of epochs")
+    add("--batchsize", type=int, default=64, help="samples of a minibatch")
+    add("--half", action="store_true", help="float16 with float32 master weights")
+    add("--seed", type=int, default=0, help="of weights and the order of samples")
+    add("--out", default="result", help="folder for the log, pictures and snapshots")
+    add("--resume", help="'auto', or the path of a snapshot")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
