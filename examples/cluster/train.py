@@ -1,8 +1,8 @@
 """Everything that a long run on a cluster needs, in one script.
 
-    divisible profile model.py:Network --input 1x8x8 --batch 4,8,16
+    divisible profile examples/cluster/model.py:Network --input 1x8x8 --batch 4,8,16
     divisible plan profile-*.json --ranks 2 --batch 64 --bandwidth 1Gbit/s
-    mpiexec -n 2 divisible run train.py --plan plan.json --out result --resume auto
+    mpiexec -n 2 divisible run examples/cluster/train.py --plan plan.json --resume auto
 
 The plan says where the layers are cut, how many microbatches there are, and in which
 order they run. A signal, as a batch system sends it before the time is over, lets the
