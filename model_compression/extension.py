@@ -42,8 +42,8 @@ class Compress(Extension):
 
     Args:
         plan (CompressionPlan): What to do.
-        optimizer (chainer.Optimizer or list): Set up with the model; all of this rank's
-            where several stages have one each.
+        optimizer (chainer.Optimizer, list or dict): Set up with the model; all of this
+            rank's where several stages have one each.
         metric (str): A name that an evaluator reports, as
             ``'validation/main/accuracy'``; ``None`` for none.
         tolerance (float): By how much the metric may become worse.
@@ -98,6 +98,8 @@ class Compress(Extension):
         self.plan = plan
         self._metric, self._better = metric, better
         self._tolerance = 0.0 if tolerance is None else float(tolerance)
+        if isinstance(optimizer, Mapping):
+            optimizer = list(optimizer.values())
         several = isinstance(optimizer, (list, tuple))
         self._optimizers = list(optimizer) if several else [optimizer]
         for each in self._optimizers:
@@ -213,7 +215,7 @@ class Compress(Extension):
 
     def finalize(self) -> None:
         """Says if the metric was never reported; called by the trainer at its end."""
-        if self._metric is not None and not self._taken[0] and np.isnan(self._base):
+        if self._metric is not None and np.isnan(self._base):
             warnings.warn(
                 f"nothing was compressed: {self._metric!r} was never reported; what"
                 f" was is {', '.join(sorted(self._seen)) or 'nothing'}",
@@ -316,7 +318,7 @@ class Compress(Extension):
         if self._metric not in observed:
             return
         value = float(observed[self._metric])
-        if not any(self._taken):
+        if not any(self._taken) and not any(self._has_ended):
             self._base = value
         if not any(self._awaits):
             return

@@ -171,3 +171,19 @@ def test_rules_are_checked_before_training():
         Compress(Prune("l1"), optimizer)
     with pytest.raises(ValueError, match="call setup"):
         Compress(PLAN, chainer.optimizers.SGD())
+
+
+def test_a_metric_that_has_fallen_is_no_new_measure(tmp_path):
+    plan = CompressionPlan(
+        [
+            Prune("l1", "/predictor/0", 0.5),
+            Prune("l1", "/predictor/1", 0.5, begin=(3, "epoch")),
+        ]
+    )
+    trainer, compress, _ = make_trainer(
+        plan, tmp_path, (6, "epoch"), metric="quality", tolerance=0.05
+    )
+    # The first step is taken back; the second one is compared with 0.9 as well.
+    trainer.extend(Reports([0.9, 0.7, 0.8, 0.8, 0.8, 0.8]))
+    trainer.run()
+    assert compress.degrees == [0, 0]
