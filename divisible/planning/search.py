@@ -360,9 +360,14 @@ def _why_not(other: Candidate, best: Candidate) -> tuple[float, str]:
     """Returns the seconds of a candidate, and why it lost."""
     mine, its = best.outcome, other.outcome
     if its is None:
+        one = other.configuration
+        if one.n_ranks == one.replicas == 1:
+            # Nothing travels, so that is all there is to it.
+            times = other.bound / mine.seconds
+            return other.bound, f"one rank takes {times:.2f} times as long"
         return other.bound, (
-            f"takes {format_seconds(other.bound)} at least, by what its ranks and"
-            f" links have to do, cut at {other.cuts}"
+            f"cannot win: its ranks and links need {format_seconds(other.bound)} at"
+            f" least, cut at {other.cuts}"
         )
     if its.seconds <= mine.seconds * SAME:
         return its.seconds, "as fast, but needs more ranks or memory"

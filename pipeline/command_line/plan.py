@@ -155,6 +155,14 @@ def _print_plan(plan: Plan) -> None:
     if plan.exchange is not None:
         console.say(f"exchange of gradients: {plan.exchange}")
     console.print_table(PLAN_COLUMNS, plan_rows(plan))
+    alone = [
+        other.seconds
+        for other in plan.alternatives
+        if other.plan is not None and other.plan.n_ranks == other.plan.replicas == 1
+    ]
+    if alone and plan.step_seconds:
+        times = min(alone) / plan.step_seconds
+        console.say(f"one rank would take {times:.2f} times as long")
     if plan.alternatives:
         rows = [
             (

@@ -311,6 +311,7 @@ def test_the_others_lost_for_a_reason():
     assert all(other.seconds >= plan.step_seconds for other in plan.alternatives)
     assert any("slower: its busiest rank computes" in reason for reason in reasons)
     assert any("more than the" in reason for reason in reasons)
+    assert any("cannot win: its ranks and links need" in reason for reason in reasons)
     # Of every number of ranks and every schedule there is one.
     names = " ".join(other.name for other in plan.alternatives)
     used = plan.n_ranks
@@ -620,3 +621,13 @@ def test_what_is_too_large_to_be_reckoned_with(options, words):
 def test_many_replicas_and_ranks_end():
     plan = best_plan(even(), 10, max_replicas=10**9, schedules=["1f1b"])
     assert plan.replicas * plan.n_stages <= 10
+
+
+def test_one_rank_is_what_others_are_compared_with():
+    plan = best_plan(uneven(), 4)
+    (alone,) = [
+        each for each in plan.alternatives if each.plan and each.plan.n_stages == 1
+    ]
+    times = alone.seconds / plan.step_seconds
+    assert 1 < times <= 4
+    assert alone.reason == f"one rank takes {times:.2f} times as long"
