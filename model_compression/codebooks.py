@@ -43,6 +43,28 @@ def clusters(weight: np.ndarray, bits: int) -> np.ndarray:
     return found
 
 
+def averaged(weight: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Returns a weight whose elements of one number have their mean; zeros stay.
+
+    Args:
+        weight: In host memory.
+        numbers: For each element the number of its value, below 256.
+
+    Returns:
+        Of the weight's shape, float32.
+
+    Example:
+        >>> averaged(np.array([1.0, 3.0, 0.0, 5.0]), np.array([0, 0, 0, 1])).tolist()
+        [2.0, 2.0, 0.0, 5.0]
+    """
+    is_any = weight != 0
+    numbers_of_any = numbers[is_any]
+    sums = np.bincount(numbers_of_any, weight[is_any].astype(np.float64), 256)
+    counts = np.bincount(numbers_of_any, minlength=256)
+    means = (sums / np.maximum(counts, 1)).astype(np.float32)
+    return np.where(is_any, means[numbers], np.float32(0))
+
+
 class Codebook:
     """Which elements of a weight have one value.
 
@@ -70,12 +92,7 @@ class Codebook:
         if master is not None and master.array is not None:
             arrays = [master.array, param.array]
         weight = chainer.get_device("@numpy").send(arrays[0])
-        is_any = weight != 0
-        numbers = self.numbers[is_any]
-        sums = np.bincount(numbers, weight[is_any].astype(np.float64), 256)
-        counts = np.bincount(numbers, minlength=256)
-        means = (sums / np.maximum(counts, 1)).astype(np.float32)
-        found = np.where(is_any, means[self.numbers], np.float32(0))
+        found = averaged(weight, self.numbers)
         for array in arrays:
             with chainer.using_device(param.device):
                 array[...] = param.device.send(found)

@@ -16,7 +16,7 @@ import chainer
 import numpy as np
 
 from model_compression.affine import Affine
-from model_compression.codebooks import clusters
+from model_compression.codebooks import averaged, clusters
 from model_compression.quantized_links import (
     FewBits,
     rounded_activation,
@@ -70,15 +70,12 @@ def store(link: chainer.Link, rule: Quantize) -> None:
 
 def _store_codebook(link: chainer.Link, name: str, weight: Any, bits: int) -> None:
     host = chainer.get_device("@numpy").send(weight)
-    values, numbers = np.unique(host, return_inverse=True)
     # Zero may be one more than a codebook has.
     size = 2**bits + 1
+    values, numbers = np.unique(host, return_inverse=True)
     if len(values) > size:
-        numbers = clusters(host, bits).astype(np.int64) + 1
-        numbers[host == 0] = 0
-        sums = np.bincount(numbers.ravel(), host.ravel().astype(np.float64), size)
-        counts = np.bincount(numbers.ravel(), minlength=size)
-        values = sums / np.maximum(counts, 1)
+        few = averaged(host, clusters(host, bits))
+        values, numbers = np.unique(few, return_inverse=True)
     kept = np.zeros(size, np.float32)
     kept[: len(values)] = values
     # 257 values would need another bit; zero and the 256 of 8 bits are that many.

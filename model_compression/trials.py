@@ -16,7 +16,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from divisible.files import write_json
 from divisible.records import reading_json
 from model_compression.affine import Affine
-from model_compression.codebooks import clusters
+from model_compression.codebooks import averaged, clusters
 from model_compression.pictures import plot_sensitivity
 from model_compression.plan import CompressionPlan, Rule, table
 from model_compression.rules import Prune, Quantize
@@ -313,10 +313,7 @@ def _change(param: chainer.Parameter, rule: Rule) -> float:
     else:
         n_bytes = weight.size * rule.bits / 8
         if rule.has_codebook:
-            numbers = clusters(weight, rule.bits)
-            sums = np.bincount(numbers.ravel(), weight.ravel().astype(np.float64))
-            counts = np.bincount(numbers.ravel())
-            changed = np.where(weight == 0, 0, (sums / np.maximum(counts, 1))[numbers])
+            changed = averaged(weight, clusters(weight, rule.bits))
         else:
             affine = Affine.of_weight(weight, rule.bits, rule.symmetric, True)
             changed = affine.real(affine.whole(weight))

@@ -270,60 +270,35 @@ def test_a_snapshot_within_a_course_resumes_on_other_stages(
     assert_on_ranks(len(after) - 1, goes_on, after, folder, before == after, name)
 
 
-def layers_move(comm):
-    expected = None
-    run = Run(comm, [0, 4, 8])
+def layers_move(comm, name, cuts, layers):
+    def build_anew():
+        return PLANS[name].prepare(build())
+
+    run = Run(comm, [0, 4, 8], plan=PLANS[name])
     with run.pipe:
         expected = run.train()
-    run = Run(comm, [0, 4, 8])
+    run, moved = Run(comm, [0, 4, 8], plan=PLANS[name]), []
     with run.pipe:
-        moved = []
         run.trainer.extend(
             lambda _: moved.append(
-                rebalance(run.pipe, run.optimizers, [0, 2, 8], build).layers
+                rebalance(run.pipe, run.optimizers, cuts, build_anew).layers
             ),
             name="move",
             trigger=(5, "iteration"),
         )
         found = run.train()
-        assert moved == [(2, 3), ()]
-    check_zeros(found)
+    assert moved == [tuple(layers), ()]
+    CHECKS[name](found)
     for path, array in found.items():
         np.testing.assert_array_equal(array, expected[path], err_msg=path)
 
 
-def test_masks_move_with_their_layers():
-    assert_on_ranks(2, layers_move)
-
-
-def quantized_layers_move(comm):
-    run = Run(comm, [0, 4, 8], plan=FEW_BITS)
-    with run.pipe:
-        expected = run.train()
-    run = Run(comm, [0, 4, 8], plan=FEW_BITS)
-    with run.pipe:
-        moved = []
-        run.trainer.extend(
-            lambda _: moved.append(
-                rebalance(
-                    run.pipe,
-                    run.optimizers,
-                    [0, 1, 8],
-                    lambda: FEW_BITS.prepare(build()),
-                ).layers
-            ),
-            name="move",
-            trigger=(5, "iteration"),
-        )
-        found = run.train()
-        assert moved == [(1, 2, 3), ()]
-    check_few(found)
-    for path, array in found.items():
-        np.testing.assert_array_equal(array, expected[path], err_msg=path)
-
-
-def test_quantized_layers_move_with_what_they_keep():
-    assert_on_ranks(2, quantized_layers_move)
+@pytest.mark.parametrize(
+    "name, cuts, layers",
+    [("pruned", [0, 2, 8], [2, 3]), ("few bits", [0, 1, 8], [1, 2, 3])],
+)
+def test_layers_move_with_what_they_keep(name, cuts, layers):
+    assert_on_ranks(2, layers_move, name, cuts, layers)
 
 
 def quantized_layers_do_not_move(comm):
