@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import operator
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable
@@ -349,6 +350,19 @@ def title(text: str) -> str:
     """
     line = text.partition("\n")[0].removesuffix("(")
     return re.sub(r"^functools\.partial\(<function (\w+)>", r"partial(\1", line)
+
+
+def place_of(layer: Layer) -> str:
+    """Returns the file and the line of a lambda; nothing for what has a name.
+
+    Example:
+        >>> place_of(abs)
+        ''
+    """
+    code = getattr(layer, "__code__", None)
+    if code is None or getattr(layer, "__name__", "") != "<lambda>":
+        return ""
+    return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
 
 def differing_titles(text: str, other: str) -> tuple[str, str]:

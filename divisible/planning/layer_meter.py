@@ -23,7 +23,7 @@ import chainer
 from divisible.backward.tensors import to_tensor
 from divisible.communication.signatures import Tensors
 from divisible.dtypes import in_loss_dtype
-from divisible.layer_list import title
+from divisible.layer_list import place_of, title
 from divisible.minibatch import value_and_count
 from divisible.model import Divisible
 from divisible.planning.optimizer_state import state_bytes
@@ -101,6 +101,7 @@ class LayerMeter:
             boundary_output_bytes=max(0, loose - handed_over),
             pending_bytes=pending.nbytes,
             name=name,
+            place=place_of(part[0]),
         )
         self.mean_seconds += runs.mean_seconds
         self._costs.append(cost)

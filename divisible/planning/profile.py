@@ -72,6 +72,7 @@ class LayerCost:
         n_parameters: Elements of the parameters; 0 for as many as float32 has in
             ``parameter_bytes``.
         name: One line or more that describes the layer.
+        place: Of a lambda, which has no name, the file and the line.
 
     Raises:
         TypeError: If a value is no number, or the name no text.
@@ -93,9 +94,11 @@ class LayerCost:
     workspace_bytes: int = 0
     n_parameters: int = 0
     name: str = ""
+    place: str = ""
 
     def __post_init__(self) -> None:
         plain_text("name of a layer", self.name)
+        plain_text("place of a layer", self.place)
         for name in (*SECONDS, *SAMPLE_BYTES, *FIXED_BYTES, "n_parameters"):
             what = f"{name} of a layer {self.title!r}"
             number = plain_number(what, getattr(self, name), "Measure again")
@@ -124,8 +127,8 @@ class LayerCost:
 
     @property
     def title(self) -> str:
-        """The name in a line, without what is within."""
-        return title(self.name)
+        """The name in a line, without what is within; of a lambda, where it is."""
+        return f"lambda in {self.place}" if self.place else title(self.name)
 
 
 @dataclass(frozen=True)

@@ -679,3 +679,17 @@ def test_interpolation():
     assert interpolate(odd, 100).layers[0].forward == pytest.approx(2.0)
     assert interpolate(odd, 1).layers[0].forward == pytest.approx(3.0)
     assert interpolate([at(10, 2.0, 100)], 5).layers[0].forward == pytest.approx(1.0)
+
+
+def test_a_lambda_is_named_by_its_line(tmp_path):
+    model = Divisible(L.Linear(4, 3), lambda x: 2 * x, F.relu)
+    line = test_a_lambda_is_named_by_its_line.__code__.co_firstlineno + 1
+    x, t = np.ones((6, 4), np.float32), np.zeros(6, np.int32)
+    found = profile(model, x, t, F.softmax_cross_entropy)
+    titles = [layer.title for layer in found.layers]
+    assert titles[1:] == [f"lambda in test_measuring.py:{line}", "relu"]
+    assert f"lambda in test_measuring.py:{line}" in str(found)
+    # Its name stays what plans compare, wherever it stands in the file.
+    assert found.layers[1].name == model.model_layers[1]
+    found.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == found
