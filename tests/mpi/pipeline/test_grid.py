@@ -473,7 +473,7 @@ def goes_wrong(comm, how):
         model = Divisible(L.Linear(6, 8), F.relu, Gate(), L.Linear(8, 4))
         stage = model.divide(*Plan([0, 2, 4]).range(grid.pipeline.rank))
         optimizer = exchanged(chainer.optimizers.SGD(0.1), grid).setup(stage)
-        pipe = Pipeline(stage, grid, 2, timeout=2)
+        pipe = Pipeline(stage, grid, 2, timeout=8)
         for i, batch in enumerate(make_batches([8] * 1000)):
             if i == 3 and comm.rank == 3:
                 stage[0].does = {
