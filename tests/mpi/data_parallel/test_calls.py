@@ -146,7 +146,7 @@ def waits(comm):
             time.sleep(1)
         start, computed = time.perf_counter(), time.process_time()
         exchange.mean([np.ones(3000, "f")])
-        assert time.process_time() - computed < 0.3
+        assert time.process_time() - computed < 0.6
         assert 0 < sum(exchange.seconds.values()) <= time.perf_counter() - start
 
 

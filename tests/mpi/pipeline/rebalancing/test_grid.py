@@ -135,7 +135,7 @@ class Slow(chainer.Chain):
 
 def replicas_are_measured(comm, out, is_watched):
     with Grid(comm, n_pipeline=1) as grid:
-        Slow.seconds = 0.001 * (1 + 2 * grid.replica)
+        Slow.seconds = 0.005 * (1 + 2 * grid.replica)
         np.random.seed(2)
         stage = Divisible(Slow()).divide()
         pipe = Pipeline(stage, grid, 2, timeout=20)
