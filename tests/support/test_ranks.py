@@ -1,7 +1,9 @@
 """Ranks that tests share find what hangs, and keep one test from another."""
 
+import importlib
 import os
 import signal
+import sys
 import warnings
 
 import chainer
@@ -50,6 +52,33 @@ def test_ranks_that_wait_for_one_that_failed_are_interrupted(ranks):
     assert "rank 1 of 3 failed" in output and output.count("Traceback") == 1
     # And go on.
     assert ranks.call(3, say, ("hello",), 10).outcomes == ["done"] * 3
+
+
+def import_while_another_fails(comm, folder):
+    sys.path.insert(0, folder)
+    comm.Barrier()
+    if comm.rank == 1:
+        raise ArithmeticError("it spills")
+    importlib.import_module("slow_package")
+    all_gather(comm, None, 1000)
+
+
+def use_the_package(comm, folder):
+    sys.path.insert(0, folder)
+    assert importlib.import_module("slow_package").part
+
+
+def test_an_import_is_not_interrupted(ranks, tmp_path):
+    package = tmp_path / "slow_package"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import time\nimport slow_package.part\ntime.sleep(1)\n"
+    )
+    (package / "part.py").write_text("")
+    folder = str(tmp_path)
+    outcomes = ranks.call(2, import_while_another_fails, (folder,), 10).outcomes
+    assert sorted(outcomes) == ["failed", "interrupted"]
+    assert ranks.call(2, use_the_package, (folder,), 10).outcomes == ["done"] * 2
 
 
 def hang(comm):

@@ -16,6 +16,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Client, Connection
+from types import FrameType
 from typing import Any, NamedTuple
 
 import chainer
@@ -27,6 +28,9 @@ INTERRUPT = None
 
 #: How long a rank that is no longer needed may take to end.
 _SECONDS_TO_END = 5
+
+#: After how long to look again whether the import is over.
+_SECONDS_TO_IMPORT = 0.05
 
 
 class Case(NamedTuple):
@@ -40,24 +44,50 @@ class Case(NamedTuple):
     outputs: tuple[str, ...]
 
 
+def interrupt() -> None:
+    """Ends the case that runs in the main thread."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported where ``frame`` is."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
 class _Interrupts:
     """Makes what this process is told to end raise KeyboardInterrupt, if it runs."""
 
     def __init__(self) -> None:
-        self._is_running = False
+        # How many cases began; None while none runs.
+        self._running: int | None = None
+        self._n_begun = 0
         signal.signal(signal.SIGINT, self._interrupt)
 
-    def _interrupt(self, number: int, frame: Any) -> None:
-        if self._is_running:
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._running is None:
+            return
+        if not is_importing(frame):
             raise KeyboardInterrupt
+        # A package whose import is cut short can never be imported again: its
+        # modules are there, but not as its attributes.
+        threading.Timer(_SECONDS_TO_IMPORT, self._again, [self._running]).start()
+
+    def _again(self, case: int) -> None:
+        if self._running == case:
+            interrupt()
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
-        self._is_running = True
+        self._n_begun += 1
+        self._running = self._n_begun
         try:
             yield
         finally:
-            self._is_running = False
+            self._running = None
 
 
 @contextlib.contextmanager
@@ -120,7 +150,7 @@ def receive(connection: Connection, cases: queue.Queue) -> None:
         while True:
             what = connection.recv()
             if what is INTERRUPT:
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                interrupt()
             else:
                 cases.put(Case(*what))
     cases.put(None)
