@@ -91,27 +91,6 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     return {"losses": losses, "seconds": later, "peak": resident("VmHWM")}
 
 
-def disk(n_bytes: int) -> tuple[float, float]:
-    """Returns the bytes per second that a mapped file is written and read with."""
-    from divisible.streaming.mapped import MappedArray, drop_released, usable_directory
-
-    file = MappedArray((n_bytes // MIB, MIB // 4), "f", usable_directory(), "the disk")
-    rates = []
-    for written in (True, False):
-        begun = time.perf_counter()
-        for row in range(0, len(file.array), 8):
-            end = min(row + 8, len(file.array))
-            file.prefetch(end, min(end + 8, len(file.array)))
-            if written:
-                file.array[row:end] = 1
-            else:
-                file.array[row:end].sum()
-            file.release(row, end, written)
-        drop_released()
-        rates.append(file.n_bytes / (time.perf_counter() - begun))
-    return rates[0], rates[1]
-
-
 def pointwise(is_fused: bool, n_outputs: int, batch: int) -> float:
     """Returns the seconds of forward and backward of a narrow layer and a ReLU."""
     import chainer.functions as F
@@ -174,10 +153,13 @@ def on_hosts(arguments: Any, result: Result) -> None:
 
 def here(arguments: Any, result: Result) -> None:
     """Times steps in this process."""
-    written, read = disk(arguments.disk * MIB)
+    from divisible.streaming import measure_disk
+
+    disk = measure_disk(n_bytes=arguments.disk * MIB)
     result.write(
         "",
-        f"the disk: {read / 1e6:.0f} MB/s read, {written / 1e6:.0f} MB/s written",
+        f"the disk: {disk.read / 1e6:.0f} MB/s read,"
+        f" {disk.write / 1e6:.0f} MB/s written",
         "minibatch  resident s  streamed s  ratio",
     )
     for batch in MINIBATCHES:

@@ -15,6 +15,9 @@ FACES = {
         __version__ best_plan deferred_init from_chain keyed_random_state partition pop
         profile simulate stash
     """,
+    "divisible.streaming": """
+        StoreError StreamReport Streamed measure_disk stream
+    """,
     "divisible.schedules": """
         Action Costs NAMES Schedule ScheduleError Timeline Transfer create gpipe
         interleaved list_schedule looped_bfs one_f_one_b zero_bubble_h1 zero_bubble_h2

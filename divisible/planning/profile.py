@@ -38,7 +38,7 @@ SAMPLE_BYTES = (
     "workspace_bytes",
 )
 #: Sizes that do not.
-FIXED_BYTES = ("parameter_bytes", "optimizer_bytes")
+FIXED_BYTES = ("parameter_bytes", "optimizer_bytes", "streamable_bytes")
 _BYTES_OF_FLOAT32 = 4
 
 
@@ -64,20 +64,22 @@ class LayerCost:
         optimizer_bytes: Of the optimizer's state; of float16 parameters also the sums
             of their gradients and the master weights, both in float32.
         boundary_output_bytes: What is held on top if a stage ends here: outputs that
-        are
-            not among the `activation_bytes`.
+            are not among the `activation_bytes`.
         pending_bytes: What is held between I and W.
         workspace_bytes: What its forward or backward allocates and frees again, at
             its peak.
         n_parameters: Elements of the parameters; 0 for as many as float32 has in
             ``parameter_bytes``.
+        streamable_bytes: The part of ``parameter_bytes`` that can be on disk, by
+            :func:`divisible.streaming.stream`.
         name: One line or more that describes the layer.
         place: Of a lambda, which has no name, the file and the line.
 
     Raises:
         TypeError: If a value is no number, or the name no text.
         ValueError: If a value is negative, infinite, NaN or beyond 2**63,
-            ``passing_bytes`` are more than ``output_bytes``, or all times are 0.
+            ``passing_bytes`` are more than ``output_bytes`` or ``streamable_bytes``
+            than ``parameter_bytes``, or all times are 0.
     """
 
     forward: float
@@ -93,6 +95,7 @@ class LayerCost:
     pending_bytes: int = 0
     workspace_bytes: int = 0
     n_parameters: int = 0
+    streamable_bytes: int = 0
     name: str = ""
     place: str = ""
 
@@ -107,6 +110,12 @@ class LayerCost:
             raise ValueError(
                 f"passing_bytes of a layer {self.title!r} are {self.passing_bytes}, but"
                 f" output_bytes, of which they are a part, {self.output_bytes}"
+            )
+        if self.streamable_bytes > self.parameter_bytes:
+            raise ValueError(
+                f"streamable_bytes of a layer {self.title!r} are"
+                f" {self.streamable_bytes}, but parameter_bytes, of which they are a"
+                f" part, {self.parameter_bytes}"
             )
         if not self.seconds > 0:
             raise ValueError(

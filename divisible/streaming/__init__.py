@@ -2,6 +2,10 @@
 
 ::
 
+    choice          stream(): which layers are on disk
+    report          its table
+    model_weights   how large layers are, and which can be on disk
+    disk_speed      how fast a disk is
     link            Streamed: a layer whose weights are on disk
     layer_function  it in Chainer's graph: forward and backward by segments
     products        a linear layer's and a convolution's arithmetic on a segment
@@ -16,7 +20,10 @@
     errors          StoreError
 """
 
+from divisible.streaming.choice import stream
+from divisible.streaming.disk_speed import measure_disk
 from divisible.streaming.errors import StoreError
 from divisible.streaming.link import Streamed
+from divisible.streaming.report import StreamReport
 
-__all__ = ["StoreError", "Streamed"]
+__all__ = ["StoreError", "StreamReport", "Streamed", "measure_disk", "stream"]

@@ -12,7 +12,8 @@ import chainer.links as L
 import numpy as np
 
 from divisible.deferred.array import DeferredArray
-from divisible.streaming import activations
+from divisible.planning.disk import STREAMABLE
+from divisible.streaming import activations, initial
 from divisible.streaming.errors import StoreError
 from divisible.streaming.layer_function import LayerFunction
 from divisible.streaming.mapped import usable_directory
@@ -185,10 +186,25 @@ def _operation_of(link: chainer.Link) -> Operation:
                 f"a convolution of {link.groups} groups cannot be streamed; of 1 it can"
             )
         return Convolution(_pair(link.stride), _pair(link.pad), _pair(link.dilate))
+    names = " or ".join(f"L.{each.__name__}" for each in STREAMABLE)
     raise TypeError(
-        f"Streamed({kind.__name__}): expected L.Linear or L.Convolution2D; other layers"
-        f" stay in memory"
+        f"Streamed({kind.__name__}): expected {names}; other layers stay in memory"
     )
+
+
+def why_not(link: chainer.Link) -> str:
+    """Returns why a link cannot be streamed; nothing if it can.
+
+    Raises:
+        StoreError: If its arrays are in memory already.
+    """
+    try:
+        _operation_of(link)
+        for step in _deferred(link).recipe.steps:
+            initial.check(step.write, link.W.shape)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def _pair(value: Any) -> tuple[int, int]:

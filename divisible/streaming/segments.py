@@ -8,18 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from divisible.planning.disk import IN_MEMORY, LEAST_BYTES, MOST_BYTES
 from divisible.planning.units import format_bytes, parse_bytes
-
-#: Bytes of the largest segment that is tried where nobody says otherwise: large enough
-#: that a disk reads it at its full speed, and that its products take BLAS to its own.
-AUTO_BYTES = 32 * 2**20
-#: Bytes of the smallest one.
-LEAST_BYTES = 2**20
-#: How many segments a layer may have in memory at a time. An update with two arrays of
-#: state passes through four files: of each a segment is computed with, and the next one
-#: read; four are being written, and what an update rule or an initializer computes
-#: meanwhile takes as much again as four.
-IN_MEMORY = 16
 
 
 def rows_of_segment(
@@ -35,7 +25,7 @@ def rows_of_segment(
         dtype: Of the operand.
         segment (int or str): Rows, or ``'auto'`` for several numbers to choose from.
         memory (int or str): Bytes for the segments that are in memory at a time, such
-            as ``'512MiB'``; ``None`` for :data:`IN_MEMORY` of :data:`AUTO_BYTES`.
+            as ``'512MiB'``; ``None`` for 16 of 32 MiB.
 
     Returns:
         list of int: One, or candidates, the largest first, each half of the one before.
@@ -80,7 +70,7 @@ def rows_of_segment(
 def _limit(memory: int | float | str | None) -> int:
     """Returns the bytes that a segment may have."""
     if memory is None:
-        return AUTO_BYTES
+        return MOST_BYTES
     n_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
     if not 0 < n_bytes < math.inf:
         raise ValueError(f"memory={memory!r}: expected a positive number of bytes")

@@ -5,13 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from divisible.streaming.segments import (
-    AUTO_BYTES,
-    IN_MEMORY,
-    LEAST_BYTES,
-    ranges,
-    rows_of_segment,
-)
+from divisible.planning.disk import IN_MEMORY, LEAST_BYTES, MOST_BYTES
+from divisible.streaming.segments import ranges, rows_of_segment
 
 
 @given(
@@ -20,7 +15,7 @@ from divisible.streaming.segments import (
     memory=st.one_of(st.none(), st.integers(1, 2**40)),
 )
 def test_candidates_keep_to_the_memory(n_rows, width, memory):
-    limit = AUTO_BYTES if memory is None else memory // IN_MEMORY
+    limit = MOST_BYTES if memory is None else memory // IN_MEMORY
     row_bytes = 4 * width
     if row_bytes > limit:
         with pytest.raises(ValueError, match="a segment of 1 row has"):

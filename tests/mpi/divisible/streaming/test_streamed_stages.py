@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from data_parallel import Grid, create_multi_node_optimizer
-from divisible import Divisible, deferred_init
-from divisible.streaming import Streamed, segments
+from divisible import Divisible, Plan, deferred_init
+from divisible.streaming import Streamed, segments, stream
 from mixed_precision import MixedPrecision
 from pipeline import (
     DisagreementError,
@@ -129,6 +129,41 @@ def refuses(comm):
     losses += run.steps(2, 1)
     other = Run(comm, None, "1f1b")
     np.testing.assert_allclose(losses, other.steps(1, 0) + other.steps(2, 1), 1e-5)
+
+
+def streams_what_does_not_fit(comm):
+    def model():
+        with deferred_init(seed=0):
+            widths = (1100, 1300, 1300, 5)
+            links = map(L.Linear, widths, widths[1:])
+            return Divisible(*links)
+
+    def losses(model):
+        stage = model.divide(*plan.cuts[comm.rank : comm.rank + 2])
+        optimizer = chainer.optimizers.MomentumSGD(0.01).setup(stage)
+        pipe, found = Pipeline(stage, comm, 2), []
+        random = np.random.RandomState(0)
+        for _ in range(3):
+            x = random.randn(8, 1100).astype("f")
+            found.append(pipe.step(x, np.arange(8, dtype="i") % 5)["loss"])
+            optimizer.update()
+        return found, stage
+
+    streamed = model()
+    plan = Plan([0, 1, 3], n_microbatches=2, schedule="1f1b")
+    rule = chainer.optimizers.MomentumSGD()
+    memory = [10**9, 2**24 + 2**20]
+    report = stream(streamed, memory, plan=plan, optimizer=rule, show=False)
+    assert report.streamed == (1,)
+    found, stage = losses(streamed)
+    assert [type(layer) is Streamed for layer in stage] == [[False], [True, False]][
+        comm.rank
+    ]
+    np.testing.assert_allclose(found, losses(model())[0], rtol=1e-5)
+
+
+def test_each_rank_streams_what_does_not_fit():
+    assert_on_ranks(2, streams_what_does_not_fit)
 
 
 def fills(comm, folder):

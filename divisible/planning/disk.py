@@ -1,0 +1,133 @@
+"""Disks for what does not fit into memory: their bandwidths, and what waits for them.
+
+A streamed layer (:class:`divisible.streaming.Streamed`) passes over its files::
+
+                         of a microbatch            of a minibatch
+    forward              read W
+    input gradients      read W
+    weight gradients     read gW, write gW          the first one only writes
+    update                                          read W, gW, state; write W, state
+
+A pass goes on beside the computation, so it costs what it takes longer than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import chainer
+import chainer.links as L
+
+from divisible.planning.profile import LayerCost
+from divisible.records import plain_number
+
+#: The links whose weights can be on disk, by exact types.
+STREAMABLE = (L.Linear, L.Convolution2D)
+#: Bytes of the largest segment that is tried where nobody says otherwise: large enough
+#: that a disk reads it at its full speed, and that its products take BLAS to its own.
+MOST_BYTES = 32 * 2**20
+#: Bytes of the smallest one.
+LEAST_BYTES = 2**20
+#: How many segments a rank may have in memory at a time. An update with two arrays of
+#: state passes through four files: of each a segment is computed with, and the next one
+#: read; four are being written, and what an update rule or an initializer computes
+#: meanwhile takes as much again as four.
+IN_MEMORY = 16
+
+
+def streamable_bytes(links: Iterable[chainer.Link]) -> int:
+    """Returns the bytes of the weights that can be on disk, of links with arrays."""
+    weights = {
+        id(link.W): link.W
+        for link in links
+        if type(link) in STREAMABLE and getattr(link, "groups", 1) == 1
+    }
+    return sum(
+        W.array.nbytes
+        for W in weights.values()
+        if W.is_initialized and W.dtype.char in "fd"
+    )
+
+
+@dataclass(frozen=True)
+class Disk:
+    """How fast a disk reads and writes what memory has no room for.
+
+    :func:`divisible.streaming.measure_disk` measures it.
+
+    Attributes:
+        read: Bytes per second.
+        write: Bytes per second.
+
+    Raises:
+        TypeError: If a value is no number.
+        ValueError: If one is not positive and finite.
+
+    Example:
+        >>> Disk(read=2e9, write=5e8).seconds(n_read=1e9, n_written=1e9)
+        2.5
+    """
+
+    read: float
+    write: float
+
+    def __post_init__(self) -> None:
+        for name in ("read", "write"):
+            value = plain_number(
+                f"{name} of a disk", getattr(self, name), "Give bytes per second"
+            )
+            if not value > 0:
+                raise ValueError(f"{name} of a disk must be positive, not {value}")
+
+    def seconds(self, n_read: float, n_written: float) -> float:
+        """Returns what it takes to read and write so many bytes."""
+        return n_read / self.read + n_written / self.write
+
+
+def streamed_cost(
+    cost: LayerCost, disk: Disk, n_microbatches: int, segment_bytes: float = MOST_BYTES
+) -> LayerCost:
+    """Returns what a layer costs if what can be of its weights is on disk.
+
+    Args:
+        cost: Of the layer in memory.
+        disk: Where the weights are.
+        n_microbatches: Of a minibatch, which share the update's passes.
+        segment_bytes: Of a segment; what is smaller is one.
+
+    Returns:
+        LayerCost: The same if none of it can be streamed.
+
+    Example:
+        >>> layer = LayerCost(
+        ...     1.0, 1.0, 1.0, parameter_bytes=100, optimizer_bytes=100,
+        ...     streamable_bytes=100)
+        >>> slow = streamed_cost(layer, Disk(read=50, write=100), n_microbatches=1)
+        >>> slow.forward, slow.backward_input, slow.backward_weight
+        (2.0, 2.0, 9.0)
+        >>> slow.parameter_bytes, slow.optimizer_bytes
+        (0, 0)
+    """
+    size = cost.streamable_bytes
+    if not size:
+        return cost
+    share = size / cost.parameter_bytes
+    state = share * cost.optimizer_bytes
+    reading = disk.seconds(size, 0)
+    adding = disk.seconds(size, size) * (n_microbatches - 1) + disk.seconds(0, size)
+    update = disk.seconds(2 * size + state, size + state)
+    weight = max(cost.backward_weight, adding / n_microbatches)
+    return replace(
+        cost,
+        forward=max(cost.forward, reading),
+        backward_input=max(cost.backward_input, reading),
+        backward_weight=weight + update / n_microbatches,
+        parameter_bytes=cost.parameter_bytes - size,
+        optimizer_bytes=round(cost.optimizer_bytes - state),
+        workspace_bytes=round(
+            cost.workspace_bytes + IN_MEMORY * min(segment_bytes, size)
+        ),
+        n_parameters=round(cost.n_gradients),
+        streamable_bytes=0,
+    )

@@ -1,0 +1,286 @@
+"""Which layers of a model are on disk: those that cost least, until the rest fits.
+
+::
+
+    model in deferred_init  -->  bytes of each layer, by shapes and the optimizer
+    profile, disk           -->  seconds that a layer takes longer with weights on disk
+    memory                  -->  take the layer that costs least for a byte that it
+                                 frees, until the rest fits; give back what need not go
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import chainer
+import numpy as np
+
+from divisible.layer_list import title
+from divisible.model import Divisible
+from divisible.planning.disk import (
+    IN_MEMORY,
+    LEAST_BYTES,
+    MOST_BYTES,
+    Disk,
+    streamed_cost,
+)
+from divisible.planning.interpolation import interpolate, sort_profiles
+from divisible.planning.machine import PerRank, spread_memory
+from divisible.planning.memory import rank_bytes
+from divisible.planning.optimizer_state import check_optimizer
+from divisible.planning.partition import MemoryLimitError
+from divisible.planning.plan import Plan
+from divisible.planning.profile import Profile
+from divisible.planning.units import format_bytes, parse_bytes
+from divisible.schedules.catalogue import create
+from divisible.schedules.recomputation import recompute
+from divisible.streaming.disk_speed import measure_disk
+from divisible.streaming.mapped import usable_directory
+from divisible.streaming.model_weights import LayerWeights, put_on_disk, weights_of
+from divisible.streaming.report import RankMemory, StreamedLayer, StreamReport
+
+# The part of its memory that a rank's segments have, one in so many.
+_SHARE = 8
+
+
+def stream(
+    stage: Divisible,
+    memory: PerRank | str,
+    directory: str | os.PathLike | None = None,
+    *,
+    profile: Profile | Sequence[Profile] | None = None,
+    plan: Plan | None = None,
+    optimizer: chainer.GradientMethod | None = None,
+    disk: Disk | None = None,
+    show: bool = True,
+) -> StreamReport:
+    """Puts weights of layers on disk, as many as have to be there.
+
+    Every such layer becomes a :class:`Streamed` in its place: paths of parameters,
+    initial weights and snapshots stay what they are. Links within a ``Chain`` that is a
+    layer are streamed all or none. Without ``plan`` the model is for one rank; with
+    one, each rank's layers are chosen by its memory. Nothing is allocated, so all ranks
+    call this alike, before they divide the model.
+
+    Args:
+        stage (Divisible): A model built in :func:`~divisible.deferred_init` and not
+            divided yet; changed.
+        memory: Bytes that a rank may use, or text such as ``'4GiB'``; one for all or
+            one for each rank.
+        directory: Where the files are made; see :class:`Streamed`.
+        profile: Of the model, to know what activations take, and which layers compute
+            for so long that their disk does not matter. Without one the largest layers
+            go first, and activations are not reckoned with.
+        plan: With the cuts, and for the activations the schedule and the microbatches.
+        optimizer: Whose state is counted; by default what ``profile`` says, or none.
+        disk: Its bandwidths; with a profile measured in ``directory`` by default.
+        show (bool): Whether to print the table.
+
+    Returns:
+        StreamReport: The choice, and the memory that is needed.
+
+    Raises:
+        MemoryLimitError: If the rest does not fit whatever is streamed, with the ranks
+            and the bytes. The model is as it was.
+        StoreError: If arrays of layers are in memory already, or ``directory`` cannot
+            be used.
+        TypeError: If ``stage`` is no model, or ``optimizer`` no optimizer.
+        ValueError: If an argument is out of range, or of another model.
+
+    Example:
+        >>> import chainer.functions as F
+        >>> import chainer.links as L
+        >>> from divisible import deferred_init
+        >>> with deferred_init(seed=0):
+        ...     model = Divisible(
+        ...         L.Linear(4000, 4000), F.relu, L.Linear(4000, 100), L.Linear(100, 9))
+        >>> report = stream(model, '48MiB', show=False)
+        >>> report.streamed
+        (0,)
+        >>> report.ranks[0].weights // 2**20, report.ranks[0].needed // 2**20
+        (125, 19)
+        >>> [type(layer).__name__ for layer in model.divide()]
+        ['Streamed', 'function', 'Linear', 'Linear']
+    """
+    if not isinstance(stage, Divisible):
+        raise TypeError(f"stage must be a Divisible, not a {type(stage).__name__}")
+    check_optimizer(optimizer)
+    profiles: list[Profile] = []
+    if profile is not None:
+        profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
+        profiles[0].check(stage)
+    if plan is not None:
+        plan.check(stage)
+    n_microbatches = 1 if plan is None else plan.n_microbatches or 1
+    layers, activations = _on_ranks(plan or Plan([0, len(stage)]), profiles)
+    limits = _limits(memory, len(layers))
+    place = usable_directory(directory)
+    weights = weights_of(stage, optimizer, profiles[0] if profiles else None)
+    seconds: dict[int, float] = {}
+    if profiles:
+        disk = measure_disk(place) if disk is None else disk
+        size = _largest_microbatch(profiles, n_microbatches, plan)
+        seconds = _seconds(interpolate(profiles, size), weights, disk, n_microbatches)
+    parts = [
+        _Part({i: weights[i] for i in positions}, limit, held)
+        for positions, limit, held in zip(layers, limits, activations)
+    ]
+    for part in parts:
+        part.choose(seconds)
+    _check_room(parts)
+    rooms = {i: part.room for part in parts for i in sorted(part.chosen)}
+    report = StreamReport(
+        tuple(
+            StreamedLayer(
+                position=i,
+                name=title(stage.model_layers[i]),
+                n_bytes=each.n_bytes,
+                is_streamed=i in rooms,
+                seconds=seconds.get(i) if i in rooms else None,
+                reason=each.reason,
+            )
+            for i, each in enumerate(weights)
+            if each.n_bytes
+        ),
+        tuple(part.memory for part in parts),
+        str(place),
+        disk,
+    )
+    put_on_disk(stage, rooms, directory)
+    if show:
+        print(report)
+    return report
+
+
+def _limits(memory: PerRank | str, n_ranks: int) -> np.ndarray:
+    if isinstance(memory, str):
+        memory = parse_bytes(memory)
+    elif isinstance(memory, (list, tuple)):
+        memory = [parse_bytes(m) if isinstance(m, str) else m for m in memory]
+    return spread_memory(memory, n_ranks)
+
+
+def _largest_microbatch(
+    profiles: Sequence[Profile], n_microbatches: int, plan: Plan | None
+) -> int:
+    """Returns the samples of a microbatch, of the minibatch of the largest profile."""
+    replicas = 1 if plan is None else plan.replicas
+    return -(-profiles[-1].n_samples // (n_microbatches * replicas))
+
+
+def _on_ranks(
+    plan: Plan, profiles: Sequence[Profile]
+) -> tuple[list[list[int]], list[int | None]]:
+    """Returns for each rank its layers, and the bytes of what they hold and need."""
+    n_ranks = plan.n_stages // plan.stages_per_rank
+    # Without a schedule each rank has one microbatch in flight.
+    m = (plan.n_microbatches or 1) if plan.schedule else 1
+    schedule = create(plan.schedule or "gpipe", plan.n_stages, m, n_ranks)
+    schedule = recompute(schedule, plan.checkpoint)
+    layers: list[list[int]] = [[] for _ in range(n_ranks)]
+    for number, rank in enumerate(schedule.stage_ranks):
+        layers[rank] += range(*plan.range(number))
+    if not profiles:
+        return layers, [None] * n_ranks
+    size = _largest_microbatch(profiles, plan.n_microbatches or 1, plan)
+    profile = interpolate(profiles, size)
+    fixed = np.zeros(n_ranks)
+    of_stages = profile.sums.stages(plan.cuts).fixed_bytes
+    np.add.at(fixed, list(schedule.stage_ranks), of_stages)
+    held = rank_bytes(plan.cuts, schedule, profile) - fixed
+    return layers, held.round().astype(int).tolist()
+
+
+def _seconds(
+    profile: Profile, weights: Sequence[LayerWeights], disk: Disk, n_microbatches: int
+) -> dict[int, float]:
+    """Returns by position what a minibatch takes longer with the weights on disk."""
+    found = {}
+    for i, (cost, each) in enumerate(zip(profile.layers, weights)):
+        if each.streamable:
+            resident = replace(
+                cost,
+                parameter_bytes=each.streamable,
+                streamable_bytes=each.streamable,
+                optimizer_bytes=each.freed - 2 * each.streamable,
+            )
+            slow = streamed_cost(resident, disk, n_microbatches)
+            found[i] = (slow.seconds - cost.seconds) * n_microbatches
+    return found
+
+
+class _Part:
+    """The layers of a rank, of which some are to be on disk."""
+
+    def __init__(
+        self, weights: dict[int, LayerWeights], limit: float, activations: int | None
+    ) -> None:
+        self.weights, self.limit, self.activations = weights, limit, activations
+        self.chosen: set[int] = set()
+
+    @property
+    def room(self) -> int:
+        """Bytes for segments: a part of the memory, or what the longest row needs."""
+        usual = min(self.limit // _SHARE, IN_MEMORY * MOST_BYTES)
+        least = max([LEAST_BYTES, *(self.weights[i].row_bytes for i in self.chosen)])
+        return int(max(usual, IN_MEMORY * least))
+
+    @property
+    def memory(self) -> RankMemory:
+        """The memory that it needs with what is chosen."""
+        chosen = [self.weights[i] for i in self.chosen]
+        whole = sum(each.n_bytes for each in self.weights.values())
+        largest = max((each.largest for each in chosen), default=0)
+        return RankMemory(
+            limit=self.limit,
+            weights=whole,
+            resident=whole - sum(each.freed for each in chosen),
+            activations=self.activations,
+            segments=min(self.room, IN_MEMORY * largest),
+        )
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.needed <= self.limit
+
+    def lack(self, rank: int) -> str:
+        """Says what it needs and has."""
+        memory = self.memory
+        return (
+            f"rank {rank} with the layers {min(self.weights)} to {max(self.weights)}"
+            f" needs {format_bytes(memory.needed)} of its {format_bytes(self.limit)}"
+            f" (weights that stay {format_bytes(memory.resident)}, segments"
+            f" {format_bytes(memory.segments)}, activations"
+            f" {format_bytes(memory.activations or 0)})"
+        )
+
+    def choose(self, seconds: dict[int, float]) -> None:
+        """Chooses what costs least for a byte that it frees."""
+        able = [i for i, each in self.weights.items() if each.freed]
+
+        def order(i: int) -> tuple:
+            freed = self.weights[i].freed
+            return seconds.get(i, 0.0) / freed, -freed
+
+        for i in sorted(able, key=order):
+            if self.fits:
+                break
+            self.chosen.add(i)
+        if not self.fits:
+            return
+        for i in sorted(self.chosen, key=order, reverse=True):
+            self.chosen.remove(i)
+            if not self.fits:
+                self.chosen.add(i)
+
+
+def _check_room(parts: Sequence[_Part]) -> None:
+    """Refuses what does not fit whatever is on disk."""
+    lacking = [part.lack(number) for number, part in enumerate(parts) if not part.fits]
+    if lacking:
+        raise MemoryLimitError(
+            f"whatever is streamed, {'; '.join(lacking)}. Give more memory, more ranks,"
+            f" or smaller microbatches"
+        )

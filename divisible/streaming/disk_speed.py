@@ -1,0 +1,62 @@
+"""The bandwidths of the disk below a directory, measured."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from divisible.planning.disk import Disk
+from divisible.streaming.mapped import MappedArray, drop_released, usable_directory
+
+_ROW_BYTES = 2**20
+# Rows between two waits, as a streamed layer has them between two segments.
+_SEGMENT = 8
+
+
+def measure_disk(
+    directory: str | os.PathLike | None = None, n_bytes: int = 128 * 2**20
+) -> Disk:
+    """Measures how fast files in a directory are written and read, as streams are.
+
+    A file is written in segments and read again, each dropped from memory after it. On
+    a host whose memory has a limit the numbers are those of the disk; a machine with
+    plenty may answer from a cache of its own.
+
+    Args:
+        directory: Where; by default where :class:`Streamed` makes its files.
+        n_bytes: Of the file, which is gone afterwards.
+
+    Returns:
+        Disk: For :func:`stream` and :func:`divisible.best_plan`.
+
+    Raises:
+        StoreError: If there is no such directory, or no room in it.
+        ValueError: If ``n_bytes`` are less than a MiB.
+
+    Example:
+        >>> disk = measure_disk(n_bytes=2**20)
+        >>> disk.read > 0 and disk.write > 0
+        True
+    """
+    n_rows = n_bytes // _ROW_BYTES
+    if n_rows < 1:
+        raise ValueError(f"n_bytes={n_bytes}: expected {_ROW_BYTES} or more")
+    file = MappedArray(
+        (n_rows, _ROW_BYTES // 4), "f", usable_directory(directory), "a measurement"
+    )
+    written, read = (_bandwidth(file, is_written) for is_written in (True, False))
+    return Disk(read=read, write=written)
+
+
+def _bandwidth(file: MappedArray, is_written: bool) -> float:
+    begun, n_rows = time.perf_counter(), len(file.array)
+    for row in range(0, n_rows, _SEGMENT):
+        end = min(row + _SEGMENT, n_rows)
+        file.prefetch(end, min(end + _SEGMENT, n_rows))
+        if is_written:
+            file.array[row:end] = 1
+        else:
+            file.array[row:end].sum()
+        file.release(row, end, is_written)
+    drop_released()
+    return file.n_bytes / (time.perf_counter() - begun)

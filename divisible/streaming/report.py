@@ -1,0 +1,116 @@
+"""The table that :func:`divisible.streaming.stream` prints."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from divisible.planning.disk import Disk
+from divisible.planning.units import format_bytes, format_seconds
+
+_COLUMNS = ("layer", "", "bytes", "on disk", "longer by", "")
+# Of a reason why a layer stays in memory.
+_WIDTH = 60
+
+
+class StreamedLayer(NamedTuple):
+    """A layer in a :class:`StreamReport`.
+
+    Attributes:
+        position: In the undivided model.
+        name: Of the layer.
+        n_bytes: Of its weights, their gradients and the optimizer's state.
+        is_streamed: Whether its weights are on disk.
+        seconds: What a minibatch takes longer with them there, as predicted; ``None``
+            where that is not known.
+        reason: Why they cannot be there; empty if they can.
+    """
+
+    position: int
+    name: str
+    n_bytes: int
+    is_streamed: bool
+    seconds: float | None
+    reason: str
+
+
+class RankMemory(NamedTuple):
+    """The memory of a rank in a :class:`StreamReport`, in bytes.
+
+    Attributes:
+        limit: What it may use.
+        weights: What all its weights would take, with gradients and state.
+        resident: What those that stay in memory take.
+        activations: Of microbatches in flight and of layers at work; ``None`` without
+            a profile.
+        segments: For segments of what is on disk.
+    """
+
+    limit: float
+    weights: int
+    resident: int
+    activations: int | None
+    segments: int
+
+    @property
+    def needed(self) -> int:
+        """What it needs with the chosen layers on disk."""
+        return self.resident + (self.activations or 0) + self.segments
+
+
+class StreamReport(NamedTuple):
+    """The choice of :func:`stream`; printed, it is a table.
+
+    Attributes:
+        layers: Each layer that has weights.
+        ranks: The memory of each rank.
+        directory: Where the files are made.
+        disk: Its bandwidths, where they were needed.
+    """
+
+    layers: tuple[StreamedLayer, ...]
+    ranks: tuple[RankMemory, ...]
+    directory: str
+    disk: Disk | None
+
+    @property
+    def streamed(self) -> tuple[int, ...]:
+        """The positions of the layers whose weights are on disk."""
+        return tuple(each.position for each in self.layers if each.is_streamed)
+
+    def __str__(self) -> str:
+        rows = [_COLUMNS, *map(_row, self.layers)]
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        lines = [
+            "  ".join(cell.ljust(n) for cell, n in zip(row, widths)).rstrip()
+            for row in rows
+        ]
+        lines += [f"rank {i}: {_sentence(rank)}" for i, rank in enumerate(self.ranks)]
+        if self.disk is not None:
+            lines.append(
+                f"{self.directory} reads {format_bytes(self.disk.read)}/s and writes"
+                f" {format_bytes(self.disk.write)}/s"
+            )
+        return "\n".join(lines)
+
+
+def _row(layer: StreamedLayer) -> tuple[str, ...]:
+    return (
+        str(layer.position),
+        layer.name,
+        format_bytes(layer.n_bytes),
+        "yes" if layer.is_streamed else "no",
+        "" if layer.seconds is None else format_seconds(layer.seconds),
+        layer.reason
+        if len(layer.reason) <= _WIDTH
+        else layer.reason[: _WIDTH - 1] + "…",
+    )
+
+
+def _sentence(rank: RankMemory) -> str:
+    unknown = rank.activations is None
+    activations = "unknown" if unknown else format_bytes(rank.activations)
+    return (
+        f"{format_bytes(rank.needed)} of {format_bytes(rank.limit)}: weights"
+        f" {format_bytes(rank.resident)} (all {format_bytes(rank.weights)}), segments"
+        f" {format_bytes(rank.segments)}, activations {activations}"
+    )
