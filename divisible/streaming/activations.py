@@ -11,6 +11,9 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
+from chainer_kernels import switch
+from chainer_kernels.layouts import are_float32
+
 Gradient = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -59,26 +62,71 @@ def check(activation: Any) -> None:
         )
 
 
-def forward(activation: Any, z: np.ndarray, out: np.ndarray) -> None:
-    """Applies an activation, if there is one, on the way from one array to another."""
-    if activation is None:
-        out[...] = z
-    elif activation is F.relu:
-        # Without an array in between, which is most of the time that it takes.
-        np.maximum(z, 0, out=out)
-    else:
-        with chainer.no_backprop_mode():
-            out[...] = activation(z).array
-
-
-def backward(activation: Any, y: np.ndarray | None, gy: np.ndarray) -> np.ndarray:
-    """Returns the gradient of an activation's input.
+def forward(
+    activation: Any, z: np.ndarray, b: np.ndarray | None, y: np.ndarray, start: int
+) -> None:
+    """Applies an activation, if there is one, to some output channels.
 
     Args:
         activation: If there is one.
-        y: Its output.
-        gy: The gradient of that.
+        z: Its input; may be overwritten.
+        b: What is to be added to each channel before, if anything.
+        y: All outputs, of which some are written.
+        start: The first of them.
     """
+    if activation is F.relu and _have_loops(z, y):
+        from chainer_kernels.loops import columns
+
+        first = start * (z[0, 0].size if z.size else 1)
+        matrix = _matrix(z)
+        if b is None:
+            b = np.zeros(matrix.shape[1], z.dtype)
+        columns.add_relu(matrix, b, _matrix(y), first)
+        return
+    if b is not None:
+        z += b
+    part = y[:, start : start + z.shape[1]]
     if activation is None:
-        return gy
-    return GRADIENTS[activation](y, gy)
+        part[...] = z
+    elif activation is F.relu:
+        np.maximum(z, 0, out=part)
+    else:
+        with chainer.no_backprop_mode():
+            part[...] = activation(z).array
+
+
+def backward(
+    activation: Any, y: np.ndarray | None, gy: np.ndarray, start: int, stop: int
+) -> np.ndarray:
+    """Returns the gradient of some channels of an activation's input.
+
+    Args:
+        activation: If there is one.
+        y: All of its output; ``None`` without an activation.
+        gy: The gradient of that.
+        start: The first channel.
+        stop: The one behind the last.
+
+    Returns:
+        numpy.ndarray: C contiguous.
+    """
+    part = gy[:, start:stop]
+    if activation is None:
+        return np.ascontiguousarray(part)
+    if activation is F.relu and _have_loops(y, gy):
+        from chainer_kernels.loops import columns
+
+        gz = np.empty(part.shape, gy.dtype)
+        first = start * (gy[0, 0].size if gy.size else 1)
+        columns.relu_grad(_matrix(y), _matrix(gy), _matrix(gz), first)
+        return gz
+    return np.ascontiguousarray(GRADIENTS[activation](y[:, start:stop], part))
+
+
+def _have_loops(*arrays: np.ndarray) -> bool:
+    are_contiguous = all(each.flags.c_contiguous for each in arrays)
+    return are_contiguous and are_float32(*arrays) and switch.is_ours()
+
+
+def _matrix(array: np.ndarray) -> np.ndarray:
+    return array.reshape(len(array), -1)

@@ -2,14 +2,16 @@
 
 ::
 
-    forward                      backward
-    for rows of W:               for rows of W:               for rows of W:
-      z = x W[rows]^T + b[rows]    gz = f'(y[:, rows]) gy       gz = f'(y[:, rows]) gy
-      y[:, rows] = f(z)            gx += gz W[rows]             gW[rows] = gz^T x
+    forward                        backward
+    for rows of W:                 for rows of W:
+      z = x W[rows]^T                gz = f'(y[:, rows]) gy
+      y[:, rows] = f(z + b[rows])    gx += gz W[rows]
+                                     gW[rows] = gz^T x
+                                     gb[rows] = sum of gz
 
 The activation f, if there is one, is applied while the segment's outputs are in the
-cache. The two passes of the backward are apart, so that a zero-bubble schedule may do
-the second one later.
+cache. A pipeline computes gx and the rest in passes of their own, so that a zero-bubble
+schedule may do the second one later.
 """
 
 from __future__ import annotations
@@ -52,9 +54,8 @@ class LayerFunction(chainer.FunctionNode):
             passing = self.weights.timed_pass
             self.weights.trial.count(len(x))
         for start, stop in passing(set(), {ARRAY}):
-            bias = None if b is None else b[start:stop]
-            z = self.operation.forward(x, W[start:stop], bias)
-            activations.forward(self.activation, z, y[:, start:stop])
+            z, bias = self.operation.forward(x, W[start:stop], _rows(b, start, stop))
+            activations.forward(self.activation, z, bias, y, start)
         self.retain_inputs((0, 1))
         if self.activation is not None:
             self.retain_outputs((0,))
@@ -75,63 +76,108 @@ class LayerFunction(chainer.FunctionNode):
             raise RuntimeError(
                 "a streamed layer has no double backward: its gradients are in files"
             )
-        gy, found = grad_outputs[0].array, []
-        for i, before in zip(target_input_indexes, grad_inputs):
-            if i == 1:
-                found.append(self._weight_gradient(gy, before))
-                continue
-            gradient = self.bias_gradient(gy) if i == 2 else self.input_gradient(gy)
-            if before is not None:
-                gradient += before.array
-            found.append(chainer.Variable(gradient))
-        return tuple(found)
-
-    def input_gradient(self, gy: np.ndarray) -> np.ndarray:
-        """Returns the gradient of x."""
-        x, W = self._arrays()
-        gx, scratch = np.empty(x.shape, x.dtype), Scratch()
-        for start, stop in self.weights.timed_pass(set(), {ARRAY}):
-            gz = self.behind_activation(gy, start, stop)
-            share = self.operation.input_gradient(x, W[start:stop], gz)
-            if start == 0:
-                share.write(gx)
-            else:
-                share.add(gx, scratch)
-        return gx
+        gy = grad_outputs[0].array
+        before = dict(zip(target_input_indexes, grad_inputs))
+        sums = _Sums(self, gy, before)
+        written = {GRADIENT} if 1 in before else set()
+        read = {ARRAY} if 0 in before else set()
+        # One pass for all that is wanted.
+        for start, stop in self.weights.timed_pass(written, read):
+            sums.add(start, stop)
+        return sums.variables()
 
     def bias_gradient(self, gy: np.ndarray) -> np.ndarray:
         """Returns the gradient of b."""
-        axes = (0, *range(2, gy.ndim))
-        if self.activation is None:
-            return gy.sum(axes)
         gb = np.empty(gy.shape[1], gy.dtype)
         for start, stop in self.weights.segments():
-            gb[start:stop] = self.behind_activation(gy, start, stop).sum(axes)
+            gb[start:stop] = self.sum_of_outputs(
+                self.behind_activation(gy, start, stop)
+            )
         return gb
 
-    def _weight_gradient(
-        self, gy: np.ndarray, before: chainer.Variable | None
-    ) -> chainer.Variable:
-        """Writes the gradient of W, or adds it to the one that is there."""
-        share = WeightShare(self, gy)
-        if before is not None:
-            share.add(before.array, Scratch())
-            return before
-        gradient = self.weights.new_gradient()
-        share.write(gradient)
-        return chainer.Variable(gradient)
+    @staticmethod
+    def sum_of_outputs(gz: np.ndarray) -> np.ndarray:
+        """Returns the sum of each output channel's gradients."""
+        return gz.sum((0, *range(2, gz.ndim)))
 
     def behind_activation(self, gy: np.ndarray, start: int, stop: int) -> np.ndarray:
         """Returns the gradient of some outputs as they were before the activation."""
-        part = gy[:, start:stop]
+        y = None
         if self.activation is not None:
-            y = self.get_retained_outputs()[0].array[:, start:stop]
-            part = activations.backward(self.activation, y, part)
-        return np.ascontiguousarray(part)
+            y = self.get_retained_outputs()[0].array
+        return activations.backward(self.activation, y, gy, start, stop)
 
     def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
         x, W = (self.inputs[i].data for i in range(2))
         return x, W
+
+
+def _rows(array: np.ndarray | None, start: int, stop: int) -> np.ndarray | None:
+    return None if array is None else array[start:stop]
+
+
+class _Sums:
+    """The gradients of the inputs of a call, added up segment by segment.
+
+    Args:
+        function: The call.
+        gy: The gradient of its output.
+        before: By number of a wanted input its gradient so far, or ``None``.
+    """
+
+    def __init__(
+        self,
+        function: LayerFunction,
+        gy: np.ndarray,
+        before: Mapping[int, chainer.Variable | None],
+    ) -> None:
+        self._function, self._gy, self._before = function, gy, before
+        self._scratch = Scratch()
+        self._found: dict[int, np.ndarray] = {}
+        x, W = function._arrays()
+        if 0 in before:
+            self._found[0] = np.empty(x.shape, x.dtype)
+        if 1 in before:
+            known = before[1]
+            self._found[1] = (
+                function.weights.new_gradient() if known is None else known.array
+            )
+        if 2 in before:
+            self._found[2] = np.empty(gy.shape[1], gy.dtype)
+
+    def add(self, start: int, stop: int) -> None:
+        """Adds what a segment gives."""
+        function, found = self._function, self._found
+        x, W = function._arrays()
+        operation, rows = function.operation, slice(start, stop)
+        gz = function.behind_activation(self._gy, start, stop)
+        if 0 in found:
+            share = operation.input_gradient(x, W[rows], gz)
+            self._put(share, found[0], is_first=start == 0)
+        if 1 in found:
+            share = operation.weights(x, W[rows], gz)
+            self._put(share, found[1][rows], is_first=self._before[1] is None)
+        if 2 in found:
+            found[2][rows] = function.sum_of_outputs(gz)
+
+    def _put(self, share: Contribution, out: np.ndarray, is_first: bool) -> None:
+        if is_first:
+            share.write(out)
+        else:
+            share.add(out, self._scratch)
+
+    def variables(self) -> tuple[chainer.Variable, ...]:
+        """Returns the sums, in the order of the inputs."""
+        result = []
+        for number, known in self._before.items():
+            gradient = self._found[number]
+            if known is not None and number == 1:
+                result.append(known)
+                continue
+            if known is not None:
+                gradient += known.array
+            result.append(chainer.Variable(gradient))
+        return tuple(result)
 
 
 class WeightShare(NamedTuple):

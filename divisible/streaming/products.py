@@ -2,9 +2,9 @@
 
 Each of these is a layer's arithmetic for the rows of W that make some output channels::
 
-    forward       z = x W[start:stop]^T + b[start:stop]
-    add_input     gx += gz W[start:stop]
-    weights       gW[start:stop] = gz^T x,  or += it
+    forward          z = x W[start:stop]^T, and b[start:stop] with it or for later
+    input_gradient   gx += gz W[start:stop]
+    weights          gW[start:stop] = gz^T x,  or += it
 """
 
 from __future__ import annotations
@@ -22,13 +22,25 @@ from chainer.functions.connection.convolution_2d import (
 from chainer_kernels.contributions import Contribution, Product, Whole
 
 
+class Outputs(NamedTuple):
+    """Some outputs of a layer.
+
+    Attributes:
+        z: Of the layer.
+        b: What is still to be added to each channel; ``None`` for nothing.
+    """
+
+    z: np.ndarray
+    b: np.ndarray | None
+
+
 class Operation(Protocol):
     """A layer's arithmetic on some of its output channels, which are axis 1."""
 
     def output_shape(self, x: np.ndarray, W: np.ndarray) -> tuple[int, ...]:
         """Returns the shape of the whole output."""
 
-    def forward(self, x: np.ndarray, W: np.ndarray, b: Any) -> np.ndarray:
+    def forward(self, x: np.ndarray, W: np.ndarray, b: Any) -> Outputs:
         """Returns the outputs that rows of W make; b may be None."""
 
     def input_gradient(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Any:
@@ -45,13 +57,12 @@ class Linear(NamedTuple):
         """Returns the shape of the whole output."""
         return len(x), len(W)
 
-    def forward(self, x: np.ndarray, W: np.ndarray, b: Any) -> np.ndarray:
+    def forward(self, x: np.ndarray, W: np.ndarray, b: Any) -> Outputs:
         """Returns the outputs that rows of W make."""
         z = np.empty((len(x), len(W)), x.dtype)
         Product(x, W.T).write(z)
-        if b is not None:
-            z += b
-        return z
+        # What follows adds it on its way.
+        return Outputs(z, b)
 
     def input_gradient(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Any:
         """Returns what these outputs add to the gradient of x."""
@@ -80,11 +91,11 @@ class Convolution(NamedTuple):
         sizes = self._function()._get_out_size(x.shape, W.shape)
         return (len(x), len(W), *sizes)
 
-    def forward(self, x: np.ndarray, W: np.ndarray, b: Any) -> np.ndarray:
+    def forward(self, x: np.ndarray, W: np.ndarray, b: Any) -> Outputs:
         """Returns the outputs that rows of W make."""
         with chainer.no_backprop_mode():
             inputs = (x, W) if b is None else (x, W, b)
-            return self._function().apply(inputs)[0].array
+            return Outputs(self._function().apply(inputs)[0].array, None)
 
     def input_gradient(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Any:
         """Returns what these outputs add to the gradient of x."""
