@@ -8,6 +8,7 @@
     grid                as text, and back
     dependencies        what each action waits for
     validation          complete, in order, free of deadlock
+    absences            when what is held waits on a disk
     held                what is held meanwhile, moment by moment
     generators          GPipe, 1F1B, interleaved, looped BFS, zero bubble
     catalogue           by name, with all that is known of each

@@ -40,6 +40,9 @@ class Costs:
         pending_bytes: Held per microbatch from I to W, per stage.
         checkpoint_bytes: Held per microbatch from F to R where a forward is recomputed,
             per stage; R takes as long as F.
+        write: Time to write what is held of a microbatch to a disk, per stage. Where
+            this or ``read`` is not 0, microbatches wait there for their backward.
+        read: Time to read it again, per stage.
 
     Raises:
         ValueError: If a value is negative or not finite.
@@ -58,6 +61,8 @@ class Costs:
     activation_bytes: Values = 0
     pending_bytes: Values = 0
     checkpoint_bytes: Values = 0
+    write: Values = 0.0
+    read: Values = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -129,7 +134,19 @@ class Costs:
         Raises:
             ValueError: If a value has another shape.
         """
-        return tuple(self._spread(name, (n_stages,)) for name in _PER_STAGE[3:])
+        return tuple(self._spread(name, (n_stages,)) for name in _PER_STAGE[3:6])
+
+    def disk(self, n_stages: int) -> tuple[np.ndarray, np.ndarray]:
+        """Spreads the times of the disk.
+
+        Args:
+            n_stages: Number of stages.
+
+        Returns:
+            ``write`` and ``read`` in seconds, of shape ``(n_stages,)``.
+        """
+        write, read = (self._spread(name, (n_stages,)) for name in _PER_STAGE[6:])
+        return write, read
 
     def _spread(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         values = np.asarray(getattr(self, name), float)
@@ -151,5 +168,7 @@ _PER_STAGE = (
     "activation_bytes",
     "pending_bytes",
     "checkpoint_bytes",
+    "write",
+    "read",
 )
 _PER_EDGE = ("transfer", "latency")

@@ -8,6 +8,8 @@ From I to W it keeps what the weight gradients need, which are *pending*::
     in flight    =================
     graph                =========            without R from F on
     pending                       ========
+
+What waits on a disk is in neither of them meanwhile (`divisible.schedules.absences`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from divisible.schedules.absences import away
 from divisible.schedules.actions import FORWARD, RECOMPUTE
 from divisible.schedules.dependencies import NONE
 from divisible.schedules.table import Table
@@ -92,6 +95,7 @@ def peaks(
     activation: np.ndarray,
     pending: np.ndarray,
     checkpoint: np.ndarray,
+    on_disk: np.ndarray | None = None,
 ) -> tuple[int, ...]:
     """Weighs what each rank holds at its peak.
 
@@ -100,20 +104,27 @@ def peaks(
         activation: For each stage the size of a microbatch's input and activations.
         pending: For each stage the size of what a pending W keeps.
         checkpoint: For each stage the size of the input alone.
+        on_disk: For each stage whether its microbatches wait there.
 
     Returns:
         For each rank the peak, rounded to an integer.
     """
     sizes = np.stack([checkpoint, activation - checkpoint, pending])
     change = (_changes(schedule) * sizes[:, schedule.stage]).sum(axis=0)
+    if on_disk is not None and np.any(on_disk):
+        absent = _absent(schedule, on_disk)
+        size = (absent.counts * sizes[:2, absent.stage]).sum(axis=0)
+        np.subtract.at(change, absent.gone, size)
+        np.add.at(change, absent.back, size)
     return _peaks(change, schedule.action_ranks, schedule.n_ranks)
 
 
-def moments(schedule: Table) -> Moments:
+def moments(schedule: Table, on_disk: np.ndarray | None = None) -> Moments:
     """Finds when the stages of a schedule may hold most.
 
     Args:
         schedule: A valid schedule.
+        on_disk: For each stage whether its microbatches wait there.
 
     Returns:
         For each stage the moments that no other one outdoes.
@@ -129,6 +140,14 @@ def moments(schedule: Table) -> Moments:
     # A stage's actions are all on one rank, so a stable sort keeps their order.
     order = np.argsort(schedule.stage, kind="stable")
     stage, change = schedule.stage[order], _changes(schedule)[:, order]
+    if on_disk is not None and np.any(on_disk):
+        absent = _absent(schedule, on_disk)
+        # From the first action of the same stage on that sees it gone.
+        places = stage * order.size + order
+        for sign, action in ((-1, absent.gone), (1, absent.back)):
+            at = np.searchsorted(places, absent.stage * order.size + action)
+            for row, count in enumerate(absent.counts):
+                np.add.at(change[row], at, sign * count)
     # In between what is held only grows, until an action frees something.
     full = np.flatnonzero((change < 0).any(axis=0)) - 1
     rows = np.stack([stage[full], *np.cumsum(change, axis=1)[:, full]], axis=1)
@@ -139,6 +158,30 @@ def moments(schedule: Table) -> Moments:
     for number, part in enumerate(each):
         table[:, : len(part), number] = part.T
     return Moments(*table)
+
+
+class _Absent(NamedTuple):
+    """Microbatches that are on disk, each from one action on until another.
+
+    Attributes:
+        stage: Whose they are.
+        gone: The number of the first action without it.
+        back: The number of the first action with it again.
+        counts: For the input and for the graph, whether it is held at all.
+    """
+
+    stage: np.ndarray
+    gone: np.ndarray
+    back: np.ndarray
+    counts: np.ndarray
+
+
+def _absent(schedule: Table, on_disk: np.ndarray) -> _Absent:
+    gone, back = away(schedule, on_disk)
+    # Until its forward runs again, of a microbatch there is only the input.
+    has_graph = schedule.kind[back + 1] != RECOMPUTE
+    counts = np.stack([np.ones_like(gone), has_graph.astype(gone.dtype)])
+    return _Absent(schedule.stage[back + 1], gone, back, counts)
 
 
 def _changes(schedule: Table) -> np.ndarray:

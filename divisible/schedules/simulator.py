@@ -13,6 +13,7 @@ import heapq
 
 import numpy as np
 
+from divisible.schedules.absences import Disks
 from divisible.schedules.actions import FORWARD
 from divisible.schedules.costs import Costs
 from divisible.schedules.dependencies import (
@@ -49,6 +50,9 @@ def simulate(
             link, ``latency`` does not). ``'shared'``: all ranks have one such link
             together.
 
+    Where costs have times of a disk, microbatches wait there, and what a rank waits for
+    its disk counts with the action that does.
+
     Returns:
         The predicted timeline, which starts at 0 and has `peak_memory` set.
 
@@ -72,6 +76,10 @@ def simulate(
             f"links={links!r} needs overlap=True: without overlap each message "
             "already has both ranks to itself"
         )
+    write, read = costs.disk(schedule.n_stages)
+    on_disk = write + read > 0
+    if not overlap and on_disk.any():
+        raise ValueError("times of a disk need overlap=True: it works meanwhile")
     schedule.validate()
     table = costs.durations(schedule.n_stages, schedule.n_microbatches)
     duration = table[schedule.kind, schedule.stage, schedule.microbatch]
@@ -94,19 +102,32 @@ def simulate(
         columns = _run_rendezvous(
             schedule, columns, duration, receiver, transfer + latency
         )
-    else:
-        if links == "parallel":
-            start = earliest_starts(schedule, duration, transfer + latency)
-        else:
-            start = _run_events(
-                schedule, duration, receiver, transfer, latency, links == "shared"
-            )
+    elif links == "parallel" and not on_disk.any():
+        start = earliest_starts(schedule, duration, transfer + latency)
         columns.update(start=start, end=start + duration)
+    else:
+        disks = Disks(schedule, write, read) if on_disk.any() else None
+        link = _links(schedule, receiver, links)
+        start, end = _run_events(
+            schedule, duration, receiver, transfer, latency, link, disks
+        )
+        columns.update(start=start, end=end)
     timeline = Timeline.from_arrays(
         **columns, n_ranks=schedule.n_ranks, name=schedule.name
     )
-    timeline.peak_memory = np.array(peaks(schedule, *costs.units(schedule.n_stages)))
+    units = costs.units(schedule.n_stages)
+    timeline.peak_memory = np.array(peaks(schedule, *units, on_disk))
     return timeline
+
+
+def _links(schedule: Schedule, receiver: np.ndarray, links: str) -> np.ndarray:
+    """Returns for each action the link that carries its result."""
+    rank = schedule.action_ranks
+    if links == "parallel":
+        return np.arange(rank.size)
+    return (
+        np.zeros_like(rank) if links == "shared" else rank * schedule.n_ranks + receiver
+    )
 
 
 def _run_events(
@@ -115,11 +136,13 @@ def _run_events(
     receiver: np.ndarray,
     transfer: np.ndarray,
     latency: np.ndarray,
-    shared: bool,
-) -> np.ndarray:
-    """Runs events in the order of time, because a link serves whoever comes first."""
-    rank = schedule.action_ranks
-    link = np.zeros_like(rank) if shared else rank * schedule.n_ranks + receiver
+    link: np.ndarray,
+    disks: Disks | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Runs events in the order of time, because a link serves whoever comes first.
+
+    Returns when each action starts and ends.
+    """
     needed, duration, receiver, transfer, latency, link = (
         column.tolist()
         for column in (
@@ -136,7 +159,7 @@ def _run_events(
     for action, need in enumerate(needed):
         if need != NONE:
             consumer[need] = action
-    start = [0.0] * len(needed)
+    start, end = [0.0] * len(needed), [0.0] * len(needed)
     arrival = [None] * len(needed) + [0.0]
     free: list[float | None] = [None] * len(needed)
     link_free: dict[int, float] = {}
@@ -147,8 +170,14 @@ def _run_events(
     def start_if_ready(action: int) -> None:
         since, arrived = free[action], arrival[needed[action]]
         if since is not None and arrived is not None:
-            start[action] = max(since, arrived)
-            heapq.heappush(finished, (start[action] + duration[action], action))
+            start[action] = now = max(since, arrived)
+            if disks is not None:
+                now = disks.before(action, now)
+            now += duration[action]
+            if disks is not None:
+                now = disks.after(action, now)
+            end[action] = now
+            heapq.heappush(finished, (now, action))
 
     for action in firsts:
         free[action] = 0.0
@@ -163,7 +192,7 @@ def _run_events(
         if action not in lasts:
             free[action + 1] = now
             start_if_ready(action + 1)
-    return np.array(start)
+    return np.array(start), np.array(end)
 
 
 def _run_rendezvous(
