@@ -14,16 +14,22 @@
     layer_sums         sums over its layers, and over those of stages
 
     machine            speeds, memory and links of ranks
+    disk               a disk, and what layers cost whose weights are there
     memory             what stages hold and take
     gradient_exchange  what replicas send, and when, and what it takes
     plan               where a model is cut, and how it is run
+    plan_fields        those of its fields that are lists
     exchange_plan      what its exchange of gradients costs
     placement          stages together on a host, or replicas, by what they send
     plan_traffic       what the ranks of a plan send in a step
     partition          cuts so that the slowest stage is as fast as possible
     dynamic_program    the search for those cuts
     setting            a schedule with profiles, ranks and links, wherever it is cut
-    candidates         one configuration, cut and costed
+    configuration      one way to run a model
+    candidates         it, cut and costed
+    shared_memory      that of ranks with several stages
+    bounds             the least that a step can take
+    search_arguments   what best_plan() is told
     search             best_plan(): the fastest of them that fits
     prediction         predict(): what a plan takes, by simulation
     shares             whole numbers in the ratio of shares, for unequal replicas

@@ -5,17 +5,21 @@ The search over configurations is in `divisible.planning.search`.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
-from divisible.planning.exchange_plan import ExchangePlan
+from divisible.planning.bounds import busy_seconds, lower_bound
+from divisible.planning.configuration import Candidate, Configuration, Outcome
+from divisible.planning.disk import (
+    Disk,
+    segment_bytes,
+    streamed_cost,
+    streamed_profile,
+)
 from divisible.planning.gradient_exchange import GradientExchange, Wire
 from divisible.planning.interpolation import interpolate
 from divisible.planning.machine import Network, PerRank, spread_memory, spread_speeds
@@ -23,23 +27,19 @@ from divisible.planning.partition import MemoryLimitError, describe, find_cuts
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile
 from divisible.planning.setting import Setting
+from divisible.planning.shared_memory import check_memory, fastest_that_fits
 from divisible.planning.unequal_replicas import (
     microbatches_of_largest,
     parts_by_speed,
     relative_loads,
 )
-from divisible.planning.units import count, format_bytes
-from divisible.schedules.actions import BACKWARD, FORWARD, INPUT
+from divisible.schedules.absences import absences
 from divisible.schedules.catalogue import create
-from divisible.schedules.costs import Costs
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
 
 #: Predictions of equal time differ by rounding.
 SAME = 1 + 1e-6
-#: Which part of its memory the first stage of a rank gets that has several, if the cut
-#: that is best without a limit does not fit.
-SHARES = (0.5, 0.375, 0.625, 0.25, 0.75, 0.125, 0.875)
 # How often parts of replicas and the cut are found for each other.
 _ROUNDS = 2
 #: How far a cut, or it and the next one, is moved to see whether that is faster.
@@ -47,77 +47,6 @@ MOVES = (
     *((sign * distance,) for distance in (1, 2, 3, 4) for sign in (-1, 1)),
     *itertools.product((-1, 1), repeat=2),
 )
-
-
-class Configuration(NamedTuple):
-    """One way to run a model, apart from where it is cut."""
-
-    replicas: int
-    n_ranks: int
-    stages_per_rank: int
-    schedule: str
-    n_microbatches: int
-    checkpoint: str
-
-    @property
-    def n_stages(self) -> int:
-        """The number of stages of a replica."""
-        return self.n_ranks * self.stages_per_rank
-
-    def __str__(self) -> str:
-        words = [count(self.n_stages, "stage")]
-        if self.stages_per_rank > 1:
-            words[0] += f" on {count(self.n_ranks, 'rank')}"
-        if self.replicas > 1:
-            words.insert(0, count(self.replicas, "replica"))
-        words += [count(self.n_microbatches, "microbatch"), self.schedule]
-        if self.checkpoint != "never":
-            words.append(f"recomputation {self.checkpoint}")
-        return ", ".join(words)
-
-
-class Outcome(NamedTuple):
-    """The outcome of a simulated step of a configuration.
-
-    Attributes:
-        seconds: Of the step, with what is not hidden of the exchange of gradients.
-        busy: Seconds that the busiest rank computes.
-        bubble: The share of the step that ranks wait, on average.
-        held: Bytes of microbatches in flight, on the rank with most.
-        in_flight: Microbatches in flight, on the rank with most.
-        exchange: What the exchange costs; ``None`` without replicas.
-    """
-
-    seconds: float
-    busy: float
-    bubble: float
-    held: int
-    in_flight: int
-    exchange: ExchangePlan | None
-
-
-@dataclass
-class Candidate:
-    """A configuration that fits, on its way through the search.
-
-    Attributes:
-        configuration: What it is.
-        cuts: Where it is cut.
-        bound: Seconds that a step takes at least.
-        outcome: Of the simulation, if it has been simulated.
-        parts: Samples of each replica; ``None`` for equal ones.
-    """
-
-    configuration: Configuration
-    cuts: Sequence[int]
-    bound: float
-    outcome: Outcome | None = None
-    parts: tuple[int, ...] | None = None
-
-    def __str__(self) -> str:
-        if self.parts is None:
-            return str(self.configuration)
-        return f"{self.configuration}, shares {':'.join(map(str, self.parts))}"
 
 
 class Configurations:
@@ -135,18 +64,96 @@ class Configurations:
         batch: int,
         speeds: PerRank | None,
         wire: Wire,
+        disk: Disk | None = None,
     ) -> None:
         self.profiles = profiles
+        self.disk = disk
         self.network = Network() if network is None else network
         self.batch = batch
         self.wire = wire
         self.memory = spread_memory(memory, ranks)
         self.speeds = spread_speeds(speeds, ranks)
+        self.segment_bytes = segment_bytes(float(self.memory.min()))
         # Too few of them are refused before the search.
         self.network.edges(ranks)
-        self.sized: dict[tuple[int, bool], Profile] = {}
+        self.sized: dict[tuple, Profile] = {}
 
     def candidates(self, configuration: Configuration) -> list[Candidate]:
+        """Cuts the model for a configuration, with what does not fit on disk.
+
+        Args:
+            configuration: What it is cut for.
+
+        Raises:
+            MemoryLimitError: If it does not fit, with a disk or without one.
+        """
+        if self.disk is None:
+            return self._shared_out(configuration)
+        found, reason = [], None
+        try:
+            found += self._shared_out(configuration)
+        except MemoryLimitError as error:
+            reason = error
+        if reason is not None or self._is_bound(configuration):
+            found += self._with_disk(configuration)
+        if not found:
+            raise reason
+        return found
+
+    def _is_bound(self, configuration: Configuration) -> bool:
+        """Returns whether the cut that is best without a limit does not fit."""
+        setting = self._setting(configuration, None)
+        stages = setting.stages()
+        cuts = find_cuts(stages, np.full(stages.n_stages, np.inf))
+        return bool((setting.rank_bytes(cuts) > self._memory(configuration)).any())
+
+    def _with_disk(self, configuration: Configuration) -> list[Candidate]:
+        """Cuts for microbatches that wait on disk, and for weights that are there."""
+        found, bases = [], [configuration]
+        schedule = self._setting(configuration, None).schedule
+        if self.network.overlap and absences(schedule).leaves.size:
+            holding = configuration._replace(hold_in="disk")
+            try:
+                found += self._shared_out(holding)
+            except MemoryLimitError:
+                bases.append(holding)
+        for base in bases:
+            found += self._streamed(base)
+        return found
+
+    def _streamed(self, configuration: Configuration) -> list[Candidate]:
+        """Cuts for the fewest streamed layers with which it fits, if it does."""
+        order = self._streaming_order(configuration)
+        found: list[Candidate] = []
+        # So many do not suffice, and so many do.
+        few, enough = 0, len(order) + 1
+        n = len(order)
+        while few < n < enough:
+            streamed = tuple(sorted(order[:n]))
+            try:
+                found = self._shared_out(configuration._replace(streamed=streamed))
+                enough = n
+            except MemoryLimitError:
+                if n == len(order):
+                    return []
+                few = n
+            n = (few + enough) // 2
+        return found
+
+    def _streaming_order(self, configuration: Configuration) -> list[int]:
+        """Returns layers by what they take longer on disk for a byte that they free."""
+        plain = self._setting(configuration, None).largest
+        m = configuration.n_microbatches
+        losses = {}
+        for i, cost in enumerate(plain.layers):
+            if cost.streamable_bytes:
+                slow = streamed_cost(cost, self.disk, m)
+                freed = cost.streamable_bytes / cost.parameter_bytes
+                freed *= 2 * cost.parameter_bytes + cost.optimizer_bytes
+                losses[i] = (slow.seconds - cost.seconds) / freed, -freed
+        return sorted(losses, key=losses.__getitem__)
+
+    def _shared_out(self, configuration: Configuration) -> list[Candidate]:
         """Cuts the model for a configuration, and shares a minibatch out to replicas.
 
         Where these are of unequal speed, parts by speed are found for a cut, and a cut
@@ -181,7 +188,7 @@ class Configurations:
 
     def _work(self, candidate: Candidate) -> np.ndarray:
         """Returns what each rank of a pipeline has to compute, at speed 1."""
-        setting = self._setting(candidate.configuration, candidate.parts)
+        setting = self._setting_of(candidate)
         schedule, costs = setting.schedule, setting.costs(candidate.cuts)
         return busy_seconds(schedule, costs) * setting.computing
 
@@ -208,12 +215,18 @@ class Configurations:
         memory = self._memory(configuration)
 
         def costed(cuts: Sequence[int]) -> Candidate:
-            _check_memory(cuts, setting, memory)
+            check_memory(cuts, setting, memory)
+            chosen, on_disk = setting, None
+            if setting.on_disk is not None:
+                # Only on those that have no room for it.
+                chosen = setting._replace(on_disk=None)
+                on_disk = tuple((chosen.rank_bytes(cuts) > memory).tolist())
+                chosen = setting._replace(on_disk=on_disk)
             bound = lower_bound(
-                setting.schedule, setting.costs(cuts), setting.least_after(cuts)
+                setting.schedule, chosen.costs(cuts), setting.least_after(cuts)
             )
             # Costs and schedules of thousands of configurations would take gigabytes.
-            return Candidate(configuration, cuts, bound, parts=parts)
+            return Candidate(configuration, cuts, bound, parts=parts, on_disk=on_disk)
 
         if cuts is not None:
             return costed(cuts)
@@ -228,12 +241,12 @@ class Configurations:
             return within(np.full(stages.n_stages, np.inf))
         except MemoryLimitError as error:
             at = np.array(setting.schedule.stage_ranks)
-            return _fastest_that_fits(within, memory, at, error)
+            return fastest_that_fits(within, memory, at, error)
 
     def plan(self, candidate: Candidate) -> Plan:
         """Returns a candidate's plan, with what its stages cost."""
         configuration = candidate.configuration
-        setting = self._setting(configuration, candidate.parts)
+        setting = self._setting_of(candidate)
         stages = setting.stages()
         # Stages that share the memory of a rank have no limit of their own.
         is_shared = configuration.stages_per_rank > 1
@@ -254,11 +267,15 @@ class Configurations:
             error_feedback=has_replicas and self.wire.error_feedback,
             exchange=None if outcome is None else outcome.exchange,
             shares=candidate.parts,
+            hold_in=tuple(
+                "disk" if is_there else "memory" for is_there in candidate.on_disk or ()
+            ),
+            streamed=configuration.streamed,
         )
 
     def simulate(self, candidate: Candidate) -> Outcome:
         """Simulates a step."""
-        setting = self._setting(candidate.configuration, candidate.parts)
+        setting = self._setting_of(candidate)
         cuts = candidate.cuts
         timeline = setting.simulate(cuts)
         spans = setting.spans(cuts, timeline)
@@ -322,29 +339,50 @@ class Configurations:
         replicas, n_ranks, *_ = configuration
         return self.speeds[: replicas * n_ranks].reshape(replicas, n_ranks)
 
+    def _setting_of(self, candidate: Candidate) -> Setting:
+        setting = self._setting(candidate.configuration, candidate.parts)
+        return setting._replace(on_disk=candidate.on_disk)
+
     def _setting(
         self, configuration: Configuration, parts: tuple[int, ...] | None
     ) -> Setting:
-        replicas, n_ranks, _, name, m, checkpoint = configuration
+        replicas, n_ranks, _, name, m, checkpoint, hold_in, streamed = configuration
         exchange = self.wire.exchange(replicas, self.profiles[-1])
         # The first microbatches are the largest.
         sizes = microbatches_of_largest(parts, self.batch, replicas, m)
+
+        def sized(size: int) -> Profile:
+            return self._at(size, exchange, streamed, m)
+
         loads = None
         if parts is not None:
-            loads = relative_loads(parts, m, lambda n: self._at(n, exchange).seconds)
-        return Setting.of(
+            loads = relative_loads(parts, m, lambda n: sized(n).seconds)
+        setting = Setting.of(
             _create(name, configuration.n_stages, m, n_ranks, checkpoint),
-            [self._at(size, exchange) for size in sizes],
+            [sized(size) for size in sizes],
             self.network,
             self._speeds(configuration).reshape(-1),
             exchange,
             loads,
         )
+        on_disk = (True,) * n_ranks if hold_in == "disk" else None
+        return setting._replace(disk=self.disk, on_disk=on_disk)
 
-    def _at(self, size: int, exchange: GradientExchange | None) -> Profile:
-        key = size, exchange is not None
+    def _at(
+        self,
+        size: int,
+        exchange: GradientExchange | None,
+        streamed: tuple[int, ...] = (),
+        n_microbatches: int = 1,
+    ) -> Profile:
+        key: tuple = size, exchange is not None
+        if streamed:
+            key += streamed, n_microbatches
         if key not in self.sized:
             profile = interpolate(self.profiles, size)
+            profile = streamed_profile(
+                profile, streamed, self.disk, n_microbatches, self.segment_bytes
+            )
             if exchange is not None:
                 profile = exchange.with_residuals(profile)
             self.sized[key] = profile
@@ -354,95 +392,6 @@ class Configurations:
         """Returns for each place in a pipeline the least that a replica has there."""
         replicas, n_ranks, *_ = configuration
         return self.memory[: replicas * n_ranks].reshape(replicas, -1).min(axis=0)
-
-
-def busy_seconds(schedule: Schedule, costs: Costs) -> np.ndarray:
-    """Returns how long each rank computes in a step."""
-    durations = costs.durations(schedule.n_stages, schedule.n_microbatches)
-    return np.bincount(
-        np.array(schedule.stage_ranks)[schedule.stage],
-        weights=durations[schedule.kind, schedule.stage, schedule.microbatch],
-    )
-
-
-def lower_bound(schedule: Schedule, costs: Costs, after: np.ndarray) -> float:
-    """Returns what a step takes at least.
-
-    A rank waits for the first microbatch to come through the stages before its own.
-    It computes all of its own; then, unless it ends with weight gradients, the last
-    backward has to go through the stages before. Meanwhile it exchanges gradients.
-
-    Args:
-        schedule: What the ranks run.
-        costs: Of the stages.
-        after: Seconds that each rank takes at least after its last backward.
-    """
-    d, m = schedule.n_stages, schedule.n_microbatches
-    durations = costs.durations(d, m)
-    forward, whole = durations[FORWARD], durations[BACKWARD]
-    ranks = np.array(schedule.stage_ranks)
-    split = bool((schedule.kind == INPUT).any())
-    busy = busy_seconds(schedule, costs)
-    # A rank is on its way in when its first stage is reached, and out after that one.
-    entry = np.concatenate([[0.0], np.cumsum(forward.min(axis=1))])[:-1]
-    leave = np.concatenate([[0.0], np.cumsum(whole.min(axis=1))])[:-1]
-    firsts = np.array([ranks.tolist().index(r) for r in range(schedule.n_ranks)])
-    ways = entry[firsts] + np.maximum(after, 0.0 if split else leave[firsts])
-    transfer, _ = costs.edges(d)
-    return float(max((busy + ways).max(), m * transfer.max(initial=0.0)))
-
-
-def _fastest_that_fits(
-    cut: Callable[[np.ndarray], Candidate],
-    memory: np.ndarray,
-    at: np.ndarray,
-    otherwise: MemoryLimitError,
-) -> Candidate:
-    """Cuts for several ways in which the stages of a rank may share its memory.
-
-    Args:
-        cut: Cuts for limits of all stages.
-        memory: Of the ranks.
-        at: The rank of each stage.
-        otherwise: Is raised if nothing fits.
-    """
-    fitting = []
-    for share in SHARES:
-        with contextlib.suppress(MemoryLimitError):
-            fitting.append(cut(_shared(memory, at, share)))
-    if not fitting:
-        raise otherwise
-    return min(fitting, key=lambda candidate: candidate.bound)
-
-
-def _shared(memory: np.ndarray, at: np.ndarray, share: float) -> np.ndarray:
-    """Shares the memory of ranks that have several stages each.
-
-    Args:
-        memory: Of the ranks.
-        at: The rank of each stage.
-        share: The part of the first stage of each rank; the others have equal ones.
-
-    Returns:
-        Bytes of shape (n_stages,).
-    """
-    per_rank = len(at) // len(memory)
-    parts = np.full(len(at), (1 - share) / (per_rank - 1))
-    parts[np.unique(at, return_index=True)[1]] = share
-    return memory[at] * parts
-
-
-def _check_memory(cuts: Sequence[int], setting: Setting, memory: np.ndarray) -> None:
-    """Refuses what does not fit when the stages of a rank share its memory."""
-    needed = setting.rank_bytes(cuts)
-    lacks = needed - memory
-    rank = int(lacks.argmax())
-    if lacks[rank] > 0:
-        raise MemoryLimitError(
-            f"cut at {cuts}, rank {rank} with the stages"
-            f" {setting.schedule.rank_stages(rank)} needs {format_bytes(needed[rank])},"
-            f" {format_bytes(lacks[rank])} more than its {format_bytes(memory[rank])}"
-        )
 
 
 # Configurations that follow each other often have the same one, or one that differs in

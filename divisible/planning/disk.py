@@ -13,13 +13,13 @@ A pass goes on beside the computation, so it costs what it takes longer than tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import chainer
 import chainer.links as L
 
-from divisible.planning.profile import LayerCost
+from divisible.planning.profile import LayerCost, Profile
 from divisible.records import plain_number
 
 #: The links whose weights can be on disk, by exact types.
@@ -34,6 +34,18 @@ LEAST_BYTES = 2**20
 #: read; four are being written, and what an update rule or an initializer computes
 #: meanwhile takes as much again as four.
 IN_MEMORY = 16
+# The part of its memory that a rank's segments have, one in so many.
+_SHARE = 8
+
+
+def segment_bytes(memory: float) -> float:
+    """Returns how large a segment is where a rank may use so many bytes.
+
+    Example:
+        >>> segment_bytes(2**30) / 2**20
+        8.0
+    """
+    return min(max(memory / (_SHARE * IN_MEMORY), LEAST_BYTES), MOST_BYTES)
 
 
 def streamable_bytes(links: Iterable[chainer.Link]) -> int:
@@ -131,3 +143,27 @@ def streamed_cost(
         n_parameters=round(cost.n_gradients),
         streamable_bytes=0,
     )
+
+
+def streamed_profile(
+    profile: Profile,
+    positions: Sequence[int],
+    disk: Disk | None,
+    n_microbatches: int,
+    segment_bytes: float = MOST_BYTES,
+) -> Profile:
+    """Returns a profile of a model with some layers' weights on disk.
+
+    Args:
+        profile: At the size of microbatch in use.
+        positions: Of these layers.
+        disk: Where they are; only needed if there are some.
+        n_microbatches: Of a minibatch.
+        segment_bytes: Of a segment.
+    """
+    if not positions:
+        return profile
+    layers = list(profile.layers)
+    for i in positions:
+        layers[i] = streamed_cost(layers[i], disk, n_microbatches, segment_bytes)
+    return replace(profile, layers=layers)

@@ -21,11 +21,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from divisible.planning.disk import Disk
 from divisible.planning.layer_sums import LayerSums, StageSums
 from divisible.planning.machine import Network, PerRank, edges, spread_speeds
 from divisible.planning.profile import Profile
 from divisible.schedules.costs import Costs
-from divisible.schedules.held import Moments, peaks
+from divisible.schedules.held import Moments, moments, peaks
 from divisible.schedules.recomputation import recomputed_share
 from divisible.schedules.schedule import Schedule
 
@@ -80,6 +81,7 @@ class StageCosts:
         speeds: PerRank | None = None,
         network: Network | None = None,
         buffers: float = 0.0,
+        on_disk: np.ndarray | None = None,
     ) -> StageCosts:
         """Reckons with a schedule.
 
@@ -89,6 +91,7 @@ class StageCosts:
             speeds: Of the ranks of the stages; 1 by default.
             network: The links between neighbouring stages; infinitely fast by default.
             buffers: Bytes that each stage has for the messages of replicas.
+            on_disk: For each stage whether its microbatches wait on disk.
 
         Returns:
             StageCosts: Of as many stages.
@@ -98,7 +101,7 @@ class StageCosts:
         """
         return cls(
             profile.sums,
-            schedule.moments,
+            schedule.moments if on_disk is None else moments(schedule, on_disk),
             recomputed_share(schedule),
             spread_speeds(speeds, schedule.n_stages),
             Network() if network is None else network,
@@ -193,6 +196,8 @@ def stage_costs(
     profiles: Sequence[Profile],
     network: Network,
     speeds: PerRank | None = None,
+    disk: Disk | None = None,
+    on_disk: np.ndarray | None = None,
 ) -> Costs:
     """Returns what the simulator needs to know of stages.
 
@@ -202,6 +207,8 @@ def stage_costs(
         profiles: Of the model, one for each microbatch, at its size.
         network: The links between the ranks.
         speeds: Of the ranks.
+        disk: Of each rank.
+        on_disk: For each stage whether its microbatches wait there.
 
     Returns:
         Costs: Stage costs of shape (n_stages, n_microbatches); bytes for the largest
@@ -217,6 +224,11 @@ def stage_costs(
     seconds = np.stack([by_size[size][:3] for size in sizes], axis=2)
     largest = by_size[max(sizes)]
     links = edges(network, schedule)
+    write = read = 0.0
+    if on_disk is not None:
+        share = 1 - recomputed_share(schedule)
+        held = on_disk * (largest.input_bytes + share * largest.graph_bytes)
+        write, read = held / disk.write, held / disk.read
     return Costs(
         *(seconds / speed[:, None]),
         transfer=largest.output_bytes[:-1] / links.bandwidth,
@@ -224,11 +236,17 @@ def stage_costs(
         activation_bytes=largest.input_bytes + largest.graph_bytes,
         checkpoint_bytes=largest.input_bytes,
         pending_bytes=largest.pending_bytes,
+        write=write,
+        read=read,
     )
 
 
 def rank_bytes(
-    cuts: Sequence[int], schedule: Schedule, profile: Profile, buffers: float = 0.0
+    cuts: Sequence[int],
+    schedule: Schedule,
+    profile: Profile,
+    buffers: float = 0.0,
+    on_disk: np.ndarray | None = None,
 ) -> np.ndarray:
     """Returns what each rank holds at its peak, all its stages together.
 
@@ -237,6 +255,7 @@ def rank_bytes(
         schedule: Which stage is on which rank.
         profile: At the size of the largest microbatch.
         buffers: Bytes that each rank has for the messages of replicas.
+        on_disk: For each stage whether its microbatches wait on disk.
 
     Returns:
         Bytes of shape (n_ranks,).
@@ -249,5 +268,5 @@ def rank_bytes(
     memory += buffers
     np.add.at(memory, ranks, sums.fixed_bytes)
     activation = sums.input_bytes + sums.graph_bytes
-    held = peaks(schedule, activation, sums.pending_bytes, sums.input_bytes)
+    held = peaks(schedule, activation, sums.pending_bytes, sums.input_bytes, on_disk)
     return memory.round().astype(np.int64) + np.array(held)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
 
 from divisible.communication.wire import check_wire_dtype
 from divisible.files import write_json
 from divisible.planning.exchange_plan import ExchangePlan
 from divisible.planning.placement import cheaper_placement
+from divisible.planning.plan_fields import chains, listed, places, positions
 from divisible.planning.plan_traffic import traffic_of
 from divisible.planning.profile import check_layers
 from divisible.planning.shares import integer_shares
@@ -114,6 +115,10 @@ class Plan:
         fusion: The chains of layers that run as one function, each by its first
             position and the one after its last: what ``Pipeline(fuse='auto').fusion``
             has found, for ``Pipeline(fuse=plan.fusion)``.
+        hold_in: For each rank of a pipeline where its microbatches wait for their
+            backward, ``'memory'`` or ``'disk'``, for ``Pipeline(hold_in=)``.
+        streamed: Positions of layers whose weights are on disk, for
+            ``divisible.streaming.stream(model, memory, plan=plan)``.
 
     Raises:
         ValueError: If ``cuts`` is not of this form, ``layers`` or ``stages`` are not
@@ -147,11 +152,13 @@ class Plan:
     )
     shares: Sequence[float] | None = None
     fusion: Sequence[tuple[int, int]] = ()
+    hold_in: Sequence[str] = ()
+    streamed: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         cuts = [
             plain_integer(f"position {i} of cuts", cut)
-            for i, cut in enumerate(_listed("cuts", self.cuts))
+            for i, cut in enumerate(listed("cuts", self.cuts))
         ]
         object.__setattr__(self, "cuts", cuts)
         if len(cuts) < 2 or cuts[0] != 0:
@@ -191,7 +198,7 @@ class Plan:
             )
         check_checkpoint(self.checkpoint)
         if self.shares is not None:
-            shares = list(_listed("shares", self.shares))
+            shares = list(listed("shares", self.shares))
             if len(shares) != self.replicas:
                 raise ValueError(
                     f"shares {shown(shares)} are {len(shares)}, but there are"
@@ -200,7 +207,10 @@ class Plan:
             # Refuses what is no share.
             integer_shares(shares, len(shares))
             object.__setattr__(self, "shares", shares)
-        object.__setattr__(self, "fusion", _chains(self.fusion, cuts[-1]))
+        object.__setattr__(self, "fusion", chains(self.fusion, cuts[-1]))
+        n_ranks = self.n_stages // self.stages_per_rank
+        object.__setattr__(self, "hold_in", places(self.hold_in, n_ranks))
+        object.__setattr__(self, "streamed", positions(self.streamed, cuts[-1]))
         if self.wire_dtype is not None:
             check_wire_dtype(self.wire_dtype)
         if not isinstance(self.error_feedback, bool):
@@ -211,7 +221,7 @@ class Plan:
         for name, n in (("layers", cuts[-1]), ("stages", len(cuts) - 1)):
             values = getattr(self, name)
             if values is not None:
-                values = tuple(_listed(name, values))
+                values = tuple(listed(name, values))
                 object.__setattr__(self, name, values)
                 if len(values) != n:
                     raise ValueError(
@@ -389,6 +399,11 @@ class Plan:
             words.append(count(self.n_microbatches, "microbatch"))
         if self.checkpoint != "never":
             words.append(f"recomputation {self.checkpoint}")
+        if "disk" in self.hold_in:
+            ranks = [i for i, place in enumerate(self.hold_in) if place == "disk"]
+            words.append(f"held on disk by the ranks {', '.join(map(str, ranks))}")
+        if self.streamed:
+            words.append(f"layers {', '.join(map(str, self.streamed))} streamed")
         if self.replicas > 1:
             shares = ""
             if self.shares is not None:
@@ -400,26 +415,3 @@ class Plan:
         if self.step_seconds is not None:
             words.append(f"{format_seconds(self.step_seconds)} a step")
         return ", ".join(words)
-
-
-def _chains(fusion: Any, n_layers: int) -> tuple[tuple[int, int], ...]:
-    """Returns chains of layers as pairs of positions in the model."""
-    found = []
-    for i, chain in enumerate(_listed("fusion", fusion)):
-        ends = [
-            plain_integer(f"chain {i} of fusion", end) for end in _listed("", chain)
-        ]
-        if len(ends) != 2 or not 0 <= ends[0] < ends[1] <= n_layers:
-            raise ValueError(
-                f"chain {i} of fusion is {shown(chain)}: expected its first position"
-                f" and the one after its last, of {count(n_layers, 'layer')}"
-            )
-        found.append((ends[0], ends[1]))
-    return tuple(found)
-
-
-def _listed(name: str, values: Any) -> Any:
-    """Returns values of which there may be any number; a text is none of them."""
-    if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a list, not {shown(values)}")
-    return values

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from divisible.planning.coding import CodingRate
+from divisible.planning.disk import Disk, streamed_profile
 from divisible.planning.gradient_exchange import Spans, Wire
 from divisible.planning.interpolation import interpolate, sort_profiles
 from divisible.planning.machine import Network, PerRank, spread_speeds
@@ -29,6 +30,7 @@ def predict(
     network: Network | None = None,
     speeds: PerRank | None = None,
     coding: CodingRate | None = None,
+    disk: Disk | None = None,
 ) -> Timeline:
     """Simulates one minibatch of a plan: forward and backward, without the update.
 
@@ -43,6 +45,7 @@ def predict(
         speeds: Of the ranks, those of all replicas, relative to that of the profile.
         coding: How fast a rank codes gradients for the wire; what the profile says by
             default, and if that says nothing, what is measured here.
+        disk: Of each rank, which a plan needs that puts something there.
 
     Returns:
         Timeline: Of one replica. For each place in the pipeline it is reckoned with the
@@ -72,7 +75,15 @@ def predict(
     n_ranks = plan.n_stages // plan.stages_per_rank
     wire = Wire(plan.wire_dtype or Wire().dtype, plan.error_feedback, coding)
     exchange = wire.exchange(plan.replicas, profiles[-1])
-    sized = {size: interpolate(profiles, size) for size in set(sizes)}
+    holds = "disk" in plan.hold_in
+    if disk is None and (holds or plan.streamed):
+        raise ValueError(
+            "the plan puts something on disk: say how fast that is, with disk="
+        )
+    sized = {
+        size: streamed_profile(interpolate(profiles, size), plan.streamed, disk, m)
+        for size in set(sizes)
+    }
     if exchange is not None:
         sized = {size: exchange.with_residuals(one) for size, one in sized.items()}
     setting = Setting.of(
@@ -88,6 +99,9 @@ def predict(
         if parts is None
         else relative_loads(parts, m, lambda n: interpolate(profiles, n).seconds),
     )
+    if holds:
+        on_disk = [place == "disk" for place in plan.hold_in]
+        setting = setting._replace(disk=disk, on_disk=on_disk)
     timeline = setting.simulate(plan.cuts)
     spans = setting.spans(plan.cuts, timeline)
     if spans is not None:

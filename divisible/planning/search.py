@@ -14,27 +14,23 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from divisible.communication.wire import check_wire_dtype
-from divisible.planning.candidates import (
-    SAME,
-    Candidate,
-    Configuration,
-    Configurations,
-    Outcome,
-)
+from divisible.planning.candidates import SAME, Configurations
 from divisible.planning.coding import CodingRate
+from divisible.planning.configuration import Candidate, Configuration, Outcome
+from divisible.planning.disk import Disk
 from divisible.planning.gradient_exchange import Wire
 from divisible.planning.interpolation import sort_profiles
 from divisible.planning.machine import Network, PerRank
 from divisible.planning.partition import MemoryLimitError
 from divisible.planning.plan import Alternative, Plan
-from divisible.planning.profile import SAMPLE_BYTES, Profile
+from divisible.planning.profile import Profile
+from divisible.planning.search_arguments import check_arguments, check_size, integers
 from divisible.planning.units import format_seconds
 from divisible.schedules.catalogue import (
     CATALOGUE,
@@ -75,6 +71,7 @@ def best_plan(
     error_feedback: bool = False,
     coding: CodingRate | None = None,
     speeds: PerRank | None = None,
+    disk: Disk | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
     """Finds the fastest way to run a model on some ranks.
@@ -118,6 +115,9 @@ def best_plan(
         coding: How fast a rank codes gradients for the wire; what the profile says by
             default, and if that says nothing, what is measured here.
         speeds: Of the ranks, relative to that of the profile.
+        disk: Of each rank, to be used where memory does not suffice: microbatches wait
+            there for their backward (``plan.hold_in``), or weights of layers are there
+            (``plan.streamed``).
         progress: Called with the number of configurations seen and that of all.
 
     Returns:
@@ -142,19 +142,19 @@ def best_plan(
     profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
     batch = profiles[-1].n_samples if batch is None else batch
     schedules, checkpoints = tuple(schedules), tuple(checkpoints)
-    _check(ranks, batch, schedules, checkpoints, (min_replicas, max_replicas))
+    check_arguments(ranks, batch, schedules, checkpoints, (min_replicas, max_replicas))
     check_wire_dtype(wire_dtype)
-    _check_size(profiles[-1], batch)
+    check_size(profiles[-1], batch)
     if microbatches is not None:
-        microbatches = _integers("microbatches", microbatches)
+        microbatches = integers("microbatches", microbatches)
         if max(microbatches) > _MOST:
             raise ValueError(
                 f"microbatches must be {_MOST} at most, not {max(microbatches)}"
             )
     if pipeline_ranks is not None:
-        pipeline_ranks = _integers("pipeline_ranks", pipeline_ranks)
+        pipeline_ranks = integers("pipeline_ranks", pipeline_ranks)
     wire = Wire(wire_dtype, error_feedback, coding)
-    search = Configurations(profiles, ranks, memory, network, batch, speeds, wire)
+    search = Configurations(profiles, ranks, memory, network, batch, speeds, wire, disk)
     fitting, out = [], []
     for numbers in _rounds(batch, microbatches):
         configurations = [
@@ -320,6 +320,8 @@ def _frugality(candidate: Candidate) -> tuple:
     return (
         configuration.replicas * configuration.n_ranks,
         CHECKPOINTS.index(configuration.checkpoint),
+        configuration.hold_in != "memory",
+        len(configuration.streamed),
         outcome.held,
         configuration.stages_per_rank,
         configuration.n_microbatches,
@@ -393,59 +395,5 @@ def _exposed(its: Outcome, mine: Outcome) -> str:
 def _kinds(configuration: Configuration) -> list[tuple[str, object]]:
     return [
         (name, getattr(configuration, name))
-        for name in ("replicas", "n_ranks", "schedule", "checkpoint")
-    ]
-
-
-def _integers(name: str, values: Sequence[int]) -> list[int]:
-    """Returns numbers to try as Python's integers.
-
-    Raises:
-        TypeError: If they are not integers.
-        ValueError: If there is none, or one is not positive.
-    """
-    try:
-        found = [operator.index(value) for value in values]
-    except TypeError:
-        raise TypeError(
-            f"{name} must be integers to try, such as [1, 2, 4], not {values!r}"
-        ) from None
-    if not found or min(found) < 1:
-        raise ValueError(f"{name} must be some positive integers, not {found}")
-    return found
-
-
-def _check(ranks, batch, schedules, checkpoints, replicas) -> None:
-    fewest, most = replicas
-    for name, number in (
-        ("ranks", ranks),
-        ("batch", batch),
-        ("max_replicas", most),
-        ("min_replicas", fewest),
-    ):
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, not {number}")
-    if fewest > min(most, ranks):
-        raise ValueError(
-            f"min_replicas is {fewest}, but of {ranks} ranks there can be"
-            f" {min(most, ranks)} at most: max_replicas is {most}"
-        )
-    for name, values, known in (
-        ("schedules", schedules, NAMES),
-        ("checkpoints", checkpoints, CHECKPOINTS),
-    ):
-        unknown = [value for value in values if value not in known]
-        if unknown or not values:
-            raise ValueError(
-                f"{name} must be some of {', '.join(known)}, not {list(values)}"
-            )
-
-
-def _check_size(profile: Profile, batch: int) -> None:
-    """Refuses minibatches whose memory is no 64-bit integer."""
-    of_layers = sum(float(profile.column(name).sum()) for name in SAMPLE_BYTES)
-    n_bytes = batch / profile.n_samples * of_layers
-    if n_bytes >= 2**62:
-        raise ValueError(
-            f"batch is {batch}, for which the layers would hold {n_bytes:.0e} bytes"
-        )
+        for name in ("replicas", "n_ranks", "schedule", "checkpoint", "hold_in")
+    ] + [("streams", bool(configuration.streamed))]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from divisible.planning.disk import Disk
 from divisible.planning.exchange_plan import ExchangePlan
 from divisible.planning.gradient_exchange import GradientExchange, Spans
 from divisible.planning.machine import (
@@ -35,6 +36,8 @@ class Setting(NamedTuple):
         links: From each rank to the same one of other replicas.
         paces: As ``speeds``, in microbatches of the replica that has the largest ones;
             ``None`` if all have equal ones.
+        disk: Of each rank; ``None`` if there is none to use.
+        on_disk: For each rank whether its microbatches wait there; ``None`` if none do.
     """
 
     schedule: Schedule
@@ -44,6 +47,8 @@ class Setting(NamedTuple):
     exchange: GradientExchange | None = None
     links: Network | None = None
     paces: np.ndarray | None = None
+    disk: Disk | None = None
+    on_disk: Sequence[bool] | None = None
 
     @classmethod
     def of(
@@ -100,8 +105,21 @@ class Setting(NamedTuple):
     def costs(self, cuts: Sequence[int]) -> Costs:
         """Returns what the simulator needs to know of cuts."""
         return stage_costs(
-            cuts, self.schedule, self.profiles, self.network, self.computing
+            cuts,
+            self.schedule,
+            self.profiles,
+            self.network,
+            self.computing,
+            self.disk,
+            self.stages_on_disk,
         )
+
+    @property
+    def stages_on_disk(self) -> np.ndarray | None:
+        """For each stage whether its microbatches wait on disk."""
+        if self.on_disk is None:
+            return None
+        return np.array(self.on_disk)[list(self.schedule.stage_ranks)]
 
     def stages(self) -> StageCosts:
         """Returns what stages cost, whatever layers they have."""
@@ -110,11 +128,15 @@ class Setting(NamedTuple):
         links = edges(self.network, schedule)
         # The stages of a rank share its buffers.
         buffers = self.buffers * schedule.n_ranks / schedule.n_stages
-        return StageCosts.of(self.largest, schedule, speeds, links, buffers)
+        return StageCosts.of(
+            self.largest, schedule, speeds, links, buffers, self.stages_on_disk
+        )
 
     def rank_bytes(self, cuts: Sequence[int]) -> np.ndarray:
         """Returns what each rank holds at its peak."""
-        return rank_bytes(cuts, self.schedule, self.largest, self.buffers)
+        return rank_bytes(
+            cuts, self.schedule, self.largest, self.buffers, self.stages_on_disk
+        )
 
     def simulate(self, cuts: Sequence[int]) -> Timeline:
         """Simulates forward and backward on links that carry a message at a time."""

@@ -19,13 +19,7 @@ import numpy as np
 
 from divisible.layer_list import title
 from divisible.model import Divisible
-from divisible.planning.disk import (
-    IN_MEMORY,
-    LEAST_BYTES,
-    MOST_BYTES,
-    Disk,
-    streamed_cost,
-)
+from divisible.planning.disk import IN_MEMORY, Disk, segment_bytes, streamed_cost
 from divisible.planning.interpolation import interpolate, sort_profiles
 from divisible.planning.machine import PerRank, spread_memory
 from divisible.planning.memory import rank_bytes
@@ -40,9 +34,6 @@ from divisible.streaming.disk_speed import measure_disk
 from divisible.streaming.mapped import usable_directory
 from divisible.streaming.model_weights import LayerWeights, put_on_disk, weights_of
 from divisible.streaming.report import RankMemory, StreamedLayer, StreamReport
-
-# The part of its memory that a rank's segments have, one in so many.
-_SHARE = 8
 
 
 def stream(
@@ -74,6 +65,8 @@ def stream(
             for so long that their disk does not matter. Without one the largest layers
             go first, and activations are not reckoned with.
         plan: With the cuts, and for the activations the schedule and the microbatches.
+            If it says what to stream, as that of :func:`~divisible.best_plan` with a
+            disk does, that is streamed.
         optimizer: Whose state is counted; by default what ``profile`` says, or none.
         disk: Its bandwidths; with a profile measured in ``directory`` by default.
         show (bool): Whether to print the table.
@@ -128,7 +121,10 @@ def stream(
         for positions, limit, held in zip(layers, limits, activations)
     ]
     for part in parts:
-        part.choose(seconds)
+        if plan is not None and plan.streamed:
+            part.take(plan.streamed)
+        else:
+            part.choose(seconds)
     _check_room(parts)
     rooms = {i: part.room for part in parts for i in sorted(part.chosen)}
     report = StreamReport(
@@ -187,9 +183,11 @@ def _on_ranks(
     size = _largest_microbatch(profiles, plan.n_microbatches or 1, plan)
     profile = interpolate(profiles, size)
     fixed = np.zeros(n_ranks)
-    of_stages = profile.sums.stages(plan.cuts).fixed_bytes
-    np.add.at(fixed, list(schedule.stage_ranks), of_stages)
-    held = rank_bytes(plan.cuts, schedule, profile) - fixed
+    sums = profile.sums.stages(plan.cuts)
+    np.add.at(fixed, list(schedule.stage_ranks), sums.fixed_bytes)
+    on_disk = np.array([place == "disk" for place in plan.hold_in])
+    of_stages = on_disk[list(schedule.stage_ranks)]
+    held = rank_bytes(plan.cuts, schedule, profile, on_disk=of_stages) - fixed
     return layers, held.round().astype(int).tolist()
 
 
@@ -223,9 +221,8 @@ class _Part:
     @property
     def room(self) -> int:
         """Bytes for segments: a part of the memory, or what the longest row needs."""
-        usual = min(self.limit // _SHARE, IN_MEMORY * MOST_BYTES)
-        least = max([LEAST_BYTES, *(self.weights[i].row_bytes for i in self.chosen)])
-        return int(max(usual, IN_MEMORY * least))
+        longest = max((self.weights[i].row_bytes for i in self.chosen), default=0)
+        return int(IN_MEMORY * max(segment_bytes(self.limit), longest))
 
     @property
     def memory(self) -> RankMemory:
@@ -255,6 +252,20 @@ class _Part:
             f" {format_bytes(memory.segments)}, activations"
             f" {format_bytes(memory.activations or 0)})"
         )
+
+    def take(self, positions: Sequence[int]) -> None:
+        """Takes what somebody else has chosen.
+
+        Raises:
+            ValueError: If some of it cannot be on disk.
+        """
+        self.chosen = set(positions) & set(self.weights)
+        for i in self.chosen:
+            if not self.weights[i].freed:
+                raise ValueError(
+                    f"the plan streams layer {i}, but its weights stay in memory:"
+                    f" {self.weights[i].reason or 'it has none'}"
+                )
 
     def choose(self, seconds: dict[int, float]) -> None:
         """Chooses what costs least for a byte that it frees."""

@@ -66,6 +66,7 @@ def main() -> None:
         comm,
         schedule=schedule,
         checkpoint=plan.checkpoint,
+        hold_in=plan.hold_in[comm.rank],
         lossfun=float32_loss(F.softmax_cross_entropy),
         loss_scale=scale,
         seed=args.seed,

@@ -64,6 +64,7 @@ def main() -> None:
         plan.n_microbatches,
         plan.schedule,
         checkpoint=plan.checkpoint,
+        hold_in=plan.hold_in[grid.pipeline.rank],
         seed=args.seed,
     )
     # Ranks with the same stage follow the mean of their gradients.

@@ -93,6 +93,7 @@ def main() -> None:
         comm,
         schedule=schedule,
         checkpoint=args.checkpoint,
+        hold_in=plan.hold_in[comm.rank],
         seed=args.seed,
         loss_scale=loss_scale,
     )

@@ -9,6 +9,7 @@ from typing import Any, Callable
 import click
 import numpy as np
 
+from divisible.planning.disk import Disk
 from divisible.planning.machine import Network
 from divisible.planning.profile import Profile
 from divisible.planning.units import parse_rate, parse_seconds
@@ -136,16 +137,28 @@ _machine_options = (
         type=Parsed("number,...", float, several=True),
         help="Of the ranks, relative to where the profile was measured.",
     ),
+    click.option(
+        "--disk",
+        type=Parsed("read,write", parse_rate, several=True),
+        help="Of a rank, such as 2GB/s,500MB/s, for what memory has no room for.",
+    ),
 )
 
 
 def machine(command: Callable) -> Callable:
-    """Gives a command the options of a machine, as ``network`` and ``speeds``."""
+    """Gives a command the options of a machine: ``network``, ``speeds``, ``disk``."""
 
     @speaking
     @functools.wraps(command)
-    def run(bandwidth: Any, latency: Any, overlap: bool, **arguments: Any) -> None:
-        command(network=Network(bandwidth, latency, overlap), **arguments)
+    def run(
+        bandwidth: Any, latency: Any, overlap: bool, disk: Any, **arguments: Any
+    ) -> None:
+        if disk is not None:
+            rates = np.broadcast_to(disk, 2) if np.ndim(disk) == 0 else disk
+            if len(rates) != 2:
+                raise ValueError(f"--disk has {len(rates)} rates: give read,write")
+            disk = Disk(*map(float, rates))
+        command(network=Network(bandwidth, latency, overlap), disk=disk, **arguments)
 
     for option in reversed(_machine_options):
         run = option(run)

@@ -96,6 +96,7 @@ def plan_command(profiles, ranks, stages, output, plot, **given) -> None:
     if (ranks is None) == (stages is None):
         raise click.UsageError("give either --ranks or --stages")
     batch, network, speeds = given["batch"], given["network"], given["speeds"]
+    disk = given["disk"]
     given = {name: value for name, value in given.items() if value}
     if given["max_replicas"] == 1:
         alone = [option for name, option in _OF_REPLICAS.items() if name in given]
@@ -117,7 +118,7 @@ def plan_command(profiles, ranks, stages, output, plot, **given) -> None:
     plan.save(output)
     console.say(f"written to {output}")
     if plot is not None:
-        draw(predict_minibatch(plan, profiles, batch, network, speeds), plot)
+        draw(predict_minibatch(plan, profiles, batch, network, speeds, disk), plot)
 
 
 def _cut(profiles, stages, given) -> Plan:
@@ -127,6 +128,8 @@ def _cut(profiles, stages, given) -> Plan:
         wrong.append("--batch goes with --ranks: here it is what the profile has")
     if given.pop("max_replicas") != 1:
         wrong.append("--replicas goes with --ranks")
+    if "disk" in given:
+        wrong.append("--disk goes with --ranks")
     if len(profiles) > 1:
         wrong.append(f"there are {len(profiles)} profiles: give one")
     if wrong:

@@ -38,7 +38,7 @@ from pipeline.command_line import console, options
 @options.plot
 @options.speaking
 def simulate_command(
-    plan, profiles, batch, network, speeds, output, plot, **changes
+    plan, profiles, batch, network, speeds, disk, output, plot, **changes
 ) -> None:
     """Predicts one minibatch of a plan: time, bubble and memory of each rank.
 
@@ -49,7 +49,7 @@ def simulate_command(
         raise click.UsageError("--wire-dtype: the plan has no replicas")
     plan = replace(plan, step_seconds=None, **changes)
     console.say(plan.headline)
-    timeline = predict_minibatch(plan, profiles, batch, network, speeds)
+    timeline = predict_minibatch(plan, profiles, batch, network, speeds, disk)
     _print_timeline(timeline)
     if output is not None:
         timeline.save(output)
@@ -84,12 +84,14 @@ def timeline_command(timeline, predicted, plot) -> None:
     draw(comparison, plot)
 
 
-def predict_minibatch(plan, profiles, batch, network, speeds) -> Timeline:
+def predict_minibatch(plan, profiles, batch, network, speeds, disk) -> Timeline:
     """Predicts a minibatch, and says of how many samples it is."""
     if batch is None:
         batch = max(profile.n_samples for profile in profiles)
     console.say(f"simulated with a minibatch of {count(batch, 'sample')}")
-    return predict(plan, profiles, batch=batch, network=network, speeds=speeds)
+    return predict(
+        plan, profiles, batch=batch, network=network, speeds=speeds, disk=disk
+    )
 
 
 def draw(timeline: Timeline | Comparison, path: str | None) -> None:

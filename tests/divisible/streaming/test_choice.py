@@ -14,6 +14,7 @@ from divisible import (
     MemoryLimitError,
     Plan,
     Profile,
+    best_plan,
     deferred_init,
     pop,
     stash,
@@ -185,6 +186,35 @@ def test_each_rank_has_its_memory():
     report = stream(model, "1GiB", plan=plan, profile=profile, disk=disk, show=False)
     held = [rank.activations for rank in report.ranks]
     assert held == [2 * 2 * MIB // 4 + MIB // 4, 3 * MIB // 4 + MIB // 4]
+
+
+def test_a_plan_says_what_is_streamed():
+    model = perceptron(800, 800, 800, 800)
+    plan = Plan([0, 2, 5], 4, "1f1b", streamed=[0, 4])
+    assert stream(model, "1GiB", plan=plan, show=False).streamed == (0, 4)
+    with pytest.raises(ValueError, match="the plan streams layer 1, but"):
+        wrong = Plan([0, 2, 5], 4, "1f1b", streamed=[1])
+        stream(perceptron(800, 800, 800, 800), "1GiB", plan=wrong, show=False)
+
+
+def test_best_plan_and_stream_agree():
+    model = perceptron(2000, 2000, 2000)
+    profile = Profile(
+        [
+            LayerCost(
+                *(1.0, 1.0, 1.0),
+                parameter_bytes=size,
+                streamable_bytes=size,
+                name=name,
+            )
+            for size, name in zip((16 * 10**6, 0, 16 * 10**6), model.model_layers)
+        ],
+        n_samples=8,
+    )
+    disk = Disk(1e9, 1e9)
+    plan = best_plan(profile, 1, memory=55 * MIB, disk=disk)
+    report = stream(model, 55 * MIB, plan=plan, show=False)
+    assert report.streamed == plan.streamed and len(plan.streamed) == 1
 
 
 def made():

@@ -175,6 +175,31 @@ def test_replicas_and_what_their_exchange_costs(folder):
     assert "--wire-dtype: the plan has no replicas" in output
 
 
+def test_what_memory_has_no_room_for_is_on_disk(folder):
+    layer = LayerCost(
+        *(1.0, 1.0, 1.0),
+        parameter_bytes=10**9,
+        optimizer_bytes=10**9,
+        streamable_bytes=10**9,
+    )
+    Profile([layer] * 2, 8).save("large.json")
+    arguments = ["plan", "large.json", "--ranks", 1, "--memory", "5.5GB"]
+    assert "fits" in run(*arguments, code=1)
+    output = run(*arguments, "--disk", "4GB/s,2GB/s", "--plot", "plan.png")
+    assert "layers 0 streamed" in output
+    assert Plan.load("plan.json").streamed == (0,)
+    simulate = ["simulate", "plan.json", "large.json"]
+    assert "with disk=" in run(*simulate, code=1)
+    fast = run(*simulate, "--disk", "4GB/s,2GB/s", "-o", "fast.json")
+    assert "memory" in fast
+    run(*simulate, "--disk", "1GB/s", "-o", "slow.json")
+    fast, slow = (Timeline.load(f"{name}.json").makespan for name in ("fast", "slow"))
+    assert fast < slow
+    assert "3 rates" in run(*simulate, "--disk", "1,2,3", code=1)
+    output = run("plan", "large.json", "--stages", 2, "--disk", "1GB/s", code=2)
+    assert "--disk goes with --ranks" in output
+
+
 def test_a_simulation_of_something_else(folder):
     files = profiles(folder)
     run("plan", *files, "--stages", 2, code=2)
