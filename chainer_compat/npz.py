@@ -17,7 +17,7 @@ import contextvars
 import math
 import os
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 import numpy as np
@@ -34,6 +34,8 @@ _RECONSTRUCT = {
 # What every array of objects is made by, also one of None alone; the last in files that
 # NumPy wrote by the pickle protocol of Python 2.
 _OF_ARRAYS = _RECONSTRUCT | {"numpy.ndarray", "numpy.dtype", "_codecs.encode"}
+# Bytes that are read at a time where an array is only looked at.
+_PART = 2**20
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
@@ -132,9 +134,7 @@ def read(arrays: Any, key: str) -> np.ndarray:
         ) from None
     except Exception as error:
         # Of zipfile, zlib, pickle or NumPy: whatever a damaged file makes them raise.
-        raise ValueError(
-            f"{where} cannot be read: {type(error).__name__}: {error}"
-        ) from error
+        raise _damaged(arrays, key, error) from error
 
 
 def header(arrays: Any, key: str) -> tuple[tuple, np.dtype] | None:
@@ -160,6 +160,84 @@ def header(arrays: Any, key: str) -> tuple[tuple, np.dtype] | None:
             if n_bytes == arrays.zip.NameToInfo[name].file_size:
                 return shape, dtype
     return None
+
+
+def read_into(
+    arrays: Any, key: str, out: np.ndarray, parts: Iterable[tuple[int, int]]
+) -> None:
+    """Reads an array into another one, a part after the other.
+
+    Args:
+        arrays: As in :func:`read`.
+        key: Which.
+        out: Of its shape; C contiguous.
+        parts: The first row and the one behind the last, of each part, in order and
+            without gaps.
+
+    Raises:
+        KeyError: If there is none.
+        ValueError: If it is damaged, of another shape, or of objects.
+    """
+    found = header(arrays, key)
+    if found is None or found[1].hasobject:
+        # What is wrong with it, or why only all of it can be read.
+        out[...] = read(arrays, key)
+        return
+    shape, dtype = found
+    name = key if key in arrays.zip.NameToInfo else f"{key}.npy"
+    if shape != out.shape:
+        raise ValueError(f"{key} is of shape {shape}, not {out.shape}")
+    try:
+        with arrays.zip.open(name) as file:
+            _, is_fortran, _ = _HEADERS[npy.read_magic(file)](file)
+            if is_fortran and len(shape) > 1:
+                out[...] = read(arrays, key)
+                return
+            for start, stop in parts:
+                part = np.empty((stop - start, *shape[1:]), dtype)
+                _fill(file, part)
+                out[start:stop] = part
+            # The end of the entry is where its checksum is compared.
+            file.read(1)
+    except Exception as error:
+        raise _damaged(arrays, key, error) from error
+
+
+def check(arrays: Any, key: str) -> None:
+    """Looks whether an array is damaged, without having all of it in memory.
+
+    Args:
+        arrays: As in :func:`read`.
+        key: Which.
+
+    Raises:
+        KeyError: If there is none.
+        ValueError: If it is damaged, or of objects that were not allowed.
+    """
+    if header(arrays, key) is None:
+        read(arrays, key)
+        return
+    name = key if key in arrays.zip.NameToInfo else f"{key}.npy"
+    try:
+        with arrays.zip.open(name) as file:
+            while file.read(_PART):
+                pass
+    except Exception as error:
+        raise _damaged(arrays, key, error) from error
+
+
+def _damaged(arrays: NpzFile, key: str, error: Exception) -> ValueError:
+    where = f"{arrays.zip.filename or 'the file'}: {key}"
+    return ValueError(f"{where} cannot be read: {type(error).__name__}: {error}")
+
+
+def _fill(file: IO[bytes], array: np.ndarray) -> None:
+    rest = memoryview(array.reshape(-1).view(np.uint8))
+    while rest:
+        n_bytes = file.readinto(rest)
+        if not n_bytes:
+            raise EOFError(f"{len(rest)} bytes are missing")
+        rest = rest[n_bytes:]
 
 
 class _Unknown(Exception):

@@ -26,6 +26,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from divisible.streaming.errors import StoreError
 _BEGIN, _BEGIN_AND_WAIT = 2, 7
 # How many released parts may still be in memory, of all arrays of a process.
 _LAG = 4
+# How many bytes of a file are in memory at a time for those who know no segments.
+_PART = 8 * 2**20
 #: Types of file systems whose files lie in memory.
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
@@ -76,6 +79,7 @@ class MappedArray:
         self._map = _mapped_file(n_bytes, directory, what)
         self.array = np.frombuffer(self._map.pages, dtype).reshape(shape)
         self._row_bytes = n_bytes // max(shape[0], 1)
+        _of_arrays[id(self.array)] = self
 
     @property
     def n_bytes(self) -> int:
@@ -106,6 +110,63 @@ class MappedArray:
             last = self.array.nbytes
         if last > first:
             _released.add(self._map, first, last, written)
+
+    def parts(self, written: bool) -> Iterator[tuple[int, int]]:
+        """Yields parts of a few MiB, from the first row to the last.
+
+        Args:
+            written (bool): Whether they are written to.
+
+        Yields:
+            As :func:`passing` does.
+        """
+        rows = max(1, _PART // max(self._row_bytes, 1))
+        n_rows = len(self.array)
+        parts = ((i, min(i + rows, n_rows)) for i in range(0, n_rows, rows))
+        return passing(parts, {self: written})
+
+
+# By the id of the array: as long as one is here its array is alive.
+_of_arrays: weakref.WeakValueDictionary[int, MappedArray] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def mapped_array(array: object) -> MappedArray | None:
+    """Returns the file of an array; ``None`` if it is in memory, or a part of one.
+
+    Example:
+        >>> mapped = MappedArray((1000, 100), 'f', usable_directory(), 'an example')
+        >>> mapped_array(mapped.array) is mapped, mapped_array(mapped.array[:10])
+        (True, None)
+    """
+    return _of_arrays.get(id(array))
+
+
+def passing(
+    ranges: Iterable[tuple[int, int]], files: Mapping[MappedArray, bool]
+) -> Iterator[tuple[int, int]]:
+    """Yields ranges of rows of some files, and sees to what is in memory.
+
+    Args:
+        ranges: The first row and the one behind the last, of each.
+        files: Whether each is written to.
+
+    Yields:
+        The first row and the one behind the last. The next range is fetched ahead;
+        when it is asked for, the one before is let go.
+    """
+    waiting = list(ranges)
+    for file in files:
+        for first in waiting[:1]:
+            file.prefetch(*first)
+    for number, (start, stop) in enumerate(waiting):
+        if number + 1 < len(waiting):
+            for file in files:
+                file.prefetch(*waiting[number + 1])
+        yield start, stop
+        for file, is_written in files.items():
+            file.release(start, stop, is_written)
 
 
 class _File:

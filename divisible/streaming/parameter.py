@@ -24,7 +24,7 @@ import numpy as np
 from divisible.deferred.array import DeferredArray, Recipe
 from divisible.streaming import initial, updates
 from divisible.streaming.errors import StoreError
-from divisible.streaming.mapped import MappedArray
+from divisible.streaming.mapped import MappedArray, passing
 from divisible.streaming.segment_trial import SegmentTrial
 from divisible.streaming.segments import ranges
 
@@ -109,22 +109,9 @@ class StreamedParameter(chainer.Parameter):
         Args:
             written: The files that are written to.
             read: Those that are read only.
-
-        Yields:
-            The first row and the one behind the last. What is read is fetched ahead;
-            when the next one is asked for, the one before is let go.
         """
-        files = {name: self.file(name) for name in (*read, *written)}
-        waiting = list(self.segments())
-        for file in files.values():
-            file.prefetch(*waiting[0])
-        for number, (start, stop) in enumerate(waiting):
-            if number + 1 < len(waiting):
-                for file in files.values():
-                    file.prefetch(*waiting[number + 1])
-            yield start, stop
-            for name, file in files.items():
-                file.release(start, stop, name in written)
+        files = {self.file(name): name in written for name in (*read, *written)}
+        return passing(self.segments(), files)
 
     def timed_pass(
         self, written: set[str], read: set[str] = frozenset()
@@ -150,6 +137,14 @@ class StreamedParameter(chainer.Parameter):
             if name in (ARRAY, GRADIENT)
         }
         return {name: self.file(name, dtype).array for name, dtype in dtypes.items()}
+
+    def begin_state(self) -> None:
+        """Gives the update rule its state, in files, if it has none there.
+
+        Raises:
+            TypeError: If the rule looks at more than one element at a time.
+        """
+        updates.states_of(self.update_rule, self)
 
     def update(self) -> None:
         """Updates segment by segment, by the update rule.

@@ -15,8 +15,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
+from chainer_compat import npz
 from chainer_compat.npz import NpzArrays, header
 from divisible.files import flush
+from divisible.streaming.mapped import MappedArray, mapped_array
 from pipeline.snapshots.differences import Ledger
 from pipeline.snapshots.errors import SnapshotError, UnreadableError, naming
 from pipeline.snapshots.noting_files import NotingFile
@@ -87,6 +89,36 @@ class Arrays(Mapping):
                 )
         self.ledger.read.add(full)
         return array
+
+    def checked(self, key: str) -> np.ndarray:
+        """Returns what :meth:`outline` does, once it is known that the array is whole.
+
+        Raises:
+            UnreadableError: If it is damaged.
+        """
+        try:
+            npz.check(self._files[self._places[key][0]], self._prefix + key)
+        except ValueError as error:
+            raise UnreadableError(str(error)) from error
+        return self.outline(key)
+
+    def read_into(self, key: str, file: MappedArray) -> None:
+        """Reads an array into one that is on disk, without having all of it in memory.
+
+        Args:
+            key: Of an array of the same shape.
+            file: Overwritten.
+
+        Raises:
+            UnreadableError: If it is damaged.
+        """
+        full = self._prefix + key
+        try:
+            parts = file.parts(written=True)
+            npz.read_into(self._files[self._places[key][0]], full, file.array, parts)
+        except ValueError as error:
+            raise UnreadableError(str(error)) from error
+        self.ledger.read.add(full)
 
     def _read(self, name: str, full: str) -> np.ndarray:
         try:
@@ -256,7 +288,19 @@ def _write_archive(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
         for key, array in arrays.items():
             # How large an entry becomes is not known when its header is written.
             with archive.open(f"{key}.npy", "w", force_zip64=True) as entry:
-                npy.write_array(entry, np.asanyarray(array))
+                file = mapped_array(array)
+                if file is None:
+                    npy.write_array(entry, np.asanyarray(array))
+                else:
+                    _write_parts(entry, file)
+
+
+def _write_parts(entry: IO[bytes], file: MappedArray) -> None:
+    """Writes an array that is on disk, without having all of it in memory."""
+    array = file.array
+    npy.write_array_header_1_0(entry, npy.header_data_from_array_1_0(array))
+    for start, stop in file.parts(written=False):
+        entry.write(memoryview(array[start:stop]).cast("B"))
 
 
 class _HashingFile(io.RawIOBase):

@@ -56,6 +56,8 @@ def start(
     if why is None:
         failure = None
         try:
+            if writing.has_streamed:
+                raise MemoryError("it streams weights from disk, and copies none")
             save = WritingThread(pipeline, writing, what, report)
         except (MemoryError, RuntimeError) as error:
             failure = one_line(error)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from divisible.streaming.mapped import mapped_array
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots import layer_state, manifest
 from pipeline.snapshots.arrays import of_range
@@ -164,6 +165,13 @@ def _digests(contents: Contents) -> dict[str, dict[str, str]]:
 
 
 def _digest(array: np.ndarray) -> str:
-    data = repr(array).encode() if array.dtype.hasobject else array.tobytes()
     kind = f"{array.dtype.str} {array.shape}"
-    return hashlib.blake2b(data, digest_size=16).hexdigest() + kind
+    digest, file = hashlib.blake2b(digest_size=16), mapped_array(array)
+    if file is not None:
+        for start, stop in file.parts(written=False):
+            digest.update(array[start:stop])
+    elif array.dtype.hasobject:
+        digest.update(repr(array).encode())
+    else:
+        digest.update(array.tobytes())
+    return digest.hexdigest() + kind

@@ -101,9 +101,12 @@ def _readers(optimizer: Any, names: Mapping[str, str]) -> Iterator[tuple[str, An
 
 
 def _load(optimizer: Any, arrays: Arrays, names: Mapping[str, str]) -> None:
-    for _, param in _updated(optimizer):
+    for path, param in _updated(optimizer):
         # What is there must not remain where nothing was saved, nor lend its dtype.
-        param.update_rule._state = param.update_rule._fp32_param = None
+        param.update_rule._fp32_param = None
+        name = names.get(path, path).strip("/")
+        if not _reads_into_files(param, arrays, name):
+            param.update_rule._state = None
     optimizer.serialize(RuleReader(arrays, names=names).noting())
     for serializer, hook in _hooks(optimizer, StateReader(arrays, names=names)):
         read(hook.serialize, serializer)
@@ -123,6 +126,16 @@ def _load(optimizer: Any, arrays: Arrays, names: Mapping[str, str]) -> None:
             _load_rule(param, arrays, name, is_alike)
         else:
             arrays.miss(f"{name}/settings")
+
+
+def _reads_into_files(param: chainer.Parameter, arrays: Arrays, name: str) -> bool:
+    """Whether the state of a rule is read into files, which it has after that."""
+    if not getattr(param, "is_streamed", False):
+        return False
+    if f"{name}/has_state" not in arrays or not arrays[f"{name}/has_state"]:
+        return False
+    param.begin_state()
+    return all(f"{name}/{key}" in arrays for key in param.update_rule.state)
 
 
 def _load_rule(

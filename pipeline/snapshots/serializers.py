@@ -10,6 +10,7 @@ import chainer
 import numpy as np
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
+from divisible.streaming.mapped import mapped_array
 from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.errors import SnapshotError
 
@@ -137,7 +138,8 @@ class StateReader(_Renaming, NpzDeserializer):
             return value
         is_dry_run = self.npz.is_dry_run
         is_array = isinstance(value, chainer.get_array_types())
-        outlined = is_dry_run and (is_array or value is None)
+        file = mapped_array(value)
+        outlined = file is not None or (is_dry_run and (is_array or value is None))
         saved = self.npz.outline(full) if outlined else self.npz[full]
         if is_none(saved):
             self.npz.note_empty(full)
@@ -149,6 +151,9 @@ class StateReader(_Renaming, NpzDeserializer):
             if unlike is not None or is_dry_run:
                 return value
         with self.npz.blamed(full):
+            if file is not None:
+                self.npz.read_into(full, file)
+                return value
             found = NpzDeserializer({full: saved}, self.path)(key, value)
         # A text is often what more is made of, and what is here may be none of its own.
         is_number = isinstance(value, (int, float, complex, np.generic))

@@ -14,6 +14,7 @@ import numpy as np
 from divisible import Divisible, Plan
 from divisible.chains.names import ChainNames
 from divisible.files import written_aside
+from divisible.streaming.mapped import mapped_array
 from pipeline.snapshots import first_calls, manifest
 from pipeline.snapshots.arrays import Arrays, of_range, opened, position, write_arrays
 from pipeline.snapshots.differences import Differences, Ledger, compare
@@ -279,7 +280,8 @@ def _expected(stages: Sequence[Divisible], arrays: Arrays) -> Ledger:
                 continue
             ledger.read.add(f"model/{key}")
             # Read, whether it can be compared or not: it may be damaged.
-            saved = arrays[key]
+            on_disk = mapped_array(value) is not None
+            saved = arrays.checked(key) if on_disk else arrays[key]
             if isinstance(value, np.ndarray) and not is_none(value):
                 unlike = difference(key, saved, value, "same_kind")
                 ledger.unlike += [unlike] * (unlike is not None)

@@ -14,6 +14,7 @@ import chainer
 import numpy as np
 
 from divisible import __version__
+from divisible.streaming.mapped import mapped_array
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots.arrays import write_arrays
 from pipeline.snapshots.collecting import Announcement, Contents
@@ -81,6 +82,15 @@ class Writing:
             values=json.loads(json.dumps(values)),
         )
         return cls(contents, draft, snapshot, series)
+
+    @property
+    def has_streamed(self) -> bool:
+        """Whether some of the arrays are on disk, since memory has no room for them."""
+        return any(
+            mapped_array(value) is not None
+            for arrays in self.contents.values()
+            for value in arrays.values()
+        )
 
     @property
     def folder(self) -> Path:

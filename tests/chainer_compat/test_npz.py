@@ -13,6 +13,7 @@ import pytest
 from chainer import training
 from chainer.training import extensions, triggers
 
+from chainer_compat import npz
 from chainer_compat.npz import NpzArrays, allow_pickle
 from divisible import Divisible, deferred_init
 from pipeline import import_npz
@@ -251,3 +252,37 @@ def test_trainers_that_chainer_saved_are_read_as_before(tmp_path):
             np.testing.assert_array_equal(arrays[key], again[key], key)
         objects = [array for array in arrays.values() if array.dtype.hasobject]
         assert objects and all(array.item() is None for array in objects)
+
+
+PARTS = [(0, 3), (3, 6), (6, 7)]
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("order", "CF")
+def test_an_array_is_read_into_another_in_parts(tmp_path, save, order):
+    array = np.arange(35, dtype="f").reshape(7, 5)
+    save(tmp_path / "a.npz", W=np.asarray(array, order=order), other=np.arange(3))
+    out = np.zeros((7, 5), "d")
+    with NpzArrays(tmp_path / "a.npz") as arrays:
+        npz.check(arrays, "W")
+        npz.read_into(arrays, "W", out, PARTS)
+        np.testing.assert_array_equal(out, array)
+        with pytest.raises(ValueError, match=r"of shape \(3,\), not \(7, 5\)"):
+            npz.read_into(arrays, "other", out, PARTS)
+        with pytest.raises(KeyError, match="none is not"):
+            npz.read_into(arrays, "none", out, PARTS)
+
+
+@pytest.mark.parametrize("place", ["array", "header"])
+def test_damage_is_found_in_parts_as_well(tmp_path, place):
+    array = np.random.RandomState(0).randn(7, 5)
+    np.savez(tmp_path / "a.npz", W=array)
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    where = content.index(array.tobytes() if place == "array" else b"NUMPY")
+    content[where] ^= 1
+    (tmp_path / "a.npz").write_bytes(content)
+    with NpzArrays(tmp_path / "a.npz") as arrays:
+        with pytest.raises(ValueError, match="W cannot be read: "):
+            npz.read_into(arrays, "W", np.zeros((7, 5)), PARTS)
+        with pytest.raises(ValueError, match="W cannot be read: "):
+            npz.check(arrays, "W")
