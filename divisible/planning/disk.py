@@ -8,6 +8,9 @@ A streamed layer (:class:`divisible.streaming.Streamed`) passes over its files::
     weight gradients     read gW, write gW          the first one only writes
     update                                          read W, gW, state; write W, state
 
+Of an embedding a microbatch reads and writes some rows, which take no time to speak of;
+the update passes over all of it if it has a state.
+
 A pass goes on beside the computation, so it costs what it takes longer than that.
 """
 
@@ -23,7 +26,9 @@ from divisible.planning.profile import LayerCost, Profile
 from divisible.records import plain_number
 
 #: The links whose weights can be on disk, by exact types.
-STREAMABLE = (L.Linear, L.Convolution2D)
+STREAMABLE = (L.Linear, L.Convolution2D, L.EmbedID)
+#: Those of which a microbatch needs some rows.
+GATHERED = (L.EmbedID,)
 #: Bytes of the largest segment that is tried where nobody says otherwise: large enough
 #: that a disk reads it at its full speed, and that its products take BLAS to its own.
 MOST_BYTES = 32 * 2**20
@@ -48,12 +53,14 @@ def segment_bytes(memory: float) -> float:
     return min(max(memory / (_SHARE * IN_MEMORY), LEAST_BYTES), MOST_BYTES)
 
 
-def streamable_bytes(links: Iterable[chainer.Link]) -> int:
+def streamable_bytes(
+    links: Iterable[chainer.Link], kinds: Sequence[type] = STREAMABLE
+) -> int:
     """Returns the bytes of the weights that can be on disk, of links with arrays."""
     weights = {
         id(link.W): link.W
         for link in links
-        if type(link) in STREAMABLE and getattr(link, "groups", 1) == 1
+        if type(link) in kinds and getattr(link, "groups", 1) == 1
     }
     return sum(
         W.array.nbytes
@@ -120,15 +127,21 @@ def streamed_cost(
         (2.0, 2.0, 9.0)
         >>> slow.parameter_bytes, slow.optimizer_bytes
         (0, 0)
+        >>> embedding = replace(layer, gathered_bytes=100, optimizer_bytes=0)
+        >>> streamed_cost(embedding, Disk(50, 100), n_microbatches=1).backward_weight
+        1.0
     """
     size = cost.streamable_bytes
     if not size:
         return cost
     share = size / cost.parameter_bytes
     state = share * cost.optimizer_bytes
-    reading = disk.seconds(size, 0)
-    adding = disk.seconds(size, size) * (n_microbatches - 1) + disk.seconds(0, size)
-    update = disk.seconds(2 * size + state, size + state)
+    passed = size - cost.gathered_bytes
+    reading = disk.seconds(passed, 0)
+    adding = disk.seconds(passed, passed) * (n_microbatches - 1)
+    adding += disk.seconds(0, passed)
+    updated = size if state else passed
+    update = disk.seconds(updated + passed + state, updated + state)
     weight = max(cost.backward_weight, adding / n_microbatches)
     return replace(
         cost,
@@ -142,6 +155,7 @@ def streamed_cost(
         ),
         n_parameters=round(cost.n_gradients),
         streamable_bytes=0,
+        gathered_bytes=0,
     )
 
 

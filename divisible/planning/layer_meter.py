@@ -26,7 +26,7 @@ from divisible.dtypes import in_loss_dtype
 from divisible.layer_list import place_of, title
 from divisible.minibatch import value_and_count
 from divisible.model import Divisible
-from divisible.planning.disk import streamable_bytes
+from divisible.planning.disk import GATHERED, streamable_bytes
 from divisible.planning.optimizer_state import state_bytes
 from divisible.planning.profile import LayerCost
 from divisible.planning.retained_arrays import BufferSet, retained_arrays
@@ -102,6 +102,7 @@ class LayerMeter:
             boundary_output_bytes=max(0, loose - handed_over),
             pending_bytes=pending.nbytes,
             streamable_bytes=streamable_bytes(part.links()),
+            gathered_bytes=streamable_bytes(part.links(), GATHERED),
             name=name,
             place=place_of(part[0]),
         )

@@ -38,7 +38,17 @@ SAMPLE_BYTES = (
     "workspace_bytes",
 )
 #: Sizes that do not.
-FIXED_BYTES = ("parameter_bytes", "optimizer_bytes", "streamable_bytes")
+FIXED_BYTES = (
+    "parameter_bytes",
+    "optimizer_bytes",
+    "streamable_bytes",
+    "gathered_bytes",
+)
+_PARTS = (
+    ("passing_bytes", "output_bytes"),
+    ("streamable_bytes", "parameter_bytes"),
+    ("gathered_bytes", "streamable_bytes"),
+)
 _BYTES_OF_FLOAT32 = 4
 
 
@@ -72,14 +82,16 @@ class LayerCost:
             ``parameter_bytes``.
         streamable_bytes: The part of ``parameter_bytes`` that can be on disk, by
             :func:`divisible.streaming.stream`.
+        gathered_bytes: The part of ``streamable_bytes`` of which a microbatch needs
+            some rows: embeddings.
         name: One line or more that describes the layer.
         place: Of a lambda, which has no name, the file and the line.
 
     Raises:
         TypeError: If a value is no number, or the name no text.
         ValueError: If a value is negative, infinite, NaN or beyond 2**63,
-            ``passing_bytes`` are more than ``output_bytes`` or ``streamable_bytes``
-            than ``parameter_bytes``, or all times are 0.
+            a part is more than the whole, as ``streamable_bytes`` may be than
+            ``parameter_bytes``, or all times are 0.
     """
 
     forward: float
@@ -96,6 +108,7 @@ class LayerCost:
     workspace_bytes: int = 0
     n_parameters: int = 0
     streamable_bytes: int = 0
+    gathered_bytes: int = 0
     name: str = ""
     place: str = ""
 
@@ -106,17 +119,12 @@ class LayerCost:
             what = f"{name} of a layer {self.title!r}"
             number = plain_number(what, getattr(self, name), "Measure again")
             object.__setattr__(self, name, number)
-        if self.passing_bytes > self.output_bytes:
-            raise ValueError(
-                f"passing_bytes of a layer {self.title!r} are {self.passing_bytes}, but"
-                f" output_bytes, of which they are a part, {self.output_bytes}"
-            )
-        if self.streamable_bytes > self.parameter_bytes:
-            raise ValueError(
-                f"streamable_bytes of a layer {self.title!r} are"
-                f" {self.streamable_bytes}, but parameter_bytes, of which they are a"
-                f" part, {self.parameter_bytes}"
-            )
+        for part, whole in _PARTS:
+            if getattr(self, part) > getattr(self, whole):
+                raise ValueError(
+                    f"{part} of a layer {self.title!r} are {getattr(self, part)}, but"
+                    f" {whole}, of which they are a part, {getattr(self, whole)}"
+                )
         if not self.seconds > 0:
             raise ValueError(
                 f"a layer {self.title!r} takes no time, neither forward nor backward."

@@ -202,6 +202,7 @@ def _seconds(
                 cost,
                 parameter_bytes=each.streamable,
                 streamable_bytes=each.streamable,
+                gathered_bytes=each.gathered,
                 optimizer_bytes=each.freed - 2 * each.streamable,
             )
             slow = streamed_cost(resident, disk, n_microbatches)

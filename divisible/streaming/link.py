@@ -14,6 +14,8 @@ import numpy as np
 from divisible.deferred.array import DeferredArray
 from divisible.planning.disk import STREAMABLE
 from divisible.streaming import activations, initial
+from divisible.streaming.embedding import EmbeddingFunction
+from divisible.streaming.embedding_parameter import EmbeddingParameter
 from divisible.streaming.errors import StoreError
 from divisible.streaming.layer_function import LayerFunction
 from divisible.streaming.mapped import usable_directory
@@ -54,15 +56,18 @@ class Streamed(chainer.Link):
     not.
 
     Args:
-        link: ``L.Linear`` or ``L.Convolution2D`` in float32 or float64, with its sizes,
-            made in :func:`~divisible.deferred_init`, so that it was never in memory.
+        link: ``L.Linear``, ``L.Convolution2D`` or ``L.EmbedID`` in float32 or float64,
+            with its sizes, made in :func:`~divisible.deferred_init`, so that it was
+            never in memory. Of an embedding a minibatch reads the rows that it needs,
+            and an update passes over all of them only if its rule keeps a state.
         activation: ``F.relu``, ``F.leaky_relu``, ``F.elu``, ``F.sigmoid`` or ``F.tanh``
             with Chainer's default arguments, applied to each segment of the output
-            while it is in the cache; ``None`` for none.
+            while it is in the cache; ``None`` for none, as embeddings have.
         segment (int or str): How many rows of W, or output channels, a segment has;
             ``'auto'`` to choose by the first minibatches among four numbers at most,
             each half of the one before, in segments of 32 MiB to 1 MiB. Each is timed
-            for a minibatch. What was chosen is kept in snapshots.
+            for a minibatch. What was chosen is kept in snapshots. Those of embeddings
+            are not timed.
         store (str): ``'disk'``.
         directory: Where the files are made; by default that for temporary files, or
             ``/var/tmp`` where that one lies in memory.
@@ -111,11 +116,21 @@ class Streamed(chainer.Link):
         rows = rows_of_segment(array.shape, array.dtype, segment, memory)
         self._is_auto = isinstance(segment, str)
         title = f"{type(link).__name__}{array.shape}"
+        parameter = StreamedParameter
+        if self._operation is None:
+            if activation is not None:
+                raise ValueError(
+                    f"activation={activation.__name__}: an embedding has none; give the"
+                    f" function as a layer of its own"
+                )
+            self.ignore_label = link.ignore_label
+            # How long it takes depends on the ids more than on the segments.
+            parameter, rows = EmbeddingParameter, rows[:1]
         with self.init_scope():
-            self.W = StreamedParameter(
+            self.W = parameter(
                 array, SegmentTrial(rows), usable_directory(directory), title
             )
-            self.b = link.b
+            self.b = getattr(link, "b", None)
 
     @property
     def segment(self) -> int:
@@ -159,6 +174,9 @@ class Streamed(chainer.Link):
             ~chainer.Variable: Of the link's output shape.
         """
         x = chainer.as_variable(x)
+        if self._operation is None:
+            function = EmbeddingFunction(self.W, self.ignore_label)
+            return function.apply((x, self.W))[0]
         if self._kind is L.Linear and x.ndim > 2:
             x = F.reshape(x, (len(x), -1))
         inputs = (x, self.W) if self.b is None else (x, self.W, self.b)
@@ -176,8 +194,11 @@ def _check_store(store: str) -> None:
         raise ValueError(f"store={store!r}: expected 'disk'")
 
 
-def _operation_of(link: chainer.Link) -> Operation:
+def _operation_of(link: chainer.Link) -> Operation | None:
+    """Returns a layer's arithmetic; ``None`` for embeddings, which have none."""
     kind = type(link)
+    if kind is L.EmbedID:
+        return None
     if kind is L.Linear:
         return Linear()
     if kind is L.Convolution2D:
@@ -186,7 +207,8 @@ def _operation_of(link: chainer.Link) -> Operation:
                 f"a convolution of {link.groups} groups cannot be streamed; of 1 it can"
             )
         return Convolution(_pair(link.stride), _pair(link.pad), _pair(link.dilate))
-    names = " or ".join(f"L.{each.__name__}" for each in STREAMABLE)
+    *names, last = (f"L.{each.__name__}" for each in STREAMABLE)
+    names = f"{', '.join(names)} or {last}"
     raise TypeError(
         f"Streamed({kind.__name__}): expected {names}; other layers stay in memory"
     )

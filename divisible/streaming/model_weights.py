@@ -17,7 +17,7 @@ from typing import Any, Callable, NamedTuple
 import chainer
 
 from divisible.model import Divisible
-from divisible.planning.disk import STREAMABLE
+from divisible.planning.disk import GATHERED, STREAMABLE
 from divisible.planning.optimizer_state import state_bytes
 from divisible.planning.profile import Profile
 from divisible.streaming.link import Streamed, why_not
@@ -33,6 +33,7 @@ class LayerWeights(NamedTuple):
         n_bytes: Of all its parameters, with gradients and the optimizer's state.
         freed: The part of it that can be on disk.
         streamable: Of the arrays of that part alone.
+        gathered: Of those among them of which a microbatch needs some rows.
         largest: Of the largest such array.
         row_bytes: Of the longest row of one.
         reason: Why no part can be there; empty if some can.
@@ -41,6 +42,7 @@ class LayerWeights(NamedTuple):
     n_bytes: int
     freed: int
     streamable: int
+    gathered: int
     largest: int
     row_bytes: int
     reason: str
@@ -69,7 +71,7 @@ def weights_of(
         >>> for weights in weights_of(model):
         ...     print(weights.n_bytes, weights.freed, repr(weights.reason))
         8080 8000 ''
-        160 0 'only Linear and Convolution2D can be'
+        160 0 'only Linear, Convolution2D and EmbedID can be'
     """
     users = _users(model)
     seen: set[int] = set()
@@ -80,7 +82,7 @@ def weights_of(
             every = {id(p): p for p in layer.params() if p.is_initialized}
             params = [param for key, param in every.items() if key not in seen]
             seen |= set(every)
-        arrays, reasons = [], []
+        arrays, gathered, reasons = [], 0, []
         for link, _ in _places(model, position):
             reason = why_not(link)
             if not reason and users[id(link.W)] > 1:
@@ -89,8 +91,9 @@ def weights_of(
                 reasons.append(reason)
             elif any(link.W is param for param in params):
                 arrays.append(link.W)
-        names = " and ".join(kind.__name__ for kind in STREAMABLE)
-        reasons.append(f"only {names} can be")
+                gathered += link.W.array.nbytes * (type(link) in GATHERED)
+        *names, last = (kind.__name__ for kind in STREAMABLE)
+        reasons.append(f"only {', '.join(names)} and {last} can be")
         state = None
         if optimizer is None and profile is not None:
             cost = profile.layers[position]
@@ -100,6 +103,7 @@ def weights_of(
                 _with_state(params, optimizer, state),
                 _with_state(arrays, optimizer, state),
                 sum(W.array.nbytes for W in arrays),
+                gathered,
                 max((W.array.nbytes for W in arrays), default=0),
                 max((W.array[:1].nbytes for W in arrays), default=0),
                 "" if arrays or not params else reasons[0],

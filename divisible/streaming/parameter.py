@@ -182,7 +182,7 @@ class StreamedParameter(chainer.Parameter):
             )
 
     def __copy__(self) -> StreamedParameter:
-        ret = self._copy_to(StreamedParameter.__new__(StreamedParameter))
+        ret = self._copy_to(type(self).__new__(type(self)))
         ret._files = dict(self._files)
         return ret
 
@@ -195,7 +195,7 @@ class StreamedParameter(chainer.Parameter):
             )
         # It will be made in files of its own, with the same values.
         trial = copy.deepcopy(self.trial)
-        ret = StreamedParameter(array.copy(), trial, self.directory, self._what)
+        ret = type(self)(array.copy(), trial, self.directory, self._what)
         ret.name, ret.initializer = self.name, self.initializer
         return memo.setdefault(id(self), ret)
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import chainer
 import numpy as np
 from chainer.optimizer_hooks import GradientLARS
+from chainer.optimizers.sgd import SGDRule
 
 
 class Segmented(Protocol):
@@ -115,11 +116,33 @@ def _state_of(rule: chainer.UpdateRule, array: np.ndarray) -> dict[str, Any]:
         rule._state = None
 
 
+def leaves_others(rule: chainer.UpdateRule) -> bool:
+    """Says whether a rule changes no element that has no gradient.
+
+    Example:
+        >>> import chainer.links as L
+        >>> from chainer import optimizers
+        >>> for optimizer in optimizers.SGD(), optimizers.MomentumSGD():
+        ...     link = L.Linear(1, 1)
+        ...     _ = optimizer.setup(link)
+        ...     print(leaves_others(link.W.update_rule))
+        True
+        False
+    """
+    return type(rule) is SGDRule and not any(_hooks_of(rule))
+
+
+def may_write_gradients(rule: chainer.UpdateRule) -> bool:
+    """Says whether an update may leave something in gradients that were zero."""
+    is_of_chainer = type(rule).__module__.startswith("chainer.")
+    return not is_of_chainer or any(_hooks_of(rule))
+
+
 def update(
     rule: chainer.UpdateRule,
     param: Segmented,
     states: Mapping[str, np.ndarray],
-    segments: Iterable[tuple[int, int]],
+    segments: Iterable[tuple[int, int] | np.ndarray],
 ) -> None:
     """Updates a parameter by its gradient.
 
@@ -127,7 +150,7 @@ def update(
         rule: The rule, enabled.
         param: The parameter, with a gradient.
         states: What :func:`states_of` returned.
-        segments: The first row and the one behind the last, of each.
+        segments: Of each the first row and the one behind the last, or its rows.
     """
     # What the rule counts by itself, such as t, it counts once.
     counted = {
@@ -137,23 +160,33 @@ def update(
     }
     state = rule._state
     try:
-        for start, stop in segments:
+        for rows in segments:
             vars(rule).update(counted)
-            parts = {name: value[start:stop] for name, value in states.items()}
+            where = slice(*rows) if isinstance(rows, tuple) else rows
+            segment = _segment(param, where)
+            parts = {name: value[where] for name, value in states.items()}
             rule._state = {**state, **parts}
-            rule.update(_segment(param, start, stop))
+            rule.update(segment)
             for name, value in rule._state.items():
-                if name not in parts:
+                if name in parts:
+                    _put(states[name], where, value, parts[name])
+                else:
                     state[name] = value
-                elif value is not parts[name]:
-                    parts[name][...] = value
+            if where is rows:
+                param.array[rows] = segment.array
     finally:
         rule._state = state
 
 
-def _segment(param: Any, start: int, stop: int) -> chainer.Parameter:
-    segment = chainer.Parameter(param.array[start:stop])
+def _put(array: np.ndarray, where: Any, value: np.ndarray, part: np.ndarray) -> None:
+    """Puts a value in its place, unless it is what the place shows itself."""
+    if value is not part or not isinstance(where, slice):
+        array[where] = value
+
+
+def _segment(param: Any, where: slice | np.ndarray) -> chainer.Parameter:
+    segment = chainer.Parameter(param.array[where])
     segment.name = param.name
-    segment.grad = param.grad[start:stop]
+    segment.grad = param.grad[where]
     segment._loss_scale = param._loss_scale
     return segment

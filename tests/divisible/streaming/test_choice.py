@@ -249,6 +249,7 @@ def test_no_layer_is_on_disk_for_nothing(sizes, limit):
             2 * n * MIB,
             2 * n * MIB * able,
             n * MIB * able,
+            0,
             n * MIB * able,
             4000 * able,
             "",
@@ -267,3 +268,19 @@ def test_no_layer_is_on_disk_for_nothing(sizes, limit):
         assert part.chosen == everything
     largest = max((weights[i].largest for i in part.chosen), default=0)
     assert part.memory.segments <= IN_MEMORY * largest
+
+
+def test_an_embedding_on_disk_costs_no_pass_of_a_microbatch():
+    def words():
+        with deferred_init(seed=0):
+            return Divisible(L.EmbedID(100000, 50), L.Linear(150, 20000, nobias=True))
+
+    costs = [
+        LayerCost(1e-3, 1e-3, 1e-3, parameter_bytes=20_000_000, gathered_bytes=0),
+        LayerCost(1e-3, 1e-3, 1e-3, parameter_bytes=12_000_000),
+    ]
+    profile = Profile(costs, n_samples=8)
+    report = stream(words(), "40MiB", profile=profile, disk=Disk(1e8, 1e8), show=False)
+    # Twice as large, and on disk at less cost than the layer behind it.
+    assert report.streamed == (0,)
+    assert report.layers[0].seconds == pytest.approx(0)

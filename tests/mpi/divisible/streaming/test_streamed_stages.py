@@ -77,6 +77,37 @@ def test_trains_as_resident_stages(tmp_path, schedule, debug):
     assert_on_ranks(2, trains, str(tmp_path), schedule, debug)
 
 
+def embeds(comm, folder, schedule):
+    def run(streamed):
+        with deferred_init(seed=1):
+            words = L.EmbedID(40, 8, ignore_label=-1)
+            words = Streamed(words, segment=9) if streamed else words
+            model = Divisible(words, L.Linear(24, 10), F.tanh, L.Linear(10, 5))
+        stage = model.divide(*[0, 1, 4][comm.rank : comm.rank + 2])
+        optimizer = chainer.optimizers.Adam().setup(stage)
+        return Pipeline(stage, comm, 3, schedule=schedule), optimizer
+
+    def losses(run, seed):
+        random, found = np.random.RandomState(seed), []
+        for _ in range(4):
+            x = random.randint(-1, 40, (7, 3)).astype("i")
+            t = random.randint(0, 5, 7).astype("i")
+            found.append(run[0].step(x, t)["loss"])
+            run[1].update()
+        return found
+
+    resident, streamed, other = run(False), run(True), run(True)
+    assert losses(streamed, 0) == losses(resident, 0)
+    save_snapshot(folder, *streamed)
+    load_snapshot(folder, *other)
+    assert losses(other, 1) == losses(resident, 1)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_embeddings_train_bit_for_bit_as_in_memory(tmp_path, schedule):
+    assert_on_ranks(2, embeds, str(tmp_path / "a"), schedule)
+
+
 def chooses(comm, folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segments, "LEAST_BYTES", 1000)

@@ -1,0 +1,134 @@
+"""The weights of an embedding in files, of which a minibatch needs some rows.
+
+::
+
+                   forward         backward            update
+    rows of x      W read          gW added to         all read, W and state written
+    other rows                     stay zero           the same, if the rule has a state
+
+The gradient's file is zero but in the rows that the last minibatch had, which are noted
+and set to zero before the next one. Plain gradient descent changes no row without a
+gradient; momentum does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from divisible.streaming import updates
+from divisible.streaming.mapped import MappedArray
+from divisible.streaming.parameter import ARRAY, GRADIENT, StreamedParameter
+
+# So many rows without a gradient are looked at, to find whether a hook gave them one.
+_N_PROBES = 16
+
+
+class EmbeddingParameter(StreamedParameter):
+    """A :class:`StreamedParameter` with a gradient in some rows.
+
+    Args:
+        As of a :class:`StreamedParameter`.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        # In ascending order; all other rows of the gradient's file are zero,
+        self._rows = np.empty(0, np.int64)
+        # unless somebody wrote to all of them.
+        self._is_dense = False
+
+    def visiting(
+        self, rows: np.ndarray, written: set[str], read: set[str] = frozenset()
+    ) -> Iterator[slice]:
+        """Yields the rows of a segment after those of another, fetched ahead.
+
+        Args:
+            rows: In ascending order, with repetitions or without.
+            written: The files that are written to.
+            read: Those that are read only.
+
+        Yields:
+            A part of ``rows``, which is not empty.
+        """
+        files = {self.file(name): name in written for name in (*read, *written)}
+        segments = list(self.segments())
+        ends = np.searchsorted(rows, [stop for _, stop in segments])
+        waiting = [
+            (segment, slice(first, last))
+            for segment, first, last in zip(segments, [0, *ends], ends)
+            if first < last
+        ]
+        for _, part in waiting[:1]:
+            self._fetch(rows[part], files)
+        for number, (segment, part) in enumerate(waiting):
+            for _, following in waiting[number + 1 : number + 2]:
+                self._fetch(rows[following], files)
+            yield part
+            for file, is_written in files.items():
+                file.release(*segment, is_written)
+
+    @staticmethod
+    def _fetch(rows: np.ndarray, files: Iterable[MappedArray]) -> None:
+        for first, last in _runs(rows):
+            for file in files:
+                file.prefetch(first, last)
+
+    def clear(self, gradient: np.ndarray) -> None:
+        """Sets a gradient to zero where it is not."""
+        if not self.is_file(GRADIENT, gradient):
+            gradient[...] = 0
+        elif self._is_dense:
+            for start, stop in self.passing({GRADIENT}):
+                gradient[start:stop] = 0
+        else:
+            for part in self.visiting(self._rows, {GRADIENT}):
+                gradient[self._rows[part]] = 0
+        self._rows, self._is_dense = self._rows[:0], False
+
+    def note_rows(self, rows: np.ndarray) -> None:
+        """Takes note of rows that have a gradient now."""
+        self._rows = np.union1d(self._rows, rows)
+
+    def _update(self) -> None:
+        rule = self.update_rule
+        is_of_rows = (
+            rule is not None
+            and rule.enabled
+            and self.is_file(GRADIENT, self.grad)
+            and not self._has_others()
+            and updates.leaves_others(rule)
+        )
+        if not is_of_rows:
+            super()._update()
+            if rule is not None and updates.may_write_gradients(rule):
+                self._is_dense = True
+            return
+        states = updates.states_of(rule, self)
+        rows = self._rows
+        parts = self.visiting(rows, {ARRAY}, {GRADIENT})
+        updates.update(rule, self, states, (rows[part] for part in parts))
+
+    def _has_others(self) -> bool:
+        """Whether rows have a gradient that no sample gave them, as a hook may."""
+        n_rows = len(self.grad)
+        probes = np.unique(np.linspace(0, n_rows - 1, _N_PROBES).astype(np.int64))
+        probes = np.setdiff1d(probes, self._rows)
+        self._is_dense = self._is_dense or bool(self.grad[probes].any())
+        return self._is_dense
+
+
+def _runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yields the first of neighbouring rows and the one behind the last.
+
+    Example:
+        >>> list(_runs(np.array([2, 3, 3, 4, 9])))
+        [(2, 5), (9, 10)]
+    """
+    breaks = np.flatnonzero(np.diff(rows) > 1) + 1
+    firsts = rows[np.concatenate([[0], breaks])]
+    lasts = rows[np.concatenate([breaks - 1, [len(rows) - 1]])]
+    for first, last in zip(firsts.tolist(), lasts.tolist()):
+        yield first, last + 1
