@@ -360,6 +360,13 @@ class Exchange:
             )
 
     @property
+    def copying(self) -> str:
+        """The argument by which arrays are copied; empty if there is none."""
+        if self._quantiles is not None:
+            return "strategy='oyama2017'"
+        return "" if self._residuals is None else "error_feedback=True"
+
+    @property
     def timeout(self) -> float:
         """Seconds that a wait for another rank may take."""
         return self._options.timeout

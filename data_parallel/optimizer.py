@@ -17,7 +17,7 @@ from data_parallel.late_gradients import LateGradients, Looks
 from data_parallel.parameters import (
     Exempt,
     NamedParameter,
-    check_in_memory,
+    check_streamed,
     is_exempt,
     parameters_of,
 )
@@ -187,9 +187,10 @@ class MultiNodeOptimizer(OptimizerWrapper):
             MultiNodeOptimizer: Itself.
 
         Raises:
-            ValueError: If some of its weights are streamed from disk.
+            ValueError: If some of its weights are streamed from disk, and the exchange
+                copies gradients.
         """
-        check_in_memory(parameters_of(link, include_uninit=True))
+        check_streamed(parameters_of(link, include_uninit=True), self._copying)
         self.actual_optimizer.setup(link)
         self._agreement.forget()
         if self._late is not None:
@@ -199,6 +200,15 @@ class MultiNodeOptimizer(OptimizerWrapper):
             self._early.drop()
             self._pipeline.early_exchanges.add(self._early)
         return self
+
+    @property
+    def _copying(self) -> str:
+        """The argument by which gradients are copied; empty if there is none."""
+        if self._late is not None:
+            return "double_buffering=True"
+        if self._overlaps:
+            return "overlap=True without a pipeline"
+        return self.exchange.copying
 
     @property
     def overlap_report(self) -> str:
@@ -474,6 +484,8 @@ class MultiNodeOptimizer(OptimizerWrapper):
         for (_, param), mean in zip(parameters, self.exchange.finish()):
             if mean is not param.grad:
                 param.grad = mean
+            if getattr(param, "is_streamed", False):
+                param.note_gradient()
         self._share_tied()
 
     def _share_tied(self) -> None:

@@ -36,18 +36,30 @@ def parameters_of(
     return list(by_id.values())
 
 
-def check_in_memory(parameters: Sequence[NamedParameter]) -> None:
-    """Refuses parameters that are on disk: gradients are exchanged as whole arrays.
+def check_streamed(parameters: Sequence[NamedParameter], copying: str) -> None:
+    """Refuses parameters on disk whose gradients would be copied into memory.
+
+    Args:
+        parameters: The model's.
+        copying: What copies gradients, in the words of an argument; empty if nothing
+            does, and they are exchanged where they lie.
 
     Raises:
         ValueError: If there is one.
     """
     for name, param in parameters:
-        if getattr(param, "is_streamed", False):
+        if not getattr(param, "is_streamed", False):
+            continue
+        if copying:
             raise ValueError(
-                f"{name} is streamed from disk, and replicas exchange gradients as"
-                f" whole arrays in memory: train it in one replica, or let the layer"
-                f" stay in memory and cut the model into more stages"
+                f"{name} is streamed from disk, and {copying} keeps a copy of its"
+                f" gradient or weights in memory: leave that out, or let the layer stay"
+                f" in memory"
+            )
+        if param.dtype != np.float32:
+            raise ValueError(
+                f"{name} is streamed from disk in {param.dtype}, and its gradient would"
+                f" be exchanged in a copy in memory of float32: make it float32"
             )
 
 

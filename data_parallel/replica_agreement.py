@@ -23,6 +23,7 @@ from divisible.communication.collectives import (
     wait_for_all,
 )
 from divisible.communication.errors import DisagreementError, in_words
+from divisible.streaming.mapped import parts_of
 
 
 def description(optimizer: Any, parameters: Sequence[NamedParameter]) -> list[str]:
@@ -82,13 +83,13 @@ def _settings(of: str, values: Any) -> list[str]:
 
 def checksums(parameters: Sequence[NamedParameter]) -> np.ndarray:
     """Returns a number for the values of each parameter, int64."""
-    return np.array(
-        [
-            zlib.crc32(_on_host(param).reshape(-1).view(np.uint8))
-            for _, param in parameters
-        ],
-        np.int64,
-    )
+    found = []
+    for _, param in parameters:
+        checksum = 0
+        for part in parts_of(param.array):
+            checksum = zlib.crc32(_bytes_of(part), checksum)
+        found.append(checksum)
+    return np.array(found, np.int64)
 
 
 def differing(
@@ -238,14 +239,16 @@ def broadcast_values(
     """
     for i in sorted(positions):
         param = parameters[i].param
-        # Of any memory layout and dtype: bytes travel.
-        values = _on_host(param)
-        request = comm.Ibcast([values.reshape(-1).view(np.uint8), MPI.BYTE], 0)
-        wait_for_all(comm, request, timeout, f"to give values to {parameters[i].name}")
-        with chainer.using_device(param.device):
-            param.array[...] = param.device.send(values)
+        what = f"to give values to {parameters[i].name}"
+        for part in parts_of(param.array, written=True):
+            # Of any memory layout and dtype: bytes travel.
+            values = _bytes_of(part)
+            wait_for_all(comm, comm.Ibcast([values, MPI.BYTE], 0), timeout, what)
+            with chainer.using_device(param.device):
+                values = values.view(part.dtype).reshape(part.shape)
+                part[...] = param.device.send(values)
 
 
-def _on_host(param: chainer.Parameter) -> np.ndarray:
-    """Returns the values of a parameter, contiguous."""
-    return np.ascontiguousarray(HOST.send(param.array))
+def _bytes_of(array: Any) -> np.ndarray:
+    """Returns the bytes of an array of any device, of its own memory if they can be."""
+    return np.ascontiguousarray(HOST.send(array)).reshape(-1).view(np.uint8)

@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from data_parallel import Grid
-from data_parallel.parameters import NamedParameter, check_in_memory, parameters_of
+from data_parallel.parameters import NamedParameter
 from data_parallel.replica_agreement import broadcast_values, differing
 from divisible import Divisible
 from divisible.communication.collectives import as_mpi
@@ -108,16 +108,6 @@ def agree_on_replicas(said: Sequence[Announcement | Refusal], grid: Grid) -> Lay
             _compare_cuts(said, grid, here, there)
     dtypes = layouts[0].dtypes
     return layouts[grid.replica]._replace(warnings=warnings_of(said, dtypes))
-
-
-def check_resident(stages: Sequence[Divisible]) -> None:
-    """Refuses layers whose weights are on disk: replicas exchange whole gradients.
-
-    Raises:
-        ValueError: If there is one.
-    """
-    for stage in stages:
-        check_in_memory(parameters_of(stage, include_uninit=True))
 
 
 def begin_alike(

@@ -36,7 +36,6 @@ from pipeline.global_hooks import GlobalHooks
 from pipeline.ranks import Ranks
 from pipeline.replicas import (
     agree_on_replicas,
-    check_resident,
     replicas_of,
     world_of,
 )
@@ -73,8 +72,6 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
     grid, comm = replicas_of(comm), world_of(comm)
     try:
         arguments = arguments.checked()
-        if grid is not None:
-            check_resident(arguments.stages)
         loss = Loss(arguments.lossfun, arguments.accfun)
         settings = {
             "the number of ranks in a pipeline": str(grid and grid.n_pipeline),

@@ -92,6 +92,11 @@ class EmbeddingParameter(StreamedParameter):
         """Takes note of rows that have a gradient now."""
         self._rows = np.union1d(self._rows, rows)
 
+    def note_gradient(self) -> None:
+        """Takes note that somebody else has written to the gradient, of any row."""
+        super().note_gradient()
+        self._is_dense = True
+
     def _update(self) -> None:
         rule = self.update_rule
         is_of_rows = (

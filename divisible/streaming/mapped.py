@@ -143,6 +143,28 @@ def mapped_array(array: object) -> MappedArray | None:
     return _of_arrays.get(id(array))
 
 
+def parts_of(array: Any, written: bool = False) -> Iterator[Any]:
+    """Yields an array as it is or, if it is on disk, a few MiB of it at a time.
+
+    Args:
+        array: Of any library.
+        written (bool): Whether the parts are written to.
+
+    Example:
+        >>> mapped = MappedArray((3000, 1000), 'f', usable_directory(), 'an example')
+        >>> [part.shape for part in parts_of(mapped.array)]
+        [(2097, 1000), (903, 1000)]
+        >>> [part.shape for part in parts_of(np.zeros((3000, 1000)))]
+        [(3000, 1000)]
+    """
+    file = mapped_array(array)
+    if file is None:
+        yield array
+        return
+    for start, stop in file.parts(written):
+        yield array[start:stop]
+
+
 def passing(
     ranges: Iterable[tuple[int, int]], files: Mapping[MappedArray, bool]
 ) -> Iterator[tuple[int, int]]:

@@ -124,6 +124,11 @@ class StreamedParameter(chainer.Parameter):
         """Returns the array for its gradient, always the same one."""
         return self.file(GRADIENT).array
 
+    def note_gradient(self) -> None:
+        """Takes note that somebody else has written to the gradient, and lets it go."""
+        if self.is_file(GRADIENT, self.grad):
+            self.file(GRADIENT).release(0, self.shape[0], written=True)
+
     def new_state(self, dtypes: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Returns arrays full of zeros for an optimizer's state.
 

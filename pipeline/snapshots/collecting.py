@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from divisible.streaming.mapped import mapped_array
+from divisible.streaming.mapped import parts_of
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots import layer_state, manifest
 from pipeline.snapshots.arrays import of_range
@@ -166,12 +166,8 @@ def _digests(contents: Contents) -> dict[str, dict[str, str]]:
 
 def _digest(array: np.ndarray) -> str:
     kind = f"{array.dtype.str} {array.shape}"
-    digest, file = hashlib.blake2b(digest_size=16), mapped_array(array)
-    if file is not None:
-        for start, stop in file.parts(written=False):
-            digest.update(array[start:stop])
-    elif array.dtype.hasobject:
-        digest.update(repr(array).encode())
-    else:
-        digest.update(array.tobytes())
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts_of(array):
+        has_objects = part.dtype.hasobject
+        digest.update(repr(part).encode() if has_objects else part.tobytes())
     return digest.hexdigest() + kind

@@ -15,7 +15,6 @@ from divisible import Divisible, Plan, deferred_init
 from divisible.streaming import Streamed, segments, stream
 from mixed_precision import MixedPrecision
 from pipeline import (
-    DisagreementError,
     Pipeline,
     load_snapshot,
     rebalance,
@@ -136,19 +135,87 @@ def test_segments_that_were_chosen_are_in_the_snapshot(tmp_path):
     assert_on_ranks(2, chooses, str(tmp_path))
 
 
+class Replica:
+    """A replica of a pipeline, whose model begins with an embedding."""
+
+    def __init__(self, comm, n_pipeline, streamed, make, **options):
+        self.grid = Grid(comm, n_pipeline)
+        with deferred_init(seed=1):
+            words, layer = L.EmbedID(40, 8), L.Linear(24, 10)
+            if streamed:
+                words, layer = Streamed(words, segment=9), Streamed(layer, segment=3)
+            model = Divisible(words, layer, F.tanh, L.Linear(10, 5))
+        cuts = [0, 4] if n_pipeline == 1 else [0, 1, 4]
+        rank = self.grid.pipeline.rank
+        self.stage = model.divide(*cuts[rank : rank + 2])
+        if streamed and self.grid.replica:
+            for param in self.stage.params():
+                param.array[...] = 0
+        self.pipe = Pipeline(self.stage, self.grid, 2)
+        self.optimizer = create_multi_node_optimizer(
+            make(), self.grid.data, pipeline=self.pipe, **options
+        ).setup(self.stage)
+
+    def losses(self, seed, n=4):
+        random, found = np.random.RandomState(seed), []
+        for _ in range(n):
+            x = random.randint(0, 40, (8, 3)).astype("i")
+            t = random.randint(0, 5, 8).astype("i")
+            half = slice(0, 5) if self.grid.replica else slice(5, 8)
+            found.append(self.pipe.step(x[half], t[half])["loss"])
+            self.optimizer.update()
+        return found
+
+
+OPTIMIZERS = {
+    "sgd": lambda: chainer.optimizers.SGD(0.1),
+    "adam": chainer.optimizers.Adam,
+}
+
+
+def replicates(comm, n_pipeline, name, folder):
+    resident, streamed, other = (
+        Replica(comm, n_pipeline, each, OPTIMIZERS[name]) for each in (0, 1, 1)
+    )
+    np.testing.assert_allclose(streamed.losses(0), resident.losses(0), rtol=1e-5)
+    save_snapshot(folder, streamed.pipe, streamed.optimizer)
+    load_snapshot(folder, other.pipe, other.optimizer)
+    assert other.losses(1) == streamed.losses(1)
+    for mine in streamed.stage.params():
+        assert np.abs(mine.array).max() > 0
+        np.testing.assert_array_equal(streamed.grid.data.bcast(mine.array), mine.array)
+    resident.losses(1)
+    for run in (streamed, other):
+        for mine, theirs in zip(run.stage.params(), resident.stage.params()):
+            np.testing.assert_allclose(mine.array, theirs.array, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("n_ranks, n_pipeline, name", [(2, 1, "sgd"), (4, 2, "adam")])
+def test_replicas_exchange_gradients_where_they_lie(
+    tmp_path, n_ranks, n_pipeline, name
+):
+    folder = str(tmp_path / "a")
+    assert_on_ranks(n_ranks, replicates, n_pipeline, name, folder)
+
+
+COPYING = (
+    {"double_buffering": True},
+    {"error_feedback": True},
+    {"overlap": True},
+    {"strategy": "oyama2017", "wire_dtype": "fp8"},
+)
+
+
 def refuses(comm):
-    grid = Grid(comm, n_pipeline=1)
     stage = model_of(7).divide()
-    # The replica that hears of it is told which rank refuses.
-    with pytest.raises((ValueError, DisagreementError), match="streamed from disk"):
-        Pipeline(stage, grid, 2)
     adam = chainer.optimizers.Adam
-    multi = create_multi_node_optimizer(adam(), comm)
-    with pytest.raises(ValueError, match="^/0/W is streamed .* more stages$"):
-        multi.setup(stage)
-    # It was no call of all ranks, and the next one is none the worse.
-    multi.setup(model_of(None).divide())
-    multi.close()
+    for copying in COPYING:
+        multi = create_multi_node_optimizer(adam(), comm, **copying)
+        with pytest.raises(ValueError, match="^/0/W is streamed .* keeps a copy of"):
+            multi.setup(stage)
+        # It was no call of all ranks, and the next one is none the worse.
+        multi.setup(model_of(None).divide())
+        multi.close()
     with pytest.raises(TypeError, match="parameter /0/W is streamed from disk"):
         MixedPrecision(adam(), comm=comm).setup(stage)
     run = Run(comm, 7, "1f1b")
