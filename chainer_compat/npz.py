@@ -180,8 +180,10 @@ def read_into(
     """
     found = header(arrays, key)
     if found is None or found[1].hasobject:
-        # What is wrong with it, or why only all of it can be read.
-        out[...] = read(arrays, key)
+        # What is wrong with it, or only all of it can be read.
+        whole = read(arrays, key)
+        for start, stop in parts:
+            out[start:stop] = whole[start:stop]
         return
     shape, dtype = found
     name = key if key in arrays.zip.NameToInfo else f"{key}.npy"

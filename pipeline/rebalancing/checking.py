@@ -179,8 +179,8 @@ def check_leaving(pipeline: Pipeline, model: Divisible, cuts: Sequence[int]) -> 
     """Refuses to move layers that have what no message carries.
 
     Raises:
-        ValueError: If one has hooks that ``build`` does not make, or other settings, or
-            is on disk; or a parameter has no update rule, as no optimizer leaves it.
+        ValueError: If one has hooks that ``build`` does not make, or other settings; or
+            a parameter has no update rule, as no optimizer leaves it.
     """
     for number, stage in pipeline.stages.items():
         start, end = stage.layer_range
@@ -202,11 +202,6 @@ def check_leaving(pipeline: Pipeline, model: Divisible, cuts: Sequence[int]) -> 
                 _check_settings(path, link, made[path])
                 _check_values(path, link, made[path])
             for path, param in there.namedparams():
-                if getattr(param, "is_streamed", False):
-                    raise ValueError(
-                        f"{path} is streamed from disk, and layers move as whole arrays"
-                        f" in memory: choose cuts that leave it on its rank"
-                    )
                 if param.update_rule is None:
                     raise ValueError(
                         f"{path} has no update rule, and would get one where it moves:"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from divisible.communication.signatures import Tensor
 from divisible.communication.tags import MOVED_LAYERS_CHANNEL
-from divisible.communication.transport import Transport
+from divisible.communication.transport import Receiver, Transport
+from divisible.streaming.mapped import (
+    MappedArray,
+    mapped_array,
+    parts_of,
+    usable_directory,
+)
 from pipeline.ranks import Ranks
 
 # Below it an array goes with the keys.
@@ -22,29 +28,58 @@ class Parcel(NamedTuple):
     Attributes:
         small: By key what is small, or no plain numbers.
         large: The keys of the others, in the order in which they are sent.
+        on_disk: The shapes and dtypes of arrays that are on disk, and are sent by parts
+            after the others.
         n_bytes: Of all.
+        n_bytes_in_memory: Of those that are in memory.
     """
 
     small: Mapping[str, np.ndarray]
     large: list[str]
+    on_disk: Mapping[str, tuple[tuple[int, ...], str]]
     n_bytes: int
+    n_bytes_in_memory: int
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray]) -> Parcel:
         """Packs arrays."""
-        large = [key for key, array in arrays.items() if _is_large(array)]
-        small = {key: array for key, array in arrays.items() if not _is_large(array)}
-        return cls(small, large, sum(array.nbytes for array in arrays.values()))
+        on_disk = {
+            key: (array.shape, array.dtype.str)
+            for key, array in arrays.items()
+            if mapped_array(array) is not None
+        }
+        others = {key: array for key, array in arrays.items() if key not in on_disk}
+        return cls(
+            {key: array for key, array in others.items() if not _is_large(array)},
+            [key for key, array in others.items() if _is_large(array)],
+            on_disk,
+            sum(array.nbytes for array in arrays.values()),
+            sum(array.nbytes for array in others.values()),
+        )
 
 
 def _is_large(array: np.ndarray) -> bool:
     return array.dtype.kind in "fiub" and array.nbytes >= _LEAST_BYTES
 
 
+def files_for(parcels: Iterable[Parcel]) -> dict[str, MappedArray]:
+    """Makes the files for what comes from disks, by key.
+
+    Raises:
+        StoreError: If there is no room for them.
+    """
+    return {
+        key: MappedArray(shape, dtype, usable_directory(), f"{key}, on its way")
+        for parcel in parcels
+        for key, (shape, dtype) in parcel.on_disk.items()
+    }
+
+
 def exchange(
     ranks: Ranks,
     outgoing: Mapping[int, Mapping[str, np.ndarray]],
     parcels: Mapping[int, Parcel],
+    files: Mapping[str, MappedArray],
 ) -> dict[str, np.ndarray]:
     """Sends arrays to other ranks of the pipeline, and returns what comes from them.
 
@@ -52,9 +87,10 @@ def exchange(
         ranks (Ranks): Of the pipeline.
         outgoing: By rank what it gets, which nobody changes meanwhile.
         parcels: By rank what comes from it.
+        files: Those that :func:`files_for` has made for it.
 
     Returns:
-        By key the arrays, each in memory of its own.
+        By key the arrays, each in memory of its own, or in one of the files.
 
     Raises:
         StallError: If another rank does not come in time, or has left.
@@ -63,23 +99,34 @@ def exchange(
     transport.watch = ranks.calls.check
     for rank, arrays in sorted(outgoing.items()):
         parcel = Parcel.of(arrays)
+        sender = transport.sender(MOVED_LAYERS_CHANNEL, rank)
         if parcel.large:
-            sender = transport.sender(MOVED_LAYERS_CHANNEL, rank)
             sender.send(0, [Tensor(arrays[key]) for key in parcel.large])
+        for key in parcel.on_disk:
+            for part in parts_of(arrays[key]):
+                sender.send(0, [Tensor(part)])
     found: dict[str, np.ndarray] = {}
     receivers = []
     for rank, parcel in sorted(parcels.items()):
         found.update(parcel.small)
+        receiver = transport.receiver(MOVED_LAYERS_CHANNEL, rank)
+        receivers.append(receiver)
         if parcel.large:
-            receiver = transport.receiver(MOVED_LAYERS_CHANNEL, rank)
-            receiver.post(0)
-            message = receiver.receive(0, "layers that move")
+            message = _receive(receiver)
             found.update(zip(parcel.large, (array for array, _ in message)))
-            receivers.append(receiver)
+        for key in parcel.on_disk:
+            for part in parts_of(files[key].array, written=True):
+                part[...] = _receive(receiver)[0].array
+            found[key] = files[key].array
     transport.flush()
     for receiver in receivers:
         receiver.close()
     return found
+
+
+def _receive(receiver: Receiver) -> Sequence[Tensor]:
+    receiver.post(0)
+    return receiver.receive(0, "layers that move")
 
 
 def total_bytes(parcels: Any) -> int:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
@@ -23,10 +24,16 @@ from divisible.communication.communicators import announcement, free_dropped
 from divisible.communication.errors import DisagreementError
 from divisible.moved_layers import become, different_stage, new_layers
 from divisible.schedules.events import MOVE
+from divisible.streaming.mapped import MappedArray
 from pipeline.agreement import Announcement, Layout, agree
 from pipeline.pipeline import Pipeline
 from pipeline.rebalancing import checking, state
-from pipeline.rebalancing.messages import Parcel, exchange, total_bytes
+from pipeline.rebalancing.messages import (
+    Parcel,
+    exchange,
+    files_for,
+    total_bytes,
+)
 from pipeline.rebalancing.state import Want
 from pipeline.replicas import agree_on_replicas
 from pipeline.snapshots import room
@@ -214,16 +221,17 @@ def _fetch(
         for rank, there in enumerate(row)
         if ranks.rank in said[there]
     }
-    coming = sum(parcel.n_bytes for parcel in incoming.values())
+    coming = sum(parcel.n_bytes_in_memory for parcel in incoming.values())
     refusal = room.refusal(
         pipe.gather(room.claims(coming + _bytes_to_make(model, changes)), "rebalance")
     )
     if refusal is not None:
         raise MemoryError(f"there is no room for the layers that would move: {refusal}")
-    stages, words = checking.on_all_ranks(pipe, _make, pipe, model, changes)
+    made = functools.partial(_make, pipe, model, changes, incoming)
+    (stages, files), words = checking.on_all_ranks(pipe, made)
     layout = _layout(pipe, words)
     with ranks.calls.made("rebalance"):
-        arrays = {**local, **exchange(ranks, outgoing, incoming)}
+        arrays = {**local, **exchange(ranks, outgoing, incoming, files)}
     checking.on_all_ranks(pipe, _load, stages, changes, arrays)
     return total_bytes(said), stages, arrays, layout
 
@@ -253,19 +261,31 @@ def _sort_out(
 
 
 def _bytes_to_make(model: Divisible, changes: Mapping[int, _Change]) -> int:
-    """Returns the bytes of new layers' parameters, with their gradients."""
+    """Returns the bytes in memory of new layers' parameters, with their gradients."""
     return sum(
         2 * param.array.nbytes
         for change in changes.values()
         for position in change.new
         for param in model.view(position, position + 1).params(include_uninit=False)
+        if not getattr(param, "is_streamed", False)
     )
 
 
 def _make(
-    pipe: Pipeline, model: Divisible, changes: Mapping[int, _Change]
-) -> tuple[dict[int, Divisible], tuple[Announcement, OfCommunicators]]:
-    """Returns this rank's stages that change, as they will be, and all in words."""
+    pipe: Pipeline,
+    model: Divisible,
+    changes: Mapping[int, _Change],
+    incoming: Mapping[int, Parcel],
+) -> tuple[
+    tuple[dict[int, Divisible], dict[str, MappedArray]],
+    tuple[Announcement, OfCommunicators],
+]:
+    """Makes this rank's stages that change, as they will be, and files.
+
+    Returns:
+        The stages by number with the files for what comes from disks; and all stages
+        in words.
+    """
     stages = {}
     for number, change in changes.items():
         stages[number] = different_stage(model, change.stage, change.layer_range)
@@ -274,7 +294,7 @@ def _make(
     of_loss = [p for link in pipe.loss.links.values() for p in link.params()]
     ordered = [after[number] for number in sorted(after)]
     mine = Announcement.of(ordered, of_loss, {}, scales_loss=True)
-    return stages, (mine, announcement())
+    return (stages, files_for(incoming.values())), (mine, announcement())
 
 
 def _layout(

@@ -12,7 +12,7 @@ import pytest
 
 from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible, Plan, deferred_init
-from divisible.streaming import Streamed, segments, stream
+from divisible.streaming import Streamed, mapped, segments, stream
 from mixed_precision import MixedPrecision
 from pipeline import (
     Pipeline,
@@ -218,15 +218,27 @@ def refuses(comm):
         multi.close()
     with pytest.raises(TypeError, match="parameter /0/W is streamed from disk"):
         MixedPrecision(adam(), comm=comm).setup(stage)
-    run = Run(comm, 7, "1f1b")
-    losses = run.steps(1, 0)
-    with pytest.raises(ValueError, match="/2/W is streamed from disk"):
-        rebalance(run.pipe, run.optimizer, [0, 3, 5], lambda: model_of(7))
-    # Nothing has changed; and what is resident may move.
-    rebalance(run.pipe, run.optimizer, [0, 1, 5], lambda: model_of(7))
-    losses += run.steps(2, 1)
-    other = Run(comm, None, "1f1b")
-    np.testing.assert_allclose(losses, other.steps(1, 0) + other.steps(2, 1), 1e-5)
+
+
+def moves(comm):
+    run, other = Run(comm, 7, "1f1b"), Run(comm, 7, "1f1b")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mapped, "_PART", 1000)
+        for number, cuts in enumerate(([0, 3, 5], [0, 1, 5], [0, 2, 5])):
+            assert run.steps(2, number) == other.steps(2, number)
+            # Of 40 and 30 rows of 50 and 40 numbers, and the same of Adam's state.
+            moved = rebalance(run.pipe, run.optimizer, cuts, lambda: model_of(7))
+            n_elements = [1200 + 30, 1200 + 30, 0][number]
+            assert 12 * n_elements <= moved.bytes <= 12 * n_elements + 5000
+            for param in run.stage.params():
+                state = param.update_rule.state.values()
+                on_disk = {mapped.mapped_array(x) is not None for x in state}
+                assert on_disk == {getattr(param, "is_streamed", False)}
+    assert run.steps(2, 5) == other.steps(2, 5)
+
+
+def test_layers_move_from_disk_to_disk():
+    assert_on_ranks(2, moves)
 
 
 def streams_what_does_not_fit(comm):
