@@ -51,6 +51,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "divisible.deferred.array": ["NotMadeError"],
         "divisible.deferred.scope": ["deferred_init"],
         "divisible.model": ["Divisible"],
+        "divisible.planning.disk": ["Disk"],
         "divisible.planning.machine": ["Network"],
         "divisible.planning.measuring": ["profile"],
         "divisible.planning.partition": ["MemoryLimitError", "partition"],

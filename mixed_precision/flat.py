@@ -27,6 +27,7 @@ import numpy as np
 from chainer_kernels.optimizer_loops import loops_for
 from chainer_kernels.update_rules import ALIGNMENT
 from mixed_precision.parameters import keeps_master
+from mixed_precision.streamed import StreamedParameters, is_streamed
 
 Array = Any
 
@@ -258,6 +259,11 @@ class FlatBuffers:
         parameters: Paths and initialized parameters, each parameter once.
         masters: Masters by path to begin with, instead of the weights; those that do
             not round to the weights give way in the first update.
+
+    Attributes:
+        groups (list of Group): Those in memory.
+        streamed (StreamedParameters): Those on disk.
+        paths: Of all, those on disk last.
     """
 
     def __init__(
@@ -266,14 +272,18 @@ class FlatBuffers:
         masters: Mapping[str, Array],
     ) -> None:
         sorted_out: dict[tuple, list[tuple[str, chainer.Parameter]]] = {}
+        self.streamed = StreamedParameters(parameters)
         for path, p in parameters:
+            if is_streamed(p):
+                continue
             key = (p.dtype.char, p.device.name, keeps_master(p))
             sorted_out.setdefault(key, []).append((path, p))
         self.groups = [
             Group(members, members[0][1].device, keeps)
             for (_, _, keeps), members in sorted_out.items()
         ]
-        self.paths = [path for group in self.groups for path in group.paths]
+        of_groups = [path for group in self.groups for path in group.paths]
+        self.paths = of_groups + self.streamed.paths
         self._key = _identity(parameters)
         for group in self.groups:
             if not group.has_master:
@@ -300,7 +310,7 @@ class FlatBuffers:
     def sum_squares(self, gathered: Sequence[Gathered], inverse: float) -> np.ndarray:
         """Returns the sums of squared gradients, in the order of ``paths``."""
         sums = [g.sum_squares(each, inverse) for g, each in zip(self.groups, gathered)]
-        return np.concatenate(sums) if sums else np.zeros(0)
+        return np.concatenate([*sums, self.streamed.sum_squares(inverse)])
 
     @contextmanager
     def in_float32(
@@ -320,6 +330,7 @@ class FlatBuffers:
             for group, each in zip(self.groups, gathered):
                 entered.append(group)
                 unscaled.append(group.enter_float32(each, inverse))
+            self.streamed.multiply(inverse)
             yield unscaled
             for group in self.groups:
                 group.collect()
@@ -337,6 +348,7 @@ class FlatBuffers:
         """Multiplies the unscaled gradients."""
         for group in self.groups:
             group.clip(rate)
+        self.streamed.multiply(rate)
 
 
 def _identity(parameters: Sequence[tuple[str, chainer.Parameter]]) -> list[tuple]:

@@ -12,6 +12,8 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
+from mixed_precision.streamed import is_streamed
+
 # Links whose parameters and statistics stay float32: sums over many values, and scales
 # near one, of which float16 has but few.
 _NORMALIZATIONS = (
@@ -35,6 +37,9 @@ def to_float16(
 
     Parameters that are initialized in their first forward get the rounded weights
     that they would have had.
+
+    The weights of streamed layers stay float32 in their files. Such a layer computes in
+    float32, from float16 to float16.
 
     Args:
         model (chainer.Link): A model or a stage of one; changed in place.
@@ -63,8 +68,11 @@ def to_float16(
         if isinstance(link, classes)
         for param in link.params()
     }
+    for link in model.links():
+        if hasattr(link, "output_dtype") and not isinstance(link, classes):
+            link.output_dtype = np.dtype(np.float16).name
     for path, param in model.namedparams():
-        if id(param) in kept:
+        if id(param) in kept or is_streamed(param):
             continue
         # What float32 gradient there is does not fit any more.
         param.cleargrad()

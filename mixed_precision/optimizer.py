@@ -354,6 +354,7 @@ class MixedPrecision(OptimizerWrapper):
         for run in runs:
             gradients = gathered[groups.index(run.group)]
             fused.update(run, gradients, inverse, scale, in_float32)
+        self._buffers.streamed.update(inverse)
 
     def _call_pre_update_hooks(
         self, hooks: Sequence[Any], gathered: Sequence[Gathered], squared_norm: float

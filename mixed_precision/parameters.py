@@ -42,12 +42,6 @@ def check_parameter(path: str, param: chainer.Parameter) -> None:
             f" parameters can be trained. What is not trained can be a persistent"
             f" value of its link"
         )
-    if getattr(param, "is_streamed", False):
-        raise TypeError(
-            f"parameter {path} is streamed from disk, and MixedPrecision keeps all"
-            f" parameters of a rank in one array in memory: give the optimizer itself,"
-            f" or let the layer stay in memory"
-        )
     if param.device.xp not in (np, chainer.backends.cuda.cupy):
         raise TypeError(
             f"parameter {path} is on the device {param.device}; MixedPrecision works"

@@ -11,9 +11,9 @@ from tests.support.import_circles import PACKAGES, circles, import_graph
 ROOT = Path(__file__).parents[1]
 FACES = {
     "divisible": """
-        Divisible LayerCost MemoryLimitError Network NotMadeError Plan Profile RandomKey
-        __version__ best_plan deferred_init from_chain keyed_random_state partition pop
-        profile simulate stash
+        Disk Divisible LayerCost MemoryLimitError Network NotMadeError Plan Profile
+        RandomKey __version__ best_plan deferred_init from_chain keyed_random_state
+        partition pop profile simulate stash
     """,
     "divisible.streaming": """
         StoreError StreamReport Streamed measure_disk stream

@@ -75,6 +75,10 @@ class Streamed(chainer.Link):
             ``'512MiB'``, for 16 of them; then 'auto' begins with the largest ones that
             fit.
 
+    Attributes:
+        output_dtype (str): Of what it returns: that of the weights, or ``'float16'`` in
+            a model that :func:`~mixed_precision.to_float16` has changed.
+
     Raises:
         TypeError: If it is another kind of link, or has an initializer that cannot draw
             row by row.
@@ -115,6 +119,7 @@ class Streamed(chainer.Link):
         array = _deferred(link)
         rows = rows_of_segment(array.shape, array.dtype, segment, memory)
         self._is_auto = isinstance(segment, str)
+        self.output_dtype = array.dtype.name
         title = f"{type(link).__name__}{array.shape}"
         parameter = StreamedParameter
         if self._operation is None:
@@ -173,15 +178,20 @@ class Streamed(chainer.Link):
         Returns:
             ~chainer.Variable: Of the link's output shape.
         """
-        x = chainer.as_variable(x)
+        y = self._outputs(chainer.as_variable(x))
+        return y if y.dtype == self.output_dtype else F.cast(y, self.output_dtype)
+
+    def _outputs(self, x: chainer.Variable) -> chainer.Variable:
         if self._operation is None:
             function = EmbeddingFunction(self.W, self.ignore_label)
             return function.apply((x, self.W))[0]
         if self._kind is L.Linear and x.ndim > 2:
             x = F.reshape(x, (len(x), -1))
-        inputs = (x, self.W) if self.b is None else (x, self.W, self.b)
+        given = [x] if self.b is None else [x, self.b]
+        # In mixed precision the weights are float32, and nothing else is.
+        x, *b = (F.cast(v, self.W.dtype) if v.dtype == np.float16 else v for v in given)
         function = LayerFunction(self._operation, self.W, self.activation)
-        return function.apply(inputs)[0]
+        return function.apply((x, self.W, *b))[0]
 
 
 def _check_store(store: str) -> None:

@@ -168,9 +168,12 @@ class StreamedParameter(chainer.Parameter):
             # As the rules do: only their own count goes on.
             rule.t += 1
             return
-        read = {GRADIENT} if self.is_file(GRADIENT, self.grad) else set()
+        gradient = {GRADIENT} if self.is_file(GRADIENT, self.grad) else set()
         states = updates.states_of(rule, self)
-        passing = self.timed_pass({ARRAY, *states}, read)
+        written = {ARRAY, *states}
+        if self._loss_scale is not None or updates.may_write_gradients(rule):
+            written |= gradient
+        passing = self.timed_pass(written, gradient - written)
         updates.update(rule, self, states, passing)
 
     def to_device(self, device: Any) -> None:

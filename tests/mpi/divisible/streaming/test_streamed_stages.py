@@ -9,11 +9,12 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.optimizer_hooks import GradientClipping, WeightDecay
 
 from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible, Plan, deferred_init
 from divisible.streaming import Streamed, mapped, segments, stream
-from mixed_precision import MixedPrecision
+from mixed_precision import MixedPrecision, to_float16
 from pipeline import (
     Pipeline,
     load_snapshot,
@@ -105,6 +106,56 @@ def embeds(comm, folder, schedule):
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_embeddings_train_bit_for_bit_as_in_memory(tmp_path, schedule):
     assert_on_ranks(2, embeds, str(tmp_path / "a"), schedule)
+
+
+def mixes(comm, folder, hooks):
+    def run(streamed, seed=1):
+        with deferred_init(seed=seed):
+            words, layer = L.EmbedID(40, 8), L.Linear(24, 30)
+            if streamed:
+                words, layer = Streamed(words, segment=9), Streamed(layer, segment=7)
+            model = Divisible(words, layer, F.relu, L.Linear(30, 5))
+        stage = to_float16(model.divide(*[0, 2, 4][comm.rank : comm.rank + 2]))
+        optimizer = MixedPrecision(chainer.optimizers.Adam(), comm=comm).setup(stage)
+        for hook in hooks:
+            optimizer.add_hook(hook)
+        scale = optimizer.loss_scale
+        return Pipeline(stage, comm, 3, loss_scale=scale), optimizer, stage
+
+    def losses(run, seed):
+        random, found = np.random.RandomState(seed), []
+        for i in range(6):
+            x = random.randint(0, 40, (7, 3)).astype("i")
+            t = random.randint(0, 5, 7).astype("i")
+            found.append(run[0].step(x, t)["loss"])
+            if i == 2 and comm.rank == 0:
+                # A step that is skipped, on all ranks.
+                run[2][1].b.grad[0] = np.inf
+            run[1].update()
+        return found
+
+    resident, streamed, other = run(False), run(True), run(True, seed=2)
+    np.testing.assert_allclose(losses(streamed, 0), losses(resident, 0), rtol=2e-3)
+    norms = [each[1].gradient_norm for each in (streamed, resident)]
+    assert norms[0] == pytest.approx(norms[1], rel=0.01)
+    assert streamed[1].n_skipped == 1
+    save_snapshot(folder, *streamed[:2])
+    load_snapshot(folder, *other[:2])
+    assert losses(other, 1) == losses(streamed, 1)
+    for param in streamed[2].params():
+        assert param.dtype == ("f4" if getattr(param, "is_streamed", False) else "f2")
+
+
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        (),
+        (GradientClipping(0.1),),
+        (WeightDecay(1e-3), GradientClipping(0.1)),
+    ],
+)
+def test_weights_on_disk_are_masters(tmp_path, hooks):
+    assert_on_ranks(2, mixes, str(tmp_path / "a"), hooks)
 
 
 def chooses(comm, folder):
@@ -216,8 +267,6 @@ def refuses(comm):
         # It was no call of all ranks, and the next one is none the worse.
         multi.setup(model_of(None).divide())
         multi.close()
-    with pytest.raises(TypeError, match="parameter /0/W is streamed from disk"):
-        MixedPrecision(adam(), comm=comm).setup(stage)
 
 
 def moves(comm):

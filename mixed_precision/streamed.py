@@ -1,0 +1,84 @@
+"""Parameters on disk: float32 in their files, and so their own masters.
+
+A streamed layer computes in float32 and hands over float16, so its gradients are
+float32 as well. They are scaled, as all others are, and what they are to be multiplied
+by waits until the update, which goes through the files anyhow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+import numpy as np
+
+from divisible.streaming.mapped import parts_of
+
+
+def is_streamed(param: chainer.Parameter) -> bool:
+    """Whether a parameter is on disk."""
+    return getattr(param, "is_streamed", False)
+
+
+class StreamedParameters:
+    """The parameters of an optimizer that are on disk.
+
+    Args:
+        parameters: All of its parameters, with paths.
+
+    Attributes:
+        paths: Of those on disk.
+        parameters: They themselves.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[str, chainer.Parameter]]) -> None:
+        own = [(path, param) for path, param in parameters if is_streamed(param)]
+        self.paths = [path for path, _ in own]
+        self.parameters = [param for _, param in own]
+
+    def sum_squares(self, inverse: float) -> np.ndarray:
+        """Returns for each the sum of its squared gradients, in float64.
+
+        Args:
+            inverse: What gradients are multiplied by first.
+        """
+        return np.array(
+            [
+                sum(map(_sum_of_squares, self._gradient(param))) * inverse**2
+                for param in self.parameters
+            ],
+            np.float64,
+        )
+
+    def multiply(self, factor: float) -> None:
+        """Multiplies the gradients, in their files."""
+        for param in self.parameters:
+            param._loss_scale = None
+            for part in self._gradient(param, written=True):
+                part *= part.dtype.type(factor)
+
+    def update(self, inverse: float) -> None:
+        """Updates them by their rules.
+
+        Args:
+            inverse: What gradients are multiplied by first.
+        """
+        for param in self.parameters:
+            noted = param._loss_scale
+            param._loss_scale = None if inverse == 1 else 1 / inverse
+            try:
+                param.update()
+            finally:
+                param._loss_scale = noted
+
+    @staticmethod
+    def _gradient(param: chainer.Parameter, written: bool = False) -> Any:
+        return () if param.grad is None else parts_of(param.grad, written)
+
+
+def _sum_of_squares(part: np.ndarray) -> float:
+    flat = part.reshape(-1)
+    # In pieces that are converted in the cache.
+    pieces = np.array_split(flat, max(1, flat.size // 4096))
+    return sum(float(np.square(piece, dtype=np.float64).sum()) for piece in pieces)
