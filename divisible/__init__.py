@@ -47,6 +47,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "divisible._version": ["__version__"],
+        "divisible.carried_state": ["carry_state"],
         "divisible.chains.conversion": ["from_chain"],
         "divisible.deferred.array": ["NotMadeError"],
         "divisible.deferred.scope": ["deferred_init"],

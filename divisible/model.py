@@ -14,6 +14,7 @@ import chainer
 from chainer import Link
 
 from divisible import ties
+from divisible.carried_state import carrying
 from divisible.deferred.postponed import follow
 from divisible.layer_list import Layer, LayerList
 from divisible.layer_pass import pass_through
@@ -33,12 +34,14 @@ class _Undivided(NamedTuple):
         skips: Its skip connections.
         ties: The parameters that several layers use.
         shared_states: What else several layers have in common.
+        carried_states: The paths of links that carry a state between minibatches.
     """
 
     layers: tuple[str, ...]
     skips: tuple[Skip, ...]
     ties: tuple[Tie, ...]
     shared_states: tuple[SharedState, ...]
+    carried_states: tuple[str, ...]
 
 
 class Divisible(LayerList):
@@ -130,6 +133,13 @@ class Divisible(LayerList):
         if self._undivided is None:
             return ties.find_shared_states(self._layers, self._first_positions())
         return self._undivided.shared_states
+
+    @property
+    def carried_states(self) -> tuple[str, ...]:
+        """The links of the whole model that :func:`carry_state` was called for."""
+        if self._undivided is None:
+            return tuple(path for path, _ in carrying(self._layers))
+        return self._undivided.carried_states
 
     @property
     def recomputed(self) -> tuple[bool, ...]:
@@ -236,7 +246,11 @@ class Divisible(LayerList):
             raise ValueError(f"the layers {start} to {end - 1}: {error}") from error
         part = self._part(start, end)
         part._undivided = _Undivided(
-            self.model_layers, skips, self.ties, self.shared_states
+            self.model_layers,
+            skips,
+            self.ties,
+            self.shared_states,
+            self.carried_states,
         )
         params = dict(self.namedparams())
         tied = {id(params[tie.path]): tie.path for tie in part._ties_before()}

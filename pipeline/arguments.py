@@ -11,6 +11,7 @@ import chainer
 import numpy as np
 
 from divisible import Divisible
+from divisible.carried_state import carrying
 from divisible.schedules.recomputation import check_checkpoint
 from divisible.schedules.schedule import Schedule
 from divisible.streaming.held_store import check_directory
@@ -108,14 +109,15 @@ def _refuse_states(part: Divisible) -> None:
                 f" so it keeps a state from one call to the next. Here every microbatch"
                 f" is a call, with other samples. Put it into a layer that takes whole"
                 f" sequences and resets it first, without a method of that name; or use"
-                f" L.NStepLSTM and the like"
+                f" L.NStepLSTM and the like; or declare by carry_state() what is to go"
+                f" on from minibatch to minibatch"
             )
 
 
 def _keeps_state(layer: Any) -> bool:
     if isinstance(layer, (chainer.Sequential, Divisible)):
         return any(map(_keeps_state, layer))
-    return hasattr(layer, "reset_state")
+    return hasattr(layer, "reset_state") and not any(carrying([layer]))
 
 
 def check_transport(

@@ -37,6 +37,7 @@ CALLS = (
     "load",
     "rebalance",
     "compress",
+    "reset",
     "close",
 )
 

@@ -113,8 +113,7 @@ class Pipeline:
             model, or their arguments differ, or a layer with running averages is in
             two stages; on the others, if a rank refuses its arguments.
         ValueError: If an argument is out of range.
-        TypeError: If an argument is of the wrong type, or a layer goes on from where
-            its last call ended (``L.LSTM``).
+        TypeError: If an argument is of the wrong type.
 
     Example:
         >>> import chainer
@@ -298,6 +297,15 @@ class Pipeline:
             results = self._run(self._evaluation, self._start(x, has_loss=False))
             outputs = self._results.share_outputs(results, axis, self._device)
             return outputs[0] if len(outputs) == 1 else outputs
+
+    def reset_states(self) -> None:
+        """Lets layers begin anew that carry a state; a call of all ranks.
+
+        Those that :func:`divisible.carry_state` declares, in training and evaluation.
+        """
+        with self._call("reset"):
+            self._calls.compare()
+            self.parts.reset_states(of_training=True)
 
     def global_hooks(self, optimizer: Any) -> None:
         """Lets the hooks of optimizers see the whole model, as in serial training.

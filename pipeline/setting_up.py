@@ -217,6 +217,11 @@ class Parts(NamedTuple):
         if self.ties is not None:
             self.ties.add_up()
 
+    def reset_states(self, of_training: bool) -> None:
+        """Lets layers begin anew that carry a state; see :meth:`.CarriedRows.reset`."""
+        for stage in self.stages.values():
+            stage.carried.reset(of_training)
+
     def close(self) -> None:
         """Frees what they need to exchange messages; a call of all ranks."""
         for each in (self.runner, self.ties, self.updates):

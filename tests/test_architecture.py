@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 FACES = {
     "divisible": """
         Disk Divisible LayerCost MemoryLimitError Network NotMadeError Plan Profile
-        RandomKey __version__ best_plan deferred_init from_chain keyed_random_state
-        partition pop profile simulate stash
+        RandomKey __version__ best_plan carry_state deferred_init from_chain
+        keyed_random_state partition pop profile simulate stash
     """,
     "divisible.streaming": """
         StoreError StreamReport Streamed measure_disk stream

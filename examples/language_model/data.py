@@ -61,6 +61,24 @@ def load(n_words: int, n_positions: int) -> tuple[list[str], Samples, Samples]:
     )
 
 
+def in_columns(samples: Samples, n_columns: int) -> Samples:
+    """Returns samples in another order, in which columns of a text go on side by side.
+
+    A minibatch of so many samples has one of each column, and the next one has those
+    that follow them::
+
+        minibatch 0   words 0..23     words 960..983     words 1920..1943
+        minibatch 1   words 24..47    words 984..1007    words 1944..1967
+
+    Args:
+        samples (Samples): In the order of the text; the last ones may be left out.
+        n_columns (int): Samples of a minibatch.
+    """
+    n_rows = len(samples.x) // n_columns
+    order = np.arange(n_columns * n_rows).reshape(n_columns, n_rows).T.ravel()
+    return Samples(samples.x[order], samples.t[order])
+
+
 def _windows(
     texts: Sequence[Sequence[str]], numbers: dict[str, int], n_positions: int
 ) -> Samples:

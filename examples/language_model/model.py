@@ -9,7 +9,7 @@ import chainer.functions as F
 import chainer.links as L
 from chainer.initializers import HeNormal, Normal
 
-from divisible import Divisible
+from divisible import Divisible, carry_state
 
 
 class GatedConvolution(chainer.Chain):
@@ -48,6 +48,23 @@ class NextWord(L.Linear):
     def forward(self, x):
         """Turns (samples, positions, units) into (samples, words, positions)."""
         return F.swapaxes(super().forward(x, n_batch_axes=2), 1, 2)
+
+
+class Recurrent(chainer.Chain):
+    """Reads the positions of a window, from where the window before has ended.
+
+    Args:
+        n_units (int): Units of each position.
+    """
+
+    def __init__(self, n_units: int) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.lstm = carry_state(L.LSTM(n_units, n_units))
+
+    def forward(self, x):
+        """Reads ``x`` of the shape (samples, positions, units)."""
+        return F.stack([self.lstm(each) for each in F.separate(x, axis=1)], axis=1)
 
 
 class LanguageModel(Divisible):
@@ -91,3 +108,30 @@ class LanguageModel(Divisible):
         self.append(partial(F.swapaxes, axis1=1, axis2=2))
         self.append(NextWord(n_units, n_words))
         self.tie("/0/W", f"/{len(self) - 1}/W")
+
+
+class RecurrentModel(Divisible):
+    """A language model that goes on from window to window of a text.
+
+    Args:
+        n_words (int): Size of the vocabulary.
+        n_units (int): Units of each position.
+        n_layers (int): Number of recurrent layers.
+        dropout (float): Dropout ratio.
+
+    See Zaremba et al., Recurrent Neural Network Regularization, 2014.
+    """
+
+    def __init__(
+        self,
+        n_words: int,
+        n_units: int = 64,
+        n_layers: int = 2,
+        dropout: float = 0.2,
+    ) -> None:
+        self.append(L.EmbedID(n_words, n_units, initialW=Normal(n_units**-0.5)))
+        for _ in range(n_layers):
+            self.append(partial(F.dropout, ratio=dropout))
+            self.append(Recurrent(n_units))
+        self.append(partial(F.dropout, ratio=dropout))
+        self.append(NextWord(n_units, n_words))

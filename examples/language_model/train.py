@@ -2,11 +2,16 @@
 
     mpiexec -n 2 python examples/language_model/train.py
     mpiexec -n 3 python examples/language_model/train.py --checkpoint except_last
+    mpiexec -n 2 python examples/language_model/train.py --lstm
 
 The text is Python's language reference, as far as Python's own ``help()`` shows it.
 The first stage reads word numbers. The first and the last layer have one parameter: the
 copies of the two ranks stay equal bit for bit. Dropout is the same on any number of
 ranks, and so are losses, up to rounding.
+
+With ``--lstm`` recurrent layers go on from minibatch to minibatch, each sample from the
+state that the sample in the same place has left (truncated back-propagation through
+time).
 
 Perplexity is the exponential of the loss: among how many words, equally likely, the
 model would be as much in doubt about the next one.
@@ -23,7 +28,7 @@ import numpy as np
 from chainer.datasets import TupleDataset
 from chainer.iterators import SerialIterator
 from chainer.training import Trainer, extensions
-from model import LanguageModel
+from model import LanguageModel, RecurrentModel
 from mpi4py import MPI
 
 from divisible import Plan, deferred_init, schedules
@@ -39,11 +44,13 @@ def main() -> None:
     args = parse_arguments()
     np.random.seed(args.seed)
     vocabulary, train, test = data.load(args.words, args.positions)
+    by_frequency = unigram_perplexity(train.t, test.t, len(vocabulary))
+    if args.lstm:
+        train, test = (data.in_columns(each, args.batchsize) for each in (train, test))
 
     with deferred_init(args.seed):
-        model = LanguageModel(
-            len(vocabulary), args.units, args.convolutions, dropout=args.dropout
-        )
+        kind = RecurrentModel if args.lstm else LanguageModel
+        model = kind(len(vocabulary), args.units, args.layers, dropout=args.dropout)
     plan = Plan.uniform(len(model), comm.size)
     stage = model.divide(*plan.range(comm.rank))
     pipe = Pipeline(
@@ -56,8 +63,11 @@ def main() -> None:
     )
     optimizer = chainer.optimizers.Adam(0.004).setup(stage)
 
-    batches = SerialIterator(TupleDataset(*train), args.batchsize)
-    tests = SerialIterator(TupleDataset(*test), 100, repeat=False, shuffle=False)
+    batches = SerialIterator(
+        TupleDataset(*train), args.batchsize, shuffle=not args.lstm
+    )
+    n_tests = args.batchsize if args.lstm else 100
+    tests = SerialIterator(TupleDataset(*test), n_tests, repeat=False, shuffle=False)
     updater = PipelineUpdater(batches, optimizer, pipe)
     trainer = Trainer(updater, (args.epoch, "epoch"), args.out)
     trainer.extend(PipelineEvaluator(tests, pipe))
@@ -67,10 +77,10 @@ def main() -> None:
     trainer.run()
 
     result = PipelineEvaluator(tests, pipe)()
-    by_frequency = unigram_perplexity(train.t, test.t, len(vocabulary))
     if comm.rank == 0:
         gates = [value for name, value in result.items() if name.endswith("/gate")]
-        print("gates are open by " + " ".join(f"{gate:.2f}" for gate in gates))
+        if gates:
+            print("gates are open by " + " ".join(f"{gate:.2f}" for gate in gates))
         print(
             f"test perplexity {math.exp(result['main/loss']):.1f}, by the frequency of"
             f" words alone {by_frequency:.1f}"
@@ -97,7 +107,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--words", type=int, default=1000, help="size of the vocabulary at most")
     add("--positions", type=int, default=24, help="words of a sample")
     add("--units", type=int, default=48, help="of each position")
-    add("--convolutions", type=int, default=3, help="number of gated convolutions")
+    add("--layers", type=int, default=3, help="convolutions, or recurrent layers")
+    add("--lstm", action="store_true", help="recurrent layers that go on in the text")
     add("--dropout", type=float, default=0.2, help="ratio; 0 for none")
     add("--seed", type=int, default=0, help="of weights, dropout, order of samples")
     add("--out", default="result", help="folder for the log")

@@ -186,7 +186,8 @@ def _refusal(begins: str, slot: Slot) -> TypeError:
     error = TypeError(
         f"the layer {begins.format(path=slot.path)}. Reset it first in the layer's"
         f" forward (reset_state() of L.LSTM and the like), so that every call begins"
-        f" anew; or use L.NStepLSTM and the like, which take whole sequences"
+        f" anew; or use L.NStepLSTM and the like, which take whole sequences; or, if"
+        f" it is to go on from minibatch to minibatch, declare it by carry_state()"
     )
     first = slot.path.lstrip("/").split("/")[0].split(".")[0]
     if first.isdigit():

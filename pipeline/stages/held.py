@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import chainer
 
+from divisible.carried_state import is_place
 from divisible.communication.signatures import Tensors
 
 
@@ -64,6 +65,8 @@ class Persistents:
             (link, name, _copy(vars(link)[name]))
             for link in links
             for name in link._persistent
+            # Those are changed between minibatches only.
+            if not is_place(link, name)
         ]
 
     @contextmanager

@@ -25,6 +25,7 @@ from divisible.backward.completion import Completion
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors, check_plain
 from pipeline.stages.batch_statistics import BatchStatistics, discarded
+from pipeline.stages.carried_rows import CarriedRows
 from pipeline.stages.carried_states import CarriedStates
 from pipeline.stages.held import Graph, Inputs
 from pipeline.stages.loss import Loss
@@ -51,6 +52,7 @@ class Stage:
 
     Attributes:
         reports (Reports): What the layers reported in the last minibatch.
+        carried (CarriedRows): The states that layers carry from minibatch to minibatch.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Stage:
             self._uncalled[len(layers.model_layers)] = loss
         self._segments = self._cut()
         self._states = CarriedStates(layers, loss.namedlinks() if loss else ())
+        self.carried = CarriedRows(layers)
         self._takes, self._hands_over = skips_across(layers)
 
     def _cut(self) -> list[Segment]:
@@ -146,6 +149,7 @@ class Stage:
         self._n_backwards, self._complete = n_microbatches, complete
         self.reports.clear()
         self._states.begin()
+        self.carried.begin(chainer.config.enable_backprop)
         if not chainer.config.enable_backprop:
             return
         self._weight_gradients.begin()
@@ -184,6 +188,7 @@ class Stage:
             param._loss_scale = loss_scale
         if self._statistics is not None:
             self._statistics.finish()
+        self.carried.finish()
 
     def forward(
         self,
@@ -213,7 +218,8 @@ class Stage:
         n_samples = _n_samples(inputs)
         reports = self.reports.collect(n_samples)
         states = self._states.watched(microbatch, n_samples)
-        with self._random_state(microbatch), reports, statistics, states:
+        carried = self.carried.carried(microbatch, n_samples)
+        with self._random_state(microbatch), reports, statistics, states, carried:
             for segment in self._segments:
                 taken = {name: skipped.pop(name) for name in segment.takes}
                 inputs, handed_over = segment.forward(
@@ -314,8 +320,9 @@ class Stage:
     def _again(self, microbatch: int) -> Iterator[None]:
         """Prepares for a forward that was run before."""
         statistics = nullcontext() if self._statistics is None else discarded()
-        states = self._states.watched_again()
-        with self._random_state(microbatch), self.reports.discard(), statistics, states:
+        states, carried = self._states.watched_again(), self.carried.again(microbatch)
+        random, reports = self._random_state(microbatch), self.reports.discard()
+        with random, reports, statistics, states, carried:
             yield
 
     def _random_state(self, microbatch: int) -> AbstractContextManager:

@@ -48,8 +48,10 @@ class PipelineEvaluator(Evaluator):
             ``'batches'`` for what Chainer's own evaluator gives: the means of the
             batches' means, in which each sample of a smaller last batch counts more.
         at_once (int or None): How many of the iterator's batches to take together;
-            by default as many as there are microbatches. Give 1 if samples of two
-            batches do not fit into one array, as in buckets of equal lengths.
+            by default as many as there are microbatches, or one if a layer carries a
+            state (:func:`divisible.carry_state`), which begins anew here. Give 1 if
+            samples of two batches do not fit into one array, as in buckets of equal
+            lengths.
         label_key (int, str or tuple): As for :class:`~pipeline.PipelineUpdater`.
         progress_bar (bool): Whether the rank of the first stage shows how far it is.
 
@@ -115,6 +117,7 @@ class PipelineEvaluator(Evaluator):
         """
         if self.eval_hook:
             self.eval_hook(self)
+        self.pipeline.parts.reset_states(of_training=False)
         iterator = self._iterators["main"]
         of_batches = self._mean == "batches"
         means = _Means()
@@ -193,6 +196,7 @@ def predict(
             f"the {type(iterator).__name__} to predict from repeats its data set, and"
             f" so has no end: make it with repeat=False"
         )
+    pipeline.parts.reset_states(of_training=False)
     outputs, sizes = [], []
     for minibatch in _sweep(reader, iterator, _at_once(at_once, pipeline)):
         for x, n in _unequal_parts(minibatch, sizes, pipeline):
@@ -229,6 +233,14 @@ def _is_replica_0(pipeline: Pipeline) -> bool:
 
 
 def _at_once(chosen: int | None, pipeline: Pipeline) -> int:
+    carried = next(iter(pipeline.stages.values())).carried_states
+    if carried and chosen not in (None, 1):
+        raise ValueError(
+            f"at_once is {chosen}, but {carried[0]} carries a state from one of the"
+            f" iterator's batches to the next, so only one goes at once"
+        )
+    if carried:
+        return 1
     if chosen is None:
         return pipeline.schedule.n_microbatches
     if chosen < 1:

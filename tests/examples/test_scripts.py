@@ -245,13 +245,14 @@ def test_loss_curves_agree_and_are_drawn(tmp_path):
 
 
 # Less of everything, but two epochs.
+WORDS = ["--words", "60", "--units", "8", "--epoch", "2", "--layers", "2"]
 SHORT = {
-    "unet": ["--samples", "48", "--width", "4", "--epoch", "2"],
-    "autoencoder": ["--batchsize", "128", "--epoch", "2", "--every", "1"],
-    "language_model": [
-        *("--words", "60", "--units", "8", "--batchsize", "256", "--epoch", "2"),
-        *("--convolutions", "2"),
+    "unet": ["unet", "--samples", "48", "--width", "4", "--epoch", "2"],
+    "autoencoder": [
+        *("autoencoder", "--batchsize", "128", "--epoch", "2", "--every", "1")
     ],
+    "language_model": ["language_model", *WORDS, "--batchsize", "256"],
+    "lstm": ["language_model", *WORDS, "--batchsize", "64", "--lstm"],
 }
 
 
@@ -265,7 +266,8 @@ def figures(output):
 
 @pytest.mark.parametrize("name", SHORT)
 def test_examples_learn_the_same_on_any_number_of_ranks(name, tmp_path):
-    argv = [f"examples/{name}/train.py", *SHORT[name], "--out", tmp_path]
+    folder, *options = SHORT[name]
+    argv = [f"examples/{folder}/train.py", *options, "--out", tmp_path]
     table, last = figures(run(1, argv))
     assert len(table) == 2
     # The losses, of training and of test.

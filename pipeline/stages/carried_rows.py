@@ -1,0 +1,203 @@
+"""The declared states of a stage's layers, of all samples of a minibatch.
+
+::
+
+    between minibatches    h of samples 0 1 2 3 4 5 6 7      a persistent value
+    microbatch 0           0 1 2      lstm.h before, and after
+    microbatch 1           3 4 5
+    microbatch 2           6 7
+    between minibatches    0 1 2 3 4 5 6 7                    put together again
+
+So it does not matter how many microbatches the minibatch before had. A forward that
+runs again, to be recomputed, begins from the same rows and leaves none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import chainer
+
+from divisible import Divisible
+from divisible.carried_state import carrying, declared, place_of
+
+_NOTHING = nullcontext()
+
+
+class _State(NamedTuple):
+    """An attribute with a declared state.
+
+    Attributes:
+        path: Of it, for errors.
+        link: That has it.
+        name: Its name.
+        axis: Along which it has the samples.
+    """
+
+    path: str
+    link: chainer.Link
+    name: str
+    axis: int
+
+    def refusal(self, words: str) -> ValueError:
+        """Returns an error that names it."""
+        error = ValueError(f"{self.path} {words}")
+        error.layer_position = int(self.path.split("/")[1])
+        return error
+
+    def rows(self, array: Any, start: int, stop: int | None) -> Any:
+        """Returns what some samples have of an array."""
+        return array[(slice(None),) * self.axis + (slice(start, stop),)]
+
+
+class CarriedRows:
+    """The states of layers that :func:`divisible.carry_state` has declared.
+
+    Args:
+        layers (Divisible): Of a stage.
+    """
+
+    def __init__(self, layers: Divisible) -> None:
+        self._states = [
+            _State(f"{path}.{name}", link, name, axis)
+            for path, link in carrying(layers, layers.layer_range[0])
+            for name, axis in declared(link).items()
+        ]
+        # By the number of a state; those of training are in the links.
+        self._evaluated: dict[int, Any] = {}
+        self._trains = True
+        # Of this minibatch: what it begins from, by microbatch how many samples there
+        # are, and what each has left.
+        self._before: dict[int, Any] = {}
+        self._sizes: dict[int, int] = {}
+        self._after: dict[int, dict[int, Any]] = {}
+
+    def begin(self, trains: bool) -> None:
+        """Begins a minibatch.
+
+        Args:
+            trains (bool): Whether it is a step of training: after one, an evaluation
+                begins anew.
+        """
+        if not self._states:
+            return
+        if not self._trains:
+            self.finish()
+        self._trains = trains
+        if trains:
+            self._evaluated = {}
+            self._before = {i: self._kept(i) for i in range(len(self._states))}
+        else:
+            self._before = self._evaluated
+        self._sizes, self._after = {}, {}
+
+    def finish(self) -> None:
+        """Ends a minibatch: the next one goes on from what it has left."""
+        if not self._sizes:
+            return
+        found = {i: self._together(i) for i in range(len(self._states))}
+        self._sizes, self._after = {}, {}
+        if not self._trains:
+            self._evaluated = found
+            return
+        for i, state in enumerate(self._states):
+            setattr(state.link, place_of(state.name), found[i])
+
+    def _together(self, i: int) -> Any:
+        """Returns the state of all samples, as the microbatches have left it."""
+        state, before = self._states[i], self._before.get(i)
+        left = [self._after[microbatch].get(i) for microbatch in sorted(self._after)]
+        n_without = sum(each is None for each in left)
+        if n_without == len(left):
+            return None
+        if n_without:
+            raise state.refusal(
+                "was left by some microbatches and not by others: a layer"
+                " that carries a state must leave one at each call, or at none"
+            )
+        n_samples = sum(self._sizes.values())
+        # Samples that this minibatch did not have.
+        if before is not None and before.shape[state.axis] > n_samples:
+            left.append(state.rows(before, n_samples, None))
+        xp = chainer.backend.get_array_module(left[0])
+        return xp.concatenate(left, axis=state.axis)
+
+    def reset(self, of_training: bool) -> None:
+        """Lets the next minibatch begin without a state.
+
+        Args:
+            of_training (bool): Whether that of training as well, not of evaluation
+                alone.
+        """
+        self._evaluated, self._sizes, self._after = {}, {}, {}
+        for state in self._states if of_training else ():
+            setattr(state.link, place_of(state.name), None)
+
+    def carried(self, microbatch: int, n_samples: int) -> AbstractContextManager:
+        """Gives a forward the state of its samples, and takes what it leaves.
+
+        Args:
+            microbatch (int): Its position in the minibatch.
+            n_samples (int): How many it has.
+
+        Returns:
+            The context of the forward. It raises a ``ValueError`` if the state is of
+            fewer samples.
+        """
+        return self._carried(microbatch, n_samples) if self._states else _NOTHING
+
+    @contextmanager
+    def _carried(self, microbatch: int, n_samples: int) -> Iterator[None]:
+        if any(other > microbatch for other in self._sizes):
+            raise RuntimeError(
+                f"microbatch {microbatch} comes after {max(self._sizes)}: layers that"
+                f" carry a state need a schedule with microbatches in their order"
+            )
+        self._sizes[microbatch] = n_samples
+        self._put(microbatch)
+        yield
+        left = {}
+        for i, state in enumerate(self._states):
+            array = chainer.as_array(getattr(state.link, state.name))
+            setattr(state.link, state.name, None)
+            if array is None:
+                continue
+            n = array.shape[state.axis] if array.ndim > state.axis else None
+            if n != n_samples:
+                raise state.refusal(
+                    f"has the shape {array.shape} after a microbatch of"
+                    f" {n_samples} samples: declare along which axis they are,"
+                    f" carry_state(link, names, axis)"
+                )
+            left[i] = array
+        self._after[microbatch] = left
+
+    @contextmanager
+    def again(self, microbatch: int) -> Iterator[None]:
+        """Gives a forward that runs again the state that it had."""
+        if self._states:
+            self._put(microbatch)
+        yield
+        for state in self._states:
+            setattr(state.link, state.name, None)
+
+    def _put(self, microbatch: int) -> None:
+        start = sum(n for m, n in self._sizes.items() if m < microbatch)
+        stop = start + self._sizes[microbatch]
+        for i, state in enumerate(self._states):
+            before, value = self._before.get(i), None
+            if before is not None:
+                if before.shape[state.axis] < stop:
+                    raise state.refusal(
+                        f"is the state of {before.shape[state.axis]} samples, and this"
+                        f" minibatch has {stop} at least: give minibatches of one size,"
+                        f" or call reset_states() on every rank before"
+                    )
+                rows = state.rows(before, start, stop)
+                value = chainer.Variable(rows, requires_grad=False)
+            setattr(state.link, state.name, value)
+
+    def _kept(self, i: int) -> Any:
+        return getattr(self._states[i].link, place_of(self._states[i].name))

@@ -1,0 +1,258 @@
+"""Truncated back-propagation through time: as a serial script that unchains."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer.datasets import TupleDataset
+from chainer.iterators import SerialIterator
+
+from data_parallel import Grid, create_multi_node_optimizer
+from divisible import Divisible, carry_state, deferred_init
+from mixed_precision import MixedPrecision, to_float16
+from pipeline import (
+    ActionError,
+    DisagreementError,
+    Pipeline,
+    PipelineEvaluator,
+    load_snapshot,
+    rebalance,
+    save_snapshot,
+)
+from tests.support.mpiexec import assert_on_ranks
+
+N_WORDS, N_UNITS, LENGTH = 20, 6, 4
+
+
+class Recurrent(chainer.Chain):
+    """Reads (samples, positions, units) from where it was."""
+
+    def __init__(self, kind):
+        super().__init__()
+        with self.init_scope():
+            self.cell = carry_state(kind(N_UNITS, N_UNITS))
+
+    def forward(self, x):
+        return F.stack([self.cell(x[:, i]) for i in range(x.shape[1])], axis=1)
+
+
+class Scores(L.Linear):
+    def forward(self, x):
+        return F.swapaxes(super().forward(x, n_batch_axes=2), 1, 2)
+
+
+def model_of(kind=L.LSTM):
+    with deferred_init(seed=4):
+        layers = [L.EmbedID(N_WORDS, N_UNITS), Recurrent(kind), F.tanh]
+        layers += [Recurrent(kind), Scores(N_UNITS, N_WORDS)]
+        return Divisible(*layers)
+
+
+CUTS = {1: [0, 5], 2: [0, 2, 5], 3: [0, 1, 3, 5], 4: [0, 1, 2, 4, 5]}
+
+
+def minibatches(n, size, seed=0):
+    random = np.random.RandomState(seed)
+    for _ in range(n):
+        x, t = random.randint(0, N_WORDS, (2, size, LENGTH)).astype("i")
+        yield x, t
+
+
+class Serial:
+    """What a script of Chainer's does, with the state in the links."""
+
+    def __init__(self, kind=L.LSTM):
+        self.model = model_of(kind).divide()
+        self.optimizer = chainer.optimizers.Adam(0.05).setup(self.model)
+
+    def steps(self, batches):
+        losses = []
+        for x, t in batches:
+            loss = F.softmax_cross_entropy(self.model(x), t)
+            self.model.cleargrads()
+            loss.backward()
+            loss.unchain_backward()
+            self.optimizer.update()
+            losses.append(float(loss.array))
+        return losses
+
+
+class Run:
+    def __init__(self, comm, n_microbatches, kind=L.LSTM, n_chunks=1, **options):
+        n_stages = comm.size * n_chunks
+        cuts, model = CUTS[n_stages], model_of(kind)
+        numbers = range(comm.rank, n_stages, comm.size)
+        self.stages = [model.divide(*cuts[i : i + 2]) for i in numbers]
+        stages = self.stages if n_chunks > 1 else self.stages[0]
+        self.pipe = Pipeline(stages, comm, n_microbatches, **options)
+        self.optimizers = [
+            chainer.optimizers.Adam(0.05).setup(stage) for stage in self.stages
+        ]
+
+    def steps(self, batches):
+        losses = []
+        for x, t in batches:
+            losses.append(self.pipe.step(x, t)["loss"])
+            for optimizer in self.optimizers:
+                optimizer.update()
+        return losses
+
+
+def trains(comm, schedule, n_microbatches, checkpoint, n_chunks, kind):
+    kind = getattr(L, kind)
+    batches = [*minibatches(6, 7)]
+    wanted = Serial(kind).steps(batches)
+    # What it would be if each began anew.
+    assert abs(wanted[1] - fresh_loss(kind, batches)) > 1e-6
+    options = {"schedule": schedule, "checkpoint": checkpoint}
+    run = Run(comm, n_microbatches, kind, n_chunks, **options)
+    np.testing.assert_allclose(run.steps(batches), wanted, rtol=2e-5)
+
+
+def fresh_loss(kind, batches):
+    serial = Serial(kind)
+    serial.steps(batches[:1])
+    for link in serial.model.links():
+        if hasattr(link, "reset_state"):
+            link.reset_state()
+    return serial.steps(batches[1:2])[0]
+
+
+@pytest.mark.parametrize(
+    "n_ranks, schedule, n_microbatches, checkpoint, n_chunks, kind",
+    [
+        (1, "gpipe", 1, "never", 1, "StatefulGRU"),
+        (2, "gpipe", 3, "always", 1, "LSTM"),
+        (2, "interleaved", 4, "except_last", 2, "LSTM"),
+        (3, "zb_h1", 9, "never", 1, "StatefulPeepholeLSTM"),
+    ],
+)
+def test_trains_as_a_serial_script(
+    n_ranks, schedule, n_microbatches, checkpoint, n_chunks, kind
+):
+    assert_on_ranks(
+        n_ranks, trains, schedule, n_microbatches, checkpoint, n_chunks, kind
+    )
+
+
+def goes_on(comm, folder):
+    batches = [*minibatches(9, 6)]
+    serial, run = Serial(), Run(comm, 2)
+    wanted = serial.steps(batches)
+    np.testing.assert_allclose(run.steps(batches[:3]), wanted[:3], rtol=2e-5)
+    # Evaluation has a state of its own, which begins anew after a step.
+    x, t = batches[0]
+    losses = [run.pipe.evaluate(x, t)["loss"] for _ in range(2)]
+    assert losses[0] != losses[1]
+    run.pipe.parts.reset_states(of_training=False)
+    assert run.pipe.evaluate(x, t)["loss"] == losses[0]
+    assert run.pipe.predict(x).shape == (6, N_WORDS, LENGTH)
+    save_snapshot(folder, run.pipe, run.optimizers)
+    # On another number of microbatches, and other cuts.
+    other = Run(comm, 3)
+    load_snapshot(folder, other.pipe, other.optimizers)
+    rebalance(other.pipe, other.optimizers, [0, 4, 5], model_of)
+    for each in (run, other):
+        np.testing.assert_allclose(each.steps(batches[3:6]), wanted[3:6], rtol=2e-5)
+    rebalance(other.pipe, other.optimizers, [0, 1, 5], model_of)
+    np.testing.assert_allclose(other.steps(batches[6:]), wanted[6:], rtol=2e-5)
+    # A smaller minibatch leaves the states of the others.
+    smaller = [*minibatches(1, 4, seed=1), *minibatches(1, 6, seed=2)]
+    again = Run(comm, 2)
+    load_snapshot(folder, again.pipe, again.optimizers)
+    again.steps(batches[3:])
+    wanted = serial.steps(smaller)
+    np.testing.assert_allclose(again.steps(smaller), wanted, rtol=2e-5)
+    for each in (run, other):
+        each.pipe.reset_states()
+    assert all(link.carried_h is None for link in cells(run.stages))
+
+
+def cells(stages):
+    return [
+        link for stage in stages for link in stage.links() if hasattr(link, "carried_h")
+    ]
+
+
+def test_goes_on_from_a_snapshot_and_elsewhere(tmp_path):
+    assert_on_ranks(2, goes_on, str(tmp_path / "a"))
+
+
+def evaluates(comm):
+    run, (x, t) = Run(comm, 2), next(minibatches(1, 12))
+    run.steps(minibatches(1, 6))
+    dataset = TupleDataset(x, t)
+
+    def evaluator(**options):
+        iterator = SerialIterator(dataset, 6, repeat=False, shuffle=False)
+        return PipelineEvaluator(iterator, run.pipe, **options)
+
+    found = [evaluator()()["main/loss"] for _ in range(2)]
+    run.pipe.parts.reset_states(of_training=False)
+    wanted = [run.pipe.evaluate(x[i : i + 6], t[i : i + 6])["loss"] for i in (0, 6)]
+    assert found == pytest.approx([np.mean(wanted)] * 2)
+    with pytest.raises(ValueError, match="/1/cell carries a state from one of"):
+        evaluator(at_once=2)
+
+
+def test_an_evaluation_begins_anew_and_goes_through_batches_in_order():
+    assert_on_ranks(2, evaluates)
+
+
+def mixes(comm, n_replicas):
+    """Replicas have the states of their own samples; float16 states stay float16."""
+    batches = [*minibatches(4, 8)]
+    grid = Grid(comm, comm.size // n_replicas)
+    serial, model = Serial(), model_of()
+    rank, n = grid.pipeline.rank, grid.n_pipeline
+    stage = model.divide(*CUTS[n][rank : rank + 2])
+    pipe = Pipeline(stage, grid, 2)
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.Adam(0.05), grid.data, pipeline=pipe
+    ).setup(stage)
+    half = slice(4 * grid.replica, 4 * grid.replica + 4)
+    for (x, t), wanted in zip(batches, serial.steps(batches)):
+        assert pipe.step(x[half], t[half])["loss"] == pytest.approx(wanted, rel=2e-5)
+        optimizer.update()
+    stage = to_float16(model_of().divide())
+    optimizer = MixedPrecision(chainer.optimizers.Adam(0.05)).setup(stage)
+    from mpi4py import MPI
+
+    with Pipeline(stage, MPI.COMM_SELF, 2, loss_scale=optimizer.loss_scale) as pipe:
+        found = []
+        for x, t in batches:
+            found.append(pipe.step(x, t)["loss"])
+            optimizer.update()
+    np.testing.assert_allclose(found, Serial().steps(batches), rtol=0.02)
+    assert {link.carried_h.dtype.name for link in cells([stage])} == {"float16"}
+
+
+def test_replicas_and_mixed_precision():
+    assert_on_ranks(2, mixes, 2)
+
+
+def refuses(comm):
+    run = Run(comm, 2)
+    run.steps(minibatches(1, 4))
+    message = "layer 1.*/1/cell.c is the state of 4 samples, .* 8 at least"
+    with pytest.raises((ActionError, DisagreementError, ValueError), match=message):
+        run.steps(minibatches(1, 8))
+
+
+def test_a_larger_minibatch_is_refused():
+    assert_on_ranks(1, refuses)
+
+
+def resets_on_one_rank(comm):
+    run = Run(comm, 2)
+    run.steps(minibatches(1, 4))
+    with pytest.raises(DisagreementError, match="reset"):
+        if comm.rank == 0:
+            run.pipe.reset_states()
+        else:
+            run.steps(minibatches(1, 4))
+
+
+def test_a_reset_is_a_call_of_all_ranks():
+    assert_on_ranks(2, resets_on_one_rank)
