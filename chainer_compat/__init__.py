@@ -26,6 +26,8 @@ What no hook can hide from a user's own script:
 - ``float32_array * numpy.float64(2)`` is float64 since NumPy 2.0, and Chainer then
   refuses to mix it with float32. Multiply by ``2.0`` or by an array's own type.
 - ``numpy.float``, ``numpy.int`` and others are gone: :func:`enable_numpy_aliases`.
+- ``collections.Iterable``, ``inspect.getargspec`` and others are gone:
+  :func:`enable_python_aliases`.
 - ``float(x)`` and ``int(x)`` of an array with one element are errors since NumPy 2.4,
   and ragged arrays since 1.24. An older NumPy takes them.
 - CuPy finds CUDA in its extra ``cupy-cuda12x[ctk]`` or in the system. Without either
@@ -34,6 +36,14 @@ What no hook can hide from a user's own script:
 """
 
 import sys
+
+__all__ = [
+    "enable_numpy_aliases",
+    "enable_python_aliases",
+    "install",
+    "plug_in",
+    "report",
+]
 
 
 class _Hook:
@@ -115,6 +125,34 @@ def enable_numpy_aliases() -> list:
     from chainer_compat import _numpy_aliases
 
     return _numpy_aliases.enable()
+
+
+def enable_python_aliases() -> list:
+    """Gives the standard library back names that Python removed from 3.8 on.
+
+    For users' own scripts, and packages of Chainer's years, that still say
+    ``collections.Iterable`` (as chainerrl does for recurrent models),
+    ``inspect.getargspec``, ``time.clock``, ``fractions.gcd``,
+    ``base64.encodestring``, ``thread.isAlive()``, ``configparser.SafeConfigParser``,
+    ``xml.etree.cElementTree`` or ``self.assertEquals``. Nothing that Python has is
+    changed, and nothing in Chainer needs it, so it happens only when called.
+
+    What it cannot bring back: whole modules (``distutils`` and ``pkg_resources`` are in
+    ``setuptools<81``, ``imp`` in ``zombie-imp``), and methods of types written in C,
+    such as ``array.array.tostring``.
+
+    Returns:
+        list: The names that were added, with their module.
+
+    Example:
+        >>> import chainer_compat, collections
+        >>> added = chainer_compat.enable_python_aliases()
+        >>> isinstance([], collections.Iterable)
+        True
+    """
+    from chainer_compat import _python_aliases
+
+    return _python_aliases.enable()
 
 
 def report() -> list:

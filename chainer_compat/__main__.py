@@ -52,7 +52,8 @@ def print_limits(numpy_version) -> None:
         print(f"    needs NumPy below {version:<4}  {what}")
     print(
         f"\"make install NUMPY='<{next(iter(limits))}'\" installs such a NumPy. Removed"
-        " names come back\nby chainer_compat.enable_numpy_aliases() in the script."
+        " names come back\nby chainer_compat.enable_numpy_aliases() and"
+        " enable_python_aliases() in the script."
     )
 
 

@@ -10,6 +10,9 @@ from tests.support.import_circles import PACKAGES, circles, import_graph
 
 ROOT = Path(__file__).parents[1]
 FACES = {
+    "chainer_compat": """
+        enable_numpy_aliases enable_python_aliases install plug_in report
+    """,
     "divisible": """
         Disk Divisible LayerCost MemoryLimitError Network NotMadeError Plan Profile
         RandomKey __version__ best_plan carry_state deferred_init from_chain

@@ -1,0 +1,125 @@
+"""Names that Python's standard library removed from 3.8 on, for scripts that use them.
+
+Scripts of Chainer's years were written for Python 3.5 to 3.7, and many also for 2.7.
+The tables follow the section "Removed" of Python's release notes. Whole modules do not
+come back: ``distutils`` is in setuptools, ``imp`` in the package ``zombie-imp``.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections.abc
+import configparser
+import fractions
+import inspect
+import math
+import sys
+import threading
+import time
+import unittest
+import warnings
+import xml.etree.ElementTree
+from typing import Any, NamedTuple
+
+
+class ArgSpec(NamedTuple):
+    """The arguments of a function, as ``inspect.getargspec`` returned them."""
+
+    args: list[str]
+    varargs: str | None
+    keywords: str | None
+    defaults: tuple | None
+
+
+def getargspec(function: Any) -> ArgSpec:
+    """Returns names and default values of a function's arguments.
+
+    Args:
+        function (callable): A Python function or method.
+
+    Raises:
+        ValueError: If it has arguments by keyword only, or annotations, which an
+            ``ArgSpec`` cannot show.
+    """
+    full = inspect.getfullargspec(function)
+    if full.kwonlyargs or full.annotations:
+        raise ValueError(
+            f"{function!r} has keyword-only arguments or annotations, which "
+            f"inspect.getargspec cannot show: call inspect.getfullargspec"
+        )
+    return ArgSpec(full.args, full.varargs, full.varkw, full.defaults)
+
+
+def gcd(a: int, b: int) -> int:
+    """Returns the greatest common divisor, with the sign of ``b`` unless that is 0."""
+    return -math.gcd(a, b) if (b or a) < 0 else math.gcd(a, b)
+
+
+def _readfp(self, fp, filename=None):
+    """Reads a configuration from a file, as ``read_file`` does."""
+    self.read_file(fp, source=filename)
+
+
+# What stood for the abstract classes, from Python 3.3 to 3.9.
+_ABSTRACT = """
+    AsyncGenerator AsyncIterable AsyncIterator Awaitable ByteString Callable Collection
+    Container Coroutine Generator Hashable ItemsView Iterable Iterator KeysView Mapping
+    MappingView MutableMapping MutableSequence MutableSet Reversible Sequence Set Sized
+    ValuesView
+"""
+
+# By what unittest.TestCase calls it today.
+_ASSERTIONS = {
+    "assert_": "assertTrue",
+    "assertAlmostEquals": "assertAlmostEqual",
+    "assertEquals": "assertEqual",
+    "assertNotAlmostEquals": "assertNotAlmostEqual",
+    "assertNotEquals": "assertNotEqual",
+    "assertNotRegexpMatches": "assertNotRegex",
+    "assertRaisesRegexp": "assertRaisesRegex",
+    "assertRegexpMatches": "assertRegex",
+}
+
+
+def catalogue() -> list[tuple[Any, str, Any]]:
+    """Returns the module or class, the name, and what the name stands for."""
+    abstract = [
+        (collections, name, getattr(collections.abc, name))
+        for name in _ABSTRACT.split()
+        if hasattr(collections.abc, name)
+    ]
+    assertions = [
+        (unittest.TestCase, old, getattr(unittest.TestCase, new))
+        for old, new in _ASSERTIONS.items()
+    ]
+    return [
+        *abstract,
+        *assertions,
+        (base64, "decodestring", base64.decodebytes),
+        (base64, "encodestring", base64.encodebytes),
+        (configparser, "SafeConfigParser", configparser.ConfigParser),
+        (configparser.RawConfigParser, "readfp", _readfp),
+        (fractions, "gcd", gcd),
+        (inspect, "ArgSpec", ArgSpec),
+        (inspect, "getargspec", getargspec),
+        (threading.Thread, "isAlive", threading.Thread.is_alive),
+        # Of the processor, as on all systems but Windows.
+        (time, "clock", time.process_time),
+        (xml.etree, "cElementTree", xml.etree.ElementTree),
+    ]
+
+
+def enable() -> list[str]:
+    """Adds the names that this Python lacks; returns them with their module."""
+    added = []
+    with warnings.catch_warnings():
+        # Python warns of names that it will remove when they are looked at.
+        warnings.simplefilter("ignore")
+        missing = [entry for entry in catalogue() if not hasattr(*entry[:2])]
+    for place, name, value in missing:
+        setattr(place, name, value)
+        if inspect.ismodule(value):
+            sys.modules[f"{place.__name__}.{name}"] = value
+        module = "" if inspect.ismodule(place) else f"{place.__module__}."
+        added.append(f"{module}{place.__name__}.{name}")
+    return added
