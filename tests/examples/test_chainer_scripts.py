@@ -181,13 +181,14 @@ def test_the_readmes_say_how_many_lines_change():
     for _, _, lesson in lessons():
         marks = re.findall(r"^   ([-+])", (FOLDER / lesson).read_text(), re.MULTILINE)
         changes.append((marks.count("+"), marks.count("-")))
-    (mnist_added, mnist_removed), (cifar_added, cifar_removed) = changes
+    mnist, cifar, ptb = (added for added, _ in changes)
     text = (FOLDER / "README.md").read_text()
-    assert f"({mnist_added} lines added, {mnist_removed} removed)" in text
-    assert f"({cifar_added} added, {cifar_removed} removed)" in text
-    claim = f"scripts as pipelines, by {mnist_added} and {cifar_added} added lines"
+    assert f"({mnist} lines added, {changes[0][1]} removed)" in text
+    for added, removed in changes[1:]:
+        assert f"({added} added, {removed} removed)" in text
+    claim = f"scripts as pipelines, by {mnist}, {cifar} and {ptb} added lines"
     assert claim in (ROOT / "README.md").read_text()
-    assert max(map(max, changes)) <= 15
+    assert max(mnist, cifar) <= 15
 
 
 def thin(script):
@@ -200,9 +201,11 @@ def thin(script):
 def make_data(root):
     """Leaves small random data where Chainer keeps its downloads."""
     rng = np.random.RandomState(0)
-    mnist, cifar = root / "pfnet/chainer/mnist", root / "pfnet/chainer/cifar"
-    for folder in (mnist, cifar):
+    mnist, cifar, ptb = (root / f"pfnet/chainer/{n}" for n in ("mnist", "cifar", "ptb"))
+    for folder in (mnist, cifar, ptb):
         folder.mkdir(parents=True)
+    for file, n in (("train.npz", 400), ("valid.npz", 60), ("test.npz", 50)):
+        np.savez(ptb / file, x=np.arange(n, dtype=np.int32) * 3 % 7)
     for file, n in (("train.npz", 90), ("test.npz", 40)):
         x = rng.randint(0, 256, (n, 784)).astype(np.uint8)
         np.savez(mnist / file, x=x, y=rng.randint(0, 10, n).astype(np.uint8))
@@ -267,3 +270,29 @@ def test_a_ported_script_gives_the_log_of_the_original(
         for theirs, ours in zip(expected, found):
             for key in set(theirs) - {"elapsed_time"}:
                 np.testing.assert_allclose(ours[key], theirs[key], 1e-5, err_msg=key)
+
+
+@needs_chainer
+def test_a_ported_language_model_is_as_perplexed_as_the_original(scripts, tmp_path):
+    def run(n, folder, out, n_epochs, *more):
+        options = ["--batchsize", "4", "--bproplen", "5", "--unit", "40"]
+        options += ["--epoch", n_epochs, "--out", tmp_path / out]
+        options += ["--model", tmp_path / f"{out}.npz", *more]
+        env = {
+            "CHAINER_DATASET_ROOT": str(tmp_path / "data"),
+            "PYTHONPATH": str(ROOT),
+        }
+        argv = ["-c", DRIVER, folder / "train_ptb.py", *options]
+        result = mpiexec(n, argv, timeout=120, env=env)
+        assert result.returncode == 0, result.stdout
+        found = re.findall(r"test perplexity: ([\d.]+)", result.stdout)
+        assert len(found) == n
+        return float(found[0])
+
+    originals, ported = scripts
+    expected = run(1, originals, "original", 6)
+    assert run(2, ported, "divided", 6) == pytest.approx(expected, rel=1e-5)
+    assert run(2, ported, "begun", 3) != pytest.approx(expected, rel=1e-3)
+    saved = max((tmp_path / "begun").glob("*iter_*"), key=lambda path: path.name)
+    resumed = run(3, ported, "resumed", 6, "--resume", saved)
+    assert resumed == pytest.approx(expected, rel=1e-5)

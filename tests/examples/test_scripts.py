@@ -264,7 +264,15 @@ def figures(output):
     return np.array([row.split()[1:-1] for row in rows], float), np.array(last, float)
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("unet", marks=pytest.mark.matrix),
+        pytest.param("autoencoder", marks=pytest.mark.matrix),
+        "language_model",
+        "lstm",
+    ],
+)
 def test_examples_learn_the_same_on_any_number_of_ranks(name, tmp_path):
     folder, *options = SHORT[name]
     argv = [f"examples/{folder}/train.py", *options, "--out", tmp_path]
@@ -278,7 +286,11 @@ def test_examples_learn_the_same_on_any_number_of_ranks(name, tmp_path):
         np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("options", [[], ["--channels", "0.5"]])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param([], marks=pytest.mark.matrix), ["--channels", "0.5"]],
+    ids=["weights", "channels"],
+)
 def test_a_model_becomes_smaller(options, tmp_path):
     script = "examples/smaller_model/train.py"
     output = run(2, [script, "--epoch", "6", "--out", tmp_path, *options])
