@@ -23,7 +23,6 @@ from divisible.communication.collectives import (
     wait_for_all,
 )
 from divisible.communication.errors import DisagreementError, in_words
-from divisible.streaming.mapped import parts_of
 
 
 def description(optimizer: Any, parameters: Sequence[NamedParameter]) -> list[str]:
@@ -86,7 +85,7 @@ def checksums(parameters: Sequence[NamedParameter]) -> np.ndarray:
     found = []
     for _, param in parameters:
         checksum = 0
-        for part in parts_of(param.array):
+        for part in _parts(param):
             checksum = zlib.crc32(_bytes_of(part), checksum)
         found.append(checksum)
     return np.array(found, np.int64)
@@ -240,13 +239,20 @@ def broadcast_values(
     for i in sorted(positions):
         param = parameters[i].param
         what = f"to give values to {parameters[i].name}"
-        for part in parts_of(param.array, written=True):
+        for part in _parts(param, written=True):
             # Of any memory layout and dtype: bytes travel.
             values = _bytes_of(part)
             wait_for_all(comm, comm.Ibcast([values, MPI.BYTE], 0), timeout, what)
             with chainer.using_device(param.device):
                 values = values.view(part.dtype).reshape(part.shape)
                 part[...] = param.device.send(values)
+
+
+def _parts(param: Any, written: bool = False) -> Iterable[Any]:
+    """Returns the values of a parameter, those on disk a few MiB at a time."""
+    if getattr(param, "is_streamed", False):
+        return param.parts_of(param.array, written)
+    return [param.array]
 
 
 def _bytes_of(array: Any) -> np.ndarray:

@@ -13,8 +13,6 @@ from typing import Any
 import chainer
 import numpy as np
 
-from divisible.streaming.mapped import parts_of
-
 
 def is_streamed(param: chainer.Parameter) -> bool:
     """Whether a parameter is on disk."""
@@ -73,8 +71,8 @@ class StreamedParameters:
                 param._loss_scale = noted
 
     @staticmethod
-    def _gradient(param: chainer.Parameter, written: bool = False) -> Any:
-        return () if param.grad is None else parts_of(param.grad, written)
+    def _gradient(param: Any, written: bool = False) -> Any:
+        return () if param.grad is None else param.parts_of(param.grad, written)
 
 
 def _sum_of_squares(part: np.ndarray) -> float:

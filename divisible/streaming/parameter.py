@@ -24,7 +24,7 @@ import numpy as np
 from divisible.deferred.array import DeferredArray, Recipe
 from divisible.streaming import initial, updates
 from divisible.streaming.errors import StoreError
-from divisible.streaming.mapped import MappedArray, passing
+from divisible.streaming.mapped import MappedArray, parts_of, passing
 from divisible.streaming.segment_trial import SegmentTrial
 from divisible.streaming.segments import ranges
 
@@ -123,6 +123,18 @@ class StreamedParameter(chainer.Parameter):
     def new_gradient(self) -> np.ndarray:
         """Returns the array for its gradient, always the same one."""
         return self.file(GRADIENT).array
+
+    @staticmethod
+    def parts_of(array: np.ndarray, written: bool = False) -> Iterator[np.ndarray]:
+        """Yields a few MiB of its array, or of its gradient, at a time.
+
+        For those who may know it as a parameter only.
+
+        Args:
+            array: One or the other.
+            written (bool): Whether the parts are written to.
+        """
+        return parts_of(array, written)
 
     def note_gradient(self) -> None:
         """Takes note that somebody else has written to the gradient, and lets it go."""
