@@ -53,7 +53,9 @@ PACKAGES = (
     Package(
         "chainer-chemistry", ("rdkit", "pandas", "tqdm", "scikit-learn"), alone=True
     ),
-    Package("chainerui", ("sqlalchemy<2", "flask<2.3", "werkzeug<2.3")),
+    Package(
+        "chainerui",
+    ),
 )
 
 

@@ -3,7 +3,7 @@
 import chainer
 import chainerrl
 import numpy as np
-from chainerrl import explorers, q_functions, replay_buffer
+from chainerrl import explorers, links, q_functions, replay_buffer
 
 
 class Corridor:
@@ -24,11 +24,11 @@ class Corridor:
         return self.look(), float(self.place == 4), self.place == 4
 
 
-def learn(q, buffer, episodic=False):
+def learn(q, buffer, recurrent=False):
     """Returns how long the last episode took."""
     optimizer = chainer.optimizers.Adam(1e-2).setup(q)
     explorer = explorers.ConstantEpsilonGreedy(0.3, lambda: np.random.randint(2))
-    options = {"episodic_update_len": 8} if episodic else {}
+    options = {"recurrent": True, "episodic_update_len": 8} if recurrent else {}
     agent = chainerrl.agents.DoubleDQN(
         q,
         optimizer,
@@ -61,5 +61,10 @@ def learn(q, buffer, episodic=False):
 np.random.seed(0)
 q = q_functions.FCStateQFunctionWithDiscreteAction(5, 2, 16, 1)
 assert learn(q, replay_buffer.ReplayBuffer(1000)) == 4
-recurrent = q_functions.FCLSTMStateQFunction(5, 2, 16, 1)
-learn(recurrent, replay_buffer.EpisodicReplayBuffer(1000), episodic=True)
+recurrent = links.StatelessRecurrentSequential(
+    chainer.links.Linear(5, 16),
+    chainer.links.NStepLSTM(1, 16, 16, 0),
+    chainer.links.Linear(16, 2),
+    chainerrl.action_value.DiscreteActionValue,
+)
+learn(recurrent, replay_buffer.EpisodicReplayBuffer(1000), recurrent=True)
