@@ -14,6 +14,7 @@ values of the link: so it is in snapshots, and goes along when the layer moves.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -58,8 +59,9 @@ def carry_state(
         chainer.Link: The same.
 
     Raises:
-        TypeError: If it is no link.
-        ValueError: If it has no such attribute, or it is not known which ones.
+        TypeError: If it is no link, or the axis no integer.
+        ValueError: If it has no such attribute, it is not known which ones, or the axis
+            is negative.
 
     Example:
         >>> import numpy as np
@@ -93,6 +95,14 @@ def carry_state(
                 f"carry_state({type(link).__name__}): say in which attributes its state"
                 f" is, as in carry_state(link, ('c', 'h'))"
             )
+    try:
+        axis = operator.index(axis)
+    except TypeError:
+        raise TypeError(
+            f"carry_state: axis={axis!r} must be an integer, that of the samples"
+        ) from None
+    if axis < 0:
+        raise ValueError(f"carry_state: axis={axis} must be 0 or more")
     names = (names,) if isinstance(names, str) else tuple(names)
     for name in names:
         if name not in vars(link):

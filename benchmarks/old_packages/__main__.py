@@ -27,7 +27,7 @@ class Package(NamedTuple):
 
     Attributes:
         name: On PyPI.
-        needs: What else it needs that it does not say.
+        needs: Other packages, and conditions on them, that it does not say.
         alone: Whether it is installed without what it says it needs, which no longer
             builds.
         unpacked: Whether its archive is only unpacked, since it has an extension for
@@ -53,9 +53,7 @@ PACKAGES = (
     Package(
         "chainer-chemistry", ("rdkit", "pandas", "tqdm", "scikit-learn"), alone=True
     ),
-    Package(
-        "chainerui",
-    ),
+    Package("chainerui", ("sqlalchemy<2",)),
 )
 
 
@@ -91,7 +89,9 @@ class Environment:
         if package.unpacked:
             self.failure = self._unpack(package.name, folder)
             return
-        options = ("--no-deps",) if package.alone else (f"numpy{numpy}",)
+        # In one call with the conditions on others, which another would not heed.
+        with_others = (*package.needs, f"numpy{numpy}")
+        options = ("--no-deps",) if package.alone else with_others
         self.failure = self._install("--no-build-isolation", package.name, *options)
 
     def _install(self, *arguments: str) -> str:

@@ -53,7 +53,7 @@ class RankMemory(NamedTuple):
 
     @property
     def needed(self) -> int:
-        """What it needs with the chosen layers on disk."""
+        """The bytes that it needs with the chosen layers on disk."""
         return self.resident + (self.activations or 0) + self.segments
 
 

@@ -24,7 +24,7 @@ TOLERANCE = 1e-4
 
 
 class Source(NamedTuple):
-    """What is exported.
+    """A model to be exported.
 
     Attributes:
         arrays: The undivided model's parameters and persistent values, by key.

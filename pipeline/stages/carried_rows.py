@@ -44,7 +44,7 @@ class _State(NamedTuple):
     def refusal(self, words: str) -> ValueError:
         """Returns an error that names it."""
         error = ValueError(f"{self.path} {words}")
-        error.layer_position = int(self.path.split("/")[1])
+        error.layer_position = int(self.path.split("/")[1].split(".")[0])
         return error
 
     def rows(self, array: Any, start: int, stop: int | None) -> Any:

@@ -217,10 +217,12 @@ def _unequal_parts(
 
     By the lengths of outputs one sees whether the samples are along an axis, if not all
     parts of the data set have equally many. In a pipeline they have, if it cuts a
-    minibatch into one.
+    minibatch into one. Where a layer carries a state, a part would go on from that of
+    other samples, so none is made.
     """
     x, n = minibatch.x, minibatch.n_samples
     is_uncut = n == 2 or pipeline.schedule.n_microbatches == 1
+    is_uncut = is_uncut and not _carried_states(pipeline)
     if list(sizes) == [n] and is_uncut and n > 1:
         for part in (slice(n - 1), slice(n - 1, n)):
             yield x and tuple(array[part] for array in x), len(range(n)[part])
@@ -232,8 +234,12 @@ def _is_replica_0(pipeline: Pipeline) -> bool:
     return pipeline.ranks.replica == 0
 
 
+def _carried_states(pipeline: Pipeline) -> tuple[str, ...]:
+    return next(iter(pipeline.stages.values())).carried_states
+
+
 def _at_once(chosen: int | None, pipeline: Pipeline) -> int:
-    carried = next(iter(pipeline.stages.values())).carried_states
+    carried = _carried_states(pipeline)
     if carried and chosen not in (None, 1):
         raise ValueError(
             f"at_once is {chosen}, but {carried[0]} carries a state from one of the"

@@ -40,6 +40,11 @@ def test_others_are_named():
         carry_state(Memory(), "other")
     with pytest.raises(ValueError, match="is a parameter or a persistent value"):
         carry_state(L.Linear(2, 3), "W")
+    with pytest.raises(ValueError, match="axis=-1 must be 0 or more"):
+        carry_state(Memory(), "memory", axis=-1)
+    for axis in ("x", 1.0):
+        with pytest.raises(TypeError, match="must be an integer"):
+            carry_state(Memory(), "memory", axis=axis)
     with pytest.raises(TypeError, match="expected a link, not a function"):
         carry_state(lambda x: x)
 

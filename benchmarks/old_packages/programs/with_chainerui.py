@@ -1,4 +1,4 @@
-"""Logs a training with chainerui's extensions, and asks its server for the log."""
+"""Logs a training with chainerui's extensions, and enters it into its database."""
 
 import os
 import subprocess

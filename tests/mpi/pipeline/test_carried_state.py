@@ -17,6 +17,7 @@ from pipeline import (
     Pipeline,
     PipelineEvaluator,
     load_snapshot,
+    predict,
     rebalance,
     save_snapshot,
 )
@@ -198,6 +199,20 @@ def evaluates(comm):
 
 def test_an_evaluation_begins_anew_and_goes_through_batches_in_order():
     assert_on_ranks(2, evaluates)
+
+
+def predicts(comm, n_microbatches, size):
+    run, (x, _) = Run(comm, n_microbatches), next(minibatches(1, 3 * size))
+    iterator = SerialIterator(list(x), size, repeat=False, shuffle=False)
+    found = predict(run.pipe, iterator)
+    run.pipe.reset_states()
+    parts = [run.pipe.predict(x[i : i + size]) for i in range(0, 3 * size, size)]
+    np.testing.assert_array_equal(found, np.concatenate(parts))
+
+
+@pytest.mark.parametrize("n_microbatches, size", [(1, 6), (2, 6), (2, 2)])
+def test_predictions_of_a_data_set_are_those_of_its_batches(n_microbatches, size):
+    assert_on_ranks(2, predicts, n_microbatches, size)
 
 
 def mixes(comm, n_replicas):
