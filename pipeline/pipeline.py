@@ -23,6 +23,7 @@ from divisible.schedules.timeline import Timeline
 from pipeline.agreement import Layout
 from pipeline.arguments import Arguments
 from pipeline.early_exchanges import EarlyExchanges
+from pipeline.early_updates import EarlyUpdates
 from pipeline.feed import Feed
 from pipeline.fused_layers import FusedLayers
 from pipeline.ranks import Ranks
@@ -166,6 +167,7 @@ class Pipeline:
         self._calls, self._given = self.ranks.calls, arguments
         self.fusion = FusedLayers(arguments.stages, arguments.fuse)
         self.early_exchanges = EarlyExchanges(self.ranks)
+        self._early_updates = EarlyUpdates(self.ranks)
         self.parts: Parts | None = None
         self._lay_out(layout)
         begin_alike(self.ranks.grid, self.stages, timeout)
@@ -209,7 +211,9 @@ class Pipeline:
         """Whether this rank holds the last stage, and reads ``t``."""
         return self.rank == self.ranks.last
 
-    def step(self, x: Any = None, t: Any = None) -> dict[str, float]:
+    def step(
+        self, x: Any = None, t: Any = None, optimizer: Any = None
+    ) -> dict[str, float]:
         """Runs the forward and backward of one minibatch.
 
         Afterwards every ``param.grad`` is the gradient of the minibatch's mean
@@ -224,6 +228,10 @@ class Pipeline:
             t (array or tuple of arrays): The targets, samples along the first axis.
                 Read on the last stage's rank; ignored elsewhere. ``None`` everywhere
                 if ``lossfun`` and ``accfun`` take outputs alone.
+            optimizer (chainer.Optimizer or list): That, or those, of which the script
+                calls ``update`` after this, before anything else. So a streamed layer
+                may be updated while its gradient comes, if no hook looks at it; then
+                the gradient is NaN afterwards. :class:`PipelineUpdater` gives its own.
 
         Returns:
             dict: ``'loss'`` and, with an ``accfun``, ``'accuracy'``: floats, means
@@ -247,6 +255,7 @@ class Pipeline:
         quiet = {"over": "ignore", "invalid": "ignore"}
         errors = {} if self._loss_scale is None else quiet
         with self._call("step"), chainer.force_backprop_mode(), np.errstate(**errors):
+            self._early_updates.begin(optimizer, self._stages.values(), self.ties)
             scale = None
             if self._loss_scale is not None:
                 scale = self.loss.scale = float(self._loss_scale)
@@ -261,6 +270,7 @@ class Pipeline:
             self._updates.check()
             self.early_exchanges.end()
             self.parts.finish(scale, self._results.correction)
+            self._early_updates.end()
             self.n_steps += 1
         if self.trial is not None and self.trial.note(self.timeline):
             self._end_trial()
@@ -435,7 +445,8 @@ class Pipeline:
 
     def _run(self, program: RankProgram, inputs: Sequence[Tensors]) -> list[Any]:
         n, early = program.n_microbatches, self.early_exchanges
-        self.parts.begin(self.n_steps, n, early.listener)
+        updated = self._early_updates.decide
+        self.parts.begin(self.n_steps, n, early.listener, updated)
         with restored_random_state(self._device):
             return self._runner.run(program, inputs, early.looks)
 

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
+import chainer
 from mpi4py import MPI
 
 from divisible import Divisible
@@ -199,16 +200,23 @@ class Parts(NamedTuple):
             _make_runner(arguments, stages, layout, ranks),
         )
 
-    def begin(self, step: int, n_microbatches: int, listener: Callable) -> None:
+    def begin(
+        self,
+        step: int,
+        n_microbatches: int,
+        listener: Callable,
+        is_updated_early: Callable[[chainer.Parameter], bool] | None,
+    ) -> None:
         """Begins a minibatch; see :meth:`.Stage.begin`.
 
         Args:
             step (int): How many there were before.
             n_microbatches (int): Of the minibatch.
             listener: Returns what a stage calls with complete gradients, or ``None``.
+            is_updated_early: What a stage asks of each parameter, or ``None``.
         """
         for stage in self.stages.values():
-            stage.begin(step, n_microbatches, listener(stage))
+            stage.begin(step, n_microbatches, listener(stage), is_updated_early)
 
     def finish(self, loss_scale: float | None, correction: float) -> None:
         """Ends a minibatch; see :meth:`.Stage.finish`."""

@@ -127,8 +127,12 @@ class UpdateAgreement:
         return bool(self._counts) and self._counts == self._count()
 
     def _count(self) -> list[int]:
-        rules = [param.update_rule for param in self._params]
-        return [rule.t for rule in rules if rule is not None and rule.enabled]
+        return [
+            # The step itself may have updated a streamed one.
+            param.update_rule.t - getattr(param, "is_updated", False)
+            for param in self._params
+            if param.update_rule is not None and param.update_rule.enabled
+        ]
 
     def check(self) -> None:
         """Refuses what is not alike; to be called when the call is finished.

@@ -59,6 +59,11 @@ class Completion:
         for param in parameters:
             self._missing[id(param)] = self._missing.get(id(param), 0) + 1
 
+    def is_next(self, parameter: chainer.Parameter) -> bool:
+        """Says whether the part that comes next completes a gradient."""
+        key = id(parameter)
+        return self._missing.get(key) == 1 and key not in self._left_out
+
     def add(self, parameter: chainer.Parameter) -> None:
         """Takes note of a part that has been added."""
         key = id(parameter)

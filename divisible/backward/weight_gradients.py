@@ -69,6 +69,8 @@ class WeightGradients:
 
     Attributes:
         completion (Completion or None): Whom backwards tell what they add.
+        is_updated_early: Says of a parameter whether the last part of its gradient,
+            which then is added up nowhere, is to update it; ``None`` if none is.
 
     Example:
         >>> import chainer, numpy as np
@@ -93,13 +95,17 @@ class WeightGradients:
         self._gradients: dict[int, _Gradient] = {}
         # Those that were given when the minibatch began.
         self._given: dict[int, chainer.Parameter] = {}
+        # Those that the last part of their gradient has updated.
+        self._updated: set[int] = set()
         self._scratch = Scratch()
         self.completion: Completion | None = None
+        self.is_updated_early: Callable[[chainer.Parameter], bool] | None = None
 
     def begin(self) -> None:
         """Empties all gradients; what an unfinished minibatch left is forgotten."""
         for gradient in self._gradients.values():
             gradient.n_parts, gradient.is_taken = 0, False
+        self._updated.clear()
         self._given = {id(parameter): parameter for parameter in self._parameters()}
         for parameter in self.known():
             # It also spares uninitialized parameters the array of NaN that Chainer
@@ -125,6 +131,11 @@ class WeightGradients:
             contribution: Of the parameter's shape, if its axes but the first are
                 flattened, and dtype; of float32 for float16.
         """
+        if self._updates_early(parameter, contribution):
+            known = self._gradients.get(id(parameter))
+            contribution.update(known.array if known and known.n_parts else None)
+            self._updated.add(id(parameter))
+            return
         gradient = self._gradient(parameter)
         if gradient.is_taken:
             raise RuntimeError(
@@ -137,6 +148,25 @@ class WeightGradients:
         else:
             contribution.write(gradient.array)
         gradient.n_parts += 1
+
+    def _updates_early(
+        self, parameter: chainer.Parameter, contribution: Contribution
+    ) -> bool:
+        """Says whether a contribution is to update a parameter."""
+        if id(parameter) in self._updated:
+            raise RuntimeError(
+                f"a gradient of {parameter} came after it had been updated with those"
+                f" before: something adds to it by itself. Update after the step: give"
+                f" pipe.step() no optimizer"
+            )
+        return (
+            self.is_updated_early is not None
+            and self.completion is not None
+            and self.completion.is_next(parameter)
+            and hasattr(contribution, "update")
+            and parameter.grad is None
+            and self.is_updated_early(parameter)
+        )
 
     def n_parts(self, parameter: chainer.Parameter) -> int:
         """Returns how many contributions there were to a gradient.

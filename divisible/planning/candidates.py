@@ -381,7 +381,12 @@ class Configurations:
         if key not in self.sized:
             profile = interpolate(self.profiles, size)
             profile = streamed_profile(
-                profile, streamed, self.disk, n_microbatches, self.segment_bytes
+                profile,
+                streamed,
+                self.disk,
+                n_microbatches,
+                self.segment_bytes,
+                has_replicas=exchange is not None,
             )
             if exchange is not None:
                 profile = exchange.with_residuals(profile)

@@ -5,11 +5,14 @@ A streamed layer (:class:`divisible.streaming.Streamed`) passes over its files::
                          of a microbatch            of a minibatch
     forward              read W
     input gradients      read W
-    weight gradients     read gW, write gW          the first one only writes
-    update                                          read W, gW, state; write W, state
+    weight gradients     read gW, write gW          the first one only writes,
+    with the update                                 the last one reads gW, state and
+                                                    writes W, state
 
-Of an embedding a microbatch reads and writes some rows, which take no time to speak of;
-the update passes over all of it if it has a state.
+Where replicas exchange gradients, the last one writes its own as well, and the update
+follows in a pass of its own, which reads W, gW and the state. Of an embedding a
+microbatch reads and writes some rows, which take no time to speak of; the update passes
+over all of it if it has a state.
 
 A pass goes on beside the computation, so it costs what it takes longer than that.
 """
@@ -105,7 +108,11 @@ class Disk:
 
 
 def streamed_cost(
-    cost: LayerCost, disk: Disk, n_microbatches: int, segment_bytes: float = MOST_BYTES
+    cost: LayerCost,
+    disk: Disk,
+    n_microbatches: int,
+    segment_bytes: float = MOST_BYTES,
+    has_replicas: bool = False,
 ) -> LayerCost:
     """Returns what a layer costs if what can be of its weights is on disk.
 
@@ -114,6 +121,7 @@ def streamed_cost(
         disk: Where the weights are.
         n_microbatches: Of a minibatch, which share the update's passes.
         segment_bytes: Of a segment; what is smaller is one.
+        has_replicas: Whether gradients are exchanged before they are used.
 
     Returns:
         LayerCost: The same if none of it can be streamed.
@@ -124,7 +132,7 @@ def streamed_cost(
         ...     streamable_bytes=100)
         >>> slow = streamed_cost(layer, Disk(read=50, write=100), n_microbatches=1)
         >>> slow.forward, slow.backward_input, slow.backward_weight
-        (2.0, 2.0, 9.0)
+        (2.0, 2.0, 4.0)
         >>> slow.parameter_bytes, slow.optimizer_bytes
         (0, 0)
         >>> embedding = replace(layer, gathered_bytes=100, optimizer_bytes=0)
@@ -138,16 +146,13 @@ def streamed_cost(
     state = share * cost.optimizer_bytes
     passed = size - cost.gathered_bytes
     reading = disk.seconds(passed, 0)
-    adding = disk.seconds(passed, passed) * (n_microbatches - 1)
-    adding += disk.seconds(0, passed)
-    updated = size if state else passed
-    update = disk.seconds(updated + passed + state, updated + state)
-    weight = max(cost.backward_weight, adding / n_microbatches)
+    updating = _update_seconds if has_replicas else _early_update_seconds
+    weight = updating(disk, passed, cost.gathered_bytes, state, n_microbatches, cost)
     return replace(
         cost,
         forward=max(cost.forward, reading),
         backward_input=max(cost.backward_input, reading),
-        backward_weight=weight + update / n_microbatches,
+        backward_weight=weight / n_microbatches,
         parameter_bytes=cost.parameter_bytes - size,
         optimizer_bytes=round(cost.optimizer_bytes - state),
         workspace_bytes=round(
@@ -159,12 +164,50 @@ def streamed_cost(
     )
 
 
+def _update_seconds(
+    disk: Disk, passed: int, gathered: int, state: float, m: int, cost: LayerCost
+) -> float:
+    """Returns the seconds of a minibatch's weight gradients, and an update after them.
+
+    Args:
+        disk: Where the weights are.
+        passed: Bytes of weights that are passed over as a whole.
+        gathered: Bytes of those of which some rows are read.
+        state: Bytes of the optimizer's state, of both.
+        m: Microbatches of a minibatch.
+        cost: Of the layer in memory.
+    """
+    adding = disk.seconds(passed * (m - 1), passed * m)
+    updated = passed + (gathered if state else 0)
+    update = disk.seconds(updated + passed + state, updated + state)
+    return max(m * cost.backward_weight, adding) + update
+
+
+def _early_update_seconds(
+    disk: Disk, passed: int, gathered: int, state: float, m: int, cost: LayerCost
+) -> float:
+    """Returns the same with the update of what is passed over in the last microbatch.
+
+    It has read the weights for the gradient of its input.
+    """
+    own = state * passed / (passed + gathered)
+    others = gathered + state - own if state else 0
+    adding, known = 0.0, 0
+    if m > 1:
+        adding, known = disk.seconds(passed * (m - 2), passed * (m - 1)), passed
+    last = disk.seconds(known + own, passed + own)
+    total = max((m - 1) * cost.backward_weight, adding)
+    total += max(cost.backward_weight, last)
+    return total + disk.seconds(others, others)
+
+
 def streamed_profile(
     profile: Profile,
     positions: Sequence[int],
     disk: Disk | None,
     n_microbatches: int,
     segment_bytes: float = MOST_BYTES,
+    has_replicas: bool = False,
 ) -> Profile:
     """Returns a profile of a model with some layers' weights on disk.
 
@@ -174,10 +217,13 @@ def streamed_profile(
         disk: Where they are; only needed if there are some.
         n_microbatches: Of a minibatch.
         segment_bytes: Of a segment.
+        has_replicas: Whether gradients are exchanged before they are used.
     """
     if not positions:
         return profile
     layers = list(profile.layers)
     for i in positions:
-        layers[i] = streamed_cost(layers[i], disk, n_microbatches, segment_bytes)
+        layers[i] = streamed_cost(
+            layers[i], disk, n_microbatches, segment_bytes, has_replicas
+        )
     return replace(profile, layers=layers)

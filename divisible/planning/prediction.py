@@ -81,7 +81,13 @@ def predict(
             "the plan puts something on disk: say how fast that is, with disk="
         )
     sized = {
-        size: streamed_profile(interpolate(profiles, size), plan.streamed, disk, m)
+        size: streamed_profile(
+            interpolate(profiles, size),
+            plan.streamed,
+            disk,
+            m,
+            has_replicas=exchange is not None,
+        )
         for size in set(sizes)
     }
     if exchange is not None:

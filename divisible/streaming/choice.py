@@ -115,7 +115,10 @@ def stream(
     if profiles:
         disk = measure_disk(place) if disk is None else disk
         size = _largest_microbatch(profiles, n_microbatches, plan)
-        seconds = _seconds(interpolate(profiles, size), weights, disk, n_microbatches)
+        has_replicas = plan is not None and plan.replicas > 1
+        seconds = _seconds(
+            interpolate(profiles, size), weights, disk, n_microbatches, has_replicas
+        )
     parts = [
         _Part({i: weights[i] for i in positions}, limit, held)
         for positions, limit, held in zip(layers, limits, activations)
@@ -192,7 +195,11 @@ def _on_ranks(
 
 
 def _seconds(
-    profile: Profile, weights: Sequence[LayerWeights], disk: Disk, n_microbatches: int
+    profile: Profile,
+    weights: Sequence[LayerWeights],
+    disk: Disk,
+    n_microbatches: int,
+    has_replicas: bool,
 ) -> dict[int, float]:
     """Returns by position what a minibatch takes longer with the weights on disk."""
     found = {}
@@ -205,7 +212,9 @@ def _seconds(
                 gathered_bytes=each.gathered,
                 optimizer_bytes=each.freed - 2 * each.streamable,
             )
-            slow = streamed_cost(resident, disk, n_microbatches)
+            slow = streamed_cost(
+                resident, disk, n_microbatches, has_replicas=has_replicas
+            )
             found[i] = (slow.seconds - cost.seconds) * n_microbatches
     return found
 

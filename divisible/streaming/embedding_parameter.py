@@ -40,6 +40,9 @@ class EmbeddingParameter(StreamedParameter):
         # unless somebody wrote to all of them.
         self._is_dense = False
 
+    #: The gradient has few rows, and its file is written to in no others.
+    can_be_updated_early = False
+
     def visiting(
         self, rows: np.ndarray, written: set[str], read: set[str] = frozenset()
     ) -> Iterator[slice]:

@@ -11,7 +11,8 @@
 
 The activation f, if there is one, is applied while the segment's outputs are in the
 cache. A pipeline computes gx and the rest in passes of their own, so that a zero-bubble
-schedule may do the second one later.
+schedule may do the second one later; but where W is updated with the last microbatch's
+gW, that and gx, if it is not there yet, are computed in one pass.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ class LayerFunction(chainer.FunctionNode):
     ) -> None:
         self.operation, self.weights = operation, weights
         self.activation = activation
+        # Whether the gradient of x has been asked for, or what it is already.
+        self._is_asked = False
+        self._gx: np.ndarray | None = None
 
     def forward(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
         """Computes the outputs segment by segment."""
@@ -78,6 +82,9 @@ class LayerFunction(chainer.FunctionNode):
             )
         gy = grad_outputs[0].array
         before = dict(zip(target_input_indexes, grad_inputs))
+        self._is_asked = self._is_asked or 0 in before
+        if self._gx is not None:
+            return self._gradient_found(before)
         sums = _Sums(self, gy, before)
         written = {GRADIENT} if 1 in before else set()
         read = {ARRAY} if 0 in before else set()
@@ -85,6 +92,38 @@ class LayerFunction(chainer.FunctionNode):
         for start, stop in self.weights.timed_pass(written, read):
             sums.add(start, stop)
         return sums.variables()
+
+    def _gradient_found(
+        self, before: Mapping[int, chainer.Variable | None]
+    ) -> tuple[chainer.Variable, ...]:
+        """Returns the gradient of x, which is all that is wanted."""
+        (known,), gx = before.values(), self._gx
+        self._gx = None
+        if known is not None:
+            gx += known.array
+        return (chainer.Variable(gx),)
+
+    def update(self, gy: np.ndarray, known: np.ndarray | None) -> None:
+        """Updates W with the gradient of a minibatch.
+
+        The gradient of x is computed meanwhile, while W is what it was, unless it is
+        there already or nobody needs it.
+
+        Args:
+            gy: The gradient of the output, of the last microbatch.
+            known: The sum of those of W of other calls; ``None`` if there are none.
+        """
+        needs_gx = self.inputs[0].requires_grad and not self._is_asked
+        sums = _Sums(self, gy, {0: None} if needs_gx else {})
+        x, W = self._arrays()
+
+        def share(rows: slice) -> Contribution:
+            gz = sums.add(rows.start, rows.stop)
+            return self.operation.weights(x, W[rows], gz)
+
+        self.weights.update_early(share, known)
+        if needs_gx:
+            self._gx = sums.variables()[0].array
 
     def bias_gradient(self, gy: np.ndarray) -> np.ndarray:
         """Returns the gradient of b."""
@@ -145,8 +184,8 @@ class _Sums:
         if 2 in before:
             self._found[2] = np.empty(gy.shape[1], gy.dtype)
 
-    def add(self, start: int, stop: int) -> None:
-        """Adds what a segment gives."""
+    def add(self, start: int, stop: int) -> np.ndarray:
+        """Adds what a segment gives; returns the gradient of its outputs."""
         function, found = self._function, self._found
         x, W = function._arrays()
         operation, rows = function.operation, slice(start, stop)
@@ -159,6 +198,7 @@ class _Sums:
             self._put(share, found[1][rows], is_first=self._before[1] is None)
         if 2 in found:
             found[2][rows] = function.sum_of_outputs(gz)
+        return gz
 
     def _put(self, share: Contribution, out: np.ndarray, is_first: bool) -> None:
         if is_first:
@@ -200,6 +240,10 @@ class WeightShare(NamedTuple):
         """Adds to the gradient."""
         for rows, share in self._shares():
             share.add(out[rows], scratch)
+
+    def update(self, known: np.ndarray | None) -> None:
+        """Updates W with it, and with what there is of its gradient already."""
+        self.function.update(self.gy, known)
 
     def _shares(self) -> Iterator[tuple[slice, Contribution]]:
         function, weights = self.function, self.function.weights

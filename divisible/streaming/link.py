@@ -46,7 +46,8 @@ class Streamed(chainer.Link):
     of the input is added up over the segments.
 
     An optimizer's update rules update the segments one by one: any of Chainer's, which
-    look at each element by itself. A hook of the optimizer, such as
+    look at each element by itself. Where a :class:`~pipeline.Pipeline` knows the
+    optimizer, that is done while the gradient comes. A hook of the optimizer, such as
     ``GradientClipping``, sees whole arrays, and reads the gradients from their files in
     a pass of its own. ``WeightDecay`` would make an array as large as the weights: add
     it to the update rule (``param.update_rule.add_hook``), which is given segments.

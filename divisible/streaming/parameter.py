@@ -8,19 +8,26 @@
     state      m, v                                     read and written
 
 Each pass goes through the segments from the first to the last, reads the next ones
-meanwhile, and lets go what it has done with.
+meanwhile, and lets go what it has done with. The last part of a gradient may be used as
+it is computed; then the last backward and the update are one pass::
+
+                     forward        last backward and update
+    array      W     read           read (gx) and written
+    gradient   gW                   read, if there were other parts
+    state      m, v                 read and written
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import chainer
 import numpy as np
 
+from chainer_kernels.contributions import Contribution, Scratch
 from divisible.deferred.array import DeferredArray, Recipe
 from divisible.streaming import initial, updates
 from divisible.streaming.errors import StoreError
@@ -44,6 +51,8 @@ class StreamedParameter(chainer.Parameter):
     Attributes:
         trial (SegmentTrial): The rows of a segment.
         directory (Path): Where its files are made.
+        is_updated (bool): Whether it has been updated, and :meth:`update` is still to
+            be called.
     """
 
     #: Those who copy the parameters of a model into one array ask for it.
@@ -55,6 +64,7 @@ class StreamedParameter(chainer.Parameter):
         super().__init__(array)
         # Copies that share the array share the trial.
         self.trial, self.directory, self._what = trial, directory, what
+        self.is_updated = False
         self._files: dict[str, MappedArray] = {}
         for step in array.recipe.steps:
             if not step.is_of_whole:
@@ -163,13 +173,64 @@ class StreamedParameter(chainer.Parameter):
         """
         updates.states_of(self.update_rule, self)
 
-    def update(self) -> None:
-        """Updates segment by segment, by the update rule.
+    @property
+    def can_be_updated_early(self) -> bool:
+        """Whether its gradient need not be in a file."""
+        rule = self.update_rule
+        return rule is not None and rule.enabled and self._loss_scale is None
+
+    def update_early(
+        self, share: Callable[[slice], Contribution], known: np.ndarray | None
+    ) -> None:
+        """Updates segment by segment, with the last part of the gradient as it comes.
+
+        The gradient is nowhere afterwards; :meth:`update` will do nothing.
+
+        Args:
+            share: ``share(rows)`` returns what it is of some rows, none of which has
+                been updated yet.
+            known: The array of :meth:`new_gradient`, with the parts before; ``None``
+                if there are none.
 
         Raises:
             TypeError: If the rule looks at more than one element at a time.
         """
-        self._update()
+        states = updates.states_of(self.update_rule, self)
+        rows_of_room = min(self.trial.rows, self.shape[0])
+        room = np.empty((rows_of_room, *self.shape[1:]), self.dtype)
+        scratch = Scratch()
+
+        def gradient(rows: slice) -> np.ndarray:
+            out = room[: rows.stop - rows.start]
+            part = share(rows)
+            if known is None:
+                part.write(out)
+            else:
+                out[...] = known[rows]
+                part.add(out, scratch)
+            return out
+
+        read = set() if known is None else {GRADIENT}
+        passing = self.timed_pass({ARRAY, *states}, read)
+        updates.update(self.update_rule, self, states, passing, gradient)
+        self.is_updated = True
+
+    def no_gradient(self) -> np.ndarray:
+        """Returns NaN in its shape, for ``grad`` after :meth:`update_early`.
+
+        An optimizer that finds ``None`` there would make an array of zeros.
+        """
+        return np.broadcast_to(np.array(np.nan, self.dtype), self.shape)
+
+    def update(self) -> None:
+        """Updates segment by segment, by the update rule, if it has not been yet.
+
+        Raises:
+            TypeError: If the rule looks at more than one element at a time.
+        """
+        if not self.is_updated:
+            self._update()
+        self.is_updated = False
         self.trial.end_minibatch()
 
     def _update(self) -> None:

@@ -13,7 +13,7 @@ Hooks of the rule see the segments as well, such as weight decay that was added 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import chainer
@@ -143,15 +143,19 @@ def update(
     param: Segmented,
     states: Mapping[str, np.ndarray],
     segments: Iterable[tuple[int, int] | np.ndarray],
+    gradient_of: Callable[[Any], np.ndarray] | None = None,
 ) -> None:
     """Updates a parameter by its gradient.
 
     Args:
         rule: The rule, enabled.
-        param: The parameter, with a gradient.
+        param: The parameter.
         states: What :func:`states_of` returned.
         segments: Of each the first row and the one behind the last, or its rows.
+        gradient_of: Returns the gradient of rows, a slice or their numbers; by default
+            they are those of ``param.grad``.
     """
+    gradient_of = param.grad.__getitem__ if gradient_of is None else gradient_of
     # What the rule counts by itself, such as t, it counts once.
     counted = {
         name: value
@@ -163,7 +167,7 @@ def update(
         for rows in segments:
             vars(rule).update(counted)
             where = slice(*rows) if isinstance(rows, tuple) else rows
-            segment = _segment(param, where)
+            segment = _segment(param, where, gradient_of(where))
             parts = {name: value[where] for name, value in states.items()}
             rule._state = {**state, **parts}
             rule.update(segment)
@@ -184,9 +188,11 @@ def _put(array: np.ndarray, where: Any, value: np.ndarray, part: np.ndarray) -> 
         array[where] = value
 
 
-def _segment(param: Any, where: slice | np.ndarray) -> chainer.Parameter:
+def _segment(
+    param: Any, where: slice | np.ndarray, gradient: np.ndarray
+) -> chainer.Parameter:
     segment = chainer.Parameter(param.array[where])
     segment.name = param.name
-    segment.grad = param.grad[where]
+    segment.grad = gradient
     segment._loss_scale = param._loss_scale
     return segment

@@ -69,7 +69,9 @@ class Stage:
         self._seed, self._n_microbatches_before = seed, n_microbatches_before
         self._step = 0
         self._weight_gradients = WeightGradients(self.params)
-        self._complete: Callable[[chainer.Parameter], None] | None = None
+        self._complete: Callable[[chainer.Parameter], None] = _nothing
+        # Whether somebody asks what the last microbatch completes.
+        self._is_told = False
         # Backwards of microbatches that still add to gradients.
         self._n_backwards = 0
         self._statistics = (
@@ -136,6 +138,7 @@ class Stage:
         step: int,
         n_microbatches: int = 0,
         complete: Callable[[chainer.Parameter], None] | None = None,
+        is_updated_early: Callable[[chainer.Parameter], bool] | None = None,
     ) -> None:
         """Begins a minibatch: no gradients, no microbatches.
 
@@ -144,9 +147,13 @@ class Stage:
             n_microbatches (int): How many it has, the empty ones as well.
             complete: Called with parameters as the last microbatch completes their
                 gradients, which :meth:`take` then returns; not with all of them.
+            is_updated_early: Says of a parameter whether the last microbatch is to
+                update it, instead of completing its gradient.
         """
         self._step = step
-        self._n_backwards, self._complete = n_microbatches, complete
+        self._n_backwards, self._complete = n_microbatches, complete or _nothing
+        self._weight_gradients.is_updated_early = is_updated_early
+        self._is_told = complete is not None or is_updated_early is not None
         self.reports.clear()
         self._states.begin()
         self.carried.begin(chainer.config.enable_backprop)
@@ -302,7 +309,7 @@ class Stage:
             is_last (bool): Whether no backward of another microbatch adds to weight
                 gradients after this one, which may complete them.
         """
-        if not is_last or self._complete is None:
+        if not (is_last and self._is_told):
             yield from reversed(self._segments)
             return
         completion = Completion(self._complete)
@@ -343,6 +350,10 @@ class Stage:
             for position, place in places.items()
             if not all(param.is_initialized for param in place.params())
         }
+
+
+def _nothing(param: chainer.Parameter) -> None:
+    """Is what there is to do with a complete gradient if nobody asks for it."""
 
 
 @contextmanager

@@ -196,7 +196,8 @@ class PipelineUpdater(StandardUpdater):
         minibatch = self._reader.next(self._iterators["main"])
         # Before the step, which compares how copies of a parameter are updated.
         self._share_hyperparameters()
-        result = self.pipeline.step(minibatch.x, minibatch.t)
+        optimizers = list(self._optimizers.values())
+        result = self.pipeline.step(minibatch.x, minibatch.t, optimizers)
         self._update_parameters()
         # Of all replicas.
         self._n_samples = sum(self.pipeline.ranks.calls.n_samples)

@@ -34,9 +34,10 @@ def profile_of(n=8, forward=1.0, activation=100 * MB, parameter=MB, streamable=T
     read=st.floats(1e3, 1e12),
     write=st.floats(1e3, 1e12),
     m=st.integers(1, 100),
+    has_replicas=st.booleans(),
 )
 def test_a_streamed_layer_takes_as_long_or_longer_and_less_memory(
-    times, size, part, read, write, m
+    times, size, part, read, write, m, has_replicas
 ):
     streamable = max(1, int(part * size))
     layer = LayerCost(
@@ -46,7 +47,7 @@ def test_a_streamed_layer_takes_as_long_or_longer_and_less_memory(
         streamable_bytes=streamable,
     )
     disk = Disk(read, write)
-    slow = streamed_cost(layer, disk, m)
+    slow = streamed_cost(layer, disk, m, has_replicas=has_replicas)
     for name in ("forward", "backward_input", "backward_weight"):
         assert getattr(slow, name) >= getattr(layer, name)
     # At least what goes over the disk in a minibatch takes its time.
@@ -55,6 +56,8 @@ def test_a_streamed_layer_takes_as_long_or_longer_and_less_memory(
     assert slow.parameter_bytes == size - streamable
     assert slow.n_gradients == layer.n_gradients
     assert streamed_cost(slow, disk, m) == slow
+    if has_replicas:
+        assert slow.seconds >= streamed_cost(layer, disk, m).seconds
 
 
 def test_disks_and_segments():

@@ -1,0 +1,117 @@
+"""Optimizers whose updates begin while a step still computes gradients.
+
+The gradient of a streamed layer is as large as its weights, which do not fit into
+memory. Written to its file and read again by the update, it costs two passes over the
+disk. So where nobody looks at gradients between the step and the update, the last
+backward of a minibatch updates each segment of the weights as its gradient comes::
+
+    after the step      B1: gW += ...  written    update: gW, W, m read; W, m written
+    with the last B     B1: gW, W, m read; W, m written
+
+All other parameters wait for ``optimizer.update()``. It must not be known too late that
+the step cannot be: the ranks have compared what they call, and how many samples the
+loss is a mean of, or the gradient goes to its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import chainer
+
+from mixed_precision.hooks import Hooks
+from pipeline.optimizers import OptimizerOfRank, is_mixed
+from pipeline.ranks import Ranks
+from pipeline.stages.stage import Stage
+from pipeline.tie_exchange import TieExchange
+
+
+class EarlyUpdates:
+    """The parameters of a rank that a step may update.
+
+    Args:
+        ranks (Ranks): All ranks of the pipeline.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._params: dict[int, Any] = {}
+
+    def begin(
+        self, optimizers: Any, stages: Iterable[Stage], ties: TieExchange | None
+    ) -> None:
+        """Begins a step.
+
+        Args:
+            optimizers (chainer.Optimizer or list): Those whose ``update`` is called
+                after the step, before anything else; ``None`` for nobody knows which.
+            stages: This rank's stages.
+            ties: Of parameters whose gradients are complete after the step only.
+
+        Raises:
+            TypeError: If one is no optimizer.
+            ValueError: If one is not set up.
+            RuntimeError: If ``update`` was not called after the last step.
+        """
+        self._params = {}
+        layers = [stage.layers for stage in stages]
+        streamed = {
+            id(param): param
+            for part in layers
+            for param in part.params()
+            if getattr(param, "is_streamed", False)
+        }
+        for param in streamed.values():
+            if param.is_updated:
+                raise RuntimeError(
+                    f"the last step has updated {param.name} of a streamed layer, as it"
+                    f" was given the optimizer, but optimizer.update(), which updates"
+                    f" the other parameters, was not called: call it after each step"
+                )
+        if optimizers is None:
+            return
+        several = isinstance(optimizers, (list, tuple))
+        for optimizer in optimizers if several else [optimizers]:
+            found = OptimizerOfRank.of(optimizer, layers)
+            if streamed and not _looks_at_gradients(optimizer, found):
+                self._params.update(_known(found.target.params(), streamed))
+        for param in ties.params() if ties is not None else ():
+            self._params.pop(id(param), None)
+
+    @property
+    def decide(self) -> Callable[[chainer.Parameter], bool] | None:
+        """Says which parameters the last part of their gradient updates, if any."""
+        return self._decide if self._params else None
+
+    def _decide(self, param: chainer.Parameter) -> bool:
+        if id(param) not in self._params or not param.can_be_updated_early:
+            return False
+        calls = self._ranks.calls
+        calls.check()
+        # Otherwise the gradient is to be corrected at the end.
+        return calls.is_compared and min(calls.n_counted) > 0
+
+    def end(self) -> None:
+        """Ends a step, when gradients are in ``param.grad``."""
+        for param in self._params.values():
+            if param.is_updated:
+                param.grad = param.no_gradient()
+        self._params = {}
+
+
+def _known(
+    params: Iterable[chainer.Parameter], streamed: dict[int, Any]
+) -> Iterator[tuple[int, Any]]:
+    """Yields the streamed ones of the parameters with their ids."""
+    for param in params:
+        if id(param) in streamed:
+            yield id(param), param
+
+
+def _looks_at_gradients(optimizer: Any, found: OptimizerOfRank) -> bool:
+    """Says whether an optimizer does more with gradients than update by them."""
+    if is_mixed(optimizer) or found.optimizer is not optimizer:
+        return True
+    has_own_update = type(optimizer).update is not chainer.GradientMethod.update
+    return bool(has_own_update or optimizer._loss_scale or Hooks.of(optimizer).before)
