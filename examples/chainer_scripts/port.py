@@ -1,12 +1,12 @@
-"""Ports Chainer's own MNIST, CIFAR and PTB scripts to a pipeline.
+"""Ports Chainer's own scripts to a pipeline.
 
     python examples/chainer_scripts/port.py CHAINER_SRC OUT_DIR
 
 CHAINER_SRC is a clone of Chainer's repository at v7.8.1; its source distribution has no
-examples. The edits are read from the lessons beside this file, train_mnist.rst,
-train_cifar.rst and train_ptb.rst: each is made where its old lines stand in the script,
-whole and in a row. Where they stand nowhere, or more than once, the program says so and
-writes nothing. OUT_DIR must be new.
+examples. The edits are read from the lessons beside this file, such as train_mnist.rst:
+each is made where its old lines stand in the script, whole and in a row. Where they
+stand nowhere, or more than once, the program says so and writes nothing. OUT_DIR must
+be new.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ FILES = [
     ("examples/mnist/train_mnist.py", "train_mnist.py", "train_mnist.rst"),
     ("examples/cifar/train_cifar.py", "train_cifar.py", "train_cifar.rst"),
     ("examples/ptb/train_ptb.py", "train_ptb.py", "train_ptb.rst"),
+    ("examples/vae/train_vae.py", "vae/train_vae.py", "train_vae.rst"),
+    ("examples/vae/net.py", "vae/net.py", None),
     ("examples/cifar/models/__init__.py", "models/__init__.py", None),
     ("examples/cifar/models/VGG.py", "models/VGG.py", None),
 ]

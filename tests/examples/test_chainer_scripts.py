@@ -1,52 +1,26 @@
-"""Chainer's own scripts, ported by the edits of two lessons, give their own logs.
+"""Chainer's own scripts, ported by the edits of lessons, give their own logs.
 
 What needs the scripts runs where CHAINER_SRC names a source tree of Chainer 7.8.1.
 """
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from examples.chainer_scripts.port import FILES, apply_edits, read_edits
-from tests.support.mpiexec import mpiexec
-from tests.support.processes import ROOT
-
-FOLDER = ROOT / "examples" / "chainer_scripts"
-CHAINER_SRC = os.environ.get("CHAINER_SRC")
-needs_chainer = pytest.mark.skipif(
-    not CHAINER_SRC, reason="CHAINER_SRC names no source tree of Chainer 7.8.1"
+from tests.support.chainer_scripts import (
+    FOLDER,
+    assert_logs_equal,
+    make_cifar,
+    make_mnist,
+    needs_chainer,
+    originals_and_ported,
+    run_port,
+    run_script,
 )
-# Runs a script with weights that depend on their shapes only, and without dropout: what
-# each process draws at random is its own.
-DRIVER = """
-import runpy, sys, zlib
-import chainer, numpy
-def fill(self, array):
-    rng = numpy.random.RandomState(zlib.crc32(repr(array.shape).encode()))
-    array[...] = rng.normal(0, self.scale, array.shape)
-chainer.initializers.Normal.__call__ = fill
-chainer.functions.dropout = lambda h, *args, **kwargs: h
-numpy.random.seed(4)
-sys.argv = sys.argv[1:]
-sys.path[0] = sys.argv[0].rsplit("/", 1)[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-def run_port(source, out):
-    return subprocess.run(
-        [sys.executable, FOLDER / "port.py", source, out],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+from tests.support.processes import ROOT
 
 
 def write_lesson(folder, *blocks):
@@ -177,18 +151,16 @@ def test_nothing_is_overwritten(made_up, tmp_path):
 
 
 def test_the_readmes_say_how_many_lines_change():
-    changes = []
-    for _, _, lesson in lessons():
+    text, added = (FOLDER / "README.md").read_text(), []
+    for _, target, lesson in lessons():
         marks = re.findall(r"^   ([-+])", (FOLDER / lesson).read_text(), re.MULTILINE)
-        changes.append((marks.count("+"), marks.count("-")))
-    mnist, cifar, ptb = (added for added, _ in changes)
-    text = (FOLDER / "README.md").read_text()
-    assert f"({mnist} lines added, {changes[0][1]} removed)" in text
-    for added, removed in changes[1:]:
-        assert f"({added} added, {removed} removed)" in text
-    claim = f"scripts as pipelines, by {mnist}, {cifar} and {ptb} added lines"
+        added.append(marks.count("+"))
+        row = f"| [{target}]({lesson}) | {added[-1]} | {marks.count('-')} |"
+        assert row in text
+    *numbers, last = added
+    claim = f"scripts as pipelines, by {', '.join(map(str, numbers))} and {last} added"
     assert claim in (ROOT / "README.md").read_text()
-    assert max(mnist, cifar) <= 15
+    assert max(added[:2]) <= 15
 
 
 def thin(script):
@@ -198,38 +170,23 @@ def thin(script):
     path.write_text(re.sub(width, lambda m: str(int(m[0]) // 16), path.read_text()))
 
 
-def make_data(root):
-    """Leaves small random data where Chainer keeps its downloads."""
-    rng = np.random.RandomState(0)
-    mnist, cifar, ptb = (root / f"pfnet/chainer/{n}" for n in ("mnist", "cifar", "ptb"))
-    for folder in (mnist, cifar, ptb):
-        folder.mkdir(parents=True)
+def make_ptb(root):
+    """Leaves a text of seven words where Chainer keeps its downloads."""
+    folder = root / "pfnet/chainer/ptb"
+    folder.mkdir(parents=True)
     for file, n in (("train.npz", 400), ("valid.npz", 60), ("test.npz", 50)):
-        np.savez(ptb / file, x=np.arange(n, dtype=np.int32) * 3 % 7)
-    for file, n in (("train.npz", 90), ("test.npz", 40)):
-        x = rng.randint(0, 256, (n, 784)).astype(np.uint8)
-        np.savez(mnist / file, x=x, y=rng.randint(0, 10, n).astype(np.uint8))
-    sets = {}
-    for file, n in (("train", 30), ("test", 19)):
-        sets[f"{file}_x"] = rng.randint(0, 256, (n, 3072)).astype(np.uint8)
-        sets[f"{file}_y"] = rng.randint(0, 10, n).astype(np.uint8)
-    np.savez(cifar / "cifar-10.npz", **sets)
+        np.savez(folder / file, x=np.arange(n, dtype=np.int32) * 3 % 7)
 
 
 @pytest.fixture
 def scripts(tmp_path):
     """The originals, and what the program makes of them, with thin layers."""
-    originals, ported = tmp_path / "originals", tmp_path / "ported"
-    result = run_port(CHAINER_SRC, ported)
-    assert result.returncode == 0, result.stderr
-    for source, target, _ in FILES:
-        path = originals / target
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(Path(CHAINER_SRC) / source, path)
-    for folder in (originals, ported):
+    folders = originals_and_ported(tmp_path)
+    for folder in folders:
         thin(folder / "train_cifar.py")
-    make_data(tmp_path / "data")
-    return originals, ported
+    for make in (make_mnist, make_cifar, make_ptb):
+        make(tmp_path / "data")
+    return folders
 
 
 @needs_chainer
@@ -244,17 +201,11 @@ def test_a_ported_script_gives_the_log_of_the_original(
     name, argv, snapshots, n_entries, scripts, tmp_path
 ):
     def run(n, folder, out, n_epochs, *more):
-        script = folder / f"{name}.py"
-        arguments = [script, "--epoch", n_epochs, "--out", tmp_path / out, *argv, *more]
-        env = {
-            "CHAINER_DATASET_ROOT": str(tmp_path / "data"),
-            # An editable install would find the packages, another one may not.
-            "PYTHONPATH": str(ROOT),
-        }
-        result = mpiexec(n, ["-c", DRIVER, *arguments], timeout=120, env=env)
-        assert result.returncode == 0, result.stdout
+        arguments = ["--epoch", n_epochs, "--out", tmp_path / out, *argv, *more]
+        script, data = folder / f"{name}.py", tmp_path / "data"
+        printed = run_script(n, script, arguments, data)
         # One rank prints the table.
-        assert result.stdout.count("main/loss   validation/main/loss") == 1
+        assert printed.count("main/loss   validation/main/loss") == 1
         return json.loads((tmp_path / out / "log").read_text())
 
     originals, ported = scripts
@@ -262,14 +213,8 @@ def test_a_ported_script_gives_the_log_of_the_original(
     assert len(expected) == n_entries
     run(2, ported, "begun", 1)
     (saved,) = (tmp_path / "begun").glob(snapshots)
-    for found in (
-        run(2, ported, "divided", 2),
-        run(3, ported, "resumed", 2, "--resume", saved),
-    ):
-        assert len(found) == n_entries
-        for theirs, ours in zip(expected, found):
-            for key in set(theirs) - {"elapsed_time"}:
-                np.testing.assert_allclose(ours[key], theirs[key], 1e-5, err_msg=key)
+    assert_logs_equal(run(2, ported, "divided", 2), expected)
+    assert_logs_equal(run(3, ported, "resumed", 2, "--resume", saved), expected)
 
 
 @needs_chainer
@@ -278,14 +223,8 @@ def test_a_ported_language_model_is_as_perplexed_as_the_original(scripts, tmp_pa
         options = ["--batchsize", "4", "--bproplen", "5", "--unit", "40"]
         options += ["--epoch", n_epochs, "--out", tmp_path / out]
         options += ["--model", tmp_path / f"{out}.npz", *more]
-        env = {
-            "CHAINER_DATASET_ROOT": str(tmp_path / "data"),
-            "PYTHONPATH": str(ROOT),
-        }
-        argv = ["-c", DRIVER, folder / "train_ptb.py", *options]
-        result = mpiexec(n, argv, timeout=120, env=env)
-        assert result.returncode == 0, result.stdout
-        found = re.findall(r"test perplexity: ([\d.]+)", result.stdout)
+        printed = run_script(n, folder / "train_ptb.py", options, tmp_path / "data")
+        found = re.findall(r"test perplexity: ([\d.]+)", printed)
         assert len(found) == n
         return float(found[0])
 
