@@ -38,17 +38,9 @@ def forward(
     if views is None:
         return NotImplemented
     x_view, y, y_view = views
-    moments = channels.moments(x_view)
-    mean, var = (a.astype("f").reshape(gamma.shape) for a in moments)
-    inv_std = np.reciprocal(np.sqrt(var + np.float32(eps)))
+    mean, var, inv_std = statistics(x_view, gamma, eps)
     channels.scale(x_view, mean, inv_std * gamma, beta, y_view)
-    if running_mean is not None:
-        m = x.size // gamma.size
-        adjust = m / max(m - 1.0, 1.0)
-        running_mean *= decay
-        running_mean += (1 - decay) * mean
-        running_var *= decay
-        running_var += (1 - decay) * adjust * var
+    move(running_mean, running_var, mean, var, decay, x.size // gamma.size)
     y = rounded(y, x.dtype)
     return y, x_layout, running_mean, running_var, mean, var, inv_std, None
 
@@ -77,14 +69,73 @@ def backward(
     if views is None:
         return NotImplemented
     x_view, gy_view, gx, gx_view = views
-    gbeta, ggamma = _sums(x_view, gy_view, mean, inv_std)
-    scale = gamma * inv_std
-    share = gamma.size / x.size
-    slope = scale * inv_std * ggamma * -share
-    channels.combine(
-        x_view, gy_view, mean, scale, slope, scale * gbeta * -share, gx_view
-    )
+    gbeta, ggamma = sums(channels.products(x_view, gy_view, mean), mean, inv_std)
+    parts = shares(gamma, inv_std, gbeta, ggamma, gamma.size / x.size)
+    channels.combine(x_view, gy_view, mean, *parts, gx_view)
     return rounded(gx, x.dtype), None, ggamma.astype("f"), gbeta.astype("f")
+
+
+def statistics(x: np.ndarray, gamma: np.ndarray, eps: float) -> Arrays:
+    """Returns mean, variance and one over the deviation, of the parameters' shape.
+
+    Args:
+        x: The input, as (before, C, behind).
+        gamma: A parameter.
+        eps: What is added to the variance.
+    """
+    mean, var = (a.astype("f").reshape(gamma.shape) for a in channels.moments(x))
+    return mean, var, np.reciprocal(np.sqrt(var + np.float32(eps)))
+
+
+def move(
+    running_mean: np.ndarray | None,
+    running_var: np.ndarray | None,
+    mean: np.ndarray,
+    var: np.ndarray,
+    decay: float,
+    n: int,
+) -> None:
+    """Moves running averages, if there are any, by the statistics of ``n`` numbers."""
+    if running_mean is not None:
+        adjust = n / max(n - 1.0, 1.0)
+        running_mean *= decay
+        running_mean += (1 - decay) * mean
+        running_var *= decay
+        running_var += (1 - decay) * adjust * var
+
+
+def sums(products: Arrays, mean: np.ndarray, inv_std: np.ndarray) -> Arrays:
+    """Returns the gradients of beta and gamma, in float64.
+
+    Args:
+        products: The sums of ``gy`` and ``gy * (x - mean)``.
+        mean: Of the parameters' shape.
+        inv_std: Likewise.
+    """
+    gbeta, ggamma = products
+    return gbeta.reshape(mean.shape), ggamma.reshape(mean.shape) * inv_std
+
+
+def shares(
+    gamma: np.ndarray,
+    inv_std: np.ndarray,
+    gbeta: np.ndarray,
+    ggamma: np.ndarray,
+    share: float,
+) -> Arrays:
+    """Returns what the gradient of ``x`` is made with.
+
+    That is ``gy * scale + (x - mean) * slope + shift``.
+
+    Args:
+        gamma: The parameter.
+        inv_std: Of its shape, as the next two.
+        gbeta: As of :func:`sums`.
+        ggamma: Likewise.
+        share: One by how many numbers a channel has.
+    """
+    scale = gamma * inv_std
+    return scale, scale * inv_std * ggamma * -share, scale * gbeta * -share
 
 
 def fixed(function: Any, inputs: Arrays) -> Arrays:
@@ -121,8 +172,8 @@ def fixed_grad(function: Any, inputs: Arrays) -> Arrays:
     x_view, gy_view, gx, gx_view = views
     none = np.zeros_like(gamma)
     channels.scale(gy_view, none, function.gamma_over_std, none, gx_view)
-    sums = _sums(x_view, gy_view, mean, function.inv_std)
-    gbeta, ggamma = (a.astype("f") for a in sums)
+    found = channels.products(x_view, gy_view, mean)
+    gbeta, ggamma = (a.astype("f") for a in sums(found, mean, function.inv_std))
     gmean = -function.gamma_over_std * gbeta
     gvar = np.float32(-0.5) * function.inv_var * (gamma * ggamma)
     return rounded(gx, x.dtype), ggamma, gbeta, gmean, gvar
@@ -152,11 +203,3 @@ def _views(
     out = empty_like(arrays[0])
     views = around([*arrays, out], axes)
     return views and [*views[:-1], out, views[-1]]
-
-
-def _sums(
-    x: np.ndarray, gy: np.ndarray, mean: np.ndarray, inv_std: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the gradients of beta and gamma, in float64."""
-    gbeta, ggamma = channels.products(x, gy, mean)
-    return gbeta.reshape(mean.shape), ggamma.reshape(mean.shape) * inv_std

@@ -35,7 +35,7 @@ def moments(x: np.ndarray, n_groups: int = 1) -> tuple[np.ndarray, np.ndarray]:
         means, squares = np.empty((2, len(rows)), "f")
         threads.run_slices(loops.row_moments, [rows, means, squares])
     else:
-        (rows,), fold = _columns([x], n_groups)
+        (rows,), fold = columns([x], n_groups)
         starts, counts = row_blocks(len(rows), n_groups, rows.shape[1])
         counts = np.repeat(counts, fold)
         n_blocks = len(starts) - 1
@@ -58,7 +58,7 @@ def moments(x: np.ndarray, n_groups: int = 1) -> tuple[np.ndarray, np.ndarray]:
 
 def sums(x: np.ndarray) -> np.ndarray:
     """Returns the sums of channels that come last, in float64."""
-    (rows,), _ = _columns([x], 1)
+    (rows,), _ = columns([x], 1)
     starts, _ = row_blocks(len(rows), 1, rows.shape[1])
     n_blocks = len(starts) - 1
     found = np.empty((n_blocks, rows.shape[1]), "f")
@@ -72,15 +72,15 @@ def products(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the sums of ``gy`` and of ``gy * (x - mean)``, in float64."""
     before, channels, behind = x.shape
-    (means,) = _parameters(channels, means)
+    (means,) = in_groups(channels, means)
     n_groups = len(means)
     if behind > 1:
         rows, gradients = x.reshape(-1, behind), gy.reshape(-1, behind)
         sums = np.empty((2, len(rows)), "f")
-        arrays = [rows, gradients, _by_row(means, before), *sums]
+        arrays = [rows, gradients, by_row(means, before), *sums]
         threads.run_slices(loops.row_products, arrays)
     else:
-        (rows, gradients), fold = _columns([x, gy], n_groups)
+        (rows, gradients), fold = columns([x, gy], n_groups)
         starts, _ = row_blocks(len(rows), n_groups, rows.shape[1])
         n_blocks = len(starts) - 1
         sums = np.empty((2, n_blocks, rows.shape[1]), "f")
@@ -89,7 +89,7 @@ def products(
             n_blocks,
             rows,
             gradients,
-            _repeated(means, fold),
+            repeated(means, fold),
             starts,
             *sums,
             size=2 * rows.size // n_blocks,
@@ -107,14 +107,14 @@ def scale(
 ) -> None:
     """Computes ``y = (x - mean) * scale + shift``."""
     before, channels, behind = x.shape
-    parameters = _parameters(channels, means, scales, shifts)
+    parameters = in_groups(channels, means, scales, shifts)
     if behind > 1:
         arrays = [x.reshape(-1, behind), y.reshape(-1, behind)]
-        arrays += [_by_row(a, before) for a in parameters]
+        arrays += [by_row(a, before) for a in parameters]
         threads.run_slices(loops.scale_rows, arrays)
         return
-    (rows, out), fold = _columns([x, y], len(parameters[0]))
-    parameters = [_repeated(a, fold) for a in parameters]
+    (rows, out), fold = columns([x, y], len(parameters[0]))
+    parameters = [repeated(a, fold) for a in parameters]
     threads.run_ranges(
         loops.scale_columns, len(rows), rows, *parameters, out, size=rows.shape[1]
     )
@@ -129,16 +129,16 @@ def combine(
     shifts: np.ndarray,
     gx: np.ndarray,
 ) -> None:
-    """Computes ``gx = gy * scale + (x - mean) * slope + shift``."""
+    """Computes ``gx = gy * scale + ((x - mean) * slope + shift)``."""
     before, channels, behind = x.shape
-    parameters = _parameters(channels, means, scales, slopes, shifts)
+    parameters = in_groups(channels, means, scales, slopes, shifts)
     if behind > 1:
         arrays = [a.reshape(-1, behind) for a in (x, gy, gx)]
-        arrays += [_by_row(a, before) for a in parameters]
+        arrays += [by_row(a, before) for a in parameters]
         threads.run_slices(loops.combine_rows, arrays)
         return
-    (rows, gradients, out), fold = _columns([x, gy, gx], len(parameters[0]))
-    parameters = [_repeated(a, fold) for a in parameters]
+    (rows, gradients, out), fold = columns([x, gy, gx], len(parameters[0]))
+    parameters = [repeated(a, fold) for a in parameters]
     threads.run_ranges(
         loops.combine_columns,
         len(rows),
@@ -150,22 +150,22 @@ def combine(
     )
 
 
-def _parameters(channels: int, *arrays: np.ndarray) -> list[np.ndarray]:
+def in_groups(channels: int, *arrays: np.ndarray) -> list[np.ndarray]:
     """Returns arrays as contiguous (groups, C) in float32."""
     return [np.ascontiguousarray(a, "f").reshape(-1, channels) for a in arrays]
 
 
-def _by_row(parameters: np.ndarray, n_samples: int) -> np.ndarray:
+def by_row(parameters: np.ndarray, n_samples: int) -> np.ndarray:
     """Returns (groups, C) for rows of (samples, C)."""
     return np.repeat(parameters, n_samples // len(parameters), axis=0).reshape(-1)
 
 
-def _repeated(parameters: np.ndarray, fold: int) -> np.ndarray:
+def repeated(parameters: np.ndarray, fold: int) -> np.ndarray:
     """Returns (groups, C) for rows that are several of theirs."""
     return parameters if fold == 1 else np.tile(parameters, fold)
 
 
-def _columns(arrays: list[np.ndarray], n_groups: int) -> tuple[list[np.ndarray], int]:
+def columns(arrays: list[np.ndarray], n_groups: int) -> tuple[list[np.ndarray], int]:
     """Returns (rows, C, 1) as matrices, and how many rows of C are one row of theirs.
 
     ::

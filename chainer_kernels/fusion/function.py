@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -11,6 +11,7 @@ import numpy as np
 from chainer_kernels import threads
 from chainer_kernels.fusion import operations
 from chainer_kernels.fusion.generated import Compiled
+from chainer_kernels.fusion.program import Program
 from chainer_kernels.layouts import empty_like, flat
 
 Array = Any
@@ -59,7 +60,7 @@ class FusedFunction(chainer.FunctionNode):
         given[program.gradient] = grad_outputs[0]
         wanted = [program.gradients[i] for i in indexes]
         if chainer.config.enable_backprop:
-            found = self._differentiable(given, wanted)
+            found = differentiable(program, self._masks, given, wanted)
         else:
             found = self._computed(given, wanted)
         return tuple(None if value is None else found[value] for value in wanted)
@@ -80,21 +81,32 @@ class FusedFunction(chainer.FunctionNode):
             found.update(zip(source.writes, map(chainer.as_variable, writes)))
         return found
 
-    def _differentiable(
-        self, given: dict[int, chainer.Variable], wanted: Sequence[int | None]
-    ) -> dict[int, chainer.Variable]:
-        """Returns gradients by Chainer's functions, which have gradients again."""
-        found = dict(given)
-        steps, _ = self._compiled.program.needed(wanted, list(given))
-        for step in steps:
-            if step.value in found:
-                continue
-            arrays = [
-                self._masks[v] if v in self._masks else found[v].array
-                for v in step.arrays
-            ]
-            function = operations.made(step.operation, step.numbers, arrays)
-            outputs = function.apply(tuple(found[v] for v in step.operands))
-            first = step.value - step.output
-            found.update(enumerate(outputs, first))
-        return found
+
+def differentiable(
+    program: Program,
+    masks: Mapping[int, np.ndarray],
+    given: Mapping[int, chainer.Variable],
+    wanted: Sequence[int | None],
+) -> dict[int, chainer.Variable]:
+    """Returns values by Chainer's functions, which have gradients again.
+
+    Args:
+        program: What the values are of.
+        masks: Its masks.
+        given: Values that are known.
+        wanted: Those that are asked for.
+
+    Returns:
+        The values by their numbers.
+    """
+    found = dict(given)
+    steps, _ = program.needed(wanted, list(given))
+    for step in steps:
+        if step.value in found:
+            continue
+        arrays = [masks[v] if v in masks else found[v].array for v in step.arrays]
+        function = operations.made(step.operation, step.numbers, arrays)
+        outputs = function.apply(tuple(found[v] for v in step.operands))
+        first = step.value - step.output
+        found.update(enumerate(outputs, first))
+    return found

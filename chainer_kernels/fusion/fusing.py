@@ -22,8 +22,11 @@ from chainer_kernels import switch
 from chainer_kernels.functions.dropout import drawn_mask
 from chainer_kernels.fusion.function import FusedFunction
 from chainer_kernels.fusion.generated import Compiled
+from chainer_kernels.fusion.headed import HeadedLoops
+from chainer_kernels.fusion.heads import heads_of, is_ready, nobody_looks
 from chainer_kernels.fusion.measuring import Choice, measured
-from chainer_kernels.fusion.tracing import NotPointwise, trace
+from chainer_kernels.fusion.normalized import NormalizedFunction
+from chainer_kernels.fusion.tracing import NotPointwise, trace, trace_headed
 from chainer_kernels.fusion.trust import why_not
 from chainer_kernels.layouts import are_float32, memory_order
 
@@ -40,12 +43,16 @@ class _Chain(NamedTuple):
     Attributes:
         layers: All that might have been traced from there on.
         n_layers: How many of them are one function; 0 for none.
-        compiled: What they compute.
+        compiled: What they compute; after a batch normalization, if they begin so.
+        head: That batch normalization.
+        place: Which of the inputs it takes.
     """
 
     layers: tuple[Layer, ...]
     n_layers: int = 0
-    compiled: Compiled | None = None
+    compiled: Compiled | HeadedLoops | None = None
+    head: chainer.Link | None = None
+    place: int = 0
 
 
 class Fusion:
@@ -126,15 +133,17 @@ class Fusion:
         run = chain.layers[: chain.n_layers]
         if any(_has_hooks(layer) for layer in run):
             return None
+        if chain.head is not None and not is_ready(chain.head, arrays[chain.place]):
+            return None
         # Gradients of the input would be added up in another order.
         if self._only_exact and is_shared and chain.compiled.program.adds_up_inputs:
             return None
         span = position, position + chain.n_layers
         if span not in self.decisions and not self._is_decided:
-            self._measure(span, run, chain.compiled, arrays)
+            self._measure(span, chain, arrays)
         if self.waits or not self.decisions.get(span, False):
             return None
-        return chain.n_layers, _fused(chain.compiled, position, inputs, enter)
+        return chain.n_layers, _fused(chain, position, inputs, enter)
 
     def _chain(
         self,
@@ -158,6 +167,9 @@ class Fusion:
                 break
             trusted.append(layer)
         chain = _Chain(following)
+        # What has no size yet gets it in a call that counts.
+        if any(head.avg_mean is None for head in heads_of(trusted)):
+            return chain
         if sum(known[:3] == place for known in self._chains) >= _MOST_SHAPES:
             return chain
         if trusted:
@@ -174,8 +186,10 @@ class Fusion:
     ) -> _Chain:
         """Returns the longest chain that begins with these layers."""
         while layers:
+            heads = heads_of(layers)
             try:
-                program = trace(layers, arrays)
+                with nobody_looks(layers):
+                    found = _tried(layers, arrays, bool(heads))
             except NotPointwise as error:
                 self.reasons[position + error.layer] = error.reason
                 layers = layers[: error.layer]
@@ -183,21 +197,18 @@ class Fusion:
             except Exception:
                 # Whoever calls the layer gets to see it, with its position.
                 break
+            program = found["compiled"].program
             if len(program.labels) < 2:
                 break
             if self._only_exact and not program.is_exact:
                 self.reasons[position] = f"{program.labels[0]} begins what is not exact"
                 break
-            return chain._replace(n_layers=len(layers), compiled=Compiled(program))
+            return chain._replace(n_layers=len(layers), **found)
         return chain
 
-    def _measure(
-        self,
-        span: Span,
-        layers: Sequence[Layer],
-        compiled: Compiled,
-        arrays: Sequence[np.ndarray],
-    ) -> None:
+    def _measure(self, span: Span, chain: _Chain, arrays: Sequence[np.ndarray]) -> None:
+        layers = chain.layers[: chain.n_layers]
+
         def unfused(*values: chainer.Variable) -> chainer.Variable:
             result: Any = values
             for layer in layers:
@@ -205,29 +216,66 @@ class Fusion:
             return result
 
         def fused(*values: chainer.Variable) -> chainer.Variable:
-            return _fused(compiled, span[0], values, lambda position: None)
+            return _fused(chain, span[0], values, lambda position: None)
 
-        choice = measured(span, compiled, unfused, fused, arrays)
+        head = chain.head
+        parameters = [] if head is None else [head.gamma, head.beta]
+        with nobody_looks(layers):
+            choice = measured(span, chain.compiled, unfused, fused, arrays, parameters)
         self.choices[span] = choice
         self.decisions[span] = choice.is_fused
 
 
+def _tried(
+    layers: Sequence[Layer], arrays: Sequence[np.ndarray], has_head: bool
+) -> dict[str, Any]:
+    """Traces layers, and returns what a chain has of it."""
+    if not has_head:
+        return {"compiled": Compiled(trace(layers, arrays))}
+    headed = trace_headed(layers, arrays)
+    if not is_ready(headed.link, arrays[headed.place]):
+        raise NotPointwise(0, "a batch normalization that is not of float32 channels")
+    return {
+        "compiled": HeadedLoops(headed.program),
+        "head": headed.link,
+        "place": headed.place,
+    }
+
+
 def _fused(
-    compiled: Compiled,
+    chain: _Chain,
     position: int,
     inputs: Sequence[Any],
     enter: Callable[[int], None],
 ) -> chainer.Variable:
-    """Runs a program on inputs, and draws what its layers draw."""
+    """Runs a chain on inputs, and draws what its layers draw."""
     masks, drawn = [], None
     first = inputs[0]
     like = first.array if isinstance(first, chainer.Variable) else first
-    for mask in compiled.program.masks:
+    for mask in chain.compiled.program.masks:
         if mask.layer != drawn:
             enter(position + mask.layer)
             drawn = mask.layer
         masks.append(drawn_mask(like, mask.ratio))
-    (y,) = FusedFunction(compiled, masks).apply(tuple(inputs))
+    link = chain.head
+    if link is None:
+        (y,) = FusedFunction(chain.compiled, masks).apply(tuple(inputs))
+        return y
+    moving = None, None
+    if not chainer.config.in_recomputing:
+        moving = link.avg_mean, link.avg_var
+    function = NormalizedFunction(
+        chain.compiled,
+        masks,
+        eps=link.eps,
+        mean=moving[0],
+        var=moving[1],
+        decay=link.decay,
+        axis=link.axis,
+    )
+    x = inputs[chain.place]
+    others = [each for i, each in enumerate(inputs) if i != chain.place]
+    (y,) = function.apply((x, link.gamma, link.beta, *others))
     return y
 
 

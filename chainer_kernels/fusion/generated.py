@@ -57,17 +57,16 @@ def _loops(sources: tuple[Source, ...]) -> tuple[tuple[Source, Loop], ...]:
     """Returns loops, of one file; equal ones are compiled once."""
     if not sources:
         return ()
-    text = module(sources)
-    name = f"chainer_kernels_fused_{hashlib.sha256(text.encode()).hexdigest()[:20]}"
-    names = _imported(name, text)
+    names = imported(module(sources))
     return tuple(
         (source, Loop(names[source.name], source.signature, is_exact=True))
         for source in sources
     )
 
 
-def _imported(name: str, text: str) -> dict:
+def imported(text: str) -> dict:
     """Returns what the module of a text defines; from a file where one can be."""
+    name = f"chainer_kernels_fused_{hashlib.sha256(text.encode()).hexdigest()[:20]}"
     directory = cache_directory()
     if directory is not None:
         with contextlib.suppress(OSError):

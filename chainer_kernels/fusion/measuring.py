@@ -10,6 +10,7 @@ import chainer
 import numpy as np
 
 from chainer_kernels.fusion.generated import Compiled
+from chainer_kernels.fusion.headed import HeadedLoops
 
 #: Of so many runs the fastest counts; the one before them compiles.
 _N_RUNS = 2
@@ -45,10 +46,11 @@ class Choice(NamedTuple):
 
 def measured(
     span: tuple[int, int],
-    compiled: Compiled,
+    compiled: Compiled | HeadedLoops,
     unfused: Callable[..., chainer.Variable],
     fused: Callable[..., chainer.Variable],
     inputs: Sequence[np.ndarray],
+    parameters: Sequence[chainer.Variable] = (),
 ) -> Choice:
     """Runs a chain both ways, forward and backward, and says which one is faster.
 
@@ -59,6 +61,7 @@ def measured(
         fused: Runs them as one function.
         inputs: What the first layer is given. Random numbers are drawn, alike in each
             run.
+        parameters: What has gradients besides. They are computed, and not left there.
     """
     state = np.random.get_state(legacy=False)
 
@@ -67,12 +70,11 @@ def measured(
         variables = [chainer.Variable(x) for x in inputs]
         begin = time.perf_counter()
         y = chain(*variables)
-        y.grad = ones
-        y.backward()
+        found = chainer.grad([y], [*variables, *parameters], [ones])
         took = time.perf_counter() - begin
-        return took, [y.array, *(v.grad for v in variables if v.grad is not None)]
+        return took, [y.array, *(each.array for each in found if each is not None)]
 
-    ones = np.ones_like(inputs[0])
+    ones = chainer.Variable(np.ones_like(inputs[0]))
     # The layers have warned already, or will, where it is not a trial.
     with chainer.force_backprop_mode(), np.errstate(all="ignore"):
         # The first run compiles.
@@ -95,10 +97,12 @@ def measured(
     )
 
 
-def _n_arrays(compiled: Compiled) -> tuple[int, int]:
+def _n_arrays(compiled: Compiled | HeadedLoops) -> tuple[int, int]:
     """Returns how many arrays are read and written, one by one and fused."""
     steps = compiled.program.steps
     before = sum(len(s.operands) + len(s.arrays) + 1 for s in steps)
+    if isinstance(compiled, HeadedLoops):
+        return before + compiled.N_ARRAYS_OF_HEAD, compiled.n_arrays
     loops = [compiled.forward, *compiled.backward]
     return before, sum(len(each.reads) + len(each.writes) for each, _ in loops)
 

@@ -91,13 +91,14 @@ def _source(
         f"def {name}({', '.join(arguments)}):",
         f"    for i in range({arguments[0]}.size):",
         *(f"        v{v} = a{v}[i]" for v in reads),
-        *(f"        v{step.value} = {_expression(step)}" for step in steps),
+        *(f"        v{step.value} = {expression(step)}" for step in steps),
         *(f"        out{v}[i] = v{v}" for v in writes),
     ]
     return Source(name, tuple(reads), tuple(writes), tuple(lines))
 
 
-def _expression(step: Step) -> str:
+def expression(step: Step) -> str:
+    """Returns what a step computes, in Numba's Python."""
     row = OPERATIONS[step.operation]
     names = {name: f"F({number!r})" for name, number in zip(row.numbers, step.numbers)}
     names.update((name, f"v{value}") for name, value in zip(row.arrays, step.arrays))

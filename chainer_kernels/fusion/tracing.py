@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 from chainer.functions.noise.dropout import Dropout
+from chainer.functions.normalization.batch_normalization import BatchNormalization
+from chainer.links import BatchNormalization as BatchNormalizationLink
 
 from chainer_kernels.fusion import operations
+from chainer_kernels.fusion.heads import heads_of
 from chainer_kernels.fusion.program import Mask, Program, Step
 
 
@@ -44,21 +47,101 @@ def trace(layers: Sequence[Callable], inputs: Sequence[np.ndarray]) -> Program:
     record = _Record()
     variables = [chainer.Variable(x) for x in inputs]
     with _nothing_left_behind(), chainer.force_backprop_mode(), record:
-        value: Any = tuple(variables)
-        for record.layer, layer in enumerate(layers):
-            value = layer(*value) if isinstance(value, tuple) else layer(value)
-            if not isinstance(value, chainer.Variable):
-                name = type(value).__name__
-                raise NotPointwise(record.layer, f"it returns a {name}")
-        n_forward = len(record.functions)
-        record.check()
-        gradient = chainer.Variable(np.ones_like(value.array))
-        gradients = chainer.grad(
-            [value], variables, [gradient], enable_double_backprop=True
+        value = _called(layers, variables, record)
+        return _program(record, value, variables)
+
+
+class Headed(NamedTuple):
+    """A chain that begins with a batch normalization.
+
+    Attributes:
+        program: What follows it, whose first input is what it returns. The others are
+            the chain's, without that which it takes.
+        link: The batch normalization.
+        place: Which input of the chain it takes.
+    """
+
+    program: Program
+    link: BatchNormalizationLink
+    place: int
+
+
+def trace_headed(layers: Sequence[Callable], inputs: Sequence[np.ndarray]) -> Headed:
+    """Traces layers, the first function of which is a batch normalization.
+
+    Args:
+        layers: As those of :func:`trace`.
+        inputs: Likewise.
+
+    Raises:
+        NotPointwise: If they do not begin so, or something follows that is not in the
+            table.
+        Exception: What a layer raises.
+    """
+    record = _Record()
+    variables = [chainer.Variable(x) for x in inputs]
+    with _nothing_left_behind(), chainer.force_backprop_mode(), record:
+        value = _called(layers, variables, record)
+        if not record.functions:
+            raise NotPointwise(0, "it calls no function")
+        head, layer = record.functions[0], record.layers[0]
+        link = next((k for k in heads_of(layers) if _is_of(head, k)), None)
+        nodes = [variable.node for variable in variables]
+        if link is None or head.inputs[0] not in nodes:
+            record.check()
+            raise NotPointwise(0, "no batch normalization begins it")
+        place = nodes.index(head.inputs[0])
+        output = head.outputs[0]()
+        variable = None if output is None else record.variable_of(output)
+        if variable is None:
+            raise NotPointwise(layer, f"nothing follows {head.label}")
+        del record.functions[0], record.layers[0], record.inputs[0]
+        others = [v for i, v in enumerate(variables) if i != place]
+        program = _program(record, value, [variable, *others])
+        if program.gradients[0] is None:
+            raise NotPointwise(layer, f"{head.label} has no gradient")
+        return Headed(
+            program._replace(labels=(head.label, *program.labels)), link, place
         )
-    return _Numbering(record, n_forward, [*variables, gradient]).program(
-        value, gradients
+
+
+def _is_head(function: chainer.FunctionNode) -> bool:
+    return type(function) is BatchNormalization
+
+
+def _is_of(function: chainer.FunctionNode, link: BatchNormalizationLink) -> bool:
+    """Returns whether a function was called by a link, with all that this has."""
+    return (
+        _is_head(function)
+        and function.inputs[1:] == (link.gamma.node, link.beta.node)
+        and function.running_mean is link.avg_mean
+        and function.running_var is link.avg_var
+        and (function.eps, function.decay) == (link.eps, link.decay)
     )
+
+
+def _called(
+    layers: Sequence[Callable], inputs: Sequence[chainer.Variable], record: _Record
+) -> chainer.Variable:
+    """Returns what the last layer returns."""
+    value: Any = tuple(inputs)
+    for record.layer, layer in enumerate(layers):
+        value = layer(*value) if isinstance(value, tuple) else layer(value)
+        if not isinstance(value, chainer.Variable):
+            name = type(value).__name__
+            raise NotPointwise(record.layer, f"it returns a {name}")
+    return value
+
+
+def _program(
+    record: _Record, value: chainer.Variable, inputs: Sequence[chainer.Variable]
+) -> Program:
+    """Returns what was computed from some variables on."""
+    n_forward = len(record.functions)
+    record.check()
+    gradient = chainer.Variable(np.ones_like(value.array))
+    gradients = chainer.grad([value], inputs, [gradient], enable_double_backprop=True)
+    return _Numbering(record, n_forward, [*inputs, gradient]).program(value, gradients)
 
 
 class _Record(chainer.FunctionHook):
@@ -82,6 +165,15 @@ class _Record(chainer.FunctionHook):
         self.functions.append(function)
         self.layers.append(self.layer)
         self.inputs.append(in_data)
+
+    def variable_of(self, node: Any) -> chainer.Variable | None:
+        """Returns the variable of a node that a function has taken."""
+        for function, arrays in zip(self.functions, self.inputs):
+            if node in function.inputs:
+                if node.data is None:
+                    node.data = arrays[function.inputs.index(node)]
+                return node.get_variable()
+        return None
 
     def check(self) -> None:
         """Refuses functions that are not in the table, and what broadcasts."""

@@ -9,6 +9,8 @@ from typing import Any, Callable, TypeVar
 import chainer
 import numpy as np
 
+from chainer_kernels.fusion.heads import is_head
+
 _MARK = "chainer_kernels_is_fusible"
 
 Marked = TypeVar("Marked", bound=Callable)
@@ -65,9 +67,11 @@ def why_not(layer: Any) -> str | None:
 
 
 def _why_not_link(link: chainer.Link) -> str | None:
-    if next(link.params(), None) is not None:
+    # What begins a chain has both, and is given them anew in each call.
+    others = [each for each in link.links() if not is_head(each)]
+    if any(each._params for each in others):
         return "it has parameters"
-    if any(each._persistent for each in link.links()):
+    if any(each._persistent for each in others):
         return "it has a state"
     if type(link) is chainer.Sequential:
         return next(filter(None, map(why_not, link)), None)

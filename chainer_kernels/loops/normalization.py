@@ -183,7 +183,11 @@ def scale_rows(x, y, means, scales, shifts):
     " f4[:, ::1], f4[:, ::1])"
 )
 def combine_columns(first, last, x, gy, means, scales, slopes, shifts, gx):
-    """Computes ``gx = gy * scale + (x - mean) * slope + shift``."""
+    """Computes ``gx = gy * scale + ((x - mean) * slope + shift)``.
+
+    So each product has one sum that it can go into without being rounded, wherever
+    this is computed: see :mod:`~chainer_kernels.loops.normalized`.
+    """
     rows = x.shape[0] // means.shape[0]
     for r in range(first, last):
         group = r // rows
@@ -195,12 +199,16 @@ def combine_columns(first, last, x, gy, means, scales, slopes, shifts, gx):
         shift = shifts[group]
         out = gx[r]
         for c in range(row.size):
-            out[c] = gradient[c] * scale[c] + (row[c] - mean[c]) * slope[c] + shift[c]
+            out[c] = gradient[c] * scale[c] + ((row[c] - mean[c]) * slope[c] + shift[c])
 
 
 @loop("void(f4[:, ::1], f4[:, ::1], f4[:, ::1], f4[::1], f4[::1], f4[::1], f4[::1])")
 def combine_rows(x, gy, gx, means, scales, slopes, shifts):
-    """Computes ``gx = gy * scale + (x - mean) * slope + shift``."""
+    """Computes ``gx = gy * scale + ((x - mean) * slope + shift)``.
+
+    So each product has one sum that it can go into without being rounded, wherever
+    this is computed: see :mod:`~chainer_kernels.loops.normalized`.
+    """
     for r in range(x.shape[0]):
         row = x[r]
         gradient = gy[r]
@@ -210,7 +218,7 @@ def combine_rows(x, gy, gx, means, scales, slopes, shifts):
         slope = slopes[r]
         shift = shifts[r]
         for i in range(row.size):
-            out[i] = gradient[i] * scale + (row[i] - mean) * slope + shift
+            out[i] = gradient[i] * scale + ((row[i] - mean) * slope + shift)
 
 
 @loop(

@@ -44,6 +44,52 @@ def test_training_has_the_same_bits_as_without():
     assert_on_ranks(2, same_bits)
 
 
+def train_normalized(comm, fuse, checkpoint):
+    """Returns losses, weights and running averages of layers with normalizations."""
+    np.random.seed(0)
+    model = Divisible(
+        *(L.Convolution2D(3, 8, 3, pad=1), L.BatchNormalization(8), F.relu),
+        *(L.Convolution2D(8, 8, 3, pad=1), L.BatchNormalization(8), F.relu),
+        L.Linear(8 * 6 * 6, 3),
+    )
+    if fuse:
+        model.fuse()
+        model._fusion.decide({(1, 3): True, (4, 6): True})
+    stage = model.divide(*CUTS_OF_NORMALIZED[comm.size][comm.rank])
+    optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
+    x, t = np.random.randn(8, 3, 6, 6).astype("f"), np.arange(8, dtype="i") % 3
+    losses = []
+    with Pipeline(stage, comm, 2, "1f1b", checkpoint=checkpoint) as pipe:
+        for _ in range(3):
+            losses.append(np.float64(pipe.step(x, t)["loss"]))
+            optimizer.update()
+        losses.append(np.float64(pipe.evaluate(x, t)["loss"]))
+    if fuse:
+        heads = [chain.head for chain in stage._fusion._chains.values()]
+        assert sum(head is not None for head in heads) == 3 - comm.size
+    links = [k for k in stage.links() if isinstance(k, L.BatchNormalization)]
+    averages = [a for k in links for a in (k.avg_mean, k.avg_var)]
+    assert averages and all(np.abs(a).any() for a in averages)
+    params = [param.array for _, param in sorted(stage.namedparams())]
+    return [*losses, *params, *averages]
+
+
+CUTS_OF_NORMALIZED = {1: [(0, 7)], 2: [(0, 3), (3, 7)]}
+
+
+def normalizes_alike(comm, checkpoint):
+    arguments = comm, True, checkpoint
+    assert_same_bits(
+        train_normalized(*arguments), train_normalized(comm, False, checkpoint)
+    )
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+def test_a_normalization_and_its_activation_have_the_same_bits(n_ranks, checkpoint):
+    assert_on_ranks(n_ranks, normalizes_alike, checkpoint)
+
+
 WIDE = [(200, 300), F.tanh, F.relu, (300, 3), F.sigmoid, F.tanh]
 
 

@@ -1,0 +1,130 @@
+"""Generated loops of a batch normalization and what follows it, compiled once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from chainer_kernels.compiling import Loop
+from chainer_kernels.fusion import head_source
+from chainer_kernels.fusion.generated import imported
+from chainer_kernels.fusion.head_source import HEAD, HeadSource
+from chainer_kernels.fusion.program import Directions, Program, directions
+
+
+class Pair(NamedTuple):
+    """A loop, and what it was made from."""
+
+    source: HeadSource
+    loop: Loop
+
+
+class HeadedLoops:
+    """What follows a batch normalization, with loops for both directions.
+
+    Args:
+        program: What follows, whose first input is what it returns.
+    """
+
+    #: The arrays that a batch normalization reads and writes by itself: forward one for
+    #: the statistics and two for its output, backward two for sums and three for the
+    #: gradient of its input.
+    N_ARRAYS_OF_HEAD = 8
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._pairs: dict[tuple, Pair] = {}
+
+    @functools.cached_property
+    def directions(self) -> Directions:
+        """What is held for the backward.
+
+        The input is read anyway, so what comes of nothing else is computed again;
+        otherwise the output is as good as another input.
+        """
+        found = directions(self.program)
+        _, leaves = self.program.needed(found.gradients)
+        inputs = set(leaves) & set(range(self.program.n_inputs))
+        if inputs <= {HEAD}:
+            return Directions(False, tuple(inputs), found.gradients)
+        return found
+
+    @property
+    def gradient(self) -> int:
+        """The value of the gradient of what the batch normalization returns."""
+        return self.program.gradients[HEAD]
+
+    @property
+    def _given(self) -> list[int]:
+        """The values that the backward begins with, besides inputs."""
+        return [self.program.output] if self.directions.keeps_output else []
+
+    @property
+    def n_arrays(self) -> int:
+        """How many arrays are read and written in both directions."""
+        program = self.program
+
+        def read(value: int, given: Sequence[int]) -> int:
+            _, leaves = program.needed([value], given)
+            return len({HEAD, *leaves})
+
+        others = set(program.gradients[1:]) - {None, program.gradient, self.gradient}
+        n = 1 + read(program.output, ()) + 1
+        n += sum(read(value, self._given) + 1 for value in others)
+        gradient = read(self.gradient, self._given)
+        if self.gradient in program.gradients[1:]:
+            # It is written, and read again.
+            return n + gradient + 1 + 3
+        return n + gradient + gradient + 1
+
+    def forward(self, kind: str) -> Pair:
+        """Returns the loop that computes the output.
+
+        Args:
+            kind: ``'rows'`` where a row is a channel's, or ``'columns'``.
+        """
+        return self._elementwise(kind, "forward", self.program.output, [])
+
+    def other(self, kind: str, value: int) -> Pair:
+        """Returns the loop that computes the gradient of another input."""
+        return self._elementwise(kind, "other", value, self._given)
+
+    def inputs(self, kind: str) -> Pair:
+        """Returns the loop that computes the gradient of the input."""
+        key = "inputs", kind
+        if key not in self._pairs:
+            source = head_source.inputs(self.program, kind, self._given)
+            self._pairs[key] = _compiled(source)
+        return self._pairs[key]
+
+    def sums(self, kind: str, is_kept: bool) -> Pair:
+        """Returns the loop that computes the sums of gradients.
+
+        Args:
+            kind: As above.
+            is_kept: Whether it writes the gradients, too.
+        """
+        key = "sums", kind, is_kept
+        if key not in self._pairs:
+            options = "gradient", self.gradient, self._given
+            inner = head_source.elementwise(self.program, kind, *options)
+            self._pairs[key] = _compiled(head_source.sums(inner, kind, is_kept), inner)
+        return self._pairs[key]
+
+    def _elementwise(
+        self, kind: str, name: str, value: int, given: Sequence[int]
+    ) -> Pair:
+        key = name, kind, value
+        if key not in self._pairs:
+            source = head_source.elementwise(self.program, kind, name, value, given)
+            self._pairs[key] = _compiled(source)
+        return self._pairs[key]
+
+
+@functools.cache
+def _compiled(source: HeadSource, inner: HeadSource | None = None) -> Pair:
+    """Returns a loop; equal ones are compiled once."""
+    called = [] if inner is None else [inner]
+    names = imported(head_source.module(source, called))
+    return Pair(source, Loop(names[source.name], source.signature, is_exact=True))
