@@ -196,12 +196,27 @@ class PipelineUpdater(StandardUpdater):
         minibatch = self._reader.next(self._iterators["main"])
         # Before the step, which compares how copies of a parameter are updated.
         self._share_hyperparameters()
-        optimizers = list(self._optimizers.values())
-        result = self.pipeline.step(minibatch.x, minibatch.t, optimizers)
+        result = self.step(minibatch.x, minibatch.t)
         self._update_parameters()
         # Of all replicas.
         self._n_samples = sum(self.pipeline.ranks.calls.n_samples)
         self._report(named(result))
+
+    def step(self, x: Any, t: Any) -> dict[str, float]:
+        """Computes the gradients of a minibatch, which the optimizers then use.
+
+        A subclass may do it in another way, on all ranks alike, such as by a second
+        pipeline over the same layers, whose step replaces gradients of the first one's
+        (:doc:`/howto/other_losses`).
+
+        Args:
+            x (tuple of arrays): The inputs, on the first stage's rank.
+            t (tuple of arrays): The targets, on the last stage's rank.
+
+        Returns:
+            dict: What to report, equal on every rank; ``'loss'`` as ``main/loss``.
+        """
+        return self.pipeline.step(x, t, list(self._optimizers.values()))
 
     def _report(self, values: dict[str, float]) -> None:
         """Reports what is equal on all ranks."""
