@@ -27,17 +27,24 @@ FILES = [
     ("examples/ptb/train_ptb.py", "train_ptb.py", "train_ptb.rst"),
     ("examples/vae/train_vae.py", "vae/train_vae.py", "train_vae.rst"),
     ("examples/vae/net.py", "vae/net.py", None),
+    ("examples/dcgan/train_dcgan.py", "dcgan/train_dcgan.py", "train_dcgan.rst"),
+    ("examples/dcgan/updater.py", "dcgan/updater.py", "train_dcgan.rst"),
+    ("examples/dcgan/visualize.py", "dcgan/visualize.py", "train_dcgan.rst"),
+    ("examples/dcgan/net.py", "dcgan/net.py", None),
     ("examples/cifar/models/__init__.py", "models/__init__.py", None),
     ("examples/cifar/models/VGG.py", "models/VGG.py", None),
 ]
 
 BLOCK = re.compile(r"^\.\. code-block:: diff\n\n((?:   .*\n|\n)+)", re.MULTILINE)
+# A section of a lesson, on another file than the script that it is named after.
+SECTION = re.compile(r"^(\w+\.py)\n-+\n", re.MULTILINE)
 
 
 class Edit(NamedTuple):
     """One edit of a lesson: consecutive lines, and those that take their place."""
 
     origin: str
+    file: str
     old: list[str]
     new: list[str]
 
@@ -46,12 +53,15 @@ def read_edits(lesson: Path) -> list[Edit]:
     """Reads the edits of a lesson, which are its blocks of the language ``diff``.
 
     As in a diff, ``-`` marks old lines, ``+`` new ones, and a blank lines that stay.
+    They are of the script that the lesson is named after, or of the file that is the
+    title of their section.
     """
     text = lesson.read_text(encoding="utf-8")
     edits = []
     for block in BLOCK.finditer(text):
         line_number = text.count("\n", 0, block.start(1)) + 1
-        edit = Edit(f"{lesson.name}:{line_number}", [], [])
+        *_, file = [f"{lesson.stem}.py", *SECTION.findall(text, 0, block.start())]
+        edit = Edit(f"{lesson.name}:{line_number}", file, [], [])
         marked = {"-": [edit.old], "+": [edit.new], " ": [edit.old, edit.new]}
         for line in textwrap.dedent(block[1]).rstrip("\n").split("\n"):
             # The mark of an empty line that stays is easily lost.
@@ -60,6 +70,12 @@ def read_edits(lesson: Path) -> list[Edit]:
                 lines.append(f"{code}\n")
         edits.append(edit)
     return edits
+
+
+def edits_of(original: str, lesson: str | None) -> list[Edit]:
+    """Reads the edits of one file in Chainer's tree; none if it has no lesson."""
+    edits = read_edits(HERE / lesson) if lesson else []
+    return [edit for edit in edits if edit.file == Path(original).name]
 
 
 def apply_edits(edits: list[Edit], text: str) -> str:
@@ -109,7 +125,7 @@ def main() -> None:
     for original, target, lesson in FILES:
         path = arguments.source / original
         try:
-            edits = read_edits(HERE / lesson) if lesson else []
+            edits = edits_of(original, lesson)
             ported[target] = apply_edits(edits, path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             faults.append(f"{path}: there is no such file\n")

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from examples.chainer_scripts.port import FILES, apply_edits, read_edits
+from examples.chainer_scripts.port import FILES, apply_edits, edits_of, read_edits
 from tests.support.chainer_scripts import (
     FOLDER,
     assert_logs_equal,
@@ -42,7 +42,7 @@ def made_up(tmp_path):
     for source, _, lesson in FILES:
         path = tree / source
         path.parent.mkdir(parents=True, exist_ok=True)
-        edits = read_edits(FOLDER / lesson) if lesson else []
+        edits = edits_of(source, lesson)
         path.write_text("first\n" + "".join("".join(e.old) + "kept\n" for e in edits))
     return tree
 
@@ -94,6 +94,22 @@ def test_an_edit_without_old_lines_is_refused(tmp_path):
         apply_edits(edits, "a\nb\n")
 
 
+def test_sections_have_the_edits_of_other_files(tmp_path):
+    path = tmp_path / "train.rst"
+    block = ".. code-block:: diff\n\n   +{}\n\n"
+    text = block + "net.py\n------\n\n" + block + "Why\n---\n\n" + block
+    path.write_text(text.format("a", "b", "c"))
+    files = [(edit.file, edit.new) for edit in read_edits(path)]
+    assert files == [("train.py", ["a\n"]), ("net.py", ["b\n"]), ("net.py", ["c\n"])]
+
+
+@pytest.mark.parametrize("lesson", sorted({lesson for _, _, lesson in lessons()}))
+def test_every_edit_is_of_a_file_that_is_written(lesson):
+    edits = read_edits(FOLDER / lesson)
+    sources = [source for source, _, its in FILES if its == lesson]
+    assert edits == [edit for source in sources for edit in edits_of(source, lesson)]
+
+
 def test_all_files_are_ported(made_up, tmp_path):
     out = tmp_path / "new" / "out"
     result = run_port(made_up, out)
@@ -105,7 +121,7 @@ def test_all_files_are_ported(made_up, tmp_path):
         if lesson is None:
             assert text == (made_up / source).read_text()
         else:
-            edits = read_edits(FOLDER / lesson)
+            edits = edits_of(source, lesson)
             assert text == "first\n" + "".join("".join(e.new) + "kept\n" for e in edits)
 
 
@@ -115,7 +131,7 @@ def test_nothing_is_written_where_an_edit_finds_no_place(
     source, target, lesson, change, made_up, tmp_path
 ):
     script = made_up / source
-    for edit in read_edits(FOLDER / lesson):
+    for edit in edits_of(source, lesson):
         text, old = script.read_text(), "".join(edit.old)
         script.write_text(text.replace(old, "") if change == "lost" else text + old)
         result = run_port(made_up, tmp_path / "out")
@@ -151,8 +167,10 @@ def test_nothing_is_overwritten(made_up, tmp_path):
 
 
 def test_the_readmes_say_how_many_lines_change():
-    text, added = (FOLDER / "README.md").read_text(), []
+    text, added, scripts = (FOLDER / "README.md").read_text(), [], {}
     for _, target, lesson in lessons():
+        scripts.setdefault(lesson, target)
+    for lesson, target in scripts.items():
         marks = re.findall(r"^   ([-+])", (FOLDER / lesson).read_text(), re.MULTILINE)
         added.append(marks.count("+"))
         row = f"| [{target}]({lesson}) | {added[-1]} | {marks.count('-')} |"
