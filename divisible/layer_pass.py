@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import chainer
 
+from chainer_kernels.fusion.asides import Surroundings
 from divisible.layer_list import Layer
 from divisible.layer_positions import one_pass, sign
 from divisible.random_streams import layer_streams
-from divisible.skips import SkipEnd
+from divisible.skips import SkipEnd, aside
 
 if TYPE_CHECKING:
     from chainer_kernels.fusion.fusing import Fusion
@@ -85,13 +86,13 @@ def pass_through(
             try:
                 fused = None
                 if fusion is not None and _watch.seconds is None:
-                    # What was just stashed is used further behind as well.
-                    is_shared = index > 0 and isinstance(layers[index - 1], SkipEnd)
-                    fused = fusion.run(
-                        layers, index, position, x, streams.enter, is_shared
-                    )
+                    around = _surroundings(layers, index, streams.enter, skipped)
+                    fused = fusion.run(layers, index, position, x, around)
                 if fused is not None:
                     n_layers, x = fused
+                    for run in layers[index : index + n_layers]:
+                        if isinstance(run, SkipEnd):
+                            del skipped[run.name]
                 elif isinstance(layer, SkipEnd):
                     x = layer.run(x, skipped)
                 elif _watch.seconds is None:
@@ -106,6 +107,18 @@ def pass_through(
             sign(x, position, number, signed)
             index += n_layers
     return x
+
+
+def _surroundings(
+    layers: Sequence[Layer],
+    index: int,
+    enter: Callable[[int], None],
+    skipped: dict[str, Any],
+) -> Surroundings:
+    """Returns what is to be known of a layer where a chain may begin."""
+    # What was just stashed is used further behind as well.
+    is_shared = index > 0 and isinstance(layers[index - 1], SkipEnd)
+    return Surroundings(enter, lambda layer: aside(layer, skipped), is_shared)
 
 
 def _timed(call: Callable, position: int, layer: Layer, inputs: tuple) -> Any:

@@ -338,11 +338,12 @@ class Divisible(LayerList):
         """Runs chains of pointwise layers as one function each, where that is faster.
 
         A batch normalization may begin one. Each chain is measured when it is reached
-        first, and that decides: see :func:`chainer_kernels.fuse`. A chain ends at a
-        skip connection, at a layer with other parameters, and at the end of a stage or
-        of what is recomputed. Layers draw the random numbers they draw otherwise. Only
-        what gives the same bits is fused, so that ranks and resumed runs may decide
-        differently. Fuse first, then divide and make a pipeline.
+        first, and that decides: see :func:`chainer_kernels.fuse`. A chain may take what
+        comes past other layers, at a :func:`~divisible.pop` within it. It ends at a
+        :func:`~divisible.stash`, at a layer with other parameters, and at the end of a
+        stage or of what is recomputed. Layers draw the random numbers they draw
+        otherwise. Only what gives the same bits is fused, so that ranks and resumed
+        runs may decide differently. Fuse first, then divide and make a pipeline.
 
         Args:
             mode (str): ``'auto'``, or ``'none'`` to run the layers one by one again.

@@ -12,7 +12,7 @@ The two ends are layers like any other, so a model can be cut anywhere between t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 import chainer
@@ -75,13 +75,17 @@ class Stash(SkipEnd):
 
 
 class Pop(SkipEnd):
-    """The layer that :func:`pop` makes."""
+    """The layer that :func:`pop` makes.
+
+    Attributes:
+        joined_by: What it joins with; ``None`` for a tuple.
+    """
 
     def __init__(self, name: str, join: Callable[..., Any] | None = None) -> None:
         super().__init__(name)
         if join is not None and not callable(join):
             raise TypeError(f"pop({name!r}): join must be a function, not {join!r}")
-        self._join = join
+        self.joined_by = join
 
     def run(self, x: Any, skipped: dict[str, Any]) -> Any:
         """Takes what was handed over, and joins it with ``x``."""
@@ -96,12 +100,14 @@ class Pop(SkipEnd):
         """Returns what the next layer is called with."""
         x = x if isinstance(x, tuple) else (x,)
         skipped = skipped if isinstance(skipped, tuple) else (skipped,)
-        return (*x, *skipped) if self._join is None else self._join(*x, *skipped)
+        return (
+            (*x, *skipped) if self.joined_by is None else self.joined_by(*x, *skipped)
+        )
 
     def __repr__(self) -> str:
-        if self._join is None:
+        if self.joined_by is None:
             return f"pop({self.name!r})"
-        name = getattr(self._join, "__qualname__", type(self._join).__name__)
+        name = getattr(self.joined_by, "__qualname__", type(self.joined_by).__name__)
         return f"pop({self.name!r}, {name})"
 
 
@@ -153,6 +159,27 @@ def pop(name: str, join: Callable[..., Any] | None = None) -> Pop:
         array([[ 0.,  2., -1.,  2.]], dtype=float32)
     """
     return Pop(name, join)
+
+
+def aside(layer: Any, skipped: Mapping[str, Any]) -> tuple | None:
+    """Returns what a layer takes besides what the layer before it returned.
+
+    Args:
+        layer: Any layer.
+        skipped: What is on its way to later layers, by name.
+
+    Returns:
+        That as a tuple; ``None`` of a layer that takes nothing, or if it is not there.
+
+    Example:
+        >>> aside(pop('x'), {'x': 5})
+        (5,)
+        >>> aside(abs, {'x': 5})
+    """
+    if not isinstance(layer, Pop) or layer.name not in skipped:
+        return None
+    taken = skipped[layer.name]
+    return taken if isinstance(taken, tuple) else (taken,)
 
 
 def find_skips(layers: Sequence[Any]) -> tuple[Skip, ...]:

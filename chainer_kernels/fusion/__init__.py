@@ -6,12 +6,14 @@ Wu, on optimizing deep learning at the level of the system.
 ::
 
     trust        which callables do the same in every call
+    asides       layers that take something besides what the one before them returned
     tracing      runs them once in Chainer, forward and backward
       -> program      what they computed, as numbered values
       -> operations   the functions that are known, as expressions
     source       writes a program as two loops
       -> generated    compiles them, and keeps files and code
     function     the loops as a function of Chainer's
+    chains       that, by what a chain begins with, and its trial
     measuring    what that gains
     fusing       finds chains in a list of layers, and runs them
     report       the whole for a list, and a table of it

@@ -20,13 +20,11 @@ import numpy as np
 
 from chainer_kernels import switch
 from chainer_kernels.functions.dropout import drawn_mask
-from chainer_kernels.fusion.function import FusedFunction
-from chainer_kernels.fusion.generated import Compiled
-from chainer_kernels.fusion.headed import HeadedLoops
-from chainer_kernels.fusion.heads import heads_of, is_ready, nobody_looks
+from chainer_kernels.fusion.asides import Surroundings
+from chainer_kernels.fusion.chains import Chain, traced
+from chainer_kernels.fusion.heads import heads_of, nobody_looks
 from chainer_kernels.fusion.measuring import Choice, measured
-from chainer_kernels.fusion.normalized import NormalizedFunction
-from chainer_kernels.fusion.tracing import NotPointwise, trace, trace_headed
+from chainer_kernels.fusion.tracing import NotPointwise
 from chainer_kernels.fusion.trust import why_not
 from chainer_kernels.layouts import are_float32, memory_order
 
@@ -37,22 +35,20 @@ Layer = Callable[..., Any]
 Span = tuple[int, int]
 
 
-class _Chain(NamedTuple):
-    """Layers from one position on that were traced.
+class _Found(NamedTuple):
+    """What was found where a chain might begin.
 
     Attributes:
         layers: All that might have been traced from there on.
         n_layers: How many of them are one function; 0 for none.
-        compiled: What they compute; after a batch normalization, if they begin so.
-        head: That batch normalization.
-        place: Which of the inputs it takes.
+        chain: These.
+        takers: The places among them of those that take something from aside.
     """
 
     layers: tuple[Layer, ...]
     n_layers: int = 0
-    compiled: Compiled | HeadedLoops | None = None
-    head: chainer.Link | None = None
-    place: int = 0
+    chain: Chain | None = None
+    takers: tuple[int, ...] = ()
 
 
 class Fusion:
@@ -83,7 +79,7 @@ class Fusion:
         self.reasons: dict[int, str] = {}
         self.waits = waits
         self._only_exact = only_exact
-        self._chains: dict[tuple, _Chain] = {}
+        self._chains: dict[tuple, _Found] = {}
 
     def __deepcopy__(self, memo: dict) -> Fusion:
         """Returns one for a copy of the layers, with the same decisions."""
@@ -107,8 +103,7 @@ class Fusion:
         index: int,
         position: int,
         value: Any,
-        enter: Callable[[int], None],
-        is_shared: bool = False,
+        around: Surroundings,
     ) -> tuple[int, Any] | None:
         """Runs the chain that begins at a layer, if there is one and it is fused.
 
@@ -117,8 +112,7 @@ class Fusion:
             index: Which of them is next.
             position: What its position is called.
             value: Its input, or a tuple of them.
-            enter: Called with a position before a layer there draws random numbers.
-            is_shared: Whether something else uses the input as well.
+            around: What else is to be known.
 
         Returns:
             How many layers have run, and what the last one returned; or ``None``.
@@ -126,70 +120,92 @@ class Fusion:
         inputs = value if isinstance(value, tuple) else (value,)
         if not inputs or not _is_quiet() or not _are_alike(inputs):
             return None
-        arrays = [v.array if isinstance(v, chainer.Variable) else v for v in inputs]
-        chain = self._chain(layers, index, position, arrays)
-        if not chain.n_layers:
+        found = self._found(layers, index, position, inputs, around.aside)
+        chain, run = found.chain, found.layers[: found.n_layers]
+        if chain is None or any(_has_hooks(layer) for layer in run):
             return None
-        run = chain.layers[: chain.n_layers]
-        if any(_has_hooks(layer) for layer in run):
+        taken = [around.aside(run[place]) for place in found.takers]
+        if any(each is None for each in taken):
             return None
-        if chain.head is not None and not is_ready(chain.head, arrays[chain.place]):
+        inputs = *inputs, *(x for each in taken for x in each)
+        arrays = _arrays(inputs)
+        if not _are_alike(inputs) or not chain.is_ready(arrays):
             return None
-        # Gradients of the input would be added up in another order.
-        if self._only_exact and is_shared and chain.compiled.program.adds_up_inputs:
+        is_shared = around.is_shared or bool(taken)
+        if self._only_exact and is_shared and _adds_up(chain, inputs):
             return None
-        span = position, position + chain.n_layers
+        span = position, position + found.n_layers
         if span not in self.decisions and not self._is_decided:
-            self._measure(span, chain, arrays)
+            with nobody_looks(run):
+                trial = chain.trial(arrays, lambda like: _masks(chain, like))
+                choice = measured(span, chain, trial)
+            self.choices[span] = choice
+            self.decisions[span] = choice.is_fused
         if self.waits or not self.decisions.get(span, False):
             return None
-        return chain.n_layers, _fused(chain, position, inputs, enter)
+        enter = around.enter
+        masks = _masks(chain, arrays[0], lambda place: enter(position + place))
+        return found.n_layers, chain.apply(inputs, masks)
 
-    def _chain(
+    def _found(
         self,
         layers: Sequence[Layer],
         index: int,
         position: int,
-        arrays: Sequence[np.ndarray],
-    ) -> _Chain:
+        inputs: tuple,
+        aside: Callable[[Layer], tuple | None],
+    ) -> _Found:
         # Copies of a model may take turns.
         place = id(layers), index, position
-        key = (*place, len(arrays), arrays[0].shape, bool(chainer.config.train))
-        chain = self._chains.get(key)
+        key = (*place, len(inputs), inputs[0].shape, bool(chainer.config.train))
+        found = self._chains.get(key)
         following = tuple(layers[index:])
-        if chain is not None and _are_the_same(chain.layers, following):
-            return chain
-        trusted = []
+        if found is not None and _are_the_same(found.layers, following):
+            return found
+        trusted, takers = [], {}
         for offset, layer in enumerate(following):
-            reason = why_not(layer)
+            taken = aside(layer)
+            if taken is None:
+                reason = why_not(layer)
+            elif not _are_alike((inputs[0], *taken)):
+                reason = "it takes something of another shape"
+            else:
+                reason = layer.joined_by and why_not(layer.joined_by)
             if reason is not None:
                 self.reasons.setdefault(position + offset, reason)
                 break
+            if taken is not None:
+                takers[offset] = taken
             trusted.append(layer)
-        chain = _Chain(following)
+        found = _Found(following)
         # What has no size yet gets it in a call that counts.
         if any(head.avg_mean is None for head in heads_of(trusted)):
-            return chain
+            return found
         if sum(known[:3] == place for known in self._chains) >= _MOST_SHAPES:
-            return chain
+            return found
         if trusted:
-            chain = self._traced(chain, trusted, position, arrays)
-        self._chains[key] = chain
-        return chain
+            found = self._traced(found, trusted, position, inputs, takers)
+        self._chains[key] = found
+        return found
 
     def _traced(
         self,
-        chain: _Chain,
+        found: _Found,
         layers: Sequence[Layer],
         position: int,
-        arrays: Sequence[np.ndarray],
-    ) -> _Chain:
+        inputs: tuple,
+        takers: Mapping[int, tuple],
+    ) -> _Found:
         """Returns the longest chain that begins with these layers."""
         while layers:
-            heads = heads_of(layers)
+            arrays, asides = _arrays(inputs), {}
+            for place, taken in takers.items():
+                if place < len(layers):
+                    asides[place] = range(len(arrays), len(arrays) + len(taken))
+                    arrays += _arrays(taken)
             try:
                 with nobody_looks(layers):
-                    found = _tried(layers, arrays, bool(heads))
+                    chain = traced(layers, arrays, asides)
             except NotPointwise as error:
                 self.reasons[position + error.layer] = error.reason
                 layers = layers[: error.layer]
@@ -197,86 +213,47 @@ class Fusion:
             except Exception:
                 # Whoever calls the layer gets to see it, with its position.
                 break
-            program = found["compiled"].program
+            program = chain.program
             if len(program.labels) < 2:
                 break
             if self._only_exact and not program.is_exact:
                 self.reasons[position] = f"{program.labels[0]} begins what is not exact"
                 break
-            return chain._replace(n_layers=len(layers), **found)
-        return chain
-
-    def _measure(self, span: Span, chain: _Chain, arrays: Sequence[np.ndarray]) -> None:
-        layers = chain.layers[: chain.n_layers]
-
-        def unfused(*values: chainer.Variable) -> chainer.Variable:
-            result: Any = values
-            for layer in layers:
-                result = layer(*result) if isinstance(result, tuple) else layer(result)
-            return result
-
-        def fused(*values: chainer.Variable) -> chainer.Variable:
-            return _fused(chain, span[0], values, lambda position: None)
-
-        head = chain.head
-        parameters = [] if head is None else [head.gamma, head.beta]
-        with nobody_looks(layers):
-            choice = measured(span, chain.compiled, unfused, fused, arrays, parameters)
-        self.choices[span] = choice
-        self.decisions[span] = choice.is_fused
+            return _Found(found.layers, len(layers), chain, tuple(asides))
+        return found
 
 
-def _tried(
-    layers: Sequence[Layer], arrays: Sequence[np.ndarray], has_head: bool
-) -> dict[str, Any]:
-    """Traces layers, and returns what a chain has of it."""
-    if not has_head:
-        return {"compiled": Compiled(trace(layers, arrays))}
-    headed = trace_headed(layers, arrays)
-    if not is_ready(headed.link, arrays[headed.place]):
-        raise NotPointwise(0, "a batch normalization that is not of float32 channels")
-    return {
-        "compiled": HeadedLoops(headed.program),
-        "head": headed.link,
-        "place": headed.place,
-    }
+def _adds_up(chain: Chain, inputs: Sequence[Any]) -> bool:
+    """Returns whether a chain adds up gradients of an input.
+
+    If others add to them as well, it does so in another order.
+    """
+    return chain.program.adds_up_inputs or len({*map(id, inputs)}) < len(inputs)
 
 
-def _fused(
-    chain: _Chain,
-    position: int,
-    inputs: Sequence[Any],
-    enter: Callable[[int], None],
-) -> chainer.Variable:
-    """Runs a chain on inputs, and draws what its layers draw."""
+def _masks(
+    chain: Chain,
+    like: np.ndarray,
+    enter: Callable[[int], None] = lambda place: None,
+) -> list[np.ndarray]:
+    """Draws the masks of a chain.
+
+    Args:
+        chain: The chain.
+        like: What they are for.
+        enter: Called with the place of a layer before it draws.
+    """
     masks, drawn = [], None
-    first = inputs[0]
-    like = first.array if isinstance(first, chainer.Variable) else first
-    for mask in chain.compiled.program.masks:
+    for mask in chain.program.masks:
         if mask.layer != drawn:
-            enter(position + mask.layer)
+            enter(mask.layer)
             drawn = mask.layer
         masks.append(drawn_mask(like, mask.ratio))
-    link = chain.head
-    if link is None:
-        (y,) = FusedFunction(chain.compiled, masks).apply(tuple(inputs))
-        return y
-    moving = None, None
-    if not chainer.config.in_recomputing:
-        moving = link.avg_mean, link.avg_var
-    function = NormalizedFunction(
-        chain.compiled,
-        masks,
-        eps=link.eps,
-        mean=moving[0],
-        var=moving[1],
-        decay=link.decay,
-        axis=link.axis,
-    )
-    x = inputs[chain.place]
-    others = [each for i, each in enumerate(inputs) if i != chain.place]
-    (y,) = function.apply((x, link.gamma, link.beta, *others))
-    return y
+    return masks
+
+
+def _arrays(inputs: Sequence[Any]) -> list[np.ndarray]:
+    return [v.array if isinstance(v, chainer.Variable) else v for v in inputs]
 
 
 def _are_the_same(one: Sequence[Layer], other: Sequence[Layer]) -> bool:
@@ -309,12 +286,9 @@ def _has_hooks(layer: Layer) -> bool:
 
 def _are_alike(inputs: Sequence[Any]) -> bool:
     """Returns whether inputs are of float32, one shape and one memory order."""
-    arrays = []
-    for each in inputs:
-        array = each.array if isinstance(each, chainer.Variable) else each
-        if not are_float32(array):
-            return False
-        arrays.append(array)
+    arrays = _arrays(inputs)
+    if not are_float32(*arrays):
+        return False
     first = arrays[0]
     return (
         first.size > 0

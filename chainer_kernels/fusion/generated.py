@@ -51,6 +51,12 @@ class Compiled:
         """The loops that compute the gradients."""
         return _loops(tuple(backward(self.program, self.directions)))
 
+    @property
+    def n_arrays(self) -> int:
+        """How many arrays are read and written in both directions."""
+        loops = [self.forward, *self.backward]
+        return sum(len(source.reads) + len(source.writes) for source, _ in loops)
+
 
 @functools.cache
 def _loops(sources: tuple[Source, ...]) -> tuple[tuple[Source, Loop], ...]:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from chainer_kernels.fusion.generated import Compiled
-from chainer_kernels.fusion.headed import HeadedLoops
+from chainer_kernels.fusion.chains import Chain, Trial
 
 #: Of so many runs the fastest counts; the one before them compiles.
 _N_RUNS = 2
@@ -44,67 +43,48 @@ class Choice(NamedTuple):
     is_exact: bool
 
 
-def measured(
-    span: tuple[int, int],
-    compiled: Compiled | HeadedLoops,
-    unfused: Callable[..., chainer.Variable],
-    fused: Callable[..., chainer.Variable],
-    inputs: Sequence[np.ndarray],
-    parameters: Sequence[chainer.Variable] = (),
-) -> Choice:
+def measured(span: tuple[int, int], chain: Chain, trial: Trial) -> Choice:
     """Runs a chain both ways, forward and backward, and says which one is faster.
 
     Args:
         span: The positions of its first layer and after its last one.
-        compiled: The chain.
-        unfused: Runs the layers one by one, on variables.
-        fused: Runs them as one function.
-        inputs: What the first layer is given. Random numbers are drawn, alike in each
-            run.
-        parameters: What has gradients besides. They are computed, and not left there.
+        chain: The chain.
+        trial: What is compared. Random numbers are drawn, alike in each run; gradients
+            of parameters are computed, and not left there.
     """
     state = np.random.get_state(legacy=False)
 
-    def run(chain: Callable) -> tuple[float, list[np.ndarray]]:
+    def run(call: Callable) -> tuple[float, list[np.ndarray]]:
         np.random.set_state(state)
-        variables = [chainer.Variable(x) for x in inputs]
+        variables = [chainer.Variable(x) for x in trial.inputs]
         begin = time.perf_counter()
-        y = chain(*variables)
-        found = chainer.grad([y], [*variables, *parameters], [ones])
+        y = call(*variables)
+        # Its allocation is a part of either run.
+        ones = chainer.Variable(np.ones_like(y.array))
+        found = chainer.grad([y], [*variables, *trial.parameters], [ones])
         took = time.perf_counter() - begin
         return took, [y.array, *(each.array for each in found if each is not None)]
 
-    ones = chainer.Variable(np.ones_like(inputs[0]))
+    ways = trial.unfused, trial.fused
     # The layers have warned already, or will, where it is not a trial.
     with chainer.force_backprop_mode(), np.errstate(all="ignore"):
         # The first run compiles.
-        results = [run(chain)[1] for chain in (unfused, fused)]
-        runs = [[run(c)[0] for c in (unfused, fused)] for _ in range(_N_RUNS)]
+        results = [run(call)[1] for call in ways]
+        runs = [[run(call)[0] for call in ways] for _ in range(_N_RUNS)]
     np.random.set_state(state)
     before, after = map(min, zip(*runs))
-    size = inputs[0].nbytes
-    n_before, n_after = _n_arrays(compiled)
+    size = results[0][0].nbytes
     return Choice(
         *span,
-        " > ".join(compiled.program.labels),
+        " > ".join(chain.program.labels),
         after < before,
         1e3 * before,
         1e3 * after,
-        n_before * size,
-        n_after * size,
+        trial.n_before * size,
+        trial.n_after * size,
         _largest_difference(*results),
-        compiled.program.is_exact,
+        chain.program.is_exact,
     )
-
-
-def _n_arrays(compiled: Compiled | HeadedLoops) -> tuple[int, int]:
-    """Returns how many arrays are read and written, one by one and fused."""
-    steps = compiled.program.steps
-    before = sum(len(s.operands) + len(s.arrays) + 1 for s in steps)
-    if isinstance(compiled, HeadedLoops):
-        return before + compiled.N_ARRAYS_OF_HEAD, compiled.n_arrays
-    loops = [compiled.forward, *compiled.backward]
-    return before, sum(len(each.reads) + len(each.writes) for each, _ in loops)
 
 
 def _largest_difference(one: Sequence[Any], other: Sequence[Any]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from chainer_kernels.fusion.asides import Surroundings
 from chainer_kernels.fusion.fusing import Fusion
 from chainer_kernels.fusion.measuring import Choice
 
@@ -94,7 +95,7 @@ def run_layers(layers: Sequence[Callable], fusion: Fusion, inputs: tuple) -> Any
     value: Any = inputs if len(inputs) != 1 else inputs[0]
     index = 0
     while index < len(layers):
-        found = fusion.run(layers, index, index, value, lambda position: None)
+        found = fusion.run(layers, index, index, value, Surroundings())
         if found is None:
             layer = layers[index]
             value = layer(*value) if isinstance(value, tuple) else layer(value)

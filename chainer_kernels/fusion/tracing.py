@@ -13,6 +13,7 @@ from chainer.functions.normalization.batch_normalization import BatchNormalizati
 from chainer.links import BatchNormalization as BatchNormalizationLink
 
 from chainer_kernels.fusion import operations
+from chainer_kernels.fusion.asides import NOTHING, Asides, call_each
 from chainer_kernels.fusion.heads import heads_of
 from chainer_kernels.fusion.program import Mask, Program, Step
 
@@ -30,7 +31,11 @@ class NotPointwise(Exception):
         self.layer, self.reason = layer, reason
 
 
-def trace(layers: Sequence[Callable], inputs: Sequence[np.ndarray]) -> Program:
+def trace(
+    layers: Sequence[Callable],
+    inputs: Sequence[np.ndarray],
+    asides: Asides = NOTHING,
+) -> Program:
     """Runs layers forward and backward, and returns what they computed.
 
     Chainer's own backward says which gradients there are and in which order they are
@@ -38,7 +43,9 @@ def trace(layers: Sequence[Callable], inputs: Sequence[np.ndarray]) -> Program:
 
     Args:
         layers: Each is called with what the one before returned.
-        inputs: Of the first one: of float32 and one shape.
+        inputs: Of the first one, and what others take from aside: of float32 and one
+            shape.
+        asides: Which layers those are.
 
     Raises:
         NotPointwise: If something else than functions of the table was computed.
@@ -47,7 +54,7 @@ def trace(layers: Sequence[Callable], inputs: Sequence[np.ndarray]) -> Program:
     record = _Record()
     variables = [chainer.Variable(x) for x in inputs]
     with _nothing_left_behind(), chainer.force_backprop_mode(), record:
-        value = _called(layers, variables, record)
+        value = _called(layers, variables, asides, record)
         return _program(record, value, variables)
 
 
@@ -66,12 +73,17 @@ class Headed(NamedTuple):
     place: int
 
 
-def trace_headed(layers: Sequence[Callable], inputs: Sequence[np.ndarray]) -> Headed:
+def trace_headed(
+    layers: Sequence[Callable],
+    inputs: Sequence[np.ndarray],
+    asides: Asides = NOTHING,
+) -> Headed:
     """Traces layers, the first function of which is a batch normalization.
 
     Args:
         layers: As those of :func:`trace`.
         inputs: Likewise.
+        asides: Likewise.
 
     Raises:
         NotPointwise: If they do not begin so, or something follows that is not in the
@@ -81,7 +93,7 @@ def trace_headed(layers: Sequence[Callable], inputs: Sequence[np.ndarray]) -> He
     record = _Record()
     variables = [chainer.Variable(x) for x in inputs]
     with _nothing_left_behind(), chainer.force_backprop_mode(), record:
-        value = _called(layers, variables, record)
+        value = _called(layers, variables, asides, record)
         if not record.functions:
             raise NotPointwise(0, "it calls no function")
         head, layer = record.functions[0], record.layers[0]
@@ -121,16 +133,24 @@ def _is_of(function: chainer.FunctionNode, link: BatchNormalizationLink) -> bool
 
 
 def _called(
-    layers: Sequence[Callable], inputs: Sequence[chainer.Variable], record: _Record
+    layers: Sequence[Callable],
+    inputs: Sequence[chainer.Variable],
+    asides: Asides,
+    record: _Record,
 ) -> chainer.Variable:
     """Returns what the last layer returns."""
-    value: Any = tuple(inputs)
-    for record.layer, layer in enumerate(layers):
-        value = layer(*value) if isinstance(value, tuple) else layer(value)
-        if not isinstance(value, chainer.Variable):
-            name = type(value).__name__
-            raise NotPointwise(record.layer, f"it returns a {name}")
-    return value
+
+    def check(place: int, value: Any) -> None:
+        many = value if isinstance(value, tuple) else (value,)
+        strange = [v for v in many if not isinstance(v, chainer.Variable)]
+        # A layer may give several to the next one.
+        if place == len(layers) - 1 and many is value:
+            strange = [value]
+        if strange:
+            name = type(strange[0]).__name__
+            raise NotPointwise(place, f"it returns a {name}")
+
+    return call_each(layers, inputs, asides, record.begin, check)
 
 
 def _program(
@@ -155,6 +175,10 @@ class _Record(chainer.FunctionHook):
         self.layers: list[int] = []
         # Beside each function its inputs, which nobody else may hold any more.
         self.inputs: list[tuple[np.ndarray, ...]] = []
+
+    def begin(self, layer: int) -> None:
+        """Says that what follows is called by a layer."""
+        self.layer = layer
 
     def forward_preprocess(
         self, function: chainer.FunctionNode, in_data: tuple[np.ndarray, ...]

@@ -52,6 +52,19 @@ def model(fuse):
     return layers
 
 
+def block(join, width=8):
+    """Returns a block of a network with a shortcut, and layers around it."""
+    np.random.seed(0)
+    return Divisible(
+        L.Convolution2D(3, 8, 3, pad=1),
+        stash("s"),
+        *(L.Convolution2D(8, width, 3, pad=1), L.BatchNormalization(width)),
+        *join,
+        F.relu,
+        L.Convolution2D(None, 4, 3),
+    )
+
+
 def labels(y):
     found, waiting = [], [y.creator_node]
     while waiting:
@@ -136,4 +149,66 @@ def test_gradients_of_what_is_stashed_are_added_up_as_before():
     layers = Divisible(F.identity, stash("s"), squared, F.relu, pop("s"), added)
     layers.fuse()
     layers._fusion.decide({(2, 4): True})
+    assert not labels(layers(chainer.Variable(X)))
+
+
+IMAGES = np.random.RandomState(0).randn(4, 3, 9, 8).astype("f")
+JOINS = {
+    "joined": [pop("s", F.add)],
+    "a tuple": [pop("s"), F.add],
+    "marked": [pop("s", chainer_kernels.fusible(lambda h, x: h - 0.5 * x))],
+}
+
+
+def trained(layers):
+    """Returns what layers compute of images, and what a backward leaves behind."""
+    y = layers(chainer.Variable(IMAGES))
+    layers.cleargrads()
+    F.sum(y * y).backward()
+    norm = layers[3]
+    found = labels(y)
+    return found, [y.array, norm.avg_mean, norm.avg_var] + [
+        param.grad for _, param in sorted(layers.namedparams())
+    ]
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_a_chain_takes_what_comes_past_other_layers(join):
+    _, expected = trained(block(JOINS[join]))
+    layers = block(JOINS[join])
+    layers.fuse()
+    layers(IMAGES)
+    end = 5 + len(JOINS[join])
+    assert [(c.start, c.end) for c in layers.fusion_choices] == [(3, end)]
+    layers = block(JOINS[join])
+    layers.fuse(chains=[(3, end)])
+    found, values = trained(layers)
+    (label,) = found
+    assert label.startswith("BatchNormalization > ") and label.endswith(" > ReLU")
+    assert_same_bits(values, expected)
+
+
+def test_what_is_taken_is_taken_once():
+    layers = block(JOINS["joined"])
+    layers.fuse(chains=[(3, 6)])
+    _, left = layers.run(chainer.Variable(IMAGES), {})
+    assert left == {}
+    first, second = layers.divide(0, 4), layers.divide(4, 7)
+    y, left = first.run(chainer.Variable(IMAGES), {})
+    assert [*left] == ["s"] and not labels(y)
+    y, left = second.run(y, left)
+    assert left == {} and not labels(y)
+
+
+def test_what_has_another_shape_ends_a_chain():
+    layers = block([pop("s", lambda h, x: F.concat([h, x]))], width=5)
+    layers.fuse()
+    layers(IMAGES)
+    assert layers.fusion_choices == ()
+    assert layers._fusion.reasons[4] == "it takes something of another shape"
+
+
+def test_what_is_added_to_itself_is_added_up_as_before():
+    layers = Divisible(F.identity, stash("s"), F.tanh, pop("s", F.add), F.relu)
+    layers.fuse(chains=[(2, 5)])
     assert not labels(layers(chainer.Variable(X)))

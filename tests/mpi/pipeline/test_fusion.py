@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from divisible import Divisible, Plan
+from chainer_kernels.fusion.chains import Normalized
+from divisible import Divisible, Plan, pop, stash
 from pipeline import DisagreementError, Pipeline, load_snapshot, save_snapshot
 from tests.support.fusion import assert_same_bits
 from tests.support.mpiexec import assert_on_ranks
@@ -65,8 +66,8 @@ def train_normalized(comm, fuse, checkpoint):
             optimizer.update()
         losses.append(np.float64(pipe.evaluate(x, t)["loss"]))
     if fuse:
-        heads = [chain.head for chain in stage._fusion._chains.values()]
-        assert sum(head is not None for head in heads) == 3 - comm.size
+        chains = [each.chain for each in stage._fusion._chains.values()]
+        assert sum(isinstance(each, Normalized) for each in chains) == 3 - comm.size
     links = [k for k in stage.links() if isinstance(k, L.BatchNormalization)]
     averages = [a for k in links for a in (k.avg_mean, k.avg_var)]
     assert averages and all(np.abs(a).any() for a in averages)
@@ -88,6 +89,51 @@ def normalizes_alike(comm, checkpoint):
 @pytest.mark.parametrize("checkpoint", ["never", "always"])
 def test_a_normalization_and_its_activation_have_the_same_bits(n_ranks, checkpoint):
     assert_on_ranks(n_ranks, normalizes_alike, checkpoint)
+
+
+CUTS_OF_SHORTCUTS = {1: [(0, 12)], 2: [(0, 4), (4, 12)]}
+
+
+def train_shortcuts(comm, fuse, schedule, checkpoint):
+    """Returns losses and weights of two blocks with shortcuts around them."""
+    np.random.seed(0)
+    model = Divisible(L.Convolution2D(3, 8, 3, pad=1))
+    for name in "ab":
+        model += [stash(name), L.Convolution2D(8, 8, 3, pad=1), L.BatchNormalization(8)]
+        model += [pop(name, F.add), F.relu]
+    model.append(L.Linear(8 * 6 * 6, 3))
+    if fuse:
+        model.fuse(chains=[(3, 6), (8, 11)])
+    stage = model.divide(*CUTS_OF_SHORTCUTS[comm.size][comm.rank])
+    optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
+    x, t = np.random.randn(8, 3, 6, 6).astype("f"), np.arange(8, dtype="i") % 3
+    losses = []
+    with Pipeline(stage, comm, 2, schedule, checkpoint=checkpoint) as pipe:
+        for _ in range(3):
+            losses.append(np.float64(pipe.step(x, t)["loss"]))
+            optimizer.update()
+    if fuse:
+        # The chain that is cut is none.
+        found = [each.n_layers for each in stage._fusion._chains.values()]
+        assert found.count(3) == {1: 2, 2: comm.rank}[comm.size]
+    return [*losses, *(param.array for _, param in sorted(stage.namedparams()))]
+
+
+def shortcuts_alike(comm, *how):
+    assert_same_bits(
+        train_shortcuts(comm, True, *how), train_shortcuts(comm, False, *how)
+    )
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("schedule", "checkpoint"),
+    [("1f1b", "never"), ("gpipe", "always"), ("zb_h1", "never")],
+)
+def test_what_is_added_past_other_layers_has_the_same_bits(
+    n_ranks, schedule, checkpoint
+):
+    assert_on_ranks(n_ranks, shortcuts_alike, schedule, checkpoint)
 
 
 WIDE = [(200, 300), F.tanh, F.relu, (300, 3), F.sigmoid, F.tanh]

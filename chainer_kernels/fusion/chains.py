@@ -1,0 +1,211 @@
+"""Chains that were traced, by what they begin with, ready to be applied.
+
+::
+
+    Pointwise     tanh > dropout > ...           one function
+    Normalized    BatchNormalization > ...       one function
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+
+from chainer_kernels.fusion.asides import Asides, call_each
+from chainer_kernels.fusion.function import FusedFunction
+from chainer_kernels.fusion.generated import Compiled
+from chainer_kernels.fusion.headed import HeadedLoops
+from chainer_kernels.fusion.heads import heads_of, is_ready
+from chainer_kernels.fusion.normalized import NormalizedFunction
+from chainer_kernels.fusion.program import Program
+from chainer_kernels.fusion.tracing import NotPointwise, trace, trace_headed
+
+Layer = Callable[..., Any]
+#: Draws the masks of a program for an array.
+Draw = Callable[[np.ndarray], Sequence[np.ndarray]]
+
+
+class Trial(NamedTuple):
+    """A chain to be measured, one by one and as one function.
+
+    Attributes:
+        unfused: Runs its functions one by one, on variables.
+        fused: Runs them as one.
+        inputs: What either is given.
+        parameters: What has gradients besides.
+        n_before: How many arrays the functions read and write, one by one.
+        n_after: The same as one.
+    """
+
+    unfused: Callable[..., chainer.Variable]
+    fused: Callable[..., chainer.Variable]
+    inputs: Sequence[np.ndarray]
+    parameters: Sequence[chainer.Variable]
+    n_before: int
+    n_after: int
+
+
+class Chain(abc.ABC):
+    """Layers that were traced.
+
+    Args:
+        layers: Each is called with what the one before returned.
+        inputs: As for :func:`~chainer_kernels.fusion.tracing.trace`.
+        asides: Likewise.
+
+    Raises:
+        NotPointwise: If they cannot be one.
+        Exception: What a layer raises.
+    """
+
+    @abc.abstractmethod
+    def __init__(
+        self, layers: Sequence[Layer], inputs: Sequence[np.ndarray], asides: Asides
+    ) -> None:
+        self._layers, self._asides = layers, asides
+
+    @property
+    @abc.abstractmethod
+    def program(self) -> Program:
+        """What is computed, behind what the chain begins with."""
+
+    def is_ready(self, inputs: Sequence[np.ndarray]) -> bool:
+        """Returns whether the links in it can take inputs here and now."""
+        return True
+
+    @abc.abstractmethod
+    def apply(
+        self, inputs: Sequence[Any], masks: Sequence[np.ndarray]
+    ) -> chainer.Variable:
+        """Runs the chain.
+
+        Args:
+            inputs: Those of the first layer, and what others take from aside.
+            masks: For each mask of the program the array.
+        """
+
+    @abc.abstractmethod
+    def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> Trial:
+        """Returns what a measurement compares.
+
+        Args:
+            inputs: Of the chain.
+            draw: Draws masks for an array.
+        """
+
+    def _trial(
+        self,
+        inputs: Sequence[np.ndarray],
+        draw: Draw,
+        parameters: Sequence[chainer.Parameter],
+        n_arrays: tuple[int, int],
+    ) -> Trial:
+        """Returns a trial of the whole chain."""
+        return Trial(
+            lambda *values: call_each(self._layers, values, self._asides),
+            lambda *values: self.apply(values, draw(values[0].array)),
+            inputs,
+            parameters,
+            *n_arrays,
+        )
+
+
+class Pointwise(Chain):
+    """A chain of pointwise functions alone."""
+
+    def __init__(
+        self, layers: Sequence[Layer], inputs: Sequence[np.ndarray], asides: Asides
+    ) -> None:
+        super().__init__(layers, inputs, asides)
+        self._compiled = Compiled(trace(layers, inputs, asides))
+
+    @property
+    def program(self) -> Program:
+        """All that is computed."""
+        return self._compiled.program
+
+    def apply(
+        self, inputs: Sequence[Any], masks: Sequence[np.ndarray]
+    ) -> chainer.Variable:
+        """Runs the chain."""
+        (y,) = FusedFunction(self._compiled, masks).apply(tuple(inputs))
+        return y
+
+    def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> Trial:
+        """Returns what a measurement compares."""
+        n_arrays = _n_arrays(self.program), self._compiled.n_arrays
+        return self._trial(inputs, draw, (), n_arrays)
+
+
+class Normalized(Chain):
+    """A chain that begins with a batch normalization."""
+
+    def __init__(
+        self, layers: Sequence[Layer], inputs: Sequence[np.ndarray], asides: Asides
+    ) -> None:
+        super().__init__(layers, inputs, asides)
+        headed = trace_headed(layers, inputs, asides)
+        self._link, self._place = headed.link, headed.place
+        if not self.is_ready(inputs):
+            reason = "a batch normalization that is not of float32 channels"
+            raise NotPointwise(0, reason)
+        self._loops = HeadedLoops(headed.program)
+
+    @property
+    def program(self) -> Program:
+        """What follows the batch normalization."""
+        return self._loops.program
+
+    def is_ready(self, inputs: Sequence[np.ndarray]) -> bool:
+        """Returns whether the links in it can take inputs here and now."""
+        return is_ready(self._link, inputs[self._place])
+
+    def apply(
+        self, inputs: Sequence[Any], masks: Sequence[np.ndarray]
+    ) -> chainer.Variable:
+        """Runs the chain, and moves the running averages."""
+        link = self._link
+        moving = None, None
+        if not chainer.config.in_recomputing:
+            moving = link.avg_mean, link.avg_var
+        function = NormalizedFunction(
+            self._loops,
+            masks,
+            eps=link.eps,
+            mean=moving[0],
+            var=moving[1],
+            decay=link.decay,
+            axis=link.axis,
+        )
+        x = inputs[self._place]
+        others = [each for i, each in enumerate(inputs) if i != self._place]
+        (y,) = function.apply((x, link.gamma, link.beta, *others))
+        return y
+
+    def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> Trial:
+        """Returns what a measurement compares."""
+        n_before = _n_arrays(self.program) + HeadedLoops.N_ARRAYS_OF_HEAD
+        parameters = self._link.gamma, self._link.beta
+        return self._trial(inputs, draw, parameters, (n_before, self._loops.n_arrays))
+
+
+def traced(
+    layers: Sequence[Layer], inputs: Sequence[np.ndarray], asides: Asides
+) -> Chain:
+    """Returns layers as the chain that they are.
+
+    Raises:
+        NotPointwise: If they are none.
+        Exception: What a layer raises.
+    """
+    kind = Normalized if heads_of(layers) else Pointwise
+    return kind(layers, inputs, asides)
+
+
+def _n_arrays(program: Program) -> int:
+    """Returns how many arrays the functions of a program read and write."""
+    return sum(len(s.operands) + len(s.arrays) + 1 for s in program.steps)
