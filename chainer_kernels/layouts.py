@@ -37,6 +37,16 @@ def memory_order(x: np.ndarray) -> tuple[int, ...] | None:
     return axes if x.transpose(axes).flags.c_contiguous else None
 
 
+def in_memory_order(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+    """Returns an array whose axes are in an order in memory, a copy only where needed.
+
+    Example:
+        >>> in_memory_order(np.zeros((2, 3)), (1, 0)).strides
+        (8, 16)
+    """
+    return np.ascontiguousarray(x.transpose(axes)).transpose(np.argsort(axes))
+
+
 def flat(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Returns arrays of one shape in one dimension, element beside element.
 
@@ -102,3 +112,19 @@ def are_float32(*arrays: np.ndarray) -> bool:
         if type(a) is not np.ndarray or a.dtype != np.float32:
             return False
     return True
+
+
+def are_alike(*arrays: np.ndarray) -> bool:
+    """Returns whether arrays are of float32, one shape and one memory order.
+
+    That order has no gaps, and there is something in it.
+    """
+    if not are_float32(*arrays):
+        return False
+    first = arrays[0]
+    return (
+        first.size > 0
+        and first.ndim > 0
+        and all(a.shape == first.shape and a.strides == first.strides for a in arrays)
+        and memory_order(first) is not None
+    )

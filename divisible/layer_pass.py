@@ -56,6 +56,7 @@ def pass_through(
     skipped: dict[str, Any],
     call: Callable[[int, Layer, tuple], Any],
     fusion: Fusion | None = None,
+    is_plain: Callable[[int], bool] = lambda position: True,
 ) -> Any:
     """Passes ``x`` through layers.
 
@@ -71,6 +72,7 @@ def pass_through(
         call: Calls a layer, given its position, the layer and its inputs.
         fusion: What runs chains of layers as one function, if anything does. While
             somebody asks for the seconds of layers, they run one by one.
+        is_plain: Returns whether ``call`` does nothing but call the layer there.
 
     Returns:
         What the last layer returns.
@@ -86,7 +88,13 @@ def pass_through(
             try:
                 fused = None
                 if fusion is not None and _watch.seconds is None:
-                    around = _surroundings(layers, index, streams.enter, skipped)
+                    around = Surroundings(
+                        streams.enter,
+                        lambda layer: aside(layer, skipped),
+                        # What was just stashed is used further behind as well.
+                        index > 0 and isinstance(layers[index - 1], SkipEnd),
+                        is_plain,
+                    )
                     fused = fusion.run(layers, index, position, x, around)
                 if fused is not None:
                     n_layers, x = fused
@@ -107,18 +115,6 @@ def pass_through(
             sign(x, position, number, signed)
             index += n_layers
     return x
-
-
-def _surroundings(
-    layers: Sequence[Layer],
-    index: int,
-    enter: Callable[[int], None],
-    skipped: dict[str, Any],
-) -> Surroundings:
-    """Returns what is to be known of a layer where a chain may begin."""
-    # What was just stashed is used further behind as well.
-    is_shared = index > 0 and isinstance(layers[index - 1], SkipEnd)
-    return Surroundings(enter, lambda layer: aside(layer, skipped), is_shared)
 
 
 def _timed(call: Callable, position: int, layer: Layer, inputs: tuple) -> Any:

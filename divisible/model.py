@@ -337,13 +337,14 @@ class Divisible(LayerList):
     ) -> None:
         """Runs chains of pointwise layers as one function each, where that is faster.
 
-        A batch normalization may begin one. Each chain is measured when it is reached
-        first, and that decides: see :func:`chainer_kernels.fuse`. A chain may take what
-        comes past other layers, at a :func:`~divisible.pop` within it. It ends at a
-        :func:`~divisible.stash`, at a layer with other parameters, and at the end of a
-        stage or of what is recomputed. Layers draw the random numbers they draw
-        otherwise. Only what gives the same bits is fused, so that ranks and resumed
-        runs may decide differently. Fuse first, then divide and make a pipeline.
+        A batch normalization, a linear layer or a convolution may begin one. Each chain
+        is measured when it is reached first, and that decides: see
+        :func:`chainer_kernels.fuse`. A chain may take what comes past other layers, at
+        a :func:`~divisible.pop` within it. It ends at a :func:`~divisible.stash`, at a
+        layer with other parameters, and at the end of a stage or of what is recomputed.
+        Layers draw the random numbers they draw otherwise. Only what gives the same
+        bits is fused, so that ranks and resumed runs may decide differently. Fuse
+        first, then divide and make a pipeline.
 
         Args:
             mode (str): ``'auto'``, or ``'none'`` to run the layers one by one again.
@@ -460,9 +461,8 @@ class Divisible(LayerList):
         if self._deferred.waiting:
             self._deferred.check(self._layers, type(self).__name__)
         skipped = dict(skipped)
-        x = pass_through(
-            self._layers, self._start, x, skipped, self._call, self._fusion
-        )
+        calls = self._call, self._fusion, self._is_plain
+        x = pass_through(self._layers, self._start, x, skipped, *calls)
         return x, skipped
 
     def _call(self, position: int, layer: Layer, inputs: tuple) -> Any:
@@ -474,6 +474,12 @@ class Divisible(LayerList):
             if position in self._deferred.first_calls:
                 return self._deferred.first_call(position, layer, inputs)
             return layer(*inputs)
+
+    def _is_plain(self, position: int) -> bool:
+        """Returns whether a layer is called with its own weights, and has been."""
+        layer = self._layers[position - self._start]
+        is_transposed = self._positions.get(layer) in self._transposed
+        return not is_transposed and position not in self._deferred.first_calls
 
     def __add__(self, other: chainer.Sequential) -> Divisible:
         if not isinstance(other, chainer.Sequential):

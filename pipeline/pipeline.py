@@ -88,9 +88,9 @@ class Pipeline:
         hold_in (str): Where this rank's microbatches wait for their backward:
             ``'memory'``, or ``'disk'``; see :mod:`pipeline.stages.held_elsewhere`.
         hold_directory: Where on the disk; ``None`` for the place of temporary files.
-        fuse: Which chains of pointwise layers, also behind a batch normalization, run
-            as one function: ``'auto'`` for those that are faster in the first
-            minibatch, ``'none'``, or a plan's ``fusion``.
+        fuse: Which chains of pointwise layers, with a batch normalization or behind a
+            product, run as one function: ``'auto'`` for those that are faster in the
+            first minibatch, ``'none'``, or a plan's ``fusion``.
 
     A model with float16 parameters gets its floating-point inputs in float16, and its
     outputs are cast to float32 for ``lossfun``. Gradients of microbatches are added up

@@ -13,6 +13,9 @@ Wu, on optimizing deep learning at the level of the system.
     source       writes a program as two loops
       -> generated    compiles them, and keeps files and code
     function     the loops as a function of Chainer's
+    products     linear layers and convolutions that begin a chain
+      -> epilogue     what follows them, in their array
+    heads        batch normalizations that do, and headed, normalized: what follows
     chains       that, by what a chain begins with, and its trial
     measuring    what that gains
     fusing       finds chains in a list of layers, and runs them

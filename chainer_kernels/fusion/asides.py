@@ -32,11 +32,14 @@ class Surroundings(NamedTuple):
         aside: Returns what a layer takes besides what the one before it returned, as a
             tuple; ``None`` of layers that take nothing.
         is_shared: Whether something else uses the input as well.
+        is_plain: Returns whether a call of the layer at a position is all that is done
+            to it there.
     """
 
     enter: Callable[[int], None] = lambda position: None
     aside: Callable[[Layer], tuple | None] = lambda layer: None
     is_shared: bool = False
+    is_plain: Callable[[int], bool] = lambda position: True
 
 
 def call_each(
@@ -64,6 +67,8 @@ def call_each(
     """
     taken = {i for places in asides.values() for i in places}
     value: Any = tuple(x for i, x in enumerate(inputs) if i not in taken)
+    if len(value) == 1:
+        (value,) = value
     for place, layer in enumerate(layers):
         before(place)
         if place in asides:

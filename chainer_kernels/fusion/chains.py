@@ -4,6 +4,7 @@
 
     Pointwise     tanh > dropout > ...           one function
     Normalized    BatchNormalization > ...       one function
+    Product       Linear > ReLU > ...            the product, and one function
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
+from chainer_kernels.fusion import products
 from chainer_kernels.fusion.asides import Asides, call_each
+from chainer_kernels.fusion.epilogue import Epilogue, EpilogueFunction
 from chainer_kernels.fusion.function import FusedFunction
 from chainer_kernels.fusion.generated import Compiled
 from chainer_kernels.fusion.headed import HeadedLoops
@@ -23,10 +26,13 @@ from chainer_kernels.fusion.heads import heads_of, is_ready
 from chainer_kernels.fusion.normalized import NormalizedFunction
 from chainer_kernels.fusion.program import Program
 from chainer_kernels.fusion.tracing import NotPointwise, trace, trace_headed
+from chainer_kernels.layouts import are_alike, are_float32
 
 Layer = Callable[..., Any]
 #: Draws the masks of a program for an array.
 Draw = Callable[[np.ndarray], Sequence[np.ndarray]]
+
+TAKES_ANOTHER_SHAPE = "it takes something of another shape"
 
 
 class Trial(NamedTuple):
@@ -74,18 +80,20 @@ class Chain(abc.ABC):
         """What is computed, behind what the chain begins with."""
 
     def is_ready(self, inputs: Sequence[np.ndarray]) -> bool:
-        """Returns whether the links in it can take inputs here and now."""
-        return True
+        """Returns whether it can take inputs here and now.
+
+        Args:
+            inputs: Those of the first layer, and what others take from aside.
+        """
+        return are_alike(*inputs)
 
     @abc.abstractmethod
-    def apply(
-        self, inputs: Sequence[Any], masks: Sequence[np.ndarray]
-    ) -> chainer.Variable:
+    def apply(self, inputs: Sequence[Any], draw: Draw) -> chainer.Variable:
         """Runs the chain.
 
         Args:
             inputs: Those of the first layer, and what others take from aside.
-            masks: For each mask of the program the array.
+            draw: Draws the masks of the program for an array.
         """
 
     @abc.abstractmethod
@@ -94,7 +102,7 @@ class Chain(abc.ABC):
 
         Args:
             inputs: Of the chain.
-            draw: Draws masks for an array.
+            draw: As above.
         """
 
     def _trial(
@@ -107,7 +115,7 @@ class Chain(abc.ABC):
         """Returns a trial of the whole chain."""
         return Trial(
             lambda *values: call_each(self._layers, values, self._asides),
-            lambda *values: self.apply(values, draw(values[0].array)),
+            lambda *values: self.apply(values, draw),
             inputs,
             parameters,
             *n_arrays,
@@ -128,10 +136,9 @@ class Pointwise(Chain):
         """All that is computed."""
         return self._compiled.program
 
-    def apply(
-        self, inputs: Sequence[Any], masks: Sequence[np.ndarray]
-    ) -> chainer.Variable:
+    def apply(self, inputs: Sequence[Any], draw: Draw) -> chainer.Variable:
         """Runs the chain."""
+        masks = draw(_array(inputs[0]))
         (y,) = FusedFunction(self._compiled, masks).apply(tuple(inputs))
         return y
 
@@ -161,14 +168,12 @@ class Normalized(Chain):
         return self._loops.program
 
     def is_ready(self, inputs: Sequence[np.ndarray]) -> bool:
-        """Returns whether the links in it can take inputs here and now."""
-        return is_ready(self._link, inputs[self._place])
+        """Returns whether it can take inputs here and now."""
+        return are_alike(*inputs) and is_ready(self._link, inputs[self._place])
 
-    def apply(
-        self, inputs: Sequence[Any], masks: Sequence[np.ndarray]
-    ) -> chainer.Variable:
+    def apply(self, inputs: Sequence[Any], draw: Draw) -> chainer.Variable:
         """Runs the chain, and moves the running averages."""
-        link = self._link
+        link, masks = self._link, draw(_array(inputs[0]))
         moving = None, None
         if not chainer.config.in_recomputing:
             moving = link.avg_mean, link.avg_var
@@ -193,6 +198,88 @@ class Normalized(Chain):
         return self._trial(inputs, draw, parameters, (n_before, self._loops.n_arrays))
 
 
+class Product(Chain):
+    """A chain that begins with a linear layer or a convolution.
+
+    What follows works in the array of the product, and adds the bias of a linear layer.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], inputs: Sequence[np.ndarray], asides: Asides
+    ) -> None:
+        super().__init__(layers, inputs, asides)
+        self._link, *tail = layers
+        self._tail_asides = {place - 1: taken for place, taken in asides.items()}
+        name = type(self._link).__name__
+        nothing = f"nothing follows {name} that can go on in its array"
+        if not tail or not products.are_ready(self._link):
+            raise NotPointwise(0, nothing)
+        x, *others = inputs
+        with chainer.no_backprop_mode():
+            z = products.product(self._link, x).array
+        if not are_alike(z, *others):
+            raise NotPointwise(min(asides, default=0), TAKES_ANOTHER_SHAPE)
+        self._layout = z.shape, z.strides
+        try:
+            program = trace(tail, [z, *others], self._tail_asides)
+        except NotPointwise as error:
+            raise NotPointwise(error.layer + 1, error.reason) from None
+        program = program._replace(
+            masks=tuple(m._replace(layer=m.layer + 1) for m in program.masks),
+            labels=(name, *program.labels),
+        )
+        self._epilogue = Epilogue(program, products.leaves_bias(self._link))
+        if self._epilogue.keeps_head and not self._epilogue.has_bias:
+            raise NotPointwise(0, nothing)
+
+    @property
+    def program(self) -> Program:
+        """What follows the product."""
+        return self._epilogue.program
+
+    def is_ready(self, inputs: Sequence[np.ndarray]) -> bool:
+        """Returns whether it can take inputs here and now."""
+        x, *others = inputs
+        return (
+            are_float32(x, *others)
+            and products.are_ready(self._link)
+            and products.leaves_bias(self._link) == self._epilogue.has_bias
+            and all((a.shape, a.strides) == self._layout for a in others)
+        )
+
+    def apply(self, inputs: Sequence[Any], draw: Draw) -> chainer.Variable:
+        """Runs the chain."""
+        x, *others = inputs
+        return self._continued(products.product(self._link, x), others, draw)
+
+    def _continued(
+        self, z: chainer.Variable, others: Sequence[Any], draw: Draw
+    ) -> chainer.Variable:
+        """Runs what follows the product."""
+        bias = [self._link.b] if self._epilogue.has_bias else []
+        masks = draw(z.array)
+        (y,) = EpilogueFunction(self._epilogue, masks).apply((z, *others, *bias))
+        return y
+
+    def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> Trial:
+        """Returns what a measurement compares: a thin product, and what follows."""
+        link, tail = self._link, self._layers[1:]
+        x, *others = inputs
+        thin = products.Thin(link, x)
+
+        def unfused(x: chainer.Variable, *others: chainer.Variable) -> chainer.Variable:
+            return call_each(tail, [thin(x), *others], self._tail_asides)
+
+        def fused(x: chainer.Variable, *others: chainer.Variable) -> chainer.Variable:
+            return self._continued(thin(x, with_bias=False), others, draw)
+
+        # A bias is read, and the product read and written; its gradient is added up.
+        n_before = _n_arrays(self.program) + 3 * self._epilogue.has_bias
+        parameters = [link.b] if self._epilogue.has_bias else []
+        n_arrays = n_before, self._epilogue.n_arrays
+        return Trial(unfused, fused, [thin.x, *others], parameters, *n_arrays)
+
+
 def traced(
     layers: Sequence[Layer], inputs: Sequence[np.ndarray], asides: Asides
 ) -> Chain:
@@ -202,8 +289,14 @@ def traced(
         NotPointwise: If they are none.
         Exception: What a layer raises.
     """
+    if products.is_product(layers[0]):
+        return Product(layers, inputs, asides)
     kind = Normalized if heads_of(layers) else Pointwise
     return kind(layers, inputs, asides)
+
+
+def _array(value: Any) -> np.ndarray:
+    return value.array if isinstance(value, chainer.Variable) else value
 
 
 def _n_arrays(program: Program) -> int:

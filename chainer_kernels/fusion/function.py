@@ -12,7 +12,7 @@ from chainer_kernels import threads
 from chainer_kernels.fusion import operations
 from chainer_kernels.fusion.generated import Compiled
 from chainer_kernels.fusion.program import Program
-from chainer_kernels.layouts import empty_like, flat
+from chainer_kernels.layouts import empty_like, flat, in_memory_order, memory_order
 
 Array = Any
 
@@ -53,10 +53,8 @@ class FusedFunction(chainer.FunctionNode):
         self, indexes: tuple[int, ...], grad_outputs: tuple[chainer.Variable, ...]
     ) -> tuple[chainer.Variable | None, ...]:
         """Computes the gradients of some inputs."""
-        program, chosen = self._compiled.program, self._compiled.directions
-        given: dict[int, Any] = dict(zip(chosen.inputs, self.get_retained_inputs()))
-        if chosen.keeps_output:
-            (given[program.output],) = self.get_retained_outputs()
+        program = self._compiled.program
+        given = self._retained()
         given[program.gradient] = grad_outputs[0]
         wanted = [program.gradients[i] for i in indexes]
         if chainer.config.enable_backprop:
@@ -65,12 +63,21 @@ class FusedFunction(chainer.FunctionNode):
             found = self._computed(given, wanted)
         return tuple(None if value is None else found[value] for value in wanted)
 
+    def _retained(self) -> dict[int, chainer.Variable]:
+        """Returns what is held, by the numbers of the values."""
+        chosen = self._compiled.directions
+        given = dict(zip(chosen.inputs, self.get_retained_inputs()))
+        if chosen.keeps_output:
+            (given[self._compiled.program.output],) = self.get_retained_outputs()
+        return given
+
     def _computed(
         self, given: dict[int, chainer.Variable], wanted: Sequence[int | None]
     ) -> dict[int, chainer.Variable]:
         """Returns gradients by the numbers of their values, as loops compute them."""
         arrays = {value: variable.array for value, variable in given.items()}
         arrays.update(self._masks)
+        orders = {value: memory_order(array) for value, array in arrays.items()}
         found = dict(given)
         for source, loop in self._compiled.backward:
             if not set(source.writes) & set(wanted):
@@ -78,6 +85,11 @@ class FusedFunction(chainer.FunctionNode):
             reads = [arrays[v] for v in source.reads]
             writes = [empty_like(reads[0]) for _ in source.writes]
             threads.run_slices(loop, flat([*reads, *writes]))
+            if len(set(orders.values())) > 1:
+                # Whoever adds up gradients does so in the order of memory.
+                program = self._compiled.program
+                wanted_orders = [program.memory_order(v, orders) for v in source.writes]
+                writes = list(map(in_memory_order, writes, wanted_orders))
             found.update(zip(source.writes, map(chainer.as_variable, writes)))
         return found
 

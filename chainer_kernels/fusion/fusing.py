@@ -12,6 +12,7 @@ there, for each shape of them anew, and measured once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,13 +21,14 @@ import numpy as np
 
 from chainer_kernels import switch
 from chainer_kernels.functions.dropout import drawn_mask
+from chainer_kernels.fusion import products
 from chainer_kernels.fusion.asides import Surroundings
-from chainer_kernels.fusion.chains import Chain, traced
+from chainer_kernels.fusion.chains import TAKES_ANOTHER_SHAPE, Chain, traced
 from chainer_kernels.fusion.heads import heads_of, nobody_looks
 from chainer_kernels.fusion.measuring import Choice, measured
 from chainer_kernels.fusion.tracing import NotPointwise
 from chainer_kernels.fusion.trust import why_not
-from chainer_kernels.layouts import are_float32, memory_order
+from chainer_kernels.layouts import are_alike
 
 #: A chain whose inputs have more shapes than this runs unfused in further ones.
 _MOST_SHAPES = 64
@@ -80,6 +82,8 @@ class Fusion:
         self.waits = waits
         self._only_exact = only_exact
         self._chains: dict[tuple, _Found] = {}
+        # Positions within chains that will run as one, in which no other one begins.
+        self._within: set[int] = set()
 
     def __deepcopy__(self, memo: dict) -> Fusion:
         """Returns one for a copy of the layers, with the same decisions."""
@@ -117,10 +121,12 @@ class Fusion:
         Returns:
             How many layers have run, and what the last one returned; or ``None``.
         """
-        inputs = value if isinstance(value, tuple) else (value,)
-        if not inputs or not _is_quiet() or not _are_alike(inputs):
+        if self.waits and position in self._within:
             return None
-        found = self._found(layers, index, position, inputs, around.aside)
+        inputs = value if isinstance(value, tuple) else (value,)
+        if not inputs or not _is_quiet() or not are_alike(*_arrays(inputs)):
+            return None
+        found = self._found(layers, index, position, inputs, around)
         chain, run = found.chain, found.layers[: found.n_layers]
         if chain is None or any(_has_hooks(layer) for layer in run):
             return None
@@ -129,7 +135,7 @@ class Fusion:
             return None
         inputs = *inputs, *(x for each in taken for x in each)
         arrays = _arrays(inputs)
-        if not _are_alike(inputs) or not chain.is_ready(arrays):
+        if not chain.is_ready(arrays):
             return None
         is_shared = around.is_shared or bool(taken)
         if self._only_exact and is_shared and _adds_up(chain, inputs):
@@ -137,15 +143,16 @@ class Fusion:
         span = position, position + found.n_layers
         if span not in self.decisions and not self._is_decided:
             with nobody_looks(run):
-                trial = chain.trial(arrays, lambda like: _masks(chain, like))
+                trial = chain.trial(arrays, functools.partial(_masks, chain))
                 choice = measured(span, chain, trial)
             self.choices[span] = choice
             self.decisions[span] = choice.is_fused
+            if choice.is_fused:
+                self._within.update(range(position + 1, span[1]))
         if self.waits or not self.decisions.get(span, False):
             return None
-        enter = around.enter
-        masks = _masks(chain, arrays[0], lambda place: enter(position + place))
-        return found.n_layers, chain.apply(inputs, masks)
+        draw = functools.partial(_masks, chain, position=position, enter=around.enter)
+        return found.n_layers, chain.apply(inputs, draw)
 
     def _found(
         self,
@@ -153,22 +160,35 @@ class Fusion:
         index: int,
         position: int,
         inputs: tuple,
-        aside: Callable[[Layer], tuple | None],
+        around: Surroundings,
     ) -> _Found:
         # Copies of a model may take turns.
         place = id(layers), index, position
-        key = (*place, len(inputs), inputs[0].shape, bool(chainer.config.train))
+        begins_with_product = (
+            len(inputs) == 1
+            and products.is_product(layers[index])
+            and around.is_plain(position)
+        )
+        key = (
+            *place,
+            *(len(inputs), inputs[0].shape),
+            *(bool(chainer.config.train), begins_with_product),
+        )
         found = self._chains.get(key)
         following = tuple(layers[index:])
         if found is not None and _are_the_same(found.layers, following):
             return found
         trusted, takers = [], {}
         for offset, layer in enumerate(following):
-            taken = aside(layer)
-            if taken is None:
+            taken = around.aside(layer)
+            if offset == 0 and begins_with_product:
+                reason = None
+            elif taken is None:
                 reason = why_not(layer)
-            elif not _are_alike((inputs[0], *taken)):
-                reason = "it takes something of another shape"
+            elif not begins_with_product and not are_alike(
+                *_arrays((inputs[0], *taken))
+            ):
+                reason = TAKES_ANOTHER_SHAPE
             else:
                 reason = layer.joined_by and why_not(layer.joined_by)
             if reason is not None:
@@ -179,7 +199,8 @@ class Fusion:
             trusted.append(layer)
         found = _Found(following)
         # What has no size yet gets it in a call that counts.
-        if any(head.avg_mean is None for head in heads_of(trusted)):
+        is_sized = not begins_with_product or products.is_sized(layers[index])
+        if not is_sized or any(head.avg_mean is None for head in heads_of(trusted)):
             return found
         if sum(known[:3] == place for known in self._chains) >= _MOST_SHAPES:
             return found
@@ -234,19 +255,21 @@ def _adds_up(chain: Chain, inputs: Sequence[Any]) -> bool:
 def _masks(
     chain: Chain,
     like: np.ndarray,
-    enter: Callable[[int], None] = lambda place: None,
+    position: int = 0,
+    enter: Callable[[int], None] = lambda position: None,
 ) -> list[np.ndarray]:
     """Draws the masks of a chain.
 
     Args:
         chain: The chain.
         like: What they are for.
-        enter: Called with the place of a layer before it draws.
+        position: Of its first layer.
+        enter: Called with the position of a layer before it draws.
     """
     masks, drawn = [], None
     for mask in chain.program.masks:
         if mask.layer != drawn:
-            enter(mask.layer)
+            enter(position + mask.layer)
             drawn = mask.layer
         masks.append(drawn_mask(like, mask.ratio))
     return masks
@@ -281,18 +304,4 @@ def _minding(hooks: Mapping[str, Any]) -> bool:
 def _has_hooks(layer: Layer) -> bool:
     return isinstance(layer, chainer.Link) and any(
         link._n_local_link_hooks for link in layer.links()
-    )
-
-
-def _are_alike(inputs: Sequence[Any]) -> bool:
-    """Returns whether inputs are of float32, one shape and one memory order."""
-    arrays = _arrays(inputs)
-    if not are_float32(*arrays):
-        return False
-    first = arrays[0]
-    return (
-        first.size > 0
-        and first.ndim > 0
-        and all(a.shape == first.shape and a.strides == first.strides for a in arrays)
-        and memory_order(first) is not None
     )

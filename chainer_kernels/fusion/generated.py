@@ -44,22 +44,22 @@ class Compiled:
     @functools.cached_property
     def forward(self) -> tuple[Source, Loop]:
         """The loop that computes the output."""
-        return _loops((forward(self.program),))[0]
+        return loops((forward(self.program),))[0]
 
     @functools.cached_property
     def backward(self) -> tuple[tuple[Source, Loop], ...]:
         """The loops that compute the gradients."""
-        return _loops(tuple(backward(self.program, self.directions)))
+        return loops(tuple(backward(self.program, self.directions)))
 
     @property
     def n_arrays(self) -> int:
         """How many arrays are read and written in both directions."""
-        loops = [self.forward, *self.backward]
-        return sum(len(source.reads) + len(source.writes) for source, _ in loops)
+        both = [self.forward, *self.backward]
+        return sum(len(source.reads) + len(source.writes) for source, _ in both)
 
 
 @functools.cache
-def _loops(sources: tuple[Source, ...]) -> tuple[tuple[Source, Loop], ...]:
+def loops(sources: tuple[Source, ...]) -> tuple[tuple[Source, Loop], ...]:
     """Returns loops, of one file; equal ones are compiled once."""
     if not sources:
         return ()

@@ -144,6 +144,22 @@ def name_of(function: chainer.FunctionNode) -> str | None:
     return name if name in OPERATIONS else None
 
 
+def leading(name: str, operands: Sequence[int], arrays: Sequence[int]) -> Sequence[int]:
+    """Returns the arrays whose memory order a function's output has.
+
+    A kernel takes that of its first, which is an attribute if there is one. NumPy takes
+    that of all if they agree, and C order otherwise.
+
+    Args:
+        name: Of its row.
+        operands: What it is called with.
+        arrays: Its attributes.
+    """
+    if name.startswith(("activation.", "noise.")):
+        return [*arrays, *operands][:1]
+    return [*operands, *arrays]
+
+
 def numbers_of(function: chainer.FunctionNode, name: str) -> tuple[float, ...] | None:
     """Returns the numbers of a function, as float32; ``None`` if one is not finite."""
     numbers = [getattr(function, each) for each in OPERATIONS[name].numbers]

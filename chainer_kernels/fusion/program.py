@@ -12,10 +12,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from chainer_kernels.fusion.operations import OPERATIONS
+from chainer_kernels.fusion.operations import OPERATIONS, leading
 
 
 class Step(NamedTuple):
@@ -111,6 +111,25 @@ class Program(NamedTuple):
         steps = [s for s in self.steps if s.value in needed and s.value not in given]
         computed = {step.value for step in steps}
         return steps, sorted(needed - computed)
+
+    def memory_order(
+        self, value: int, known: Mapping[int, tuple[int, ...]]
+    ) -> tuple[int, ...]:
+        """Returns the memory order that a value has where functions run one by one.
+
+        Args:
+            value: One of at least one that is known.
+            known: The orders of some values.
+        """
+        if value in known:
+            return known[value]
+        step = self.by_value[value]
+        found = {
+            self.memory_order(each, known)
+            for each in leading(step.operation, step.operands, step.arrays)
+        }
+        (order, *others) = found
+        return tuple(range(len(order))) if others else order
 
 
 class Directions(NamedTuple):

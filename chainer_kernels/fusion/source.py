@@ -32,18 +32,14 @@ class Source(NamedTuple):
         reads: The values that it is given, in the order of its first arguments.
         writes: The values that it writes, in the order of the others.
         lines: Of the function.
+        signature: Its types, as Numba writes them.
     """
 
     name: str
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     lines: tuple[str, ...]
-
-    @property
-    def signature(self) -> str:
-        """Its types, as Numba writes them."""
-        arrays = ["f4[::1]"] * (len(self.reads) + len(self.writes))
-        return f"void({', '.join(arrays)})"
+    signature: str
 
 
 def forward(program: Program) -> Source:
@@ -94,7 +90,8 @@ def _source(
         *(f"        v{step.value} = {expression(step)}" for step in steps),
         *(f"        out{v}[i] = v{v}" for v in writes),
     ]
-    return Source(name, tuple(reads), tuple(writes), tuple(lines))
+    signature = f"void({', '.join(['f4[::1]'] * len(arguments))})"
+    return Source(name, tuple(reads), tuple(writes), tuple(lines), signature)
 
 
 def expression(step: Step) -> str:

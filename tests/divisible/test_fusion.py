@@ -8,6 +8,8 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import chainer_kernels
 from divisible import Divisible, RandomKey, keyed_random_state, pop, stash
@@ -120,7 +122,11 @@ def test_measurements_choose_and_can_be_taken_back():
     assert layers.fusion_choices == ()
     layers.fuse()
     layers(X)
-    assert [c.start for c in layers.fusion_choices] == [1, 4, 9]
+    spans = {(c.start, c.end) for c in layers.fusion_choices}
+    # A linear layer begins a chain; where that is not faster, the rest may be one.
+    assert (
+        {(0, 3), (4, 6), (8, 11)} <= spans <= {(0, 3), (4, 6), (8, 11), (1, 3), (9, 11)}
+    )
     layers.fuse("none")
     assert not labels(layers(chainer.Variable(X)))
     with pytest.raises(ValueError, match="mode must be"):
@@ -201,7 +207,8 @@ def test_what_is_taken_is_taken_once():
 
 
 def test_what_has_another_shape_ends_a_chain():
-    layers = block([pop("s", lambda h, x: F.concat([h, x]))], width=5)
+    joined = chainer_kernels.fusible(lambda h, x: F.concat([h, x]))
+    layers = block([pop("s", joined)], width=5)
     layers.fuse()
     layers(IMAGES)
     assert layers.fusion_choices == ()
@@ -212,3 +219,101 @@ def test_what_is_added_to_itself_is_added_up_as_before():
     layers = Divisible(F.identity, stash("s"), F.tanh, pop("s", F.add), F.relu)
     layers.fuse(chains=[(2, 5)])
     assert not labels(layers(chainer.Variable(X)))
+
+
+def test_a_transposed_layer_is_called_with_its_own_weights():
+    def tied(fuse):
+        np.random.seed(0)
+        layers = Divisible(L.Linear(30, 30), F.tanh, L.Linear(30, 30), F.relu)
+        layers.tie("/0/W", "/2/W", transpose=True)
+        if fuse:
+            layers.fuse(chains=[(0, 2), (2, 4)])
+        return layers
+
+    layers = tied(True)
+    assert labels(layers(chainer.Variable(X))) == {"Linear > Tanh"}
+    assert_same_bits(results(layers), results(tied(False)))
+
+
+class Everything(dict):
+    """Decisions to fuse all that can be."""
+
+    def get(self, span, default=None):
+        return True
+
+    def __contains__(self, span):
+        return True
+
+
+WIDTH = 12
+KINDS = "linear", "shared", "norm", "relu", "tanh", "dropout", "marked", "stash", "pop"
+
+
+def listed(kinds):
+    """Returns a model of these kinds of layers, what is stashed popped in turn."""
+    np.random.seed(0)
+    layers, open_skips, n_skips = Divisible(), [], 0
+    shared = L.Linear(WIDTH, WIDTH)
+    for kind in kinds:
+        if kind == "stash":
+            open_skips.append(f"s{n_skips}")
+            n_skips += 1
+            layers.append(stash(open_skips[-1]))
+        elif kind == "pop":
+            if open_skips:
+                layers.append(pop(open_skips.pop(), F.add))
+        else:
+            layer = {
+                "linear": lambda: L.Linear(WIDTH, WIDTH, initial_bias=0.5),
+                "shared": lambda: shared,
+                "norm": lambda: L.BatchNormalization(WIDTH),
+                "relu": lambda: F.relu,
+                "tanh": lambda: F.tanh,
+                "dropout": lambda: F.dropout,
+                "marked": lambda: squared,
+            }[kind]()
+            layers.append(layer)
+    while open_skips:
+        layers.append(pop(open_skips.pop(), F.add))
+    layers.append(F.identity)
+    return layers
+
+
+class Looking(chainer.FunctionHook):
+    name = "looking"
+
+
+def several_steps(layers):
+    """Returns what steps leave behind, some of them in other circumstances."""
+    found = []
+    x = np.random.RandomState(1).randn(9, WIDTH).astype("f")
+    for step, around in enumerate(
+        (
+            chainer.using_config("train", True),
+            chainer.using_config("train", False),
+            Looking(),
+            chainer.using_config("train", True),
+        )
+    ):
+        variable = chainer.Variable(x[: 9 - step])
+        with around, keyed_random_state(RandomKey(seed=1, step=step)):
+            y = layers(variable)
+            layers.cleargrads()
+            F.sum(y * y).backward()
+        for _, param in sorted(layers.namedparams()):
+            if param.grad is not None:
+                param.array -= np.float32(1e-4) * param.grad
+        found += [y.array, variable.grad]
+        found += [param.array.copy() for _, param in sorted(layers.namedparams())]
+    return found
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=9))
+def test_any_list_of_layers_has_the_same_bits(kinds):
+    layers = listed(kinds)
+    layers.fuse()
+    layers._fusion.decide({})
+    layers._fusion.decisions = Everything()
+    with np.errstate(all="ignore"):
+        assert_same_bits(several_steps(layers), several_steps(listed(kinds)))

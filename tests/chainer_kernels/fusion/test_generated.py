@@ -18,7 +18,7 @@ def loop_of(factor):
 
 
 def in_directory(path):
-    generated._loops.cache_clear()
+    generated.loops.cache_clear()
     return mock.patch.object(generated, "cache_directory", lambda: path)
 
 
@@ -37,19 +37,19 @@ def test_a_second_process_finds_code_of_the_first(tmp_path):
         before = path.stat().st_mtime
         # Another process of the host has written the same meanwhile.
         path.unlink()
-        generated._loops.cache_clear()
+        generated.loops.cache_clear()
         loop, y = loop_of(5.0)
         (path,) = tmp_path.glob("fused/*.py")
     assert path.stat().st_mtime == before
     assert sum(loop.compiled.stats.cache_hits.values()) == 1
     np.testing.assert_array_equal(y, 6)
-    generated._loops.cache_clear()
+    generated.loops.cache_clear()
 
 
 def test_without_a_directory_loops_are_compiled_all_the_same():
     with in_directory(None):
         np.testing.assert_array_equal(loop_of(6.0)[1], 7)
-    generated._loops.cache_clear()
+    generated.loops.cache_clear()
 
 
 def test_a_damaged_file_is_written_anew(tmp_path):
@@ -57,6 +57,6 @@ def test_a_damaged_file_is_written_anew(tmp_path):
         loop_of(7.0)
         (path,) = tmp_path.glob("fused/*.py")
         path.write_text("broken(")
-        generated._loops.cache_clear()
+        generated.loops.cache_clear()
         np.testing.assert_array_equal(loop_of(7.0)[1], 8)
-    generated._loops.cache_clear()
+    generated.loops.cache_clear()

@@ -1,0 +1,114 @@
+"""What follows a product of matrices, as a function that works where that is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import chainer
+import chainer.functions as F
+import numpy as np
+
+from chainer_kernels import threads
+from chainer_kernels.compiling import Loop
+from chainer_kernels.functions import channels
+from chainer_kernels.fusion.epilogue_source import HEAD, epilogue
+from chainer_kernels.fusion.function import FusedFunction
+from chainer_kernels.fusion.generated import Compiled, loops
+from chainer_kernels.fusion.program import Program
+from chainer_kernels.fusion.source import Source
+from chainer_kernels.layouts import empty_like, flat
+
+Arrays = Sequence[np.ndarray]
+
+
+class Epilogue(Compiled):
+    """A program that begins with a product, and its loops.
+
+    Args:
+        program: Its first input is the product, with its bias.
+        has_bias: Whether that is added here.
+    """
+
+    def __init__(self, program: Program, has_bias: bool) -> None:
+        super().__init__(program)
+        self.has_bias = has_bias
+
+    @property
+    def keeps_head(self) -> bool:
+        """Whether the backward needs the product, so that the output lies elsewhere."""
+        return HEAD in self.directions.inputs
+
+    @functools.cached_property
+    def forward(self) -> tuple[Source, Loop]:
+        """The loop that computes the output."""
+        return loops((epilogue(self.program, self.has_bias, self.keeps_head),))[0]
+
+    @property
+    def n_arrays(self) -> int:
+        """How many arrays are read and written in both directions."""
+        # The product is read and written; the gradient of the bias reads once more.
+        return super().n_arrays + 1 + self.has_bias
+
+
+class EpilogueFunction(FusedFunction):
+    """Adds a bias to a product, and goes on in the same loop, in the product's array.
+
+    Its inputs are the product, whose array is nobody else's, those that later functions
+    take, and the bias if there is one, a number for each column.
+
+    Args:
+        compiled: The loops.
+        masks: For each mask of the program the array.
+    """
+
+    _compiled: Epilogue
+
+    def forward(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
+        """Computes the output."""
+        compiled, chosen = self._compiled, self._compiled.directions
+        z, bias = inputs[HEAD], inputs[-1:] if compiled.has_bias else ()
+        retained = chosen.inputs
+        if bias and compiled.keeps_head:
+            retained += (len(inputs) - 1,)
+        self.retain_inputs(retained)
+        if chosen.keeps_output:
+            self.retain_outputs((0,))
+        source, loop = compiled.forward
+        given = {**dict(enumerate(inputs)), **self._masks}
+        y = empty_like(z) if compiled.keeps_head else z
+        arrays = [*(given[v] for v in source.reads), *[y] * compiled.keeps_head]
+        if bias:
+            threads.run_slices(loop, *_columns(arrays, *bias))
+        else:
+            threads.run_slices(loop, flat(arrays))
+        return (y,)
+
+    def backward(
+        self, indexes: tuple[int, ...], grad_outputs: tuple[chainer.Variable, ...]
+    ) -> tuple[chainer.Variable | None, ...]:
+        """Computes the gradients of some inputs."""
+        n = self._compiled.program.n_inputs
+        own = tuple(i for i in indexes if i < n)
+        if n not in indexes:
+            return super().backward(own, grad_outputs)
+        # A bias has the gradient of the product, added up.
+        *found, gz = super().backward((*own, HEAD), grad_outputs)
+        return (*found, F.sum(gz, axis=0))
+
+    def _retained(self) -> dict[int, chainer.Variable]:
+        """Returns what is held, by the numbers of the values."""
+        given = super()._retained()
+        if self._compiled.has_bias and HEAD in given and chainer.config.enable_backprop:
+            # The array is that of the sum; the graph does not know of it yet.
+            *_, bias = self.get_retained_inputs()
+            added = F.broadcast_to(bias, given[HEAD].shape)
+            given[HEAD] = given[HEAD] + (added - added.array)
+        return given
+
+
+def _columns(arrays: Arrays, bias: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """Returns matrices and a bias, with several rows as one where those are short."""
+    matrices, fold = channels.columns([a[..., np.newaxis] for a in arrays], 1)
+    (row,) = channels.in_groups(len(bias), bias)
+    return matrices, channels.repeated(row, fold).reshape(-1)
