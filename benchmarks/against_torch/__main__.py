@@ -4,10 +4,11 @@
 
 The same models with the same weights are trained on the same minibatches: by stock
 Chainer, by Chainer with the kernels of this project as they are installed, with oneDNN
-where that is installed, and by PyTorch in both of its memory layouts. Each has a
-process of its own, with the C library's allocation of memory as its users have it, and
-they take turns, step by step. Forward, backward and update are timed apart: CPU seconds
-with one thread, seconds of the clock on the wall with several.
+where that is installed, either with layers that run as one as well, and by PyTorch in
+both of its memory layouts. Each has a process of its own, with the C library's
+allocation of memory as its users have it, and they take turns, step by step. Forward,
+backward and update are timed apart: CPU seconds with one thread, seconds of the clock
+on the wall with several.
 
 What is compared trains the same: the first losses, without dropout, are compared first.
 The aims are ratios to PyTorch's step in its default layout.
@@ -45,12 +46,17 @@ class Variant(NamedTuple):
 
 
 STOCK, DEFAULT, ONEDNN = "stock Chainer", "with kernels", "and oneDNN"
+FUSED, ONEDNN_FUSED = "with kernels, fused", "and oneDNN, fused"
 TORCH, CHANNELS_LAST, COMPILED = "torch", "torch, channels last", "torch.compile"
 _OFF = {"CHAINER_KERNELS": "0"}
+_BLAS = {"CHAINER_KERNELS_PROVIDER": "blas"}
+_ONEDNN = {"CHAINER_KERNELS_PROVIDER": "onednn"}
 VARIANTS = {
     STOCK: Variant("chainer", environment=_OFF),
-    DEFAULT: Variant("chainer", environment={"CHAINER_KERNELS_PROVIDER": "blas"}),
-    ONEDNN: Variant("chainer", environment={"CHAINER_KERNELS_PROVIDER": "onednn"}),
+    DEFAULT: Variant("chainer", environment=_BLAS),
+    FUSED: Variant("chainer", {"fused": True}, _BLAS),
+    ONEDNN: Variant("chainer", environment=_ONEDNN),
+    ONEDNN_FUSED: Variant("chainer", {"fused": True}, _ONEDNN),
     TORCH: Variant("torch", environment=_OFF),
     CHANNELS_LAST: Variant("torch", {"channels_last": True}, _OFF),
     COMPILED: Variant("torch", {"compiled": True}, _OFF),
@@ -60,6 +66,7 @@ VARIANTS = {
 AIMS = {
     DEFAULT: dict(vgg16=1.2, resnet50=1.0, lstm=1.0, transformer=1.0, mlp=1.0),
     ONEDNN: dict(vgg16=0.97, resnet50=0.97, lstm=0.92, transformer=0.85, mlp=0.92),
+    ONEDNN_FUSED: dict(resnet50=0.92, transformer=0.8),
 }
 AIM_OF_THREADS = 1.05
 #: How many losses are compared, and how far each may be from PyTorch's. What rounding
@@ -83,7 +90,7 @@ def main() -> None:
     if not arguments.compile:
         del variants[COMPILED]
     if not _has_onednn():
-        del variants[ONEDNN]
+        del variants[ONEDNN], variants[ONEDNN_FUSED]
 
     result = Result("against_torch", arguments.output)
     clock = "CPU" if threads == 1 else "wall clock"
@@ -99,6 +106,7 @@ def main() -> None:
             who: variant
             for who, variant in variants.items()
             if WORKLOADS[name].is_convolutional or who != CHANNELS_LAST
+            if WORKLOADS[name].as_list or who not in (FUSED, ONEDNN_FUSED)
         }
         with contextlib.ExitStack() as stack:
             workers = {}
@@ -133,9 +141,10 @@ def compare(
             if not abs(one - other) <= tolerance * abs(other):
                 raise SystemExit(f"{who} trains another {name}: {losses}")
 
-    if COMPILED in workers:
-        # It compiles once more where there is dropout.
-        workers[COMPILED].call("step")
+    for who in (COMPILED, FUSED, ONEDNN_FUSED):
+        if who in workers:
+            # They compile, or choose, once more where there is dropout.
+            workers[who].call("step")
     times: dict[str, list[list[float]]] = {who: [] for who in workers}
 
     def seconds_of(who: str) -> float:
@@ -153,7 +162,7 @@ def compare(
     for who, its in times.items():
         medians = [statistics.median(phase) for phase in (*zip(*its), steps[who])]
         aim = AIMS.get(who, {}).get(name)
-        if threads > 1 and who in AIMS:
+        if threads > 1 and who in (DEFAULT, ONEDNN):
             aim = AIM_OF_THREADS
         result.write(
             f"  {who:<22}"

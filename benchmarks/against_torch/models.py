@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import chainer
 import chainer.functions as F
@@ -10,6 +12,7 @@ import chainer.links as L
 import numpy as np
 
 from benchmarks.common.perceptron import minibatch, mlp
+from divisible import Divisible, pop, stash
 from examples.train.models.resnet50 import ResNet50
 from examples.train.models.vgg16 import VGG16
 
@@ -56,19 +59,39 @@ class TransformerLayer(chainer.Chain):
 
     def forward(self, h, mask):
         """Passes on (samples * positions, units); masks (positions, positions)."""
-        attended = self.out(self._attend(self.qkv(self.norm1(h)), mask))
+        qkv = self.qkv(self.norm1(h))
+        attended = self.out(attend(qkv, mask=mask, n_heads=self.n_heads))
         h += F.dropout(attended, self.dropout)
         inner = F.relu(self.inner(self.norm2(h)))
         return h + F.dropout(self.outer(inner), self.dropout)
 
-    def _attend(self, qkv, mask):
-        n_positions, n_units = len(mask), qkv.shape[1] // 3
-        shape = (-1, n_positions, 3, self.n_heads, n_units // self.n_heads)
-        # Queries, keys and values of (samples, heads, positions, units of a head).
-        q, k, v = F.separate(F.transpose(F.reshape(qkv, shape), (2, 0, 3, 1, 4)))
-        scores = F.matmul(q, k, transb=True) * q.shape[-1] ** -0.5
-        shares = F.softmax(scores + F.broadcast_to(mask, scores.shape), axis=3)
-        return F.reshape(F.swapaxes(F.matmul(shares, v), 1, 2), (-1, n_units))
+    def layers(self, name, mask):
+        """Returns the same as layers of a list; ``name`` tells it from others."""
+        drop, around, past = (
+            partial(F.dropout, ratio=self.dropout),
+            *(
+                f"{name} {part}".replace(" ", "-")
+                for part in ("attention", "perceptron")
+            ),
+        )
+        return [
+            *(stash(around), self.norm1, self.qkv),
+            partial(attend, mask=mask, n_heads=self.n_heads),
+            *(self.out, drop, pop(around, F.add)),
+            *(stash(past), self.norm2, self.inner, F.relu),
+            *(self.outer, drop, pop(past, F.add)),
+        ]
+
+
+def attend(qkv, mask, n_heads):
+    """Returns what positions attend to, of queries, keys and values side by side."""
+    n_positions, n_units = len(mask), qkv.shape[1] // 3
+    shape = (-1, n_positions, 3, n_heads, n_units // n_heads)
+    # Queries, keys and values of (samples, heads, positions, units of a head).
+    q, k, v = F.separate(F.transpose(F.reshape(qkv, shape), (2, 0, 3, 1, 4)))
+    scores = F.matmul(q, k, transb=True) * q.shape[-1] ** -0.5
+    shares = F.softmax(scores + F.broadcast_to(mask, scores.shape), axis=3)
+    return F.reshape(F.swapaxes(F.matmul(shares, v), 1, 2), (-1, n_units))
 
 
 class Transformer(chainer.Chain):
@@ -92,12 +115,24 @@ class Transformer(chainer.Chain):
 
     def forward(self, x):
         """Turns words (samples, positions) into scores (samples * positions, words)."""
-        words = self.embed(x)
-        h = words + F.broadcast_to(self.places.W, words.shape)
-        h = F.dropout(F.reshape(h, (-1, self.N_UNITS)), self.DROPOUT)
+        h = self._begin(x)
         for layer in self.layers:
             h = layer(h, self._mask)
         return self.scores(self.norm(h))
+
+    def _begin(self, x):
+        words = self.embed(x)
+        h = words + F.broadcast_to(self.places.W, words.shape)
+        return F.dropout(F.reshape(h, (-1, self.N_UNITS)), self.DROPOUT)
+
+    def as_list(self):
+        """Returns the same links as a list of layers."""
+        first = chainer.Chain(embed=self.embed, places=self.places)
+        first.forward = self._begin
+        layers = Divisible(first)
+        for i, layer in enumerate(self.layers):
+            layers += layer.layers(f"layer{i}", self._mask)
+        return layers + Divisible(self.norm, self.scores)
 
 
 class Workload(NamedTuple):
@@ -110,6 +145,8 @@ class Workload(NamedTuple):
         optimizer: Makes the optimizer.
         is_convolutional: Whether PyTorch has another memory layout for it.
         has_dropout: Whether its losses can be compared only in test mode.
+        as_list: Makes the same model as a list of all that can be a layer, which may
+            be fused; ``None`` where nothing would be.
     """
 
     title: str
@@ -118,6 +155,7 @@ class Workload(NamedTuple):
     optimizer: Callable[[], chainer.Optimizer]
     is_convolutional: bool = False
     has_dropout: bool = True
+    as_list: Callable[[], Divisible] | None = None
 
 
 def images(size: int, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -145,6 +183,7 @@ WORKLOADS = {
         lambda: images(32, 84),
         _momentum,
         is_convolutional=True,
+        as_list=VGG16,
     ),
     "resnet50": Workload(
         "ResNet50, 32 x 32 pixels, batch 30",
@@ -153,6 +192,7 @@ WORKLOADS = {
         _momentum,
         is_convolutional=True,
         has_dropout=False,
+        as_list=partial(ResNet50, cut_inside_blocks=True),
     ),
     "lstm": Workload(
         "LSTM language model, 2 x 650 units, 20 texts of 35 words",
@@ -165,6 +205,7 @@ WORKLOADS = {
         lambda: Transformer(64),
         lambda: texts(Transformer.N_WORDS, 32, 64),
         lambda: chainer.optimizers.Adam(1e-3),
+        as_list=lambda: Transformer(64).as_list(),
     ),
     "mlp": Workload(
         "perceptron, 32 layers of 1024 units, batch 1200",
@@ -172,6 +213,7 @@ WORKLOADS = {
         lambda: minibatch(1024, 1200),
         lambda: chainer.optimizers.SGD(0.01),
         has_dropout=False,
+        as_list=lambda: mlp(1024, 32),
     ),
     "resnet50-64": Workload(
         "ResNet50, 64 x 64 pixels, batch 8",
@@ -180,5 +222,6 @@ WORKLOADS = {
         _momentum,
         is_convolutional=True,
         has_dropout=False,
+        as_list=partial(ResNet50, cut_inside_blocks=True),
     ),
 }

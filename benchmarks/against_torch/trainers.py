@@ -31,12 +31,16 @@ class Trainer(abc.ABC):
         self.workload = workload
         chainer.global_config.dtype = np.float32
         np.random.seed(0)
-        self.model = workload.build()
+        self.model = self.build()
         x, t = workload.batch()
         # Layers that learn the number of their inputs from a first one.
         with chainer.no_backprop_mode(), chainer.using_config("train", False):
             self.model(x[:1])
         self.batch = (x, t)
+
+    def build(self) -> chainer.Link:
+        """Makes the model."""
+        return self.workload.build()
 
     def step(self) -> list[float]:
         """Trains once.
@@ -92,13 +96,25 @@ class ChainerTrainer(Trainer):
     Args:
         workload: What is trained.
         clock: Tells the time in seconds.
+        fused: Whether layers run as one where that is faster. The first steps measure.
     """
 
-    def __init__(self, workload: Workload, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, workload: Workload, clock: Callable[[], float], fused: bool = False
+    ) -> None:
+        self._is_fused = fused
         super().__init__(workload, clock)
         self._optimizer = workload.optimizer().setup(self.model)
         # Chainer's parameters begin with gradients that are no numbers.
         self.model.cleargrads()
+
+    def build(self) -> chainer.Link:
+        """Makes the model."""
+        if not self._is_fused:
+            return super().build()
+        model = self.workload.as_list()
+        model.fuse()
+        return model
 
     def forward(self) -> chainer.Variable:
         """Computes the loss."""

@@ -11,8 +11,9 @@ import numpy as np
 
 from chainer_kernels.fusion.chains import Chain, Trial
 
-#: Of so many runs the fastest counts; the one before them compiles.
-_N_RUNS = 2
+#: Of so many runs the fastest counts; the one before them compiles. Something else may
+#: run on the machine, so there are more where they are over soon.
+_FEWEST_RUNS, _MOST_RUNS, _SECONDS = 2, 8, 0.1
 
 
 class Choice(NamedTuple):
@@ -70,7 +71,12 @@ def measured(span: tuple[int, int], chain: Chain, trial: Trial) -> Choice:
     with chainer.force_backprop_mode(), np.errstate(all="ignore"):
         # The first run compiles.
         results = [run(call)[1] for call in ways]
-        runs = [[run(call)[0] for call in ways] for _ in range(_N_RUNS)]
+        runs: list[list[float]] = []
+        begin = time.perf_counter()
+        while len(runs) < _FEWEST_RUNS or (
+            len(runs) < _MOST_RUNS and time.perf_counter() - begin < _SECONDS
+        ):
+            runs.append([run(call)[0] for call in ways])
     np.random.set_state(state)
     before, after = map(min, zip(*runs))
     size = results[0][0].nbytes
