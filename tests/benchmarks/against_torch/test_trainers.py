@@ -54,6 +54,7 @@ WORKLOADS = [
         lambda: SmallTransformer(4),
         lambda: models.texts(11, 3, 4),
         lambda: chainer.optimizers.Adam(0.01),
+        as_list=lambda: SmallTransformer(4).as_list(),
     ),
 ]
 
@@ -67,6 +68,14 @@ def test_losses_are_equal(workload):
     ]
     np.testing.assert_allclose(*losses, rtol=1e-3)
     assert losses[0][0] != losses[0][1]
+
+
+def test_losses_of_fused_layers_are_equal():
+    losses = [
+        make(WORKLOADS[2], time.process_time).first_losses(3)
+        for make in (ChainerTrainer, partial(ChainerTrainer, fused=True))
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def test_a_step_has_three_phases():
