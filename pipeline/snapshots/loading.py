@@ -6,13 +6,15 @@ import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots import layer_state, manifest
+from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.background import settle
+from pipeline.snapshots.carried import load_shares
 from pipeline.snapshots.differences import Differences, Ledger, compare
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
@@ -57,7 +59,8 @@ def load_snapshot(
     With as many ranks and replicas as there were, each gets its own random states; with
     another number all get those of the rank that had the first stage. What error
     feedback keeps goes with the parameters; with another number of replicas each gets
-    the mean of what they had.
+    the mean of what they had. States that layers carry are those of the samples of
+    replica 0, then of replica 1, and so on: each replica gets an equal share of them.
 
     Args:
         path: The snapshot's directory.
@@ -200,20 +203,29 @@ def _load_layers(
     is_dry_run: bool = False,
 ) -> None:
     """Loads this rank's stages and loss, with their optimizers."""
+    is_another = snapshot.n_replicas != pipeline.ranks.n_replicas
+
+    @contextlib.contextmanager
+    def of_replicas(positions: set[int], prefix: str) -> Iterator[list[Arrays]]:
+        with contextlib.ExitStack() as stack:
+            yield [
+                stack.enter_context(each.of_layers(positions, prefix, ledger))
+                for each in snapshot.of_replicas()
+            ]
+
     for stage in pipeline.stages.values():
         positions = positions_of_layers(stage)
         with snapshot.of_layers(positions, "model/", ledger, is_dry_run) as arrays:
             layer_state.load_model(stage, arrays)
+        if is_another and stage.carried_states:
+            with of_replicas(positions, "model/") as replicas:
+                load_shares(stage, replicas, pipeline.ranks, is_dry_run)
     for optimizer in optimizers.of_stages:
         positions, names = optimizers.positions(optimizer), optimizers.names(optimizer)
         with snapshot.of_layers(positions, "optimizer/", ledger, is_dry_run) as arrays:
             load_optimizer(optimizer, arrays, names)
-        if snapshot.n_replicas != pipeline.ranks.n_replicas and not is_dry_run:
-            with contextlib.ExitStack() as stack:
-                replicas = [
-                    stack.enter_context(each.of_layers(positions, "optimizer/", ledger))
-                    for each in snapshot.of_replicas()
-                ]
+        if is_another and not is_dry_run:
+            with of_replicas(positions, "optimizer/") as replicas:
                 load_replicas(optimizer, replicas, names)
     if pipeline.is_last:
         _load_loss(snapshot, optimizers, ledger, is_dry_run)

@@ -16,6 +16,7 @@ from pipeline import (
     DisagreementError,
     Pipeline,
     PipelineEvaluator,
+    SnapshotError,
     load_snapshot,
     predict,
     rebalance,
@@ -245,6 +246,65 @@ def mixes(comm, n_replicas):
 
 def test_replicas_and_mixed_precision():
     assert_on_ranks(2, mixes, 2)
+
+
+def replica_of(comm, n_replicas):
+    """Returns a pipeline of one stage, its optimizer, and its part of a minibatch."""
+    grid, stage = Grid(comm, 1), model_of().divide()
+    pipe = Pipeline(stage, grid, 2)
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.Adam(0.05), grid.data, pipeline=pipe
+    ).setup(stage)
+    n = 8 // n_replicas
+    return pipe, optimizer, slice(n * grid.replica, n * grid.replica + n)
+
+
+def goes_on_elsewhere(comm, folder):
+    """Two replicas go on as one, and one as two."""
+    batches, serial = [*minibatches(6, 8)], Serial()
+    wanted = serial.steps(batches)
+
+    def goes_on(found, numbers, after):
+        pipe, optimizer, part = found
+        if numbers[0]:
+            load_snapshot(f"{folder}/{numbers[0]}", pipe, optimizer)
+        for i in numbers:
+            x, t = batches[i]
+            loss = pipe.step(x[part], t[part])["loss"]
+            assert loss == pytest.approx(wanted[i], rel=2e-5)
+            optimizer.update()
+        if after is not None:
+            save_snapshot(f"{folder}/{after}", pipe, optimizer)
+
+    goes_on(replica_of(comm, 2), (0, 1), 2)
+    alone = comm.Split(comm.rank)
+    if comm.rank == 0:
+        goes_on(replica_of(alone, 1), (2, 3), 4)
+    comm.Barrier()
+    goes_on(replica_of(comm, 2), (4, 5), None)
+    alone.Free()
+
+
+def test_other_numbers_of_replicas_share_the_states(tmp_path):
+    assert_on_ranks(2, goes_on_elsewhere, str(tmp_path))
+
+
+def cannot_be_shared(comm, folder):
+    run = Run(comm, 2)
+    run.steps(minibatches(1, 7))
+    save_snapshot(folder, run.pipe, run.optimizers)
+
+
+def two_of_seven(comm, folder):
+    pipe, optimizer, _ = replica_of(comm, 2)
+    words = "/1/cell.c was carried by 7 samples of 1 replicas, .* among 2"
+    with pytest.raises(SnapshotError, match=words):
+        load_snapshot(folder, pipe, optimizer, strict=False)
+
+
+def test_states_that_cannot_be_shared_are_refused(tmp_path):
+    assert_on_ranks(1, cannot_be_shared, str(tmp_path / "a"))
+    assert_on_ranks(2, two_of_seven, str(tmp_path / "a"))
 
 
 def refuses(comm):
