@@ -41,16 +41,23 @@ class _Found(NamedTuple):
     """What was found where a chain might begin.
 
     Attributes:
-        layers: All that might have been traced from there on.
+        layers: Those that were looked at; the last one ends the search, or is ``None``
+            where none followed.
         n_layers: How many of them are one function; 0 for none.
         chain: These.
         takers: The places among them of those that take something from aside.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer | None, ...]
     n_layers: int = 0
     chain: Chain | None = None
     takers: tuple[int, ...] = ()
+
+    def is_of(self, layers: Sequence[Layer], index: int) -> bool:
+        """Returns whether the same layers stand there still."""
+        n = len(self.layers)
+        found = (*layers[index : index + n], None)[:n]
+        return len(found) == n and all(a is b for a, b in zip(self.layers, found))
 
 
 class Fusion:
@@ -162,52 +169,62 @@ class Fusion:
         inputs: tuple,
         around: Surroundings,
     ) -> _Found:
-        # Copies of a model may take turns.
-        place = id(layers), index, position
-        begins_with_product = (
+        first = layers[index]
+        has_product = (
             len(inputs) == 1
-            and products.is_product(layers[index])
+            and products.is_product(first)
             and around.is_plain(position)
         )
-        key = (
-            *place,
-            *(len(inputs), inputs[0].shape),
-            *(bool(chainer.config.train), begins_with_product),
-        )
-        found = self._chains.get(key)
-        following = tuple(layers[index:])
-        if found is not None and _are_the_same(found.layers, following):
+        # Copies of a model may take turns.
+        place = id(layers), index, position
+        like = len(inputs), inputs[0].shape, bool(chainer.config.train), has_product
+        found = self._chains.get((*place, *like))
+        if found is not None and found.is_of(layers, index):
             return found
-        trusted, takers = [], {}
-        for offset, layer in enumerate(following):
-            taken = around.aside(layer)
-            if offset == 0 and begins_with_product:
-                reason = None
-            elif taken is None:
-                reason = why_not(layer)
-            elif not begins_with_product and not are_alike(
-                *_arrays((inputs[0], *taken))
-            ):
-                reason = TAKES_ANOTHER_SHAPE
-            else:
-                reason = layer.joined_by and why_not(layer.joined_by)
-            if reason is not None:
-                self.reasons.setdefault(position + offset, reason)
-                break
-            if taken is not None:
-                takers[offset] = taken
-            trusted.append(layer)
-        found = _Found(following)
+        trusted, takers = self._trusted(
+            layers[index:], position, inputs, around, has_product
+        )
+        end = index + len(trusted)
+        found = _Found((*trusted, layers[end] if end < len(layers) else None))
         # What has no size yet gets it in a call that counts.
-        is_sized = not begins_with_product or products.is_sized(layers[index])
+        is_sized = not has_product or products.is_sized(first)
         if not is_sized or any(head.avg_mean is None for head in heads_of(trusted)):
             return found
         if sum(known[:3] == place for known in self._chains) >= _MOST_SHAPES:
             return found
         if trusted:
             found = self._traced(found, trusted, position, inputs, takers)
-        self._chains[key] = found
+        self._chains[(*place, *like)] = found
         return found
+
+    def _trusted(
+        self,
+        layers: Sequence[Layer],
+        position: int,
+        inputs: tuple,
+        around: Surroundings,
+        has_product: bool,
+    ) -> tuple[list[Layer], dict[int, tuple]]:
+        """Returns the layers that may be traced, and what some take from aside."""
+        trusted, takers = [], {}
+        for place, layer in enumerate(layers):
+            taken = around.aside(layer)
+            if has_product and place == 0:
+                reason = None
+            elif taken is None:
+                reason = why_not(layer)
+            # What follows a product has its shape, which is not known yet.
+            elif has_product or are_alike(*_arrays((inputs[0], *taken))):
+                reason = layer.joined_by and why_not(layer.joined_by)
+            else:
+                reason = TAKES_ANOTHER_SHAPE
+            if reason is not None:
+                self.reasons.setdefault(position + place, reason)
+                break
+            if taken is not None:
+                takers[place] = taken
+            trusted.append(layer)
+        return trusted, takers
 
     def _traced(
         self,
@@ -277,10 +294,6 @@ def _masks(
 
 def _arrays(inputs: Sequence[Any]) -> list[np.ndarray]:
     return [v.array if isinstance(v, chainer.Variable) else v for v in inputs]
-
-
-def _are_the_same(one: Sequence[Layer], other: Sequence[Layer]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other))
 
 
 def _is_quiet() -> bool:
