@@ -77,7 +77,6 @@ class FusedFunction(chainer.FunctionNode):
         """Returns gradients by the numbers of their values, as loops compute them."""
         arrays = {value: variable.array for value, variable in given.items()}
         arrays.update(self._masks)
-        orders = {value: memory_order(array) for value, array in arrays.items()}
         found = dict(given)
         for source, loop in self._compiled.backward:
             if not set(source.writes) & set(wanted):
@@ -85,13 +84,33 @@ class FusedFunction(chainer.FunctionNode):
             reads = [arrays[v] for v in source.reads]
             writes = [empty_like(reads[0]) for _ in source.writes]
             threads.run_slices(loop, flat([*reads, *writes]))
-            if len(set(orders.values())) > 1:
-                # Whoever adds up gradients does so in the order of memory.
-                program = self._compiled.program
-                wanted_orders = [program.memory_order(v, orders) for v in source.writes]
-                writes = list(map(in_memory_order, writes, wanted_orders))
-            found.update(zip(source.writes, map(chainer.as_variable, writes)))
+            computed = dict(zip(source.writes, writes))
+            computed = as_one_by_one(self._compiled.program, arrays, computed)
+            found.update((v, chainer.as_variable(a)) for v, a in computed.items())
         return found
+
+
+def as_one_by_one(
+    program: Program,
+    given: Mapping[int, np.ndarray],
+    computed: Mapping[int, np.ndarray],
+) -> Mapping[int, np.ndarray]:
+    """Returns values in the memory order that they have where functions run one by one.
+
+    Whoever adds them up goes through memory, so that the bits of sums depend on it.
+
+    Args:
+        program: What the values are of.
+        given: What they were computed from.
+        computed: The values.
+    """
+    orders = {value: memory_order(array) for value, array in given.items()}
+    if len(set(orders.values())) == 1:
+        return computed
+    return {
+        value: in_memory_order(array, program.memory_order(value, orders))
+        for value, array in computed.items()
+    }
 
 
 def differentiable(

@@ -11,7 +11,7 @@ from chainer.functions.normalization import batch_normalization as chainers
 
 from chainer_kernels.functions import batch_normalization, channels
 from chainer_kernels.fusion.channel_view import ChannelView
-from chainer_kernels.fusion.function import differentiable
+from chainer_kernels.fusion.function import as_one_by_one, differentiable
 from chainer_kernels.fusion.head_source import HEAD
 from chainer_kernels.fusion.headed import HeadedLoops, Pair
 from chainer_kernels.layouts import around, empty_like
@@ -131,6 +131,7 @@ class NormalizedFunction(chainers.BatchNormalization):
                 seen.run(loops.inputs(seen.kind), -1, (*scaling, *parts[1:]))
         for value in values - {loops.gradient}:
             seen.run(loops.other(seen.kind, value), places[value], scaling)
+        outs = as_one_by_one(program, {HEAD: x, **given, **self._masks}, outs)
         known = {**outs, program.gradient: given[program.gradient]}
         arrays = {0: gx, 1: ggamma.astype("f"), 2: gbeta.astype("f")}
         arrays.update((i, known[v]) for i, v in wanted.items() if v is not None)

@@ -111,6 +111,25 @@ def test_something_may_be_added_within_a_layer(tail, order):
     assert_same_bits(found, expected)
 
 
+@pytest.mark.parametrize("tail", [F.relu, F.dropout, swish])
+def test_gradients_have_the_memory_order_of_those_one_by_one(tail):
+    xs = [kernels.arrays(SHAPE, seed, "channels last") for seed in range(2)]
+    layers, strides = [Added(), tail], []
+    fusion = Fusion({(0, 2): True})
+    for call in (
+        lambda *inputs: run_layers(layers, fusion, inputs),
+        functools.partial(one_by_one, layers),
+    ):
+        np.random.seed(0)
+        variables = [chainer.Variable(x) for x in xs]
+        y = call(*variables)
+        # In another order than all the others.
+        y.grad = kernels.arrays(SHAPE, 2)
+        y.backward()
+        strides.append([v.grad.strides for v in variables])
+    assert strides[0] == strides[1]
+
+
 @pytest.mark.parametrize("n", [1, 40])
 def test_many_rows_are_added_up_in_the_same_blocks(n):
     x = kernels.arrays((n, N_CHANNELS, 70, 80), 1)
