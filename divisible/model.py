@@ -381,6 +381,16 @@ class Divisible(LayerList):
         choices = {} if self._fusion is None else self._fusion.choices
         return tuple(choices[span] for span in sorted(choices))
 
+    def fuses_later(self) -> bool:
+        """Returns whether there were layers without a size, where a chain may begin.
+
+        Since it was asked last.
+        """
+        if self._fusion is None:
+            return False
+        was_early, self._fusion.is_early = self._fusion.is_early, False
+        return was_early
+
     def _check_divisible(self, start: int, end: int) -> None:
         what = f"divide({start}, {end}) of {type(self).__name__}"
         first, last = self.layer_range

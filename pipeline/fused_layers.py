@@ -3,7 +3,8 @@
 ::
 
     minibatch 1    each rank runs its layers one by one, and measures the chains in them
-       after it    one replica's choices are told to all ranks
+       after it    one replica's choices are told to all ranks, or after the next one
+                   where layers had no size yet
     from then on   chains that are faster fused run as one function, on every replica
 """
 
@@ -67,6 +68,7 @@ class FusedLayers:
 
     def __init__(self, stages: Sequence[Divisible], fuse: Any) -> None:
         self._stages, self._is_open = list(stages), fuse == AUTO
+        self._has_waited = False
         self.chains: tuple[Span, ...] = ()
         self.choices: tuple[Choice, ...] = ()
         if fuse == AUTO:
@@ -81,7 +83,7 @@ class FusedLayers:
             stage.fuse(chains=self.chains)
 
     def choose(self, ranks: Ranks) -> None:
-        """Ends the choice after the first minibatch; then it does nothing.
+        """Ends the choice after the first minibatches; then it does nothing.
 
         A call of all ranks.
 
@@ -95,8 +97,14 @@ class FusedLayers:
             for stage in self._stages
             for choice in stage.fusion_choices
         }
+        is_early = any([stage.fuses_later() for stage in self._stages])
+        is_early = is_early and not self._has_waited
+        said = ranks.all_gather((mine, is_early), "to choose what is fused")
+        self._has_waited = True
+        if any(early for _, early in said):
+            return
         found: dict[Span, Choice] = {}
-        for theirs in ranks.all_gather(mine, "to choose what is fused"):
+        for theirs, _ in said:
             for span, choice in theirs.items():
                 # That of the first replica that has run it.
                 found.setdefault(span, choice)
@@ -121,7 +129,7 @@ class FusedLayers:
         from chainer_kernels.fusion.report import table
 
         if self._is_open:
-            return "the first minibatch chooses what is fused"
+            return "the first minibatches choose what is fused"
         if not self.choices:
             words = ", ".join(f"{start}-{end - 1}" for start, end in self.chains)
             return f"fused layers: {words or 'none'}"

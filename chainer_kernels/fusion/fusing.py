@@ -74,6 +74,8 @@ class Fusion:
         choices: What was measured, by the same positions.
         reasons: By position why a layer is in no chain.
         waits: Whether chains are measured, and run unfused until somebody decides.
+        is_early: Whether a layer had no size yet where a chain might begin, so that
+            there will be more to measure.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class Fusion:
         self.decisions: dict[Span, bool] = dict(decisions or {})
         self.choices: dict[Span, Choice] = {}
         self.reasons: dict[int, str] = {}
-        self.waits = waits
+        self.waits, self.is_early = waits, False
         self._only_exact = only_exact
         self._chains: dict[tuple, _Found] = {}
         # Positions within chains that will run as one, in which no other one begins.
@@ -189,6 +191,7 @@ class Fusion:
         # What has no size yet gets it in a call that counts.
         is_sized = not has_product or products.is_sized(first)
         if not is_sized or any(head.avg_mean is None for head in heads_of(trusted)):
+            self.is_early = True
             return found
         if sum(known[:3] == place for known in self._chains) >= _MOST_SHAPES:
             return found

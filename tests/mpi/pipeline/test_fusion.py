@@ -209,6 +209,22 @@ def test_the_first_minibatch_chooses_and_the_choice_is_kept(n, tmp_path):
     assert_on_ranks(n, first_minibatch_chooses, str(tmp_path))
 
 
+def sized_at_the_first_call(comm):
+    np.random.seed(0)
+    layers = [L.Linear(None, 400), F.relu, F.tanh, L.Linear(None, 3)]
+    stage = Divisible(*layers).divide(*[(0, 3), (3, 4)][comm.rank])
+    x, t = np.ones((500, 6), np.float32), np.zeros(500, np.int32)
+    with Pipeline(stage, comm, 1, fuse="auto") as pipe:
+        pipe.step(x, t)
+        assert str(pipe.fusion) == "the first minibatches choose what is fused"
+        pipe.step(x, t)
+        assert (0, 3) in {(c.start, c.end) for c in pipe.fusion.choices}
+
+
+def test_layers_that_get_their_size_are_measured_in_the_next_minibatch():
+    assert_on_ranks(2, sized_at_the_first_call)
+
+
 def ranks_differ(comm):
     with pytest.raises(DisagreementError, match="fuse"):
         step(comm, "auto" if comm.rank else "none")
