@@ -49,6 +49,11 @@ def check_fuse(fuse: Any) -> Any:
     )
 
 
+def _is_within(span: Span, other: Span) -> bool:
+    """Returns whether a chain is a part of another one."""
+    return span != other and other[0] <= span[0] and span[1] <= other[1]
+
+
 class FusedLayers:
     """The chains of a pipeline's layers, and which of them run as one function.
 
@@ -109,7 +114,11 @@ class FusedLayers:
                 # That of the first replica that has run it.
                 found.setdefault(span, choice)
         self.choices = tuple(found[span] for span in sorted(found))
-        self._fuse(span for span, choice in found.items() if choice.is_fused)
+        fused = [span for span, choice in found.items() if choice.is_fused]
+        # A longer one may have been found later, when a layer had its size.
+        self._fuse(
+            span for span in fused if not any(_is_within(span, s) for s in fused)
+        )
 
     def serialize(self, serializer: Any) -> None:
         """Reads or writes the choice, if there is one, so that it stays."""
