@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import chainer
 
+from chainer_kernels.fusion import folded_layers
 from chainer_kernels.fusion.asides import Surroundings
 from divisible.layer_list import Layer
 from divisible.layer_positions import one_pass, sign
@@ -95,7 +96,9 @@ def pass_through(
                         index > 0 and isinstance(layers[index - 1], SkipEnd),
                         is_plain,
                     )
-                    fused = fusion.run(layers, index, position, x, around)
+                    if is_plain(position):
+                        fused = folded_layers.run(layers, index, x)
+                    fused = fused or fusion.run(layers, index, position, x, around)
                 if fused is not None:
                     n_layers, x = fused
                     for run in layers[index : index + n_layers]:

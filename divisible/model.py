@@ -346,6 +346,11 @@ class Divisible(LayerList):
         bits is fused, so that ranks and resumed runs may decide differently. Fuse
         first, then divide and make a pipeline.
 
+        Where nothing trains, with ``chainer.config.train`` and ``enable_backprop``
+        false, a batch normalization is also folded into the layer before it, unmeasured
+        and always: see :doc:`/howto/kernels`. That changes the last bits, and a cut
+        between the two undoes it.
+
         Args:
             mode (str): ``'auto'``, or ``'none'`` to run the layers one by one again.
             chains (list of pairs): The chains to fuse, each by its first position and
@@ -370,9 +375,13 @@ class Divisible(LayerList):
         # Numba takes a while to load.
         from chainer_kernels.fusion.fusing import Fusion
 
-        self._fusion = None
-        if mode == "auto":
-            chosen = None if chains is None else dict.fromkeys(map(tuple, chains), True)
+        chosen = None if chains is None else dict.fromkeys(map(tuple, chains), True)
+        if mode == "none":
+            self._fusion = None
+        elif chosen is not None and self._fusion is not None and self._fusion.waits:
+            # Views of this stage wait with it.
+            self._fusion.decide(chosen)
+        else:
             self._fusion = Fusion(chosen, waits, only_exact=True)
 
     @property

@@ -90,7 +90,11 @@ class Pipeline:
         hold_directory: Where on the disk; ``None`` for the place of temporary files.
         fuse: Which chains of pointwise layers, with a batch normalization or behind a
             product, run as one function: ``'auto'`` for those that are faster in the
-            first minibatch, ``'none'``, or a plan's ``fusion``.
+            first minibatch, ``'none'``, or a plan's ``fusion``. But for ``'none'``,
+            :meth:`predict` and :meth:`evaluate` fold a batch normalization into the
+            convolution or ``Linear`` right before it, in the same stage, also within
+            layers that are marked :func:`~chainer_kernels.fusible`. That changes the
+            last bits, so these differ between a cut between the two and another.
 
     A model with float16 parameters gets its floating-point inputs in float16, and its
     outputs are cast to float32 for ``lossfun``. Gradients of microbatches are added up

@@ -20,4 +20,9 @@ Wu, on optimizing deep learning at the level of the system.
     measuring    what that gains
     fusing       finds chains in a list of layers, and runs them
     report       the whole for a list, and a table of it
+
+    onlookers      hooks, for which layers run one by one
+    folding        a batch normalization and the layer before it, where nothing trains
+    inner_pairs    finds two such within a layer
+    folded_layers  finds them in a list of layers, and runs them
 """

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from chainer_kernels import switch
 from chainer_kernels.functions.dropout import drawn_mask
 from chainer_kernels.fusion import products
 from chainer_kernels.fusion.asides import Surroundings
 from chainer_kernels.fusion.chains import TAKES_ANOTHER_SHAPE, Chain, traced
 from chainer_kernels.fusion.heads import heads_of, nobody_looks
 from chainer_kernels.fusion.measuring import Choice, measured
+from chainer_kernels.fusion.onlookers import has_hooks, is_quiet
 from chainer_kernels.fusion.tracing import NotPointwise
 from chainer_kernels.fusion.trust import why_not
 from chainer_kernels.layouts import are_alike
@@ -133,11 +133,11 @@ class Fusion:
         if self.waits and position in self._within:
             return None
         inputs = value if isinstance(value, tuple) else (value,)
-        if not inputs or not _is_quiet() or not are_alike(*_arrays(inputs)):
+        if not inputs or not is_quiet() or not are_alike(*_arrays(inputs)):
             return None
         found = self._found(layers, index, position, inputs, around)
         chain, run = found.chain, found.layers[: found.n_layers]
-        if chain is None or any(_has_hooks(layer) for layer in run):
+        if chain is None or any(has_hooks(layer) for layer in run):
             return None
         taken = [around.aside(run[place]) for place in found.takers]
         if any(each is None for each in taken):
@@ -297,27 +297,3 @@ def _masks(
 
 def _arrays(inputs: Sequence[Any]) -> list[np.ndarray]:
     return [v.array if isinstance(v, chainer.Variable) else v for v in inputs]
-
-
-def _is_quiet() -> bool:
-    """Returns whether nobody looks at the functions in between."""
-    return (
-        switch.is_ours()
-        and not _minding(chainer.get_function_hooks())
-        and not _minding(chainer._get_link_hooks())
-        and not chainer.is_debug()
-    )
-
-
-def _minding(hooks: Mapping[str, Any]) -> bool:
-    """Returns whether a hook wants to see each function.
-
-    One that does not says so by an attribute ``minds_fusion`` that is false.
-    """
-    return any(getattr(hook, "minds_fusion", True) for hook in hooks.values())
-
-
-def _has_hooks(layer: Layer) -> bool:
-    return isinstance(layer, chainer.Link) and any(
-        link._n_local_link_hooks for link in layer.links()
-    )

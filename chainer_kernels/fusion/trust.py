@@ -41,6 +41,21 @@ def fusible(function: Marked) -> Marked:
     return function
 
 
+def is_marked(link: chainer.Link) -> bool:
+    """Returns whether a link's class, or its ``forward``, is marked.
+
+    Example:
+        >>> @fusible
+        ... class Gate(chainer.Link):
+        ...     def forward(self, x, y):
+        ...         return x * y
+        >>> is_marked(Gate())
+        True
+    """
+    forward = getattr(link, "forward", None)
+    return getattr(type(link), _MARK, False) or getattr(forward, _MARK, False)
+
+
 def why_not(layer: Any) -> str | None:
     """Returns why a callable must not be traced; ``None`` if it may be.
 
@@ -75,9 +90,6 @@ def _why_not_link(link: chainer.Link) -> str | None:
         return "it has a state"
     if type(link) is chainer.Sequential:
         return next(filter(None, map(why_not, link)), None)
-    if getattr(type(link), _MARK, False):
-        return None
-    is_marked = getattr(getattr(link, "forward", None), _MARK, False)
-    if is_marked or type(link).__module__.startswith("chainer.links."):
+    if is_marked(link) or type(link).__module__.startswith("chainer.links."):
         return None
     return "its forward is not marked @chainer_kernels.fusible"

@@ -9,6 +9,8 @@ tensors to each other as stages do::
     held       graph     inputs    graph           between F and B
                inputs    inputs    inputs          between F and R
                graph     inputs    graph           between R and B
+
+Where no backward follows, all layers are one segment, of which nothing is held.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 
 import chainer
 
+from chainer_kernels.fusion.folding import folded_once
 from divisible import Divisible, RandomKey, keyed_random_state
 from divisible.backward.completion import Completion
 from divisible.backward.weight_gradients import WeightGradients
@@ -88,6 +91,10 @@ class Stage:
         if loss is not None:
             self._uncalled[len(layers.model_layers)] = loss
         self._segments = self._cut()
+        # What is recomputed matters only for a backward.
+        self._whole = Segment(
+            layers, self._weight_gradients, loss, False, self._again, layers
+        )
         self._states = CarriedStates(layers, loss.namedlinks() if loss else ())
         self.carried = CarriedRows(layers)
         self._takes, self._hands_over = skips_across(layers)
@@ -227,7 +234,8 @@ class Stage:
         states = self._states.watched(microbatch, n_samples)
         carried = self.carried.carried(microbatch, n_samples)
         with self._random_state(microbatch), reports, statistics, states, carried:
-            for segment in self._segments:
+            trains = chainer.config.enable_backprop
+            for segment in self._segments if trains else [self._whole]:
                 taken = {name: skipped.pop(name) for name in segment.takes}
                 inputs, handed_over = segment.forward(
                     microbatch, inputs, taken, is_recomputed
@@ -358,8 +366,12 @@ def _nothing(param: chainer.Parameter) -> None:
 
 @contextmanager
 def evaluating() -> Iterator[None]:
-    """Prepares for forwards without a backward."""
-    with chainer.using_config("train", False), chainer.no_backprop_mode():
+    """Prepares for forwards without a backward, in which no parameter changes."""
+    with (
+        chainer.using_config("train", False),
+        chainer.no_backprop_mode(),
+        folded_once(),
+    ):
         yield
 
 

@@ -317,3 +317,13 @@ def test_any_list_of_layers_has_the_same_bits(kinds):
     layers._fusion.decisions = Everything()
     with np.errstate(all="ignore"):
         assert_same_bits(several_steps(layers), several_steps(listed(kinds)))
+
+
+def test_a_choice_reaches_the_views_that_wait_for_it():
+    layers = Divisible(F.tanh, F.relu)
+    layers.fuse(waits=True)
+    view = layers.view(0, 2)
+    view(X)
+    assert not labels(view(chainer.Variable(X)))
+    layers.fuse(chains=[(0, 2)])
+    assert labels(view(chainer.Variable(X))) == {"Tanh > ReLU"}

@@ -10,6 +10,7 @@ import chainer.functions as F
 import chainer.links as L
 from chainer.initializers import HeNormal
 
+import chainer_kernels
 from divisible import Divisible, pop, stash
 
 # Of each group of blocks: how many, and the channels inside them.
@@ -17,6 +18,7 @@ GROUPS = ((3, 64), (4, 128), (6, 256), (3, 512))
 N_BLOCKS = sum(n for n, _ in GROUPS)
 
 
+@chainer_kernels.fusible
 class Convolution(chainer.Chain):
     """A convolution, with batch normalization or else with a bias."""
 
@@ -52,6 +54,7 @@ class Convolution(chainer.Chain):
         return [self.conv] if self.norm is None else [self.conv, self.norm]
 
 
+@chainer_kernels.fusible
 class Bottleneck(chainer.Chain):
     """The block of ResNet50: three convolutions and a shortcut around them.
 
@@ -118,6 +121,7 @@ class Bottleneck(chainer.Chain):
         return [*layers, F.relu]
 
 
+@chainer_kernels.fusible
 class AddShortcut(chainer.Chain):
     """Adds the block's input to what came of it, in the shape of that."""
 

@@ -1,5 +1,7 @@
 """Pipelines whose stages run chains of layers as one function."""
 
+from unittest import mock
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -7,7 +9,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from chainer_kernels.fusion import fusing
 from chainer_kernels.fusion.chains import Normalized
+from chainer_kernels.fusion.measuring import measured
 from divisible import Divisible, Plan, pop, stash
 from pipeline import DisagreementError, Pipeline, load_snapshot, save_snapshot
 from tests.support.fusion import assert_same_bits
@@ -48,7 +52,10 @@ def test_training_has_the_same_bits_as_without(chains, schedule):
 
 
 def train_normalized(comm, fuse, checkpoint):
-    """Returns losses, weights and running averages of layers with normalizations."""
+    """Returns losses, weights and running averages of layers with normalizations.
+
+    And the loss of an evaluation, which folds these.
+    """
     np.random.seed(0)
     model = Divisible(
         *(L.Convolution2D(3, 8, 3, pad=1), L.BatchNormalization(8), F.relu),
@@ -66,7 +73,7 @@ def train_normalized(comm, fuse, checkpoint):
         for _ in range(3):
             losses.append(np.float64(pipe.step(x, t)["loss"]))
             optimizer.update()
-        losses.append(np.float64(pipe.evaluate(x, t)["loss"]))
+        evaluated = pipe.evaluate(x, t)["loss"]
     if fuse:
         chains = [each.chain for each in stage._fusion._chains.values()]
         assert sum(isinstance(each, Normalized) for each in chains) == 3 - comm.size
@@ -74,17 +81,17 @@ def train_normalized(comm, fuse, checkpoint):
     averages = [a for k in links for a in (k.avg_mean, k.avg_var)]
     assert averages and all(np.abs(a).any() for a in averages)
     params = [param.array for _, param in sorted(stage.namedparams())]
-    return [*losses, *params, *averages]
+    return [*losses, *params, *averages], evaluated
 
 
 CUTS_OF_NORMALIZED = {1: [(0, 7)], 2: [(0, 3), (3, 7)]}
 
 
 def normalizes_alike(comm, checkpoint):
-    arguments = comm, True, checkpoint
-    assert_same_bits(
-        train_normalized(*arguments), train_normalized(comm, False, checkpoint)
-    )
+    found, evaluated = train_normalized(comm, True, checkpoint)
+    expected, evaluated_one_by_one = train_normalized(comm, False, checkpoint)
+    assert_same_bits(found, expected)
+    assert evaluated == pytest.approx(evaluated_one_by_one, rel=1e-5)
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2])
@@ -226,6 +233,47 @@ def sized_at_the_first_call(comm):
 
 def test_layers_that_get_their_size_are_measured_in_the_next_minibatch():
     assert_on_ranks(2, sized_at_the_first_call)
+
+
+class Labels(chainer.FunctionHook):
+    """The functions that run."""
+
+    minds_fusion = False
+
+    def __init__(self):
+        self.seen = []
+
+    def forward_preprocess(self, function, in_data):
+        self.seen.append(function.label)
+
+
+def always(*arguments):
+    return measured(*arguments)._replace(is_fused=True)
+
+
+def what_is_chosen_runs(comm):
+    stage = wide_model().divide(*CUTS[comm.size][comm.rank])
+    x, t = np.ones((800, 6), np.float32), np.zeros(800, np.int32)
+    with (
+        mock.patch.object(fusing, "measured", always),
+        Pipeline(stage, comm, 2, fuse="auto", timeout=30) as pipe,
+    ):
+        for has_chosen in (False, True):
+            with Labels() as hook:
+                pipe.step(x, t)
+            seen = {
+                each for labels in pipe.gather(hook.seen, "save") for each in labels
+            }
+            expected = {choice.functions for choice in pipe.fusion.choices}
+            assert {label for label in seen if " > " in label} == (
+                expected if has_chosen else set()
+            )
+    assert len(expected) == 3
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_the_first_minibatch_has_chosen_runs_from_then_on(n):
+    assert_on_ranks(n, what_is_chosen_runs)
 
 
 def ranks_differ(comm):

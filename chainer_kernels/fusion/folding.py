@@ -1,0 +1,187 @@
+"""Batch normalizations folded into the layers before them, where nothing trains.
+
+With averages in the place of a minibatch's statistics, a normalization is one factor
+and one summand for each channel, which a convolution has already::
+
+    one by one    y = W * x + b              z = scale (y - mean) + beta
+    folded        z = (scale W) * x + (scale (b - mean) + beta)
+
+                  scale = gamma / sqrt(var + eps)
+
+That is a pass over the weights in the place of one over the outputs, so it is done
+where these are the larger part by far.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chainer
+import chainer.links as L
+import numpy as np
+from chainer.utils import conv_nd
+
+from chainer_kernels.geometry import Geometry
+from chainer_kernels.layouts import are_float32
+
+Layer = Callable[..., Any]
+
+#: A subclass may do anything.
+_CONVOLUTIONS = L.Convolution2D, L.ConvolutionND, L.Convolution1D, L.Convolution3D
+
+
+#: From so many outputs for each weight on. New weights are not in the cache yet, so
+#: that one of them costs about as much as two outputs.
+_OUTPUTS_PER_WEIGHT = 2
+
+
+class _Folds(threading.local):
+    #: By the two links what stands for them, while nothing changes their arrays.
+    kept: dict[tuple[chainer.Link, chainer.Link], chainer.Link] | None = None
+
+
+_folds = _Folds()
+
+
+def fold(
+    W: np.ndarray,
+    b: np.ndarray | None,
+    gamma: np.ndarray | None,
+    beta: np.ndarray | None,
+    mean: np.ndarray,
+    var: np.ndarray,
+    eps: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the weights and the bias of a layer and a normalization as one layer.
+
+    Args:
+        W: The layer's weights, outputs along the first axis: (C, ...).
+        b: Its bias (C,), or ``None``.
+        gamma: The normalization's factors (C,); ``None`` for ones.
+        beta: Its summands (C,); ``None`` for zeros.
+        mean: Its average of means (C,).
+        var: Its average of variances (C,).
+        eps: What it adds to them.
+
+    Returns:
+        The two, new and with the dtype and the memory order of ``W``.
+
+    Example:
+        >>> one = np.ones(1, np.float32)
+        >>> W, b = fold(one[:, None], None, 6 * one, one, 5 * one, 4 * one, 0.0)
+        >>> W.tolist(), b.tolist()
+        ([[3.0]], [-14.0])
+    """
+    # Some numbers for each output: what they lose, all that it sums up would lose.
+    scale = 1 / np.sqrt(var.astype(np.float64) + eps)
+    if gamma is not None:
+        scale *= gamma
+    shift = (-mean if b is None else b.astype(np.float64) - mean) * scale
+    if beta is not None:
+        shift += beta
+    rows = scale.astype(W.dtype).reshape(-1, *[1] * (W.ndim - 1))
+    return W * rows, shift.astype(W.dtype)
+
+
+@contextlib.contextmanager
+def folded_once() -> Iterator[None]:
+    """Folds each pair of links once while a block runs, in this thread.
+
+    Within the block nothing may change parameters or averages, as the microbatches of
+    one evaluation do not. Outside of it, each pass folds anew.
+    """
+    before, _folds.kept = _folds.kept, {}
+    try:
+        yield
+    finally:
+        _folds.kept = before
+
+
+def are_pair(layer: Layer, norm: Layer) -> bool:
+    """Returns whether two layers in a row are links of classes that can be folded.
+
+    Example:
+        >>> are_pair(L.Linear(2, 3), L.BatchNormalization(3))
+        True
+    """
+    return (
+        (type(layer) is L.Linear or type(layer) in _CONVOLUTIONS)
+        and type(norm) is L.BatchNormalization
+        and not any("forward" in vars(link) for link in (layer, norm))
+    )
+
+
+def folded(layer: chainer.Link, norm: chainer.Link, x: Any) -> chainer.Variable | None:
+    """Returns what two links compute one after the other, computed as one.
+
+    Args:
+        layer: A convolution or a ``Linear``.
+        norm: A batch normalization of what that returns; of :func:`are_pair`.
+        x: The input.
+
+    Returns:
+        The output, or ``None`` if the two are not folded: where they are not of
+        float32, in host memory and of one number for each channel, or would not gain.
+    """
+    array = x.array if isinstance(x, chainer.Variable) else x
+    if not _can_fold(layer, norm, array):
+        return None
+    # Within a layer the two may have another ``forward`` for a while.
+    return type(layer).forward(_folded(layer, norm), x)
+
+
+def _can_fold(layer: chainer.Link, norm: chainer.Link, x: Any) -> bool:
+    """Returns whether a layer and a normalization can run as one here, and gain."""
+    params = [layer.W, layer.b, norm.gamma, norm.beta]
+    given = [param for param in params if param is not None]
+    # Others, such as streamed ones, may fetch their arrays from elsewhere.
+    if not all(type(param) is chainer.Parameter for param in given):
+        return False
+    W, *numbers = (param.array for param in given)
+    numbers += norm.avg_mean, norm.avg_var
+    if not are_float32(x, W, *numbers):
+        return False
+    if any(array.shape != W.shape[:1] for array in numbers):
+        return False
+    if norm.axis is not None and tuple(norm.axis) != (0, *range(2, W.ndim)):
+        return False
+    return _n_outputs(layer, x.shape) >= _OUTPUTS_PER_WEIGHT * W.size
+
+
+def _n_outputs(layer: chainer.Link, shape: tuple[int, ...]) -> int:
+    """Returns how many numbers a layer makes; 0 where it will refuse its input."""
+    W = layer.W.array
+    if type(layer) is L.Linear:
+        return shape[0] * len(W) if len(shape) > 1 else 0
+    if len(shape) != W.ndim:
+        return 0
+    n = W.ndim - 2
+    options = layer.stride, layer.pad, layer.dilate
+    geometry = Geometry(
+        W.shape[2:],
+        *(conv_nd.as_tuple(option, n) for option in options),
+        layer.groups,
+        getattr(layer, "cover_all", False),
+    )
+    sizes = geometry.output_sizes(shape[2:])
+    return shape[0] * len(W) * math.prod(sizes) if min(sizes) > 0 else 0
+
+
+def _folded(layer: chainer.Link, norm: chainer.Link) -> chainer.Link:
+    """Returns a link that stands for both, made now or before in this block."""
+    kept = {} if _folds.kept is None else _folds.kept
+    if (layer, norm) not in kept:
+        arrays = [
+            None if param is None else param.array
+            for param in (layer.W, layer.b, norm.gamma, norm.beta)
+        ]
+        W, b = fold(*arrays, norm.avg_mean, norm.avg_var, norm.eps)
+        link = copy.copy(layer)
+        link.W, link.b = chainer.Variable(W), chainer.Variable(b)
+        kept[layer, norm] = link
+    return kept[layer, norm]
