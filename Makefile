@@ -98,7 +98,8 @@ test-chainer: install .venv-chainer/installed
 	@test -d "$(CHAINER_SRC)/tests" || \
 	  { echo "CHAINER_SRC=DIR must name a source tree of Chainer 7.8.1"; exit 2; }
 	CHAINER_SRC="$(CHAINER_SRC)" $(BIN)/python -m pytest \
-	  tests/examples/test_chainer_scripts.py
+	  tests/examples/test_chainer_scripts.py tests/examples/test_train_vae.py \
+	  tests/examples/test_train_dcgan.py tests/examples/test_seq2seq.py
 	CHAINER_KERNELS=$(or $(KERNELS),0) \
 	  .venv-chainer/bin/python tests/chainer_suite/run.py "$(CHAINER_SRC)"
 

@@ -31,6 +31,7 @@ FILES = [
     ("examples/dcgan/updater.py", "dcgan/updater.py", "train_dcgan.rst"),
     ("examples/dcgan/visualize.py", "dcgan/visualize.py", "train_dcgan.rst"),
     ("examples/dcgan/net.py", "dcgan/net.py", None),
+    ("examples/seq2seq/seq2seq.py", "seq2seq.py", "seq2seq.rst"),
     ("examples/cifar/models/__init__.py", "models/__init__.py", None),
     ("examples/cifar/models/VGG.py", "models/VGG.py", None),
 ]
