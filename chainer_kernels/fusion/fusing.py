@@ -84,8 +84,8 @@ class Fusion:
         waits: bool = False,
         only_exact: bool = False,
     ) -> None:
+        self._set(decisions or {})
         self._is_decided = decisions is not None
-        self.decisions: dict[Span, bool] = dict(decisions or {})
         self.choices: dict[Span, Choice] = {}
         self.reasons: dict[int, str] = {}
         self.waits, self.is_early = waits, False
@@ -107,8 +107,12 @@ class Fusion:
 
     def decide(self, decisions: dict[Span, bool]) -> None:
         """Fuses the chains that are chosen from now on, and no others."""
-        self.decisions = dict(decisions)
+        self._set(decisions)
         self._is_decided, self.waits = True, False
+
+    def _set(self, decisions: Mapping[Span, bool]) -> None:
+        self.decisions: dict[Span, bool] = dict(decisions)
+        self._starts = {start for (start, _), fused in decisions.items() if fused}
 
     def run(
         self,
@@ -130,6 +134,8 @@ class Fusion:
         Returns:
             How many layers have run, and what the last one returned; or ``None``.
         """
+        if self._is_decided and position not in self._starts:
+            return None
         if self.waits and position in self._within:
             return None
         inputs = value if isinstance(value, tuple) else (value,)

