@@ -77,6 +77,7 @@ def interpolate(profiles: Sequence[Profile], n_samples: int) -> Profile:
         loss,
         nearest.machine,
         nearest.coding,
+        nearest.scatter,
     )
 
 

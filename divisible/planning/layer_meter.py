@@ -45,6 +45,8 @@ class LayerMeter:
     Attributes:
         mean_seconds (float): What the layers took on average, all together; their
             costs are medians.
+        scatter_seconds (float): How far from these the layers' timings are, all
+            together: half of the timings of a layer are as near, or nearer.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class LayerMeter:
         # Arrays that count already, on their way from layer to layer.
         self._counted = BufferSet(tensor.array for tensor in inputs)
         self._skips = _Skips(model)
-        self.mean_seconds = 0.0
+        self.mean_seconds = self.scatter_seconds = 0.0
 
     @property
     def seconds(self) -> float:
@@ -107,6 +109,7 @@ class LayerMeter:
             place=place_of(part[0]),
         )
         self.mean_seconds += runs.mean_seconds
+        self.scatter_seconds += runs.scatter_seconds
         self._costs.append(cost)
         self._inputs = outputs
 

@@ -35,6 +35,8 @@ from divisible.random_streams import restored_random_state
 # How many times their medians the layers may take on average without a warning, and
 # how many seconds more: those of an interrupt or two.
 _DISTURBED, _NOISE = 1.3, 3e-3
+# How many timings it takes to see how far they lie from their median.
+_SEVERAL = 3
 
 
 def profile(
@@ -56,7 +58,8 @@ def profile(
 
     A :class:`RuntimeWarning` says so if the machine was disturbed, or stopped the
     process now and then because its CPU time has a quota: medians then tell how fast
-    it is in between. (It takes three repeats to see that.)
+    it is in between. How far timings lie from their medians is the ``scatter`` of the
+    profile. (It takes three repeats to see either.)
 
     Of layers that were appended with ``recompute=True`` the second forward counts as a
     part of I; what they hold then, all of neighbouring ones, as workspace.
@@ -147,6 +150,7 @@ def profile(
         loss=loss,
         machine=_machine(device),
         coding=measure_coding(),
+        scatter=None if repeat < _SEVERAL else meter.scatter_seconds / meter.seconds,
     )
 
 

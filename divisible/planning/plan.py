@@ -104,6 +104,8 @@ class Plan:
         layers: A text for each layer of the model, to recognise it by.
         stages: What each stage is expected to cost.
         step_seconds: Predicted seconds of a minibatch, forward and backward.
+        scatter: How far the timings that these were made from lie from their medians,
+            as a part of them (:class:`~divisible.Profile`).
         alternatives: What :func:`divisible.best_plan` did not choose, best first; not
             saved.
         wire_dtype: The dtype in which replicas exchange gradients, for
@@ -123,7 +125,8 @@ class Plan:
     Raises:
         ValueError: If ``cuts`` is not of this form, ``layers`` or ``stages`` are not
             as many, or another argument is out of range.
-        TypeError: If a cut is not an integer, or ``step_seconds`` no number.
+        TypeError: If a cut is not an integer, or ``step_seconds`` or ``scatter`` no
+            number.
 
     Example:
         >>> plan = Plan([0, 3, 5])
@@ -154,6 +157,7 @@ class Plan:
     fusion: Sequence[tuple[int, int]] = ()
     hold_in: Sequence[str] = ()
     streamed: Sequence[int] = ()
+    scatter: float | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         cuts = [
@@ -188,9 +192,10 @@ class Plan:
             object.__setattr__(self, name, number)
         if self.schedule is not None:
             plain_text("schedule", self.schedule)
-        if self.step_seconds is not None:
-            seconds = plain_number("step_seconds", self.step_seconds, "Leave it out")
-            object.__setattr__(self, "step_seconds", seconds)
+        for name in ("step_seconds", "scatter"):
+            if getattr(self, name) is not None:
+                number = plain_number(name, getattr(self, name), "Leave it out")
+                object.__setattr__(self, name, number)
         if self.n_stages % self.stages_per_rank:
             raise ValueError(
                 f"cuts {cuts} make {count(self.n_stages, 'stage')}, which do not lie"
@@ -379,6 +384,8 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [self.headline]
+        if self.certainty:
+            lines.append(self.certainty)
         if self.exchange is not None:
             lines.append(f"exchange of gradients: {self.exchange}")
         if self.stages is not None:
@@ -386,6 +393,16 @@ class Plan:
             widths = [max(map(len, column)) for column in zip(*rows)]
             lines += ["  ".join(map(str.rjust, row, widths)) for row in rows]
         return "\n".join(lines)
+
+    @property
+    def certainty(self) -> str:
+        """Which plans are as good, in a line of text; empty if that is not known."""
+        if self.scatter is None:
+            return ""
+        return (
+            f"the timings of the layers scattered by {self.scatter:.1%}: plans within"
+            f" that are as good"
+        )
 
     @property
     def headline(self) -> str:

@@ -162,12 +162,15 @@ class Profile:
         loss: What follows the last layer, on the last stage.
         machine: Where it was measured.
         coding: How fast a core of it codes gradients, by dtype on the wire.
+        scatter: How far the timings of a layer lie from their median, as a part of it:
+            half of them are as near, or nearer. ``None`` if it is not known.
 
     Raises:
-        ValueError: If there is no layer or no sample, ``input_bytes`` is negative, or
-            ``coding`` has a dtype that is none.
+        ValueError: If there is no layer or no sample, ``input_bytes`` or ``scatter`` is
+            negative, or ``coding`` has a dtype that is none.
         TypeError: If ``n_samples`` or ``input_bytes`` is no integer, ``machine`` no
-            text, or ``coding`` no mapping to :class:`CodingRate`.
+            text, ``coding`` no mapping to :class:`CodingRate`, or ``scatter`` no
+            number.
 
     Example:
         >>> layers = [LayerCost(0.1, 0.1, 0.1, output_bytes=400), LayerCost(0.2, 0, 0)]
@@ -184,6 +187,7 @@ class Profile:
     coding: Mapping[str, CodingRate] = field(
         default_factory=dict, repr=False, compare=False
     )
+    scatter: float | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
@@ -201,6 +205,9 @@ class Profile:
             )
         plain_text("machine", self.machine)
         _check_coding(self.coding)
+        if self.scatter is not None:
+            scatter = plain_number("scatter", self.scatter, "Leave it out")
+            object.__setattr__(self, "scatter", scatter)
 
     def __len__(self) -> int:
         """Returns the number of layers of the model."""
@@ -289,7 +296,15 @@ class Profile:
             ).rstrip()
             for row in rows
         ]
-        return "\n".join([f"{self.n_samples} samples; {self.machine}", *lines])
+        return "\n".join([self.headline, *lines])
+
+    @property
+    def headline(self) -> str:
+        """Of how many samples it is, where it was measured, and how surely."""
+        words = [f"{self.n_samples} samples", self.machine]
+        if self.scatter is not None:
+            words.append(f"timings scattered by {self.scatter:.1%}")
+        return ", ".join(filter(None, words))
 
 
 def _check_coding(coding: Mapping[str, CodingRate]) -> None:

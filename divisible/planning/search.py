@@ -45,6 +45,8 @@ from divisible.schedules.recomputation import CHECKPOINTS
 _IMPROVED, _NEAR = 5, 1.1
 # How much may be tried for each of them; some seconds' worth.
 _EFFORT = 2 * 10**6
+# Said of plans that are slower by no more than the scatter of the profiles.
+_WITHIN = "within the scatter of the timings"
 # How many of the alternatives are kept, besides the best one of every kind.
 _KEPT = 10
 # With more microbatches than enough a pipeline hardly waits less. More are tried only
@@ -121,8 +123,9 @@ def best_plan(
         progress: Called with the number of configurations seen and that of all.
 
     Returns:
-        Plan: With ``step_seconds``, what the ``exchange`` between replicas costs, and
-        the ``alternatives`` and why they lost.
+        Plan: With ``step_seconds``, what the ``exchange`` between replicas costs, the
+        ``alternatives`` and why they lost, and the largest ``scatter`` of the profiles:
+        what is slower by no more than that may be as fast.
 
     Raises:
         MemoryLimitError: If nothing fits. Where several stages on a rank share its
@@ -196,10 +199,13 @@ def best_plan(
     _simulate(fitting, search)
     _improve(fitting, search)
     best = _fastest(fitting)
+    seen = [one.scatter for one in profiles if one.scatter is not None]
+    scatter = max(seen, default=None)
     return replace(
         search.plan(best),
         step_seconds=best.outcome.seconds,
-        alternatives=_alternatives(search, best, fitting, out),
+        alternatives=_alternatives(search, best, fitting, out, scatter),
+        scatter=scatter,
     )
 
 
@@ -334,6 +340,7 @@ def _alternatives(
     best: Candidate,
     candidates: list[Candidate],
     out: list[tuple[Configuration, str]],
+    scatter: float | None,
 ) -> tuple[Alternative, ...]:
     """Says of the others why they lost: the best, and the best one of every kind."""
     simulated = [c for c in candidates if c.outcome is not None and c is not best]
@@ -352,29 +359,32 @@ def _alternatives(
         if isinstance(other, str):
             kept.append(Alternative(str(configuration), np.inf, other))
         else:
-            seconds, reason = _why_not(other, best)
+            seconds, reason = _why_not(other, best, scatter or 0.0)
             plan = search.plan(other)
             kept.append(Alternative(str(other), seconds, reason, plan))
     return tuple(kept)
 
 
-def _why_not(other: Candidate, best: Candidate) -> tuple[float, str]:
+def _why_not(other: Candidate, best: Candidate, scatter: float) -> tuple[float, str]:
     """Returns the seconds of a candidate, and why it lost."""
     mine, its = best.outcome, other.outcome
+    seconds = other.bound if its is None else its.seconds
+    slower = seconds / mine.seconds - 1
     if its is None:
         one = other.configuration
         if one.n_ranks == one.replicas == 1:
             # Nothing travels, so that is all there is to it.
-            times = other.bound / mine.seconds
-            return other.bound, f"one rank takes {times:.2f} times as long"
-        return other.bound, (
-            f"cannot win: its ranks and links need {format_seconds(other.bound)} at"
-            f" least, cut at {other.cuts}"
+            return seconds, f"one rank takes {1 + slower:.2f} times as long"
+        perhaps = f", but perhaps {_WITHIN}" if slower <= scatter else ""
+        return seconds, (
+            f"cannot win{perhaps}: its ranks and links need {format_seconds(seconds)}"
+            f" at least, cut at {other.cuts}"
         )
     if its.seconds <= mine.seconds * SAME:
-        return its.seconds, "as fast, but needs more ranks or memory"
-    return its.seconds, (
-        f"{its.seconds / mine.seconds - 1:.1%} slower: its busiest rank computes"
+        return seconds, "as fast, but needs more ranks or memory"
+    within = f", {_WITHIN}" if slower <= scatter else ""
+    return seconds, (
+        f"{slower:.1%} slower{within}: its busiest rank computes"
         f" {format_seconds(its.busy)} (chosen: {format_seconds(mine.busy)}), its"
         f" ranks wait {its.bubble:.0%} of the time ({mine.bubble:.0%})"
         f"{_exposed(its, mine)}"

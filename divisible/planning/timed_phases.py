@@ -29,6 +29,8 @@ class Phases:
 
     Attributes:
         mean_seconds (float): Of all phases together, on average; see :meth:`seconds`.
+        scatter_seconds (float): How far from their median the runs of all phases
+            together are: half of them are as near, or nearer.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Phases:
         self._inputs = inputs
         self._weights = WeightGradients(parameters)
         self._begun = False
-        self.mean_seconds = 0.0
+        self.mean_seconds = self.scatter_seconds = 0.0
         self.outputs: tuple = ()
         self.pending: backprop.PendingWeightGradients | None = None
 
@@ -88,6 +90,9 @@ class Phases:
                 gc.enable()
         timed = {name: values[1:] for name, values in times.items()}
         self.mean_seconds = sum(map(statistics.fmean, timed.values()))
+        runs = [sum(run) for run in zip(*timed.values())]
+        middle = statistics.median(runs)
+        self.scatter_seconds = statistics.median(abs(run - middle) for run in runs)
         return {name: statistics.median(values) for name, values in timed.items()}
 
     def workspace(self, device: Any) -> int:

@@ -166,6 +166,8 @@ def _print_plan(plan: Plan) -> None:
     if alone and plan.step_seconds:
         times = min(alone) / plan.step_seconds
         console.say(f"one rank would take {times:.2f} times as long")
+    if plan.certainty:
+        console.say(plan.certainty)
     if plan.alternatives:
         rows = [
             (

@@ -86,7 +86,7 @@ def profile_command(
             measured = profile(
                 made, x, t, optimizer=optimizer, repeat=repeat, progress=progress
             )
-        console.say(f"{model}, {size} samples, {measured.machine}")
+        console.say(f"{model}, {measured.headline}")
         console.print_table(PROFILE_COLUMNS, profile_rows(measured), left=(1,))
         measured.save(_numbered(output, size, batch))
         console.say(f"written to {_numbered(output, size, batch)}")

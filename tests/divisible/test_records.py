@@ -18,6 +18,7 @@ PROFILE = Profile(
     n_samples=3,
     loss=LayerCost(0.1, 0.1, 0.1),
     coding={"int8": CodingRate(2e9, 4e9)},
+    scatter=0.04,
 )
 PLAN = Plan(
     [0, 1, 2],
@@ -29,6 +30,7 @@ PLAN = Plan(
     replicas=2,
     wire_dtype="int8",
     exchange=ExchangePlan(100, 0.5, 0.1, 0.2),
+    scatter=0.04,
 )
 GRID = str(schedules.one_f_one_b(2, 3))
 
@@ -109,6 +111,7 @@ MISSING = object()
             "step_seconds is nan: it must be finite",
         ),
         (Plan, ["step_seconds"], "1", "step_seconds is '1': it must be a number"),
+        (Plan, ["scatter"], -0.1, "scatter is -0.1: it must be finite, not negative"),
         (Plan, ["wire_dtype"], "int7", "wire_dtype must be one of fp32, fp16, bf16"),
         (Plan, ["wire_dtype"], ["int8"], "wire_dtype must be one of fp32, fp16, bf16"),
         (Plan, ["error_feedback"], 1, "error_feedback must be true or false, not 1"),
@@ -140,6 +143,8 @@ MISSING = object()
         (Profile, ["coding", "int8"], 3, "coding in 'int8': 3 has no fields"),
         (Profile, ["coding", "int8", "encode"], 0, "encode of a rate is 0"),
         (Profile, ["coding", "int7"], {"encode": 1, "decode": 1}, "is of 'int7'"),
+        (Profile, ["scatter"], "4%", "scatter is '4%': it must be a number"),
+        (Profile, ["scatter"], float("inf"), "scatter is inf: it must be finite"),
         (Profile, ["machine"], None, "machine must be a text, not None"),
         (Timeline, ["otherData"], MISSING, "otherData must have the number of ranks"),
         (Timeline, ["otherData", "n_ranks"], MISSING, "otherData.n_ranks is missing"),

@@ -535,6 +535,25 @@ def test_a_disturbed_machine_is_told(monkeypatch):
     assert costs.layers[0].forward == 1.0
 
 
+def test_the_scatter_is_of_the_timings_that_count(monkeypatch, tmp_path):
+    # Of four runs the first does not count; the others take 3, 3.3 and 6.
+    run = [9.0, 9.0, 9.0, 1.0, 1.0, 1.0, 1.3, 1.0, 1.0, 4.0, 1.0, 1.0]
+    watch = stopwatch_of(*run)
+    monkeypatch.setattr("divisible.planning.timed_phases.stopwatch", watch)
+    costs = profile(Divisible(F.relu, F.tanh), ones(1, 2), repeat=3)
+    # Their distances from 3.3 are 0.3, 0 and 2.7.
+    assert costs.scatter == pytest.approx(0.3 / 3.3)
+    assert str(costs).splitlines()[0].endswith(", timings scattered by 9.1%")
+    costs.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json").scatter == costs.scatter
+
+
+def test_two_timings_do_not_say_how_they_scatter():
+    costs = profile(Divisible(F.relu), ones(1, 2), repeat=2)
+    assert costs.scatter is None
+    assert "scattered" not in str(costs)
+
+
 def test_no_compilation_is_measured(monkeypatch):
     """A loop that is not compiled yet is, in the run before those that count."""
     measured = []

@@ -320,6 +320,30 @@ def test_the_others_lost_for_a_reason():
     assert all(name in f"{names} {plan.schedule}" for name in TRIED_BY_DEFAULT)
 
 
+def test_what_is_slower_by_less_than_timings_scatter_is_said_to_be_as_good(tmp_path):
+    options = {"ranks": 4, "network": Network(1e6, 1e-3)}
+    unknown = best_plan(uneven(), **options)
+    assert unknown.scatter is None and "scatter" not in str(unknown)
+    # The largest counts of those that are known.
+    scatters = {12: None, 6: 0.01, 3: 0.075}
+    profiles = [replace(uneven(n_samples=n), scatter=s) for n, s in scatters.items()]
+    plan = best_plan(profiles, **options)
+    assert plan.scatter == 0.075
+    assert str(plan).splitlines()[1] == (
+        "the timings of the layers scattered by 7.5%: plans within that are as good"
+    )
+    said = set()
+    for other in plan.alternatives:
+        words, _, _ = other.reason.partition(":")
+        if "slower" in words or "cannot win" in words:
+            is_near = other.seconds <= 1.075 * plan.step_seconds
+            assert words.endswith(" within the scatter of the timings") == is_near
+            said.add((is_near, words[:10] == "cannot win"))
+    assert len(said) == 4
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").certainty == plan.certainty
+
+
 def test_memory_forces_recomputation():
     layers = [
         LayerCost(1.0, 1.0, 1.0, output_bytes=10, activation_bytes=1000)

@@ -86,7 +86,7 @@ def profiles(folder):
 def test_from_profile_to_timeline(folder):
     output = run(
         *("profile", "models_of_test.py:MLP(8, n_layers=3)", "--input", "8"),
-        *("--batch", "6,2", "--optimizer", "MomentumSGD", "--repeat", "1"),
+        *("--batch", "6,2", "--optimizer", "MomentumSGD", "--repeat", "3"),
         *("--plot", "profile.png"),
     )
     assert "Linear(in_size=8" in output
@@ -94,6 +94,7 @@ def test_from_profile_to_timeline(folder):
     assert (folder / "profile-2.png").exists()
     costs = Profile.load("profile-6.json")
     assert len(costs) == 6
+    assert f"timings scattered by {costs.scatter:.1%}" in output
     assert costs.loss.name == "softmax_cross_entropy"
     assert costs.layers[0].optimizer_bytes == costs.layers[0].parameter_bytes
 
@@ -105,6 +106,7 @@ def test_from_profile_to_timeline(folder):
     assert "not chosen" in output
     plan = Plan.load("plan.json")
     assert plan.n_layers == 6
+    assert plan.certainty and plan.certainty in output
     assert f"cut at {plan.cuts}" in output
     assert (folder / "plan.png").read_bytes().startswith(b"\x89PNG")
 
