@@ -13,6 +13,7 @@
     progress          when, in how many steps
     selection         the layers that a rule means
     channels          what goes with a channel that is taken away, and who reads it
+    shrinking         channels that are taken away, with what is kept beside them
     layer_lines       lists of layers, as all ranks are told of them
     masks             what is pruned, and the hook that keeps it at zero
     codebooks         weights of few values, and the hook that keeps them few

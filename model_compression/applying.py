@@ -15,6 +15,7 @@ from model_compression.plan import CompressionPlan
 from model_compression.quantized_links import add_rule, check_kind, set_active
 from model_compression.rules import Prune, Quantize
 from model_compression.selection import weighted_layers, weights_of
+from model_compression.shrinking import take_away
 from model_compression.stored_links import store
 
 
@@ -99,35 +100,11 @@ def _remove(
 ) -> None:
     """Takes the channels of a layer away that are zero."""
     weight = params[channels.weight]
-    xp = weight.xp
     is_zero = (weight.array.reshape(len(weight), -1) == 0).all(axis=1)
     for path in channels.parameters:
         is_zero &= params[path].array == 0
-    kept = xp.flatnonzero(~is_zero)
-    for path in (channels.weight, *channels.parameters):
-        _set(params[path], params[path].array[kept])
-    _resize(links[channels.layer], len(kept), "out_channels", "out_size")
-    for path in channels.normalizing:
-        link = links[path]
-        for name in ("avg_mean", "avg_var"):
-            if getattr(link, name, None) is not None:
-                setattr(link, name, xp.ascontiguousarray(getattr(link, name)[kept]))
-    reader = params[channels.reader]
-    each = xp.arange(channels.n_each)
-    columns = (kept[:, None] * channels.n_each + each).ravel()
-    _set(reader, reader.array[:, columns])
-    _resize(links[channels.reading], len(columns), "in_channels", "in_size")
-
-
-def _set(param: chainer.Parameter, array: Any) -> None:
-    param.cleargrad()
-    param.array = param.xp.ascontiguousarray(array)
-
-
-def _resize(link: chainer.Link, n: int, *names: str) -> None:
-    for name in names:
-        if isinstance(getattr(link, name, None), (int, np.integer)):
-            setattr(link, name, n)
+    kept = np.flatnonzero(~chainer.get_device("@numpy").send(is_zero))
+    take_away(channels, kept, {path: [each] for path, each in params.items()}, links)
 
 
 def _describe_anew(model: chainer.Link) -> None:

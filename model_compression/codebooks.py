@@ -11,6 +11,7 @@ import numpy as np
 from scipy.cluster.vq import kmeans2
 
 from model_compression.hooks import HookOfParameters
+from model_compression.shrinking import Left
 
 _ROUNDS = 20
 
@@ -133,6 +134,12 @@ class Codebooks(HookOfParameters):
         if path not in self._books:
             self._books[path] = Codebook(param.shape)
         return self._books[path]
+
+    def take_away(self, path: str, left: Left) -> None:
+        """Takes elements of a parameter away, which may be on another rank."""
+        book = self._books.get(path)
+        if book is not None:
+            book.numbers = left.of(book.numbers)
 
     def __call__(self, rule: Any, param: chainer.Parameter) -> None:
         """Keeps the values of a parameter that has been updated."""

@@ -50,6 +50,8 @@ class Compress(Extension):
         better (str): Whether a ``'higher'`` metric is better, or a ``'lower'`` one.
         pipeline (pipeline.Pipeline): What trains the model, where no
             ``PipelineUpdater`` says so.
+        shrink (bool): Whether channels are taken away once their rule has taken its
+            last step: :meth:`shrink`.
 
     Attributes:
         plan (CompressionPlan): The plan.
@@ -89,6 +91,7 @@ class Compress(Extension):
         *,
         better: str = "higher",
         pipeline: Any = None,
+        shrink: bool = False,
     ) -> None:
         if not isinstance(plan, CompressionPlan):
             raise TypeError(
@@ -110,6 +113,8 @@ class Compress(Extension):
         # its last step waits to be judged.
         self._taken, self._taken_before = [0] * n, [0] * n
         self._has_ended, self._awaits = [False] * n, [False] * n
+        # Whether it has been asked for, and by rule, whether its channels have gone.
+        self._shrinks, self._has_shrunk = shrink, [False] * n
         self._base = float("nan")
         self.sparsity, self.bits = 0.0, None
         rules = dict(enumerate(plan.rules))
@@ -224,7 +229,7 @@ class Compress(Extension):
 
     def serialize(self, serializer: Any) -> None:
         """Reads or writes how far each rule is, and what is pruned."""
-        for name in ("_taken", "_taken_before", "_has_ended", "_awaits"):
+        for name in ("_taken", "_taken_before", "_has_ended", "_awaits", "_has_shrunk"):
             kept = np.array(getattr(self, name))
             setattr(self, name, serializer(name.strip("_"), kept).tolist())
         self._base = float(serializer("base", self._base))
@@ -270,11 +275,7 @@ class Compress(Extension):
         Raises:
             RuntimeError: If the model is a stage of a pipeline that was not given.
         """
-        if not self._is_checked:
-            raise RuntimeError(
-                "the rules are of the whole model, and this rank has a stage of it:"
-                " give Compress(..., pipeline=pipe), or add it to the trainer"
-            )
+        self._check_usable()
         grid = getattr(getattr(self._pipeline, "ranks", None), "grid", None)
         self._quantizer.updated(self._gather, has_replicas=grid is not None)
         if self._metric is not None:
@@ -290,6 +291,76 @@ class Compress(Extension):
                 steps[number] = step if self._metric is None else one
         if steps:
             self._take(steps)
+        if self._shrinks:
+            self.shrink()
+
+    def shrink(self) -> dict[str, int]:
+        """Takes channels away from a model that trains; a call of all ranks.
+
+        To be called between two minibatches. Those go that rules with
+        ``granularity='channel'`` have set to zero, of rules that have taken their last
+        step: from the layer that gave them, the normalization behind it, and the layer
+        that reads them, on whichever ranks these are; and with them gradients, float32
+        masters, and the state of optimizers and masks. The model, its stages and its
+        optimizers stay the same objects, and training goes on as with channels of
+        zeros. A hook that looks at all gradients, as ``GradientClipping``, sees those
+        that are left; later steps of other rules prune parts of what is left.
+
+        Returns:
+            dict: By the path of a layer how many of its channels have gone, on every
+            rank; empty if none have.
+
+        Raises:
+            RuntimeError: If the model is a stage of a pipeline that was not given.
+            ValueError: If gradients of earlier minibatches are still to be applied.
+
+        Example:
+            >>> import chainer.functions as F
+            >>> import chainer.links as L
+            >>> from model_compression import CompressionPlan, Prune
+            >>> model = chainer.Sequential(L.Linear(4, 10), F.relu, L.Linear(10, 2))
+            >>> optimizer = chainer.optimizers.Adam().setup(model)
+            >>> plan = CompressionPlan([Prune("l2", "/0", 0.7, "channel")])
+            >>> compress = Compress(plan, optimizer)
+            >>> compress.advance(iteration=1, epoch=0.1)
+            >>> compress.shrink(), model[0].W.shape, model[2].W.shape
+            ({'/0': 7}, (3, 4), (2, 3))
+        """
+        self._check_usable()
+        over = [
+            number
+            for number, rule in enumerate(self.plan.rules)
+            if getattr(rule, "granularity", None) == "channel"
+            and self._is_over(number)
+            and not self._has_shrunk[number]
+        ]
+        if not over:
+            return {}
+        for each in self._optimizers:
+            if getattr(each, "_late", None) is not None:
+                raise ValueError(
+                    "with double_buffering gradients of all channels are under way"
+                    " between two minibatches: take channels away without it"
+                )
+        found = self._pruner.take_away(over, self._gather)
+        for taken in found.values():
+            self._quantizer.take_away(taken.left)
+        for number in over:
+            self._has_shrunk[number] = True
+        return {taken.layer: taken.n for taken in found.values()}
+
+    def _is_over(self, number: int) -> bool:
+        """Whether a rule takes no more steps, and takes none back."""
+        steps = self.plan.rules[number].progress.steps
+        is_last = self._has_ended[number] or self._taken[number] == steps
+        return is_last and not self._awaits[number]
+
+    def _check_usable(self) -> None:
+        if not self._is_checked:
+            raise RuntimeError(
+                "the rules are of the whole model, and this rank has a stage of it:"
+                " give Compress(..., pipeline=pipe), or add it to the trainer"
+            )
 
     def _take(self, steps: Mapping[int, int]) -> None:
         for number, step in steps.items():

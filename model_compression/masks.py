@@ -10,6 +10,7 @@ import numpy as np
 
 from model_compression.hooks import HookOfParameters
 from model_compression.scores import Granularity, sums
+from model_compression.shrinking import Left
 
 #: An array of NumPy or CuPy.
 Array = Any
@@ -88,6 +89,30 @@ class Mask:
             for array in arrays:
                 # Not by a product: what has overflown must not become NaN.
                 device.xp.copyto(array, array.dtype.type(0), where=self.pruned)
+
+    def take_away(self, left: Left, watched: tuple[int, ...] | None) -> None:
+        """Takes elements away with those of the parameter.
+
+        Args:
+            left: What stays of the parameter.
+            watched: The shape that is left of the groups, if any are watched. Effects
+                of blocks, which are other ones now, are noted anew; elements and rows
+                keep theirs, as columns that go have had none.
+        """
+        shape = self.pruned.shape
+        for name in ("pruned", "last", "before"):
+            array = getattr(self, name)
+            if array is not None:
+                with chainer.using_device(chainer.backend.get_device_from_array(array)):
+                    setattr(self, name, left.of(array))
+        if self.effects is None or self.effects.shape == watched:
+            return
+        if self.effects.size == np.prod(shape):
+            self.effects = left.of(self.effects.reshape(shape)).reshape(watched)
+        elif left.axis == 0 and len(self.effects) == shape[0]:
+            self.effects = left.of(self.effects)
+        else:
+            self.effects, self.n_minibatches = np.zeros(watched), 0
 
     def note(self, param: chainer.Parameter, granularity: Granularity) -> None:
         """Adds what a minibatch says of the effect of each group on the loss."""
@@ -186,6 +211,17 @@ class Masks(HookOfParameters):
                 self._group_shapes[path] if watched else None,
             )
         return self._masks[path]
+
+    def take_away(self, path: str, left: Left) -> None:
+        """Takes elements of a parameter away, which may be on another rank.
+
+        Args:
+            path: In the model.
+            left: What stays of it. What groups are left is to be selected before.
+        """
+        mask = self._masks.get(path)
+        if mask is not None:
+            mask.take_away(left, self._group_shapes.get(path))
 
     def __call__(self, rule: Any, param: chainer.Parameter) -> None:
         """Keeps the zeros of a parameter that has been updated."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import chainer
 import numpy as np
@@ -22,10 +22,25 @@ from model_compression.scores import (
     sums,
 )
 from model_compression.selection import Weighted, weights_of
+from model_compression.shrinking import Left, parts_left, take_away
 
 #: Returns what all ranks give.
 Gather = Callable[[Any], list]
 _Params = Mapping[str, Sequence[chainer.Parameter]]
+
+
+class Taken(NamedTuple):
+    """Channels that were taken away from a layer.
+
+    Attributes:
+        layer: The path of the layer that gave them.
+        n: How many.
+        left: By path what stays of each parameter.
+    """
+
+    layer: str
+    n: int
+    left: dict[str, Left]
 
 
 class Pruner:
@@ -42,8 +57,11 @@ class Pruner:
     ) -> None:
         self._rules, self._targets = dict(rules), [each.target for each in optimizers]
         self._masks = Masks(goes_back)
-        self._weights: dict[int, dict[str, tuple[int, ...]]] = {}
+        self._weights: dict[int, list[str]] = {}
         self._channels: dict[str, Channels] = {}
+        # Of all ranks, as they are, and as they were before channels went.
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._sizes: dict[str, int] = {}
         if rules:
             for each in optimizers:
                 self._masks.add_to(each)
@@ -75,19 +93,27 @@ class Pruner:
         Raises:
             ValueError: If channels are needed where they cannot be taken away.
         """
-        watched: dict[str, Any] = {}
-        shapes = {}
         for number, rule in self._rules.items():
             weights = weights_of(chosen[number], layers)
-            self._weights[number] = weights
+            self._weights[number] = list(weights)
             for path, shape in weights.items():
-                watched[path] = rule.granularity if rule.method == "taylor" else None
-                shapes[path] = group_shape(shape, rule.granularity)
+                self._shapes[path] = shape
+                self._sizes.setdefault(path, int(np.prod(shape)))
                 if rule.granularity == "channel":
                     self._channels[path] = channels_of(path, known, str(rule))
+        self._select()
+
+    def _select(self) -> None:
+        """Tells the masks which parameters are pruned, and in which groups."""
+        watched: dict[str, Any] = {}
+        groups = {}
+        for number, rule in self._rules.items():
+            for path in self._weights[number]:
+                watched[path] = rule.granularity if rule.method == "taylor" else None
+                groups[path] = group_shape(self._shapes[path], rule.granularity)
         for channels in self._channels.values():
             watched.update(dict.fromkeys(channels.parameters))
-        self._masks.select(watched, shapes)
+        self._masks.select(watched, groups)
 
     def take(self, degrees: Mapping[int, float], gather: Gather) -> None:
         """Prunes up to a degree; a call of all ranks where channels are followed.
@@ -111,9 +137,8 @@ class Pruner:
         choose = lowest_rows if rule.granularity in ROWS else lowest
         host = chainer.get_device("@numpy")
         rows = {}
-        for path, shape in self._weights[number].items():
-            if path not in params:
-                continue
+        for path in params.keys() & {*self._weights[number]}:
+            shape = self._shapes[path]
             mask = self._masks.state_of(path, params[path][0])
             pruned = sums(host.send(mask.pruned), rule.granularity)
             is_pruned = pruned == sums(np.ones(shape, np.float32), rule.granularity)
@@ -144,19 +169,72 @@ class Pruner:
         params = self._masks.params()
         for number in numbers:
             paths = [*self._weights[number]]
-            for weight in self._weights[number].keys() & self._channels.keys():
+            for weight in {*paths} & self._channels.keys():
                 paths += self._channels[weight].parameters
             for path in params.keys() & {*paths}:
                 self._masks.state_of(path, params[path][0]).take_back(params[path])
 
+    # -- channels that go --------------------------------------------------------------
+
+    def take_away(self, numbers: Iterable[int], gather: Gather) -> dict[str, Taken]:
+        """Takes the channels away that rules have pruned; a call of all ranks.
+
+        Args:
+            numbers: Of rules whose channels may go.
+            gather: Returns what all ranks give.
+
+        Returns:
+            By the path of the weight what has been taken away, on all ranks alike.
+        """
+        params, links = self._own()
+        mine = {}
+        for weight in (w for n in numbers for w in self._weights[n]):
+            if weight in self._channels and weight in params:
+                pruned = self._masks.state_of(weight, params[weight][0]).pruned
+                is_gone = pruned.reshape(len(pruned), -1).all(axis=1)
+                mine[weight] = np.flatnonzero(
+                    ~chainer.get_device("@numpy").send(is_gone)
+                )
+        chosen = {k: v for theirs in gather(mine) for k, v in theirs.items()}
+        found = {}
+        for weight, kept in sorted(chosen.items()):
+            n = self._shapes[weight][0]
+            if len(kept) == n:
+                continue
+            channels = self._channels[weight]
+            left = parts_left(channels, kept)
+            found[weight] = Taken(channels.layer, n - len(kept), left)
+            take_away(channels, kept, params, links)
+            for path in left.keys() & self._shapes.keys():
+                self._shapes[path] = left[path].shape_of(self._shapes[path])
+            self._select()
+            for path, part in left.items():
+                self._masks.take_away(path, part)
+        return found
+
+    def _own(self) -> tuple[_Params, dict[str, chainer.Link]]:
+        """Returns all parameters and links of this rank by their paths."""
+        params: dict[str, dict[int, chainer.Parameter]] = {}
+        links = {}
+        for target in self._targets:
+            links.update(target.namedlinks())
+            for path, param in target.namedparams():
+                params.setdefault(path, {})[id(param)] = param
+        return {path: [*same.values()] for path, same in params.items()}, links
+
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Returns by weight of this rank how many elements are zero, and its size."""
+        """Returns by weight of this rank how many elements are zero, and its size.
+
+        What was taken away counts as if it were there.
+        """
         of_rules = {path for weights in self._weights.values() for path in weights}
-        return {
-            path: (int(self._masks.state_of(path, same[0]).pruned.sum()), same[0].size)
-            for path, same in self._masks.params().items()
-            if path in of_rules
-        }
+        found = {}
+        for path, same in self._masks.params().items():
+            if path in of_rules:
+                n_pruned = int(self._masks.state_of(path, same[0]).pruned.sum())
+                size = self._sizes[path]
+                found[path] = size - same[0].size + n_pruned, size
+        return found
 
     def serialize(self, serializer: Any) -> None:
         """Reads or writes what is pruned."""

@@ -18,6 +18,7 @@ from model_compression.quantized_links import (
 )
 from model_compression.rules import Quantize
 from model_compression.selection import Weighted, weights_of
+from model_compression.shrinking import Left
 
 _ACTIVATIONS = ("input", "output")
 
@@ -133,6 +134,11 @@ class Quantizer:
                     seen[path][name] = min(low, mine[0]), max(high, mine[1])
         for path, link in links.items():
             move_ranges(link, seen[path])
+
+    def take_away(self, left: Mapping[str, Left]) -> None:
+        """Forgets the elements of weights that have been taken away, by path."""
+        for path, part in left.items():
+            self._books.take_away(path, part)
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """Returns by weight of this rank its bits, all together, and its elements."""

@@ -1,0 +1,188 @@
+"""Channels go from a running pipeline, on whichever ranks their layers are."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from data_parallel import Grid, create_multi_node_optimizer
+from divisible import Divisible, Plan
+from mixed_precision import MixedPrecision, float32_loss, to_float16
+from model_compression import Compress, CompressionPlan, Prune
+from pipeline import Pipeline
+from tests.support.equivalence import assert_close, stages_of_rank
+from tests.support.mpiexec import assert_on_ranks
+
+N_LAYERS, END = 8, 10
+PLAN = CompressionPlan(
+    [
+        Prune("l2", "/0", 0.5, "channel", (1, "iteration"), (3, "iteration"), 2),
+        Prune("taylor", "/4", 0.4, "channel", begin=(4, "iteration")),
+        Prune("magnitude", "/6", 0.5, begin=(2, "iteration")),
+    ]
+)
+
+
+def build():
+    np.random.seed(3)
+    return Divisible(
+        L.Linear(8, 12, nobias=True),
+        L.BatchNormalization(12),
+        F.relu,
+        F.tanh,
+        L.Linear(12, 10),
+        F.relu,
+        L.Linear(10, 9),
+        F.sigmoid,
+    )
+
+
+def minibatch(iteration):
+    rng = np.random.default_rng(iteration)
+    x = rng.normal(size=(8, 8)).astype(np.float32)
+    return x, (np.abs(x[:, 0]) * 3).astype(np.int32)
+
+
+class Run:
+    """A loop of one's own on some ranks, which prunes channels."""
+
+    def __init__(
+        self, comm, cuts, schedule="1f1b", shrink=True, kind="adam", grid=None
+    ):
+        where = comm if grid is None else grid.pipeline
+        cut, model = Plan(cuts), build()
+        numbers = stages_of_rank(where, cut.n_stages, schedule)
+        self.stages = [model.divide(*cut.range(number)) for number in numbers]
+        self.half = kind == "mixed"
+        self.optimizers = [self._optimizer(comm, kind, grid) for _ in self.stages]
+        for optimizer, stage in zip(self.optimizers, self.stages):
+            if self.half:
+                to_float16(stage)
+            optimizer.setup(stage)
+        self.pipe = Pipeline(
+            self.stages,
+            comm if grid is None else grid,
+            4,
+            schedule,
+            loss_scale=128.0 if self.half else None,
+            lossfun=float32_loss(F.softmax_cross_entropy),
+            timeout=30,
+        )
+        self.grid = grid
+        self.compress = Compress(
+            PLAN, self.optimizers, pipeline=self.pipe, shrink=shrink
+        )
+
+    def _optimizer(self, comm, kind, grid):
+        if kind == "adam":
+            optimizer = chainer.optimizers.Adam(0.01)
+        else:
+            optimizer = chainer.optimizers.MomentumSGD(0.05)
+        if kind == "mixed":
+            optimizer = MixedPrecision(optimizer, loss_scale=128.0, comm=comm)
+        if grid is not None:
+            optimizer = create_multi_node_optimizer(
+                optimizer, grid.data, wire_dtype="fp32", error_feedback=False
+            )
+        return optimizer
+
+    def train(self, start=0, end=END):
+        losses = []
+        for iteration in range(start + 1, end + 1):
+            x, t = minibatch(iteration)
+            if self.half:
+                x = x.astype(np.float16)
+            if self.grid is not None:
+                mine = np.array_split(np.arange(len(x)), self.grid.n_replicas)
+                x, t = (each[mine[self.grid.replica]] for each in (x, t))
+            losses.append(self.pipe.step(x, t)["loss"])
+            for optimizer in self.optimizers:
+                optimizer.update()
+            self.compress.advance(iteration, iteration / 5)
+        return losses
+
+    def arrays(self):
+        """Returns parameters, averages and states of the whole model by name."""
+        here = {}
+        for stage in self.stages:
+            for path, param in stage.namedparams():
+                here[path] = param.array
+                for name, value in param.update_rule.state.items():
+                    here[f"{path}:{name}"] = value
+                if (master := param.update_rule._fp32_param) is not None:
+                    here[f"{path}:master"] = master.array
+            for path, link in stage.namedlinks():
+                if isinstance(link, L.BatchNormalization):
+                    here[f"{path}:avg_var"] = link.avg_var
+        found = {}
+        for theirs in self.pipe.gather(here, "compress"):
+            for path, array in theirs.items():
+                np.testing.assert_array_equal(found.setdefault(path, array), array)
+        return found
+
+
+def cut_out(arrays):
+    """Returns the arrays of a masked model without the channels that are zero."""
+    first = (arrays["/0/W"] != 0).any(axis=1)
+    second = (arrays["/4/W"] != 0).any(axis=1)
+    left = {"/0": (first,), "/1": (first,), "/4": (second, first), "/6": (None, second)}
+    found = {}
+    for name, array in arrays.items():
+        for axis, kept in enumerate(left[name[:2]]):
+            if kept is not None and axis < np.ndim(array):
+                array = np.compress(kept, array, axis)
+        found[name] = array
+    return found
+
+
+def equal_to_masked(comm, cuts, schedule, kind, n_replicas=1):
+    grid = None if n_replicas == 1 else Grid(comm, n_pipeline=len(cuts) - 1)
+    masked = Run(comm, cuts, schedule, False, kind, grid)
+    with masked.pipe:
+        expected, arrays = masked.train(), cut_out(masked.arrays())
+    run = Run(comm, cuts, schedule, True, kind, grid)
+    with run.pipe:
+        losses, found = run.train(), run.arrays()
+    rtol = 1e-2 if kind == "mixed" else 1e-5
+    np.testing.assert_allclose(losses, expected, rtol=rtol)
+    assert losses[-1] < losses[0]
+    assert found["/0/W"].shape == (6, 8) and found["/4/W"].shape == (6, 6)
+    assert (found["/6/W"] == 0).any() and found["/6/W"].shape == (9, 6)
+    for name, array in found.items():
+        assert np.shape(array) == np.shape(arrays[name]), name
+        if kind != "mixed":
+            assert_close(array, arrays[name], atol=1e-5, what=name)
+
+
+@pytest.mark.parametrize(
+    "cuts, schedule, kind",
+    [
+        *(([0, cut, 8], "1f1b", "adam") for cut in range(1, 8)),
+        ([0, 1, 5, 8], "1f1b", "momentum"),
+        ([0, 1, 8], "zb_h1", "mixed"),
+        ([0, 1, 3, 5, 8], "interleaved", "momentum"),
+    ],
+)
+def test_losses_are_those_of_the_masked_model_on_any_cut(cuts, schedule, kind):
+    n = 2 if schedule == "interleaved" else len(cuts) - 1
+    assert_on_ranks(n, equal_to_masked, cuts, schedule, kind)
+
+
+@pytest.mark.parametrize("cuts", [[0, 8], [0, 1, 8]])
+def test_channels_go_from_all_replicas(cuts):
+    assert_on_ranks(2 * (len(cuts) - 1), equal_to_masked, cuts, "1f1b", "momentum", 2)
+
+
+def equal_to_one_rank(comm):
+    run = Run(comm, [0, 1, 8])
+    with run.pipe:
+        losses = run.train()
+    alone = Run(MPI.COMM_SELF, [0, 8])
+    with alone.pipe:
+        np.testing.assert_allclose(losses, alone.train(), rtol=1e-5)
+
+
+def test_two_ranks_train_as_one_does():
+    assert_on_ranks(2, equal_to_one_rank)
