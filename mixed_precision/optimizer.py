@@ -211,6 +211,17 @@ class MixedPrecision(OptimizerWrapper):
         """Prepares for a target that has other parameters than before."""
         self._agreement.is_new = True
 
+    def change_masters(self, change: Callable[[str, Any], Any]) -> None:
+        """Gives parameters other masters, as where elements of them are taken away.
+
+        Args:
+            change: Takes the path of a parameter and its float32 master, and returns
+                the master to go on with, of the shape that the parameter has in the
+                next update.
+        """
+        masters = {**self._masters(), **self._loaded_masters}
+        self._loaded_masters = {k: change(k, each) for k, each in masters.items()}
+
     def backward(self, loss: chainer.Variable) -> None:
         """Runs ``loss.backward`` with the loss scale.
 
@@ -431,7 +442,8 @@ class MixedPrecision(OptimizerWrapper):
         for path, param in unique_parameters(self.target, include_uninit=True):
             if has_master(param):
                 master = masters.get(path)
-                if master is None and param.array is not None:
+                is_none = master is None or master.shape != param.shape
+                if is_none and param.array is not None:
                     with chainer.using_device(param.device):
                         master = param.array.astype(np.float32)
                 master = serializer[path]("master", master)

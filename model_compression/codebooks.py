@@ -131,7 +131,9 @@ class Codebooks(HookOfParameters):
         """Returns the values of a weight; ``None`` if it may have any."""
         if path not in self._selected:
             return None
-        if path not in self._books:
+        book = self._books.get(path)
+        # A parameter that a snapshot has resized comes with other numbers.
+        if book is None or book.numbers.shape != param.shape:
             self._books[path] = Codebook(param.shape)
         return self._books[path]
 

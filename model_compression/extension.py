@@ -229,7 +229,11 @@ class Compress(Extension):
 
     def serialize(self, serializer: Any) -> None:
         """Reads or writes how far each rule is, and what is pruned."""
-        for name in ("_taken", "_taken_before", "_has_ended", "_awaits", "_has_shrunk"):
+        names = ["_taken", "_taken_before", "_has_ended", "_awaits"]
+        if self._pruner.follows_channels:
+            names.append("_has_shrunk")
+            self._pruner.serialize_sizes(serializer)
+        for name in names:
             kept = np.array(getattr(self, name))
             setattr(self, name, serializer(name.strip("_"), kept).tolist())
         self._base = float(serializer("base", self._base))
@@ -348,6 +352,24 @@ class Compress(Extension):
         for number in over:
             self._has_shrunk[number] = True
         return {taken.layer: taken.n for taken in found.values()}
+
+    def prepare(self, model: chainer.Link) -> chainer.Link:
+        """Gives the layers of a model what they keep, and the sizes they have now.
+
+        So may layers move after :meth:`shrink`: ``Rebalance(lambda:
+        compress.prepare(build()))``; and a file that was written after it is read.
+
+        Args:
+            model (chainer.Link): The undivided one, as it was built. Its layers need
+                not be made yet.
+
+        Returns:
+            chainer.Link: The model, whose values are to be read then. See also
+            :meth:`CompressionPlan.prepare`.
+        """
+        self.plan.prepare(model)
+        self._pruner.prepare(model)
+        return model
 
     def _is_over(self, number: int) -> bool:
         """Whether a rule takes no more steps, and takes none back."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Callable
 
 import chainer
 import numpy as np
 
 from model_compression.hooks import HookOfParameters
-from model_compression.scores import Granularity, sums
+from model_compression.scores import Granularity, group_shape, sums
 from model_compression.shrinking import Left
 
 #: An array of NumPy or CuPy.
 Array = Any
+#: Takes shapes by path; returns what sets back what it has changed.
+Fit = Callable[[Mapping[str, Sequence[int]]], Callable[[], None]]
 
 
 class Mask:
@@ -33,12 +35,14 @@ class Mask:
         shape: tuple[int, ...],
         dtype: np.dtype,
         goes_back: bool = False,
-        watched: tuple[int, ...] | None = None,
+        granularity: Granularity | None = None,
     ) -> None:
         self.pruned: Array = np.zeros(shape, bool)
         self.last: Array | None = np.zeros(shape, bool) if goes_back else None
         self.before: Array | None = np.zeros(shape, dtype) if goes_back else None
-        self.effects = None if watched is None else np.zeros(watched)
+        self._granularity, self.effects = granularity, None
+        if granularity is not None:
+            self.effects = np.zeros(group_shape(shape, granularity))
         self.n_minibatches = 0
 
     def prune(self, more: np.ndarray, params: Iterable[chainer.Parameter]) -> None:
@@ -90,14 +94,14 @@ class Mask:
                 # Not by a product: what has overflown must not become NaN.
                 device.xp.copyto(array, array.dtype.type(0), where=self.pruned)
 
-    def take_away(self, left: Left, watched: tuple[int, ...] | None) -> None:
+    def take_away(self, left: Left) -> None:
         """Takes elements away with those of the parameter.
+
+        Effects of blocks, which are other ones then, are noted anew. Elements and rows
+        keep theirs, as columns that go have had none.
 
         Args:
             left: What stays of the parameter.
-            watched: The shape that is left of the groups, if any are watched. Effects
-                of blocks, which are other ones now, are noted anew; elements and rows
-                keep theirs, as columns that go have had none.
         """
         shape = self.pruned.shape
         for name in ("pruned", "last", "before"):
@@ -105,7 +109,10 @@ class Mask:
             if array is not None:
                 with chainer.using_device(chainer.backend.get_device_from_array(array)):
                     setattr(self, name, left.of(array))
-        if self.effects is None or self.effects.shape == watched:
+        if self.effects is None:
+            return
+        watched = group_shape(left.shape_of(shape), self._granularity)
+        if self.effects.shape == watched:
             return
         if self.effects.size == np.prod(shape):
             self.effects = left.of(self.effects.reshape(shape)).reshape(watched)
@@ -114,14 +121,14 @@ class Mask:
         else:
             self.effects, self.n_minibatches = np.zeros(watched), 0
 
-    def note(self, param: chainer.Parameter, granularity: Granularity) -> None:
+    def note(self, param: chainer.Parameter) -> None:
         """Adds what a minibatch says of the effect of each group on the loss."""
         if param.grad is None:
             return
         host = chainer.get_device("@numpy")
         weight, gradient = host.send(param.array), host.send(param.grad)
         products = np.multiply(weight, gradient, dtype=np.float64)
-        self.effects += np.abs(sums(products, granularity))
+        self.effects += np.abs(sums(products, self._granularity))
         self.n_minibatches += 1
 
     def scores(self) -> np.ndarray:
@@ -158,35 +165,35 @@ def _weights(rule: Any, param: chainer.Parameter) -> list[Array]:
     return found
 
 
+def _nothing(shapes: Mapping[str, Sequence[int]]) -> Callable[[], None]:
+    """Finds that all sizes are right."""
+    return lambda: None
+
+
 class Masks(HookOfParameters):
     """The hook of an optimizer that keeps what is pruned at zero.
 
     Args:
         goes_back (bool): Whether a step may be taken back.
+        fit: What :meth:`fit` does.
     """
 
     name = "Masks"
 
-    def __init__(self, goes_back: bool = False) -> None:
+    def __init__(self, goes_back: bool = False, fit: Fit = _nothing) -> None:
         super().__init__()
-        self._goes_back = goes_back
+        self._goes_back, self._fit = goes_back, fit
         self._masks: dict[str, Mask] = {}
         # By path the granularity whose groups' effects are watched, or None.
         self._selected: dict[str, Granularity | None] = {}
-        self._group_shapes: dict[str, tuple[int, ...]] = {}
 
-    def select(
-        self,
-        watched: Mapping[str, Granularity | None],
-        group_shapes: Mapping[str, tuple[int, ...]],
-    ) -> None:
+    def select(self, watched: Mapping[str, Granularity | None]) -> None:
         """Says which parameters may be pruned, of the whole model if that is known.
 
         Args:
             watched: By path the granularity by which effects are noted, or ``None``.
-            group_shapes: By path the shape of what is noted.
         """
-        self._selected, self._group_shapes = dict(watched), dict(group_shapes)
+        self._selected = dict(watched)
 
     @property
     def paths(self) -> set[str]:
@@ -202,26 +209,44 @@ class Masks(HookOfParameters):
         """
         if path not in self._selected:
             return None
-        if path not in self._masks:
-            watched = self._selected[path] is not None
+        mask = self._masks.get(path)
+        # A parameter that a snapshot has resized comes with another mask.
+        if mask is None or mask.pruned.shape != param.shape:
             self._masks[path] = Mask(
-                param.shape,
-                param.dtype,
-                self._goes_back,
-                self._group_shapes[path] if watched else None,
+                param.shape, param.dtype, self._goes_back, self._selected[path]
             )
         return self._masks[path]
+
+    def fit(self, shapes: Mapping[str, Sequence[int]]) -> Callable[[], None]:
+        """Gives layers the sizes that they had when a snapshot was saved.
+
+        Called before it is read, as channels may have gone.
+
+        Args:
+            shapes: Of parameters and persistent values of this rank, by path.
+
+        Returns:
+            What sets back what has changed, if the snapshot cannot be read.
+        """
+        masks = dict(self._masks)
+        undo = self._fit(shapes)
+
+        def set_back() -> None:
+            undo()
+            self._masks = masks
+
+        return set_back
 
     def take_away(self, path: str, left: Left) -> None:
         """Takes elements of a parameter away, which may be on another rank.
 
         Args:
             path: In the model.
-            left: What stays of it. What groups are left is to be selected before.
+            left: What stays of it.
         """
         mask = self._masks.get(path)
         if mask is not None:
-            mask.take_away(left, self._group_shapes.get(path))
+            mask.take_away(left)
 
     def __call__(self, rule: Any, param: chainer.Parameter) -> None:
         """Keeps the zeros of a parameter that has been updated."""
@@ -229,7 +254,6 @@ class Masks(HookOfParameters):
         if path not in self._selected:
             return
         mask = self.state_of(path, param)
-        granularity = self._selected[path]
-        if granularity is not None:
-            mask.note(param, granularity)
+        if self._selected[path] is not None:
+            mask.note(param)
         mask.clear(rule, param)

@@ -14,7 +14,6 @@ from model_compression.masks import Masks
 from model_compression.rules import Prune
 from model_compression.scores import (
     ROWS,
-    group_shape,
     lowest,
     lowest_rows,
     score,
@@ -22,7 +21,14 @@ from model_compression.scores import (
     sums,
 )
 from model_compression.selection import Weighted, weights_of
-from model_compression.shrinking import Left, parts_left, take_away
+from model_compression.shrinking import (
+    Left,
+    make_room,
+    n_channels,
+    parts_left,
+    take_away,
+    take_from_masters,
+)
 
 #: Returns what all ranks give.
 Gather = Callable[[Any], list]
@@ -56,7 +62,8 @@ class Pruner:
         self, rules: Mapping[int, Prune], optimizers: Sequence[Any], goes_back: bool
     ) -> None:
         self._rules, self._targets = dict(rules), [each.target for each in optimizers]
-        self._masks = Masks(goes_back)
+        self._optimizers = list(optimizers)
+        self._masks = Masks(goes_back, self._fit)
         self._weights: dict[int, list[str]] = {}
         self._channels: dict[str, Channels] = {}
         # Of all ranks, as they are, and as they were before channels went.
@@ -101,19 +108,13 @@ class Pruner:
                 self._sizes.setdefault(path, int(np.prod(shape)))
                 if rule.granularity == "channel":
                     self._channels[path] = channels_of(path, known, str(rule))
-        self._select()
-
-    def _select(self) -> None:
-        """Tells the masks which parameters are pruned, and in which groups."""
         watched: dict[str, Any] = {}
-        groups = {}
         for number, rule in self._rules.items():
-            for path in self._weights[number]:
-                watched[path] = rule.granularity if rule.method == "taylor" else None
-                groups[path] = group_shape(self._shapes[path], rule.granularity)
+            noted = rule.granularity if rule.method == "taylor" else None
+            watched.update(dict.fromkeys(self._weights[number], noted))
         for channels in self._channels.values():
             watched.update(dict.fromkeys(channels.parameters))
-        self._masks.select(watched, groups)
+        self._masks.select(watched)
 
     def take(self, degrees: Mapping[int, float], gather: Gather) -> None:
         """Prunes up to a degree; a call of all ranks where channels are followed.
@@ -138,7 +139,7 @@ class Pruner:
         host = chainer.get_device("@numpy")
         rows = {}
         for path in params.keys() & {*self._weights[number]}:
-            shape = self._shapes[path]
+            shape = params[path][0].shape
             mask = self._masks.state_of(path, params[path][0])
             pruned = sums(host.send(mask.pruned), rule.granularity)
             is_pruned = pruned == sums(np.ones(shape, np.float32), rule.granularity)
@@ -205,12 +206,56 @@ class Pruner:
             left = parts_left(channels, kept)
             found[weight] = Taken(channels.layer, n - len(kept), left)
             take_away(channels, kept, params, links)
-            for path in left.keys() & self._shapes.keys():
-                self._shapes[path] = left[path].shape_of(self._shapes[path])
-            self._select()
+            for each in self._optimizers:
+                take_from_masters(each, left)
+            self._note_sizes(left)
             for path, part in left.items():
                 self._masks.take_away(path, part)
         return found
+
+    def _note_sizes(self, left: Mapping[str, Left]) -> None:
+        """Learns what has become of weights of all ranks."""
+        for path in left.keys() & self._shapes.keys():
+            self._shapes[path] = left[path].shape_of(self._shapes[path])
+
+    def _fit(self, shapes: Mapping[str, Sequence[int]]) -> Callable[[], None]:
+        """Gives layers of this rank other sizes; see :meth:`.Masks.fit`."""
+        params, links = self._own()
+        here = {path: same[0].shape for path, same in params.items()}
+        for channels in self._channels.values():
+            for path in channels.normalizing:
+                average = getattr(links.get(path), "avg_mean", None)
+                if average is not None:
+                    here[f"{path}/avg_mean"] = average.shape
+        arrays = [(p, p.array, p.grad) for same in params.values() for p in same]
+        attributes = [(link, dict(vars(link))) for link in links.values()]
+        for channels in self._channels.values():
+            n = n_channels(channels, shapes)
+            if n is not None and n != n_channels(channels, here):
+                make_room(channels, n, params, links)
+
+        def set_back() -> None:
+            for link, before in attributes:
+                vars(link).update(before)
+            for param, array, gradient in arrays:
+                if param.array is not array:
+                    param.cleargrad()
+                    param.array, param.grad = array, gradient
+
+        return set_back
+
+    def prepare(self, model: chainer.Link) -> None:
+        """Gives a model as it was built the sizes that this one has now.
+
+        Args:
+            model: The undivided one. Its layers need not be made yet.
+        """
+        params = {path: [param] for path, param in model.namedparams()}
+        links = dict(model.namedlinks())
+        for weight, channels in self._channels.items():
+            n = self._shapes[weight][0]
+            if params[weight][0].shape[0] != n:
+                make_room(channels, n, params, links)
 
     def _own(self) -> tuple[_Params, dict[str, chainer.Link]]:
         """Returns all parameters and links of this rank by their paths."""
@@ -239,3 +284,11 @@ class Pruner:
     def serialize(self, serializer: Any) -> None:
         """Reads or writes what is pruned."""
         self._masks.serialize_states(serializer["masks"])
+
+    def serialize_sizes(self, serializer: Any) -> None:
+        """Reads or writes how many channels layers of all ranks have."""
+        weights = sorted(self._channels)
+        sizes = np.array([self._shapes[weight][0] for weight in weights])
+        for weight, n in zip(weights, serializer("n_channels", sizes)):
+            if n != self._shapes[weight][0]:
+                self._note_sizes(parts_left(self._channels[weight], np.arange(n)))

@@ -83,13 +83,10 @@ def take_away(
         params: Some or all of the model.
         links: Likewise.
     """
-    left = parts_left(channels, kept)
-    for path, part in left.items():
+    for path, part in parts_left(channels, kept).items():
         for param in params.get(path, ()):
             _take_from(param, part)
-    n_read = len(left[channels.reader].kept)
-    _resize(links.get(channels.layer), len(kept), "out_channels", "out_size")
-    _resize(links.get(channels.reading), n_read, "in_channels", "in_size")
+    _resize_links(channels, len(kept), links)
     for path in channels.normalizing:
         link = links.get(path)
         for name in ("avg_mean", "avg_var"):
@@ -113,6 +110,81 @@ def _take_from(param: chainer.Parameter, left: Left) -> None:
         param.array = left.of(param.array)
         if gradient is not None:
             param.grad = left.of(gradient)
+
+
+def take_from_masters(optimizer: Any, left: Mapping[str, Left]) -> None:
+    """Takes elements away from float32 masters that an optimizer keeps by itself.
+
+    Args:
+        optimizer: Set up. It, or one within it, may have a method ``change_masters``,
+            as :class:`~mixed_precision.MixedPrecision` has.
+        left: By path what stays of parameters.
+    """
+
+    def change(path: str, master: Any) -> Any:
+        return left[path].of(master) if path in left else master
+
+    while optimizer is not None:
+        if hasattr(optimizer, "change_masters"):
+            optimizer.change_masters(change)
+        optimizer = getattr(optimizer, "actual_optimizer", None)
+
+
+def n_channels(channels: Channels, shapes: Mapping[str, Sequence[int]]) -> int | None:
+    """Returns how many channels there are, by the shapes of some parameters.
+
+    Args:
+        channels: All that belongs to them.
+        shapes: By path; also of running averages.
+
+    Returns:
+        int or None: ``None`` if the shapes say nothing of them.
+
+    Example:
+        >>> channels = Channels("/0/W", ("/0/b",), (), "/2/W", 2, "/0", "/2")
+        >>> n_channels(channels, {"/2/W": (3, 10)})
+        5
+    """
+    averages = (f"{path}/avg_mean" for path in channels.normalizing)
+    for path in (channels.weight, *channels.parameters, *averages):
+        if path in shapes:
+            return shapes[path][0]
+    if channels.reader in shapes:
+        return shapes[channels.reader][1] // channels.n_each
+    return None
+
+
+def make_room(channels: Channels, n: int, params: Params, links: Links) -> None:
+    """Gives layers the sizes for so many channels; the values are to be read then.
+
+    Args:
+        channels: All that a layer gives.
+        n: How many there are to be.
+        params: As of :func:`take_away`. They may be not made yet.
+        links: Likewise.
+    """
+    left = parts_left(channels, np.arange(n))
+    for path, part in left.items():
+        for param in params.get(path, ()):
+            shape, dtype = part.shape_of(param.shape), param.dtype
+            param.cleargrad()
+            with chainer.using_device(param.device):
+                param.array = param.device.xp.zeros(shape, dtype)
+    for path in channels.normalizing:
+        link = links.get(path)
+        for name in ("avg_mean", "avg_var"):
+            value = getattr(link, name, None)
+            if value is not None:
+                with chainer.using_device(link.device):
+                    setattr(link, name, link.xp.zeros(n, value.dtype))
+    _resize_links(channels, n, links)
+
+
+def _resize_links(channels: Channels, n: int, links: Links) -> None:
+    """Lets links know how many channels there are."""
+    _resize(links.get(channels.layer), n, "out_channels", "out_size")
+    n_read = n * channels.n_each
+    _resize(links.get(channels.reading), n_read, "in_channels", "in_size")
 
 
 def _resize(link: chainer.Link | None, n: int, *names: str) -> None:

@@ -167,7 +167,8 @@ def _check_parameters(stage: Divisible, model: Divisible) -> None:
         if (made.shape, made.dtype.kind) != (param.shape, param.dtype.kind):
             raise ValueError(
                 f"build() makes {path} of {made.shape} and {made.dtype}, but it is"
-                f" {param.shape} and {param.dtype}"
+                f" {param.shape} and {param.dtype}; where channels were taken away,"
+                f" Compress.prepare gives what it makes their sizes"
             )
     if theirs:
         raise ValueError(

@@ -8,8 +8,9 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Callable
 
+from mixed_precision.hooks import Hooks
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots import layer_state, manifest
 from pipeline.snapshots.arrays import Arrays
@@ -45,6 +46,8 @@ def load_snapshot(
     anything is changed, the files that a rank reads are compared with their checksums,
     and keys, shapes, dtypes and hyperparameters with what is here, on all ranks.
 
+    Layers of which :class:`~model_compression.Compress` has taken channels away get the
+    sizes that they had: give the optimizers to one, with its pipeline, before loading.
     A layer that is sized at its first call, also under ``SpectralNormalization``, is
     loaded as it was saved, whether it has been called here or not. What other layers
     register at their first call must be there: call them before loading.
@@ -94,12 +97,50 @@ def load_snapshot(
         if checksum != checksums[0]:
             raise SnapshotError(f"{what}: ranks 0 and {rank} see different ones there")
     arguments = snapshot, pipeline, found, state, what, strict
-    _check(*arguments)
+    set_back = attempt(_fit, snapshot, pipeline, found)
+    try:
+        _check(*arguments)
+    except SnapshotError:
+        set_back()
+        raise
     differences = _load(*arguments)
     clock_of(pipeline).note(snapshot.time)
     if differences and pipeline.ranks.is_chief:
         warnings.warn(f"{path} is loaded in part: {differences}", stacklevel=2)
     return replace(snapshot, differences=differences)
+
+
+def _fit(
+    snapshot: Snapshot, pipeline: Pipeline, optimizers: OptimizersOfStages
+) -> Callable[[], None]:
+    """Gives layers the sizes that they had when channels were taken away from them.
+
+    Which layers, a hook of an optimizer knows that has a method ``fit``: it takes the
+    saved shapes by path, and returns what sets the sizes back.
+
+    Returns:
+        What sets all of them back.
+    """
+    hooks = {
+        id(hook): hook
+        for optimizer in optimizers.of_stages
+        for _, hook in Hooks.named(optimizer)
+        if hasattr(hook, "fit")
+    }
+    if not hooks:
+        return lambda: None
+    shapes = {}
+    for stage in pipeline.stages.values():
+        positions = positions_of_layers(stage)
+        with snapshot.of_layers(positions, "model/", Ledger(), True) as arrays:
+            shapes.update({f"/{key}": arrays.outline(key).shape for key in arrays})
+    undoing = [hook.fit(shapes) for hook in hooks.values()]
+
+    def set_back() -> None:
+        for each in undoing:
+            each()
+
+    return set_back
 
 
 def _check(

@@ -15,7 +15,7 @@ def trained(optimizer, half=False, goes_back=False):
         to_float16(model)
     optimizer = optimizer.setup(model)
     masks = Masks(goes_back)
-    masks.select({"/0/W": None}, {"/0/W": (5, 6)})
+    masks.select({"/0/W": None})
     masks.add_to(optimizer)
     rng = np.random.default_rng(1)
 
@@ -105,10 +105,10 @@ def test_values_that_overflow_do_not_become_nan():
 
 def test_effects_are_means_over_minibatches():
     param = chainer.Parameter(np.array([[1.0, 2.0], [3.0, 4.0]], np.float32))
-    mask = Mask((2, 2), np.dtype(np.float32), watched=(2, 1))
+    mask = Mask((2, 2), np.dtype(np.float32), granularity="row")
     for gradient in ([[1, 1], [0, 0]], [[1, -1], [0, 1]]):
         param.grad = np.array(gradient, np.float32)
-        mask.note(param, "row")
+        mask.note(param)
     # |1 + 2|, |1 - 2| and |0|, |4|.
     assert mask.scores().ravel().tolist() == [2, 2]
     assert mask.scores().ravel().tolist() == [0, 0]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from divisible import Divisible
+from mixed_precision import MixedPrecision, float32_loss, to_float16
 from model_compression import Compress, CompressionPlan, Prune, Quantize, apply
 
 OPTIMIZERS = {
@@ -136,6 +137,36 @@ def test_float32_masters_go_too():
         for param in link.params():
             assert param.dtype == np.float16
             assert param.update_rule._fp32_param.shape == param.shape
+
+
+def test_masters_of_mixed_precision_go_too():
+    plan = CompressionPlan([Prune("l2", "/0", 0.5, "channel")])
+    masters, weights = [], []
+    for shrink in (False, True):
+        model = to_float16(build())
+        optimizer = MixedPrecision(
+            chainer.optimizers.MomentumSGD(0.05), loss_scale=128.0
+        ).setup(model)
+        compress = Compress(plan, optimizer, shrink=shrink)
+        for iteration, (x, t) in enumerate(minibatches(3), 1):
+            optimizer.update(
+                float32_loss(F.softmax_cross_entropy), model(x.astype(np.float16)), t
+            )
+            # Momentum and weights of the first update alone are alike to the bit.
+            compress.advance(iteration, 0.0)
+            break
+        masters.append({})
+        optimizer.change_masters(lambda k, v: masters[-1].setdefault(k, v.copy()))
+        weights.append(model[0].W.array)
+    masked, small = masters
+    kept = (weights[0] != 0).any(axis=(1, 2, 3))
+    assert kept.sum() == 3
+    np.testing.assert_array_equal(small["/0/W"], masked["/0/W"][kept])
+    np.testing.assert_array_equal(small["/4/W"], masked["/4/W"][:, kept])
+    assert (small["/4/W"] != small["/4/W"].astype(np.float16)).any()
+    loss = float32_loss(F.softmax_cross_entropy)
+    optimizer.update(loss, model(x.astype(np.float16)), t)
+    assert optimizer._masters()["/4/W"].shape == (5, 3, 3, 3)
 
 
 def test_gradients_that_wait_for_an_update_go_too():

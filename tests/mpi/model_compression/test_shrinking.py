@@ -11,7 +11,13 @@ from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible, Plan
 from mixed_precision import MixedPrecision, float32_loss, to_float16
 from model_compression import Compress, CompressionPlan, Prune
-from pipeline import Pipeline
+from pipeline import (
+    Pipeline,
+    SnapshotError,
+    load_snapshot,
+    rebalance,
+    save_snapshot,
+)
 from tests.support.equivalence import assert_close, stages_of_rank
 from tests.support.mpiexec import assert_on_ranks
 
@@ -109,7 +115,7 @@ class Run:
         for stage in self.stages:
             for path, param in stage.namedparams():
                 here[path] = param.array
-                for name, value in param.update_rule.state.items():
+                for name, value in (param.update_rule.state or {}).items():
                     here[f"{path}:{name}"] = value
                 if (master := param.update_rule._fp32_param) is not None:
                     here[f"{path}:master"] = master.array
@@ -186,3 +192,108 @@ def equal_to_one_rank(comm):
 
 def test_two_ranks_train_as_one_does():
     assert_on_ranks(2, equal_to_one_rank)
+
+
+def saves_halfway(comm, cuts, folder, kind):
+    run = Run(comm, cuts, kind=kind)
+    with run.pipe:
+        run.train(end=6)
+        state = {"compress": run.compress}
+        save_snapshot(f"{folder}/halfway", run.pipe, run.optimizers, state)
+
+
+def goes_on(comm, cuts, folder, is_same_cut, kind):
+    straight = Run(comm, cuts, kind=kind)
+    with straight.pipe:
+        straight.train(end=6)
+        expected, arrays = straight.train(6), straight.arrays()
+    run = Run(comm, cuts, kind=kind)
+    with run.pipe:
+        # Where the other run was then, channels were still there.
+        run.train(end=2)
+        state = {"compress": run.compress}
+        load_snapshot(f"{folder}/halfway", run.pipe, run.optimizers, state)
+        losses, found = run.train(6), run.arrays()
+        assert run.compress.shrink() == {}
+    for name, array in found.items():
+        assert_close(array, arrays[name], atol=1e-5, what=name)
+    if is_same_cut:
+        assert losses == expected
+        for name, array in found.items():
+            np.testing.assert_array_equal(array, arrays[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "before, after, kind",
+    [
+        ([0, 8], [0, 4, 8], "adam"),
+        ([0, 1, 8], [0, 8], "mixed"),
+        ([0, 2, 8], [0, 2, 8], "adam"),
+    ],
+)
+def test_a_snapshot_without_the_channels_resumes_on_other_stages(
+    before, after, kind, tmp_path
+):
+    folder = str(tmp_path)
+    assert_on_ranks(len(before) - 1, saves_halfway, before, folder, kind)
+    assert_on_ranks(len(after) - 1, goes_on, after, folder, before == after, kind)
+
+
+def goes_back_to_all_channels(comm, folder):
+    run = Run(comm, [0, 4, 8])
+    state = {"compress": run.compress}
+    with run.pipe:
+        save_snapshot(f"{folder}/first", run.pipe, run.optimizers, state)
+        first = run.train()
+        load_snapshot(f"{folder}/first", run.pipe, run.optimizers, state)
+        assert run.arrays()["/0/W"].shape == (12, 8)
+        assert run.train() == first
+
+
+def test_a_snapshot_with_the_channels_brings_them_back(tmp_path):
+    assert_on_ranks(2, goes_back_to_all_channels, str(tmp_path))
+
+
+def refuses_a_snapshot(comm, folder):
+    run = Run(comm, [0, 4, 8])
+    with run.pipe:
+        run.train(end=6)
+        state = {"compress": run.compress}
+        save_snapshot(f"{folder}/small", run.pipe, run.optimizers, state)
+    run = Run(comm, [0, 4, 8])
+    with run.pipe:
+        run.train(end=2)
+        before = run.arrays()
+        with pytest.raises(SnapshotError, match="has_shrunk"):
+            # Without what the snapshot has of the extension.
+            load_snapshot(f"{folder}/small", run.pipe, run.optimizers)
+        for name, array in run.arrays().items():
+            np.testing.assert_array_equal(array, before[name], err_msg=name)
+        run.train(2)
+        assert run.arrays()["/0/W"].shape == (6, 8)
+
+
+def test_a_snapshot_that_is_refused_leaves_the_channels(tmp_path):
+    assert_on_ranks(2, refuses_a_snapshot, str(tmp_path))
+
+
+def layers_move(comm, cuts):
+    straight = Run(comm, [0, 4, 8])
+    with straight.pipe:
+        expected, arrays = straight.train(), straight.arrays()
+    run = Run(comm, [0, 4, 8])
+    with run.pipe:
+        losses = run.train(end=6)
+        with pytest.raises(ValueError, match="build\\(\\) makes .*Compress.prepare"):
+            rebalance(run.pipe, run.optimizers, cuts, build)
+        rebalance(run.pipe, run.optimizers, cuts, lambda: run.compress.prepare(build()))
+        losses += run.train(6)
+        found = run.arrays()
+    np.testing.assert_array_equal(losses, expected)
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, arrays[name], err_msg=name)
+
+
+@pytest.mark.parametrize("cuts", [[0, 1, 8], [0, 7, 8]])
+def test_layers_without_channels_move_to_other_ranks(cuts):
+    assert_on_ranks(2, layers_move, cuts)
