@@ -10,6 +10,7 @@
     applying          smaller models, without what was pruned
     plan              rules together: checked, saved, shown
     rules             which layers, by which method, how far
+    steps             those that rules have taken, and those that are taken back
     progress          when, in how many steps
     selection         the layers that a rule means
     channels          what goes with a channel that is taken away, and who reads it

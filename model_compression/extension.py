@@ -16,8 +16,7 @@ from model_compression.pruning import Pruner
 from model_compression.quantizing import Quantizer
 from model_compression.rules import Prune, Quantize
 from model_compression.selection import Weighted, together, weighted_layers
-
-_BETTER = ("higher", "lower")
+from model_compression.steps import Steps
 
 
 class Compress(Extension):
@@ -97,10 +96,9 @@ class Compress(Extension):
             raise TypeError(
                 f"plan must be a CompressionPlan, not {type(plan).__name__}"
             )
-        _check_metric(metric, tolerance, better)
-        self.plan = plan
-        self._metric, self._better = metric, better
-        self._tolerance = 0.0 if tolerance is None else float(tolerance)
+        courses = [rule.progress for rule in plan.rules]
+        self._steps = Steps(courses, metric, tolerance, better)
+        self.plan, self._metric = plan, metric
         if isinstance(optimizer, Mapping):
             optimizer = list(optimizer.values())
         several = isinstance(optimizer, (list, tuple))
@@ -108,14 +106,8 @@ class Compress(Extension):
         for each in self._optimizers:
             if getattr(each, "target", None) is None:
                 raise ValueError("the optimizer has no model: call setup(model) first")
-        n = len(plan.rules)
-        # By rule: its steps, those before the last one, whether it is over, and whether
-        # its last step waits to be judged.
-        self._taken, self._taken_before = [0] * n, [0] * n
-        self._has_ended, self._awaits = [False] * n, [False] * n
         # Whether it has been asked for, and by rule, whether its channels have gone.
-        self._shrinks, self._has_shrunk = shrink, [False] * n
-        self._base = float("nan")
+        self._shrinks, self._has_shrunk = shrink, [False] * len(plan.rules)
         self.sparsity, self.bits = 0.0, None
         rules = dict(enumerate(plan.rules))
         self._pruner = Pruner(
@@ -220,7 +212,7 @@ class Compress(Extension):
 
     def finalize(self) -> None:
         """Says if the metric was never reported; called by the trainer at its end."""
-        if self._metric is not None and np.isnan(self._base):
+        if self._metric is not None and not self._steps.has_base:
             warnings.warn(
                 f"nothing was compressed: {self._metric!r} was never reported; what"
                 f" was is {', '.join(sorted(self._seen)) or 'nothing'}",
@@ -229,14 +221,11 @@ class Compress(Extension):
 
     def serialize(self, serializer: Any) -> None:
         """Reads or writes how far each rule is, and what is pruned."""
-        names = ["_taken", "_taken_before", "_has_ended", "_awaits"]
+        self._steps.serialize(serializer)
         if self._pruner.follows_channels:
-            names.append("_has_shrunk")
             self._pruner.serialize_sizes(serializer)
-        for name in names:
-            kept = np.array(getattr(self, name))
-            setattr(self, name, serializer(name.strip("_"), kept).tolist())
-        self._base = float(serializer("base", self._base))
+            kept = serializer("has_shrunk", np.array(self._has_shrunk))
+            self._has_shrunk = kept.tolist()
         # What was reported after the last update is judged after the next one.
         seen = float(self._seen.get(self._metric, "nan"))
         seen = float(serializer("seen", seen))
@@ -260,7 +249,7 @@ class Compress(Extension):
         """For each rule the part that is pruned so far, or 1 for quantized."""
         return [
             getattr(rule, "to", 1.0) * rule.progress.share(taken)
-            for rule, taken in zip(self.plan.rules, self._taken)
+            for rule, taken in zip(self.plan.rules, self._steps.taken)
         ]
 
     def advance(
@@ -282,17 +271,9 @@ class Compress(Extension):
         self._check_usable()
         grid = getattr(getattr(self._pipeline, "ranks", None), "grid", None)
         self._quantizer.updated(self._gather, has_replicas=grid is not None)
-        if self._metric is not None:
-            self._judge(observed or {})
-            if any(self._awaits) or np.isnan(self._base):
-                return
-        steps = {}
-        for number, rule in enumerate(self.plan.rules):
-            step = rule.progress.due(iteration, epoch)
-            if step > self._taken[number] and not self._has_ended[number]:
-                # The moments of several may have passed, each to be judged for itself.
-                one = self._taken[number] + 1
-                steps[number] = step if self._metric is None else one
+        if self._metric in (observed or {}):
+            self._judge(float(observed[self._metric]))
+        steps = self._steps.due(iteration, epoch)
         if steps:
             self._take(steps)
         if self._shrinks:
@@ -335,7 +316,7 @@ class Compress(Extension):
             number
             for number, rule in enumerate(self.plan.rules)
             if getattr(rule, "granularity", None) == "channel"
-            and self._is_over(number)
+            and self._steps.are_over(number)
             and not self._has_shrunk[number]
         ]
         if not over:
@@ -371,12 +352,6 @@ class Compress(Extension):
         self._pruner.prepare(model)
         return model
 
-    def _is_over(self, number: int) -> bool:
-        """Whether a rule takes no more steps, and takes none back."""
-        steps = self.plan.rules[number].progress.steps
-        is_last = self._has_ended[number] or self._taken[number] == steps
-        return is_last and not self._awaits[number]
-
     def _check_usable(self) -> None:
         if not self._is_checked:
             raise RuntimeError(
@@ -385,9 +360,7 @@ class Compress(Extension):
             )
 
     def _take(self, steps: Mapping[int, int]) -> None:
-        for number, step in steps.items():
-            self._taken_before[number], self._taken[number] = self._taken[number], step
-            self._awaits[number] = self._metric is not None
+        self._steps.take(steps)
         prunes = [n for n in steps if isinstance(self.plan.rules[n], Prune)]
         if prunes:
             self._pruner.take({n: self.degrees[n] for n in prunes}, self._gather)
@@ -406,31 +379,21 @@ class Compress(Extension):
             shares.append(sum(found) / sum(sizes) if sizes else None)
         self.sparsity, self.bits = shares[0] or 0.0, shares[1]
 
-    def _judge(self, observed: Mapping[str, Any]) -> None:
-        """Takes steps back that have cost too much, once the metric says so."""
-        if self._metric not in observed:
-            return
-        value = float(observed[self._metric])
-        if not any(self._taken) and not any(self._has_ended):
-            self._base = value
-        if not any(self._awaits):
-            return
-        worse = self._base - value if self._better == "higher" else value - self._base
-        judged, self._awaits = self._awaits, [False] * len(self._awaits)
-        # Also if the metric is no number.
-        if worse <= self._tolerance:
-            return
-        for number in (n for n, is_judged in enumerate(judged) if is_judged):
-            self._has_ended[number] = True
-            self._taken[number] = self._taken_before[number]
+    def _judge(self, value: float) -> None:
+        """Takes steps back that have cost too much, by what the metric is now."""
+        dear = self._steps.judge(value)
+        for number in dear:
             is_pruned = isinstance(self.plan.rules[number], Prune)
             (self._pruner if is_pruned else self._quantizer).take_back([number])
-        self._count()
+        if dear:
+            self._count()
 
     def __str__(self) -> str:
         """Returns a table of the rules, and how far each is."""
         rows = [("rule", "steps", "degree")]
-        for rule, taken, degree in zip(self.plan.rules, self._taken, self.degrees):
+        for rule, taken, degree in zip(
+            self.plan.rules, self._steps.taken, self.degrees
+        ):
             rows.append(
                 (str(rule), f"{taken} of {rule.progress.steps}", f"{degree:.1%}")
             )
@@ -440,20 +403,3 @@ class Compress(Extension):
 def _is_stage(model: chainer.Link) -> bool:
     """Whether other ranks have other layers of the model."""
     return bool(getattr(model, "is_stage", False))
-
-
-def _check_metric(metric: Any, tolerance: Any, better: str) -> None:
-    if metric is not None and not isinstance(metric, str):
-        raise TypeError(
-            f"metric must be a name that is reported, as 'validation/main/accuracy',"
-            f" not {type(metric).__name__}"
-        )
-    if better not in _BETTER:
-        raise ValueError(f"better must be 'higher' or 'lower', not {better!r}")
-    if tolerance is None:
-        return
-    if metric is None:
-        raise ValueError("a tolerance needs the metric that it is of")
-    is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
-    if not is_number or not 0 <= tolerance < float("inf"):
-        raise ValueError(f"tolerance must be 0 or more, not {tolerance!r}")
