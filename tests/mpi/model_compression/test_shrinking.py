@@ -13,10 +13,12 @@ from mixed_precision import MixedPrecision, float32_loss, to_float16
 from model_compression import Compress, CompressionPlan, Prune
 from pipeline import (
     Pipeline,
+    PipelineUpdater,
     SnapshotError,
     load_snapshot,
     rebalance,
     save_snapshot,
+    snapshot,
 )
 from tests.support.equivalence import assert_close, stages_of_rank
 from tests.support.mpiexec import assert_on_ranks
@@ -297,3 +299,34 @@ def layers_move(comm, cuts):
 @pytest.mark.parametrize("cuts", [[0, 1, 8], [0, 7, 8]])
 def test_layers_without_channels_move_to_other_ranks(cuts):
     assert_on_ranks(2, layers_move, cuts)
+
+
+def trained(comm, cuts, folder, end):
+    """Trains by a trainer, which goes on from the newest snapshot in the folder."""
+    run = Run(comm, cuts)
+    iterator = None
+    if run.pipe.is_first:
+        x, t = (np.concatenate(each) for each in zip(*map(minibatch, range(1, END))))
+        data = chainer.datasets.TupleDataset(x, t)
+        iterator = chainer.iterators.SerialIterator(data, 8, shuffle=False)
+    with run.pipe:
+        updater = PipelineUpdater(iterator, run.optimizers[0], run.pipe)
+        trainer = chainer.training.Trainer(updater, (end, "iteration"), out=folder)
+        trainer.extend(run.compress)
+        trainer.extend(snapshot(resume="auto"), trigger=(6, "iteration"))
+        trainer.run()
+        return run.arrays(), run.compress.sparsity
+
+
+def goes_on_by_a_trainer(comm, cuts, folder):
+    expected, sparsity = trained(comm, cuts, f"{folder}/straight", END)
+    trained(comm, cuts, f"{folder}/resumed", 6)
+    found, again = trained(comm, cuts, f"{folder}/resumed", END)
+    assert found["/4/W"].shape == (6, 6) and again == sparsity > 0.5
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("cuts", [[0, 8], [0, 1, 8]])
+def test_a_trainer_resumes_without_the_channels(cuts, tmp_path):
+    assert_on_ranks(len(cuts) - 1, goes_on_by_a_trainer, cuts, str(tmp_path))
