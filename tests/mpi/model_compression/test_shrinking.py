@@ -49,7 +49,7 @@ def build():
 
 def minibatch(iteration):
     rng = np.random.default_rng(iteration)
-    x = rng.normal(size=(8, 8)).astype(np.float32)
+    x = rng.normal(size=(32, 8)).astype(np.float32)
     return x, (np.abs(x[:, 0]) * 3).astype(np.int32)
 
 
@@ -308,7 +308,7 @@ def trained(comm, cuts, folder, end):
     if run.pipe.is_first:
         x, t = (np.concatenate(each) for each in zip(*map(minibatch, range(1, END))))
         data = chainer.datasets.TupleDataset(x, t)
-        iterator = chainer.iterators.SerialIterator(data, 8, shuffle=False)
+        iterator = chainer.iterators.SerialIterator(data, 32, shuffle=False)
     with run.pipe:
         updater = PipelineUpdater(iterator, run.optimizers[0], run.pipe)
         trainer = chainer.training.Trainer(updater, (end, "iteration"), out=folder)
