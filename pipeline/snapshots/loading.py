@@ -97,7 +97,7 @@ def load_snapshot(
         if checksum != checksums[0]:
             raise SnapshotError(f"{what}: ranks 0 and {rank} see different ones there")
     arguments = snapshot, pipeline, found, state, what, strict
-    set_back = attempt(_fit, snapshot, pipeline, found)
+    set_back = _fit(snapshot, pipeline, found, what)
     try:
         _check(*arguments)
     except SnapshotError:
@@ -111,7 +111,7 @@ def load_snapshot(
 
 
 def _fit(
-    snapshot: Snapshot, pipeline: Pipeline, optimizers: OptimizersOfStages
+    snapshot: Snapshot, pipeline: Pipeline, optimizers: OptimizersOfStages, what: str
 ) -> Callable[[], None]:
     """Gives layers the sizes that they had when channels were taken away from them.
 
@@ -121,26 +121,34 @@ def _fit(
     Returns:
         What sets all of them back.
     """
+    attempt = functools.partial(on_all_ranks, pipeline, "load", what)
     hooks = {
         id(hook): hook
         for optimizer in optimizers.of_stages
         for _, hook in Hooks.named(optimizer)
         if hasattr(hook, "fit")
     }
-    if not hooks:
-        return lambda: None
-    shapes = {}
-    for stage in pipeline.stages.values():
-        positions = positions_of_layers(stage)
-        with snapshot.of_layers(positions, "model/", Ledger(), True) as arrays:
-            shapes.update({f"/{key}": arrays.outline(key).shape for key in arrays})
-    undoing = [hook.fit(shapes) for hook in hooks.values()]
+    shapes = attempt(lambda: _saved_shapes(snapshot, pipeline) if hooks else {})
+    calls = pipeline.ranks.calls
+    earlier_refusal, calls.refusal = calls.refusal, _refusal(snapshot)
+    undoing = attempt(lambda: [hook.fit(shapes) for hook in hooks.values()])
+    calls.refusal = earlier_refusal
 
     def set_back() -> None:
         for each in undoing:
             each()
 
     return set_back
+
+
+def _saved_shapes(snapshot: Snapshot, pipeline: Pipeline) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of what was saved of this rank's layers, by path."""
+    shapes = {}
+    for stage in pipeline.stages.values():
+        positions = positions_of_layers(stage)
+        with snapshot.of_layers(positions, "model/", Ledger(), True) as arrays:
+            shapes.update({f"/{key}": arrays.outline(key).shape for key in arrays})
+    return shapes
 
 
 def _check(
