@@ -221,6 +221,12 @@ class Pruner:
     def _fit(self, shapes: Mapping[str, Sequence[int]]) -> Callable[[], None]:
         """Gives layers of this rank other sizes; see :meth:`.Masks.fit`."""
         params, links = self._own()
+        touched = {
+            path
+            for channels in self._channels.values()
+            for path in parts_left(channels, np.arange(1))
+        }
+        params = {path: params[path] for path in touched & params.keys()}
         here = {path: same[0].shape for path, same in params.items()}
         for channels in self._channels.values():
             for path in channels.normalizing:

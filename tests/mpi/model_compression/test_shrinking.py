@@ -50,7 +50,7 @@ def build():
 def minibatch(iteration):
     rng = np.random.default_rng(iteration)
     x = rng.normal(size=(32, 8)).astype(np.float32)
-    return x, (np.abs(x[:, 0]) * 3).astype(np.int32)
+    return x, np.minimum(np.abs(x[:, 0]) * 3, 8).astype(np.int32)
 
 
 class Run:
@@ -330,3 +330,31 @@ def goes_on_by_a_trainer(comm, cuts, folder):
 @pytest.mark.parametrize("cuts", [[0, 8], [0, 1, 8]])
 def test_a_trainer_resumes_without_the_channels(cuts, tmp_path):
     assert_on_ranks(len(cuts) - 1, goes_on_by_a_trainer, cuts, str(tmp_path))
+
+
+def beside_an_unsized_layer(comm, folder):
+    def run(start, end, path=None):
+        np.random.seed(0)
+        model = Divisible(L.Linear(8, 6), F.relu, L.Linear(6, 5), L.Linear(None, 9))
+        stage = model.divide()
+        optimizer = chainer.optimizers.Adam().setup(stage)
+        with Pipeline(stage, comm, 2) as pipe:
+            plan = CompressionPlan([Prune("l2", "/0", 0.5, "channel")])
+            compress = Compress(plan, optimizer, pipeline=pipe, shrink=True)
+            state = {"compress": compress}
+            if path is not None:
+                load_snapshot(path, pipe, optimizer, state)
+            for iteration in range(start + 1, end + 1):
+                loss = pipe.step(*minibatch(iteration))["loss"]
+                optimizer.update()
+                compress.advance(iteration, 0.0)
+            if end < END:
+                save_snapshot(f"{folder}/{end}", pipe, optimizer, state)
+        return loss
+
+    run(0, 3)
+    assert run(3, END, f"{folder}/3") == run(0, END)
+
+
+def test_a_snapshot_is_loaded_before_other_layers_are_sized(tmp_path):
+    assert_on_ranks(1, beside_an_unsized_layer, str(tmp_path))
