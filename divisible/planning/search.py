@@ -375,7 +375,7 @@ def _why_not(other: Candidate, best: Candidate, scatter: float) -> tuple[float, 
         if one.n_ranks == one.replicas == 1:
             # Nothing travels, so that is all there is to it.
             return seconds, f"one rank takes {1 + slower:.2f} times as long"
-        perhaps = f", but perhaps {_WITHIN}" if slower <= scatter else ""
+        perhaps = f", but may be as good {_WITHIN}" if slower <= scatter else ""
         return seconds, (
             f"cannot win{perhaps}: its ranks and links need {format_seconds(seconds)}"
             f" at least, cut at {other.cuts}"

@@ -247,10 +247,10 @@ def test_a_ported_language_model_is_as_perplexed_as_the_original(scripts, tmp_pa
         return float(found[0])
 
     originals, ported = scripts
-    expected = run(1, originals, "original", 6)
-    # Training makes more of the last bits: 4e-5 of them on one processor.
-    assert run(2, ported, "divided", 6) == pytest.approx(expected, rel=1e-4)
-    assert run(2, ported, "begun", 3) != pytest.approx(expected, rel=1e-3)
+    # In the fourth epoch rounding errors grow a hundredfold, with any kernels.
+    expected = run(1, originals, "original", 3)
+    assert run(2, ported, "divided", 3) == pytest.approx(expected, rel=1e-5)
+    assert run(2, ported, "begun", 1) != pytest.approx(expected, rel=1e-3)
     saved = max((tmp_path / "begun").glob("*iter_*"), key=lambda path: path.name)
-    resumed = run(3, ported, "resumed", 6, "--resume", saved)
-    assert resumed == pytest.approx(expected, rel=1e-4)
+    resumed = run(3, ported, "resumed", 3, "--resume", saved)
+    assert resumed == pytest.approx(expected, rel=1e-5)
