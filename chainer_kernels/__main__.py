@@ -20,7 +20,7 @@ import chainer_kernels
 from chainer_kernels import compiling, memory, providers, speed
 from chainer_kernels.catalogue import CATALOGUE
 from chainer_kernels.functions import gpu_choice
-from chainer_kernels.providers import cudnn
+from chainer_kernels.providers import cudnn, whole_numbers
 from chainer_kernels.threads import blas_threads
 
 
@@ -74,6 +74,8 @@ def _facts() -> dict[str, str]:
         "on a GPU": f"{cudnn.NAME} ({cudnn.version()})"
         if gpu_choice.has_cudnn()
         else "Chainer's own arithmetic",
+        "8-bit products": whole_numbers.instructions()
+        or f"none: they need oneDNN, and {', '.join(whole_numbers.INSTRUCTIONS)}",
         "processor": binding.get_host_cpu_name(),
         "threads": str(blas_threads()),
         "compiled": _cache(),

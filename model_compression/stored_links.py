@@ -1,7 +1,8 @@
 """Links whose parameters are stored in few bits: what a quantized model becomes.
 
 A link keeps its path and its name. In the place of a parameter it has persistent
-values, of which each call makes the parameter's array anew::
+values, of which each call makes the parameter's array anew, unless it multiplies them
+as they are::
 
     W    ->    W_whole    int8 or uint8, W_scale, W_zero    float32
     W    ->    W_numbers  uint8, W_values                   float32      a codebook
@@ -15,6 +16,7 @@ from typing import Any
 import chainer
 import numpy as np
 
+from model_compression import whole_linear
 from model_compression.affine import Affine
 from model_compression.codebooks import averaged, clusters
 from model_compression.quantized_links import (
@@ -34,8 +36,10 @@ class Stored:
         """Computes what the class computes."""
         if not hasattr(self, "ranges"):
             return super().forward(x, *args, **kwargs)
-        x = rounded_activation(self, "input", x, looks=False)
-        y = super().forward(x, *args, **kwargs)
+        y = whole_linear.linear(self, x, *args, **kwargs)
+        if y is None:
+            x = rounded_activation(self, "input", x, looks=False)
+            y = super().forward(x, *args, **kwargs)
         return rounded_activation(self, "output", y, looks=False)
 
 
@@ -91,7 +95,7 @@ def _store_codebook(link: chainer.Link, name: str, weight: Any, bits: int) -> No
 def _stored(kind: type, names: tuple[str, ...]) -> type:
     """Returns the subclass of a class of links without some of its parameters."""
     parts = {name: property(functools.partial(_parameter, name=name)) for name in names}
-    parts = {**parts, "stored_names": names, "__module__": kind.__module__}
+    parts.update(stored_names=names, stored_kind=kind, __module__=kind.__module__)
     return type(kind.__name__, (Stored, kind), parts)
 
 

@@ -18,6 +18,7 @@ sizes, ``geometry.output_sizes``, and ``pad`` says it only of what is before the
 ``relu`` says whether what is negative in y becomes zero, while it is in the cache.
 
 ``cudnn`` is no such module. It computes with arrays of CuPy, wherever there are any.
+Nor is ``whole_numbers``, which has products of 8-bit numbers where oneDNN provides.
 """
 
 from __future__ import annotations

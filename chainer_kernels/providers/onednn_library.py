@@ -34,7 +34,8 @@ _SCRATCHPAD = 80
 _QUERY_LAYOUT = {WEIGHTS: 131, DIFF_WEIGHTS: 132, _SCRATCHPAD: 136}
 _QUERY_IMPLEMENTATION = 8
 FORWARD_TRAINING, DIRECT = 64, 1
-_CPU, _IN_ORDER, _FLOAT32, _ANY, _OF_THE_CALLER = 1, 1, 3, 1, 1
+_CPU, _IN_ORDER, _ANY, _OF_THE_CALLER = 1, 1, 1, 1
+_DTYPES = {"float32": 3, "int32": 4, "int8": 5, "uint8": 6}
 _OUT_OF_MEMORY, _STATUS = 1, {2: "invalid arguments", 3: "not implemented"}
 _MAJOR_VERSION, _AVX2 = 3, 0x7
 
@@ -72,6 +73,7 @@ _FUNCTIONS = {
     "convolution_backward_weights_primitive_desc_create": (
         [_RESULT, c_void_p, c_int, *[c_void_p] * 4, *[Dims] * 4, *[c_void_p] * 2]
     ),
+    "matmul_primitive_desc_create": [_RESULT, *[c_void_p] * 6],
     "reorder_primitive_desc_create": [_RESULT, *[c_void_p] * 5],
     "primitive_desc_query": [c_void_p, c_int, c_int, c_void_p],
     "primitive_desc_query_md": [c_void_p, c_int, c_int],
@@ -216,21 +218,25 @@ class _Object:
 
 
 class Layout(_Object):
-    """Shape and strides of a float32 array.
+    """Shape, strides and dtype of an array.
 
     Args:
         shape: The shape.
         strides: In elements; without them the library is to choose.
+        dtype: ``'float32'``, ``'int32'``, ``'int8'`` or ``'uint8'``.
     """
 
     def __init__(
-        self, shape: Sequence[int], strides: Sequence[int] | None = None
+        self,
+        shape: Sequence[int],
+        strides: Sequence[int] | None = None,
+        dtype: str = "float32",
     ) -> None:
         how = _ANY if strides is None else Dims(*strides)
         super().__init__(
             f"memory_desc_create_with_{'tag' if strides is None else 'strides'}",
             "memory_desc_destroy",
-            *(len(shape), Dims(*shape), _FLOAT32, how),
+            *(len(shape), Dims(*shape), _DTYPES[dtype], how),
         )
 
 
