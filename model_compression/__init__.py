@@ -21,7 +21,7 @@
     hooks             hooks of optimizers that keep something of each parameter
     quantized_links   links that compute with few bits
     stored_links      links whose parameters are stored in few bits
-    whole_linear      stored linear layers, computed in whole numbers
+    whole_layers      stored layers that compute in whole numbers
     fake_quantization rounding with straight-through gradients
     affine            whole numbers, a scale, and what stands for zero
     scores            which groups of weights matter least
@@ -40,7 +40,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     {
         "model_compression.applying": ["apply"],
         "model_compression.pictures": ["plot_progress"],
-        "model_compression.whole_linear": ["int8_report"],
+        "model_compression.whole_layers": ["int8_report"],
         "model_compression.trials": ["Sensitivity", "sensitivity"],
         "model_compression.extension": ["Compress"],
         "model_compression.plan": ["CompressionPlan"],

@@ -26,9 +26,10 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
     from the layer that gave them, from the normalization behind it, and from the layer
     that read them. Elements, blocks and rows stay, as zeros. What is quantized is
     stored so: a byte for each whole number, and the scales; each call makes an array of
-    them for the same kernels. The outputs are those of the model. Outside of training
-    linear layers whose inputs are quantized too multiply whole numbers where that is
-    faster; :func:`int8_report` says where.
+    them for the same kernels. The outputs are those of the model. In
+    :func:`chainer.no_backprop_mode` linear layers and convolutions whose inputs are
+    quantized too multiply whole numbers where that is faster; :func:`int8_report` says
+    where.
 
     Applied to a model that was not trained under the plan, it quantizes it as it is; a
     file that was written from the result of another such call then loads into this one.

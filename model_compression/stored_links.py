@@ -16,7 +16,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from model_compression import whole_linear
+from model_compression import whole_layers
 from model_compression.affine import Affine
 from model_compression.codebooks import averaged, clusters
 from model_compression.quantized_links import (
@@ -36,7 +36,7 @@ class Stored:
         """Computes what the class computes."""
         if not hasattr(self, "ranges"):
             return super().forward(x, *args, **kwargs)
-        y = whole_linear.linear(self, x, *args, **kwargs)
+        y = whole_layers.output(self, x, *args, **kwargs)
         if y is None:
             x = rounded_activation(self, "input", x, looks=False)
             y = super().forward(x, *args, **kwargs)

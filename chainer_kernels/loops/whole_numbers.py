@@ -56,12 +56,9 @@ def add_to_sums(part, sums):
         sums[i] = I32(sums[i] + I32(part[i]))
 
 
-@loop(
-    "void(i4[:, ::1], f4[::1], i4[::1], f4[:, ::1], i4, f4[::1], i4[::1], i4[::1],"
-    " f4[::1])"
-)
-def from_sums(sums, scales, row_sums, y, zero, W_scales, W_zeros, W_sums, b):
-    """Writes what sums of products of whole numbers stand for.
+@loop("void(i4[:, ::1], f4[::1], i4[::1], i4, f4[::1], i4[::1], i4[::1], f4[::1])")
+def from_sums(sums, scales, row_sums, zero, W_scales, W_zeros, W_sums, b):
+    """Turns sums of products of whole numbers into what they stand for.
 
     ::
 
@@ -69,10 +66,10 @@ def from_sums(sums, scales, row_sums, y, zero, W_scales, W_zeros, W_sums, b):
             = sums - zero W_sums - row_sums W_zeros,    row_sums: of x - zero
 
     Args:
-        sums: (N, O), of products of x and w.
+        sums: (N, O), of products of x and w. Written in their place, as the bits of
+            float32: what they stand for, times both scales, and b.
         scales: (N,), of x.
         row_sums: (N,).
-        y: (N, O), written: this times both scales, and b.
         zero: What stands for 0 in x.
         W_scales: (O,).
         W_zeros: (O,), likewise in w.
@@ -80,7 +77,8 @@ def from_sums(sums, scales, row_sums, y, zero, W_scales, W_zeros, W_sums, b):
         b: (O,).
     """
     for n in range(len(sums)):
-        row, out, scale, row_sum = sums[n], y[n], scales[n], row_sums[n]
+        row, scale, row_sum = sums[n], scales[n], row_sums[n]
         for o in range(row.size):
             total = I32(row[o] - I32(zero * W_sums[o]) - I32(row_sum * W_zeros[o]))
-            out[o] = F32(F32(total) * F32(scale * W_scales[o])) + b[o]
+            value = F32(F32(F32(total) * F32(scale * W_scales[o])) + b[o])
+            row[o] = value.view(I32)

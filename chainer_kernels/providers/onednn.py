@@ -229,25 +229,25 @@ def _chosen(
     if geometry.groups > 1:
         W = (geometry.groups, W[0] // geometry.groups, *W[1:])
     engine = dnnl.library().engine
-    any_W, plain_W = Layout(W), Layout(W, _strides(W))
-    x_layout, y_layout = _channels_last(x), _channels_last(y)
+    any_W, plain_W = Layout(W), Layout(W, strides(W))
+    x_layout, y_layout = channels_last(x), channels_last(y)
     bias = Layout(y[-1:], (1,)) if is_added and operation == _FORWARD else None
-    windows = _windows(geometry, x[1:-1], y[1:-1])
+    around = windows(geometry, x[1:-1], y[1:-1])
     choice = Choice(
         _FORWARD,
         *(engine, dnnl.FORWARD_TRAINING, dnnl.DIRECT),
-        *(x_layout, any_W, bias, y_layout, *windows),
+        *(x_layout, any_W, bias, y_layout, *around),
     )
     weights, arguments = dnnl.WEIGHTS, {dnnl.SRC: x_layout, dnnl.DST: y_layout}
     if operation == _DATA:
         arguments = {dnnl.DIFF_DST: y_layout, dnnl.DIFF_SRC: x_layout}
         layouts = x_layout, any_W, y_layout
-        choice = Choice(operation, engine, dnnl.DIRECT, *layouts, *windows, choice)
+        choice = Choice(operation, engine, dnnl.DIRECT, *layouts, *around, choice)
     elif operation == _WEIGHTS:
         weights = dnnl.DIFF_WEIGHTS
         arguments = {dnnl.SRC: x_layout, dnnl.DIFF_DST: y_layout}
         layouts = x_layout, any_W, None, y_layout
-        choice = Choice(operation, engine, dnnl.DIRECT, *layouts, *windows, choice)
+        choice = Choice(operation, engine, dnnl.DIRECT, *layouts, *around, choice)
     if choice.name.startswith("ref"):
         return None
     chosen = choice.layout(weights)
@@ -285,19 +285,19 @@ def _suits_products(
     return 2 * reads < taps
 
 
-def _strides(shape: Shape) -> Shape:
+def strides(shape: Shape) -> Shape:
     """Returns the strides of a C contiguous array, in elements."""
     return tuple(math.prod(shape[i:]) for i in range(1, len(shape) + 1))
 
 
-def _channels_last(shape: Shape) -> Layout:
+def channels_last(shape: Shape, dtype: str = "float32") -> Layout:
     """Returns the layout of (N, *sizes, C), which oneDNN sees as (N, C, *sizes)."""
-    strides = _strides(shape)
-    first = [shape[0], shape[-1], *shape[1:-1]]
-    return Layout(first, [strides[0], strides[-1], *strides[1:-1]])
+    axes = 0, len(shape) - 1, *range(1, len(shape) - 1)
+    steps = strides(shape)
+    return Layout([shape[i] for i in axes], [steps[i] for i in axes], dtype)
 
 
-def _windows(geometry: Geometry, x: Shape, y: Shape) -> tuple:
+def windows(geometry: Geometry, x: Shape, y: Shape) -> tuple:
     """Returns strides, dilations less one, and the zeros before and behind."""
     stride, pad, dilation = geometry[1:4]
     behind = [

@@ -1,12 +1,14 @@
-"""Products of whole numbers of 8 bits, by oneDNN, where a processor has them.
+"""Products and convolutions of whole numbers of 8 bits, by oneDNN.
 
 ::
 
-    x uint8 (N, I),  W int8 (O, I)   ->   x @ W.T   int32 (N, O), exact
+    x uint8 (N, I),         W int8 (O, I)               ->  int32 (N, O)
+    x uint8 (N, *sizes, C), W int8 (O, C / groups, ...) ->  int32 (N, *sizes, O)
 
-Instructions of older processors add two products in 16 bits, which do not hold all
-sums. They are not used. Nor does oneDNN subtract what stands for 0 in x, for then its
-sums are rounded to float32 on their way.
+They are exact, and offered where the processor has instructions that add up in 32 bits:
+those of older ones add two products in 16 bits, which do not hold all sums. oneDNN
+takes what stands for 0 in x as well, but then rounds sums to float32 on their way; so
+do some of its convolutions anyway, which serve for few terms only.
 """
 
 from __future__ import annotations
@@ -14,25 +16,46 @@ from __future__ import annotations
 import functools
 import os
 import threading
+from typing import NamedTuple
 
 import numpy as np
 
 from chainer_kernels import providers
+from chainer_kernels.geometry import Geometry
 from chainer_kernels.providers import onednn
 from chainer_kernels.providers import onednn_library as dnnl
 from chainer_kernels.providers.onednn_library import Choice, Layout, Primitive
 
-#: How many products are kept.
+#: How many products and convolutions are kept.
 _KEPT = 1024
+
+#: Terms of a sum, each up to 255 times 128, that float32 holds.
+EXACT_TERMS = 512
 
 #: Instructions that add up in 32 bits, and the bits by which oneDNN knows them.
 INSTRUCTIONS = {"AMX": 0xFEF, "AVX-512 VNNI": 0x67, "AVX VNNI": 0xF}
 
+Shape = tuple[int, ...]
+
+
+class _Convolution(NamedTuple):
+    """A convolution of certain shapes.
+
+    Attributes:
+        compute: Takes weights in the layout of its choice.
+        reorder: Turns weights into that layout.
+        n_bytes: Of weights in that layout.
+    """
+
+    compute: Primitive
+    reorder: Primitive
+    n_bytes: int
+
 
 def instructions() -> str | None:
-    """Returns the name of the instructions; ``None`` where products are not offered.
+    """Returns the name of the instructions; ``None`` where nothing is offered.
 
-    They need the provider oneDNN, and are those that ``ONEDNN_MAX_CPU_ISA`` leaves.
+    It needs the provider oneDNN, and asks for what ``ONEDNN_MAX_CPU_ISA`` leaves.
     """
     if providers.active() is not onednn:
         return None
@@ -40,9 +63,9 @@ def instructions() -> str | None:
     return next((k for k, bits in INSTRUCTIONS.items() if found & bits == bits), None)
 
 
-def has_product(n_rows: int, n_inputs: int, n_outputs: int) -> bool:
+def has_product(x: Shape, W: Shape) -> bool:
     """Says whether there is a fast product of a shape, where there are any."""
-    return _find(n_rows, n_inputs, n_outputs) is not None
+    return _product(_thread(), x, W) is not None
 
 
 def product(x: np.ndarray, W: np.ndarray) -> np.ndarray:
@@ -55,32 +78,100 @@ def product(x: np.ndarray, W: np.ndarray) -> np.ndarray:
         W: (O, I), int8, C contiguous.
     """
     y = np.empty((len(x), len(W)), np.int32)
-    _find(*x.shape, len(W))(x, y, W)
+    _product(_thread(), x.shape, W.shape)(x, y, W)
     return y
 
 
-def _find(n_rows: int, n_inputs: int, n_outputs: int) -> Primitive | None:
-    """Returns a product, made or kept."""
-    # Primitives serve one thread each, and reckon with those of their process.
-    thread = os.getpid(), threading.get_ident()
-    return _make(thread, n_rows, n_inputs, n_outputs)
+def has_convolution(x: Shape, W: Shape, geometry: Geometry) -> bool:
+    """Says whether there is a fast convolution of a shape, where there are any."""
+    return _convolution(_thread(), x, W, geometry) is not None
+
+
+def convolution(x: np.ndarray, W: np.ndarray, geometry: Geometry) -> np.ndarray:
+    """Returns a convolution, int32.
+
+    Args:
+        x: (N, *sizes, C), uint8, C contiguous.
+        W: (O, C / groups, *kernel), int8, C contiguous.
+        geometry: The convolution's. Padding is with 0, whatever stands for 0 in x.
+    """
+    found = _convolution(_thread(), x.shape, W.shape, geometry)
+    turned = dnnl.empty(found.n_bytes)
+    found.reorder(W, turned)
+    y = np.empty(_outputs(x.shape, W.shape, geometry), np.int32)
+    found.compute(x, y, turned)
+    return y
+
+
+def _outputs(x: Shape, W: Shape, geometry: Geometry) -> Shape:
+    """Returns the shape of a convolution's output."""
+    return (x[0], *geometry.output_sizes(x[1:-1]), W[0])
+
+
+def _thread() -> tuple[int, int]:
+    """Returns whose primitives these are: they serve one thread, of one process."""
+    return os.getpid(), threading.get_ident()
+
+
+def _is_usable(choice: Choice, n_terms: int) -> bool:
+    """Says whether an implementation is fast and exact for sums of so many terms."""
+    is_fast = not choice.name.startswith("ref")
+    return is_fast and (n_terms <= EXACT_TERMS or choice.name.startswith("brg"))
 
 
 @functools.lru_cache(_KEPT)
-def _make(
-    thread: tuple[int, int], n_rows: int, n_inputs: int, n_outputs: int
-) -> Primitive | None:
+def _product(thread: tuple[int, int], x: Shape, W: Shape) -> Primitive | None:
+    (n_rows, n_inputs), n_outputs = x, W[0]
     if not n_rows * n_inputs * n_outputs:
         return None
-    x = Layout((n_rows, n_inputs), (n_inputs, 1), "uint8")
+    x_layout = Layout(x, (n_inputs, 1), "uint8")
+    y_layout = Layout((n_rows, n_outputs), (n_outputs, 1), "int32")
     # Weights as they are stored: oneDNN turns them, part by part, while they are in
     # the cache, and a copy in a layout of its choice would be hardly faster.
-    W = Layout((n_inputs, n_outputs), (1, n_inputs), "int8")
-    y = Layout((n_rows, n_outputs), (n_outputs, 1), "int32")
+    W_layout = Layout((n_inputs, n_outputs), (1, n_inputs), "int8")
+    engine = dnnl.library().engine
     try:
-        choice = Choice("matmul", dnnl.library().engine, x, W, None, y)
+        choice = Choice("matmul", engine, x_layout, W_layout, None, y_layout)
     except dnnl.OneDNNError:
         return None
-    if choice.name.startswith("ref"):
+    if not _is_usable(choice, n_inputs):
         return None
-    return Primitive(choice, {dnnl.SRC: x, dnnl.DST: y, dnnl.WEIGHTS: W})
+    layouts = {dnnl.SRC: x_layout, dnnl.DST: y_layout, dnnl.WEIGHTS: W_layout}
+    return Primitive(choice, layouts)
+
+
+@functools.lru_cache(_KEPT)
+def _convolution(
+    thread: tuple[int, int], x: Shape, W: Shape, geometry: Geometry
+) -> _Convolution | None:
+    y = _outputs(x, W, geometry)
+    if min(*x, *W, *y) <= 0:
+        return None
+    n_terms = int(np.prod(W[1:]))
+    if geometry.groups > 1:
+        W = (geometry.groups, W[0] // geometry.groups, *W[1:])
+    plain = Layout(W, onednn.strides(W), "int8")
+    x_layout, y_layout = (
+        onednn.channels_last(shape, dtype)
+        for shape, dtype in ((x, "uint8"), (y, "int32"))
+    )
+    engine = dnnl.library().engine
+    try:
+        choice = Choice(
+            "convolution_forward",
+            *(engine, dnnl.FORWARD_TRAINING, dnnl.DIRECT),
+            *(x_layout, Layout(W, dtype="int8"), None, y_layout),
+            *onednn.windows(geometry, x[1:-1], y[1:-1]),
+        )
+        if not _is_usable(choice, n_terms):
+            return None
+        chosen = choice.layout(dnnl.WEIGHTS)
+        reorder = Choice("reorder", plain, engine, chosen, engine)
+    except dnnl.OneDNNError:
+        return None
+    layouts = {dnnl.SRC: x_layout, dnnl.DST: y_layout, dnnl.WEIGHTS: chosen}
+    return _Convolution(
+        Primitive(choice, layouts),
+        Primitive(reorder, {dnnl.SRC: plain, dnnl.DST: chosen}),
+        chosen.n_bytes,
+    )

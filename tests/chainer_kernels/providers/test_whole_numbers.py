@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chainer_kernels import providers
+from chainer_kernels.geometry import Geometry
 from chainer_kernels.providers import blas, whole_numbers
+from tests.support.whole_numbers import convolved_in_numpy
 
 offered = pytest.mark.skipif(
     whole_numbers.instructions() is None, reason="needs oneDNN, and AMX or VNNI"
@@ -29,7 +31,7 @@ def test_product_is_exact(m, k, n, seed):
     random = np.random.RandomState(seed)
     x = random.randint(0, 256, (m, k)).astype(np.uint8)
     W = random.randint(-128, 128, (n, k)).astype(np.int8)
-    assert whole_numbers.has_product(m, k, n)
+    assert whole_numbers.has_product(x.shape, W.shape)
     found = whole_numbers.product(x, W)
     assert found.dtype == np.int32
     np.testing.assert_array_equal(found, exact(x, W))
@@ -45,9 +47,54 @@ def test_sums_are_not_cut_off(weight):
 
 
 @offered
+@given(
+    st.sampled_from([1, 3, 16, 40]),
+    st.sampled_from([1, 5, 16, 64]),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.integers(0, 2),
+    st.integers(1, 2),
+    st.sampled_from([1, 2]),
+    st.integers(0, 2**32 - 1),
+)
+def test_convolution_is_exact(c, o, kernel, stride, pad, dilation, groups, seed):
+    random = np.random.RandomState(seed)
+    x = random.randint(0, 256, (2, 7, 6, c * groups)).astype(np.uint8)
+    W = random.randint(-128, 128, (o * groups, c, kernel, 2)).astype(np.int8)
+    geometry = Geometry(
+        (kernel, 2), (stride, 1), (pad, 0), (dilation, dilation), groups
+    )
+    if not whole_numbers.has_convolution(x.shape, W.shape, geometry):
+        # Some groups have no fast one.
+        assert groups > 1
+        return
+    found = whole_numbers.convolution(x, W, geometry)
+    padded = np.pad(x, ((0, 0), (pad, pad), (0, 0), (0, 0)))
+    inner = geometry._replace(pad=(0, 0))
+    np.testing.assert_array_equal(found, convolved_in_numpy(padded, W, inner))
+
+
+@offered
+@pytest.mark.parametrize("c, kernel", [(300, 3), (3, 28), (64, 1), (2000, 1)])
+def test_convolutions_that_round_their_sums_are_not_used(c, kernel):
+    geometry = Geometry((kernel, kernel), (1, 1), (0, 0), (1, 1))
+    x = np.full((2, 30, 30, c), 255, np.uint8)
+    W = np.full((5, c, kernel, kernel), 127, np.int8)
+    x[0, 1, 1, 0], W[0, 0, 0, 0] = 254, 126
+    if not whole_numbers.has_convolution(x.shape, W.shape, geometry):
+        assert (c, kernel) == (3, 28)
+        return
+    found = whole_numbers.convolution(x, W, geometry)
+    np.testing.assert_array_equal(found, convolved_in_numpy(x, W, geometry))
+
+
+@offered
 def test_nothing_has_no_product():
-    for shape in ((0, 8, 8), (8, 0, 8), (8, 8, 0)):
-        assert not whole_numbers.has_product(*shape)
+    for m, k, n in ((0, 8, 8), (8, 0, 8), (8, 8, 0)):
+        assert not whole_numbers.has_product((m, k), (n, k))
+    geometry = Geometry((3, 3), (1, 1), (0, 0), (1, 1))
+    for x in ((0, 5, 5, 4), (2, 2, 5, 4)):
+        assert not whole_numbers.has_convolution(x, (8, 4, 3, 3), geometry)
 
 
 @offered
@@ -80,6 +127,13 @@ if name is not None:
     for n in (64, 65):
         found = whole_numbers.product(x[:n], W)
         assert (found == 255 * -128 * 1024).all(), found
+    from chainer_kernels.geometry import Geometry
+    geometry = Geometry((3, 3), (1, 1), (0, 0), (1, 1))
+    for c in (3, 32, 300):
+        x, W = np.full((2, 9, 9, c), 255, np.uint8), np.full((8, c, 3, 3), 127, np.int8)
+        assert whole_numbers.has_convolution(x.shape, W.shape, geometry)
+        found = whole_numbers.convolution(x, W, geometry)
+        assert (found == 255 * 127 * 9 * c).all(), found
 """
 
 

@@ -1,8 +1,8 @@
-"""Linear layers of weights and inputs of 8 bits, computed in whole numbers.
+"""Layers of weights and inputs of 8 bits, computed in whole numbers.
 
 A stored layer computes so in inference, where the processor has products of whole
-numbers: with kernels in force, on arrays of NumPy, and outside of training, for there
-is no backward.
+numbers: with kernels in force, on arrays of NumPy, and in ``no_backprop_mode``, for
+there is no backward.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ import numpy as np
 from chainer import FunctionNode
 
 from chainer_kernels import switch
+from chainer_kernels.geometry import Geometry
 from chainer_kernels.layouts import are_float32
 from model_compression.quantized_links import range_of
 
+_FORWARDS = {L.Linear.forward: "Linear", L.Convolution2D.forward: "Convolution2D"}
 
-class WholeLinear(FunctionNode):
-    """A linear function of inputs that it rounds itself, as hooks see it.
+
+class WholeNumbers(FunctionNode):
+    """A layer's function of inputs that it rounds itself, as hooks see it.
 
     Args:
         compute: Takes inputs and returns outputs.
@@ -39,13 +42,13 @@ class WholeLinear(FunctionNode):
         return (self._compute(x),)
 
 
-def linear(link: chainer.Link, x: Any, n_batch_axes: int = 1) -> Any:
+def output(link: chainer.Link, x: Any, n_batch_axes: int = 1) -> Any:
     """Returns what a stored layer gives, or ``None`` where it computes otherwise.
 
     Args:
         link: With parameters that are stored in few bits.
         x: Its inputs, as they come.
-        n_batch_axes: How many of their axes are those of samples.
+        n_batch_axes: Of a linear layer, how many axes are those of samples.
     """
     array = x.array if isinstance(x, chainer.Variable) else x
     if (
@@ -53,40 +56,61 @@ def linear(link: chainer.Link, x: Any, n_batch_axes: int = 1) -> Any:
         or not switch.is_ours()
         or why_not(link)
         or not isinstance(array, np.ndarray)
-        or array.ndim < 2
     ):
         return None
-    # Numba takes long to load, and training needs nothing of this.
-    from chainer_kernels.functions import whole_linear
-
     b = None if link.b is None else link.b.array
-    samples = array.shape[:n_batch_axes]
-    shape = math.prod(samples), math.prod(array.shape[n_batch_axes:])
-    n_outputs, n_inputs = link.W_whole.shape
+    # Numba takes long to load, and training needs nothing of this.
+    from chainer_kernels.functions import whole_layers
+
     floats = (array,) if b is None else (array, b)
-    if (
-        shape[1] != n_inputs
-        or not are_float32(*floats)
-        or not whole_linear.is_offered(n_inputs)
-    ):
+    if not are_float32(*floats) or not whole_layers.is_offered(link.W_whole.shape):
         return None
     affine = range_of(link, "input", link.ranges.rules["input"])
-    compute = functools.partial(
-        whole_linear.linear,
-        inputs=whole_linear.Inputs(
+    options = {
+        "inputs": whole_layers.Inputs(
             float(affine.scale), int(affine.zero), affine.highest
         ),
-        weights=whole_linear.Weights(link.W_whole, link.W_scale, link.W_zero),
-        b=b,
-    )
-    (y,) = WholeLinear(compute).apply((F.reshape(x, shape),))
-    return F.reshape(y, (*samples, n_outputs))
+        "weights": whole_layers.Weights(link.W_whole, link.W_scale, link.W_zero),
+        "b": b,
+    }
+    geometry = _geometry(link)
+    if geometry is not None:
+        if not _reads(link, array.shape, geometry):
+            return None
+        convolution = functools.partial(
+            whole_layers.convolution, **options, geometry=geometry
+        )
+        return WholeNumbers(convolution).apply((x,))[0]
+    samples = array.shape[:n_batch_axes]
+    shape = math.prod(samples), math.prod(array.shape[n_batch_axes:])
+    if array.ndim <= n_batch_axes or shape[1] != link.W_whole.shape[1]:
+        return None
+    linear = functools.partial(whole_layers.linear, **options)
+    (y,) = WholeNumbers(linear).apply((F.reshape(x, shape),))
+    return F.reshape(y, (*samples, len(link.W_whole)))
+
+
+def _geometry(link: chainer.Link) -> Geometry | None:
+    """Returns the geometry of a convolution; a linear layer has none."""
+    if link.W_whole.ndim == 2:
+        return None
+    pairs = [
+        tuple(np.broadcast_to(each, 2).tolist())
+        for each in (link.stride, link.pad, link.dilate)
+    ]
+    return Geometry(link.W_whole.shape[2:], *pairs, link.groups)
+
+
+def _reads(link: chainer.Link, x: tuple[int, ...], geometry: Geometry) -> bool:
+    """Says whether a convolution can read inputs of a shape."""
+    n_channels = link.W_whole.shape[1] * geometry.groups
+    return len(x) == 4 and x[1] == n_channels and min(geometry.output_sizes(x[2:])) > 0
 
 
 def why_not(link: chainer.Link) -> str:
     """Returns why a stored layer never computes in whole numbers, if it does not."""
-    if type(link).stored_kind.forward is not L.Linear.forward:
-        return "only Linear computes in whole numbers"
+    if type(link).stored_kind.forward not in _FORWARDS:
+        return f"only {' and '.join(_FORWARDS.values())} compute in whole numbers"
     if "W_whole" not in link._persistent or link.W_dtype.dtype != np.float32:
         return "its weights are not stored in whole numbers for float32"
     is_rounded = hasattr(link, "ranges") and "input" in link.ranges.rules
@@ -94,15 +118,18 @@ def why_not(link: chainer.Link) -> str:
         return "its inputs are not quantized"
     if not int(link.input_n_seen[0]):
         return "its inputs have no range yet"
+    if link.W_whole.ndim > 2 and link.W_whole.dtype != np.int8:
+        return "the weights of a convolution must be symmetric for whole numbers"
     return ""
 
 
 def int8_report(model: chainer.Link) -> str:
     """Returns a line for each layer of few bits: whether it computes in int8.
 
-    Layers measure it at their first call with a number of samples, in
+    Layers measure it at their first call with a shape of inputs, in
     :func:`chainer.no_backprop_mode`, as ``pipe.predict`` has it. Milliseconds are those
-    of the product, and the float32 ones make the weights float32 first.
+    of products, by whole numbers and in float32, where the weights are made float32
+    first.
 
     Args:
         model (chainer.Link): What :func:`apply` has returned, after it ran.
@@ -124,8 +151,8 @@ def int8_report(model: chainer.Link) -> str:
 
 
 def _words(link: chainer.Link) -> Iterator[str]:
-    """Generates what is to say of a layer, for each number of samples."""
-    from chainer_kernels.functions import whole_linear
+    """Generates what is to say of a layer, for each shape of inputs."""
+    from chainer_kernels.functions import whole_layers
     from chainer_kernels.providers import whole_numbers
 
     reason = why_not(link)
@@ -137,15 +164,15 @@ def _words(link: chainer.Link) -> Iterator[str]:
         return
     found = [
         choice
-        for choice in whole_linear.choices()
-        if link.W_whole.shape == (choice.n_outputs, choice.n_inputs)
+        for choice in whole_layers.choices()
+        if (choice.W, choice.geometry) == (link.W_whole.shape, _geometry(link))
     ]
     for choice in found:
-        ratio = f"{choice.ms_whole / choice.ms_float32:.2f} of float32"
-        used = f"used, {ratio}" if choice.is_whole else f"not used, {ratio}"
+        used = "used" if choice.is_whole else "not used"
         yield (
-            f"int8 product: {used}, {choice.n_rows} samples x {choice.n_inputs} x"
-            f" {choice.n_outputs}: {choice.ms_whole:.3g} and {choice.ms_float32:.3g} ms"
+            f"int8 product: {used}, {choice.ms_whole / choice.ms_float32:.2f} of"
+            f" float32 ({choice.ms_whole:.3g} and {choice.ms_float32:.3g} ms) for"
+            f" inputs {choice.x}"
         )
     if not found:
         yield "not measured yet: it has not run in chainer.no_backprop_mode()"

@@ -1,29 +1,37 @@
 """Predictions in whole numbers are the same on any cut, whatever ranks choose."""
 
+import functools
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
 
+from chainer_kernels.geometry import Geometry
 from divisible import Divisible, Plan
 from model_compression import Compress, CompressionPlan, Quantize, apply
 from pipeline import Pipeline
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.whole_numbers import choose, offer
 
-SIZES = [24, 600, 40, 9]
+KERNEL = Geometry((3, 3), (1, 1), (1, 1), (1, 1))
 
 
 def stored():
     """A model that learned a little with few bits, and is stored in them."""
     np.random.seed(3)
-    layers = [L.Linear(*pair) for pair in zip(SIZES, SIZES[1:])]
-    model = Divisible(layers[0], F.relu, layers[1], F.tanh, layers[2])
+    model = Divisible(
+        L.Convolution2D(2, 40, 3, pad=1),
+        functools.partial(F.average_pooling_2d, ksize=5),
+        L.Linear(40, 600),
+        F.tanh,
+        L.Linear(600, 9),
+    )
     plan = CompressionPlan([Quantize("int8", targets=["weight", "input"])])
     optimizer = chainer.optimizers.SGD(0.01).setup(model)
     compress = Compress(plan, optimizer)
-    x = np.random.default_rng(0).normal(size=(30, 24)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(30, 2, 5, 5)).astype(np.float32)
     for iteration in (1, 2):
         model.cleargrads()
         F.sum(F.square(model(x))).backward()
@@ -34,8 +42,9 @@ def stored():
 
 def choose_all(is_whole):
     for n_rows in range(1, 31):
-        for pair in zip(SIZES, SIZES[1:]):
-            choose((n_rows, *pair), is_whole)
+        choose((n_rows, 2, 5, 5), (40, 2, 3, 3), is_whole, KERNEL)
+        choose((n_rows, 40), (600, 40), is_whole)
+        choose((n_rows, 600), (9, 600), is_whole)
 
 
 def predicts_as_one_rank(comm, cuts, n_microbatches):

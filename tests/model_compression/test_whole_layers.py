@@ -1,4 +1,4 @@
-"""Stored linear layers, computed in whole numbers outside of training."""
+"""Stored layers, computed in whole numbers outside of training."""
 
 import copy
 
@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chainer_kernels
-from chainer_kernels.functions import whole_linear
+from chainer_kernels.functions import whole_layers
+from chainer_kernels.geometry import Geometry
 from chainer_kernels.providers import whole_numbers
 from divisible import Divisible
 from model_compression import (
@@ -21,6 +22,7 @@ from model_compression import (
     apply,
     int8_report,
 )
+from tests.support import kernels
 from tests.support.whole_numbers import choose, offer
 
 BOTH = [Quantize("int8", targets=["weight", "input"])]
@@ -35,13 +37,15 @@ def anywhere(monkeypatch):
 @pytest.fixture
 def calls(monkeypatch):
     """The shapes that were computed in whole numbers."""
-    found, compute = [], whole_linear.linear
+    found = []
+    for name in ("linear", "convolution"):
+        compute = getattr(whole_layers, name)
 
-    def linear(x, **options):
-        found.append(x.shape)
-        return compute(x, **options)
+        def noted(x, compute=compute, **options):
+            found.append(x.shape)
+            return compute(x, **options)
 
-    monkeypatch.setattr(whole_linear, "linear", linear)
+        monkeypatch.setattr(whole_layers, name, noted)
     return found
 
 
@@ -90,7 +94,7 @@ def test_outputs_are_those_of_the_model(
     options = {"symmetric": symmetric, "per_channel": per_channel}
     rules = [Quantize(method, targets=targets, **options)]
     model, small, x = layer(rules, n_inputs, nobias=nobias)
-    choose((8, n_inputs, 20), is_whole)
+    choose((8, n_inputs), (20, n_inputs), is_whole)
     with chainer.using_config("train", False):
         # With a graph it computes as before; whole numbers come beside it.
         before, expected = small(x).array, model(x).array
@@ -153,6 +157,57 @@ def test_axes_of_samples(calls):
     assert found.shape == (4, 2, 20) and calls == [(8, 30), (8, 30)]
 
 
+CONVOLUTIONS = {
+    "padded": ((5, 6, 3), {"pad": 1}),
+    "strides": ((5, 6, (3, 2)), {"stride": 2, "pad": (0, 1), "nobias": True}),
+    "groups": ((6, 8, 3), {"groups": 2, "dilate": 2}),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("order", ["C", "channels last"])
+def test_outputs_of_convolutions_are_those_of_the_model(name, is_whole, order, calls):
+    np.random.seed(0)
+    (n_channels, *arguments), options = CONVOLUTIONS[name]
+    x = kernels.in_order(samples(4, n_channels, 7, 8), order)
+    link = L.Convolution2D(n_channels, *arguments, **options)
+    model, small = trained(chainer.Sequential(link), BOTH, x)
+    ones = [np.broadcast_to(v, 2) for v in (link.stride, link.pad, link.dilate)]
+    geometry = Geometry(link.W.shape[2:], *map(tuple, ones), link.groups)
+    choose(x.shape, link.W.shape, is_whole, geometry)
+    expected = inference(model, x)
+    assert calls == []
+    found = inference(small, x)
+    assert calls == [x.shape]
+    largest = np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * largest)
+    path = "used" if is_whole else "not used"
+    assert f"/0: int8 product: {path}," in int8_report(small)
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 7, 8), (4, 5, 2, 2), (4, 5, 7)])
+def test_images_that_do_not_fit_are_refused_as_before(shape, calls):
+    np.random.seed(0)
+    model, small = trained(
+        chainer.Sequential(L.Convolution2D(5, 6, 3)), BOTH, samples(4, 5, 7, 8)
+    )
+    for each in (model, small):
+        with pytest.raises((chainer.utils.type_check.InvalidType, AssertionError)):
+            inference(each, samples(*shape))
+    assert calls == []
+
+
+def test_asymmetric_weights_of_convolutions_are_computed_in_float32(calls):
+    np.random.seed(0)
+    rules = [Quantize("int8", targets=["weight", "input"], symmetric=False)]
+    x = samples(4, 5, 7, 8)
+    model, small = trained(chainer.Sequential(L.Convolution2D(5, 6, 3)), rules, x)
+    np.testing.assert_array_equal(inference(small, x), inference(model, x))
+    assert calls == []
+    assert "must be symmetric" in int8_report(small)
+
+
 def test_outputs_are_quantized_behind_it(calls):
     rules = [Quantize("int8", targets=["weight", "input", "output"])]
     model, small, x = layer(rules)
@@ -172,7 +227,9 @@ def test_a_class_with_a_forward_of_its_own_keeps_it(calls):
     model, small = trained(chainer.Sequential(Doubled(30, 20)), BOTH, x)
     np.testing.assert_array_equal(inference(small, x), inference(model, x))
     assert calls == []
-    assert int8_report(small) == "/0: float32, only Linear computes in whole numbers"
+    assert int8_report(small) == (
+        "/0: float32, only Linear and Convolution2D compute in whole numbers"
+    )
 
 
 def test_hooks_see_the_function():
@@ -180,7 +237,7 @@ def test_hooks_see_the_function():
     hook = chainer.function_hooks.TimerHook()
     with hook:
         inference(small, x)
-    assert "WholeLinear" in hook.summary()
+    assert "WholeNumbers" in hook.summary()
 
 
 def test_copies_and_files_have_the_weights_that_they_say(tmp_path):
@@ -199,22 +256,28 @@ def test_a_report_says_what_was_measured():
     np.random.seed(0)
     x = samples(8, 3, 6, 6)
     model = Divisible(
-        L.Convolution2D(3, 4, 3), F.relu, L.Linear(64, 20), F.relu, L.Linear(20, 5)
+        L.DilatedConvolution2D(3, 4, 3),
+        F.relu,
+        L.Linear(64, 20),
+        F.relu,
+        L.Linear(20, 5),
     )
     _, small = trained(model, BOTH, x)
     lines = int8_report(small).splitlines()
-    assert lines[0] == "/0: float32, only Linear computes in whole numbers"
+    assert lines[0] == (
+        "/0: float32, only Linear and Convolution2D compute in whole numbers"
+    )
     assert [line.split(":")[0] for line in lines[1:]] == ["/2", "/4"]
     assert all("not measured yet" in line for line in lines[1:])
-    choose((8, 64, 20), True)
-    choose((8, 20, 5), False)
+    choose((8, 64), (20, 64), True)
+    choose((8, 20), (5, 20), False)
     inference(small, x)
     used, unused = int8_report(small).splitlines()[1:]
     assert used == (
-        "/2: int8 product: used, 0.50 of float32, 8 samples x 64 x 20: 1 and 2 ms"
+        "/2: int8 product: used, 0.50 of float32 (1 and 2 ms) for inputs (8, 64)"
     )
     assert unused == (
-        "/4: int8 product: not used, 2.00 of float32, 8 samples x 20 x 5: 2 and 1 ms"
+        "/4: int8 product: not used, 2.00 of float32 (2 and 1 ms) for inputs (8, 20)"
     )
 
 
