@@ -54,8 +54,9 @@ def output(link: chainer.Link, x: Any, n_batch_axes: int = 1) -> Any:
     if (
         chainer.config.enable_backprop
         or not switch.is_ours()
-        or why_not(link)
         or not isinstance(array, np.ndarray)
+        or why_not(link)
+        or not isinstance(link.W_whole, np.ndarray)
     ):
         return None
     b = None if link.b is None else link.b.array
@@ -77,6 +78,7 @@ def output(link: chainer.Link, x: Any, n_batch_axes: int = 1) -> Any:
     if geometry is not None:
         if not _reads(link, array.shape, geometry):
             return None
+        _note(link, array.shape)
         convolution = functools.partial(
             whole_layers.convolution, **options, geometry=geometry
         )
@@ -85,9 +87,15 @@ def output(link: chainer.Link, x: Any, n_batch_axes: int = 1) -> Any:
     shape = math.prod(samples), math.prod(array.shape[n_batch_axes:])
     if array.ndim <= n_batch_axes or shape[1] != link.W_whole.shape[1]:
         return None
+    _note(link, shape)
     linear = functools.partial(whole_layers.linear, **options)
     (y,) = WholeNumbers(linear).apply((F.reshape(x, shape),))
     return F.reshape(y, (*samples, len(link.W_whole)))
+
+
+def _note(link: chainer.Link, shape: tuple[int, ...]) -> None:
+    """Lets a layer remember the shapes of its inputs, for :func:`int8_report`."""
+    link.__dict__.setdefault("whole_shapes", {})[shape] = None
 
 
 def _geometry(link: chainer.Link) -> Geometry | None:
@@ -162,17 +170,20 @@ def _words(link: chainer.Link) -> Iterator[str]:
     if reason:
         yield f"float32, {reason}"
         return
+    shapes = link.__dict__.get("whole_shapes", {})
     found = [
-        choice
-        for choice in whole_layers.choices()
-        if (choice.W, choice.geometry) == (link.W_whole.shape, _geometry(link))
+        whole_layers.choice_of(shape, link.W_whole.shape, _geometry(link))
+        for shape in shapes
     ]
-    for choice in found:
+    for shape, choice in zip(shapes, found):
+        if choice is None:
+            yield f"float32, oneDNN has no fast exact product for inputs {shape}"
+            continue
         used = "used" if choice.is_whole else "not used"
         yield (
             f"int8 product: {used}, {choice.ms_whole / choice.ms_float32:.2f} of"
             f" float32 ({choice.ms_whole:.3g} and {choice.ms_float32:.3g} ms) for"
-            f" inputs {choice.x}"
+            f" inputs {shape}"
         )
     if not found:
         yield "not measured yet: it has not run in chainer.no_backprop_mode()"

@@ -84,9 +84,15 @@ class Choice(NamedTuple):
 _choices: dict[tuple, Choice] = {}
 
 
-def choices() -> list[Choice]:
-    """Returns what was measured in this process, in that order."""
-    return list(_choices.values())
+def choice_of(x: Shape, W: Shape, geometry: Geometry | None) -> Choice | None:
+    """Returns what was measured of a shape in this process, if it was.
+
+    Args:
+        x: The shape of the inputs, (N, I) or (N, C, *sizes).
+        W: The shape of the weights.
+        geometry: Of a convolution.
+    """
+    return _choices.get((x, W, geometry))
 
 
 def is_offered(W: Shape) -> bool:

@@ -14,6 +14,7 @@ do some of its convolutions anyway, which serve for few terms only.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
 from typing import NamedTuple
@@ -147,7 +148,7 @@ def _convolution(
     y = _outputs(x, W, geometry)
     if min(*x, *W, *y) <= 0:
         return None
-    n_terms = int(np.prod(W[1:]))
+    n_terms = math.prod(W[1:])
     if geometry.groups > 1:
         W = (geometry.groups, W[0] // geometry.groups, *W[1:])
     plain = Layout(W, onednn.strides(W), "int8")

@@ -276,6 +276,12 @@ def test_a_report_says_what_was_measured():
     assert used == (
         "/2: int8 product: used, 0.50 of float32 (1 and 2 ms) for inputs (8, 64)"
     )
+    # Another layer's inputs are not its.
+    choose((9, 64), (20, 64), True)
+    assert int8_report(small).splitlines()[1:] == [used, unused]
+    inference(small, x[:0])
+    _, _, none, *_ = int8_report(small).splitlines()
+    assert none == "/2: float32, oneDNN has no fast exact product for inputs (0, 64)"
     assert unused == (
         "/4: int8 product: not used, 2.00 of float32 (2 and 1 ms) for inputs (8, 20)"
     )

@@ -87,8 +87,9 @@ def test_the_first_call_with_a_shape_measures(anywhere):
     x, weights, _ = case(8, 20, 5, True, True)
     found = [whole_layers.linear(x, INPUTS, weights, None) for _ in range(2)]
     np.testing.assert_array_equal(*found)
-    (choice,) = whole_layers.choices()
+    choice = whole_layers.choice_of((8, 20), (5, 20), None)
     assert choice[:3] == ((8, 20), (5, 20), None)
+    assert whole_layers.choice_of((7, 20), (5, 20), None) is None
     assert choice.ms_whole > 0 < choice.ms_float32
     assert choice.is_whole == (choice.ms_whole < choice.ms_float32)
 
@@ -125,7 +126,7 @@ def test_a_row_with_what_is_no_number_gives_no_numbers(anywhere):
 def test_no_samples_give_no_outputs(anywhere):
     x, weights, b = case(0, 20, 5, True, True)
     assert whole_layers.linear(x, INPUTS, weights, b).shape == (0, 5)
-    assert whole_layers.choices() == []
+    assert whole_layers._choices == {}
 
 
 def test_offered_where_sums_have_32_bits(anywhere):
