@@ -15,8 +15,10 @@ with their standard error.
 Of the digits' first layer, which has 144 of 9,872 weights, a quarter is pruned, and of
 the others so much that it is 90 % of all. The language model is wider than its text of
 69 thousand words needs: what is left of a large model is better than a small one, as
-Zhu and Gupta (2017) found. Dropout and learning rate are those with which the dense one
-is best; all plans have the same, and as many epochs. Files are what ``save_npz`` writes
+Zhu and Gupta (2017) found. Its dropout is the best of 0.3, 0.35 and 0.4 for the dense
+model, by the test perplexity of seed 0; other learning rates were not tried at this
+width. All plans have the same settings, and as many epochs.
+Files are what ``save_npz`` writes
 of what ``apply`` returns, compressed. A step with half of the channels is one of the
 smaller network, alternating with one of the dense one.
 """
