@@ -234,9 +234,14 @@ def _at(each: State, labels: dict[int, str]) -> str:
 
 
 def print_at_end() -> None:
-    """Prints the last lines of this rank, and of those whose records are at hand."""
+    """Prints the last lines of this rank, and of those whose records are at hand.
+
+    A script without a pipeline has done nothing but fail, which its traceback says.
+    """
     folder = flight_files.job_directory()
     mine = own_flight_record.log()
+    if folder is None and all(entry.kind == FAILURE for entry in mine.entries):
+        return
     others = [] if folder is None else _others(folder, mine)
     logs = sorted([mine, *others])
     if not any(log.entries for log in logs):

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
+from divisible.communication import flight_files, flight_report
 from divisible.communication.flight_record import (
     ACTION,
     BEGIN,
@@ -172,3 +173,16 @@ def test_lines_are_in_the_order_of_time():
         ("0", "2 step", "begins step"),
         ("1", "3 step", "begins step"),
     ]
+
+
+def test_a_script_without_a_pipeline_adds_nothing_to_its_traceback(monkeypatch, capsys):
+    record = FlightRecord()
+    monkeypatch.setattr(flight_report, "own_flight_record", record)
+    monkeypatch.setattr(flight_files, "job_directory", lambda: None)
+    record.fail(ValueError("wrong"))
+    flight_report.print_at_end()
+    assert capsys.readouterr().err == ""
+    record.begin_call(1, 1, "step")
+    record.fail(ValueError("wrong again"))
+    flight_report.print_at_end()
+    assert "in call 1, step, it failed: ValueError" in capsys.readouterr().err
