@@ -183,9 +183,10 @@ class Fusion:
             and products.is_product(first)
             and around.is_plain(position)
         )
-        # Copies of a model may take turns.
+        # Copies of a model may take turns, and outputs become fewer.
         place = id(layers), index, position
-        like = len(inputs), inputs[0].shape, bool(chainer.config.train), has_product
+        n_outputs = products.n_outputs(first) if has_product else 0
+        like = len(inputs), inputs[0].shape, bool(chainer.config.train), n_outputs
         found = self._chains.get((*place, *like))
         if found is not None and found.is_of(layers, index):
             return found
@@ -195,7 +196,7 @@ class Fusion:
         end = index + len(trusted)
         found = _Found((*trusted, layers[end] if end < len(layers) else None))
         # What has no size yet gets it in a call that counts.
-        is_sized = not has_product or products.is_sized(first)
+        is_sized = n_outputs is not None
         if not is_sized or any(head.avg_mean is None for head in heads_of(trusted)):
             self.is_early = True
             return found

@@ -31,9 +31,9 @@ def is_product(link: Any) -> bool:
     return type(link) in (*_LINEAR, *_CONVOLUTIONS) and "forward" not in vars(link)
 
 
-def is_sized(link: Any) -> bool:
-    """Returns whether a link knows how many inputs it has."""
-    return link.W.array is not None
+def n_outputs(link: Any) -> int | None:
+    """Returns how many outputs a link has; ``None`` if it has no size yet."""
+    return None if link.W.array is None else len(link.W)
 
 
 def leaves_bias(link: Any) -> bool:

@@ -152,6 +152,29 @@ def test_something_may_be_taken_from_aside():
     assert fusion.run(layers, 0, 0, chainer.Variable(x), surroundings) is None
 
 
+def test_a_link_may_lose_outputs():
+    class Taking:
+        joined_by = staticmethod(F.add)
+
+        def join(self, x, taken):
+            return x + taken[0]
+
+    taking, link = Taking(), linear(n_out=8)()
+    layers, x = [link, taking, F.relu], chainer.Variable(kernels.arrays(ROWS, 1))
+    fusion = Fusion({(0, 3): True})
+
+    def run(aside):
+        around = Surroundings(aside=lambda k: (aside,) if k is taking else None)
+        return fusion.run(layers, 0, 0, x, around)
+
+    for n in (8, 5):
+        link.W.array, link.b.array = link.W.array[:n].copy(), link.b.array[:n].copy()
+        aside = kernels.arrays((len(x), n), 3)
+        found = run(aside)
+        assert found is not None
+        assert_same_bits([found[1].array], [F.relu(link(x) + aside).array])
+
+
 class Own(L.Linear):
     """A link of a user."""
 
