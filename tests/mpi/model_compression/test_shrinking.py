@@ -8,12 +8,13 @@ import pytest
 from mpi4py import MPI
 
 from data_parallel import Grid, create_multi_node_optimizer
-from divisible import Divisible, Plan
+from divisible import Divisible, LayerCost, Plan, Profile
 from mixed_precision import MixedPrecision, float32_loss, to_float16
 from model_compression import Compress, CompressionPlan, Prune
 from pipeline import (
     Pipeline,
     PipelineUpdater,
+    Rebalance,
     SnapshotError,
     load_snapshot,
     rebalance,
@@ -22,6 +23,7 @@ from pipeline import (
 )
 from tests.support.equivalence import assert_close, stages_of_rank
 from tests.support.mpiexec import assert_on_ranks
+from tests.support.told_times import SECONDS, Clock
 
 N_LAYERS, END = 8, 10
 PLAN = CompressionPlan(
@@ -301,7 +303,7 @@ def test_layers_without_channels_move_to_other_ranks(cuts):
     assert_on_ranks(2, layers_move, cuts)
 
 
-def trained(comm, cuts, folder, end):
+def trained(comm, cuts, folder, end, extensions=lambda run: ()):
     """Trains by a trainer, which goes on from the newest snapshot in the folder."""
     run = Run(comm, cuts)
     iterator = None
@@ -314,6 +316,8 @@ def trained(comm, cuts, folder, end):
         trainer = chainer.training.Trainer(updater, (end, "iteration"), out=folder)
         trainer.extend(run.compress)
         trainer.extend(snapshot(resume="auto"), trigger=(6, "iteration"))
+        for each in extensions(run):
+            trainer.extend(each)
         trainer.run()
         return run.arrays(), run.compress.sparsity
 
@@ -330,6 +334,30 @@ def goes_on_by_a_trainer(comm, cuts, folder):
 @pytest.mark.parametrize("cuts", [[0, 8], [0, 1, 8]])
 def test_a_trainer_resumes_without_the_channels(cuts, tmp_path):
     assert_on_ranks(len(cuts) - 1, goes_on_by_a_trainer, cuts, str(tmp_path))
+
+
+def layers_leave_a_slow_host(comm, folder):
+    cost = LayerCost(SECONDS, SECONDS / 2, SECONDS / 2)
+    profile = Profile([cost] * N_LAYERS, n_samples=8)
+    watches = []
+
+    def extensions(run):
+        def prepared():
+            return run.compress.prepare(build())
+
+        watches.append(Rebalance(prepared, every=2, profile=profile))
+        return Clock(1, 5, END), *watches
+
+    found, _ = trained(comm, [0, 3, 8], f"{folder}/moved", END, extensions)
+    # Both layers had lost channels by then.
+    assert watches[0].moves and found["/4/W"].shape == (6, 6)
+    expected, _ = trained(comm, [0, 3, 8], f"{folder}/straight", END)
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+def test_layers_without_channels_leave_a_slow_host(tmp_path):
+    assert_on_ranks(2, layers_leave_a_slow_host, str(tmp_path))
 
 
 def beside_an_unsized_layer(comm, folder):

@@ -10,7 +10,6 @@ import pytest
 from chainer.training import Trainer
 
 from divisible import Divisible, LayerCost, Plan, Profile
-from divisible.schedules import Action
 from pipeline import (
     Pipeline,
     PipelineUpdater,
@@ -22,10 +21,10 @@ from pipeline import (
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.snapshot_training import state_of
+from tests.support.told_times import SECONDS, Clock
 
 N_LAYERS, EVERY = 12, 5
 SLOW_FROM, SLOW_TO, END = 16, 31, 45
-SECONDS = 0.001
 
 
 class Layer(chainer.Chain):
@@ -38,29 +37,6 @@ class Layer(chainer.Chain):
 
 def build():
     return Divisible(*[Layer() for _ in range(N_LAYERS)])
-
-
-class Clock(chainer.training.Extension):
-    """Lets a step have taken a known time, longer on a slow host."""
-
-    trigger = 1, "iteration"
-    priority = 2000
-
-    def __init__(self, slow_rank):
-        self._slow_rank = slow_rank
-
-    def __call__(self, trainer):
-        pipe = trainer.updater.pipeline
-        ((_, stage),) = pipe.stages.items()
-        slow = SLOW_FROM <= trainer.updater.iteration < SLOW_TO
-        slowness = 3 if slow and pipe.rank == self._slow_rank else 1
-        seconds = SECONDS * len(stage) * slowness
-        times, now = [], 0.0
-        for operation in pipe.record.program.operations:
-            took = seconds if isinstance(operation, Action) else SECONDS
-            times += [now, now + took]
-            now += took
-        pipe.record = pipe.record._replace(times=times)
 
 
 def train(comm, out, *extensions, end=END):
@@ -102,7 +78,7 @@ def layers_leave_and_come_back(comm, out):
     watch = Rebalance(build, every=EVERY, profile=profile)
     keep = snapshot(filename="iter_{.updater.iteration}")
     keep.trigger = END, "iteration"
-    losses, pipe, _ = train(comm, out, Clock(slow_rank=1), watch, keep)
+    losses, pipe, _ = train(comm, out, Clock(1, SLOW_FROM, SLOW_TO), watch, keep)
     with pipe:
         assert len(watch.moves) == 2
         state = together(pipe)
@@ -149,7 +125,7 @@ def goes_on(comm, out):
 
 def alike(comm, out, log):
     watch = Rebalance(build, every=4, log=log)
-    _, pipe, _ = train(comm, out, Clock(slow_rank=None), watch, end=20)
+    _, pipe, _ = train(comm, out, Clock(0, 0, 0), watch, end=20)
     pipe.close()
     assert watch.moves == []
 
