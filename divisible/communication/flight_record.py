@@ -107,7 +107,7 @@ class FlightRecord:
         self._memory: Any = bytearray(self.n_bytes)
         self._numbers = itertools.count()
         self.pipeline = self.call = 0
-        self._last_error = 0
+        self._last_error = 0, 0, 0
         self.name_rank(0, 1)
 
     def name_rank(self, rank: int, n_ranks: int) -> None:
@@ -169,9 +169,11 @@ class FlightRecord:
 
     def fail(self, error: BaseException) -> None:
         """Notes, once for each error, that something failed."""
-        if id(error) == self._last_error:
+        # The next one may lie where an earlier one has been, but in another call.
+        known = id(error), self.pipeline, self.call
+        if known == self._last_error:
             return
-        self._last_error = id(error)
+        self._last_error = known
         # What is to be raised must not be hidden: by an error in its own words, or by
         # one for want of memory.
         with contextlib.suppress(Exception):

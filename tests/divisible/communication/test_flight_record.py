@@ -5,7 +5,9 @@ import pytest
 from divisible.communication.flight_record import (
     ACTION,
     BEGIN,
+    CALL,
     END,
+    FAILURE,
     N_ENTRIES,
     SEND,
     FlightRecord,
@@ -40,6 +42,16 @@ def test_the_newest_stay(n):
         record.write(ACTION, BEGIN, f"0F{i}")
     texts = [entry.text for entry in record.log().entries]
     assert texts == [f"0F{i}" for i in range(max(0, n - N_ENTRIES), n)]
+
+
+def test_an_error_is_noted_once_and_the_same_place_holds_another():
+    record, error = FlightRecord(), ValueError("wrong")
+    for call in (1, 2):
+        record.begin_call(7, call, "step")
+        for _ in range(2):
+            record.fail(error)
+    kinds = [entry.kind for entry in record.log().entries]
+    assert kinds == [CALL, FAILURE, CALL, FAILURE]
 
 
 def test_one_that_was_cut_off_is_left_out():
