@@ -25,7 +25,7 @@ NOTHING: Asides = MappingProxyType({})
 
 
 class Surroundings(NamedTuple):
-    """What a list of layers says of them to whoever runs several as one.
+    """The place of a layer in a list, for whoever runs it and the next ones as one.
 
     Attributes:
         enter: Called with a position before a layer there draws random numbers.

@@ -56,28 +56,20 @@ class Trial(NamedTuple):
 
 
 class Chain(abc.ABC):
-    """Layers that were traced.
+    """Layers that were traced; a kind of chain traces them when it is made.
 
     Args:
         layers: Each is called with what the one before returned.
-        inputs: As for :func:`~chainer_kernels.fusion.tracing.trace`.
-        asides: Likewise.
-
-    Raises:
-        NotPointwise: If they cannot be one.
-        Exception: What a layer raises.
+        asides: Which of them take something from aside.
     """
 
-    @abc.abstractmethod
-    def __init__(
-        self, layers: Sequence[Layer], inputs: Sequence[np.ndarray], asides: Asides
-    ) -> None:
+    def __init__(self, layers: Sequence[Layer], asides: Asides) -> None:
         self._layers, self._asides = layers, asides
 
     @property
     @abc.abstractmethod
     def program(self) -> Program:
-        """What is computed, behind what the chain begins with."""
+        """The functions behind a normalization or a product, or all of them."""
 
     def is_ready(self, inputs: Sequence[np.ndarray]) -> bool:
         """Returns whether it can take inputs here and now.
@@ -128,7 +120,7 @@ class Pointwise(Chain):
     def __init__(
         self, layers: Sequence[Layer], inputs: Sequence[np.ndarray], asides: Asides
     ) -> None:
-        super().__init__(layers, inputs, asides)
+        super().__init__(layers, asides)
         self._compiled = Compiled(trace(layers, inputs, asides))
 
     @property
@@ -154,7 +146,7 @@ class Normalized(Chain):
     def __init__(
         self, layers: Sequence[Layer], inputs: Sequence[np.ndarray], asides: Asides
     ) -> None:
-        super().__init__(layers, inputs, asides)
+        super().__init__(layers, asides)
         headed = trace_headed(layers, inputs, asides)
         self._link, self._place = headed.link, headed.place
         if not self.is_ready(inputs):
@@ -164,7 +156,7 @@ class Normalized(Chain):
 
     @property
     def program(self) -> Program:
-        """What follows the batch normalization."""
+        """The functions behind the batch normalization."""
         return self._loops.program
 
     def is_ready(self, inputs: Sequence[np.ndarray]) -> bool:
@@ -207,7 +199,7 @@ class Product(Chain):
     def __init__(
         self, layers: Sequence[Layer], inputs: Sequence[np.ndarray], asides: Asides
     ) -> None:
-        super().__init__(layers, inputs, asides)
+        super().__init__(layers, asides)
         self._link, *tail = layers
         self._tail_asides = {place - 1: taken for place, taken in asides.items()}
         name = type(self._link).__name__
@@ -219,6 +211,8 @@ class Product(Chain):
             z = products.product(self._link, x).array
         if not are_alike(z, *others):
             raise NotPointwise(min(asides, default=0), TAKES_ANOTHER_SHAPE)
+        if products.leaves_bias(self._link) and not z.flags.c_contiguous:
+            raise NotPointwise(0, nothing)
         self._layout = z.shape, z.strides
         try:
             program = trace(tail, [z, *others], self._tail_asides)
@@ -234,7 +228,7 @@ class Product(Chain):
 
     @property
     def program(self) -> Program:
-        """What follows the product."""
+        """The functions behind the product."""
         return self._epilogue.program
 
     def is_ready(self, inputs: Sequence[np.ndarray]) -> bool:
@@ -250,7 +244,11 @@ class Product(Chain):
     def apply(self, inputs: Sequence[Any], draw: Draw) -> chainer.Variable:
         """Runs the chain."""
         x, *others = inputs
-        return self._continued(products.product(self._link, x), others, draw)
+        z = products.product(self._link, x)
+        if (z.shape, z.array.strides) != self._layout:
+            # Nothing could be written where it is.
+            return call_each(self._layers, inputs, self._asides)
+        return self._continued(z, others, draw)
 
     def _continued(
         self, z: chainer.Variable, others: Sequence[Any], draw: Draw

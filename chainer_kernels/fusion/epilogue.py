@@ -1,4 +1,4 @@
-"""What follows a product of matrices, as a function that works where that is."""
+"""Functions behind a product of matrices, as one that works in its array."""
 
 from __future__ import annotations
 

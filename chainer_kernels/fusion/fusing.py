@@ -38,7 +38,7 @@ Span = tuple[int, int]
 
 
 class _Found(NamedTuple):
-    """What was found where a chain might begin.
+    """The result of looking for a chain at a layer.
 
     Attributes:
         layers: Those that were looked at; the last one ends the search, or is ``None``

@@ -21,10 +21,10 @@ class Pair(NamedTuple):
 
 
 class HeadedLoops:
-    """What follows a batch normalization, with loops for both directions.
+    """The functions behind a batch normalization, with loops for both directions.
 
     Args:
-        program: What follows, whose first input is what it returns.
+        program: These functions; its first input is what the normalization returns.
     """
 
     #: The arrays that a batch normalization reads and writes by itself: forward one for
@@ -38,7 +38,7 @@ class HeadedLoops:
 
     @functools.cached_property
     def directions(self) -> Directions:
-        """What is held for the backward.
+        """The values held for the backward.
 
         The input is read anyway, so what comes of nothing else is computed again;
         otherwise the output is as good as another input.

@@ -1,6 +1,7 @@
 """Products that are gone on with in their own array."""
 
 import functools
+from unittest import mock
 
 import chainer
 import chainer.functions as F
@@ -173,6 +174,24 @@ def test_a_link_may_lose_outputs():
         found = run(aside)
         assert found is not None
         assert_same_bits([found[1].array], [F.relu(link(x) + aside).array])
+
+
+def test_a_product_in_another_memory_order_is_left_as_it_is():
+    np.random.seed(0)
+    layers, fusion = [linear()(), F.relu, F.dropout], Fusion({(0, 3): True})
+    x = chainer.Variable(kernels.arrays(ROWS, 1))
+    run_layers(layers, fusion, (x,))
+
+    def turned(link, x):
+        y = F.linear(x, link.W)
+        y.array = np.asfortranarray(y.array)
+        return y
+
+    with mock.patch("chainer_kernels.fusion.products.product", turned):
+        y, found = trained(lambda x: run_layers(layers, fusion, (x,)), layers, x.array)
+    assert y.creator_node.label == "Dropout"
+    _, expected = trained(functools.partial(one_by_one, layers), layers, x.array)
+    assert_same_bits(found, expected)
 
 
 class Own(L.Linear):
