@@ -6,6 +6,7 @@
     pruning           steps of pruning, on the layers of a rank
     quantizing        steps of quantization, likewise
     trials            what each layer can lose, measured, and the plan that follows
+    distillation      the loss of a model that learns from a teacher, too
     pictures          of that, and of a model that becomes smaller
     applying          smaller models, without what was pruned
     plan              rules together: checked, saved, shown
@@ -39,6 +40,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "model_compression.applying": ["apply"],
+        "model_compression.distillation": ["Distillation"],
         "model_compression.pictures": ["plot_progress"],
         "model_compression.whole_layers": ["int8_report"],
         "model_compression.trials": ["Sensitivity", "sensitivity"],

@@ -42,8 +42,8 @@ FACES = {
         to_float16
     """,
     "model_compression": """
-        Compress CompressionPlan Prune Quantize Sensitivity apply int8_report
-        plot_progress sensitivity
+        Compress CompressionPlan Distillation Prune Quantize Sensitivity apply
+        int8_report plot_progress sensitivity
     """,
     "pipeline": """
         ActionError DisagreementError Pipeline PipelineEvaluator PipelineUpdater
