@@ -4,7 +4,8 @@
 
     extension    watches a trainer's stages, and moves layers when it pays
     log          what it writes, and which hosts fell behind
-    stage_times  how long stages and layers compute
+    stage_times  how long stages compute
+    layer_costs  what layers cost, and that they have become others
     decisions    whether to cut anew, and where
     shares       which part of a minibatch each replica should have
     trials       changes that are taken back where steps became no shorter

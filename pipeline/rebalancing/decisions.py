@@ -23,6 +23,8 @@ from pipeline.rebalancing.stage_times import like_the_newest
 
 # So many standard errors of the speeds a gain must exceed.
 _ERRORS = 4
+# A rank is not slow that has so much of the speed of others.
+_ALIKE = 0.9
 # Of a normal distribution, the standard deviation over the median deviation.
 _OF_NORMAL = 1.4826
 
@@ -173,12 +175,33 @@ def decide_cuts(
             f" steps, but moving takes {format_seconds(move_seconds)}",
             new,
         )
-    slowest = int((speeds / np.median(speeds)).argmin())
-    reason = (
-        f"rank {slowest} has {speeds[slowest] / np.median(speeds):.2f} of the speed of"
-        f" others; the cut {found} gains {gain / now:.1%} of a step"
-    )
+    reason = f"{cause(speeds)}; the cut {found} gains {gain / now:.1%} of a step"
     return Decision(found, tuple(speeds.tolist()), now, new, reason)
+
+
+def cause(speeds: Sequence[float], hosts: Sequence[str] | None = None) -> str:
+    """Returns why ranks are busy for unequal times, in words.
+
+    Args:
+        speeds: Of the ranks, relative to the profile.
+        hosts: Of the ranks.
+
+    Example:
+        >>> cause([1.0, 1.0, 0.5], hosts=["a", "b", "c"])
+        'rank 2 on c has 0.50 of the speed of others'
+        >>> cause([1.0, 0.96])
+        'the ranks are about as fast as each other, but their layers cost unequally'
+    """
+    relative = np.array(speeds) / np.median(speeds)
+    slowest = int(relative.argmin())
+    if relative[slowest] >= _ALIKE:
+        return (
+            "the ranks are about as fast as each other, but their layers cost unequally"
+        )
+    where = (
+        f"rank {slowest}" if hosts is None else f"rank {slowest} on {hosts[slowest]}"
+    )
+    return f"{where} has {relative[slowest]:.2f} of the speed of others"
 
 
 def _improved(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,12 @@ import numpy as np
 from chainer import training
 
 from divisible import Divisible
-from divisible.layer_pass import timed_layers
 from divisible.planning.machine import Network, PerRank
 from divisible.planning.profile import Profile
 from divisible.planning.units import format_seconds
 from pipeline.pipeline import Pipeline
 from pipeline.rebalancing.decisions import Decision, check_thresholds, decide_cuts
+from pipeline.rebalancing.layer_costs import LayerCosts, change_in_words
 from pipeline.rebalancing.log import LoggedCheck
 from pipeline.rebalancing.moving import Moved, rebalance
 from pipeline.rebalancing.shares import MeasuredShares
@@ -25,7 +24,6 @@ from pipeline.rebalancing.stage_times import (
     Seen,
     StageTimes,
     busy_replicas,
-    profile_of,
     slowest_ranks,
     together,
     under_load,
@@ -53,7 +51,8 @@ class Rebalance(training.Extension):
     A profile says what each layer costs. Without one the first minibatches do, as far
     as they show it: a stage's time is divided among its layers as that of their
     forwards. What layers hold is not known then, but before a move every rank looks
-    whether there is room.
+    whether there is room. Where parameters have other sizes than at the check before,
+    as when channels are taken away, the next minibatches show what layers cost now.
 
     On a grid all replicas keep one cut, for the slowest rank of each place. Where the
     :class:`~data_parallel.ReplicaIterator` of a replica has ``shares='measured'``, its
@@ -62,9 +61,10 @@ class Rebalance(training.Extension):
 
     It is for stages in host memory: on a GPU the times of a step are of launches.
 
-    Rank 0 prints a line for each move: which host became slow, the cuts before and
-    after, what was predicted, and at the next check what came. ``rebalancing.jsonl`` in
-    ``trainer.out`` has a line for each check, which ``divisible stragglers`` reads.
+    Rank 0 prints a line for each move: which host became slow, or that the layers cost
+    unequally, the cuts before and after, what was predicted, and at the next check what
+    came. ``rebalancing.jsonl`` in ``trainer.out`` has a line for each check that had
+    times of the layers that there are, which ``divisible stragglers`` reads.
 
     Args:
         build: Returns the undivided model, as of :func:`~pipeline.rebalance`.
@@ -129,13 +129,10 @@ class Rebalance(training.Extension):
             "network": network,
             "memory": memory,
         }
-        self._profile = profile
+        self._costs, self._speeds = LayerCosts(profile), ()
         self._times = StageTimes(_CHECKS_KEPT * every)
         self._n_seen, self._shares = 0, MeasuredShares()
         self._cut_trial, self._share_trial = ChangesOnTrial(), ChangesOnTrial()
-        # While the first minibatches show what layers cost.
-        self._watching = ExitStack()
-        self._forwards: dict[int, float] = {}
         self._predicted: float | None = None
         self.moves: list[Moved] = []
 
@@ -143,13 +140,16 @@ class Rebalance(training.Extension):
         """Looks at a minibatch; after some of them it decides, and may move layers."""
         pipe = trainer.updater.pipeline
         self._n_seen += 1
-        if self._n_seen == _WARM_UP and self._profile is None:
-            self._forwards = self._watching.enter_context(timed_layers())
+        if self._n_seen == 1:
+            # Now also layers that are sized by their first input have sizes.
+            said = pipe.gather(self._costs.said(pipe.stages.values()), "rebalance")
+            self._costs.changed(said)
+        if self._n_seen == _WARM_UP and self._costs.profile is None:
+            self._costs.watch()
         if self._n_seen > _WARM_UP:
             n_samples = pipe.ranks.calls.n_samples[pipe.ranks.replica]
             self._times.note(pipe.record, n_samples)
         if self._n_seen > _WARM_UP and self._n_seen % self._every == 0:
-            self._watching.close()
             self._check(trainer, pipe)
 
     def initialize(self, trainer: Any) -> None:
@@ -170,11 +170,16 @@ class Rebalance(training.Extension):
 
     def finalize(self) -> None:
         """Stops to look; called by the trainer at its end."""
-        self._watching.close()
+        self._costs.close()
 
     def _check(self, trainer: Any, pipe: Pipeline) -> None:
-        mine = self._times.seen(), self._forwards, socket.gethostname()
-        seen, forwards, hosts = zip(*pipe.gather(mine, "rebalance"))
+        of_layers = self._costs.said(pipe.stages.values())
+        mine = self._times.seen(), of_layers, socket.gethostname()
+        seen, said, hosts = zip(*pipe.gather(mine, "rebalance"))
+        changed = self._costs.changed(said)
+        if changed:
+            self._measure_anew(trainer, pipe, changed)
+            return
         if None in seen:
             # A replica has had no sample yet.
             return
@@ -184,11 +189,11 @@ class Rebalance(training.Extension):
         loads = [theirs.n_samples / most for theirs in seen]
         loaded = under_load([theirs.of_stages for theirs in seen], loads)
         times = together(loaded, len(pipe.cuts) - 1)
-        if self._profile is None:
-            size = max(1, int(most) // pipe.schedule.n_microbatches)
-            busy = np.median(times, axis=0)
-            self._profile = profile_of(forwards, busy, pipe.cuts, size)
+        size = max(1, int(most) // pipe.schedule.n_microbatches)
+        busy = np.median(times, axis=0)
+        self._costs.measured(said, busy, pipe.cuts, pipe.schedule.stage_ranks, size)
         decision = pipe.ranks.choose(lambda: self._decide(pipe, times))
+        self._speeds = decision.speeds
         seconds = max(theirs.step_seconds for theirs in seen)
         before, moved = list(pipe.cuts), None
         # One thing at a time: whose change a longer step is must be known.
@@ -220,6 +225,16 @@ class Rebalance(training.Extension):
             self._set_shares(trainer, pipe, seen, seconds)
         is_tried = moved is not None and not choice.goes_back
         self._predicted = decision.new_step_seconds if is_tried else None
+
+    def _measure_anew(self, trainer: Any, pipe: Pipeline, changed: list[int]) -> None:
+        """Lets the next minibatches show what layers cost that have become others."""
+        self._costs.measure_anew(changed, self._speeds)
+        # They, and what was predicted, are of the layers that there were.
+        self._times.clear()
+        self._predicted = None
+        if self._log and pipe.ranks.is_chief:
+            iteration = trainer.updater.iteration
+            print(f"iteration {iteration}: {change_in_words(changed)}", flush=True)
 
     def _set_shares(
         self, trainer: Any, pipe: Pipeline, seen: Sequence[Seen], step_seconds: float
@@ -254,7 +269,7 @@ class Rebalance(training.Extension):
             )
 
     def _decide(self, pipe: Pipeline, times: np.ndarray) -> Decision:
-        profile = self._profile
+        profile = self._costs.profile
         # As if minibatches had as many samples as the profile's.
         seconds = times * profile.n_samples * pipe.schedule.n_microbatches
         return decide_cuts(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from divisible.planning.units import count, format_bytes, format_seconds
+from pipeline.rebalancing.decisions import cause
 
 
 class LoggedCheck(NamedTuple):
@@ -53,13 +54,10 @@ class LoggedCheck(NamedTuple):
         )
         if self.went_back:
             return f"iteration {self.iteration}: {self.reason}. {moved}"
-        relative = np.array(self.speeds) / np.median(self.speeds)
-        slowest = int(relative.argmin())
         return (
-            f"iteration {self.iteration}: rank {slowest} on {self.hosts[slowest]} has"
-            f" {relative[slowest]:.2f} of the speed of others; {moved}. A step is"
-            f" predicted to take {format_seconds(self.predicted_step_seconds)} instead"
-            f" of {format_seconds(self.step_seconds)}"
+            f"iteration {self.iteration}: {cause(self.speeds, self.hosts)}; {moved}. A"
+            f" step is predicted to take {format_seconds(self.predicted_step_seconds)}"
+            f" instead of {format_seconds(self.step_seconds)}"
         )
 
     def append_to(self, path: str | os.PathLike) -> None:

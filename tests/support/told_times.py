@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import chainer
 
+from divisible import Divisible
 from divisible.schedules import Action
 
 #: What a layer's part of an action takes, and a message.
@@ -19,13 +21,21 @@ class Clock(chainer.training.Extension):
         slow_rank: The rank on that.
         begin: The iteration from which on it is slow.
         end: That from which on it is not.
+        cost: Returns how many layers, as they were at first, a stage takes as long as.
     """
 
     trigger = 1, "iteration"
     priority = 2000
 
-    def __init__(self, slow_rank: int, begin: int, end: int) -> None:
+    def __init__(
+        self,
+        slow_rank: int,
+        begin: int,
+        end: int,
+        cost: Callable[[Divisible], float] = len,
+    ) -> None:
         self._slow_rank, self._slow = slow_rank, range(begin, end)
+        self._cost = cost
 
     def __call__(self, trainer: Any) -> None:
         """Writes times into the record of the last step."""
@@ -33,7 +43,7 @@ class Clock(chainer.training.Extension):
         ((_, stage),) = pipe.stages.items()
         is_slow = trainer.updater.iteration in self._slow
         slowness = 3 if is_slow and pipe.rank == self._slow_rank else 1
-        seconds = SECONDS * len(stage) * slowness
+        seconds = SECONDS * self._cost(stage) * slowness
         times, now = [], 0.0
         for operation in pipe.record.program.operations:
             took = seconds if isinstance(operation, Action) else SECONDS

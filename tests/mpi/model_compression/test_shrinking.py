@@ -21,6 +21,7 @@ from pipeline import (
     save_snapshot,
     snapshot,
 )
+from pipeline.rebalancing.log import read_log
 from tests.support.equivalence import assert_close, stages_of_rank
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.told_times import SECONDS, Clock
@@ -358,6 +359,43 @@ def layers_leave_a_slow_host(comm, folder):
 
 def test_layers_without_channels_leave_a_slow_host(tmp_path):
     assert_on_ranks(2, layers_leave_a_slow_host, str(tmp_path))
+
+
+def cost_without_channels(stage):
+    """Of layers 0 to 4, the cost falls when channels of layer 0 have gone."""
+    start, end = stage.layer_range
+    # Only the first stage, which has layer 0, is ever asked after it.
+    each = 0.2 if start == 0 and len(stage[0].W.array) < 12 else 1.0
+    return sum(each if i < 5 else 1.0 for i in range(start, end))
+
+
+def layers_come_to_small_ones(comm, folder):
+    cost = LayerCost(SECONDS, SECONDS / 2, SECONDS / 2)
+    profile = Profile([cost] * N_LAYERS, n_samples=8)
+    watches = []
+
+    def extensions(run):
+        def prepared():
+            return run.compress.prepare(build())
+
+        watches.append(Rebalance(prepared, every=2, profile=profile))
+        return Clock(0, 0, 0, cost_without_channels), *watches
+
+    # The check at 4 finds other layers, the one at 6 has measured them.
+    trained(comm, [0, 5, 8], folder, 7, extensions)
+    (moved,) = watches[0].moves
+    assert min(moved.layers) == 5
+    if comm.rank == 0:
+        (check,) = read_log(f"{folder}/rebalancing.jsonl")
+        assert check.iteration == 6 and check.speeds == pytest.approx([1, 1])
+
+
+def test_layers_that_became_small_make_no_host_slow(tmp_path):
+    output = assert_on_ranks(2, layers_come_to_small_ones, str(tmp_path))
+    assert "the parameters of 4 layers have other sizes than before" in output
+    assert "from layer 0 to layer 6: what layers cost is measured anew" in output
+    assert "about as fast as each other, but their layers cost unequally; " in output
+    assert "of the speed of others" not in output
 
 
 def beside_an_unsized_layer(comm, folder):

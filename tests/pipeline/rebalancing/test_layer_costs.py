@@ -1,0 +1,87 @@
+"""What layers cost, when they have become others."""
+
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from divisible import Divisible, LayerCost, Profile
+from pipeline.rebalancing.layer_costs import LayerCosts, SaidOfLayers
+
+CUTS, RANKS = [0, 2, 4], [0, 1]
+
+
+def said(sizes, forwards=None):
+    """Returns what two ranks say, each of two layers."""
+    forwards = forwards or {}
+    return [
+        SaidOfLayers({i: forwards[i] for i in at if i in forwards}, dict(zip(at, part)))
+        for at, part in (((0, 1), sizes[:2]), ((2, 3), sizes[2:]))
+    ]
+
+
+def profile(**others):
+    layers = [LayerCost(3.0, 2.0, 1.0, activation_bytes=7) for _ in range(4)]
+    return Profile(layers, n_samples=2, **others)
+
+
+def test_layers_of_other_sizes_are_seen_once():
+    costs = LayerCosts(None)
+    assert costs.changed(said([8, 8, 8, 0])) == []
+    assert costs.changed(said([8, 8, 8, 0])) == []
+    assert costs.changed(said([4, 8, 6, 0])) == [0, 2]
+    assert costs.changed(said([4, 8, 6, 0])) == []
+
+
+def test_a_rank_tells_the_sizes_of_its_layers():
+    model = Divisible(L.Linear(3, 2), F.relu, L.Linear(2, 2, nobias=True))
+    costs = LayerCosts(None)
+    assert costs.said([model.divide(1, 3)]) == ({}, {1: 0, 2: 16})
+
+
+def test_only_stages_with_other_layers_are_measured_anew():
+    costs = LayerCosts(profile())
+    costs.measure_anew([1], speeds=[1.0, 0.5])
+    times = {0: 1.0, 1: 3.0, 2: 1.0, 3: 1.0}
+    # The second rank, which has always been slow, takes twice as long as before.
+    costs.measured(said([8] * 4, times), np.array([2.0, 24.0]), CUTS, RANKS, 2)
+    assert [layer.seconds for layer in costs.profile.layers] == pytest.approx(
+        [1.0, 3.0, 6.0, 6.0]
+    )
+    first = costs.profile.layers[0]
+    assert first.forward == pytest.approx(0.5) and first.activation_bytes == 7
+
+
+def test_a_slow_host_stays_one_when_its_layers_become_others():
+    costs = LayerCosts(profile())
+    costs.measure_anew([2, 3], speeds=[1.0, 0.5])
+    costs.measured(said([8] * 4, {2: 1, 3: 1}), np.array([6, 6]), CUTS, RANKS, 2)
+    # Both took 6 s for the 2 samples together, which is 3 s on a host of full speed.
+    assert [layer.seconds for layer in costs.profile.layers] == pytest.approx(
+        [6.0, 6.0, 3.0, 3.0]
+    )
+
+
+def test_the_loss_is_no_part_of_the_last_layer():
+    costs = LayerCosts(profile(loss=LayerCost(2.0, 2.0, 0.0)))
+    costs.measure_anew([3], speeds=())
+    costs.measured(said([8] * 4, {2: 1, 3: 1}), np.array([6, 6]), CUTS, RANKS, 2)
+    assert sum(layer.seconds for layer in costs.profile.layers[2:]) == pytest.approx(8)
+
+
+def test_a_profile_stays_while_no_layer_is_watched():
+    given = profile()
+    costs = LayerCosts(given)
+    costs.measured(said([8] * 4), np.array([6, 6]), CUTS, RANKS, 2)
+    assert costs.profile is given
+
+
+def test_nobody_watches_after_the_end():
+    costs = LayerCosts(None)
+    costs.watch()
+    # As where layers become others while they are watched.
+    costs.measure_anew([0], speeds=())
+    Divisible(abs)(-1.0)
+    costs.close()
+    Divisible(abs, abs)(-1.0)
+    assert list(costs.said([]).forwards) == [0]
