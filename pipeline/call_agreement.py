@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -46,8 +46,9 @@ _OF_USABLE_MODELS = ("step", "evaluate", "predict", "save")
 #: Of things that must be alike, one of which a rank has nothing to say.
 UNSAID = np.iinfo(np.int64).min
 
-# Of samples by replica: of x, of t, and those that the loss counts.
-_N_COUNTS = 3
+# Of samples by replica: of x, of t, those that the loss counts, and which states of
+# fewest samples layers carry.
+_N_COUNTS = 4
 # How long a rank that has ended its script listens for the others to end theirs.
 _SECONDS_FOR_FAREWELLS = 10.0
 
@@ -111,6 +112,8 @@ class CallAgreement:
         self.n_alike = 0
         #: The numbers of those that are not; known when the call is finished.
         self.unlike: list[int] = []
+        #: The paths of the links that carry a state from call to call.
+        self.carriers: Sequence[str] = ()
         #: How many samples ``x`` has in each replica; known when the call is finished.
         self.n_samples = [0] * n_replicas
         #: How many of them the loss counts, by replica; -1 if that turns out later.
@@ -186,6 +189,7 @@ class CallAgreement:
         vote: int = 0,
         loss_scale: float | None = None,
         alike: np.ndarray | None = None,
+        carried: tuple[int, str] | None = None,
     ) -> None:
         """Begins to compare the call.
 
@@ -199,6 +203,9 @@ class CallAgreement:
             alike (numpy.ndarray or None): Integers for things that must be alike, of
                 the shape (2, ``n_alike``): the largest of what this rank says of each,
                 and the largest of the negatives, or `UNSAID`.
+            carried (tuple or None): Of the states of this rank's layers, of how many
+                samples of ``x`` the one of the fewest is, and which of the ``carriers``
+                has it.
 
         Raises:
             DisagreementError: If this rank alone sees that ``x`` and ``t`` differ.
@@ -212,8 +219,9 @@ class CallAgreement:
             reports,
             vote,
         )
-        samples = np.full((_N_COUNTS, self._n_replicas), -1)
-        samples[:, self._replica] = n_inputs, n_targets, n_counted
+        samples = np.full((_N_COUNTS, self._n_replicas), UNSAID)
+        counts = n_inputs, n_targets, n_counted, self._code(carried)
+        samples[:, self._replica] = counts
         mine = np.concatenate([record, samples.reshape(-1)])
         # With the largest of the negative, all know the least as well.
         if alike is None:
@@ -333,7 +341,7 @@ class CallAgreement:
         self.unlike = np.flatnonzero(unlike).tolist()
         self.somebody_reports = bool(most.reports)
         self.vote = most.vote
-        self.n_samples, _, self.n_counted = samples.tolist()
+        self.n_samples, _, self.n_counted, _ = samples.tolist()
         rank = self._comm.rank
         if least.call != most.call:
             raise DisagreementError(
@@ -348,15 +356,36 @@ class CallAgreement:
                 f" others it is call {other.number}: a rank left a call out, or caught"
                 f" the error of one"
             )
-        for replica, (n_inputs, n_targets) in enumerate(samples[:2].T.tolist()):
+        for replica, counts in enumerate(samples.T.tolist()):
+            n_inputs, n_targets, _, code = counts
             where = f" in replica {replica}" if n_replicas > 1 else ""
             _check_samples(n_inputs, n_targets, where)
+            self._check_carried(n_inputs, code, where)
         scales = np.array([least.loss_scale, most.loss_scale]).view(float)
         if scales[0] != scales[1]:
             raise DisagreementError(
                 f"the ranks scale the loss by {scales[0]:g} up to {scales[1]:g}: their"
                 f" optimizers must decide together, as MixedPrecision(optimizer,"
                 f" comm=comm) does"
+            )
+
+    def _code(self, carried: tuple[int, str] | None) -> int:
+        """Returns a number that is largest for the fewest samples."""
+        if carried is None:
+            return UNSAID
+        n, path = carried
+        return -(n * len(self.carriers) + self.carriers.index(path))
+
+    def _check_carried(self, n_inputs: int, code: int, where: str) -> None:
+        """Refuses more samples than there are states to go on from."""
+        if code == UNSAID:
+            return
+        n, place = divmod(-code, len(self.carriers))
+        if n_inputs > n:
+            raise DisagreementError(
+                f"x has {n_inputs} samples{where}, but layers go on from the minibatch"
+                f" before: {self.carriers[place]} carries the state of {n}. Give"
+                f" minibatches of one size, or call reset_states() on every rank before"
             )
 
 

@@ -194,6 +194,7 @@ class Pipeline:
         self._training = self._runner.program(self.schedule)
         self._evaluation = self._runner.program(self.schedule.forward_only())
         self._results = Results(self.ranks, self.loss, self._stages)
+        self._calls.carriers = next(iter(self.stages.values())).carried_states
         self.cuts = layout.cuts
 
     @property
@@ -251,7 +252,8 @@ class Pipeline:
             TypeError: If ``x`` or ``t`` is missing where it is read, or cannot be
                 trained on.
             DisagreementError: If the ranks make different calls, or ``x`` and ``t``
-                have different numbers of samples, or the loss scales differ.
+                have different numbers of samples, or the loss scales differ, or ``x``
+                has more samples than states are carried from the minibatch before.
             ActionError: If a layer or ``lossfun`` fails, or a class label is too large
                 for the model's outputs.
             StallError: If another rank does not answer in time.
@@ -465,5 +467,9 @@ class Pipeline:
         """Cuts a minibatch where it is read, and begins to compare the call."""
         cut = self._feed.read(self.schedule.n_microbatches, x, t, has_loss)
         reports = has_loss and self._results.are_expected
-        self._calls.start(*cut.n_samples, reports, **said)
+        carried = self.parts.carried(chainer.config.enable_backprop)
+        self._calls.start(*cut.n_samples, reports, carried=carried, **said)
+        if self._calls.carriers and self.is_first:
+            # It sends the first message: not before it is known that states suffice.
+            self._calls.finish()
         return cut.inputs

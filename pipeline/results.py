@@ -60,6 +60,7 @@ class Results:
                 # Where the script calls the pipeline.
                 warnings.warn(text, stacklevel=3)
         calls.finish()
+        self._tell_stages()
         of_replicas = ranks.values_of_replicas(values, "the result")
         pending = self._reports[calls.call]
         pending.add(stage.reports.sums() for stage in self._stages.values())
@@ -94,6 +95,11 @@ class Results:
             )
         return int(counted)
 
+    def _tell_stages(self) -> None:
+        """Tells the stages how many samples the minibatch had."""
+        for stage in self._stages.values():
+            stage.carried.saw(self._ranks.calls.n_samples[self._ranks.replica])
+
     def share_outputs(
         self,
         outputs: Sequence[Tensors],
@@ -114,6 +120,7 @@ class Results:
         """
         ranks = self._ranks
         ranks.calls.finish()
+        self._tell_stages()
         joined: tuple | Exception = ()
         if ranks.rank == ranks.last:
             try:

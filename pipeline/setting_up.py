@@ -230,6 +230,15 @@ class Parts(NamedTuple):
         for stage in self.stages.values():
             stage.carried.reset(of_training)
 
+    def carried(self, trains: bool) -> tuple[int, str] | None:
+        """Returns of how many samples states are; see :meth:`.CarriedRows.fewest`.
+
+        Args:
+            trains (bool): Whether it is a step of training.
+        """
+        fewest = (stage.carried.fewest(trains) for stage in self.stages.values())
+        return min(filter(None, fewest), default=None)
+
     def close(self) -> None:
         """Frees what they need to exchange messages; a call of all ranks."""
         for each in (self.runner, self.ties, self.updates):

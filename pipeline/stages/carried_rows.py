@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import chainer
@@ -73,6 +74,36 @@ class CarriedRows:
         self._before: dict[int, Any] = {}
         self._sizes: dict[int, int] = {}
         self._after: dict[int, dict[int, Any]] = {}
+        # Rows for each sample of x: layers between may have put samples together, or
+        # apart. It is known of the first stage, and of others after a call.
+        self._per_sample = Fraction(1) if layers.layer_range[0] == 0 else None
+
+    def saw(self, n_inputs: int) -> None:
+        """Takes note how many samples ``x`` had in the minibatch that ends."""
+        if n_inputs > 0 and self._sizes:
+            self._per_sample = Fraction(sum(self._sizes.values()), n_inputs)
+
+    def fewest(self, trains: bool) -> tuple[int, str] | None:
+        """Returns of how many samples of ``x`` the next minibatch may be at most.
+
+        Args:
+            trains (bool): Whether it is a step of training.
+
+        Returns:
+            tuple or None: With the path of a link whose state is of so many. ``None``
+            if all layers begin anew, or it is not known.
+        """
+        if self._per_sample is None:
+            return None
+        if not trains and not self._trains:
+            self.finish()
+        found = []
+        for i, state in enumerate(self._states):
+            kept = self._kept(i) if trains else self._evaluated.get(i)
+            if kept is not None:
+                n_samples = kept.shape[state.axis] // self._per_sample
+                found.append((n_samples, state.path.rpartition(".")[0]))
+        return min(found, default=None)
 
     def begin(self, trains: bool) -> None:
         """Begins a minibatch.

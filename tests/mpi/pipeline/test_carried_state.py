@@ -10,9 +10,9 @@ from chainer.iterators import SerialIterator
 
 from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible, carry_state, deferred_init
+from divisible.communication.flight_record import ACTION, SEND, own_flight_record
 from mixed_precision import MixedPrecision, to_float16
 from pipeline import (
-    ActionError,
     DisagreementError,
     Pipeline,
     PipelineEvaluator,
@@ -307,16 +307,65 @@ def test_states_that_cannot_be_shared_are_refused(tmp_path):
     assert_on_ranks(2, two_of_seven, str(tmp_path / "a"))
 
 
-def refuses(comm):
+LARGER = "x has 8 samples, but .*: /1/cell carries the state of 4. .* reset_states"
+
+
+def refuses(comm, call):
     run = Run(comm, 2)
     run.steps(minibatches(1, 4))
-    message = "layer 1.*/1/cell.c is the state of 4 samples, .* 8 at least"
-    with pytest.raises((ActionError, DisagreementError, ValueError), match=message):
+    if call != "step":
+        ((x, _),) = minibatches(1, 4)
+        run.pipe.predict(x)
+    ((x, t),) = minibatches(1, 8)
+    given = (x,) if call == "predict" else (x, t)
+    with pytest.raises(DisagreementError, match=LARGER):
+        getattr(run.pipe, call)(*given)
+    assert not done_in_last_call()
+
+
+def done_in_last_call():
+    """Returns the actions and messages of this rank in the last call."""
+    now = own_flight_record.pipeline, own_flight_record.call
+    entries = own_flight_record.log().entries
+    made = [each for each in entries if (each.pipeline, each.call) == now]
+    return [each.text for each in made if each.kind in (ACTION, SEND)]
+
+
+@pytest.mark.parametrize("call", ["step", "evaluate", "predict"])
+@pytest.mark.parametrize("n_ranks", [1, 3])
+def test_a_larger_minibatch_is_refused_on_all_ranks(n_ranks, call):
+    assert_on_ranks(n_ranks, refuses, call)
+
+
+def refuses_after_a_snapshot(comm, folder):
+    run = Run(comm, 2)
+    if comm.size == 1:
+        run.steps(minibatches(1, 4))
+        save_snapshot(folder, run.pipe, run.optimizers)
+        return
+    load_snapshot(folder, run.pipe, run.optimizers)
+    # What rows of the second stage are of x is not known yet.
+    run.steps(minibatches(1, 3))
+    with pytest.raises(DisagreementError, match=LARGER):
         run.steps(minibatches(1, 8))
+    assert not done_in_last_call()
 
 
-def test_a_larger_minibatch_is_refused():
-    assert_on_ranks(1, refuses)
+def test_a_larger_minibatch_is_refused_after_a_snapshot(tmp_path):
+    for n_ranks in (1, 2):
+        assert_on_ranks(n_ranks, refuses_after_a_snapshot, str(tmp_path / "a"))
+
+
+def refuses_in_one_replica(comm):
+    pipe, _, _ = replica_of(comm, 2)
+    pipe.step(*next(minibatches(1, 4)))
+    x, t = next(minibatches(1, 8 if pipe.ranks.replica == 1 else 4))
+    with pytest.raises(DisagreementError, match="8 samples in replica 1, .*cell"):
+        pipe.step(x, t)
+
+
+def test_a_larger_minibatch_of_a_replica_is_refused_on_all_ranks():
+    assert_on_ranks(2, refuses_in_one_replica)
 
 
 def resets_on_one_rank(comm):

@@ -110,3 +110,30 @@ def test_a_state_of_some_microbatches_is_refused(link, rows):
         pass
     with pytest.raises(ValueError, match="left by some microbatches and not by others"):
         rows.finish()
+
+
+def test_the_fewest_samples_are_those_of_the_state_to_go_on_from(link, rows):
+    assert rows.fewest(trains=True) is None
+    minibatch(rows, link, [2, 3])
+    assert rows.fewest(trains=True) == (5, "/0")
+    # An evaluation begins anew after training, and goes on from the one before.
+    assert rows.fewest(trains=False) is None
+    minibatch(rows, link, [2, 1], trains=False)
+    assert rows.fewest(trains=False) == (3, "/0")
+    assert rows.fewest(trains=True) == (5, "/0")
+    rows.reset(of_training=True)
+    assert rows.fewest(trains=True) is None
+
+
+def test_samples_are_those_of_x_where_a_stage_has_two_rows_for_each():
+    link = Counter()
+    rows = CarriedRows(Divisible(abs, link).divide(1, 2))
+    minibatch(rows, link, [4, 2])
+    # What came before the layers there put together, only a whole call shows.
+    assert rows.fewest(trains=True) is None
+    rows.begin(True)
+    with rows.carried(0, 4):
+        link(np.zeros((4, 2), "f"))
+    rows.saw(2)
+    rows.finish()
+    assert rows.fewest(trains=True) == (3, "/1")
