@@ -577,11 +577,13 @@ def test_no_compilation_is_measured(monkeypatch):
 
 
 def test_a_quiet_machine_is_not(monkeypatch):
-    watch = stopwatch_of(1.0, 1.1, 1.2, 1.1, 1.0)
+    # Runs take 1.28 times their median on the average, a little less than is told of.
+    watch = stopwatch_of(1.0, 1.0, 1.0, 2.0)
     monkeypatch.setattr("divisible.planning.timed_phases.stopwatch", watch)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        profile(Divisible(F.relu), ones(1, 2), repeat=7)
+        costs = profile(Divisible(F.relu), ones(1, 2), repeat=6)
+    assert costs.layers[0].forward == 1.0
 
 
 def test_saved_loaded_and_printed(tmp_path):
