@@ -79,6 +79,8 @@ def output(link: chainer.Link, x: Any, n_batch_axes: int = 1) -> Any:
         if not _reads(link, array.shape, geometry):
             return None
         _note(link, array.shape)
+        if not whole_layers.gains(array.shape, link.W_whole.shape, geometry):
+            return None
         convolution = functools.partial(
             whole_layers.convolution, **options, geometry=geometry
         )
@@ -171,11 +173,15 @@ def _words(link: chainer.Link) -> Iterator[str]:
         yield f"float32, {reason}"
         return
     shapes = link.__dict__.get("whole_shapes", {})
-    found = [
-        whole_layers.choice_of(shape, link.W_whole.shape, _geometry(link))
-        for shape in shapes
-    ]
-    for shape, choice in zip(shapes, found):
+    W, geometry = link.W_whole.shape, _geometry(link)
+    for shape in shapes:
+        if geometry is not None and not whole_layers.gains(shape, W, geometry):
+            yield (
+                f"float32, many outputs of few inputs gain nothing by whole numbers:"
+                f" inputs {shape}"
+            )
+            continue
+        choice = whole_layers.choice_of(shape, W, geometry)
         if choice is None:
             yield f"float32, oneDNN has no fast exact product for inputs {shape}"
             continue
@@ -185,5 +191,5 @@ def _words(link: chainer.Link) -> Iterator[str]:
             f" float32 ({choice.ms_whole:.3g} and {choice.ms_float32:.3g} ms) for"
             f" inputs {shape}"
         )
-    if not found:
+    if not shapes:
         yield "not measured yet: it has not run in chainer.no_backprop_mode()"

@@ -27,6 +27,9 @@ from chainer_kernels.providers.whole_numbers import EXACT_TERMS
 
 #: Terms with which sums of products of 255 and 255 stay below 2^31.
 _MOST_TERMS = 1 << 15
+#: Sums of fewer terms than these cost less than it costs to write what they stand for,
+#: which a convolution of few channels does for so many outputs of each input.
+_FEW_TERMS, _MANY_OUTPUTS = 64, 8
 #: Of so many runs each the fastest counts; those before them compile and allocate.
 _N_RUNS = 3
 
@@ -104,6 +107,28 @@ def is_offered(W: Shape) -> bool:
     n_terms, n_taps = math.prod(W[1:]), math.prod(W[2:])
     is_exact = 0 < n_terms <= _MOST_TERMS and n_taps <= EXACT_TERMS
     return is_exact and whole_numbers.instructions() is not None
+
+
+def gains(x: Shape, W: Shape, geometry: Geometry) -> bool:
+    """Says whether :func:`convolution` gains on one of inputs rounded in float32.
+
+    Whole numbers save a part of rounding inputs, and a part of the products; they cost
+    a pass over the outputs. The other way has other bits, so that it is not measured
+    here which of them is faster: shapes say it, whatever the number of samples.
+
+    Args:
+        x: The shape of the inputs, (N, C, *sizes).
+        W: The shape of the weights.
+        geometry: The convolution's.
+
+    Example:
+        >>> padded = Geometry((3, 3), (1, 1), (1, 1), (1, 1))
+        >>> [gains((8, n, 32, 32), (64, n, 3, 3), padded) for n in (3, 16)]
+        [False, True]
+    """
+    n_outputs = W[0] * math.prod(geometry.output_sizes(x[2:]))
+    are_many = n_outputs >= _MANY_OUTPUTS * math.prod(x[1:])
+    return math.prod(W[1:]) >= _FEW_TERMS or not are_many
 
 
 def linear(

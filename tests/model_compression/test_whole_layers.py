@@ -287,6 +287,27 @@ def test_a_report_says_what_was_measured():
     )
 
 
+@pytest.mark.parametrize(("n_channels", "stride"), [(3, 1), (3, 2), (8, 1)])
+def test_a_convolution_of_many_outputs_of_few_inputs_is_as_it_was(
+    calls, n_channels, stride
+):
+    link = L.Convolution2D(n_channels, 32, 3, stride, 1)
+    x = samples(4, n_channels, 8, 8)
+    _, small = trained(chainer.Sequential(link), BOTH, x)
+    with chainer.using_config("train", False):
+        before = small(x).array
+    found = inference(small, x)
+    if (n_channels, stride) != (3, 1):
+        assert calls == [x.shape]
+        return
+    assert calls == []
+    np.testing.assert_array_equal(found, before)
+    assert int8_report(small) == (
+        "/0: float32, many outputs of few inputs gain nothing by whole numbers: inputs"
+        " (4, 3, 8, 8)"
+    )
+
+
 def test_a_report_says_why_there_is_none(anywhere):
     _, small, _ = layer()
     assert "/0: not measured yet" in int8_report(small)
