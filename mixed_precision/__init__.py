@@ -17,13 +17,16 @@ to expect there, speed is not.
 
 The modules::
 
-    optimizer       MixedPrecision: one update, from gradients to weights
+    optimizer       MixedPrecision: an optimizer around another one
     loss_scale      what the loss is multiplied by
+    agreement       one decision on all ranks: step, or skip the step
+    step            one step, from gradients to weights, with the hooks between
     hooks           which hooks look at parameters, and clipping
-    agreement       one decision on all ranks
+    masters         float32 masters, in flat buffers or waiting for them
     fused           update rules that have a kernel
     flat            parameters of one dtype in flat buffers
-    parameters      what mixed precision asks of optimizers and parameters
+    parameters      what mixed precision asks of optimizers, parameters, gradients
+    streamed        parameters on disk, which are their own masters
     memory          what updates hold
     momentum_sgd16  momentum SGD without float32 weights
     lars            a learning rate for each layer

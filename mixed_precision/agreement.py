@@ -38,6 +38,7 @@ class Agreement:
 
     def __init__(self, comm: Any, timeout: float) -> None:
         self._sums = ParameterSums(comm, timeout)
+        self._placed: list[str] | None = None
         self.is_new = True
 
     def gather(self, paths: Sequence[str]) -> None:
@@ -50,36 +51,39 @@ class Agreement:
             StallError: If another rank does not come.
         """
         self._sums.gather(paths)
-        self.is_new = False
+        self.is_new, self._placed = False, None
 
     def close(self) -> None:
         """Frees the communicator, and forgets the parameters; a call of all ranks."""
         self._sums.close()
         self.is_new = True
 
-    def positions(self, paths: Sequence[str]) -> np.ndarray:
-        """Returns where :meth:`reduce` is to put the sums of these parameters.
+    def place(self, paths: Sequence[str]) -> None:
+        """Sees where :meth:`reduce` is to put the sums of this rank.
+
+        Args:
+            paths: Of the parameters that they are of, in their order.
 
         Raises:
             ValueError: If one was not there in :meth:`gather`.
         """
+        if paths == self._placed:
+            return
         try:
-            return self._sums.positions(paths)
+            self._positions = self._sums.positions(paths)
         except KeyError as error:
             raise ValueError(
                 f"{', '.join(error.args)} came after the first update, in which the"
                 f" ranks agree on the model's parameters: add parameters before it, or"
                 f" call setup() again on every rank, which forgets masters and state"
             ) from None
+        self._placed = [*paths]
 
-    def reduce(
-        self, positions: np.ndarray, sums: np.ndarray, t: int, scale: float
-    ) -> tuple[float, list[str]]:
+    def reduce(self, sums: np.ndarray, t: int, scale: float) -> tuple[float, list[str]]:
         """Returns what all ranks' gradients come to; the same on every rank.
 
         Args:
-            positions: From :meth:`positions`.
-            sums: Sums of squares of this rank's gradients, in the same order.
+            sums: Sums of squares of this rank's gradients, as :meth:`place` was told.
             t (int): Number of updates so far.
             scale (float): The loss scale.
 
@@ -91,7 +95,7 @@ class Agreement:
             DisagreementError: If their numbers of updates or scales differ.
             StallError: If another rank does not come.
         """
-        reduced = self._sums.reduce(positions, sums, (t, scale))
+        reduced = self._sums.reduce(self._positions, sums, (t, scale))
         self._compare(reduced.least, reduced.most, t, scale)
         overflown = np.flatnonzero(~(reduced.sums < _TOO_LARGE))
         # Rounded once, so that the order of the parameters is of no account.

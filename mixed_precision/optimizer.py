@@ -10,16 +10,15 @@ import chainer
 import numpy as np
 
 from divisible.optimizer_wrapper import OptimizerWrapper
-from mixed_precision import fused
 from mixed_precision.agreement import Agreement
-from mixed_precision.flat import FlatBuffers, Gathered
-from mixed_precision.hooks import Hooks, clipping_rate, is_clipping
+from mixed_precision.hooks import Hooks
 from mixed_precision.loss_scale import (
     DynamicLossScale,
     LossScale,
     StaticLossScale,
     as_loss_scale,
 )
+from mixed_precision.masters import Masters
 from mixed_precision.memory import update_bytes
 from mixed_precision.model import LinkGroup
 from mixed_precision.parameters import (
@@ -27,9 +26,10 @@ from mixed_precision.parameters import (
     check_is_whole,
     check_optimizer,
     check_parameter,
-    has_master,
+    check_scale,
     unique_parameters,
 )
+from mixed_precision.step import Step
 
 
 class MixedPrecision(OptimizerWrapper):
@@ -130,8 +130,7 @@ class MixedPrecision(OptimizerWrapper):
         self.loss_scale = loss_scale
         self._comm = comm
         self._agreement = Agreement(comm, timeout)
-        self._buffers: FlatBuffers | None = None
-        self._loaded_masters: dict[str, Any] = {}
+        self._masters = Masters()
 
     @property
     def loss_scale(self) -> LossScale:
@@ -203,8 +202,7 @@ class MixedPrecision(OptimizerWrapper):
         if not self.has_comm:
             check_is_whole(link)
         self.actual_optimizer.setup(link)
-        self._agreement.is_new, self._buffers = True, None
-        self._loaded_masters = {}
+        self._agreement.is_new, self._masters = True, Masters()
         return self
 
     def target_changed(self) -> None:
@@ -219,8 +217,7 @@ class MixedPrecision(OptimizerWrapper):
                 the master to go on with, of the shape that the parameter has in the
                 next update.
         """
-        masters = {**self._masters(), **self._loaded_masters}
-        self._loaded_masters = {k: change(k, each) for k, each in masters.items()}
+        self._masters.change(change)
 
     def backward(self, loss: chainer.Variable) -> None:
         """Runs ``loss.backward`` with the loss scale.
@@ -263,136 +260,35 @@ class MixedPrecision(OptimizerWrapper):
             self.target.cleargrads()
             self.backward(loss)
             del loss
-        self._prepare()
-        scale = self._scale_of_gradients()
-        gathered = self._buffers.gather()
-        squared_norm, overflown = self._reduce(gathered, 1 / scale)
+        step = self._next_step()
+        squared_norm, overflown = self._reduce(step.sum_squares())
         self.gradient_norm = math.sqrt(squared_norm)
         if overflown:
             self.n_skipped += 1
             self.loss_scale.overflowed(overflown)
             return
-        self._step(gathered, 1 / scale, squared_norm)
+        step.take(squared_norm)
         self.loss_scale.stepped()
 
-    def _prepare(self) -> None:
-        """Makes the buffers, at first and when parameters have changed."""
-        parameters = unique_parameters(self.target)
-        self._parameters = [param for _, param in parameters]
-        is_new = self._agreement.is_new
-        if is_new:
+    def _next_step(self) -> Step:
+        """Returns the step of the gradients that are there."""
+        named = unique_parameters(self.target)
+        if self._agreement.is_new:
             self._agreement.gather([path for path, _ in self.target.namedparams()])
-        if self._buffers is None or not self._buffers.holds(parameters):
-            for path, param in parameters:
-                check_parameter(path, param)
-            masters = {**self._masters(), **self._loaded_masters}
-            buffers = FlatBuffers(parameters, masters)
-            self._positions = self._agreement.positions(buffers.paths)
-            self._buffers, self._loaded_masters = buffers, {}
-        elif is_new:
-            self._positions = self._agreement.positions(self._buffers.paths)
-
-    def _masters(self) -> dict[str, Any]:
-        return {} if self._buffers is None else self._buffers.masters()
-
-    def _scale_of_gradients(self) -> float:
-        """Returns the loss scale, having seen that it is that of the gradients."""
-        scale = float(self.loss_scale)
-        noted = {
-            None if param._loss_scale is None else float(param._loss_scale)
-            for param in self._parameters
-            if param.grad is not None
-        }
-        # F.forget does not pass the scale on to the parameters within.
-        found = noted - {None} or noted
-        if found <= {scale} or scale == 1 and found <= {None}:
-            return scale
-        if found == {None}:
-            raise ValueError(
-                f"the gradients are not scaled, but the loss scale is {scale:g}: call"
-                f" optimizer.backward(loss) instead of loss.backward(), or make the"
-                f" pipeline with Pipeline(..., loss_scale=optimizer.loss_scale)"
-            )
-        raise ValueError(
-            f"the gradients are scaled by {sorted(found)}, but the loss scale is"
-            f" {scale:g}: call optimizer.backward(loss), and give a pipeline the object"
-            f" optimizer.loss_scale, which changes, instead of a number. Of two"
-            f" optimizers with one such object each changes it: make one for both,"
-            f" MixedPrecision(optimizer).setup([stage, stage])"
+        buffers = self._masters.laid_out(named)
+        self._agreement.place(buffers.paths)
+        parameters, scale = [param for _, param in named], float(self.loss_scale)
+        check_scale(parameters, scale)
+        return Step(
+            self.actual_optimizer,
+            parameters,
+            buffers,
+            scale,
+            lambda sums: self._reduce(sums)[0],
         )
 
-    def _reduce(
-        self, gathered: Sequence[Gathered], inverse: float
-    ) -> tuple[float, list[str]]:
-        sums = self._buffers.sum_squares(gathered, inverse)
-        return self._agreement.reduce(
-            self._positions, sums, self.t, float(self.loss_scale)
-        )
-
-    def _step(
-        self, gathered: Sequence[Gathered], inverse: float, squared_norm: float
-    ) -> None:
-        hooks = Hooks.of(self)
-        runs, others = fused.plan(self._buffers.groups)
-        in_float32 = (
-            bool(others)
-            or any(run.has_hooks for run in runs)
-            or hooks.look_at_parameters
-        )
-        if in_float32:
-            with self._buffers.in_float32(gathered, inverse) as gathered:
-                self._call_pre_update_hooks(hooks.before, gathered, squared_norm)
-                self._update(runs, gathered, 1.0, in_float32=True)
-                for param in others:
-                    param.update()
-                for hook in hooks.after:
-                    self._call_hook(hook)
-        else:
-            for hook in hooks.before:
-                rate = clipping_rate(hook, squared_norm)
-                inverse, squared_norm = inverse * rate, squared_norm * rate**2
-            self._update(runs, gathered, inverse, in_float32=False)
-
-    def _update(
-        self,
-        runs: Sequence[fused.Run],
-        gathered: Sequence[Gathered],
-        inverse: float,
-        in_float32: bool,
-    ) -> None:
-        self.actual_optimizer.t += 1
-        groups, scale = self._buffers.groups, float(self.loss_scale)
-        for run in runs:
-            gradients = gathered[groups.index(run.group)]
-            fused.update(run, gradients, inverse, scale, in_float32)
-        self._buffers.streamed.update(inverse)
-
-    def _call_pre_update_hooks(
-        self, hooks: Sequence[Any], gathered: Sequence[Gathered], squared_norm: float
-    ) -> None:
-        changed = False
-        for hook in hooks:
-            if not is_clipping(hook):
-                self._call_hook(hook)
-                changed = True
-                continue
-            if changed:
-                # Another all-reduce, which nobody has who clips first. Whether there is
-                # one depends on the hooks alone: they are the same on all ranks.
-                squared_norm, _ = self._reduce(gathered, 1.0)
-                changed = False
-            rate = clipping_rate(hook, squared_norm)
-            squared_norm *= rate**2
-            if rate < 1:
-                self._buffers.clip(rate)
-
-    def _call_hook(self, hook: Any) -> None:
-        if getattr(hook, "call_for_each_param", False):
-            for param in self._parameters:
-                hook(param.update_rule, param)
-        else:
-            hook(self.actual_optimizer)
-        self._buffers.collect()
+    def _reduce(self, sums: np.ndarray) -> tuple[float, list[str]]:
+        return self._agreement.reduce(sums, self.t, float(self.loss_scale))
 
     def close(self) -> None:
         """Frees the communicator that it made; to be called on every rank.
@@ -436,20 +332,12 @@ class MixedPrecision(OptimizerWrapper):
         parameters themselves are the model's to serialize.
         """
         self.actual_optimizer.serialize(serializer)
-        # Those that were loaded are in the buffers from the first update on.
-        masters = {**self._masters(), **self._loaded_masters}
-        loaded = {}
-        for path, param in unique_parameters(self.target, include_uninit=True):
-            if has_master(param):
-                master = masters.get(path)
-                is_none = master is None or master.shape != param.shape
-                if is_none and param.array is not None:
-                    with chainer.using_device(param.device):
-                        master = param.array.astype(np.float32)
-                master = serializer[path]("master", master)
-                if master is not None:
-                    loaded[path] = master
-        if isinstance(serializer, chainer.Deserializer):
-            self._loaded_masters, self._buffers = loaded, None
+        self._masters.serialize(
+            serializer, unique_parameters(self.target, include_uninit=True)
+        )
         self.loss_scale.serialize(serializer["loss_scale"])
         self.n_skipped = int(serializer("n_skipped", self.n_skipped))
+
+    def loaded_parts(self) -> list[Any]:
+        """Returns what else has attributes that :meth:`serialize` sets."""
+        return [self._masters, self.loss_scale]

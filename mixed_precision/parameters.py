@@ -1,8 +1,9 @@
-"""Checks of the optimizers and parameters that mixed precision works with."""
+"""Checks of the optimizers, parameters and gradients that mixed precision takes."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import chainer
 import numpy as np
@@ -100,6 +101,40 @@ def check_is_whole(target: chainer.Link) -> None:
             f" layers, and alone would skip steps that the other ranks take: give"
             f" MixedPrecision their communicator, MixedPrecision(optimizer, comm=comm)"
         )
+
+
+def check_scale(parameters: Sequence[chainer.Parameter], scale: float) -> None:
+    """Refuses gradients that are not scaled as the loss is.
+
+    Args:
+        parameters: Whose gradients.
+        scale (float): The loss scale.
+
+    Raises:
+        ValueError: If they are not scaled, or by another number.
+    """
+    noted = {
+        None if param._loss_scale is None else float(param._loss_scale)
+        for param in parameters
+        if param.grad is not None
+    }
+    # F.forget does not pass the scale on to the parameters within.
+    found = noted - {None} or noted
+    if found <= {scale} or scale == 1 and found <= {None}:
+        return
+    if found == {None}:
+        raise ValueError(
+            f"the gradients are not scaled, but the loss scale is {scale:g}: call"
+            f" optimizer.backward(loss) instead of loss.backward(), or make the"
+            f" pipeline with Pipeline(..., loss_scale=optimizer.loss_scale)"
+        )
+    raise ValueError(
+        f"the gradients are scaled by {sorted(found)}, but the loss scale is"
+        f" {scale:g}: call optimizer.backward(loss), and give a pipeline the object"
+        f" optimizer.loss_scale, which changes, instead of a number. Of two"
+        f" optimizers with one such object each changes it: make one for both,"
+        f" MixedPrecision(optimizer).setup([stage, stage])"
+    )
 
 
 def keeps_master(param: chainer.Parameter) -> bool:

@@ -23,7 +23,7 @@ optimizer = MixedPrecision(chainer.optimizers.AdaGrad(), loss_scale=1).setup(mod
 for param in model.params():
     param.grad = np.ones_like(param.array)
 optimizer.update()
-runs, others = fused.plan(optimizer._buffers.groups)
+runs, others = fused.plan(optimizer._masters.buffers.groups)
 assert (len(runs), others) == (1, []), (runs, others)
 print(update_rules.__file__)
 """

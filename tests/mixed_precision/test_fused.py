@@ -64,7 +64,7 @@ def test_what_is_planned(make_optimizer, has_kernel):
     for param in model.params():
         param.grad = np.ones_like(param.array)
     optimizer.update()
-    groups = optimizer._buffers.groups
+    groups = optimizer._masters.buffers.groups
     runs, others = fused.plan(groups)
     if has_kernel:
         assert (runs, others) == ([fused.Run(groups[0], 0, 1, False)], [])

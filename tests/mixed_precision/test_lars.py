@@ -44,7 +44,7 @@ def test_equations(decay, scale):
     for path, p in model.namedparams():
         array = p.array
         if scale:
-            array = optimizer._buffers.masters()[path]
+            array = optimizer._masters.by_path()[path]
         gradients = given[p.name].astype(np.float64)
         expected = equations(before[p.name], gradients, 0.5, 0.8, 0.1, decay)
         np.testing.assert_allclose(array, expected, rtol=1e-4, atol=1e-6)

@@ -43,7 +43,7 @@ def test_equations(scale, hook_of):
     assert rule.state["g"].dtype == np.float16
     assert rule.scale == (rule.scale_for(scale) if scale else 1)
     if scale:
-        assert not optimizer._buffers.masters()
+        assert not optimizer._masters.by_path()
 
 
 def test_small_updates_are_not_lost():

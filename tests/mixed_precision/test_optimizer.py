@@ -98,7 +98,7 @@ def update_both(optimizer, reference, step):
 
 
 def assert_equal(optimizer, reference, rtol=0):
-    masters = optimizer._buffers.masters()
+    masters = optimizer._masters.by_path()
     for path, twin in reference.target.namedparams():
         param = dict(optimizer.target.namedparams())[path]
         master = masters.get(path, param.array)
@@ -374,7 +374,7 @@ def test_snapshot_continues_bit_for_bit(tmp_path, make_optimizer):
     train(resumed, resumed_optimizer, 5)
     for a, b in zip(model.params(), resumed.params()):
         np.testing.assert_array_equal(a.array, b.array)
-    masters, again = optimizer._buffers.masters(), resumed_optimizer._buffers.masters()
+    masters, again = optimizer._masters.by_path(), resumed_optimizer._masters.by_path()
     assert masters.keys() == again.keys()
     for path, master in masters.items():
         np.testing.assert_array_equal(master, again[path])
@@ -428,7 +428,7 @@ def test_snapshot_is_keyed_by_path(tmp_path):
     with np.load(tmp_path / "optimizer.npz") as file:
         assert {"0/W/master", "0/W/v", "2/W/master", "1/gamma/v"} <= set(file)
         assert "1/gamma/master" not in file
-        master = optimizer._buffers.masters()["/0/W"]
+        master = optimizer._masters.by_path()["/0/W"]
         np.testing.assert_array_equal(file["0/W/master"], master)
 
 
@@ -574,7 +574,7 @@ def test_several_stages_as_one_target(tmp_path):
 
     model, optimizer = make()
     train(model, optimizer, 3)
-    assert sorted(optimizer._buffers.masters()) == ["/0/W", "/0/b", "/2/W", "/2/b"]
+    assert sorted(optimizer._masters.by_path()) == ["/0/W", "/0/b", "/2/W", "/2/b"]
     chainer.serializers.save_npz(tmp_path / "target.npz", optimizer.target)
     again, other = make()
     chainer.serializers.load_npz(tmp_path / "target.npz", other.target)
@@ -805,7 +805,7 @@ def test_bytes_of_updates(make_optimizer, name):
         param._loss_scale = float(optimizer.loss_scale)
     optimizer.update()
     held = 0
-    for group in optimizer._buffers.groups:
+    for group in optimizer._masters.buffers.groups:
         # Weights of float32 are their own master.
         copies = [group._unscaled, group._float32 if group.is_half else None]
         held += sum(array.nbytes for array in copies if array is not None)

@@ -71,7 +71,7 @@ def test_float32_masters_are_zero_too(fp32_update):
         master = (
             weight.update_rule._fp32_param.array
             if fp32_update
-            else optimizer._masters()["/0/W"]
+            else optimizer._masters.by_path()["/0/W"]
         )
         assert master.dtype == np.float32
         assert (master[ZEROS] == 0).all() and (weight.array[ZEROS] == 0).all()

@@ -166,7 +166,7 @@ def test_masters_of_mixed_precision_go_too():
     assert (small["/4/W"] != small["/4/W"].astype(np.float16)).any()
     loss = float32_loss(F.softmax_cross_entropy)
     optimizer.update(loss, model(x.astype(np.float16)), t)
-    assert optimizer._masters()["/4/W"].shape == (5, 3, 3, 3)
+    assert optimizer._masters.by_path()["/4/W"].shape == (5, 3, 3, 3)
 
 
 def test_gradients_that_wait_for_an_update_go_too():

@@ -78,8 +78,8 @@ def bit_for_bit(comm, name, schedule, n_microbatches):
     assert losses == expected
     assert vars(optimizer.loss_scale) == vars(reference.loss_scale)
     assert (optimizer.t, optimizer.n_skipped) == (reference.t, reference.n_skipped)
-    masters = reference._buffers.masters()
-    for path, master in optimizer._buffers.masters().items():
+    masters = reference._masters.by_path()
+    for path, master in optimizer._masters.by_path().items():
         np.testing.assert_array_equal(master, masters[path])
     expected = dict(whole.namedparams())
     for path, param in optimizer.target.namedparams():
@@ -119,13 +119,13 @@ def as_chainer(comm):
         model.cleargrads()
         optimizer.backward(loss)
         optimizer.update()
-    masters = optimizer._buffers.masters()
+    masters = optimizer._masters.by_path()
 
     again = deep_model()
     plan = Plan.uniform(len(again), comm.size)
     stage = again.divide(*plan.range(comm.rank))
     _, pipelined = train(comm, "momentum", [stage], batches, n_microbatches=1)
-    for path, master in pipelined._buffers.masters().items():
+    for path, master in pipelined._masters.by_path().items():
         np.testing.assert_array_equal(master, masters[path])
 
 
@@ -233,7 +233,7 @@ def random_overflows(comm, replicas):
                 scale, n_finite = 2 * scale, 0
         assert float(loss_scale) == scale, step
         assert (optimizer.t, optimizer.n_skipped) == (updates, step + 1 - updates)
-    masters = optimizer._buffers.masters()
+    masters = optimizer._masters.by_path()
     assert (next(m for p, m in masters.items() if p.endswith("W")) == weight).all()
 
 

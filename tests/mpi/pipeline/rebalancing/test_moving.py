@@ -87,7 +87,7 @@ class Run:
         for optimizer in self.optimizers:
             found["t"] = optimizer.t
             if hasattr(optimizer, "_masters"):
-                masters = optimizer._masters()
+                masters = optimizer._masters.by_path()
                 found.update((f"master{k}", v.copy()) for k, v in masters.items())
         together = {}
         for theirs in self.pipe.gather(found, "save"):

@@ -1,0 +1,116 @@
+"""One step of an optimizer: from scaled gradients to weights, with the hooks between.
+
+::
+
+    hooks that clip by the norm, or none      other hooks, and rules without a kernel
+        |                                         |
+        |                                     unscale, into float32 beside the masters
+        |  their rates are factors            hooks before the update
+    unscale, update, round: one pass          update
+                                              hooks after it
+                                              round
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import chainer
+import numpy as np
+
+from mixed_precision import fused
+from mixed_precision.flat import FlatBuffers, Gathered
+from mixed_precision.hooks import Hooks, clipping_rate, is_clipping
+
+
+class Step:
+    """The gradients of one step, and what is done with them.
+
+    Args:
+        optimizer (chainer.Optimizer): Whose hooks and update rules are used.
+        parameters: Its initialized parameters, in the order in which hooks see them.
+        buffers: They are in them.
+        loss_scale (float): What their gradients are multiplied by.
+        norm_of: Returns the squared norm of all ranks' gradients for the sums of
+            squares of this rank's. A call of all ranks.
+    """
+
+    def __init__(
+        self,
+        optimizer: chainer.Optimizer,
+        parameters: Sequence[chainer.Parameter],
+        buffers: FlatBuffers,
+        loss_scale: float,
+        norm_of: Callable[[np.ndarray], float],
+    ) -> None:
+        self._optimizer, self._parameters = optimizer, parameters
+        self._buffers, self._norm_of = buffers, norm_of
+        self._scale, self._inverse = loss_scale, 1 / loss_scale
+        self._gathered: Sequence[Gathered] = buffers.gather()
+
+    def sum_squares(self) -> np.ndarray:
+        """Returns the sums of squares of this rank's unscaled gradients, float64."""
+        return self._buffers.sum_squares(self._gathered, self._inverse)
+
+    def take(self, squared_norm: float) -> None:
+        """Calls the hooks, and updates the parameters.
+
+        Args:
+            squared_norm: Of all ranks' unscaled gradients.
+        """
+        hooks = Hooks.of(self._optimizer)
+        runs, others = fused.plan(self._buffers.groups)
+        in_float32 = (
+            bool(others)
+            or any(run.has_hooks for run in runs)
+            or hooks.look_at_parameters
+        )
+        if in_float32:
+            with self._buffers.in_float32(self._gathered, self._inverse) as gathered:
+                self._gathered, self._inverse = gathered, 1.0
+                self._call_before(hooks.before, squared_norm)
+                self._update(runs, in_float32=True)
+                for param in others:
+                    param.update()
+                for hook in hooks.after:
+                    self._call(hook)
+        else:
+            for hook in hooks.before:
+                rate = clipping_rate(hook, squared_norm)
+                self._inverse *= rate
+                squared_norm *= rate**2
+            self._update(runs, in_float32=False)
+
+    def _call_before(self, hooks: Sequence[Any], squared_norm: float) -> None:
+        changed = False
+        for hook in hooks:
+            if not is_clipping(hook):
+                self._call(hook)
+                changed = True
+                continue
+            if changed:
+                # Another all-reduce, which nobody has who clips first. Whether there is
+                # one depends on the hooks alone: they are the same on all ranks.
+                squared_norm = self._norm_of(self.sum_squares())
+                changed = False
+            rate = clipping_rate(hook, squared_norm)
+            squared_norm *= rate**2
+            if rate < 1:
+                self._buffers.clip(rate)
+
+    def _call(self, hook: Any) -> None:
+        if getattr(hook, "call_for_each_param", False):
+            for param in self._parameters:
+                hook(param.update_rule, param)
+        else:
+            hook(self._optimizer)
+        self._buffers.collect()
+
+    def _update(self, runs: Sequence[fused.Run], in_float32: bool) -> None:
+        self._optimizer.t += 1
+        groups = self._buffers.groups
+        for run in runs:
+            gradients = self._gathered[groups.index(run.group)]
+            fused.update(run, gradients, self._inverse, self._scale, in_float32)
+        self._buffers.streamed.update(self._inverse)
