@@ -60,6 +60,9 @@ def test_the_catalogue_has_it(changed):
 
 
 def test_it_trains_as_chainers(changed):
-    tests = "tests/mixed_precision/test_optimizer.py"
     # With and without a scale, with every hook, from a snapshot, in planned memory.
-    assert changed.passed(tests, "-k", "AdaGrad") >= 20
+    tests = [
+        f"tests/mixed_precision/test_{module}.py"
+        for module in ("step", "masters", "memory")
+    ]
+    assert changed.passed(*tests, "-k", "AdaGrad") >= 20

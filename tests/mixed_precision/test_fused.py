@@ -10,7 +10,7 @@ from chainer import optimizers
 
 from chainer_kernels import formulas
 from mixed_precision import MixedPrecision, MomentumSGD16, fused, to_float16
-from tests.mixed_precision.test_optimizer import OPTIMIZERS
+from tests.support.mixed_precision import OPTIMIZERS
 
 HOWTO = pathlib.Path(__file__).parents[2] / "docs" / "howto" / "mixed_precision.rst"
 
@@ -20,7 +20,7 @@ def rule_of(make_optimizer):
 
 
 def test_every_kernel_is_compared_with_its_rule():
-    """By test_every_optimizer of test_optimizer, and for ours by its own tests."""
+    """By test_every_optimizer of test_step, and for ours by its own tests."""
     compared = {type(rule_of(make)) for make in [*OPTIMIZERS, MomentumSGD16]}
     assert fused.KERNELS.keys() <= compared
 
