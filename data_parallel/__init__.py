@@ -3,8 +3,12 @@
 ::
 
     optimizer         an optimizer that follows the mean gradient of replicas
-    gradient_watch    which gradients are complete while backward is under way
+    averaging         the gradients of a model, in exchanges: in which order, and when
+                      replicas are compared
+    early_gradients   gradients that are exchanged while a pipeline computes others
     late_gradients    double buffering: gradients that are applied one update late
+    backward          of a loss, during which gradients may be exchanged
+    gradient_watch    which gradients are complete while backward is under way
     parameters        of a model, as an exchange takes their gradients
     replica_agreement what replicas must have in common, and their values
 

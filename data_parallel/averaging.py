@@ -1,12 +1,18 @@
-"""How the gradients of a model are averaged: in which order, and compared when."""
+"""How the gradients of a model are averaged: in which order, and compared when.
+
+When they are is up to :meth:`Averaging.average`, or to one of
+:mod:`data_parallel.backward`, :mod:`data_parallel.early_gradients` and
+:mod:`data_parallel.late_gradients`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Callable
+from typing import Any, Callable
 
 import chainer
 
+from data_parallel import json_arrays
 from data_parallel.exchange import Exchange
 from data_parallel.parameters import (
     NamedParameter,
@@ -115,3 +121,62 @@ class Averaging:
             n_samples,
             zero_fill=self._zero_fill,
         )
+
+    def finish(self, parameters: Sequence[NamedParameter]) -> None:
+        """Waits for the exchange, whose means become the gradients.
+
+        Args:
+            parameters: As of :meth:`begin`.
+        """
+        for (_, param), mean in zip(parameters, self.exchange.finish()):
+            if mean is not param.grad:
+                param.grad = mean
+            if getattr(param, "is_streamed", False):
+                param.note_gradient()
+
+    def average(
+        self, parameters: Sequence[NamedParameter], n_samples: int | None
+    ) -> None:
+        """Replaces gradients that are all there by their means.
+
+        Args:
+            parameters: As of :meth:`begin`.
+            n_samples: Likewise.
+        """
+        self.begin(parameters, n_samples)
+        for i, (_, param) in enumerate(parameters):
+            self.exchange.put(i, param.grad)
+        self.finish(parameters)
+
+    def serialize(self, serializer: Any) -> bool:
+        """Reads or writes what the next exchanges depend on.
+
+        Returns:
+            Whether there is something: a serial script has written nothing.
+        """
+        state = {
+            "n_updates": self.agreement.n_updates,
+            "loss_scale": self.scale_of_residuals,
+        }
+        state = json_arrays.serialize(serializer["exchange"], "state", state)
+        if state is None:
+            return False
+        self.agreement.n_updates = state["n_updates"]
+        self.scale_of_residuals = state["loss_scale"]
+        of_parameters = self.of_parameters(serializer)
+        places = {name: i for i, name in enumerate(self.order)}
+        found = {}
+        for name, below in of_parameters.items():
+            place = json_arrays.serialize(below, "place", places.get(name))
+            if place is not None:
+                found[name] = place
+        self.order = sorted(found, key=found.__getitem__)
+        self.exchange.serialize_arrays(of_parameters)
+        return True
+
+    def of_parameters(self, serializer: Any) -> dict[str, Any]:
+        """Returns where the state of the exchange goes, by path of the parameter.
+
+        It is beside the rest of a parameter's, as stages may be cut otherwise.
+        """
+        return {name: serializer[name]["exchange"] for name, _ in self.all_parameters()}

@@ -154,6 +154,16 @@ class EarlyGradients:
             self._put(i, self.parameters[i].param.grad)
         self.is_under_way = False
 
+    def average(self, n_samples: int | None) -> None:
+        """Replaces the gradients of all parameters by their means.
+
+        Args:
+            n_samples: As of :meth:`put_others`.
+        """
+        self.put_others(n_samples)
+        self._averaging.agreement.count()
+        self._averaging.finish(self.parameters)
+
     def drop(self) -> None:
         """Ends an exchange whose means nobody wants; a call of all ranks."""
         if self.is_under_way:

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import chainer
 import numpy as np
 
 from data_parallel import json_arrays
 from data_parallel.arrays import HOST
+from data_parallel.averaging import Averaging
 from data_parallel.parameters import NamedParameter
 
 
@@ -53,9 +53,14 @@ class Means(NamedTuple):
 
 
 class LateGradients:
-    """The gradients that are exchanged meanwhile, and the means of the last ones."""
+    """The gradients that are exchanged meanwhile, and the means of the last ones.
 
-    def __init__(self) -> None:
+    Args:
+        averaging (Averaging): Of the gradients.
+    """
+
+    def __init__(self, averaging: Averaging) -> None:
+        self._averaging = averaging
         self._names: list[str] = []
         self._scale = 1.0
         self._is_under_way = False
@@ -63,19 +68,36 @@ class LateGradients:
         # In turn: one is exchanged, the other applied.
         self._buffers: tuple[dict[str, Any], ...] = ({}, {})
 
-    def copies_of(
-        self, parameters: Sequence[NamedParameter], scale: float
-    ) -> list[Any]:
-        """Returns copies of gradients, of which an exchange begins.
+    def average(
+        self,
+        parameters: Sequence[NamedParameter],
+        n_samples: int | None,
+        loss_scale: float | None,
+    ) -> bool:
+        """Replaces gradients by the means of the last ones, and begins with them.
 
         Args:
             parameters: The model's.
-            scale: The loss scale.
+            n_samples: Of this rank's minibatch; ``None`` if all are alike.
+            loss_scale: What the optimizer takes gradients to be scaled by.
+
+        Returns:
+            Whether there were any last ones.
         """
+        averaging = self._averaging
+        self.finish()
+        means, self._means = self._means, None
+        averaging.begin(parameters, n_samples)
         self._buffers = self._buffers[::-1]
         self._names = [name for name, _ in parameters]
-        self._scale, self._is_under_way = scale, True
-        return [self._copy(name, param.grad) for name, param in parameters]
+        self._scale, self._is_under_way = averaging.loss_scale, True
+        for i, (name, param) in enumerate(parameters):
+            averaging.exchange.put(i, self._copy(name, param.grad))
+        averaging.exchange.look()
+        if means is None:
+            return False
+        means.give_to(parameters, loss_scale)
+        return True
 
     def _copy(self, name: str, gradient: Any) -> Any:
         if gradient is None:
@@ -88,18 +110,13 @@ class LateGradients:
         np.copyto(buffers[name], gradient)
         return buffers[name]
 
-    def finish(self, exchange: Any) -> None:
+    def finish(self) -> None:
         """Waits for the exchange that goes on, if one does."""
         if self._is_under_way:
             self._is_under_way = False
-            found = zip(self._names, exchange.finish())
+            found = zip(self._names, self._averaging.exchange.finish())
             by_name = {name: mean for name, mean in found if mean is not None}
             self._means = Means(by_name, self._scale)
-
-    def take(self) -> Means | None:
-        """Returns the means to be applied; ``None`` at first."""
-        means, self._means = self._means, None
-        return means
 
     def serialize(self, serializers: Mapping[str, Any]) -> None:
         """Reads or writes the means that are to be applied.
@@ -118,24 +135,3 @@ class LateGradients:
                 # One that is read may not be in memory of its own.
                 found[name] = np.array(serializer("mean", HOST.send(mean)))
         self._means = Means(found, scale) if scale and found else None
-
-
-class Looks(chainer.FunctionHook):
-    """Moves the messages of an exchange on, between functions.
-
-    Args:
-        exchange: Whose messages.
-    """
-
-    name = "MovesMessagesOfExchange"
-
-    def __init__(self, exchange: Any) -> None:
-        self._exchange = exchange
-
-    def forward_postprocess(self, function: Any, in_data: Any) -> None:
-        """Looks, after a forward."""
-        self._exchange.look()
-
-    def backward_postprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
-        """Looks, after a backward."""
-        self._exchange.look()

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable
 
-import chainer
 import numpy as np
 
-from data_parallel import json_arrays
 from data_parallel.averaging import Averaging
+from data_parallel.backward import Backward
 from data_parallel.early_gradients import EarlyGradients
 from data_parallel.exchange import Exchange
-from data_parallel.gradient_watch import GradientWatch
-from data_parallel.late_gradients import LateGradients, Looks
+from data_parallel.late_gradients import LateGradients
 from data_parallel.parameters import (
     Exempt,
     NamedParameter,
@@ -164,11 +162,14 @@ class MultiNodeOptimizer(OptimizerWrapper):
         self._averaging = Averaging(
             actual_optimizer, self.exchange, agreement, exempted, zero_fill
         )
-        self._late = LateGradients() if double_buffering else None
+        self._late: LateGradients | None = None
         self._early: EarlyGradients | None = None
-        if pipeline is not None and not double_buffering:
+        if double_buffering:
+            self._late = LateGradients(self._averaging)
+        elif pipeline is not None:
             self._early = EarlyGradients(self._averaging, overlap)
-        self._overlaps = overlap and not (double_buffering or pipeline)
+        overlaps = overlap and not (double_buffering or pipeline)
+        self._backward = Backward(actual_optimizer, self._averaging, overlaps)
         # Of the step whose gradients were averaged before their update, if any.
         self._averaged_step: int | None = None
         self._has_means = False
@@ -194,8 +195,8 @@ class MultiNodeOptimizer(OptimizerWrapper):
         self.actual_optimizer.setup(link)
         self._agreement.forget()
         if self._late is not None:
-            self._late.finish(self.exchange)
-            self._late = LateGradients()
+            self._late.finish()
+            self._late = LateGradients(self._averaging)
         if self._early is not None:
             self._early.drop()
             self._pipeline.early_exchanges.add(self._early)
@@ -206,7 +207,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
         """The argument by which gradients are copied; empty if there is none."""
         if self._late is not None:
             return "double_buffering=True"
-        if self._overlaps:
+        if self._backward.overlaps:
             return "overlap=True without a pipeline"
         return self.exchange.copying
 
@@ -294,27 +295,10 @@ class MultiNodeOptimizer(OptimizerWrapper):
         """
         self.actual_optimizer.serialize(serializer)
         if self._late is not None:
-            self._late.finish(self.exchange)
-        state = {
-            "n_updates": self._agreement.n_updates,
-            "loss_scale": self._averaging.scale_of_residuals,
-        }
-        state = json_arrays.serialize(serializer["exchange"], "state", state)
-        if state is None:
-            return
-        self._agreement.n_updates = state["n_updates"]
-        self._averaging.scale_of_residuals = state["loss_scale"]
-        of_parameters = self._of_parameters(serializer)
-        places = {name: i for i, name in enumerate(self._averaging.order)}
-        found = {}
-        for name, below in of_parameters.items():
-            place = json_arrays.serialize(below, "place", places.get(name))
-            if place is not None:
-                found[name] = place
-        self._averaging.order = sorted(found, key=found.__getitem__)
-        self.exchange.serialize_arrays(of_parameters)
-        if self._late is not None:
-            self._late.serialize(of_parameters)
+            self._late.finish()
+        is_there = self._averaging.serialize(serializer)
+        if is_there and self._late is not None:
+            self._late.serialize(self._averaging.of_parameters(serializer))
 
     def load_replicas(self, serializers: Sequence[Any]) -> None:
         """Gives error feedback the mean of what replicas had kept.
@@ -325,7 +309,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
             serializers: Of each replica that there was.
         """
         self.exchange.kept.load_means(
-            [self._of_parameters(each) for each in serializers]
+            [self._averaging.of_parameters(each) for each in serializers]
         )
 
     def loaded_parts(self) -> list[Any]:
@@ -333,65 +317,27 @@ class MultiNodeOptimizer(OptimizerWrapper):
         own = [self._averaging, self._agreement, self._late]
         return [*own, *self.exchange.kept.parts()]
 
-    def _of_parameters(self, serializer: Any) -> dict[str, Any]:
-        """Returns where the state of the exchange goes, by path of the parameter.
-
-        It is beside the rest of a parameter's, as stages may be cut otherwise.
-        """
-        parameters = parameters_of(self.target, include_uninit=True)
-        return {name: serializer[name]["exchange"] for name, _ in parameters}
-
     def close(self) -> None:
         """Frees the communicator of the exchange; a call of all ranks."""
         if self._late is not None:
-            self._late.finish(self.exchange)
+            self._late.finish()
         if self._early is not None:
             self._early.drop()
         self.exchange.close()
 
-    def _clear_gradients(self) -> None:
-        if getattr(self.actual_optimizer, "_use_cleargrads", True):
-            self.target.cleargrads()
-        else:
-            self.target.zerograds()
-
-    def _backward(
-        self, loss: chainer.Variable, parameters: Sequence[NamedParameter]
-    ) -> None:
-        """Runs backward, and notes in which order gradients are complete."""
-        seen: list[str] = []
-        watch: Any = Looks(self.exchange)
-        if self._overlaps and not self._averaging.order:
-            watch = GradientWatch(
-                loss,
-                parameters,
-                lambda i, gradient: seen.append(parameters[i].name),
-                self.exchange.look,
-            )
-        with watch:
-            self._run_backward(loss)
-        # A pipeline's step has told it before.
-        if self._early is None:
-            self._averaging.seen = seen
-
-    def _run_backward(self, loss: chainer.Variable) -> None:
-        backward = getattr(self.actual_optimizer, "backward", None)
-        if backward is not None:
-            # Mixed precision's own.
-            backward(loss)
-        else:
-            loss.backward(loss_scale=self._loss_scale)
-
-    def _agree(self, parameters: Sequence[NamedParameter]) -> bool:
-        """Compares the replicas, if it is time; returns whether gradients are valid."""
-        if self._averaging.is_due(parameters):
-            if self._late is not None:
-                self._late.finish(self.exchange)
-            return self._averaging.agree(parameters)
-        self._agreement.count()
-        if self._early is not None and parameters:
-            self._averaging.agree_on_order()
-        return True
+    def _average_of(self, lossfun: Callable, *args: Any, **kwds: Any) -> bool:
+        """Computes a loss and its gradients, and averages those."""
+        if self._early is not None:
+            self._early.drop()
+        loss = self._backward.loss_of(lossfun, *args, **kwds)
+        parameters = self._averaging.parameters()
+        if self._backward.may_average(parameters):
+            self._backward.average(loss, parameters, self._taken_n_samples())
+            return True
+        self._backward.run(loss, parameters)
+        # What it holds is needed no more.
+        del loss
+        return self._average()
 
     def _average(self) -> bool:
         """Replaces gradients by their means; returns whether those are to be applied.
@@ -399,12 +345,10 @@ class MultiNodeOptimizer(OptimizerWrapper):
         They are not where the replicas have differed, nor are there any before the
         second minibatch with ``double_buffering``.
         """
-        early = self._early
-        if early is not None and early.is_under_way:
+        if self._early is not None and self._early.is_under_way:
             n_samples, self.n_samples = self.n_samples, None
-            early.put_others(n_samples)
-            self._agreement.count()
-            self._finish(early.parameters)
+            self._early.average(n_samples)
+            self._share_tied()
             return True
         parameters = self._averaging.parameters()
         if not self._agree(parameters):
@@ -412,81 +356,29 @@ class MultiNodeOptimizer(OptimizerWrapper):
             # Other stages may go on, and wait for this one.
             self._share_tied()
             return False
-        if self._late is not None:
-            return self._average_late(self._late, parameters)
-        self._begin(parameters)
-        for i, (_, param) in enumerate(parameters):
-            self.exchange.put(i, param.grad)
-        self._finish(parameters)
-        return True
-
-    def _average_of(self, lossfun: Callable, *args: Any, **kwds: Any) -> bool:
-        """Computes a loss and its gradients, and averages those."""
-        if self._early is not None:
-            self._early.drop()
-        with Looks(self.exchange):
-            loss = lossfun(*args, **kwds)
-        self._clear_gradients()
-        parameters = self._averaging.parameters()
-        knows_order = self._overlaps and bool(self._averaging.order)
-        if knows_order and not self._agreement.is_due(parameters):
-            self._agreement.count()
-            self._average_during_backward(loss, parameters)
-            return True
-        self._backward(loss, parameters)
-        # What it holds is needed no more.
-        del loss
-        return self._average()
-
-    def _average_during_backward(
-        self, loss: chainer.Variable, parameters: Sequence[NamedParameter]
-    ) -> None:
-        """Begins with gradients as they become complete."""
-        exchange = self.exchange
-        missing = set(range(len(parameters)))
-
-        def complete(i: int, gradient: np.ndarray) -> None:
-            missing.remove(i)
-            # Chainer may hand on the same array as the gradient of something else.
-            exchange.put(i, gradient.copy())
-
-        self._begin(parameters)
-        with GradientWatch(loss, parameters, complete, exchange.look):
-            self._run_backward(loss)
-        for i in sorted(missing):
-            exchange.put(i, parameters[i].param.grad)
-        self._finish(parameters)
-
-    def _average_late(
-        self, late: LateGradients, parameters: Sequence[NamedParameter]
-    ) -> bool:
-        """Replaces the gradients by the last ones' means, if there are any."""
-        late.finish(self.exchange)
-        means = late.take()
-        self._begin(parameters)
-        copies = late.copies_of(parameters, float(self._loss_scale or 1.0))
-        for i, gradient in enumerate(copies):
-            self.exchange.put(i, gradient)
-        self.exchange.look()
-        if means is None:
+        n_samples = self._taken_n_samples()
+        if self._late is None:
+            self._averaging.average(parameters, n_samples)
+        elif not self._late.average(parameters, n_samples, self._loss_scale):
             return False
-        means.give_to(parameters, self._loss_scale)
         self._share_tied()
         return True
 
-    def _begin(self, parameters: Sequence[NamedParameter]) -> None:
-        n_samples, self.n_samples = self.n_samples, None
-        if n_samples is None:
-            n_samples = self._n_samples_of_step
-        self._averaging.begin(parameters, n_samples)
+    def _agree(self, parameters: Sequence[NamedParameter]) -> bool:
+        """Compares the replicas, if it is time; returns whether gradients are valid."""
+        if self._averaging.is_due(parameters):
+            if self._late is not None:
+                self._late.finish()
+            return self._averaging.agree(parameters)
+        self._agreement.count()
+        if self._early is not None and parameters:
+            self._averaging.agree_on_order()
+        return True
 
-    def _finish(self, parameters: Sequence[NamedParameter]) -> None:
-        for (_, param), mean in zip(parameters, self.exchange.finish()):
-            if mean is not param.grad:
-                param.grad = mean
-            if getattr(param, "is_streamed", False):
-                param.note_gradient()
-        self._share_tied()
+    def _taken_n_samples(self) -> int | None:
+        """Returns of how many samples the gradients are, which counts once."""
+        n_samples, self.n_samples = self.n_samples, None
+        return self._n_samples_of_step if n_samples is None else n_samples
 
     def _share_tied(self) -> None:
         if self._pipeline is not None and self._pipeline.ties is not None:

@@ -24,10 +24,10 @@ from mixed_precision import (
 )
 from tests.mpi.data_parallel.test_error_feedback import gradients_of
 from tests.mpi.data_parallel.test_many_arrays import BLOCK, EXEMPT, arrays_of
-from tests.mpi.data_parallel.test_optimizer import make_batches, make_model, parts_of
 from tests.support.fake_gpu import fake_gpu
 from tests.support.gpu import NEEDS_GPU
 from tests.support.mpiexec import assert_on_ranks
+from tests.support.replicas import make_batches, make_model, parts_of
 
 TIMEOUT = 30
 OPTIONS = {"minimum": 0, "block": BLOCK, "timeout": TIMEOUT}

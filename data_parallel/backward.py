@@ -1,0 +1,152 @@
+"""The backward of an update that computes its gradients itself.
+
+With ``overlap`` they are exchanged while it computes others::
+
+    backward     F3  F2  F1
+    complete        W3  W2  W1       in the order of the exchange
+    exchange        ====W3====W2====W1==== ...
+    update                             waits for the rest, and applies
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import chainer
+import numpy as np
+
+from data_parallel.averaging import Averaging
+from data_parallel.gradient_watch import GradientWatch
+from data_parallel.parameters import NamedParameter
+
+
+class Looks(chainer.FunctionHook):
+    """Moves the messages of an exchange on, between functions.
+
+    Args:
+        exchange: Whose messages.
+    """
+
+    name = "MovesMessagesOfExchange"
+
+    def __init__(self, exchange: Any) -> None:
+        self._exchange = exchange
+
+    def forward_postprocess(self, function: Any, in_data: Any) -> None:
+        """Looks, after a forward."""
+        self._exchange.look()
+
+    def backward_postprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
+        """Looks, after a backward."""
+        self._exchange.look()
+
+
+class Backward:
+    """The forward and the backward of such updates.
+
+    The exchange of the last update may go on meanwhile: its messages are moved on.
+
+    Args:
+        optimizer (chainer.Optimizer): Has the model, and the loss scale.
+        averaging (Averaging): Of the gradients.
+        overlaps (bool): Whether gradients are exchanged during a backward, once one
+            has shown in which order they become complete.
+
+    Attributes:
+        overlaps: As given.
+    """
+
+    def __init__(
+        self, optimizer: chainer.Optimizer, averaging: Averaging, overlaps: bool
+    ) -> None:
+        self._optimizer, self._averaging = optimizer, averaging
+        self.overlaps = overlaps
+
+    def loss_of(self, lossfun: Callable, *args: Any, **kwds: Any) -> chainer.Variable:
+        """Returns the loss, and clears the gradients of the last one."""
+        with Looks(self._averaging.exchange):
+            loss = lossfun(*args, **kwds)
+        if getattr(self._optimizer, "_use_cleargrads", True):
+            self._optimizer.target.cleargrads()
+        else:
+            self._optimizer.target.zerograds()
+        return loss
+
+    def may_average(self, parameters: Sequence[NamedParameter]) -> bool:
+        """Returns whether the next backward may be that of :meth:`average`.
+
+        It may not where the replicas are to be compared first, or no order is known.
+
+        Args:
+            parameters: The model's.
+        """
+        averaging = self._averaging
+        knows_order = self.overlaps and bool(averaging.order)
+        return knows_order and not averaging.is_due(parameters)
+
+    def run(self, loss: chainer.Variable, parameters: Sequence[NamedParameter]) -> None:
+        """Runs backward, and sees the order of gradients if it is to be known.
+
+        Args:
+            loss: From which it starts.
+            parameters: The model's.
+        """
+        if not self.overlaps or self._averaging.order:
+            with Looks(self._averaging.exchange):
+                self._run(loss)
+            return
+        seen: list[str] = []
+
+        def complete(i: int, gradient: np.ndarray) -> None:
+            seen.append(parameters[i].name)
+
+        with self._watch(loss, parameters, complete):
+            self._run(loss)
+        self._averaging.seen = seen
+
+    def average(
+        self,
+        loss: chainer.Variable,
+        parameters: Sequence[NamedParameter],
+        n_samples: int | None,
+    ) -> None:
+        """Runs backward, and replaces the gradients by their means.
+
+        Args:
+            loss: From which it starts.
+            parameters: The model's, in the order of the exchange.
+            n_samples: Of this rank's minibatch; ``None`` if all are alike.
+        """
+        averaging = self._averaging
+        missing = set(range(len(parameters)))
+
+        def complete(i: int, gradient: np.ndarray) -> None:
+            missing.remove(i)
+            # Chainer may hand on the same array as the gradient of something else.
+            averaging.exchange.put(i, gradient.copy())
+
+        averaging.agreement.count()
+        averaging.begin(parameters, n_samples)
+        with self._watch(loss, parameters, complete):
+            self._run(loss)
+        for i in sorted(missing):
+            averaging.exchange.put(i, parameters[i].param.grad)
+        averaging.finish(parameters)
+
+    def _watch(
+        self,
+        loss: chainer.Variable,
+        parameters: Sequence[NamedParameter],
+        complete: Callable[[int, np.ndarray], None],
+    ) -> GradientWatch:
+        look = self._averaging.exchange.look
+        return GradientWatch(loss, parameters, complete, look)
+
+    def _run(self, loss: chainer.Variable) -> None:
+        backward = getattr(self._optimizer, "backward", None)
+        if backward is not None:
+            # Mixed precision's own.
+            backward(loss)
+        else:
+            loss.backward(loss_scale=self._optimizer._loss_scale)
