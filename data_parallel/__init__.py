@@ -22,6 +22,7 @@
     messages          their buffers and tags
     coder             their bytes, with either strategy's code
     payloads          where those are: in messages, or on a GPU and copied
+    strategies        what codes are made of, and what counts in the next exchanges
     two_roundings     encode, send, add up in float32, encode, send: the default
     oyama2017         Algorithm 1 of the paper: a rounding after each addition
     quantiles         its quantiles, kept for some exchanges

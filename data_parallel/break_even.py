@@ -15,7 +15,8 @@ from typing import Any, Callable
 import numpy as np
 from mpi4py import MPI
 
-from divisible.communication.collectives import wait_for_all
+from data_parallel.settings import Settings
+from divisible.communication.collectives import as_mpi, wait_for_all
 
 #: Elements that are tried.
 SIZES = tuple(2**n for n in range(12, 23, 2))
@@ -23,6 +24,8 @@ _ROUNDS = 3
 #: A size that takes longer, in seconds, is the last one: larger ones gain alike.
 _LONG = 0.3
 _TIMEOUT = 300.0
+# More elements than there are.
+_NEVER = 2**62
 
 _keyvals: list[int] = []
 
@@ -41,6 +44,33 @@ def known(comm: MPI.Comm) -> dict[Any, int | None]:
     return found
 
 
+def minimum(
+    comm: Any,
+    settings: Settings,
+    local_size: int | None,
+    timeout: float,
+    given: int | None,
+    make: Callable[..., Any],
+) -> int:
+    """Returns from how many elements on an exchange codes; a call of all ranks.
+
+    Args:
+        comm: As of :func:`between`, or a ChainerMN communicator.
+        settings: Of the exchange.
+        local_size: As of :func:`between`.
+        timeout: Likewise.
+        given: What the user has said; ``None`` to measure.
+        make: As of :func:`between`.
+    """
+    if given is not None or settings.is_oyama2017 or settings.wire.name == "fp32":
+        return int(given or 0)
+    mpi_comm = as_mpi(comm)
+    found = between(mpi_comm, settings.wire.name, local_size, timeout, make)
+    if found is None and mpi_comm.rank == 0:
+        warn_of_never(settings.wire_dtype, mpi_comm.size)
+    return _NEVER if found is None else found
+
+
 def warn_of_never(wire_dtype: str, n_ranks: int) -> None:
     """Warns that all goes in float32."""
     warnings.warn(
@@ -55,7 +85,8 @@ def between(
     comm: MPI.Comm,
     wire_dtype: str,
     local_size: int | None,
-    make: Callable[[str], Any],
+    timeout: float,
+    make: Callable[..., Any],
 ) -> int | None:
     """Returns from how many elements on a wire dtype is faster; measured once.
 
@@ -63,11 +94,16 @@ def between(
         comm: Of the ranks; it keeps the answer.
         wire_dtype: As of an exchange.
         local_size: How many ranks share a node; ``None`` for those of a host.
-        make: Makes an exchange between them, in a wire dtype.
+        timeout: Seconds that a wait for another rank may take.
+        make: Makes an exchange, as :class:`~data_parallel.Exchange` does.
     """
     answers, key = known(comm), (wire_dtype, local_size)
     if key not in answers:
-        with make("fp32") as fp32, make(wire_dtype) as coded:
+        options = {"local_size": local_size, "minimum": 0, "timeout": timeout}
+        with (
+            make(comm, "fp32", **options) as fp32,
+            make(comm, wire_dtype, **options) as coded,
+        ):
             found = None
             # Where nothing leaves a node, nothing is coded.
             if len(fp32.nodes) > 1:

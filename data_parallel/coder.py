@@ -19,7 +19,7 @@ are. NumPy's functions hand CuPy's arrays on to CuPy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 import numpy as np
 
@@ -90,6 +90,13 @@ class Gradients(NamedTuple):
     def of(self, segment: Segment) -> Any:
         """Returns the elements of a segment."""
         return self.flat[segment.array][segment.elements]
+
+
+#: Makes the code of an exchange whose ranks have agreed, from this replica's gradients,
+#: the ranks' numbers of samples, or ``None``, and the origins of their residuals.
+MakeCode = Callable[
+    [Gradients, Optional[Sequence[int]], Sequence[tuple[int, int]]], Code
+]
 
 
 class Coder:

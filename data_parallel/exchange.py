@@ -8,20 +8,19 @@ from typing import Any, Callable
 
 import numpy as np
 
-from data_parallel import break_even, oyama2017
+from data_parallel import break_even
 from data_parallel.arrays import HOST, Arrays, Spec, common_device, specs_of
-from data_parallel.coder import Code, Gradients
+from data_parallel.coder import MakeCode
 from data_parallel.current import Current
 from data_parallel.kept_state import KeptState
 from data_parallel.layout import Layouts, Shape
 from data_parallel.messages import Buffers
 from data_parallel.nodes import lanes_of
 from data_parallel.opening import Opening, check_n_samples
-from data_parallel.quantiles import Quantiles
-from data_parallel.residuals import NOT_LOADED, Residuals
+from data_parallel.residuals import NOT_LOADED
 from data_parallel.settings import Settings
 from data_parallel.start import Options, agree_on_start
-from data_parallel.two_roundings import TwoRoundingsCode
+from data_parallel.strategies import strategy_of
 from data_parallel.under_way import Ranks, UnderWay, compare
 from data_parallel.units import PARTS, Placement
 from divisible.communication.aborting import abort_on_error
@@ -30,8 +29,6 @@ from divisible.communication.errors import DisagreementError
 from divisible.communication.wire import BLOCK
 
 _TIMEOUT = 300.0
-# More elements than there are.
-_NEVER = 2**62
 
 
 class Exchange:
@@ -149,17 +146,16 @@ class Exchange:
             len(self.nodes),
             block,
             *self._options.bucket_and_chunk(),
-            self._minimum(comm, minimum),
+            break_even.minimum(comm, settings, local_size, timeout, minimum, Exchange),
         )
         self._layouts = Layouts(shape, is_fp32=settings.wire.name == "fp32")
-        self._residuals = Residuals() if error_feedback else None
-        self._quantiles = Quantiles(every) if settings.is_oyama2017 else None
+        self._strategy = strategy_of(settings, self._options, self.comm, self.nodes)
         self.kept = KeptState(
             self.comm,
             self._layouts,
             minimum is None,
-            self._residuals,
-            self._quantiles,
+            self._strategy.residuals,
+            self._strategy.quantiles,
         )
         self._current = Current(self.comm)
         self.sent_bytes, self.spans = 0, {}
@@ -254,10 +250,7 @@ class Exchange:
             under_way.check_all_present()
         self.sent_bytes = under_way.clock.sent_bytes
         self.seconds = under_way.clock.seconds
-        if self._quantiles is not None:
-            self._quantiles.keep()
-        if self._residuals is not None and under_way.is_finite():
-            self._residuals.keep()
+        self._strategy.keep(under_way.is_finite)
         return under_way.results()
 
     def begin(
@@ -283,14 +276,12 @@ class Exchange:
         refusal: Exception | None = None
         found: tuple[Spec, ...] = ()
         device = HOST
-        flat_weights: list[np.ndarray] = []
+        # Of an exchange that is refused no code is made.
+        make_code: MakeCode | None = None
         try:
             found = specs()
             device = common_device(found) if self._settings.runs_on_gpu else HOST
-            if self._quantiles is not None:
-                flat_weights = oyama2017.flat_weights(weights, [s.shape for s in found])
-            if self._residuals is not None:
-                self._residuals.check_loaded(found)
+            make_code = self._strategy.begin(found, device, weights)
             check_n_samples(n_samples)
         except (TypeError, ValueError) as error:
             refusal, n_samples = error, None
@@ -304,21 +295,9 @@ class Exchange:
             self._layouts.summary,
             n_samples,
             str(refusal or ""),
-            NOT_LOADED if self._residuals is None else self._residuals.origin,
+            self._strategy.origin,
             self.timeout,
         )
-
-        def make_code(gradients: Gradients, samples: Sequence[int] | None) -> Code:
-            if self._quantiles is not None:
-                q, are_alike = self._quantiles.open(found), samples is None
-                return oyama2017.Oyama2017Code(
-                    self._settings, gradients, flat_weights, q, self.nodes, are_alike
-                )
-            if self._residuals is not None:
-                self._residuals.open(found, device)
-                self._residuals.share_out(self.comm, opening.origins(), self.timeout)
-            return TwoRoundingsCode(self._settings, gradients, self._residuals)
-
         under_way = UnderWay(self._ranks, opening, arrays, buckets, make_code)
         self._current.under_way, self._zero_fill = under_way, zero_fill
         self.spans = under_way.spans
@@ -362,9 +341,7 @@ class Exchange:
     @property
     def copying(self) -> str:
         """The argument by which arrays are copied; empty if there is none."""
-        if self._quantiles is not None:
-            return "strategy='oyama2017'"
-        return "" if self._residuals is None else "error_feedback=True"
+        return self._strategy.copying
 
     @property
     def timeout(self) -> float:
@@ -373,8 +350,8 @@ class Exchange:
 
     def scale_residuals(self, factor: float) -> None:
         """Multiplies what error feedback keeps, when gradients are scaled otherwise."""
-        if self._residuals is not None:
-            self._residuals.scale(factor)
+        if self._strategy.residuals is not None:
+            self._strategy.residuals.scale(factor)
 
     def serialize(self, serializer: Any) -> None:
         """Reads or writes what the next exchanges depend on.
@@ -411,17 +388,6 @@ class Exchange:
         if kind is None:
             self.close()
 
-    def _minimum(self, comm: Any, given: int | None) -> int:
-        """Returns from how many elements on buckets are coded."""
-        settings = self._settings
-        if given is not None or settings.is_oyama2017 or settings.wire.name == "fp32":
-            return int(given or 0)
-        local_size, timeout = self._options.local_size, self._options.timeout
-        found = _break_even(comm, settings.wire.name, local_size, timeout)
-        if found is None and self.comm.rank == 0:
-            break_even.warn_of_never(settings.wire_dtype, self.comm.size)
-        return _NEVER if found is None else found
-
 
 def measure_break_even(comm: Any, wire_dtype: str) -> int | None:
     """Measures from how many elements on a wire dtype beats float32 between ranks.
@@ -445,13 +411,4 @@ def measure_break_even(comm: Any, wire_dtype: str) -> int | None:
         >>> measure_break_even(MPI.COMM_SELF, "int8") is None
         True
     """
-    return _break_even(comm, wire_dtype, None, _TIMEOUT)
-
-
-def _break_even(
-    comm: Any, wire_dtype: str, local_size: int | None, timeout: float
-) -> int | None:
-    def make(name: str) -> Exchange:
-        return Exchange(comm, name, local_size=local_size, minimum=0, timeout=timeout)
-
-    return break_even.between(as_mpi(comm), wire_dtype, local_size, make)
+    return break_even.between(as_mpi(comm), wire_dtype, None, _TIMEOUT, Exchange)

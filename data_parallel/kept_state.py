@@ -46,6 +46,11 @@ class KeptState:
         self._residuals, self._quantiles = residuals, quantiles
         self.n_exchanges = 0
 
+    @property
+    def residuals(self) -> dict[str, Any]:
+        """What error feedback keeps, by the name of the array; may be changed."""
+        return {} if self._residuals is None else self._residuals.by_name
+
     def serialize(self, serializer: Any) -> None:
         """Reads or writes it, with the names of the arrays."""
         names: set[str] = set()

@@ -222,8 +222,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
     @property
     def residuals(self) -> dict[str, np.ndarray]:
         """The residuals of error feedback by parameter name; may be changed."""
-        kept = self.exchange._residuals
-        return {} if kept is None else kept.by_name
+        return self.exchange.kept.residuals
 
     def target_changed(self) -> None:
         """Prepares for a target that has other parameters than before."""

@@ -6,13 +6,20 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from data_parallel.arrays import Arrays, Spec
-from data_parallel.coder import MISSING, NOT_FINITE, PRESENT, Code, Coder, Gradients
+from data_parallel.coder import (
+    MISSING,
+    NOT_FINITE,
+    PRESENT,
+    Coder,
+    Gradients,
+    MakeCode,
+)
 from data_parallel.flow import Flow, Steps
 from data_parallel.layout import Bucket, Unit
 from data_parallel.messages import OPENING, Buffers, Messages, kept_at_errors
@@ -49,8 +56,8 @@ class UnderWay:
         opening: What they tell each other first.
         arrays: To be exchanged; they may come one after the other.
         buckets: How they are cut.
-        make_code: Makes the code of the coded regions, once the ranks have agreed,
-            given the gradients and the ranks' numbers of samples, or ``None``.
+        make_code: Makes the code of the coded regions; ``None`` if this rank refuses
+            the exchange.
 
     Attributes:
         clock: Where time and bytes go.
@@ -64,7 +71,7 @@ class UnderWay:
         opening: Opening,
         arrays: Arrays,
         buckets: Sequence[Bucket],
-        make_code: Callable[[Gradients, Sequence[int] | None], Code],
+        make_code: MakeCode | None,
     ) -> None:
         self._ranks, self._arrays, self._buckets = ranks, arrays, buckets
         self._make_code = make_code
@@ -159,7 +166,7 @@ class UnderWay:
             self._arrays.are_present,
             shares(n_samples, comm.size)[comm.rank],
         )
-        self._code = self._make_code(gradients, n_samples)
+        self._code = self._make_code(gradients, n_samples, opening.origins())
         payloads = payloads_of(self._arrays.device)
         self._coder = Coder(self._code, gradients, payloads)
         self._is_open = True

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from data_parallel import break_even, measure_break_even
+from data_parallel.settings import Settings
 
 
 def searched(gains, times=None):
@@ -37,6 +38,20 @@ def test_a_size_that_takes_long_is_the_last():
     long = break_even.SIZES[2]
     found, tried = searched([False, False, True, True], {long: 1.0})
     assert found == long and tried[-1] == long
+
+
+@pytest.mark.parametrize(
+    "settings, given, expected",
+    [
+        (Settings("int8"), 7, 7),
+        (Settings("int8"), 0, 0),
+        (Settings("fp32"), None, 0),
+        (Settings("fp8", "oyama2017"), None, 0),
+    ],
+)
+def test_what_is_given_or_of_no_account_is_not_measured(settings, given, expected):
+    args = MPI.COMM_SELF, settings, None, 10, given, pytest.fail
+    assert break_even.minimum(*args) == expected
 
 
 @pytest.mark.parametrize("wire_dtype", ["int8", "fp8", "fp32"])

@@ -25,7 +25,7 @@ def gradients_of(step, n_ranks, n=N):
 
 
 def residual_of(exchange, name="0"):
-    return exchange._residuals.by_name[name]
+    return exchange.kept.residuals[name]
 
 
 def as_simulated(comm):

@@ -113,7 +113,7 @@ def error_feedback(comm, name):
                     exchange.mean([array])
                     where = local_size, wire_dtype, step
                     assert HOST.send(array).tobytes() == expected.mean.tobytes(), where
-                    kept = exchange._residuals.by_name["0"]
+                    kept = exchange.kept.residuals["0"]
                     assert type(kept) is type(array)
                     assert HOST.send(kept).tobytes() == residuals[comm.rank].tobytes()
                     # Loss scales are powers of two.
@@ -137,7 +137,7 @@ def shared_out(comm, name):
             exchange.serialize(serializer)
             state = {k: np.array(HOST.send(v)) for k, v in serializer.target.items()}
             states = comm.allgather(state)
-            residuals = comm.allgather(HOST.send(exchange._residuals.by_name["0"]))
+            residuals = comm.allgather(HOST.send(exchange.kept.residuals["0"]))
             exchange.serialize(NpzDeserializer(states[1 - comm.rank]))
             array = device.send(np.zeros(1000, "f"))
             exchange.mean([array])

@@ -169,7 +169,7 @@ def test_goes_on_with_equal_losses_on_other_grids(tmp_path):
 
 
 def residuals_of(optimizer):
-    return optimizer.exchange._residuals.by_name
+    return optimizer.exchange.kept.residuals
 
 
 def save_with_residuals(comm, folder, options):

@@ -1,0 +1,187 @@
+"""The strategies by which gradients are coded, from one exchange to the next.
+
+::
+
+    strategy          needs      keeps                            codes by
+    'two_roundings'              residuals, with error feedback   TwoRoundingsCode
+    'oyama2017'       weights    quantiles, for some exchanges    Oyama2017Code
+
+An exchange has one strategy as long as it lives, and a new code of it for each mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+from data_parallel import oyama2017
+from data_parallel.arrays import Spec
+from data_parallel.coder import Code, Gradients, MakeCode
+from data_parallel.oyama2017 import Oyama2017Code
+from data_parallel.quantiles import Quantiles
+from data_parallel.residuals import NOT_LOADED, Residuals
+from data_parallel.settings import Settings
+from data_parallel.start import Options
+from data_parallel.two_roundings import TwoRoundingsCode
+
+
+class Strategy(Protocol):
+    """A strategy, with what it keeps.
+
+    Attributes:
+        residuals: What encodings have lost; ``None`` where that is not kept.
+        quantiles: Those in use; ``None`` where there are none.
+        copying: The argument by which arrays are copied; empty if there is none.
+    """
+
+    residuals: Residuals | None
+    quantiles: Quantiles | None
+    copying: str
+
+    @property
+    def origin(self) -> tuple[int, int]:
+        """The origin of this rank's residuals."""
+
+    def begin(
+        self,
+        specs: Sequence[Spec],
+        device: Any,
+        weights: Sequence[np.ndarray] | None,
+    ) -> MakeCode:
+        """Begins an exchange.
+
+        Args:
+            specs: Of the arrays.
+            device: On which they are coded.
+            weights: As a caller gives them.
+
+        Raises:
+            ValueError: If it cannot code them.
+        """
+
+    def keep(self, is_finite: Callable[[], bool]) -> None:
+        """Ends an exchange: what it has found counts in the next ones.
+
+        Args:
+            is_finite: Returns whether all numbers were.
+        """
+
+
+def strategy_of(
+    settings: Settings,
+    options: Options,
+    comm: MPI.Comm,
+    nodes: Sequence[Sequence[int]],
+) -> Strategy:
+    """Returns the strategy of an exchange, which has kept nothing yet.
+
+    Args:
+        settings: Of the exchange.
+        options: Likewise.
+        comm: Of its messages.
+        nodes: The ranks of each node.
+    """
+    if settings.is_oyama2017:
+        return Oyama2017(settings, nodes, options.every)
+    return TwoRoundings(settings, comm, options.timeout, options.error_feedback)
+
+
+class TwoRoundings:
+    """The strategy ``'two_roundings'``.
+
+    Args:
+        settings: Of the exchange.
+        comm: Of the exchange.
+        timeout: Seconds that a wait for another rank may take.
+        error_feedback: Whether what encodings lose is kept.
+    """
+
+    quantiles = None
+
+    def __init__(
+        self, settings: Settings, comm: MPI.Comm, timeout: float, error_feedback: bool
+    ) -> None:
+        self._settings, self._comm, self._timeout = settings, comm, timeout
+        self.residuals = Residuals() if error_feedback else None
+        self.copying = "error_feedback=True" if error_feedback else ""
+
+    @property
+    def origin(self) -> tuple[int, int]:
+        """The origin of this rank's residuals."""
+        return NOT_LOADED if self.residuals is None else self.residuals.origin
+
+    def begin(
+        self,
+        specs: Sequence[Spec],
+        device: Any,
+        weights: Sequence[np.ndarray] | None,
+    ) -> MakeCode:
+        """Begins an exchange; weights are of no account."""
+        residuals = self.residuals
+        if residuals is not None:
+            residuals.check_loaded(specs)
+
+        def make(
+            gradients: Gradients,
+            n_samples: Sequence[int] | None,
+            origins: Sequence[tuple[int, int]],
+        ) -> Code:
+            if residuals is not None:
+                residuals.open(specs, device)
+                residuals.share_out(self._comm, origins, self._timeout)
+            return TwoRoundingsCode(self._settings, gradients, residuals)
+
+        return make
+
+    def keep(self, is_finite: Callable[[], bool]) -> None:
+        """Ends an exchange: what it has lost counts, unless a number is not finite."""
+        if self.residuals is not None and is_finite():
+            self.residuals.keep()
+
+
+class Oyama2017:
+    """The strategy ``'oyama2017'``.
+
+    Args:
+        settings: Of the exchange.
+        nodes: The ranks of each node.
+        every: After how many exchanges there are new quantiles.
+    """
+
+    residuals = None
+    copying = "strategy='oyama2017'"
+    origin = NOT_LOADED
+
+    def __init__(
+        self, settings: Settings, nodes: Sequence[Sequence[int]], every: int
+    ) -> None:
+        self._settings, self._nodes = settings, nodes
+        self.quantiles = Quantiles(every)
+
+    def begin(
+        self,
+        specs: Sequence[Spec],
+        device: Any,
+        weights: Sequence[np.ndarray] | None,
+    ) -> MakeCode:
+        """Begins an exchange of ratios to the weights."""
+        flat = oyama2017.flat_weights(weights, [spec.shape for spec in specs])
+
+        def make(
+            gradients: Gradients,
+            n_samples: Sequence[int] | None,
+            origins: Sequence[tuple[int, int]],
+        ) -> Code:
+            q, are_alike = self.quantiles.open(specs), n_samples is None
+            return Oyama2017Code(
+                self._settings, gradients, flat, q, self._nodes, are_alike
+            )
+
+        return make
+
+    def keep(self, is_finite: Callable[[], bool]) -> None:
+        """Ends an exchange: its quantiles hold for the next ones."""
+        self.quantiles.keep()
