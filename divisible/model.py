@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import operator
-import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import chainer
 from chainer import Link
@@ -20,28 +18,11 @@ from divisible.layer_list import Layer, LayerList
 from divisible.layer_pass import pass_through
 from divisible.skips import Skip, find_skips
 from divisible.ties import SharedState, Tie
+from divisible.undivided import Undivided
 
 if TYPE_CHECKING:
     from chainer_kernels.fusion.fusing import Fusion
     from chainer_kernels.fusion.measuring import Choice
-
-
-class _Undivided(NamedTuple):
-    """The model that a stage was cut from, as the stage knows it.
-
-    Attributes:
-        layers: A line of text for each layer.
-        skips: Its skip connections.
-        ties: The parameters that several layers use.
-        shared_states: What else several layers have in common.
-        carried_states: The paths of links that carry a state between minibatches.
-    """
-
-    layers: tuple[str, ...]
-    skips: tuple[Skip, ...]
-    ties: tuple[Tie, ...]
-    shared_states: tuple[SharedState, ...]
-    carried_states: tuple[str, ...]
 
 
 class Divisible(LayerList):
@@ -93,11 +74,10 @@ class Divisible(LayerList):
         ['/2/W', '/2/b']
     """
 
-    _undivided: _Undivided | None = None
+    # Of a stage or a view.
+    _undivided: Undivided | None = None
     # What runs chains of layers as one function; stages and views share it.
     _fusion: Fusion | None = None
-    # The parameters of other stages, as far as something on this rank holds them.
-    _elsewhere: Mapping[str, chainer.Parameter] = MappingProxyType({})
 
     @property
     def layer_range(self) -> tuple[int, int]:
@@ -148,8 +128,8 @@ class Divisible(LayerList):
 
     def path_elsewhere(self, param: chainer.Parameter) -> str | None:
         """Returns the path of a parameter if it belongs to another stage."""
-        paths = (path for path, other in self._elsewhere.items() if other is param)
-        return next(paths, None)
+        is_whole = self._undivided is None
+        return None if is_whole else self._undivided.elsewhere.path_of(param)
 
     @property
     def is_stage(self) -> bool:
@@ -217,9 +197,8 @@ class Divisible(LayerList):
                     stage.__dict__[name] = kept[id(value)]
                 else:
                     del stage.__dict__[name]
-        own = {id(param) for param in stage.params()}
-        others = {p: param for p, param in self.namedparams() if id(param) not in own}
-        stage._elsewhere = weakref.WeakValueDictionary(others)
+        params = dict(self.namedparams())
+        stage._undivided = stage._undivided.seen_from(stage, params)
         if mode == "copy":
             stage = copy.deepcopy(stage)
         stage._deferred = stage._deferred.make(
@@ -241,19 +220,14 @@ class Divisible(LayerList):
             ValueError: If the ends of skip connections do not match.
         """
         try:
-            skips = self.skips
+            undivided = self._as_undivided()
         except ValueError as error:
             raise ValueError(f"the layers {start} to {end - 1}: {error}") from error
         part = self._part(start, end)
-        part._undivided = _Undivided(
-            self.model_layers,
-            skips,
-            self.ties,
-            self.shared_states,
-            self.carried_states,
-        )
+        part._undivided = undivided
         params = dict(self.namedparams())
-        tied = {id(params[tie.path]): tie.path for tie in part._ties_before()}
+        before = undivided.ties_before(start, end)
+        tied = {id(params[tie.path]): tie.path for tie in before}
         part._tied_paths = {
             f"/{position}{path}": tied[id(param)]
             for link, position in part._positions.items()
@@ -262,20 +236,18 @@ class Divisible(LayerList):
         }
         return part
 
-    def _ties_before(self) -> list[Tie]:
-        """Returns the ties between layers of this stage and some before it."""
-        start, end = self.layer_range
-        return [
-            tie
-            for tie in self.ties
-            if tie.positions[0] < start
-            and any(start <= position < end for position in tie.positions)
-        ]
+    def _as_undivided(self) -> Undivided:
+        """Returns what a part of this is to know of the undivided model."""
+        if self._undivided is not None:
+            return self._undivided
+        states = self.shared_states, self.carried_states
+        return Undivided(self.model_layers, self.skips, self.ties, *states)
 
     def _take_own_copies(self) -> None:
         """Copies the parameters that layers before this stage use as well."""
         params = dict(self.namedparams())
-        shared = [params[tie.path] for tie in self._ties_before()]
+        before = self._undivided.ties_before(*self.layer_range)
+        shared = [params[tie.path] for tie in before]
         layers = ties.with_own_copies(self._layers, shared)
         positions = {}
         for layer, own in zip(self._layers, layers):
@@ -524,10 +496,6 @@ class Divisible(LayerList):
             for each, its_mark in zip(inner, marks):
                 flat.append(each, recompute=mark or its_mark)
         return flat
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Weak references cannot be pickled; elsewhere they would point to nothing.
-        return {name: v for name, v in vars(self).items() if name != "_elsewhere"}
 
     def _check_mutable(self) -> None:
         if self.is_stage:

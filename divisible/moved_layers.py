@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,11 +85,9 @@ def different_stage(
     _put(model, {i: stage[i - first] for i in range(*layer_range) if i not in new})
     other = model.divide(*layer_range)
     # What left, and is used here all the same, is to be refused by its name.
-    others = {**stage._elsewhere, **dict(stage.namedparams())}
-    own = {id(param) for param in other.params()}
-    other._elsewhere = weakref.WeakValueDictionary(
-        {path: param for path, param in others.items() if id(param) not in own}
-    )
+    known = stage._undivided.elsewhere.params() if stage.is_stage else {}
+    params = {**known, **dict(stage.namedparams())}
+    other._undivided = other._undivided.seen_from(other, params)
     return other
 
 
