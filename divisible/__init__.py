@@ -17,7 +17,8 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well::
     layer_pass        one pass through the layers of a part
     layer_list        a link whose children have positions
     undivided         what a stage knows of the model that it was cut from
-    ties, skips       shared parameters; stash and pop
+    ties, transposes  shared parameters; those that a layer uses transposed
+    skips             stash and pop
     random_streams    random numbers by layer and microbatch
     layer_positions   whose function failed
     minibatch         x and t as arrays, cut into microbatches, joined

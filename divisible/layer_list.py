@@ -14,9 +14,9 @@ from typing import Any, Callable
 import chainer
 from chainer import Link
 
-from divisible import ties
 from divisible.deferred.layers import DeferredLayers
 from divisible.deferred.postponed import follow
+from divisible.transposes import Transposes
 
 Layer = Callable[..., Any]
 
@@ -43,9 +43,7 @@ class LayerList(chainer.Sequential):
     # On a stage, the paths in the model of the parameters that its layers share with
     # layers before it, by the paths that these layers give them.
     _tied_paths: Mapping[str, str]
-    # Parameters that layers use transposed, by the position that names the layer: their
-    # paths below it.
-    _transposed: Mapping[int, frozenset[str]]
+    _transposes: Transposes
     _deferred: DeferredLayers
 
     def __new__(cls, *args: Any, **kwargs: Any) -> LayerList:
@@ -53,7 +51,7 @@ class LayerList(chainer.Sequential):
         self = super().__new__(cls)
         chainer.Sequential.__init__(self)
         self._positions, self._recomputed, self._texts = {}, [], []
-        self._tied_paths, self._transposed = {}, {}
+        self._tied_paths, self._transposes = {}, Transposes()
         self._deferred = DeferredLayers()
         return self
 
@@ -161,7 +159,7 @@ class LayerList(chainer.Sequential):
 
     def _check_positions_free(self) -> None:
         """Refuses to give layers away that need their positions."""
-        if self._transposed:
+        if self._transposes:
             raise TypeError(
                 f"{type(self).__name__} has tied layers, whose positions are fixed:"
                 f" change the list first, then tie"
@@ -260,9 +258,7 @@ class LayerList(chainer.Sequential):
         """Reads or writes every layer under its position."""
         Link.serialize(self, serializer)
         for link, position in self._positions.items():
-            # What layers use transposed, they read and write transposed.
-            paths = self._transposed.get(position, ())
-            serialize = functools.partial(ties.serialize, paths=paths)
+            serialize = functools.partial(self._transposes.serialize, position=position)
             self._deferred.serialize(link, serialize, serializer[str(position)])
 
     def await_first_calls(self) -> None:

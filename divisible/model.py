@@ -291,14 +291,12 @@ class Divisible(LayerList):
         ties.check_tie(params, first, second, transpose)
         first, second = sorted((first, second), key=list(params).index)
         kept, dropped = params[first], params[second]
-        # A new mapping, because copies of the model share the old one.
-        found = dict(self._transposed)
-        for link, position in self._positions.items():
-            paths = ties.replace_parameter(link, dropped, kept)
-            if transpose:
-                # What was used transposed is now the parameter as it is.
-                found[position] = found.get(position, frozenset()) ^ set(paths)
-        self._transposed = {place: paths for place, paths in found.items() if paths}
+        replaced = {
+            position: ties.replace_parameter(link, dropped, kept)
+            for link, position in self._positions.items()
+        }
+        if transpose:
+            self._transposes = self._transposes.toggled(replaced)
 
     def fuse(
         self,
@@ -458,9 +456,8 @@ class Divisible(LayerList):
 
     def _call(self, position: int, layer: Layer, inputs: tuple) -> Any:
         weights: AbstractContextManager = nullcontext()
-        if self._transposed and isinstance(layer, Link):
-            paths = self._transposed.get(self._positions[layer], ())
-            weights = ties.transposed(layer, paths)
+        if self._transposes and isinstance(layer, Link):
+            weights = self._transposes.given_to(layer, self._positions[layer])
         with weights:
             if position in self._deferred.first_calls:
                 return self._deferred.first_call(position, layer, inputs)
@@ -469,7 +466,7 @@ class Divisible(LayerList):
     def _is_plain(self, position: int) -> bool:
         """Returns whether a layer is called with its own weights, and has been."""
         layer = self._layers[position - self._start]
-        is_transposed = self._positions.get(layer) in self._transposed
+        is_transposed = self._positions.get(layer) in self._transposes
         return not is_transposed and position not in self._deferred.first_calls
 
     def __add__(self, other: chainer.Sequential) -> Divisible:

@@ -11,9 +11,8 @@ are in several stages, each stage has a copy of its own, under that same path::
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Callable, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import chainer
 from chainer import Link
@@ -167,48 +166,6 @@ def replace_parameter(
                 vars(link)[name] = new
                 paths.append(f"{above.rstrip('/')}/{name}")
     return paths
-
-
-@contextmanager
-def transposed(
-    layer: Link,
-    paths: Iterable[str],
-    transpose: Callable[[chainer.Parameter], Any] = chainer.functions.transpose,
-) -> Iterator[None]:
-    """Gives a layer the transposes of some of its parameters, for a while.
-
-    Args:
-        layer: The layer.
-        paths: Of the parameters below the layer, such as ``/W``.
-        transpose: Makes the transpose.
-    """
-    links = dict(layer.namedlinks())
-    places = []
-    for path in paths:
-        above, name = path.rsplit("/", 1)
-        attributes = vars(links[above or "/"])
-        places.append((attributes, name, attributes[name]))
-    try:
-        for attributes, name, param in places:
-            attributes[name] = transpose(param)
-        yield
-    finally:
-        for attributes, name, param in places:
-            attributes[name] = param
-
-
-def serialize(
-    layer: Link, serializer: chainer.AbstractSerializer, paths: Iterable[str]
-) -> None:
-    """Reads or writes a layer, each weight as the layer uses it.
-
-    Args:
-        layer: The layer.
-        serializer: Where from or where to.
-        paths: Of the parameters that it uses transposed.
-    """
-    with transposed(layer, paths, lambda param: chainer.Parameter(param.array.T)):
-        layer.serialize(serializer)
 
 
 def check_tie(

@@ -1,0 +1,100 @@
+"""Parameters that layers use transposed, such as the decoder's of an autoencoder.
+
+After ``model.tie('/0/W', '/2/W', transpose=True)`` the layers at 0 and 2 have one
+parameter ``W``. The later one has its transpose while it computes, and in files::
+
+    layer    between calls    in a call           in a file
+    0        W                W                   W
+    2        W                F.transpose(W)      W.T
+
+So an optimizer sees one parameter, and a file is that of a model without ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Callable
+
+import chainer
+from chainer import Link, Parameter
+
+
+class Transposes:
+    """The parameters that layers of a model use transposed.
+
+    Copies of a model and its stages share one of these, so it never changes.
+
+    Args:
+        paths: By the position that names a layer, the paths of the parameters below
+            it, such as ``/W``.
+
+    Example:
+        >>> transposes = Transposes().toggled({2: ['/W']})
+        >>> 2 in transposes, bool(transposes.toggled({2: ['/W']}))
+        (True, False)
+    """
+
+    def __init__(self, paths: Mapping[int, Iterable[str]] | None = None) -> None:
+        sets = {position: frozenset(p) for position, p in (paths or {}).items()}
+        self._paths = {position: found for position, found in sets.items() if found}
+
+    def __bool__(self) -> bool:
+        """Returns whether there are any."""
+        return bool(self._paths)
+
+    def __contains__(self, position: int | None) -> bool:
+        """Returns whether the layer of that name uses a parameter transposed."""
+        return position in self._paths
+
+    def toggled(self, paths: Mapping[int, Iterable[str]]) -> Transposes:
+        """Returns these with some more; what was used transposed no longer is.
+
+        Args:
+            paths: As for the class.
+        """
+        found: dict[int, frozenset[str]] = dict(self._paths)
+        for position, more in paths.items():
+            found[position] = found.get(position, frozenset()) ^ set(more)
+        return Transposes(found)
+
+    @contextmanager
+    def given_to(
+        self,
+        layer: Link,
+        position: int,
+        transpose: Callable[[Parameter], Any] = chainer.functions.transpose,
+    ) -> Iterator[None]:
+        """Gives a layer the transposes of its parameters, for a while.
+
+        Args:
+            layer: The layer.
+            position (int): Its name.
+            transpose: Makes the transpose.
+        """
+        links = dict(layer.namedlinks())
+        places = []
+        for path in self._paths.get(position, ()):
+            above, name = path.rsplit("/", 1)
+            attributes = vars(links[above or "/"])
+            places.append((attributes, name, attributes[name]))
+        try:
+            for attributes, name, param in places:
+                attributes[name] = transpose(param)
+            yield
+        finally:
+            for attributes, name, param in places:
+                attributes[name] = param
+
+    def serialize(
+        self, layer: Link, serializer: chainer.AbstractSerializer, position: int
+    ) -> None:
+        """Reads or writes a layer, each weight as the layer uses it.
+
+        Args:
+            layer: The layer.
+            serializer: Where from or where to.
+            position (int): Its name.
+        """
+        with self.given_to(layer, position, lambda param: Parameter(param.array.T)):
+            layer.serialize(serializer)
