@@ -165,6 +165,21 @@ class LayerList(chainer.Sequential):
                 f" change the list first, then tie"
             )
 
+    def _replace_layers(self, layers: Iterable[Layer]) -> None:
+        """Puts others in the place of all layers, also as attributes beside the list.
+
+        Args:
+            layers: As many, at the same positions; the same for the same link.
+        """
+        before, self._layers = self._layers, list(layers)
+        new = {id(old): layer for old, layer in zip(before, self._layers)}
+        self._positions = {
+            new[id(link)]: position for link, position in self._positions.items()
+        }
+        for name, value in vars(self).items():
+            if isinstance(value, Link):
+                vars(self)[name] = new.get(id(value), value)
+
     def _number_layers(self) -> None:
         self._positions = {}
         for position, layer in enumerate(self._layers):

@@ -186,17 +186,13 @@ class Divisible(LayerList):
             raise ValueError(f"mode must be 'share' or 'copy', not {mode!r}")
         self._deferred.assign_places(dict(zip(self._first_positions(), self._layers)))
         stage = self.view(start, end)
-        viewed = stage._layers
         stage._take_own_copies()
         # An attribute such as ``self.head = L.Linear(...)`` beside the list is the
         # stage's own layer, and must not keep another stage's alive.
-        kept = {id(old): new for old, new in zip(viewed, stage._layers)}
-        for name, value in vars(self).items():
-            if isinstance(value, Link):
-                if id(value) in kept:
-                    stage.__dict__[name] = kept[id(value)]
-                else:
-                    del stage.__dict__[name]
+        own = set(map(id, stage._layers))
+        for name, value in list(vars(stage).items()):
+            if isinstance(value, Link) and id(value) not in own:
+                del vars(stage)[name]
         params = dict(self.namedparams())
         stage._undivided = stage._undivided.seen_from(stage, params)
         if mode == "copy":
@@ -225,15 +221,9 @@ class Divisible(LayerList):
             raise ValueError(f"the layers {start} to {end - 1}: {error}") from error
         part = self._part(start, end)
         part._undivided = undivided
-        params = dict(self.namedparams())
         before = undivided.ties_before(start, end)
-        tied = {id(params[tie.path]): tie.path for tie in before}
-        part._tied_paths = {
-            f"/{position}{path}": tied[id(param)]
-            for link, position in part._positions.items()
-            for path, param in link.namedparams()
-            if id(param) in tied
-        }
+        params = dict(self.namedparams())
+        part._tied_paths = ties.tied_paths(before, params, part._positions)
         return part
 
     def _as_undivided(self) -> Undivided:
@@ -247,14 +237,12 @@ class Divisible(LayerList):
         """Copies the parameters that layers before this stage use as well."""
         params = dict(self.namedparams())
         before = self._undivided.ties_before(*self.layer_range)
-        shared = [params[tie.path] for tie in before]
-        layers = ties.with_own_copies(self._layers, shared)
-        positions = {}
+        layers = ties.with_own_copies(
+            self._layers, [params[tie.path] for tie in before]
+        )
         for layer, own in zip(self._layers, layers):
-            if isinstance(layer, Link):
-                follow(layer, own)
-                positions[own] = self._positions[layer]
-        self._layers, self._positions = layers, positions
+            follow(layer, own)
+        self._replace_layers(layers)
 
     def tie(self, first: str, second: str, transpose: bool = False) -> None:
         """Makes two parameters one.

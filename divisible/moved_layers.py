@@ -10,12 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from chainer import Link
 
-from divisible.layer_list import Layer
 from divisible.model import Divisible
 
 # What belongs to a stage and not to its layers.
@@ -81,8 +77,10 @@ def different_stage(
         layer_range: Those of the new stage.
     """
     first, _ = stage.layer_range
-    new = set(new_layers(model, stage, layer_range))
-    _put(model, {i: stage[i - first] for i in range(*layer_range) if i not in new})
+    staying = set(range(*layer_range)).difference(new_layers(model, stage, layer_range))
+    model._replace_layers(
+        stage[i - first] if i in staying else layer for i, layer in enumerate(model)
+    )
     other = model.divide(*layer_range)
     # What left, and is used here all the same, is to be refused by its name.
     known = stage._undivided.elsewhere.params() if stage.is_stage else {}
@@ -103,18 +101,3 @@ def become(stage: Divisible, other: Divisible) -> None:
             # An attribute beside the list, of a layer that may have left.
             del vars(stage)[name]
     vars(stage).update((k, v) for k, v in vars(other).items() if k not in _OWN)
-
-
-def _put(model: Divisible, layers: Mapping[int, Layer]) -> None:
-    """Puts layers in the place of equal ones, each of which stands there alone."""
-    put: dict[int, Any] = {}
-    for position, layer in layers.items():
-        old = model._layers[position]
-        model._layers[position] = layer
-        put[id(old)] = layer
-    model._positions = {
-        put.get(id(link), link): position for link, position in model._positions.items()
-    }
-    for name, value in vars(model).items():
-        if isinstance(value, Link) and id(value) in put:
-            vars(model)[name] = put[id(value)]

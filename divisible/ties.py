@@ -11,7 +11,7 @@ are in several stages, each stage has a copy of its own, under that same path::
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chainer
@@ -118,6 +118,27 @@ def find_shared_states(
         if len(holders) > 1
     ]
     return tuple(states + copies)
+
+
+def tied_paths(
+    ties: Iterable[Tie],
+    params: Mapping[str, chainer.Parameter],
+    links: Mapping[Link, int],
+) -> dict[str, str]:
+    """Returns the paths of ties by those that links give their parameters.
+
+    Args:
+        ties: The ties.
+        params: Parameters by the paths of ties, and others.
+        links: For each link the position that names it.
+    """
+    tied = {id(params[tie.path]): tie.path for tie in ties}
+    return {
+        f"/{position}{path}": tied[id(param)]
+        for link, position in links.items()
+        for path, param in link.namedparams()
+        if id(param) in tied
+    }
 
 
 def with_own_copies(
