@@ -5,7 +5,9 @@
     pipeline         what a training script calls: step, evaluate, predict
     arguments        what one rank can check of its arguments alone
     agreement        what all ranks compare when a pipeline is made
-    setting_up       from arguments to stages, transport and runner
+    start            the arguments of all ranks become a layout
+    parts            stages, runner and what else depends on where layers lie
+    current_schedule the schedule that runs now, and the trial of another one
     runner           runs it, on stages and over a transport
     stages           forward and backward of the layers of one stage
     fused_layers     chains of layers that run as one function

@@ -17,20 +17,23 @@ from divisible.communication.aborting import abort_on_error
 from divisible.communication.signatures import Tensors
 from divisible.communication.waiting import never_free
 from divisible.random_streams import restored_random_state
+from divisible.schedules.automatic import Trial
 from divisible.schedules.rank_program import RankProgram, Record
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 from pipeline.agreement import Layout
 from pipeline.arguments import Arguments
+from pipeline.current_schedule import CurrentSchedule
 from pipeline.early_exchanges import EarlyExchanges
 from pipeline.early_updates import EarlyUpdates
 from pipeline.feed import Feed
 from pipeline.fused_layers import FusedLayers
+from pipeline.parts import Parts
 from pipeline.ranks import Ranks
 from pipeline.replicas import begin_alike
 from pipeline.results import Results
-from pipeline.setting_up import Parts, agree_on_start, make_schedule
 from pipeline.stages.stage import evaluating
+from pipeline.start import agree_on_start
 
 
 class Pipeline:
@@ -102,7 +105,6 @@ class Pipeline:
 
     Attributes:
         grid (Grid or None): As given.
-        schedule (Schedule): What :meth:`step` runs; ``'auto'`` may change it once.
         n_steps (int): How many minibatches :meth:`step` has run.
         ranks (Ranks): What the ranks tell each other besides arrays.
         loss (Loss): What follows the last layer: ``lossfun`` and ``accfun``.
@@ -110,7 +112,6 @@ class Pipeline:
         ties (TieExchange or None): Of the parameters that several stages share.
         early_exchanges (EarlyExchanges): Of gradients, while a step computes.
         record (Record or None): The last step on this rank: when it did what.
-        trial (Trial or None): What is still to choose the schedule, of ``'auto'``.
         parts (Parts): What depends on where the layers lie.
         cuts (list of int): Where the layers are cut, as in a :class:`~divisible.Plan`.
 
@@ -167,7 +168,7 @@ class Pipeline:
         arguments = Arguments(*what, *how, hold_in, hold_directory, fuse)
         arguments, self.loss, layout = agree_on_start(comm, arguments)
         self.grid = comm if isinstance(comm, Grid) else None
-        self.schedule, self.trial = make_schedule(arguments, layout.stage_ranks)
+        self._current = CurrentSchedule(arguments, layout.stage_ranks)
         self.ranks = Ranks(comm, layout.stage_ranks, timeout, layout.name)
         self._calls, self._given = self.ranks.calls, arguments
         self.fusion = FusedLayers(arguments.stages, arguments.fuse)
@@ -190,9 +191,7 @@ class Pipeline:
     def _lay_out(self, layout: Layout) -> None:
         self.parts = Parts.of(self._given, self.loss, layout, self.ranks, self.parts)
         self._stages, self.ties, self._updates, self._runner = self.parts
-        self._runner.waits_for_device = self.trial is not None
-        self._training = self._runner.program(self.schedule)
-        self._evaluation = self._runner.program(self.schedule.forward_only())
+        self._current.prepare(self._runner)
         self._results = Results(self.ranks, self.loss, self._stages)
         self._calls.carriers = next(iter(self.stages.values())).carried_states
         self.cuts = layout.cuts
@@ -206,6 +205,16 @@ class Pipeline:
     def stages(self) -> dict[int, Divisible]:
         """This rank's stages by their numbers in the pipeline."""
         return {number: stage.layers for number, stage in self._stages.items()}
+
+    @property
+    def schedule(self) -> Schedule:
+        """The one that :meth:`step` runs; ``'auto'`` may change it once."""
+        return self._current.schedule
+
+    @property
+    def trial(self) -> Trial | None:
+        """What is still to choose the schedule, of ``'auto'``."""
+        return self._current.trial
 
     @property
     def is_first(self) -> bool:
@@ -269,7 +278,7 @@ class Pipeline:
             said = self._updates.say(self.n_steps)
             inputs = self._start(x, t, loss_scale=scale, alike=said)
             self.early_exchanges.begin(self.ties)
-            self._run(self._training, inputs)
+            self._run(self._current.training, inputs)
             self.record = self._runner.record
             for stage in self._stages.values():
                 stage.check_gradients()
@@ -279,8 +288,7 @@ class Pipeline:
             self.parts.finish(scale, self._results.correction)
             self._early_updates.end()
             self.n_steps += 1
-        if self.trial is not None and self.trial.note(self.timeline):
-            self._end_trial()
+        self._current.note(self.timeline, self.ranks, self._runner)
         self.fusion.choose(self.ranks)
         return result
 
@@ -291,7 +299,7 @@ class Pipeline:
         those of :meth:`step`.
         """
         with self._call("evaluate"), evaluating():
-            self._run(self._evaluation, self._start(x, t))
+            self._run(self._current.evaluation, self._start(x, t))
             return self._results.share()
 
     def predict(self, x: Any = None, axis: int | Sequence[int] = 0) -> Any:
@@ -311,7 +319,9 @@ class Pipeline:
             ValueError: On every rank, if the samples are not along that axis.
         """
         with self._call("predict"), evaluating():
-            results = self._run(self._evaluation, self._start(x, has_loss=False))
+            results = self._run(
+                self._current.evaluation, self._start(x, has_loss=False)
+            )
             outputs = self._results.share_outputs(results, axis, self._device)
             return outputs[0] if len(outputs) == 1 else outputs
 
@@ -456,12 +466,6 @@ class Pipeline:
         self.parts.begin(self.n_steps, n, early.listener, updated)
         with restored_random_state(self._device):
             return self._runner.run(program, inputs, early.looks)
-
-    def _end_trial(self) -> None:
-        """Goes on with the schedule that is the fastest by what was measured."""
-        chosen = self.ranks.choose(self.trial.choose)
-        self.trial, self._runner.waits_for_device = None, False
-        self.schedule, self._training = chosen, self._runner.program(chosen)
 
     def _start(self, x: Any, t: Any = None, has_loss: bool = True, **said: Any) -> list:
         """Cuts a minibatch where it is read, and begins to compare the call."""

@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from divisible import Divisible, pop, stash
-from pipeline import DisagreementError, Pipeline, setting_up
+from pipeline import DisagreementError, Pipeline, start
 
 
 class Counting(MPI.Intracomm):
@@ -89,8 +89,8 @@ def test_a_refusal_takes_one_gather(comm, monkeypatch):
         said.append(value)
         return gather(comm, value, timeout, *purpose)
 
-    gather = setting_up.all_gather
-    monkeypatch.setattr(setting_up, "all_gather", all_gather)
+    gather = start.all_gather
+    monkeypatch.setattr(start, "all_gather", all_gather)
     with pytest.raises(ValueError, match="timeout must be positive, not 0"):
         Pipeline(Divisible(L.Linear(3, 2)), comm, n_microbatches=2, timeout=0)
     assert said == ["ValueError: timeout must be positive, not 0"]

@@ -1,152 +1,33 @@
-"""Sets a pipeline up: from arguments to stages, a transport and a runner.
+"""The parts of a pipeline that depend on where its layers lie.
 
-::
+They are made at the start, and made anew when layers have moved to other ranks::
 
-    arguments --checked--> announcement --gathered--> layout
-                                                        |
-           schedule, stages, ties, transport, runner <--'
+    layout --> stages --> runner, over a transport
+                 |------> ties          parameters that several stages share
+                 '------> updates       whether optimizers treat them alike
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import traceback
-import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, Callable, NamedTuple
+from collections.abc import Mapping
+from typing import Callable, NamedTuple
 
 import chainer
-from mpi4py import MPI
 
-from divisible import Divisible
 from divisible.communication.collectives import all_gather
-from divisible.communication.communicators import announcement, free_dropped
-from divisible.communication.errors import StallError
-from divisible.communication.flight_files import keep_flight_record
-from divisible.communication.launchers import is_started_by_a_rank, launch_or_job
 from divisible.communication.transport import Transport
-from divisible.schedules.automatic import AUTO, Trial, first_schedule
-from divisible.schedules.catalogue import create
-from divisible.schedules.recomputation import recompute
-from divisible.schedules.schedule import Schedule
 from divisible.streaming.held_store import HeldStore
-from pipeline.agreement import Announcement, Layout, Refusal, agree, check_placement
+from pipeline.agreement import Layout
 from pipeline.arguments import Arguments
 from pipeline.global_hooks import GlobalHooks
 from pipeline.ranks import Ranks
-from pipeline.replicas import (
-    agree_on_replicas,
-    replicas_of,
-    world_of,
-)
 from pipeline.runner import Runner
 from pipeline.stages.held_elsewhere import HeldElsewhere
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage
 from pipeline.tie_exchange import TieExchange
 from pipeline.update_agreement import UpdateAgreement
-
-# How long a rank that refuses its arguments waits for the others to hear why.
-_SECONDS_TO_REFUSE = 10.0
-# Of the name of the first pipeline's communicator, for the directory of its records.
-_LETTERS_OF_A_JOB = 12
-
-
-def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, Layout]:
-    """Checks a rank's arguments, and compares them with those of all others.
-
-    Args:
-        comm: Of all ranks of the pipeline, of ChainerMN or mpi4py; or a grid.
-        arguments: What this rank was given.
-
-    Returns:
-        The arguments in their plain forms, the loss made of them, and how the model
-        lies on the ranks.
-
-    Raises:
-        DisagreementError: On every rank, if they do not fit together.
-        TypeError, ValueError: If this rank's own arguments are wrong; the other ranks
-            are told so.
-        StallError: If another rank does not come in time.
-    """
-    grid, comm = replicas_of(comm), world_of(comm)
-    try:
-        arguments = arguments.checked()
-        loss = Loss(arguments.lossfun, arguments.accfun)
-        settings = {
-            "the number of ranks in a pipeline": str(grid and grid.n_pipeline),
-            **arguments.to_compare(loss.names),
-        }
-        mine = Announcement.of(
-            arguments.stages, loss.params(), settings, arguments.loss_scale is not None
-        )
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        if not isinstance(error, (TypeError, ValueError)):
-            # No bad argument: who reads it wants to know where it came from.
-            text = f"{text}\n{traceback.format_exc()}"
-        refusal = Refusal(text)
-        with contextlib.suppress(StallError):
-            all_gather(comm, refusal, _SECONDS_TO_REFUSE)
-        raise
-    said = all_gather(comm, (mine, announcement()), arguments.timeout, "to start")
-    words = [each if isinstance(each, Refusal) else each[0] for each in said]
-    layout = agree(words) if grid is None else agree_on_replicas(words, grid)
-    layout = layout._replace(name=free_dropped([of_comm for _, of_comm in said]))
-    keep_flight_record(layout.name[:_LETTERS_OF_A_JOB], comm.rank, comm.size)
-    for text in [*layout.warnings[comm.rank], *_alone(comm, arguments.stages)]:
-        # Where the script makes its pipeline.
-        warnings.warn(text, stacklevel=3)
-    return arguments, loss, layout
-
-
-def _alone(comm: MPI.Comm, stages: Sequence[Divisible]) -> list[str]:
-    """Returns a warning if this is the only rank, and was not meant to be."""
-    is_meant = comm == MPI.COMM_SELF or is_started_by_a_rank()
-    if MPI.COMM_WORLD.size > 1 or is_meant:
-        return []
-    started = launch_or_job()
-    if started is not None and started.n_ranks > 1:
-        return [
-            f"{started.variable}={started.n_ranks}, but for MPI this is the only rank,"
-            f" and trains the whole model, as each of the others does: start the script"
-            f" with the mpiexec of mpi4py's MPI library, or srun with the --mpi that it"
-            f" needs; or give MPI.COMM_SELF to train on one rank"
-        ]
-    if len(stages) > 1:
-        return [
-            f"the model is cut into {len(stages)} stages, but this is the only rank:"
-            f" was mpiexec forgotten? Give MPI.COMM_SELF to train on one rank"
-        ]
-    return []
-
-
-def make_schedule(
-    arguments: Arguments, stage_ranks: Sequence[int]
-) -> tuple[Schedule, Trial | None]:
-    """Returns the schedule asked for, and what will choose another one, if so.
-
-    Args:
-        arguments: Those of this rank.
-        stage_ranks: For each stage the rank that holds it.
-
-    Raises:
-        ScheduleError: If there is no such schedule for such stages.
-        DisagreementError: If it wants them on other ranks.
-    """
-    n_microbatches, checkpoint = arguments.n_microbatches, arguments.checkpoint
-    trial = None
-    if isinstance(arguments.schedule, Schedule):
-        schedule = arguments.schedule
-    elif arguments.schedule == AUTO:
-        schedule = first_schedule(stage_ranks, n_microbatches)
-        trial = Trial(stage_ranks, n_microbatches, checkpoint)
-    else:
-        n_stages, n_ranks = len(stage_ranks), len(set(stage_ranks))
-        schedule = create(arguments.schedule, n_stages, n_microbatches, n_ranks)
-    check_placement(schedule, stage_ranks)
-    return recompute(schedule, checkpoint), trial
 
 
 class Parts(NamedTuple):

@@ -1,0 +1,41 @@
+"""What of a pipeline depends on where its layers lie."""
+
+import chainer.links as L
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from divisible import Divisible
+from pipeline import Pipeline
+from pipeline.agreement import Announcement, agree
+
+X, T = np.eye(4, 3, dtype=np.float32), np.arange(4, dtype=np.int32) % 3
+
+
+def two_stages(is_tied=False):
+    model = Divisible(L.Linear(3, 3), L.Linear(3, 3))
+    if is_tied:
+        model.tie("/0/W", "/1/W")
+    return [model.divide(0, 1), model.divide(1, 2)]
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_only_shared_parameters_are_exchanged(is_tied):
+    with Pipeline(two_stages(is_tied), MPI.COMM_SELF, 2, "interleaved") as pipe:
+        assert list(pipe.parts.stages) == [0, 1]
+        assert [stage.loss for stage in pipe.parts.stages.values()] == [None, pipe.loss]
+        assert (pipe.parts.ties is not None) == is_tied
+
+
+def test_parts_that_are_made_anew_go_on():
+    stages = two_stages(is_tied=True)
+    with Pipeline(stages, MPI.COMM_SELF, 2, "interleaved") as pipe:
+        loss = pipe.step(X, T)["loss"]
+        grads = [param.grad.copy() for stage in stages for param in stage.params()]
+        before = pipe.parts
+        pipe.lay_out(agree([Announcement.of(stages, (), {}, False)]))
+        assert pipe.parts is not before and pipe.ties is pipe.parts.ties
+        assert pipe.parts.updates.hooks is before.updates.hooks
+        assert pipe.step(X, T)["loss"] == loss
+    for param, grad in zip((p for stage in stages for p in stage.params()), grads):
+        np.testing.assert_array_equal(param.grad, grad)
