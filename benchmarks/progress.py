@@ -43,10 +43,10 @@ def work(job: dict) -> dict:
     answer = {}
     for m in job["microbatches"]:
         pipe = Pipeline(stage, comm, m, timeout=600)
-        ways = {"between layers": pipe._runner._progress, "never": nullcontext()}
+        ways = {"between layers": pipe.parts.runner._progress, "never": nullcontext()}
 
         def seconds_of(way: object, pipe: Pipeline = pipe) -> float:
-            pipe._runner._progress = way
+            pipe.parts.runner._progress = way
             return step_seconds(comm, lambda: pipe.step(x, t), PAUSE)
 
         # Agrees on shapes and touches the memory.

@@ -7,6 +7,7 @@
     agreement        what all ranks compare when a pipeline is made
     start            the arguments of all ranks become a layout
     parts            stages, runner and what else depends on where layers lie
+    minibatch_pass   a minibatch's way: what happens around the run of a schedule
     current_schedule the schedule that runs now, and the trial of another one
     runner           runs it, on stages and over a transport
     stages           forward and backward of the layers of one stage

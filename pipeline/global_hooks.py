@@ -187,7 +187,7 @@ class GlobalHooks:
                 f" called for a whole model, but sees {each.n_stages} of its"
                 f" {self._n_stages} stages: {cure}",
                 # Where the script calls the pipeline's step.
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def for_each(self, param: chainer.Parameter) -> Iterator[Any]:

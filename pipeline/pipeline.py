@@ -9,30 +9,23 @@ from typing import Any, Callable
 
 import chainer
 import chainer.functions as F
-import numpy as np
 
 from data_parallel import Grid
 from divisible import Divisible
 from divisible.communication.aborting import abort_on_error
-from divisible.communication.signatures import Tensors
 from divisible.communication.waiting import never_free
-from divisible.random_streams import restored_random_state
 from divisible.schedules.automatic import Trial
-from divisible.schedules.rank_program import RankProgram, Record
+from divisible.schedules.rank_program import Record
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 from pipeline.agreement import Layout
 from pipeline.arguments import Arguments
 from pipeline.current_schedule import CurrentSchedule
-from pipeline.early_exchanges import EarlyExchanges
-from pipeline.early_updates import EarlyUpdates
-from pipeline.feed import Feed
 from pipeline.fused_layers import FusedLayers
+from pipeline.minibatch_pass import MinibatchPass
 from pipeline.parts import Parts
 from pipeline.ranks import Ranks
 from pipeline.replicas import begin_alike
-from pipeline.results import Results
-from pipeline.stages.stage import evaluating
 from pipeline.start import agree_on_start
 
 
@@ -105,13 +98,11 @@ class Pipeline:
 
     Attributes:
         grid (Grid or None): As given.
-        n_steps (int): How many minibatches :meth:`step` has run.
         ranks (Ranks): What the ranks tell each other besides arrays.
         loss (Loss): What follows the last layer: ``lossfun`` and ``accfun``.
         fusion (FusedLayers): The chains that run as one function; printed, a table.
         ties (TieExchange or None): Of the parameters that several stages share.
         early_exchanges (EarlyExchanges): Of gradients, while a step computes.
-        record (Record or None): The last step on this rank: when it did what.
         parts (Parts): What depends on where the layers lie.
         cuts (list of int): Where the layers are cut, as in a :class:`~divisible.Plan`.
 
@@ -172,16 +163,12 @@ class Pipeline:
         self.ranks = Ranks(comm, layout.stage_ranks, timeout, layout.name)
         self._calls, self._given = self.ranks.calls, arguments
         self.fusion = FusedLayers(arguments.stages, arguments.fuse)
-        self.early_exchanges = EarlyExchanges(self.ranks)
-        self._early_updates = EarlyUpdates(self.ranks)
+        self._pass = MinibatchPass(arguments, self.ranks, self.loss, layout.dtypes)
+        self.early_exchanges = self._pass.early_exchanges
         self.parts: Parts | None = None
         self._lay_out(layout)
         begin_alike(self.ranks.grid, self.stages, timeout)
         self._device = arguments.stages[0].device
-        self._feed = Feed(self.ranks, self.loss, self._device, layout.dtypes)
-        self._loss_scale = loss_scale
-        self.record: Record | None = None
-        self.n_steps = 0
 
     def lay_out(self, layout: Layout) -> None:
         """Takes the stages with the layers that they have now; a call of all ranks."""
@@ -190,11 +177,9 @@ class Pipeline:
 
     def _lay_out(self, layout: Layout) -> None:
         self.parts = Parts.of(self._given, self.loss, layout, self.ranks, self.parts)
-        self._stages, self.ties, self._updates, self._runner = self.parts
-        self._current.prepare(self._runner)
-        self._results = Results(self.ranks, self.loss, self._stages)
-        self._calls.carriers = next(iter(self.stages.values())).carried_states
-        self.cuts = layout.cuts
+        self._current.prepare(self.parts.runner)
+        self._pass.lay_out(self.parts)
+        self.ties, self.cuts = self.parts.ties, layout.cuts
 
     @property
     def rank(self) -> int:
@@ -204,7 +189,7 @@ class Pipeline:
     @property
     def stages(self) -> dict[int, Divisible]:
         """This rank's stages by their numbers in the pipeline."""
-        return {number: stage.layers for number, stage in self._stages.items()}
+        return {number: stage.layers for number, stage in self.parts.stages.items()}
 
     @property
     def schedule(self) -> Schedule:
@@ -215,6 +200,20 @@ class Pipeline:
     def trial(self) -> Trial | None:
         """What is still to choose the schedule, of ``'auto'``."""
         return self._current.trial
+
+    @property
+    def n_steps(self) -> int:
+        """How many minibatches :meth:`step` has run."""
+        return self._pass.n_steps
+
+    @property
+    def record(self) -> Record | None:
+        """The last step on this rank: when it did what."""
+        return self._pass.record
+
+    @record.setter
+    def record(self, record: Record) -> None:
+        self._pass.record = record
 
     @property
     def is_first(self) -> bool:
@@ -267,28 +266,9 @@ class Pipeline:
                 for the model's outputs.
             StallError: If another rank does not answer in time.
         """
-        # Whoever chose a loss scale looks for infinities.
-        quiet = {"over": "ignore", "invalid": "ignore"}
-        errors = {} if self._loss_scale is None else quiet
-        with self._call("step"), chainer.force_backprop_mode(), np.errstate(**errors):
-            self._early_updates.begin(optimizer, self._stages.values(), self.ties)
-            scale = None
-            if self._loss_scale is not None:
-                scale = self.loss.scale = float(self._loss_scale)
-            said = self._updates.say(self.n_steps)
-            inputs = self._start(x, t, loss_scale=scale, alike=said)
-            self.early_exchanges.begin(self.ties)
-            self._run(self._current.training, inputs)
-            self.record = self._runner.record
-            for stage in self._stages.values():
-                stage.check_gradients()
-            result = self._results.share()
-            self._updates.check()
-            self.early_exchanges.end()
-            self.parts.finish(scale, self._results.correction)
-            self._early_updates.end()
-            self.n_steps += 1
-        self._current.note(self.timeline, self.ranks, self._runner)
+        with self._call("step"):
+            result = self._pass.train(self._current.training, x, t, optimizer)
+        self._current.note(self.timeline, self.ranks, self.parts.runner)
         self.fusion.choose(self.ranks)
         return result
 
@@ -298,9 +278,8 @@ class Pipeline:
         Runs with ``chainer.config.train`` false. Arguments, result and errors are
         those of :meth:`step`.
         """
-        with self._call("evaluate"), evaluating():
-            self._run(self._current.evaluation, self._start(x, t))
-            return self._results.share()
+        with self._call("evaluate"):
+            return self._pass.evaluate(self._current.evaluation, x, t)
 
     def predict(self, x: Any = None, axis: int | Sequence[int] = 0) -> Any:
         """Returns the model's output for one minibatch.
@@ -318,11 +297,8 @@ class Pipeline:
         Raises:
             ValueError: On every rank, if the samples are not along that axis.
         """
-        with self._call("predict"), evaluating():
-            results = self._run(
-                self._current.evaluation, self._start(x, has_loss=False)
-            )
-            outputs = self._results.share_outputs(results, axis, self._device)
+        with self._call("predict"):
+            outputs = self._pass.predict(self._current.evaluation, x, axis)
             return outputs[0] if len(outputs) == 1 else outputs
 
     def reset_states(self) -> None:
@@ -355,12 +331,12 @@ class Pipeline:
             >>> from mpi4py import MPI
             >>> Pipeline(stage, MPI.COMM_SELF, 2).global_hooks(optimizer)
         """
-        self._updates.hooks.add(optimizer)
+        self.parts.updates.hooks.add(optimizer)
 
     @property
     def n_counted(self) -> dict[str, float]:
         """How many samples the last loss and accuracy are means of, in all replicas."""
-        return self._results.n_counted
+        return self._pass.results.n_counted
 
     @property
     def n_samples(self) -> int | None:
@@ -368,7 +344,7 @@ class Pipeline:
 
         ``None`` if no replica has any. Give it to an optimizer that exchanges them.
         """
-        return self._results.n_samples
+        return self._pass.results.n_samples
 
     def timeline(self) -> Timeline:
         """Returns what every rank did in the last :meth:`step`, and when.
@@ -432,7 +408,7 @@ class Pipeline:
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes how many steps there were, and what layers are fused."""
-        self.n_steps = int(serializer("n_steps", self.n_steps))
+        self._pass.serialize(serializer)
         self.fusion.serialize(serializer)
 
     def __enter__(self) -> Pipeline:
@@ -459,21 +435,3 @@ class Pipeline:
                     # MPI may still write into the arrays of receives that were posted.
                     never_free(self)
                 raise
-
-    def _run(self, program: RankProgram, inputs: Sequence[Tensors]) -> list[Any]:
-        n, early = program.n_microbatches, self.early_exchanges
-        updated = self._early_updates.decide
-        self.parts.begin(self.n_steps, n, early.listener, updated)
-        with restored_random_state(self._device):
-            return self._runner.run(program, inputs, early.looks)
-
-    def _start(self, x: Any, t: Any = None, has_loss: bool = True, **said: Any) -> list:
-        """Cuts a minibatch where it is read, and begins to compare the call."""
-        cut = self._feed.read(self.schedule.n_microbatches, x, t, has_loss)
-        reports = has_loss and self._results.are_expected
-        carried = self.parts.carried(chainer.config.enable_backprop)
-        self._calls.start(*cut.n_samples, reports, carried=carried, **said)
-        if self._calls.carriers and self.is_first:
-            # It sends the first message: not before it is known that states suffice.
-            self._calls.finish()
-        return cut.inputs

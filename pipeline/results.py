@@ -57,8 +57,8 @@ class Results:
             counted = [self._loss.n_counted[name] for name in names]
             values[:] = (*self._loss.means, *counted, self._loss.correction)
             for text in self._loss.warnings():
-                # Where the script calls the pipeline.
-                warnings.warn(text, stacklevel=3)
+                # Where the script calls the pipeline, which calls its MinibatchPass.
+                warnings.warn(text, stacklevel=4)
         calls.finish()
         self._tell_stages()
         of_replicas = ranks.values_of_replicas(values, "the result")

@@ -106,7 +106,7 @@ def close(comm, folder, is_late):
 def result(comm, folder, is_late):
     pipe, _ = make(comm)
     if is_late:
-        pipe._results.share = halt
+        pipe._pass.results.share = halt
     return lambda: pipe.step(X, T)
 
 
@@ -201,7 +201,7 @@ def told(comm, folder, is_late):
 def sent(comm, folder, is_late):
     """Waits until what is too large for MPI's buffers is taken."""
     pipe, _ = make(comm)
-    runner = pipe._runner
+    runner = pipe.parts.runner
     sender = runner._transport.sender(3000, 2)
 
     def send():

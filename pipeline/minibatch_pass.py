@@ -1,0 +1,157 @@
+"""The pass of a minibatch through a pipeline: what happens around a run of a schedule.
+
+::
+
+    training      all passes
+    early updates begin
+                  the feed cuts x and t; the ranks begin to compare the call
+    early exchanges begin
+                  the stages begin, and the runner runs this rank's program
+    gradients are checked
+                  the results are told to all ranks; the call has been compared
+    early exchanges end; gradients are what they are in the end; early updates end
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import chainer
+import numpy as np
+
+from divisible.communication.signatures import Tensors
+from divisible.random_streams import restored_random_state
+from divisible.schedules.rank_program import RankProgram, Record
+from pipeline.arguments import Arguments
+from pipeline.early_exchanges import EarlyExchanges
+from pipeline.early_updates import EarlyUpdates
+from pipeline.feed import Feed
+from pipeline.parts import Parts
+from pipeline.ranks import Ranks
+from pipeline.results import Results
+from pipeline.stages.loss import Loss
+from pipeline.stages.stage import evaluating
+
+
+class MinibatchPass:
+    """One rank's part in the passes of minibatches.
+
+    Each method that passes one is called on all ranks, within a call that they compare.
+
+    Args:
+        arguments (Arguments): Those of this rank, of the pipeline.
+        ranks (Ranks): All of the pipeline.
+        loss (Loss): Follows the last stage.
+        dtypes: The floating-point types of all stages' parameters.
+
+    Attributes:
+        early_exchanges (EarlyExchanges): Of gradients, while a step computes.
+        results (Results): Of the last pass, on all ranks; once there are parts.
+        record (Record or None): The last step on this rank: when it did what.
+        n_steps (int): How many minibatches :meth:`train` has passed.
+    """
+
+    results: Results
+    _parts: Parts
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        ranks: Ranks,
+        loss: Loss,
+        dtypes: Collection[np.dtype],
+    ) -> None:
+        self._ranks, self._loss = ranks, loss
+        self._loss_scale = arguments.loss_scale
+        self._device = arguments.stages[0].device
+        self._feed = Feed(ranks, loss, self._device, dtypes)
+        self.early_exchanges = EarlyExchanges(ranks)
+        self._early_updates = EarlyUpdates(ranks)
+        self.record: Record | None = None
+        self.n_steps = 0
+
+    def lay_out(self, parts: Parts) -> None:
+        """Passes minibatches through these parts from now on."""
+        self._parts = parts
+        self.results = Results(self._ranks, self._loss, parts.stages)
+        stage = next(iter(parts.stages.values()))
+        self._ranks.calls.carriers = stage.layers.carried_states
+
+    def train(
+        self, program: RankProgram, x: Any, t: Any, optimizer: Any
+    ) -> dict[str, float]:
+        """Passes one forward and backward; see :meth:`.Pipeline.step`.
+
+        Args:
+            program (RankProgram): This rank's part of the schedule.
+            x (array or tuple of arrays): What the user gave.
+            t (array or tuple of arrays): What the user gave.
+            optimizer (chainer.Optimizer or list): Of which ``update`` is called next.
+        """
+        parts, ties = self._parts, self._parts.ties
+        # Whoever chose a loss scale looks for infinities.
+        quiet = {"over": "ignore", "invalid": "ignore"}
+        errors = {} if self._loss_scale is None else quiet
+        with chainer.force_backprop_mode(), np.errstate(**errors):
+            self._early_updates.begin(optimizer, parts.stages.values(), ties)
+            scale = None
+            if self._loss_scale is not None:
+                scale = self._loss.scale = float(self._loss_scale)
+            said = parts.updates.say(self.n_steps)
+            inputs = self._start(program, x, t, loss_scale=scale, alike=said)
+            self.early_exchanges.begin(ties)
+            self._run(program, inputs)
+            self.record = parts.runner.record
+            for stage in parts.stages.values():
+                stage.check_gradients()
+            result = self.results.share()
+            parts.updates.check()
+            self.early_exchanges.end()
+            parts.finish(scale, self.results.correction)
+            self._early_updates.end()
+            self.n_steps += 1
+        return result
+
+    def evaluate(self, program: RankProgram, x: Any, t: Any) -> dict[str, float]:
+        """Passes one forward, to the loss; see :meth:`.Pipeline.evaluate`."""
+        with evaluating():
+            self._run(program, self._start(program, x, t))
+            return self.results.share()
+
+    def predict(
+        self, program: RankProgram, x: Any, axis: int | Sequence[int]
+    ) -> tuple[Any, ...]:
+        """Passes one forward; returns outputs as :meth:`.Pipeline.predict` does."""
+        with evaluating():
+            results = self._run(program, self._start(program, x, has_loss=False))
+            return self.results.share_outputs(results, axis, self._device)
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Reads or writes how many steps there were."""
+        self.n_steps = int(serializer("n_steps", self.n_steps))
+
+    def _start(
+        self,
+        program: RankProgram,
+        x: Any,
+        t: Any = None,
+        has_loss: bool = True,
+        **said: Any,
+    ) -> list[Tensors]:
+        """Cuts a minibatch where it is read, and begins to compare the call."""
+        cut = self._feed.read(program.n_microbatches, x, t, has_loss)
+        reports = has_loss and self.results.are_expected
+        carried = self._parts.carried(chainer.config.enable_backprop)
+        calls = self._ranks.calls
+        calls.start(*cut.n_samples, reports, carried=carried, **said)
+        if calls.carriers and self._ranks.rank == self._ranks.first:
+            # It sends the first message: not before it is known that states suffice.
+            calls.finish()
+        return cut.inputs
+
+    def _run(self, program: RankProgram, inputs: Sequence[Tensors]) -> list[Any]:
+        n, early = program.n_microbatches, self.early_exchanges
+        self._parts.begin(self.n_steps, n, early.listener, self._early_updates.decide)
+        with restored_random_state(self._device):
+            return self._parts.runner.run(program, inputs, early.looks)
