@@ -21,6 +21,7 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well::
     skips             stash and pop
     random_streams    random numbers by layer and microbatch
     layer_positions   whose function failed
+    layer_texts       layers as texts, to be compared and read
     minibatch         x and t as arrays, cut into microbatches, joined
     dtypes            floating-point types of layers and losses
     files             files that are there completely or not at all

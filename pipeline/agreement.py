@@ -24,7 +24,7 @@ from chainer_kernels.threads import blas_threads
 from divisible import Divisible
 from divisible.communication.errors import DisagreementError
 from divisible.dtypes import floating_dtypes
-from divisible.layer_list import differing_titles
+from divisible.layer_texts import differing_titles
 from divisible.schedules.actions import Route
 from divisible.schedules.schedule import Schedule
 from divisible.skips import Skip

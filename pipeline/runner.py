@@ -21,7 +21,7 @@ from divisible.communication.flight_record import (
 )
 from divisible.communication.signatures import Tensors
 from divisible.communication.transport import Receiver, Sender, Transport
-from divisible.layer_list import title
+from divisible.layer_texts import title
 from divisible.schedules.actions import Action, Route
 from divisible.schedules.rank_program import Channel, RankProgram, Record, Slot, Task
 from divisible.schedules.schedule import Schedule

@@ -23,7 +23,7 @@ import chainer
 from divisible.backward.tensors import to_tensor
 from divisible.communication.signatures import Tensors
 from divisible.dtypes import in_loss_dtype
-from divisible.layer_list import place_of, title
+from divisible.layer_texts import place_of, title
 from divisible.minibatch import value_and_count
 from divisible.model import Divisible
 from divisible.planning.disk import GATHERED, streamable_bytes

@@ -12,7 +12,7 @@ import numpy as np
 
 from divisible.communication.wire import WIRE
 from divisible.files import write_json
-from divisible.layer_list import differing_titles, title
+from divisible.layer_texts import differing_titles, title
 from divisible.model import Divisible
 from divisible.planning.coding import CodingRate
 from divisible.planning.layer_sums import LayerSums

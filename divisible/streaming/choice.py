@@ -17,7 +17,7 @@ from dataclasses import replace
 import chainer
 import numpy as np
 
-from divisible.layer_list import title
+from divisible.layer_texts import title
 from divisible.model import Divisible
 from divisible.planning.disk import IN_MEMORY, Disk, segment_bytes, streamed_cost
 from divisible.planning.interpolation import interpolate, sort_profiles
