@@ -3,6 +3,7 @@
 ::
 
     extension         what takes the steps of a plan while a trainer trains
+    compressed_model  what the rules of a plan change, on all ranks
     pruning           steps of pruning, on the layers of a rank
     quantizing        steps of quantization, likewise
     trials            what each layer can lose, measured, and the plan that follows

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import chainer
 import numpy as np
 from chainer.training import Extension
 
-from divisible.communication.errors import DisagreementError
+from model_compression.compressed_model import CompressedModel
 from model_compression.plan import CompressionPlan, table
-from model_compression.pruning import Pruner
-from model_compression.quantizing import Quantizer
-from model_compression.rules import Prune, Quantize
-from model_compression.selection import Weighted, together, weighted_layers
+from model_compression.rules import Prune
 from model_compression.steps import Steps
 
 
@@ -102,88 +99,15 @@ class Compress(Extension):
         if isinstance(optimizer, Mapping):
             optimizer = list(optimizer.values())
         several = isinstance(optimizer, (list, tuple))
-        self._optimizers = list(optimizer) if several else [optimizer]
-        for each in self._optimizers:
+        optimizers = list(optimizer) if several else [optimizer]
+        for each in optimizers:
             if getattr(each, "target", None) is None:
                 raise ValueError("the optimizer has no model: call setup(model) first")
         # Whether it has been asked for, and by rule, whether its channels have gone.
         self._shrinks, self._has_shrunk = shrink, [False] * len(plan.rules)
         self.sparsity, self.bits = 0.0, None
-        rules = dict(enumerate(plan.rules))
-        self._pruner = Pruner(
-            {n: rule for n, rule in rules.items() if isinstance(rule, Prune)},
-            self._optimizers,
-            goes_back=metric is not None,
-        )
-        self._quantizer = Quantizer(
-            {n: rule for n, rule in rules.items() if isinstance(rule, Quantize)},
-            self._optimizers,
-        )
         self._seen: Mapping[str, Any] = {}
-        self._pipeline, self._is_checked = pipeline, False
-        targets = [each.target for each in self._optimizers]
-        if pipeline is not None or not any(map(_is_stage, targets)):
-            self._check(pipeline)
-        elif self._pruner.follows_channels:
-            raise ValueError(
-                "who reads a channel may be on another rank: give Compress(...,"
-                " pipeline=pipe)"
-            )
-        else:
-            layers = self._layers()
-            self._choose(plan.layers_of_rules(layers, is_part=True), layers, {})
-
-    # -- what is compressed ---------------------------------------------------------
-
-    def _layers(self) -> dict[str, Weighted]:
-        return together(weighted_layers(each.target) for each in self._optimizers)
-
-    def _check(self, pipeline: Any) -> None:
-        """Looks at the layers of all ranks; a call of all ranks in a pipeline."""
-        self._pipeline = pipeline
-        said = self._gather(
-            (self.plan.settings(), self._layers(), self._pruner.words())
-        )
-        for rank, (theirs, _, _) in enumerate(said):
-            if theirs != said[0][0]:
-                raise DisagreementError(
-                    f"the compression plans of rank 0 and rank {rank} differ"
-                )
-        layers = together(layers for _, layers, _ in said)
-        known = {k: v for _, _, words in said for k, v in words.items()}
-        self._choose(self.plan.layers_of_rules(layers), layers, known)
-        self._check_replicas()
-        self._is_checked = True
-
-    def _choose(
-        self,
-        chosen: Sequence[Sequence[str]],
-        layers: Mapping[str, Weighted],
-        known: Mapping[Any, Any],
-    ) -> None:
-        by_number = dict(enumerate(chosen))
-        self._pruner.choose(by_number, layers, known)
-        self._quantizer.choose(by_number, layers)
-
-    def _check_replicas(self) -> None:
-        """Refuses ranges of activations that each replica would have for itself."""
-        looks = [
-            rule
-            for rule in self.plan.rules
-            if isinstance(rule, Quantize) and {*rule.targets} & {"input", "output"}
-        ]
-        for each in self._optimizers if looks and self._pipeline is None else []:
-            if getattr(getattr(each, "communicator", None), "size", 1) > 1:
-                raise ValueError(
-                    f"{looks[0]}: each replica would have ranges of its own: train with"
-                    f" a Pipeline on a Grid, which may have one stage, or leave out the"
-                    f" targets input and output"
-                )
-
-    def _gather(self, value: Any) -> list:
-        if self._pipeline is None:
-            return [value]
-        return self._pipeline.gather(value, "compress")
+        self._model = CompressedModel(plan, optimizers, metric is not None, pipeline)
 
     # -- as an extension ------------------------------------------------------------
 
@@ -195,8 +119,8 @@ class Compress(Extension):
             DisagreementError: If the plans of two ranks differ.
         """
         pipeline = getattr(trainer.updater, "pipeline", None)
-        if pipeline is not None or not self._is_checked:
-            self._check(pipeline)
+        if pipeline is not None or not self._model.is_checked:
+            self._model.check(pipeline)
 
     def __call__(self, trainer: Any) -> None:
         """Takes the steps that are due after this minibatch."""
@@ -222,8 +146,8 @@ class Compress(Extension):
     def serialize(self, serializer: Any) -> None:
         """Reads or writes how far each rule is, and what is pruned."""
         self._steps.serialize(serializer)
-        if self._pruner.follows_channels:
-            self._pruner.serialize_sizes(serializer)
+        if self._model.follows_channels:
+            self._model.serialize_sizes(serializer)
             kept = serializer("has_shrunk", np.array(self._has_shrunk))
             self._has_shrunk = kept.tolist()
         # What was reported after the last update is judged after the next one.
@@ -236,11 +160,7 @@ class Compress(Extension):
             serializer("bits", float("nan") if self.bits is None else self.bits)
         )
         self.bits = None if np.isnan(bits) else bits
-        self._quantizer.serialize(serializer["quantizer"])
-        # Snapshots of a pipeline have these by layer, and leave out such names.
-        by_layer = serializer["optimizer:compress"]
-        self._pruner.serialize(by_layer)
-        self._quantizer.serialize_books(by_layer)
+        self._model.serialize(serializer)
 
     # -- steps ----------------------------------------------------------------------
 
@@ -268,14 +188,15 @@ class Compress(Extension):
         Raises:
             RuntimeError: If the model is a stage of a pipeline that was not given.
         """
-        self._check_usable()
-        grid = getattr(getattr(self._pipeline, "ranks", None), "grid", None)
-        self._quantizer.updated(self._gather, has_replicas=grid is not None)
+        self._model.check_usable()
+        self._model.updated()
         if self._metric in (observed or {}):
             self._judge(float(observed[self._metric]))
         steps = self._steps.due(iteration, epoch)
         if steps:
-            self._take(steps)
+            self._steps.take(steps)
+            self._model.take({number: self.degrees[number] for number in steps})
+            self._measure()
         if self._shrinks:
             self.shrink()
 
@@ -313,7 +234,7 @@ class Compress(Extension):
             >>> compress.shrink(), model[0].W.shape, model[2].W.shape
             ({'/0': 7}, (3, 4), (2, 3))
         """
-        self._check_usable()
+        self._model.check_usable()
         over = [
             number
             for number, rule in enumerate(self.plan.rules)
@@ -323,18 +244,10 @@ class Compress(Extension):
         ]
         if not over:
             return {}
-        for each in self._optimizers:
-            if getattr(each, "_late", None) is not None:
-                raise ValueError(
-                    "with double_buffering gradients of all channels are under way"
-                    " between two minibatches: take channels away without it"
-                )
-        found = self._pruner.take_away(over, self._gather)
-        for taken in found.values():
-            self._quantizer.take_away(taken.left)
+        found = self._model.take_away(over)
         for number in over:
             self._has_shrunk[number] = True
-        return {taken.layer: taken.n for taken in found.values()}
+        return found
 
     def prepare(self, model: chainer.Link) -> chainer.Link:
         """Gives the layers of a model what they keep, and the sizes they have now.
@@ -350,45 +263,19 @@ class Compress(Extension):
             chainer.Link: The model, whose values are to be read then. See also
             :meth:`CompressionPlan.prepare`.
         """
-        self.plan.prepare(model)
-        self._pruner.prepare(model)
+        self._model.prepare(model)
         return model
 
-    def _check_usable(self) -> None:
-        if not self._is_checked:
-            raise RuntimeError(
-                "the rules are of the whole model, and this rank has a stage of it:"
-                " give Compress(..., pipeline=pipe), or add it to the trainer"
-            )
-
-    def _take(self, steps: Mapping[int, int]) -> None:
-        self._steps.take(steps)
-        prunes = [n for n in steps if isinstance(self.plan.rules[n], Prune)]
-        if prunes:
-            self._pruner.take({n: self.degrees[n] for n in prunes}, self._gather)
-        self._quantizer.take(n for n in steps if n not in prunes)
-        self._count()
-
-    def _count(self) -> None:
-        """Counts what is zero, and bits, in the whole model."""
-        here = self._pruner.counts(), self._quantizer.counts()
-        said = self._gather(here)
-        shares = []
-        for i in range(2):
-            # Tied layers and replicas have one and the same.
-            counts = {k: v for theirs in said for k, v in theirs[i].items()}
-            found, sizes = zip(*counts.values()) if counts else ((), ())
-            shares.append(sum(found) / sum(sizes) if sizes else None)
-        self.sparsity, self.bits = shares[0] or 0.0, shares[1]
+    def _measure(self) -> None:
+        sparsity, self.bits = self._model.measure()
+        self.sparsity = sparsity or 0.0
 
     def _judge(self, value: float) -> None:
         """Takes steps back that have cost too much, by what the metric is now."""
         dear = self._steps.judge(value)
-        for number in dear:
-            is_pruned = isinstance(self.plan.rules[number], Prune)
-            (self._pruner if is_pruned else self._quantizer).take_back([number])
         if dear:
-            self._count()
+            self._model.take_back(dear)
+            self._measure()
 
     def __str__(self) -> str:
         """Returns a table of the rules, and how far each is."""
@@ -400,8 +287,3 @@ class Compress(Extension):
                 (str(rule), f"{taken} of {rule.progress.steps}", f"{degree:.1%}")
             )
         return table(rows, right=(1, 2))
-
-
-def _is_stage(model: chainer.Link) -> bool:
-    """Whether other ranks have other layers of the model."""
-    return bool(getattr(model, "is_stage", False))

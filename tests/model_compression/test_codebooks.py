@@ -65,7 +65,7 @@ def test_values_move_by_the_mean_gradient():
     compress = Compress(plan, optimizer)
     compress.advance(1, 0.0)
     model[0].W.array[...] = [[1.0, 1.0], [-1.0, -1.0]]
-    book = compress._quantizer._books.state_of("/0/W", model[0].W)
+    book = compress._model._quantizer._books.state_of("/0/W", model[0].W)
     book.numbers[...] = [[3, 3], [0, 0]]
     model[0].W.grad = np.array([[0.1, 0.3], [0.0, 0.2]], np.float32)
     optimizer.update()

@@ -1,0 +1,95 @@
+"""What the rules of a plan change of a model."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from divisible import Divisible
+from model_compression import CompressionPlan, Prune, Quantize
+from model_compression.compressed_model import CompressedModel
+
+BOTH = CompressionPlan([Prune("l1", "/0", 0.5), Quantize("int8", "/2")])
+CHANNELS = CompressionPlan([Prune("l2", "/0", 0.5, "channel")])
+
+
+def make_model():
+    np.random.seed(0)
+    return Divisible(L.Linear(4, 10), F.relu, L.Linear(10, 2))
+
+
+def compressed(plan=BOTH, goes_back=False, model=None):
+    """Returns a compressed model, and the layers that there are."""
+    model = make_model() if model is None else model
+    optimizer = chainer.optimizers.SGD().setup(model)
+    return CompressedModel(plan, [optimizer], goes_back), model, optimizer
+
+
+def test_each_rule_changes_its_own_layer():
+    compression, model, _ = compressed()
+    assert compression.measure() == (0, 32)
+    compression.take({0: 0.5})
+    assert compression.measure() == (0.5, 32)
+    compression.take({1: 1.0})
+    assert compression.measure() == (0.5, 8)
+    assert np.count_nonzero(model[0].W.array == 0) == 20
+    assert np.count_nonzero(model[2].W.array == 0) == 0
+
+
+def test_what_there_is_no_rule_for_is_not_measured():
+    compression, _, _ = compressed(CompressionPlan([Quantize("int8", "/2")]))
+    assert compression.measure() == (None, 32)
+    compression, _, _ = compressed(CompressionPlan([Prune("l1", "/0", 0.5)]))
+    assert compression.measure() == (0, None)
+
+
+@pytest.mark.parametrize("number, expected", [(0, (0, 8)), (1, (0.5, 32))])
+def test_a_step_of_either_kind_is_taken_back(number, expected):
+    compression, model, _ = compressed(goes_back=True)
+    before = [param.array.copy() for param in model.params()]
+    compression.take({0: 0.5, 1: 1.0})
+    compression.take_back([number])
+    assert compression.measure() == expected
+    compression.take_back([1 - number])
+    for param, array in zip(model.params(), before):
+        np.testing.assert_array_equal(param.array, array)
+
+
+def test_channels_are_taken_away_only_where_they_are_pruned():
+    compression, model, _ = compressed(CHANNELS)
+    assert compression.follows_channels and not compressed()[0].follows_channels
+    assert compression.take_away([0]) == {}
+    compression.take({0: 0.5})
+    assert compression.take_away([0]) == {"/0": 5}
+    assert model[0].W.shape == (5, 4) and model[2].W.shape == (2, 5)
+
+
+def test_channels_stay_while_gradients_are_under_way():
+    compression, model, optimizer = compressed(CHANNELS)
+    compression.take({0: 0.5})
+    optimizer._late = object()
+    with pytest.raises(ValueError, match="double_buffering"):
+        compression.take_away([0])
+    assert model[0].W.shape == (10, 4)
+
+
+def test_a_stage_alone_is_not_usable():
+    compression, _, _ = compressed(model=make_model().divide(0, 2))
+    assert not compression.is_checked
+    with pytest.raises(RuntimeError, match="this rank has a stage of it"):
+        compression.check_usable()
+    with pytest.raises(ValueError, match="who reads a channel may be on another rank"):
+        compressed(CHANNELS, model=make_model().divide(0, 2))
+    whole, _, _ = compressed()
+    assert whole.is_checked
+    whole.check_usable()
+
+
+def test_another_model_gets_the_sizes():
+    compression, model, _ = compressed(CHANNELS)
+    compression.take({0: 0.5})
+    compression.take_away([0])
+    other = make_model()
+    compression.prepare(other)
+    assert [p.shape for p in other.params()] == [p.shape for p in model.params()]
