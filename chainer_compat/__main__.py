@@ -5,6 +5,7 @@ python -m chainer_compat
 The exit status is 1 if a shim that is needed here could not be applied.
 """
 
+import argparse
 import importlib
 import platform
 import sys
@@ -27,11 +28,13 @@ def main() -> int:
         print(f"{name:<12} {version}")
     print()
     failed = 0
-    for status in chainer_compat.report():
+    statuses = chainer_compat.report()
+    width = max(len(status.name) for status in statuses)
+    for status in statuses:
         failed += status.state == _shim.FAILED
         detail = "" if status.state in (_shim.APPLIED, _shim.READY) else status.detail
         state = f"{status.state}: {detail}" if detail else status.state
-        print(f"{status.name:<28} {state}")
+        print(f"{status.name:<{width}} {state}")
         print(f"    {status.module}: {status.why}")
     print("\napplied: at work in this process; ready: applied once imported")
     print_limits(_shim.installed_version("numpy"))
@@ -96,4 +99,9 @@ def chainer_version() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m chainer_compat",
+        description="Prints what was found on this machine and what was repaired in"
+        " Chainer. The exit status is 1 if a repair failed.",
+    ).parse_args()
     sys.exit(main())

@@ -97,8 +97,12 @@ def _cache() -> str:
 def _rows() -> Iterable[Sequence[str]]:
     """Generates the rows of the catalogue."""
     provider = providers.active().NAME
+    has_cudnn = gpu_choice.has_cudnn()
     for entry in CATALOGUE:
         by = entry.by.format(provider=provider)
+        if not has_cudnn:
+            on_cpu, _, _ = by.partition(cudnn.NAME)
+            by = on_cpu.rstrip("; ") or f"Chainer, without {cudnn.NAME}"
         yield f"{entry.module.rpartition('.')[2]}.{entry.name}", by, entry.kernel
 
 

@@ -100,10 +100,14 @@ def sort_profiles(profiles: Sequence[Profile]) -> list[Profile]:
                 f" or to neither"
             )
         if theirs != names[0]:
+            what = f"of {len(names[0])} and {len(theirs)} layers"
+            for i, (name, its) in enumerate(zip(names[0], theirs)):
+                if name != its:
+                    what = f"whose layers {i} are {name} and {its}"
+                    break
             raise ValueError(
                 f"the profiles at {profiles[0].n_samples} and {profile.n_samples}"
-                f" samples are of different models, of {len(names[0])} and"
-                f" {len(theirs)} layers"
+                f" samples are of different models, {what}"
             )
     sizes = [profile.n_samples for profile in profiles]
     for size, following in zip(sizes, sizes[1:]):

@@ -1,7 +1,7 @@
 """Everything that a long run on a cluster needs, in one script.
 
     divisible profile examples/cluster/model.py:Network --input 1x8x8 --batch 4,8,16
-    divisible plan profile-*.json --ranks 2 --batch 64 --bandwidth 1Gbit/s
+    divisible plan profile-4.json profile-8.json profile-16.json --ranks 2 --batch 64
     mpiexec -n 2 divisible run examples/cluster/train.py --plan plan.json --resume auto
 
 The plan says where the layers are cut, how many microbatches there are, and in which
@@ -46,7 +46,7 @@ def main() -> None:
     # No rank makes the layers of another one; weights do not depend on the cut.
     with deferred_init(args.seed):
         model = Network(args.width)
-    plan, schedule = read_plan(args, len(model))
+    plan, schedule = read_plan(args, model)
     mine = schedule.rank_stages(comm.rank)
     stages = [model.divide(*plan.range(number)) for number in mine]
     del model
@@ -91,11 +91,11 @@ def main() -> None:
 
 
 def read_plan(
-    args: argparse.Namespace, n_layers: int
+    args: argparse.Namespace, model: Network
 ) -> tuple[Plan, schedules.Schedule]:
     """Returns the plan that was given, or stages of equally many layers."""
     if args.plan is None:
-        plan = Plan(Plan.uniform(n_layers, comm.size).cuts, 4, "1f1b")
+        plan = Plan(Plan.uniform(len(model), comm.size).cuts, 4, "1f1b")
     else:
         plan = Plan.load(args.plan)
     if plan.replicas > 1:
@@ -103,6 +103,7 @@ def read_plan(
             f"{args.plan} has {plan.replicas} replicas, and this script trains one:"
             f" plan without --replicas, or see examples/grid"
         )
+    plan.check(model, comm.size)
     schedule = schedules.create(
         plan.schedule or "1f1b", plan.n_stages, plan.n_microbatches or 4, comm.size
     )

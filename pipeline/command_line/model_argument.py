@@ -27,8 +27,9 @@ def make_model(text: str) -> Divisible:
         Divisible: The model.
 
     Raises:
-        ValueError: If there is no such module or name, the arguments are no literals,
-            or it is no model.
+        ValueError: If there is no such module or name, the module is a script that
+            ends where it is imported, the arguments are no literals, or it is no
+            model.
 
     Example:
         >>> model = make_model("divisible:Divisible")
@@ -42,7 +43,13 @@ def make_model(text: str) -> Divisible:
             f" or FILE.py:MODEL, with arguments as in mlp.py:MLP(1000, n_layers=8)"
         )
     name, args, kwargs = _parse(call)
-    module = _import(place)
+    try:
+        module = _import(place)
+    except SystemExit as error:
+        raise ValueError(
+            f"{place} is imported, and ended with the exit code {error.code}: move what"
+            f' a script does below if __name__ == "__main__":'
+        ) from error
     if not hasattr(module, name):
         raise ValueError(f"there is no {name!r} in {place}")
     made = getattr(module, name)

@@ -58,8 +58,9 @@ def profile_command(
 
     MODEL is a subclass of Divisible, a function that makes a model, or a model, in a
     module or a file: models.vgg16:VGG16, models/vgg16.py:VGG16,
-    'mlp.py:MLP(1000, n_layers=8)'. The inputs are random numbers, or zeros where they
-    are integers.
+    'mlp.py:MLP(1000, n_layers=8)'. It is imported, so what a script does besides
+    belongs below if __name__ == "__main__". The inputs are random numbers, or zeros
+    where they are integers.
 
     With several sizes of batch, the files are named after them: profile-84.json.
     """

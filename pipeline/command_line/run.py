@@ -7,7 +7,11 @@ import click
 
 @click.command(
     "run",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+    },
 )
 @click.argument("script", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -19,7 +23,8 @@ def run_command(script: str, arguments: tuple[str, ...]) -> None:
 
     ARGUMENTS are the script's own. It is run as "python SCRIPT" would run it, and
     besides: an exception in any thread, and sys.exit with another code than 0, end all
-    ranks; the exit code is 75 after StopOnSignal has stopped the training; and no file
+    ranks, and so does SIGUSR1 if SCRIPT has no handler for it; the exit code is 75
+    after StopOnSignal has stopped the training; and no file
     beside SCRIPT hides the packages of this project, as a pipeline.py hides them from
     "python -m pipeline SCRIPT".
     """  # noqa: D301

@@ -142,6 +142,12 @@ def test_report_imports_no_mpi():
     assert run_python("-c", code).stdout.strip() == "[]"
 
 
+def test_module_says_what_it_is_for():
+    output = run_python("-m", "chainer_compat", "--help").stdout
+    assert output.startswith("usage: python -m chainer_compat")
+    assert "MPI library" not in output
+
+
 def test_module_prints_report():
     output = run_python("-W", "error", "-m", "chainer_compat").stdout
     assert "Chainer      7.8.1" in output

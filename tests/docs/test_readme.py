@@ -29,10 +29,11 @@ def test_the_example_prints_what_it_says(n_ranks, tmp_path):
     actual, expected = numbers(result.stdout), numbers(printed)
     assert len(expected) == len(printed.splitlines()) == 4
     assert len(result.stdout.splitlines()) == 4, result.stdout
-    # Another BLAS adds in another order, and 300 steps of Adam carry that on.
+    # Another BLAS adds in another order, and 300 steps of Adam carry that on: a loss
+    # may round to the next hundredth.
     for mine, theirs in zip(actual, expected):
         assert mine[0] == theirs[0]
-        assert mine[1:] == pytest.approx(theirs[1:], rel=1e-2, abs=1e-3)
+        assert mine[1:] == pytest.approx(theirs[1:], abs=0.011)
 
 
 @pytest.mark.parametrize("text", [README, IN_JAPANESE], ids=["english", "japanese"])

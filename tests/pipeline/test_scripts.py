@@ -1,5 +1,6 @@
 """Scripts on one rank; tests/mpi/pipeline/test_life.py has several."""
 
+import runpy
 import signal
 import sys
 
@@ -24,6 +25,15 @@ def run(tmp_path, text, *arguments):
     path = tmp_path / "script.py"
     path.write_text(text)
     scripts.run_script([str(path), *arguments])
+
+
+@pytest.mark.parametrize("arguments, code", [([], 2), (["--help"], 0)])
+def test_the_module_says_how_it_is_called(arguments, code, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["pipeline", *arguments])
+    with pytest.raises(SystemExit) as error:
+        runpy.run_module("pipeline", run_name="__main__")
+    assert error.value.code == code
+    assert "Usage: python -m pipeline [OPTIONS] SCRIPT" in capsys.readouterr().out
 
 
 def test_a_script_runs_as_the_main_one(tmp_path, capsys):

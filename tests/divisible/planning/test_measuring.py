@@ -624,8 +624,11 @@ def test_a_profile_of_another_model():
         costs.check(Divisible(L.Linear(4, 6), F.tanh, L.Linear(6, 2)))
     with pytest.raises(ValueError, match="a model of 3 layers, but Divisible has 1"):
         costs.check(Divisible(L.Linear(4, 6)))
-    with pytest.raises(ValueError, match="different models"):
+    with pytest.raises(ValueError, match="different models, of 3 and 2 layers"):
         interpolate([costs, Profile(costs.layers[:2], 7)], 5)
+    others = [costs.layers[0], costs.layers[0], costs.layers[2]]
+    with pytest.raises(ValueError, match=r"models, whose layers 1 are relu and Linear"):
+        interpolate([costs, Profile(others, 7)], 5)
     with pytest.raises(ValueError, match="one has a loss and the other has none"):
         interpolate([costs, Profile(costs.layers, 7, loss=costs.layers[0])], 5)
     with pytest.raises(ValueError, match="n_samples must be at least 1, not 0"):

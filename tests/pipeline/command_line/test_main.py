@@ -525,6 +525,12 @@ def test_names_that_are_no_models(folder, text, message):
         make_model(text)
 
 
+def test_a_script_that_ends_where_it_is_imported(folder):
+    (folder / "script_of_test.py").write_text("import sys\nsys.exit(2)\n")
+    with pytest.raises(ValueError, match='exit code 2: .* if __name__ == "__main__"'):
+        make_model("script_of_test.py:MLP")
+
+
 def test_a_missing_import_is_not_a_missing_module(folder):
     (folder / "broken_for_test.py").write_text("import no_such_library\n")
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
