@@ -31,7 +31,12 @@ from chainer_kernels.threads import blas_threads
     default=True,
     help="Whether to time some operators.  [default: speed]",
 )
-@click.option("--compile", "compile_", is_flag=True, help="Fill the cache, and end.")
+@click.option(
+    "--compile",
+    "compile_",
+    is_flag=True,
+    help="Compile all loops into the cache, and end.",
+)
 def main(with_speed: bool, compile_: bool) -> None:
     """Prints who computes what on this machine, and how fast."""
     with warnings.catch_warnings(record=True) as caught:
@@ -54,6 +59,7 @@ def main(with_speed: bool, compile_: bool) -> None:
 
 
 def _compile() -> None:
+    _say("compiling all loops that are not on disk yet, which may take minutes")
     start = time.perf_counter()
     loops = compiling.compile_all()
     seconds = time.perf_counter() - start

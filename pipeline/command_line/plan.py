@@ -114,8 +114,9 @@ def plan_command(profiles, ranks, stages, output, plot, **given) -> None:
     else:
         with console.show_progress("trying combinations") as progress:
             plan = best_plan(profiles, ranks, progress=progress, **given)
-    _print_plan(plan)
+    # Before it is printed: "| head" closes the pipe, which ends the command.
     plan.save(output)
+    _print_plan(plan)
     console.say(f"written to {output}")
     if plot is not None:
         draw(predict_minibatch(plan, profiles, batch, network, speeds, disk), plot)

@@ -87,9 +87,10 @@ def profile_command(
             measured = profile(
                 made, x, t, optimizer=optimizer, repeat=repeat, progress=progress
             )
+        # Before it is printed: "| head" closes the pipe, which ends the command.
+        measured.save(_numbered(output, size, batch))
         console.say(f"{model}, {measured.headline}")
         console.print_table(PROFILE_COLUMNS, profile_rows(measured), left=(1,))
-        measured.save(_numbered(output, size, batch))
         console.say(f"written to {_numbered(output, size, batch)}")
         if plot is not None:
             plot_profile(measured, _numbered(plot, size, batch), title=model)

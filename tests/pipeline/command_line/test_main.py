@@ -1,3 +1,4 @@
+import errno
 import itertools
 import json
 import sys
@@ -81,6 +82,18 @@ def profiles(folder):
         ]
         Profile(layers, n, input_bytes=1000 * n).save(folder / f"profile-{n}.json")
     return folder / "profile-1.json", folder / "profile-8.json"
+
+
+def test_a_closed_pipe_loses_no_file(folder, monkeypatch):
+    def print_table(*arguments, **options):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("pipeline.command_line.console.print_table", print_table)
+    arguments = ("--input", "6", "--batch", "1", "--repeat", "1")
+    run("profile", "models_of_test:MLP", *arguments, code=1)
+    assert len(Profile.load("profile.json")) == 4
+    run("plan", "profile.json", "--stages", 2, code=1)
+    assert Plan.load("plan.json").n_stages == 2
 
 
 def test_from_profile_to_timeline(folder):
