@@ -150,7 +150,7 @@ class Grid:
         n_ranks, size = plan.n_ranks, as_mpi(comm).size
         if n_ranks != size:
             raise ValueError(
-                f"the plan is for {n_ranks} ranks, {plan.replicas} replicas of"
+                f"the plan is for {n_ranks} ranks in {plan.replicas} rows of"
                 f" {n_ranks // plan.replicas}, but there are {size}: start {n_ranks}"
                 f" ranks, or make another plan"
             )

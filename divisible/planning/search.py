@@ -396,7 +396,9 @@ def _exposed(its: Outcome, mine: Outcome) -> str:
     if its.exchange is None and mine.exchange is None:
         return ""
     other, chosen = (
-        format_seconds(0 if one.exchange is None else one.exchange.exposed_seconds)
+        "no time"
+        if one.exchange is None
+        else format_seconds(one.exchange.exposed_seconds)
         for one in (its, mine)
     )
     return f", and gradients are exchanged for {other} after that ({chosen})"

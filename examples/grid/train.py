@@ -53,7 +53,7 @@ def main() -> None:
         model = DigitNet(args.width)
     grid, plan = make_grid(args, len(model))
     plan.check(model, comm.size)
-    say(f"{grid.n_replicas} replicas of {plan.n_stages} stages, {grid.placement}")
+    say(f"replicas: {grid.n_replicas}, stages: {plan.n_stages}, {grid.placement}")
     say(f"{plan.n_layers} layers cut at {plan.cuts}, {plan.schedule} schedule")
 
     stage = model.divide(*plan.range(grid.pipeline.rank))

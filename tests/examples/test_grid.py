@@ -42,7 +42,7 @@ def test_a_planned_grid_trains_as_one_rank(tmp_path):
     plan.save(tmp_path / "plan.json")
     planned = ["--plan", tmp_path / "plan.json", "--placement", "replicas_together"]
     output, log = train(4, tmp_path / "planned", *planned)
-    assert "2 replicas of 2 stages, replicas_together" in output
+    assert "replicas: 2, stages: 2, replicas_together" in output
     assert_alike(log, expected)
 
 
@@ -50,8 +50,8 @@ def test_a_planned_grid_trains_as_one_rank(tmp_path):
 @pytest.mark.parametrize(
     "argv, words",
     [
-        (["--stages", "4"], "1 replicas of 4 stages, stages_together"),
-        (["--stages", "1", "--wire-dtype", "int8"], "4 replicas of 1 stages"),
+        (["--stages", "4"], "replicas: 1, stages: 4, stages_together"),
+        (["--stages", "1", "--wire-dtype", "int8"], "replicas: 4, stages: 1"),
     ],
 )
 def test_every_grid_trains_as_one_rank(tmp_path, argv, words):

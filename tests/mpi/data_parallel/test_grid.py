@@ -56,7 +56,7 @@ def of_a_plan(comm):
         assert next(iterator) == ([*range(6)] if grid.replica == 0 else [6, 7])
         equal = ReplicaIterator(SerialIterator(range(8), 8), grid, [1, 1])
         assert len(next(equal)) == 4
-    with pytest.raises(ValueError, match="for 3 ranks, 3 replicas of 1, but .* are 4"):
+    with pytest.raises(ValueError, match="for 3 ranks in 3 rows of 1, but .* are 4"):
         Grid.of(Plan([0, 4], replicas=3), comm)
 
 
