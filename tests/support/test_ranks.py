@@ -7,6 +7,7 @@ import sys
 import warnings
 
 import chainer
+import numba
 import numpy as np
 import pytest
 
@@ -79,6 +80,23 @@ def test_an_import_is_not_interrupted(ranks, tmp_path):
     outcomes = ranks.call(2, import_while_another_fails, (folder,), 10).outcomes
     assert sorted(outcomes) == ["failed", "interrupted"]
     assert ranks.call(2, use_the_package, (folder,), 10).outcomes == ["done"] * 2
+
+
+def compile_while_another_fails(comm):
+    lines = "\n".join(f"    x = x * {i} + x % {i + 1}" for i in range(200))
+    exec(f"def long(x):\n{lines}\n    return x", found := {})
+    comm.Barrier()
+    if comm.rank == 1:
+        raise ArithmeticError("it spills")
+    numba.njit(found["long"])(1)
+    print("compiled")
+    all_gather(comm, None, 1000)
+
+
+def test_what_compiles_is_not_interrupted(ranks):
+    outcomes, output = ranks.call(2, compile_while_another_fails, (), 60)
+    assert sorted(outcomes) == ["failed", "interrupted"]
+    assert "compiled" in output
 
 
 def hang(comm):

@@ -29,8 +29,13 @@ INTERRUPT = None
 #: How long a rank that is no longer needed may take to end.
 _SECONDS_TO_END = 5
 
-#: After how long to look again whether the import is over.
-_SECONDS_TO_IMPORT = 0.05
+#: After how long to look again whether it can be interrupted.
+_SECONDS_TO_WAIT = 0.05
+
+#: Where nothing may be cut short. A package whose import is can never be imported
+#: again: its modules are there, but not as its attributes. Numba's iterators over what
+#: it knows end for good, and nothing can be compiled after that.
+_TO_BE_FINISHED = ("<frozen importlib._bootstrap>", f"{os.sep}numba{os.sep}")
 
 
 class Case(NamedTuple):
@@ -49,10 +54,10 @@ def interrupt() -> None:
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
-def is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being imported where ``frame`` is."""
+def is_to_be_finished(frame: FrameType | None) -> bool:
+    """Whether a module is being imported, or a loop compiled, where ``frame`` is."""
     while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+        if any(place in frame.f_code.co_filename for place in _TO_BE_FINISHED):
             return True
         frame = frame.f_back
     return False
@@ -70,11 +75,9 @@ class _Interrupts:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._running is None:
             return
-        if not is_importing(frame):
+        if not is_to_be_finished(frame):
             raise KeyboardInterrupt
-        # A package whose import is cut short can never be imported again: its
-        # modules are there, but not as its attributes.
-        threading.Timer(_SECONDS_TO_IMPORT, self._again, [self._running]).start()
+        threading.Timer(_SECONDS_TO_WAIT, self._again, [self._running]).start()
 
     def _again(self, case: int) -> None:
         if self._running == case:
