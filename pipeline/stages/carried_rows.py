@@ -77,6 +77,8 @@ class CarriedRows:
         # Rows for each sample of x: layers between may have put samples together, or
         # apart. It is known of the first stage, and of others after a call.
         self._per_sample = Fraction(1) if layers.layer_range[0] == 0 else None
+        # Other ranks have no name for what was declared when the model had been cut.
+        self._named = frozenset(layers.carried_states)
 
     def saw(self, n_inputs: int) -> None:
         """Takes note how many samples ``x`` had in the minibatch that ends."""
@@ -90,8 +92,9 @@ class CarriedRows:
             trains (bool): Whether it is a step of training.
 
         Returns:
-            tuple or None: With the path of a link whose state is of so many. ``None``
-            if all layers begin anew, or it is not known.
+            tuple or None: With the path of a link whose state is of so many, one of
+            the model's ``carried_states``. ``None`` if all layers begin anew, or it is
+            not known.
         """
         if self._per_sample is None:
             return None
@@ -100,9 +103,9 @@ class CarriedRows:
         found = []
         for i, state in enumerate(self._states):
             kept = self._kept(i) if trains else self._evaluated.get(i)
-            if kept is not None:
-                n_samples = kept.shape[state.axis] // self._per_sample
-                found.append((n_samples, state.path.rpartition(".")[0]))
+            path = state.path.rpartition(".")[0]
+            if kept is not None and path in self._named:
+                found.append((kept.shape[state.axis] // self._per_sample, path))
         return min(found, default=None)
 
     def begin(self, trains: bool) -> None:

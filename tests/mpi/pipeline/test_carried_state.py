@@ -368,6 +368,21 @@ def test_a_larger_minibatch_of_a_replica_is_refused_on_all_ranks():
     assert_on_ranks(2, refuses_in_one_replica)
 
 
+def goes_on_from_what_was_declared_late(comm):
+    layers = [L.EmbedID(N_WORDS, 3), L.LSTM(3, 3), L.Linear(3, N_WORDS)]
+    stage = Divisible(*layers).divide(*[(0, 2), (2, 3)][comm.rank])
+    if comm.rank == 0:
+        carry_state(layers[1])
+    pipe = Pipeline(stage, comm, 2)
+    words = np.arange(4, dtype="i")
+    losses = [pipe.step(words, words)["loss"] for _ in range(2)]
+    assert losses[0] != losses[1]
+
+
+def test_a_state_may_be_declared_once_the_model_is_cut():
+    assert_on_ranks(2, goes_on_from_what_was_declared_late)
+
+
 def resets_on_one_rank(comm):
     run = Run(comm, 2)
     run.steps(minibatches(1, 4))

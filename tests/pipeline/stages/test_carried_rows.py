@@ -137,3 +137,13 @@ def test_samples_are_those_of_x_where_a_stage_has_two_rows_for_each():
     rows.saw(2)
     rows.finish()
     assert rows.fewest(trains=True) == (3, "/1")
+
+
+def test_what_is_declared_once_the_model_is_cut_is_not_told():
+    link = Counter()
+    del link.__dict__["carried_states"]
+    stage = Divisible(link, abs).divide(0, 1)
+    carry_state(link, "count")
+    rows = CarriedRows(stage)
+    minibatch(rows, link, [2, 3])
+    assert rows.fewest(trains=True) is None
