@@ -100,13 +100,16 @@ def _shown(keys: Sequence[str]) -> str:
     return f"{text} and {more} more" if more > 0 else text
 
 
-def compare(ledgers: Iterable[Ledger], what: str, strict: bool) -> Differences:
+def compare(
+    ledgers: Iterable[Ledger], what: str, strict: bool, hint: str = ""
+) -> Differences:
     """Puts the ledgers of all ranks together.
 
     Args:
         ledgers: Of all ranks, or of the one there is.
         what: The beginning of an error.
         strict: Whether differences are an error.
+        hint: The end of an error: what else to do.
 
     Returns:
         Differences: If they are none.
@@ -134,7 +137,7 @@ def compare(ledgers: Iterable[Ledger], what: str, strict: bool) -> Differences:
         also = f"; {differences}" if differences else ""
         raise MismatchError(
             f"{what}: {'; '.join(unlike[:4])}{more}{also}: the model or the optimizer"
-            f" is another one"
+            f" is another one{hint}"
         )
     if differences and strict:
         called = ""
@@ -144,7 +147,9 @@ def compare(ledgers: Iterable[Ledger], what: str, strict: bool) -> Differences:
                 ". If a layer registers that at its first call, make a call before"
                 " loading"
             )
-        raise MismatchError(f"{what}: {differences}{called}. strict=False goes on")
+        raise MismatchError(
+            f"{what}: {differences}{called}. strict=False goes on{hint}"
+        )
     return differences
 
 

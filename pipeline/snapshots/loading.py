@@ -30,6 +30,9 @@ from pipeline.snapshots.random_states import load_random_states
 from pipeline.snapshots.resumed_trainers import loaded_as_if_running
 from pipeline.snapshots.series import clock_of
 
+# Of all snapshots in a directory 'auto' takes the newest, whosever it is.
+_OF_ANOTHER_RUN = "; if it is another run's, give this one a directory of its own"
+
 
 def load_snapshot(
     path: str | os.PathLike,
@@ -171,7 +174,7 @@ def _check(
     try:
         attempt(_load_objects, snapshot, pipeline, state, ledger)
         # One rank may have what others lack, such as the iterator or a report.
-        compare(pipeline.gather(ledger, "load"), what, strict)
+        compare(pipeline.gather(ledger, "load"), what, strict, _OF_ANOTHER_RUN)
     except SnapshotError as error:
         try:
             on_all_ranks(pipeline, "load", calls.refusal, kept.put_back)
@@ -198,7 +201,9 @@ def _load(
             attempt(_load_layers, snapshot, pipeline, found, ledger)
             # After the layers and the optimizers, which some look at.
             attempt(_load_objects, snapshot, pipeline, state, ledger)
-        differences = compare(pipeline.gather(ledger, "load"), what, strict)
+        differences = compare(
+            pipeline.gather(ledger, "load"), what, strict, _OF_ANOTHER_RUN
+        )
     except SnapshotError as error:
         raise type(error)(f"{error}; {calls.refusal}") from error
     calls.refusal = None
@@ -227,7 +232,7 @@ def _open(
     if snapshot.n_layers != n_layers:
         raise SnapshotError(
             f"it is of a model of {snapshot.n_layers} layers, but this one has"
-            f" {n_layers}"
+            f" {n_layers}{_OF_ANOTHER_RUN}"
         )
     positions = set().union(
         *map(positions_of_layers, pipeline.stages.values()),

@@ -132,6 +132,23 @@ def test_another_model(tmp_path, name):
     step(run, 1)
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [L.Linear(6, 4), L.Linear(4, 4)],
+        [L.Linear(6, 5)],
+        [L.Linear(6, 4, nobias=True)],
+    ],
+    ids=["more layers", "another shape", "fewer parameters"],
+)
+def test_a_run_is_told_to_leave_the_directory_of_another_one(tmp_path, layers):
+    """As where two scripts with --resume auto write to the same one."""
+    path = saved(tmp_path, run_of(L.Linear(6, 4)))
+    message = refusal(path, run_of(*layers))
+    assert message.startswith(f"cannot load the snapshot {path}: ")
+    assert message.endswith("another run's, give this one a directory of its own")
+
+
 def test_what_is_alike_is_loaded_without_strict(tmp_path):
     model = run_of(L.Linear(6, 5), F.tanh, L.Linear(5, 4))
     path = saved(tmp_path, model)
