@@ -86,8 +86,10 @@ def export(
         try:
             importlib.import_module(package)
         except ImportError as error:
+            # It may be there, and lack a library that it needs itself.
             raise ImportError(
-                f"{to} needs {package}: pip install 'divisible[{to}]'"
+                f"{to} needs the package {package}, but {error}: pip install"
+                f" 'divisible[{to}]'"
             ) from error
     if form.needs_model and (model is None or x is None):
         raise ValueError(f"{to} needs the model and the shape of its input")

@@ -151,6 +151,15 @@ def test_a_missing_package_is_named(trained, tmp_path, monkeypatch):
         export(tmp_path / "snapshot", tmp_path / "out", "safetensors")
 
 
+def test_what_an_installed_package_lacks_is_told(trained, tmp_path, monkeypatch):
+    (tmp_path / "half_installed.py").write_text("import its_own_library")
+    monkeypatch.syspath_prepend(tmp_path)
+    form = FORMATS["safetensors"]._replace(packages=("half_installed",))
+    monkeypatch.setitem(FORMATS, "safetensors", form)
+    with pytest.raises(ImportError, match="half_installed, but .*'its_own_library'"):
+        export(tmp_path / "snapshot", tmp_path / "out", "safetensors")
+
+
 def test_the_command_exports(trained, tmp_path):
     (tmp_path / "net.py").write_text(
         "from tests.pipeline.exports.test_formats import build, F\n"
