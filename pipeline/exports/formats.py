@@ -17,6 +17,7 @@ import numpy as np
 
 from divisible import Divisible
 from divisible.files import written_aside
+from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.tools import export_npz, import_npz
 
 #: Of the largest output, by how much outputs of two libraries may differ.
@@ -97,7 +98,12 @@ def export(
         file = Path(folder) / "model.npz"
         export_npz(snapshot, file)
         if model is not None:
-            import_npz(file, model)
+            try:
+                import_npz(file, model)
+            except SnapshotError as error:
+                # The file is gone when this is read.
+                words = str(error).replace(os.fspath(file), os.fspath(snapshot))
+                raise type(error)(words) from error
         with np.load(file) as arrays, written_aside(output) as aside:
             return form.write(Source(dict(arrays), model, x), aside)
 

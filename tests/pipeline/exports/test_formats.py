@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline import Pipeline, import_npz, save_snapshot
+from pipeline import Pipeline, SnapshotError, import_npz, save_snapshot
 from pipeline.command_line.main import main
 from pipeline.exports.formats import FORMATS, export
 
@@ -142,6 +142,15 @@ def test_a_model_that_computes_otherwise_is_refused(trained, tmp_path, monkeypat
 def test_wrong_arguments_are_refused(options, error, words, trained, tmp_path):
     with pytest.raises(error, match=words):
         export(tmp_path / "snapshot", tmp_path / "out", **options)
+
+
+def test_of_another_model_the_snapshot_is_named(trained, tmp_path):
+    pytest.importorskip("onnx")
+    other = Divisible(L.Linear(3, 4))
+    with pytest.raises(SnapshotError) as caught:
+        export(tmp_path / "snapshot", tmp_path / "out", "onnx", other, X)
+    assert str(caught.value).startswith(f"{tmp_path / 'snapshot'}: 0/W was saved with")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_package_is_named(trained, tmp_path, monkeypatch):
