@@ -100,8 +100,11 @@ class Distillation:
         with chainer.no_backprop_mode():
             said = F.log_softmax(scores.astype(y.dtype) / self.temperature).array
         xp = chainer.backend.get_array_module(said)
-        shares = xp.exp(said) * xp.expand_dims(counts, 1)
-        apart = said - F.log_softmax(y / self.temperature)
+        # What is left out counts nothing, and so does a class that the teacher masks
+        # by a score of minus infinity, whatever the model says of it.
+        is_out = ~xp.expand_dims(counts, 1) | (said == -math.inf)
+        shares = xp.where(is_out, 0, xp.exp(said))
+        apart = xp.where(is_out, 0, said) - F.log_softmax(y / self.temperature)
         soft = F.sum(shares * apart) * (self.temperature**2 / max(n_labels, 1))
         return (1 - self.weight) * hard + self.weight * soft, n_labels
 

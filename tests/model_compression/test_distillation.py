@@ -69,6 +69,23 @@ def test_at_the_ends_one_of_the_two_counts(weight):
         assert abs(float(loss(t, y)[0].array)) < 1e-12
 
 
+def test_masked_classes_and_ignored_labels_count_nothing():
+    y, t, scores = batch(6, (4, 3))
+    t[1] = -1
+    scores[:, 2] = -np.inf
+    scores[1] = np.nan
+    variable = chainer.Variable(y)
+    loss, _ = Distillation(1.0)(variable, t, scores)
+    p, q = softmax(scores[:, :2], axis=1), softmax(y, axis=1)[:, :2]
+    found = (p * np.log(p / q)).sum(axis=1)[[0, 2, 3]].mean()
+    np.testing.assert_allclose(loss.array, found)
+    loss.backward()
+    assert np.isfinite(variable.grad).all() and not variable.grad[1].any()
+    # What is no number where it counts is not hidden.
+    scores[0] = np.nan
+    assert np.isnan(Distillation(1.0)(y, t, scores)[0].array)
+
+
 def test_without_a_teacher_it_is_the_cross_entropy():
     y, t, _ = batch(2, (5, 4), 0.3)
     loss, n_labels = Distillation(0.9)(y, t)
