@@ -232,6 +232,8 @@ class Rebalance(training.Extension):
         # They, and what was predicted, are of the layers that there were.
         self._times.clear()
         self._predicted = None
+        self._cut_trial.forget()
+        self._share_trial.forget()
         if self._log and pipe.ranks.is_chief:
             iteration = trainer.updater.iteration
             print(f"iteration {iteration}: {change_in_words(changed)}", flush=True)

@@ -55,6 +55,10 @@ class ChangesOnTrial:
     """
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Ends what is on trial, where steps no longer do what they did before."""
         # From where the change was that is on trial.
         self._origin: list | None = None
         # Of a step: before the last change, or where one was taken back.

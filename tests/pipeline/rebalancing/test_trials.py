@@ -92,3 +92,12 @@ def test_no_move_is_kept_that_makes_steps_longer(sequence):
         tried = choice.target is not None and not choice.goes_back
         before = (now, seconds) if tried else None
         now = choice.target or now
+
+
+def test_a_change_is_not_judged_by_steps_that_do_something_else():
+    trial = ChangesOnTrial()
+    trial.choose([0, 3, 4], [0, 2, 4], 0.5)
+    trial.forget()
+    assert not trial.is_open
+    # Longer than before the change, which nobody takes back; nor does anything wait.
+    assert trial.choose([0, 1, 4], [0, 3, 4], 0.6).target == [0, 1, 4]
