@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from mpi4py import MPI
 
 from data_parallel.under_way import UnderWay
+from divisible.communication.communicators import mark_busy, mark_idle
 from divisible.communication.errors import DisagreementError
 
 
@@ -29,9 +30,22 @@ class Current:
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self.under_way: UnderWay | None = None
+        self._under_way: UnderWay | None = None
         self._comm = comm
         self._is_broken = False
+
+    @property
+    def under_way(self) -> UnderWay | None:
+        """The exchange."""
+        return self._under_way
+
+    @under_way.setter
+    def under_way(self, exchange: UnderWay | None) -> None:
+        self._under_way = exchange
+        if exchange is None:
+            mark_idle(self._comm)
+        else:
+            mark_busy(self._comm)
 
     def check_idle(self) -> None:
         """Sees that an exchange may begin.
@@ -80,6 +94,8 @@ class Current:
             raise
         except BaseException:
             self.under_way, self._is_broken = None, True
+            # For ever: messages of the others may still come.
+            mark_busy(self._comm)
             raise
 
     def free(self) -> None:

@@ -2,7 +2,9 @@
 
 MPI has some 2,000 communicators, and frees one only on all of its ranks together.
 Python collects what held it on each rank at a time of its own. So when ranks make the
-next one, they tell each other what they hold no longer, and free what no rank holds::
+next one, they tell each other what they hold no longer, and free what no rank holds
+and no message is under way on. MPI gives the place of a freed one to the next, which
+would receive such a message::
 
     rank 0   A dropped ........... makes B: "A"  ---.
     rank 1   ....... A dropped ... makes B: "A"  ---+--> A is freed, B made
@@ -29,6 +31,8 @@ from divisible.communication.waiting import wait
 # By a name that all of its ranks know.
 _held: dict[str, MPI.Comm] = {}
 _dropped: dict[str, MPI.Comm] = {}
+# Those on which messages are under way, by identity.
+_busy: dict[int, MPI.Comm] = {}
 # What is part of a circle of references is dropped only when Python looks for those.
 _N_HELD_TO_COLLECT = 256
 
@@ -144,6 +148,16 @@ def split(
     return _hold(made[0], holder, name)
 
 
+def mark_busy(comm: MPI.Comm) -> None:
+    """Sees that a communicator is not freed while messages are under way on it."""
+    _busy[id(comm)] = comm
+
+
+def mark_idle(comm: MPI.Comm) -> None:
+    """Lets a communicator be freed again."""
+    _busy.pop(id(comm), None)
+
+
 @contextlib.contextmanager
 def _enough_communicators(verb: str) -> Iterator[None]:
     try:
@@ -166,5 +180,5 @@ def _hold(new: MPI.Comm, holder: Any, name: str) -> MPI.Comm:
 
 def _drop(name: str) -> None:
     comm = _held.pop(name)
-    if comm:
+    if comm and id(comm) not in _busy:
         _dropped[name] = comm
