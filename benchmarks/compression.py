@@ -183,7 +183,7 @@ TASKS = {
 
 
 class Variant(NamedTuple):
-    """What a row of the table is of.
+    """A row of the table: how a model is made smaller.
 
     Attributes:
         plan: What is made smaller; ``None`` for nothing.

@@ -48,7 +48,7 @@ class KeptState:
 
     @property
     def residuals(self) -> dict[str, Any]:
-        """What error feedback keeps, by the name of the array; may be changed."""
+        """The residuals of error feedback, by the name of the array; may be changed."""
         return {} if self._residuals is None else self._residuals.by_name
 
     def serialize(self, serializer: Any) -> None:

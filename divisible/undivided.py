@@ -66,7 +66,7 @@ class Elsewhere:
 
 
 class Undivided(NamedTuple):
-    """What a stage, or a view, knows of the model that it was cut from.
+    """The undivided model, as a stage or a view of it knows it.
 
     Attributes:
         layers: A line of text for each layer.

@@ -28,7 +28,7 @@ from model_compression.selection import Weighted, together, weighted_layers
 
 
 class CompressedModel:
-    """What the rules of a plan change of a model, by their numbers in the plan.
+    """A model that the rules of a plan change, each by its number in the plan.
 
     Args:
         plan (CompressionPlan): The rules.

@@ -198,7 +198,7 @@ class Pipeline:
 
     @property
     def trial(self) -> Trial | None:
-        """What is still to choose the schedule, of ``'auto'``."""
+        """The trial that is still to choose the schedule, of ``'auto'``."""
         return self._current.trial
 
     @property
