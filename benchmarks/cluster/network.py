@@ -95,10 +95,22 @@ def bandwidth(rate: str | None) -> float:
     """Returns the bytes per second of a rate; infinite without one."""
     if rate is None:
         return float("inf")
+    number, unit = _number_and_unit(rate)
+    return float(number) * UNITS[unit] / 8
+
+
+def spoken_rate(rate: str) -> str:
+    """Returns a rate as people write it: ``'100 Mbit/s'`` for ``'100mbit'``."""
+    number, unit = _number_and_unit(rate)
+    # The prefix for a thousand is small, the others are capitals.
+    return f"{number} {unit if unit == 'kbit' else unit.capitalize()}/s"
+
+
+def _number_and_unit(rate: str) -> tuple[str, str]:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]bit)", rate)
     if found is None or float(found[1]) == 0:
         raise ValueError(f"{rate!r} is no rate, such as '100mbit' or '1gbit'")
-    return float(found[1]) * UNITS[found[2]] / 8
+    return found[1], found[2]
 
 
 def set_rate(switch: str, host: int, name: str, rate: str | None) -> None:

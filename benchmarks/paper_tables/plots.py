@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from benchmarks.cluster.network import spoken_rate
 from benchmarks.paper_tables.points import EQUAL, FIT, PRINTED
 from benchmarks.paper_tables.rows import Row
 
@@ -62,7 +63,7 @@ def speedups(figure: Figure, rows: Sequence[Row]) -> None:
 def rates(figure: Figure, rows: Sequence[Row]) -> None:
     """Fig. 8: the step by number of microbatches, for every rate of the links."""
     axes = _axes(figure, "microbatches", "seconds of a step")
-    _lines(axes, rows, lambda r: r.point.rate, lambda r: r.step, _by_equation)
+    _lines(axes, rows, _rate, lambda r: r.step, _by_equation)
     _legend_beside(axes, "dashed:\nequation (3)")
 
 
@@ -124,6 +125,10 @@ def models(figure: Figure, rows: Sequence[Row]) -> None:
 
 def _hosts(row: Row) -> str:
     return f"{row.point.hosts} host{'s' * (row.point.hosts > 1)}"
+
+
+def _rate(row: Row) -> str:
+    return spoken_rate(row.point.rate)
 
 
 def _speedup(row: Row) -> float:

@@ -69,6 +69,14 @@ def test_rates_are_in_bits(rate, bytes_per_second):
     assert network.bandwidth(rate) == bytes_per_second
 
 
+@pytest.mark.parametrize(
+    "rate, text",
+    [("1gbit", "1 Gbit/s"), ("100mbit", "100 Mbit/s"), ("2.5kbit", "2.5 kbit/s")],
+)
+def test_rates_are_written_as_people_do(rate, text):
+    assert network.spoken_rate(rate) == text
+
+
 @pytest.mark.parametrize("memory, size", [("100", 100), ("1.5K", 1536), ("1G", 2**30)])
 def test_sizes_of_memory(memory, size):
     assert control_groups.n_bytes(memory) == size
