@@ -31,7 +31,7 @@ def _added(before: str, method: str = "forward(self, inputs)") -> Edit:
 _CPU = "forward_cpu(self, inputs)"
 _CHECK = "from chainer.utils import type_check\n"
 _AXIS = "            -x_type.ndim <= self.axis < x_type.ndim,\n        )"
-_WHY = "NumPy multiplies float16 without BLAS, tens of times slower than float32"
+_WHY = "NumPy multiplies float16 without BLAS, far slower than float32"
 _SUM = "a sum of float16 rounds after every addition"
 
 SHIMS = (

@@ -105,8 +105,7 @@ def keyed_random_state(
 def restored_random_state(device: Any = None) -> Iterator[None]:
     """Gives the global generators back as they were; within itself it does nothing.
 
-    That takes some 70 microseconds, so a pipeline does it once for all layers of a
-    minibatch.
+    That takes time, so a pipeline does it once for all layers of a minibatch.
 
     Args:
         device (chainer.backend.Device or None): Where the layers are. On a GPU, CuPy's

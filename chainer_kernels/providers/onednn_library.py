@@ -7,7 +7,7 @@ What oneDNN calls a primitive is machine code for one operation and one shape::
       -> Primitive     its code, to be called with arrays
 
 The library is that of the wheel ``onednn-cpu-gomp``. The maintained wheel ``onednn``
-takes 2 GB, with a compiler for GPUs, finds a CPU only through a driver of OpenCL, and
+is far larger, has a compiler for GPUs, finds a CPU only through a driver of OpenCL, and
 has threads that do not obey OMP_NUM_THREADS.
 """
 
@@ -166,8 +166,7 @@ class Library:
 def _idle_threads_asleep() -> Iterator[None]:
     """Lets OpenMP's threads wait without burning the cores, if it is loaded in a block.
 
-    The loops between two convolutions need the cores: a step of VGG16 on two of them
-    takes a third less time.
+    The loops between two convolutions need the cores.
     """
     names = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
     if names & os.environ.keys():
