@@ -24,7 +24,7 @@
     payloads          where those are: in messages, or on a GPU and copied
     strategies        what codes are made of, and what counts in the next exchanges
     two_roundings     encode, send, add up in float32, encode, send: the default
-    oyama2017         Algorithm 1 of the paper: a rounding after each addition
+    oyama2017         Algorithm 1 of Oyama et al.: a rounding after each addition
     quantiles         its quantiles, kept for some exchanges
     residuals         error feedback: what the encodings have lost
     kept_state        all that is kept from one exchange to the next, saved and loaded

@@ -39,7 +39,7 @@ class Settings(NamedTuple):
 
     @property
     def is_oyama2017(self) -> bool:
-        """Whether it is Algorithm 1 of the paper."""
+        """Whether it is Algorithm 1 of Oyama et al."""
         return self.strategy == "oyama2017"
 
     @property

@@ -57,8 +57,8 @@ def simulate_exchange(
         wire_dtype (str): ``'fp32'``, ``'fp16'``, ``'bf16'``, ``'e5m2'``, ``'e4m3'``,
             ``'int8'``; or ``'fp8'``, which is e5m2 with ``'oyama2017'``, else e4m3.
         strategy (str): ``'two_roundings'``: encoded, added up in float32, encoded once
-            more. ``'oyama2017'``: Algorithm 1 of the paper, which rounds after each
-            addition.
+            more. ``'oyama2017'``: Algorithm 1 of Oyama et al., which rounds
+            after each addition.
         local_size (int): How many replicas share a node. The sum within a node is in
             float32 with ``'two_roundings'``; what one node has alone is not rounded.
         n_samples: Of each replica's minibatch, for a mean weighted by them; ``None`` if

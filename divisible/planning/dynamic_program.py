@@ -10,7 +10,7 @@ possible cost of the layers before ``j`` in stages 0 to ``s``::
 
 The stage from ``i`` grows as ``i`` falls, so the search over ``i`` stops once the
 layers' time alone exceeds the best found, and passes over blocks of starts none of
-which can be better. This makes 10,000 layers on 64 stages a matter of a second or two.
+which can be better. So thousands of layers are cut without a wait.
 """
 
 from __future__ import annotations
