@@ -43,7 +43,8 @@ class CompressedModel:
 
     Raises:
         ValueError: If a rule means no layer of the model, two rules change the same of
-            one, a layer cannot be changed so, or a parameter has no shape yet.
+            one, a layer cannot be changed so, a parameter has no shape yet, or an
+            optimizer follows another plan.
         DisagreementError: If the plans of two ranks differ.
     """
 
@@ -78,6 +79,9 @@ class CompressedModel:
         else:
             layers = self._layers()
             self._choose(plan.layers_of_rules(layers, is_part=True), layers, {})
+        # A plan that is refused leaves the optimizers for another one.
+        self._pruner.add_hooks()
+        self._quantizer.add_hooks()
 
     # -- what is compressed ---------------------------------------------------------
 
@@ -107,16 +111,20 @@ class CompressedModel:
                 )
         layers = together(layers for _, layers, _ in said)
         known = {k: v for _, _, words in said for k, v in words.items()}
-        self._choose(self._plan.layers_of_rules(layers), layers, known)
+        chosen = self._plan.layers_of_rules(layers)
         self._check_replicas()
+        self._choose(chosen, layers, known)
         self.is_checked = True
 
     def check_usable(self) -> None:
         """Refuses to change a stage of a model that is not known as a whole.
 
         Raises:
-            RuntimeError: If :meth:`check` is still to be called.
+            RuntimeError: If :meth:`check` is still to be called, or an optimizer was
+                set up anew.
         """
+        self._pruner.check_usable()
+        self._quantizer.check_usable()
         if not self.is_checked:
             raise RuntimeError(
                 "the rules are of the whole model, and this rank has a stage of it:"

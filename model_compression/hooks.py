@@ -19,7 +19,10 @@ class HookOfParameters:
     timing = "post"
     call_for_each_param = True
 
+    name: str
+
     def __init__(self) -> None:
+        self._optimizers: list[Any] = []
         self._targets: list[chainer.Link] = []
         self._paths: dict[int, tuple[Any, str]] = {}
 
@@ -28,9 +31,39 @@ class HookOfParameters:
 
         Args:
             optimizer (chainer.Optimizer): Set up.
+
+        Raises:
+            ValueError: If it has such a hook.
         """
+        self.check_free(optimizer)
         optimizer.add_hook(self)
+        self._optimizers.append(optimizer)
         self._targets.append(optimizer.target)
+
+    def check_free(self, optimizer: Any) -> None:
+        """Refuses an optimizer that has a hook of this kind.
+
+        Raises:
+            ValueError: If it has one, which would change the same parameters.
+        """
+        if self.name in optimizer._hookable._post_update_hooks:
+            raise ValueError(
+                "the optimizer follows another compression plan already: give the rules"
+                " of both in one CompressionPlan, or set the optimizer up anew"
+            )
+
+    def check_added(self) -> None:
+        """Refuses to go on with an optimizer that does not call the hook any more.
+
+        Raises:
+            RuntimeError: If it was set up anew, which takes all hooks away.
+        """
+        for each in self._optimizers:
+            if each._hookable._post_update_hooks.get(self.name) is not self:
+                raise RuntimeError(
+                    "the optimizer was set up anew and forgot what is pruned and"
+                    " quantized: make Compress(...) after optimizer.setup(model)"
+                )
 
     @property
     def paths(self) -> set[str]:

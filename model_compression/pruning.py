@@ -69,9 +69,8 @@ class Pruner:
         # Of all ranks, as they are, and as they were before channels went.
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._sizes: dict[str, int] = {}
-        if rules:
-            for each in optimizers:
-                self._masks.add_to(each)
+        for each in optimizers if rules else []:
+            self._masks.check_free(each)
 
     @property
     def follows_channels(self) -> bool:
@@ -115,6 +114,19 @@ class Pruner:
         for channels in self._channels.values():
             watched.update(dict.fromkeys(channels.parameters))
         self._masks.select(watched)
+
+    def add_hooks(self) -> None:
+        """Lets the optimizers keep what is pruned at zero."""
+        for each in self._optimizers if self._rules else []:
+            self._masks.add_to(each)
+
+    def check_usable(self) -> None:
+        """Refuses optimizers that do not keep it at zero any more.
+
+        Raises:
+            RuntimeError: If one was set up anew.
+        """
+        self._masks.check_added()
 
     def take(self, degrees: Mapping[int, float], gather: Gather) -> None:
         """Prunes up to a degree; a call of all ranks where channels are followed.

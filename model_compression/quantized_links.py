@@ -96,7 +96,8 @@ def check_kind(path: str, kinds: Sequence[str], rule: Quantize) -> None:
 def add_rule(link: chainer.Link, rule: Quantize) -> None:
     """Lets a link follow a rule, from when :func:`set_active` says so.
 
-    A second time it does nothing.
+    The same rule a second time changes nothing; another one takes the place of that of
+    an earlier plan.
 
     Args:
         link: Of one of :data:`CLASSES`.
@@ -105,8 +106,13 @@ def add_rule(link: chainer.Link, rule: Quantize) -> None:
     if not isinstance(link, FewBits):
         link.__class__ = _few_bits(type(link))
         link.ranges = Ranges()
-    for target in {*rule.targets} - link.ranges.rules.keys():
+    for target in rule.targets:
+        before = link.ranges.rules.get(target)
         link.ranges.rules[target] = rule
+        if before is not None:
+            if before != rule:
+                getattr(link, f"{target}_is_quantized")[...] = 0
+            continue
         # Values of the link: they go with it, into snapshots and to other ranks.
         link.add_persistent(f"{target}_is_quantized", np.zeros(1, np.int32))
         if target in ("input", "output"):

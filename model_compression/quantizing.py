@@ -35,15 +35,32 @@ class Quantizer:
         self, rules: Mapping[int, Quantize], optimizers: Sequence[Any]
     ) -> None:
         self._rules, self._targets = dict(rules), [each.target for each in optimizers]
+        self._optimizers = list(optimizers)
         self._layers: dict[int, list[str]] = {}
         self._weights: dict[int, list[str]] = {}
         self._active: set[int] = set()
         # Minibatches since activations were quantized first.
         self._n_minibatches = 0
         self._books = Codebooks()
-        if any(rule.has_codebook for rule in rules.values()):
-            for each in optimizers:
-                self._books.add_to(each)
+        for each in optimizers if self._has_codebooks else []:
+            self._books.check_free(each)
+
+    @property
+    def _has_codebooks(self) -> bool:
+        return any(rule.has_codebook for rule in self._rules.values())
+
+    def add_hooks(self) -> None:
+        """Lets the optimizers keep the values of codebooks."""
+        for each in self._optimizers if self._has_codebooks else []:
+            self._books.add_to(each)
+
+    def check_usable(self) -> None:
+        """Refuses optimizers that do not keep them any more.
+
+        Raises:
+            RuntimeError: If one was set up anew.
+        """
+        self._books.check_added()
 
     def choose(
         self, chosen: Mapping[int, Sequence[str]], layers: Mapping[str, Weighted]
@@ -57,10 +74,11 @@ class Quantizer:
         Raises:
             ValueError: If one is of no class that can compute with few bits.
         """
-        bits = {}
         for number, rule in self._rules.items():
             for path in chosen[number]:
                 check_kind(path, layers[path].kinds, rule)
+        bits = {}
+        for number, rule in self._rules.items():
             self._layers[number] = list(chosen[number])
             self._weights[number] = list(weights_of(chosen[number], layers))
             if rule.has_codebook:

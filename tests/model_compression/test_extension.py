@@ -187,3 +187,48 @@ def test_a_metric_that_has_fallen_is_no_new_measure(tmp_path):
     trainer.extend(Reports([0.9, 0.7, 0.8, 0.8, 0.8, 0.8]))
     trainer.run()
     assert compress.degrees == [0, 0]
+
+
+def test_a_plan_that_is_refused_leaves_the_optimizer_for_another():
+    model = make_model()
+    optimizer = chainer.optimizers.SGD().setup(model)
+    for layer in ("/9", "/predictor/0"):
+        # Of the second the channels would be followed by a layer that is not there.
+        rules = [
+            Quantize("codebook4", "Linear"),
+            Prune("l1", "/predictor/1", 0.5, "channel"),
+            Quantize("int8", layer, "input"),
+        ]
+        with pytest.raises(ValueError, match="means no layer|outputs of the model"):
+            Compress(CompressionPlan(rules), optimizer)
+    assert Compress(PLAN, optimizer).degrees == [0] * 4
+
+
+def test_an_optimizer_follows_one_plan():
+    optimizer = chainer.optimizers.SGD().setup(make_model())
+    Compress(PLAN, optimizer)
+    for rule in (Prune("l1"), Quantize("codebook4")):
+        with pytest.raises(ValueError, match="follows another compression plan"):
+            Compress(CompressionPlan([rule]), optimizer)
+
+
+@pytest.mark.parametrize("rule", [Prune("l1"), Quantize("codebook4")])
+def test_an_optimizer_that_was_set_up_anew_is_refused(rule):
+    model = make_model()
+    optimizer = chainer.optimizers.SGD().setup(model)
+    compress = Compress(CompressionPlan([rule]), optimizer)
+    compress.advance(1, 0.2)
+    optimizer.setup(model)
+    with pytest.raises(RuntimeError, match="after optimizer.setup"):
+        compress.advance(2, 0.4)
+
+
+def test_another_plan_has_its_own_bits():
+    model = make_model()
+    first, again = Quantize("int8", "*", "weight"), Quantize("int2", "*", "weight")
+    for rule in (first, again):
+        optimizer = chainer.optimizers.SGD().setup(model)
+        Compress(CompressionPlan([rule]), optimizer).advance(1, 0.2)
+    eye = np.eye(6, dtype=np.float32)
+    y = model.predictor[0](eye).array - model.predictor[0].b.array
+    assert all(len(np.unique(column)) <= 3 for column in y.T)
