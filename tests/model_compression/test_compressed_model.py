@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from divisible import Divisible
+from mixed_precision import MixedPrecision
 from model_compression import CompressionPlan, Prune, Quantize
 from model_compression.compressed_model import CompressedModel
 
@@ -84,6 +85,14 @@ def test_a_stage_alone_is_not_usable():
     whole, _, _ = compressed()
     assert whole.is_checked
     whole.check_usable()
+
+
+def test_stages_that_one_optimizer_updates_are_no_whole_model():
+    model = Divisible(*(L.Linear(4, 4) for _ in range(4)))
+    stages = [model.divide(0, 1), model.divide(2, 3)]
+    optimizer = MixedPrecision(chainer.optimizers.SGD()).setup(stages)
+    plan = CompressionPlan([Prune("l1", "/1", 0.5)])
+    assert not CompressedModel(plan, [optimizer]).is_checked
 
 
 def test_another_model_gets_the_sizes():
