@@ -13,9 +13,7 @@ from model_compression.layer_lines import Note, Place, notes
 from model_compression.masks import Masks
 from model_compression.rules import Prune
 from model_compression.scores import (
-    ROWS,
     lowest,
-    lowest_rows,
     score,
     spread,
     sums,
@@ -147,7 +145,6 @@ class Pruner:
     ) -> dict[str, np.ndarray]:
         """Prunes weights of this rank, and returns which of their channels."""
         rule = self._rules[number]
-        choose = lowest_rows if rule.granularity in ROWS else lowest
         host = chainer.get_device("@numpy")
         rows = {}
         for path in params.keys() & {*self._weights[number]}:
@@ -160,7 +157,7 @@ class Pruner:
             else:
                 weight = host.send(params[path][0].array)
                 scores = score(rule.method, weight, rule.granularity)
-            more = choose(scores, is_pruned, degree)
+            more = lowest(scores, is_pruned, degree)
             mask.prune(spread(more, shape, rule.granularity), params[path])
             if path in self._channels:
                 rows[path] = more[:, 0]

@@ -14,6 +14,7 @@ processor that has the same weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Union
 
 import numpy as np
@@ -21,7 +22,7 @@ import numpy as np
 Granularity = Union[str, "tuple[int, int]"]
 
 METHODS = ("magnitude", "l1", "l2", "taylor")
-#: Granularities in which a group is an output, of which one has to remain.
+#: Granularities in which a group is an output.
 ROWS = ("row", "channel")
 _NAMES = ("element", *ROWS)
 
@@ -35,7 +36,8 @@ def check_granularity(granularity: Any, rule: str) -> Granularity:
     if isinstance(granularity, str) and granularity in _NAMES:
         return granularity
     if isinstance(granularity, (tuple, list)) and len(granularity) == 2:
-        numbers = [n for n in granularity if isinstance(n, (int, np.integer))]
+        numbers = [n for n in granularity if isinstance(n, Integral)]
+        numbers = [n for n in numbers if not isinstance(n, bool)]
         if len(numbers) == 2 and min(numbers) >= 1:
             return int(numbers[0]), int(numbers[1])
     raise ValueError(
@@ -107,7 +109,8 @@ def score(method: str, weight: np.ndarray, granularity: Granularity) -> np.ndarr
 def lowest(scores: np.ndarray, pruned: np.ndarray, degree: float) -> np.ndarray:
     """Returns which groups to prune beyond those that are.
 
-    Of equal scores the first group goes first.
+    Of equal scores the first group goes first. One group remains, whatever the degree
+    of a weight of few groups: nothing passes a weight of zeros, and no gradient.
 
     Args:
         scores: One for each group.
@@ -121,18 +124,14 @@ def lowest(scores: np.ndarray, pruned: np.ndarray, degree: float) -> np.ndarray:
         >>> lowest(np.array([3.0, 1.0, 2.0, 0.0]), np.array([False] * 4), 0.5)
         array([False,  True, False,  True])
     """
-    more = int(degree * scores.size + 0.5) - int(pruned.sum())
+    wanted = min(int(degree * scores.size + 0.5), scores.size - 1)
+    more = wanted - int(pruned.sum())
     found = np.zeros(scores.size, bool)
     if more > 0:
         order = np.argsort(scores, axis=None, kind="stable")
         order = order[~pruned.ravel()[order]]
         found[order[:more]] = True
     return found.reshape(scores.shape)
-
-
-def lowest_rows(scores: np.ndarray, pruned: np.ndarray, degree: float) -> np.ndarray:
-    """Returns the same as :func:`lowest`, but leaves one group, at least."""
-    return lowest(scores, pruned, min(degree, (scores.size - 1) / scores.size))
 
 
 def spread(
