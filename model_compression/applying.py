@@ -44,6 +44,7 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
         bits is no parameter any more.
 
     Raises:
+        TypeError: If the model is no link, or the plan no plan.
         ValueError: If the model is a stage, or not of this plan.
 
     Example:
@@ -58,6 +59,11 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
         >>> small[0].W.shape, small[2].W.shape
         ((3, 4), (2, 3))
     """
+    if not isinstance(model, chainer.Link) or not isinstance(plan, CompressionPlan):
+        raise TypeError(
+            f"apply takes a chainer.Link and a CompressionPlan, not"
+            f" {type(model).__name__} and {type(plan).__name__}"
+        )
     if getattr(model, "is_stage", False):
         raise ValueError(
             "the model is a stage, whose channels another one may read: apply the plan"

@@ -55,10 +55,11 @@ class Compress(Extension):
         bits (float or None): As reported; ``None`` without a rule for bits of weights.
 
     Raises:
-        TypeError: If the plan is none.
-        ValueError: If a rule means no layer of the model, two rules change the same of
-            one, a layer cannot be changed so, or a parameter has no shape yet, as
-            before the first minibatch.
+        TypeError: If the plan is none, or the optimizer.
+        ValueError: If the optimizer has no model, or follows another plan; if a rule
+            means no layer of the model, two rules change the same of one, a layer
+            cannot be changed so, or a parameter has no shape yet, as before the first
+            minibatch.
 
     Example:
         >>> import chainer.links as L
@@ -100,8 +101,14 @@ class Compress(Extension):
             optimizer = list(optimizer.values())
         several = isinstance(optimizer, (list, tuple))
         optimizers = list(optimizer) if several else [optimizer]
-        for each in optimizers:
-            if getattr(each, "target", None) is None:
+        for each in optimizers or [None]:
+            # ChainerMN's optimizers are none of Chainer's by class.
+            if not hasattr(each, "add_hook") or not hasattr(each, "target"):
+                raise TypeError(
+                    f"optimizer must be a Chainer optimizer, or a list or dict of them,"
+                    f" not {type(optimizer if each is None else each).__name__}"
+                )
+            if each.target is None:
                 raise ValueError("the optimizer has no model: call setup(model) first")
         # Whether it has been asked for, and by rule, whether its channels have gone.
         self._shrinks, self._has_shrunk = shrink, [False] * len(plan.rules)

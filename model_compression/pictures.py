@@ -7,12 +7,15 @@ import os
 from typing import Any
 
 
-def plot_sensitivity(found: Any, path: str | os.PathLike) -> None:
+def plot_sensitivity(found: Any, path: str | os.PathLike | None = None) -> Any:
     """Draws the metric over the degrees, a line a layer; methods side by side.
 
     Args:
         found (Sensitivity): What was measured.
-        path: Where to write; the ending gives the format.
+        path: Where to write; the ending gives the format. ``None`` for nowhere.
+
+    Returns:
+        matplotlib.figure.Figure: The picture.
     """
     from matplotlib.figure import Figure
 
@@ -38,7 +41,9 @@ def plot_sensitivity(found: Any, path: str | os.PathLike) -> None:
     axes[0].set_ylabel(f"metric, {found.better} is better")
     if pruned:
         axes[0].legend(title="layer", fontsize="small")
-    figure.savefig(path, dpi=120)
+    if path is not None:
+        figure.savefig(path, dpi=120)
+    return figure
 
 
 def plot_progress(log: str | os.PathLike, metric: str, path: str | os.PathLike) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Union
 
@@ -48,12 +48,17 @@ class CompressionPlan:
     """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
+        if not isinstance(rules, Iterable) or isinstance(rules, (str, Mapping)):
+            raise TypeError(
+                f"the rules of a plan are a list of Prune(...) and Quantize(...), not"
+                f" {type(rules).__name__}"
+            )
         rules = tuple(rules)
         for rule in rules:
             if not isinstance(rule, tuple(kind for kind, _ in _KINDS.values())):
                 raise TypeError(
                     f"the rules of a plan are Prune(...) and Quantize(...), not"
-                    f" {type(rule).__name__}"
+                    f" {shown(rule)}"
                 )
         if not rules:
             raise ValueError("a plan needs a rule, such as Prune('magnitude', to=0.9)")
@@ -82,14 +87,15 @@ class CompressionPlan:
                 rules have one target.
         """
         found, users = [], {}
-        for rule in self.rules:
+        for number, rule in enumerate(self.rules):
             chosen = select(rule.layers, layers, str(rule), is_part)
             for path in chosen:
                 for changed in rule.changes:
-                    other = users.setdefault((path, changed), rule)
-                    if other is not rule:
+                    other = users.setdefault((path, changed), number)
+                    if other != number:
                         raise ValueError(
-                            f"two rules change {changed} of {path}: {other} and {rule}"
+                            f"two rules change {changed} of {path}: number {other},"
+                            f" {self.rules[other]}, and number {number}, {rule}"
                         )
             if not is_part:
                 check_users(chosen, layers, str(rule))

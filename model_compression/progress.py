@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 from typing import Any, Callable, NamedTuple
 
 #: Of the part of the way that is behind, the part of the degree that is reached.
@@ -60,7 +61,7 @@ class Progress(NamedTuple):
                 not after the beginning, there are no steps, or no such curve.
         """
         begin = _moment(begin, "begin", rule)
-        if curve not in CURVES:
+        if not isinstance(curve, str) or curve not in CURVES:
             raise ValueError(
                 f"{rule}: curve must be one of {', '.join(CURVES)}, not {curve!r}"
             )
@@ -82,12 +83,12 @@ class Progress(NamedTuple):
                 f" leave end out for one step"
             )
         steps = _STEPS if steps is None else steps
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 2:
+        if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 2:
             raise ValueError(
                 f"{rule}: steps must be 2 or more up to an end, not {steps!r}; leave"
                 f" end out for one step"
             )
-        return cls(begin, end, steps, curve)
+        return cls(begin, end, int(steps), curve)
 
     def due(self, iteration: int, epoch: float) -> int:
         """Returns how many steps are to have been taken by now.
@@ -133,7 +134,8 @@ class Progress(NamedTuple):
 def _moment(value: Any, name: str, rule: str) -> tuple[float, str]:
     try:
         number, unit = value
-        is_one = unit in _UNITS and not isinstance(number, (bool, str))
+        is_one = unit in _UNITS and isinstance(number, Real)
+        is_one = is_one and not isinstance(number, bool)
         is_one = is_one and math.isfinite(number) and number >= 0
     except (TypeError, ValueError):
         is_one = False
@@ -142,7 +144,8 @@ def _moment(value: Any, name: str, rule: str) -> tuple[float, str]:
             f"{rule}: {name} must be a number and 'epoch' or 'iteration', as (2,"
             f" 'epoch'), not {value!r}"
         )
-    return number, unit
+    # Numbers of NumPy are none of JSON's.
+    return (int if isinstance(number, Integral) else float)(number), unit
 
 
 def _words(moment: tuple[float, str]) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
+
+import numpy as np
 
 from model_compression.progress import Progress
 from model_compression.scores import METHODS, Granularity, check_granularity
@@ -37,7 +40,7 @@ class Prune:
         layers (str or list of str): The class of a link, its path, a pattern of paths
             such as ``'/block*'``, or a list of these.
         to (float): The degree: the part of each weight's groups that is zero in the
-            end, from 0 to 1, both left out.
+            end, from 0 to 1, both left out. One group of each weight remains.
         granularity (str or tuple): ``'element'``; ``(h, w)``, blocks of the weight as
             a matrix of outputs and inputs; ``'row'``, an output's weights;
             ``'channel'``, an output's weights, its bias, and what the batch
@@ -45,8 +48,12 @@ class Prune:
             channel away.
         begin (tuple): When the first step is taken, as a trigger's ``(1, 'epoch')``.
         end (tuple or None): When the last one is; ``None`` for one step only.
-        steps (int or None): How many; 10 by default.
-        curve (str): ``'cubic'``, most at first, or ``'linear'``.
+        steps (int or None): How many, at equal distances from ``begin`` to ``end``; 10
+            by default.
+        curve (str): ``'cubic'``, most at first, or ``'linear'``: after step k of n the
+            degree is ``to * (1 - (1 - k / n) ** 3)``, as of Zhu and Gupta, *To prune,
+            or not to prune* (2017), or ``to * k / n``. So the first step, at ``begin``,
+            prunes already.
 
     Raises:
         ValueError: If an argument is wrong; it names the rule.
@@ -76,7 +83,7 @@ class Prune:
         rule = f"Prune({method!r}, layers={layers!r})"
         if method not in METHODS:
             raise ValueError(f"{rule}: the method is none of {', '.join(METHODS)}")
-        is_number = isinstance(to, (int, float)) and not isinstance(to, bool)
+        is_number = isinstance(to, Real) and not isinstance(to, bool)
         if not is_number or not 0 < to < 1:
             raise ValueError(f"{rule}: to must be between 0 and 1, not {to!r}")
         fill = object.__setattr__
@@ -89,7 +96,7 @@ class Prune:
     @property
     def changes(self) -> tuple[str, ...]:
         """The parts of a layer that it changes; no two rules may share one."""
-        return ("the zeros of its weights",)
+        return ("the zeros of the weights",)
 
     @property
     def columns(self) -> tuple[str, str, str]:
@@ -190,16 +197,19 @@ class Quantize:
         fill(self, "layers", check_layers(layers, rule))
         fill(self, "targets", _check_targets(targets, match[1] == "codebook", rule))
         fill(self, "progress", course(begin, None, None, "cubic", rule))
-        fill(self, "symmetric", bool(symmetric))
-        fill(self, "per_channel", bool(per_channel))
+        for name, value in (("symmetric", symmetric), ("per_channel", per_channel)):
+            if not isinstance(value, (bool, np.bool_)):
+                raise ValueError(f"{rule}: {name} must be True or False, not {value!r}")
+            fill(self, name, bool(value))
         fill(self, "percentile", _check_percentile(percentile, rule))
-        is_count = isinstance(freeze_after, int) and not isinstance(freeze_after, bool)
+        is_count = isinstance(freeze_after, Integral)
+        is_count = is_count and not isinstance(freeze_after, bool)
         if freeze_after is not None and (not is_count or freeze_after < 1):
             raise ValueError(
                 f"{rule}: freeze_after must be a number of minibatches, 1 or more, not"
                 f" {freeze_after!r}"
             )
-        fill(self, "freeze_after", freeze_after)
+        fill(self, "freeze_after", None if freeze_after is None else int(freeze_after))
 
     @property
     def bits(self) -> int:
@@ -214,7 +224,7 @@ class Quantize:
     @property
     def changes(self) -> tuple[str, ...]:
         """The parts of a layer that it changes; no two rules may share one."""
-        return tuple(f"the bits of its {target}" for target in self.targets)
+        return tuple(f"the bits of the {target}" for target in self.targets)
 
     @property
     def columns(self) -> tuple[str, str, str]:
@@ -245,19 +255,22 @@ class Quantize:
 
 
 def _check_targets(targets: Any, has_codebook: bool, rule: str) -> tuple[str, ...]:
-    found = (targets,) if isinstance(targets, str) else tuple(targets)
+    found = [targets] if isinstance(targets, str) else targets
     known = TARGETS[:1] if has_codebook else TARGETS
-    if not found or len({*found}) < len(found) or not {*found} <= {*known}:
+    is_some = isinstance(found, (list, tuple, set, frozenset)) and len(found) > 0
+    # Always in one order, as a set has another one in each process.
+    ordered = tuple(each for each in known if is_some and each in found)
+    if not is_some or len(ordered) != len(found):
         raise ValueError(
             f"{rule}: targets must be some of {', '.join(known)}, not {targets!r}"
         )
-    return found
+    return ordered
 
 
 def _check_percentile(percentile: Any, rule: str) -> float | None:
     if percentile is None:
         return None
-    if not isinstance(percentile, (int, float)) or not 50 < percentile <= 100:
+    if not isinstance(percentile, Real) or not 50 < percentile <= 100:
         raise ValueError(
             f"{rule}: percentile must be more than 50 and 100 at most, not"
             f" {percentile!r}"

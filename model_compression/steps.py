@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,6 @@ def _check_metric(metric: Any, tolerance: Any, better: str) -> None:
         return
     if metric is None:
         raise ValueError("a tolerance needs the metric that it is of")
-    is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
+    is_number = isinstance(tolerance, Real) and not isinstance(tolerance, bool)
     if not is_number or not 0 <= tolerance < float("inf"):
         raise ValueError(f"tolerance must be 0 or more, not {tolerance!r}")

@@ -6,6 +6,7 @@ import os
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
@@ -14,12 +15,12 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from divisible.files import write_json
-from divisible.records import reading_json
+from divisible.records import reading_json, shown
 from model_compression.affine import Affine
 from model_compression.codebooks import averaged, clusters
 from model_compression.pictures import plot_sensitivity
 from model_compression.plan import CompressionPlan, Rule, table
-from model_compression.rules import Prune, Quantize
+from model_compression.rules import Prune, Quantize, check_layers
 from model_compression.scores import lowest, score, spread
 from model_compression.selection import select, weighted_layers
 
@@ -99,7 +100,7 @@ class Sensitivity:
         Raises:
             ValueError: If nothing can be changed within the budget.
         """
-        if not budget >= 0:
+        if not isinstance(budget, Real) or not budget >= 0:
             raise ValueError(f"budget must be 0 or more, not {budget!r}")
         saved = np.array([self.sizes[t.layer] - t.bytes for t in self.trials])
         losses = np.array([self.loss(t) for t in self.trials])
@@ -136,13 +137,16 @@ class Sensitivity:
         begin = course.get("end") or course.get("begin")
         return Quantize(trial.method, trial.layer, begin=begin)
 
-    def plot(self, path: str | os.PathLike) -> None:
+    def plot(self, path: str | os.PathLike | None = None) -> Any:
         """Draws the metric over the degrees, a line a layer; needs matplotlib.
 
         Args:
-            path: Where to write; the ending gives the format.
+            path: Where to write; the ending gives the format. ``None`` for nowhere.
+
+        Returns:
+            matplotlib.figure.Figure: The picture, as a notebook shows it.
         """
-        plot_sensitivity(self, path)
+        return plot_sensitivity(self, path)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the table as JSON; the file appears only when it is complete."""
@@ -187,7 +191,7 @@ def sensitivity(
     model: chainer.Link,
     evaluate: Callable[[chainer.Link], float],
     methods: str | Sequence[str] = "magnitude",
-    degrees: Sequence[float] = (0.3, 0.5, 0.7, 0.9),
+    degrees: float | Sequence[float] = (0.3, 0.5, 0.7, 0.9),
     *,
     layers: str | Sequence[str] = "*",
     granularity: Any = "element",
@@ -203,7 +207,7 @@ def sensitivity(
         methods (str or list of str): ``'magnitude'``, ``'l1'``, ``'l2'``, each tried
             with all degrees; ``'int2'`` to ``'int8'``, ``'codebook2'`` to
             ``'codebook8'``.
-        degrees (list of float): Between 0 and 1, as ``to`` of :class:`Prune`.
+        degrees (float or list of float): Between 0 and 1, as ``to`` of :class:`Prune`.
         layers (str or list of str): As of :class:`Prune`.
         granularity: Likewise; not ``'channel'``, which reaches into other layers.
         better (str): Whether a ``'higher'`` metric is better, or a ``'lower'`` one.
@@ -214,6 +218,7 @@ def sensitivity(
         Sensitivity: The table.
 
     Raises:
+        TypeError: If ``evaluate`` is no function, or returns no number.
         ValueError: If an argument is wrong, or the file is of another model or of
             other trials.
 
@@ -231,11 +236,13 @@ def sensitivity(
         raise ValueError("the model is a stage: give the undivided model")
     if better not in _BETTER:
         raise ValueError(f"better must be 'higher' or 'lower', not {better!r}")
+    if not callable(evaluate):
+        raise TypeError(
+            f"evaluate must be a function of the model, not {type(evaluate).__name__}"
+        )
     known = weighted_layers(model)
     plans = _trials(methods, degrees, granularity)
-    chosen = select(
-        (layers,) if isinstance(layers, str) else layers, known, "sensitivity"
-    )
+    chosen = select(check_layers(layers, "sensitivity"), known, "sensitivity")
     params = dict(model.namedparams())
     weights = {layer: [params[p] for p in known[layer].weights] for layer in chosen}
     sizes = {layer: sum(p.array.nbytes for p in weights[layer]) for layer in chosen}
@@ -244,7 +251,7 @@ def sensitivity(
     if path is not None and Path(path).exists():
         _resume(result, path, checksum)
     else:
-        result.base = float(evaluate(model))
+        result.base = _metric(evaluate, model)
     done = {(each.layer, each.method, each.degree): each for each in result.trials}
     result.trials = []
     for layer in chosen:
@@ -262,8 +269,20 @@ def sensitivity(
     return result
 
 
-def _trials(methods: Any, degrees: Sequence[float], granularity: Any) -> list[Rule]:
+def _metric(evaluate: Callable[[chainer.Link], float], model: chainer.Link) -> float:
+    found = evaluate(model)
+    found = found.array if isinstance(found, chainer.Variable) else found
+    try:
+        return float(found)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"evaluate must return the metric as a number, not {shown(found)}"
+        ) from None
+
+
+def _trials(methods: Any, degrees: Any, granularity: Any) -> list[Rule]:
     """Returns a rule for each column, which checks it."""
+    degrees = [degrees] if isinstance(degrees, Real) else degrees
     if granularity == "channel":
         raise ValueError(
             "a channel reaches into other layers: try granularity='row', which sets an"
@@ -293,7 +312,7 @@ def _try(
     try:
         n_bytes = sum(_change(param, rule) for param in weights)
         start = time.perf_counter()
-        metric = float(evaluate(model))
+        metric = _metric(evaluate, model)
         seconds = time.perf_counter() - start
     finally:
         for param, array in zip(weights, kept):

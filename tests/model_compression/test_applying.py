@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from divisible import Divisible
-from model_compression import Compress, CompressionPlan, Prune, apply
+from model_compression import Compress, CompressionPlan, Prune, Quantize, apply
 
 BETWEEN = {
     "none": [],
@@ -124,3 +124,13 @@ def test_channels_that_are_needed_are_refused_before_training():
     optimizer = chainer.optimizers.SGD().setup(model)
     with pytest.raises(ValueError, match="go to layer 1, sigmoid"):
         Compress(CompressionPlan([Prune("l1", "/0", 0.5, "channel")]), optimizer)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_what_is_no_model_or_no_plan_is_refused(swapped):
+    rules = [Quantize("int8")]
+    given = (chainer.Sequential(L.Linear(4, 2)), rules)
+    if swapped:
+        given = CompressionPlan(rules), given[0]
+    with pytest.raises(TypeError, match="takes a chainer.Link and a CompressionPlan"):
+        apply(*given)

@@ -169,6 +169,11 @@ def test_rules_are_checked_before_training():
         Compress(CompressionPlan([Prune("l1", "Convolution2D")]), optimizer)
     with pytest.raises(TypeError, match="must be a CompressionPlan, not Prune"):
         Compress(Prune("l1"), optimizer)
+    for wrong in (None, [], make_model(), {"main": make_model()}):
+        with pytest.raises(TypeError, match="optimizer must be a Chainer optimizer"):
+            Compress(PLAN, wrong)
+    with pytest.raises(ValueError, match="has no model"):
+        Compress(PLAN, chainer.optimizers.SGD())
     with pytest.raises(ValueError, match="call setup"):
         Compress(PLAN, chainer.optimizers.SGD())
 

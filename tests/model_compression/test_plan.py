@@ -58,11 +58,19 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path, content, words):
 def test_two_rules_for_one_target_are_refused():
     layers = weighted_layers(chainer.Sequential(L.Linear(4, 3), L.Linear(3, 2)))
     plan = CompressionPlan([Prune("l1", "*"), Prune("l2", "/1")])
-    with pytest.raises(ValueError, match="two rules change the zeros of its weights"):
+    words = "the zeros of the weights of /1: number 0, .*, and number 1, Prune"
+    with pytest.raises(ValueError, match=words):
         plan.layers_of_rules(layers)
 
 
-@pytest.mark.parametrize("rules", [[], ["l1"], [Prune]])
+def test_one_rule_twice_is_refused():
+    layers = weighted_layers(chainer.Sequential(L.Linear(4, 3)))
+    rule = Prune("l1", "*")
+    with pytest.raises(ValueError, match="number 0, .*, and number 1"):
+        CompressionPlan([rule, rule]).layers_of_rules(layers)
+
+
+@pytest.mark.parametrize("rules", [[], ["l1"], [Prune], Prune("l1"), "l1", None, PLAN])
 def test_what_is_no_rule_is_refused(rules):
     with pytest.raises((TypeError, ValueError), match="rule"):
         CompressionPlan(rules)

@@ -1,3 +1,6 @@
+import json
+
+import numpy as np
 import pytest
 
 from model_compression import Prune, Quantize
@@ -47,9 +50,53 @@ def test_an_end_before_the_beginning_is_refused_with_the_rule():
         ({"percentile": 40}, "percentile must be more than 50"),
         ({"freeze_after": 0}, "freeze_after must be a number of minibatches"),
         ({"begin": (1, "hour")}, "begin must be"),
+        ({"targets": None}, "targets must be"),
+        ({"targets": 3}, "targets must be"),
+        ({"targets": [["weight"]]}, "targets must be"),
+        ({"symmetric": "no"}, "symmetric must be True or False, not 'no'"),
+        ({"per_channel": 1}, "per_channel must be True or False"),
     ],
 )
 def test_wrong_quantizations_are_refused(options, words):
     with pytest.raises(ValueError, match=words) as caught:
         Quantize(**{"layers": "/7", **options})
     assert "'/7'" in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    prune = Prune(
+        "l1",
+        to=np.float32(0.5),
+        granularity=(np.int64(2), 4),
+        begin=(np.int64(1), "epoch"),
+        end=(np.float32(2), "epoch"),
+        steps=np.int64(4),
+    )
+    assert prune == Prune("l1", "*", 0.5, (2, 4), (1, "epoch"), (2.0, "epoch"), 4)
+    quantize = Quantize(
+        percentile=np.float32(99.5), freeze_after=np.int32(3), symmetric=np.True_
+    )
+    assert quantize == Quantize(percentile=99.5, freeze_after=3)
+    for rule in (prune, quantize):
+        json.dumps(rule.settings())
+
+
+def test_the_order_of_targets_does_not_matter():
+    rules = [
+        Quantize("int8", targets=targets)
+        for targets in ({"weight", "input"}, ("weight", "input"), ["input", "weight"])
+    ]
+    assert rules[0] == rules[1] == rules[2] and rules[0].targets[0] == "weight"
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"curve": ["cubic"]}, "curve must be one of"),
+        ({"granularity": (True, 4)}, "granularity must be one of"),
+        ({"method": ["l1"]}, "none of magnitude"),
+    ],
+)
+def test_wrong_prunings_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        Prune(**{"method": "l1", "end": (3, "epoch"), **options})

@@ -152,6 +152,7 @@ def test_a_plan_may_mix_methods_and_has_the_course():
 def test_pictures_are_drawn(tmp_path):
     model = make_model()
     found = sensitivity(model, closeness(model), ["l1", "l2", "int4"], [0.2, 0.8])
+    assert [axis.get_title() for axis in found.plot().axes] == ["l1", "l2", "bits"]
     found.plot(tmp_path / "table.png")
     assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
 
@@ -165,6 +166,7 @@ def test_pictures_are_drawn(tmp_path):
         ({"degrees": [1.5]}, "to must be between 0 and 1"),
         ({"granularity": "channel"}, "reaches into other layers"),
         ({"layers": "/9"}, "means no layer"),
+        ({"layers": 3}, "layers must be"),
         ({"better": "best"}, "'higher' or 'lower'"),
     ],
 )
@@ -172,6 +174,24 @@ def test_wrong_arguments_are_refused(options, words):
     model = make_model()
     with pytest.raises(ValueError, match=words):
         sensitivity(model, closeness(model), **options)
+
+
+@pytest.mark.parametrize(
+    "evaluate, words",
+    [(3, "evaluate must be a function"), (lambda model: {}, "as a number, not {}")],
+)
+def test_an_evaluation_of_no_number_is_refused(evaluate, words):
+    with pytest.raises(TypeError, match=words):
+        sensitivity(make_model(), evaluate)
+
+
+def test_a_metric_may_be_a_variable_and_a_degree_one_number():
+    found = sensitivity(
+        make_model(), lambda model: F.sum(model(X)), "l1", np.float32(0.5)
+    )
+    assert isinstance(found.base, float) and found.trials[0].degree == 0.5
+    with pytest.raises(ValueError, match="budget must be 0 or more, not '1'"):
+        found.choose("1")
 
 
 def test_a_stage_is_refused():
