@@ -12,7 +12,12 @@ import numpy as np
 from model_compression.channels import Channels, channels_of
 from model_compression.layer_lines import notes
 from model_compression.plan import CompressionPlan
-from model_compression.quantized_links import add_rule, check_kind, set_active
+from model_compression.quantized_links import (
+    add_rule,
+    check_kind,
+    is_taken_back,
+    set_active,
+)
 from model_compression.rules import Prune, Quantize
 from model_compression.selection import weighted_layers, weights_of
 from model_compression.shrinking import take_away
@@ -30,6 +35,9 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
     :func:`chainer.no_backprop_mode` linear layers and convolutions whose inputs are
     quantized too multiply whole numbers where that is faster; :func:`int8_report` says
     where.
+
+    What a metric has taken back, see :class:`Compress`, stays as it is; of a codebook the
+    model does not know this: leave its rule out of the plan.
 
     Applied to a model that was not trained under the plan, it quantizes it as it is; a
     file that was written from the result of another such call then loads into this one.
@@ -93,6 +101,7 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
         for rule, paths in zip(plan.rules, chosen)
         if isinstance(rule, Quantize)
         for path in paths
+        if not is_taken_back(links[path], rule)
     ]
     for rule, link in quantized:
         if not rule.has_codebook:

@@ -33,6 +33,8 @@ CLASSES = (
 NAMES = tuple(each.__name__ for each in CLASSES)
 #: How much of a range is that of the minibatches before.
 _MOMENTUM = 0.9
+#: What of a link says so that a rule is in force; 0 is not yet, 1 is now.
+_TAKEN_BACK = -1
 
 
 class Ranges:
@@ -121,9 +123,20 @@ def add_rule(link: chainer.Link, rule: Quantize) -> None:
 
 
 def set_active(link: chainer.Link, rule: Quantize, is_active: bool) -> None:
-    """Begins to quantize what a rule says, or ends it."""
+    """Begins to quantize what a rule says, or takes it back."""
     for target in rule.targets:
-        getattr(link, f"{target}_is_quantized")[...] = is_active
+        getattr(link, f"{target}_is_quantized")[...] = 1 if is_active else _TAKEN_BACK
+
+
+def is_active(link: chainer.Link, target: str) -> bool:
+    """Whether a link quantizes a target of one of its rules now."""
+    return int(getattr(link, f"{target}_is_quantized")[0]) > 0
+
+
+def is_taken_back(link: chainer.Link, rule: Quantize) -> bool:
+    """Whether a rule was in force on a link, and cost too much."""
+    names = (f"{target}_is_quantized" for target in rule.targets)
+    return any(int(getattr(link, n, np.zeros(1))[0]) == _TAKEN_BACK for n in names)
 
 
 def move_ranges(link: chainer.Link, seen: dict[str, tuple[float, float]]) -> None:
@@ -169,7 +182,7 @@ def rounded_activation(link: Any, target: str, value: Any, looks: bool) -> Any:
         looks: Whether the range may move by it.
     """
     rule = link.ranges.rules.get(target)
-    if rule is None or not int(getattr(link, f"{target}_is_quantized")[0]):
+    if rule is None or not is_active(link, target):
         return value
     array = value.array if isinstance(value, chainer.Variable) else value
     if array.dtype.kind != "f" or not array.size:
@@ -189,7 +202,7 @@ def _rounded(link: Any) -> Iterator[None]:
         rule, param = link.ranges.rules.get(target), getattr(link, name, None)
         if rule is None or param is None:
             continue
-        if int(getattr(link, f"{target}_is_quantized")[0]):
+        if is_active(link, target):
             own[name] = param
             affine = weight_of(param.array, rule)
             # Past the link's own setting of attributes, which would register it.

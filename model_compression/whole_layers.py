@@ -21,7 +21,7 @@ from chainer import FunctionNode
 from chainer_kernels import switch
 from chainer_kernels.geometry import Geometry
 from chainer_kernels.layouts import are_float32
-from model_compression.quantized_links import range_of
+from model_compression.quantized_links import is_active, range_of
 
 _FORWARDS = {L.Linear.forward: "Linear", L.Convolution2D.forward: "Convolution2D"}
 
@@ -124,7 +124,7 @@ def why_not(link: chainer.Link) -> str:
     if "W_whole" not in link._persistent or link.W_dtype.dtype != np.float32:
         return "its weights are not stored in whole numbers for float32"
     is_rounded = hasattr(link, "ranges") and "input" in link.ranges.rules
-    if not is_rounded or not int(link.input_is_quantized[0]):
+    if not is_rounded or not is_active(link, "input"):
         return "its inputs are not quantized"
     if not int(link.input_n_seen[0]):
         return "its inputs have no range yet"

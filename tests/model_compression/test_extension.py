@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from chainer.training import Trainer, extensions
 
-from model_compression import Compress, CompressionPlan, Prune, Quantize
+from model_compression import Compress, CompressionPlan, Prune, Quantize, apply
 
 
 def make_model():
@@ -237,3 +237,29 @@ def test_another_plan_has_its_own_bits():
     eye = np.eye(6, dtype=np.float32)
     y = model.predictor[0](eye).array - model.predictor[0].b.array
     assert all(len(np.unique(column)) <= 3 for column in y.T)
+
+
+def test_bits_that_were_taken_back_are_not_applied(tmp_path):
+    plan = CompressionPlan(
+        [
+            Quantize("int2", "*", ["weight", "input"], begin=(2, "epoch")),
+            Quantize("int8", "/predictor/1", "bias"),
+        ]
+    )
+    trainer, compress, model = make_trainer(
+        plan, tmp_path, (4, "epoch"), metric="quality"
+    )
+    # The bias costs nothing; the rest does.
+    trainer.extend(Reports([0.9, 0.9, 0.5, 0.9]))
+    trainer.run()
+    assert compress.degrees == [0, 1]
+    chainer.serializers.save_npz(tmp_path / "model.npz", model)
+    loaded = plan.prepare(make_model())
+    chainer.serializers.load_npz(tmp_path / "model.npz", loaded)
+    x = np.random.default_rng(1).normal(size=(5, 6)).astype(np.float32)
+    for each in (model, loaded):
+        small = apply(each, plan)
+        np.testing.assert_array_equal(
+            small.predictor(x).array, model.predictor(x).array
+        )
+        assert small.predictor[2].b_whole.dtype == np.int8
