@@ -36,8 +36,8 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
     quantized too multiply whole numbers where that is faster; :func:`int8_report` says
     where.
 
-    What a metric has taken back, see :class:`Compress`, stays as it is; of a codebook the
-    model does not know this: leave its rule out of the plan.
+    What a metric has taken back, see :class:`Compress`, stays as it is; of a codebook
+    the model does not know this: leave its rule out of the plan.
 
     Applied to a model that was not trained under the plan, it quantizes it as it is; a
     file that was written from the result of another such call then loads into this one.

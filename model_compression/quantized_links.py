@@ -66,6 +66,12 @@ class FewBits:
     """A subclass's part of a link: rounds on the way in, within, and on the way out."""
 
     ranges: Ranges
+    plain_kind: type
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        """Lets copies and pickles find the class, which no module has by its name."""
+        _, _, *rest = super().__reduce_ex__(max(2, protocol))
+        return _new, (self.plain_kind,), *rest
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Computes what the class computes, with few bits."""
@@ -79,7 +85,14 @@ class FewBits:
 @functools.cache
 def _few_bits(kind: type) -> type:
     """Returns the subclass of a class of links; its name is the same, as in print."""
-    return type(kind.__name__, (FewBits, kind), {"__module__": kind.__module__})
+    parts = {"__module__": kind.__module__, "plain_kind": kind}
+    return type(kind.__name__, (FewBits, kind), parts)
+
+
+def _new(kind: type) -> chainer.Link:
+    """Returns a link of few bits without anything in it, to be filled by a pickle."""
+    few = _few_bits(kind)
+    return few.__new__(few)
 
 
 def check_kind(path: str, kinds: Sequence[str], rule: Quantize) -> None:

@@ -32,6 +32,14 @@ _PARAMETERS = {"weight": "W", "bias": "b"}
 class Stored:
     """A subclass's part of a link with parameters that are stored in few bits."""
 
+    stored_names: tuple[str, ...]
+    stored_kind: type
+
+    def __reduce_ex__(self, protocol: int) -> tuple:
+        """Lets copies and pickles find the class, which no module has by its name."""
+        _, _, *rest = super().__reduce_ex__(max(2, protocol))
+        return _new, (self.stored_kind, self.stored_names), *rest
+
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Computes what the class computes."""
         if not hasattr(self, "ranges"):
@@ -97,6 +105,12 @@ def _stored(kind: type, names: tuple[str, ...]) -> type:
     parts = {name: property(functools.partial(_parameter, name=name)) for name in names}
     parts.update(stored_names=names, stored_kind=kind, __module__=kind.__module__)
     return type(kind.__name__, (Stored, kind), parts)
+
+
+def _new(kind: type, names: tuple[str, ...]) -> chainer.Link:
+    """Returns a link without anything in it, to be filled by a pickle."""
+    stored = _stored(kind, names)
+    return stored.__new__(stored)
 
 
 def _parameter(link: chainer.Link, name: str) -> chainer.Variable:

@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -90,3 +93,18 @@ def test_the_model_itself_stays():
     apply(model, plan)
     assert isinstance(model[0].W, chainer.Parameter)
     np.testing.assert_array_equal(model(x).array, before)
+
+
+@pytest.mark.parametrize("protocol", [0, pickle.HIGHEST_PROTOCOL])
+@pytest.mark.parametrize("name", PLANS)
+def test_models_can_be_pickled(name, protocol):
+    plan = CompressionPlan(PLANS[name])
+    model, x = trained(plan)
+    for each in (model, apply(model, plan)):
+        again = pickle.loads(pickle.dumps(each, protocol))
+        for other in (again, copy.deepcopy(each), each.copy(mode="copy")):
+            assert [type(link) for link in other.links()] == [
+                type(link) for link in each.links()
+            ]
+            with chainer.using_config("train", False):
+                np.testing.assert_array_equal(other(x).array, each(x).array)
