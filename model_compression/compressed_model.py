@@ -171,6 +171,19 @@ class CompressedModel:
         grid = getattr(getattr(self._pipeline, "ranks", None), "grid", None)
         self._quantizer.updated(self._gather, has_replicas=grid is not None)
 
+    def ready(self, numbers: Iterable[int]) -> list[int]:
+        """Returns which of some rules have what their next step needs.
+
+        By effects on the loss nothing can be pruned before a minibatch has shown any,
+        as where mixed precision has skipped the first updates.
+        """
+        watching = self._pruner.watches(n for n in numbers if self._is_pruned(n))
+        if not watching:
+            return list(numbers)
+        said = self._gather([n for n in watching if self._pruner.has_effects(n)])
+        known = {number for theirs in said for number in theirs}
+        return [n for n in numbers if n not in watching or n in known]
+
     def take(self, degrees: Mapping[int, float]) -> None:
         """Takes a step of some rules.
 

@@ -200,6 +200,8 @@ class Compress(Extension):
         if self._metric in (observed or {}):
             self._judge(float(observed[self._metric]))
         steps = self._steps.due(iteration, epoch)
+        ready = self._model.ready(list(steps)) if steps else []
+        steps = {number: steps[number] for number in ready}
         if steps:
             self._steps.take(steps)
             self._model.take({number: self.degrees[number] for number in steps})

@@ -176,16 +176,29 @@ class Masks(HookOfParameters):
     Args:
         goes_back (bool): Whether a step may be taken back.
         fit: What :meth:`fit` does.
+        watches (bool): Whether effects of some parameters are noted.
     """
 
     name = "Masks"
 
-    def __init__(self, goes_back: bool = False, fit: Fit = _nothing) -> None:
+    def __init__(
+        self, goes_back: bool = False, fit: Fit = _nothing, watches: bool = False
+    ) -> None:
         super().__init__()
-        self._goes_back, self._fit = goes_back, fit
+        self._goes_back, self._fit, self._watches = goes_back, fit, watches
         self._masks: dict[str, Mask] = {}
         # By path the granularity whose groups' effects are watched, or None.
         self._selected: dict[str, Granularity | None] = {}
+
+    def add_to(self, optimizer: Any) -> None:
+        """Adds the hook to an optimizer; see :class:`HookOfParameters`."""
+        super().add_to(optimizer)
+        if self._watches:
+            effects = Effects(self)
+            optimizer.add_hook(effects)
+            # Before those that clip gradients, or add the decay of weights to them.
+            hooks = optimizer._hookable._pre_update_hooks
+            hooks.move_to_end(effects.name, last=False)
 
     def select(self, watched: Mapping[str, Granularity | None]) -> None:
         """Says which parameters may be pruned, of the whole model if that is known.
@@ -253,7 +266,32 @@ class Masks(HookOfParameters):
         path = self.path_of(param)
         if path not in self._selected:
             return
-        mask = self.state_of(path, param)
-        if self._selected[path] is not None:
-            mask.note(param)
-        mask.clear(rule, param)
+        self.state_of(path, param).clear(rule, param)
+
+    def note(self, param: chainer.Parameter) -> None:
+        """Notes what a minibatch says of a parameter, if that is watched."""
+        path = self.path_of(param)
+        if self._selected.get(path) is not None:
+            self.state_of(path, param).note(param)
+
+
+class Effects:
+    """The hook that notes the effects of parameters on the loss.
+
+    It comes before the update and all other hooks, while the gradients are those of the
+    loss at the weights that there are.
+
+    Args:
+        masks (Masks): What keeps them.
+    """
+
+    name = "Effects"
+    timing = "pre"
+    call_for_each_param = True
+
+    def __init__(self, masks: Masks) -> None:
+        self._masks = masks
+
+    def __call__(self, rule: Any, param: chainer.Parameter) -> None:
+        """Notes those of a parameter that is to be updated."""
+        self._masks.note(param)

@@ -61,7 +61,7 @@ class Pruner:
     ) -> None:
         self._rules, self._targets = dict(rules), [each.target for each in optimizers]
         self._optimizers = list(optimizers)
-        self._masks = Masks(goes_back, self._fit)
+        self._masks = Masks(goes_back, self._fit, watches=bool(self.watches(rules)))
         self._weights: dict[int, list[str]] = {}
         self._channels: dict[str, Channels] = {}
         # Of all ranks, as they are, and as they were before channels went.
@@ -117,6 +117,18 @@ class Pruner:
         """Lets the optimizers keep what is pruned at zero."""
         for each in self._optimizers if self._rules else []:
             self._masks.add_to(each)
+
+    def watches(self, numbers: Iterable[int]) -> list[int]:
+        """Returns which of some rules ask for the effects of weights on the loss."""
+        return [n for n in numbers if self._rules[n].method == "taylor"]
+
+    def has_effects(self, number: int) -> bool:
+        """Whether effects of a rule's weights are known on this rank since its step."""
+        params = self._masks.params()
+        return any(
+            self._masks.state_of(path, params[path][0]).n_minibatches
+            for path in params.keys() & {*self._weights[number]}
+        )
 
     def check_usable(self) -> None:
         """Refuses optimizers that do not keep it at zero any more.

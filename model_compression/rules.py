@@ -32,6 +32,9 @@ class Prune:
         'taylor'              |the sum of w g|, the mean over the minibatches since
                               the last step: what the loss would lose, to first order
 
+    The weights of ``'taylor'`` are those before an update, and the gradients those of
+    the loss alone, before hooks such as ``WeightDecay``. Its step waits for a minibatch
+    that updates weights; what has no gradient has no effect, and goes first.
     ``'taylor'`` is the criterion of Molchanov et al., *Pruning Convolutional Neural
     Networks for Resource Efficient Inference* (2017).
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from chainer.training import Trainer, extensions
 
+from mixed_precision import MixedPrecision
 from model_compression import Compress, CompressionPlan, Prune, Quantize, apply
 
 
@@ -263,3 +264,21 @@ def test_bits_that_were_taken_back_are_not_applied(tmp_path):
             small.predictor(x).array, model.predictor(x).array
         )
         assert small.predictor[2].b_whole.dtype == np.int8
+
+
+def test_effects_that_are_not_known_are_waited_for():
+    model = make_model()
+    sgd = chainer.optimizers.SGD(0.1)
+    optimizer = MixedPrecision(sgd, loss_scale=1.0).setup(model)
+    rules = [Prune("taylor", "/predictor/0", 0.5), Prune("l1", "/predictor/1", 0.5)]
+    plan = CompressionPlan(rules)
+    compress = Compress(plan, optimizer)
+    for iteration, factor in ((1, np.nan), (2, 1)):
+        for param in model.params():
+            param.grad = np.full(param.shape, factor, np.float32)
+        # The first update is skipped.
+        optimizer.update()
+        compress.advance(iteration, iteration / 10)
+        assert compress.degrees == [0.5 * (iteration == 2), 0.5]
+    weight = model.predictor[0].W.array
+    assert (weight == 0).mean() == 0.5

@@ -112,3 +112,33 @@ def test_effects_are_means_over_minibatches():
     # |1 + 2|, |1 - 2| and |0|, |4|.
     assert mask.scores().ravel().tolist() == [2, 2]
     assert mask.scores().ravel().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_effects_are_those_of_the_loss_before_the_update(half):
+    """By the definition |w g|: of weights before updates, without what hooks add."""
+    np.random.seed(0)
+    model = chainer.Sequential(L.Linear(6, 5))
+    inner = chainer.optimizers.SGD(0.5)
+    if half:
+        to_float16(model)
+    optimizer = MixedPrecision(inner, loss_scale=1.0) if half else inner
+    optimizer.setup(model)
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.1))
+    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1e-2))
+    masks = Masks(watches=True)
+    masks.select({"/0/W": "element"})
+    masks.add_to(optimizer)
+    optimizer.add_hook(chainer.optimizer_hooks.Lasso(0.1))
+    rng, expected = np.random.default_rng(1), 0
+    weight = model[0].W
+    for _ in range(3):
+        for param in model.params():
+            param.grad = rng.normal(size=param.shape).astype(param.dtype)
+        # There are no masters before the first update.
+        masters = optimizer._masters.by_path() if half else {}
+        w = masters.get("/0/W", weight.array).astype(np.float64)
+        expected = expected + abs(w * weight.grad.astype(np.float64)) / 3
+        optimizer.update()
+    found = masks.state_of("/0/W", weight).scores()
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
