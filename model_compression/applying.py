@@ -80,7 +80,7 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
     layers, known = weighted_layers(model), notes(model)
     chosen = plan.layers_of_rules(layers)
     removed = [
-        channels_of(path, known, str(rule))
+        channels_of(path, known, str(rule), layers)
         for rule, paths in zip(plan.rules, chosen)
         if isinstance(rule, Prune) and rule.granularity == "channel"
         for path in weights_of(paths, layers)

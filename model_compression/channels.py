@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from model_compression.layer_lines import (
@@ -20,6 +21,7 @@ from model_compression.layer_lines import (
     Note,
     Place,
 )
+from model_compression.selection import Weighted
 
 
 class Channels(NamedTuple):
@@ -44,18 +46,31 @@ class Channels(NamedTuple):
     reading: str
 
 
-def channels_of(weight: str, known: Mapping[Place, Note], rule: str) -> Channels:
+def channels_of(
+    weight: str,
+    known: Mapping[Place, Note],
+    rule: str,
+    layers: Mapping[str, Weighted] = MappingProxyType({}),
+) -> Channels:
     """Follows the channels of a layer to the layer that reads them.
 
     Args:
         weight: The path of the layer's weight.
         known: The layers of all lines of the model.
         rule: Whose it is, for the error.
+        layers: All layers of the model that have weights, also those in no line.
 
     Raises:
         ValueError: If they are needed where they cannot be taken away; it says where.
     """
     starts = [at for at, note in known.items() if note.weight == weight]
+    others = [note for note in known.values() if weight in note.mixed]
+    if others and not starts:
+        raise ValueError(
+            f"{rule}: {others[0].link} is {others[0].text}, and channels are taken away"
+            f" only from linear layers and convolutions without groups:"
+            f" granularity='element' or a block sets parts of it to zero"
+        )
     if not starts:
         raise ValueError(
             f"{rule}: {weight} is in no list of layers, so who reads its channels is"
@@ -89,6 +104,7 @@ def channels_of(weight: str, known: Mapping[Place, Note], rule: str) -> Channels
                     f" {first.n_out} of {weight}"
                 )
             _check_own(weight, [weight, note.weight, *parameters], known, rule)
+            _check_weights(weight, [weight, note.weight], layers, rule)
             return Channels(
                 weight,
                 tuple(parameters),
@@ -110,6 +126,20 @@ def channels_of(weight: str, known: Mapping[Place, Note], rule: str) -> Channels
         f"{rule}: the channels of {weight} are the outputs of the model, or of the list"
         f" {line or '/'} in it"
     )
+
+
+def _check_weights(
+    weight: str, paths: list[str], layers: Mapping[str, Weighted], rule: str
+) -> None:
+    """Refuses weights that another layer has too, whatever it does with them."""
+    for path in paths:
+        users = [at for at, layer in layers.items() if path in layer.weights]
+        if len(users) > 1:
+            raise ValueError(
+                f"{rule}: with the channels of {weight} elements of {path} would go,"
+                f" which {' and '.join(users)} share: granularity='row' keeps them as"
+                f" zeros"
+            )
 
 
 def _check_own(

@@ -51,6 +51,7 @@ class Note(NamedTuple):
         n_out: How many it gives.
         is_flat: Whether a weighted layer reads elements, not channels.
         link: The path of the link, so that one at two places is known.
+        mixed: The paths of the weights of a layer of which nothing is known.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class Note(NamedTuple):
     n_out: int = 0
     is_flat: bool = False
     link: str | None = None
+    mixed: tuple[str, ...] = ()
 
 
 #: The path of a line, and the place in it.
@@ -121,10 +123,13 @@ def _note(layer: Any, paths: Mapping[int, str], of_params: Mapping[int, str]) ->
         return Note(kind, text, None, others, link=path)
     is_flat = isinstance(layer, L.Linear)
     kinds = (L.Convolution1D, L.Convolution2D, L.Convolution3D, L.ConvolutionND)
+    mixed = tuple(own.values())
     if not is_flat and not isinstance(layer, kinds):
-        return Note(OTHER, text, link=path)
-    if layer.W.array is None or getattr(layer, "groups", 1) != 1:
-        return Note(OTHER, f"{text} with groups or without a shape", link=path)
+        return Note(OTHER, text, link=path, mixed=mixed)
+    if layer.W.array is None:
+        return Note(OTHER, f"{text} without a shape yet", link=path, mixed=mixed)
+    if getattr(layer, "groups", 1) != 1:
+        return Note(OTHER, f"{text} with groups", link=path, mixed=mixed)
     n_out, n_in = layer.W.shape[:2]
     return Note(WEIGHTED, text, own["W"], others, n_in, n_out, is_flat, path)
 

@@ -104,7 +104,7 @@ class Pruner:
                 self._shapes[path] = shape
                 self._sizes.setdefault(path, int(np.prod(shape)))
                 if rule.granularity == "channel":
-                    self._channels[path] = channels_of(path, known, str(rule))
+                    self._channels[path] = channels_of(path, known, str(rule), layers)
         watched: dict[str, Any] = {}
         for number, rule in self._rules.items():
             noted = rule.granularity if rule.method == "taylor" else None

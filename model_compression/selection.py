@@ -53,8 +53,9 @@ def weighted_layers(model: chainer.Link) -> dict[str, Weighted]:
                 weights[known] = tuple(param.shape)
         if weights or unsized:
             kinds = [kind.__name__ for kind in type(link).__mro__]
-            ancestors = kinds.index("Link")
-            found[path] = Weighted(tuple(kinds[:ancestors]), weights, tuple(unsized))
+            # A link of no class of its own, as in NStepLSTM, is known by that of all.
+            own = tuple(kinds[: kinds.index("Link")]) or ("Link",)
+            found[path] = Weighted(own, weights, tuple(unsized))
     return found
 
 

@@ -9,6 +9,7 @@ import pytest
 from divisible import Divisible, pop, stash
 from model_compression.channels import channels_of
 from model_compression.layer_lines import KEEP_ZEROS, notes
+from model_compression.selection import weighted_layers
 
 RULE = "Prune('l1', '/0')"
 
@@ -113,3 +114,33 @@ def test_layers_in_no_list_are_refused():
 
     with pytest.raises(ValueError, match="/first/W is in no list of layers"):
         channels_of("/first/W", notes(Net()), RULE)
+
+
+@pytest.mark.parametrize(
+    "first, words",
+    [
+        (L.Deconvolution2D(3, 4, 3), "/0 is Deconvolution2D, and channels are taken"),
+        (L.Convolution2D(4, 4, 3, groups=2), "/0 is Convolution2D with groups, and"),
+        (L.EmbedID(5, 4), "/0 is EmbedID, and channels are taken away only from"),
+    ],
+)
+def test_layers_that_give_no_known_channels_are_refused_as_such(first, words):
+    with pytest.raises(ValueError, match=words):
+        channels_of("/0/W", notes(Divisible(first, L.Linear(4, 3))), RULE)
+
+
+def test_channels_that_an_embedding_or_a_layer_elsewhere_reads_are_refused():
+    tied = Divisible(L.EmbedID(7, 4), L.Linear(4, 5), L.Linear(5, 4), L.Linear(4, 7))
+    tied.tie("/0/W", "/3/W")
+
+    class Net(chainer.Chain):
+        def __init__(self):
+            line = chainer.Sequential(L.Linear(4, 6), F.relu, L.Linear(6, 4))
+            super().__init__(line=line, other=line[2])
+
+    for model, weight, words in (
+        (tied, "/2/W", "elements of /0/W would go, which /0 and /3 share"),
+        (Net(), "/line/0/W", "elements of .*/W would go, which .* and .* share"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            channels_of(weight, notes(model), RULE, weighted_layers(model))

@@ -121,3 +121,7 @@ def test_layers_that_cannot_be_quantized_are_refused():
     with pytest.raises(ValueError, match="/1 is Bilinear, and only Linear, Conv"):
         Compress(CompressionPlan([Quantize("int8")]), optimizer)
     assert not isinstance(model[0], FewBits)
+    for n in ("NStepLSTM", "NStepGRU"):
+        optimizer.setup(chainer.Sequential(getattr(L, n)(1, 3, 2, 0.0)))
+        with pytest.raises(ValueError, match="/0/0 is Link, and only Linear, Conv"):
+            Compress(CompressionPlan([Quantize("int8")]), optimizer)

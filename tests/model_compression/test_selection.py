@@ -85,3 +85,9 @@ def test_stages_know_their_layers_by_the_models_paths():
     whole = weighted_layers(model)
     parts = [weighted_layers(model.divide(*cut)) for cut in [(0, 1), (1, 3)]]
     assert together(parts) == whole
+
+
+def test_links_of_no_class_of_their_own_are_layers():
+    found = weighted_layers(chainer.Sequential(L.NStepLSTM(1, 3, 2, 0.0)))
+    assert found["/0/0"].kinds == ("Link",)
+    assert select(["Link"], found, "rule") == ["/0/0"]
