@@ -344,6 +344,10 @@ def without_a_pipeline(comm):
     with Pipeline(stage, comm, 2, timeout=30) as pipe:
         optimizer = chainer.optimizers.SGD().setup(stage)
         compress = Compress(PLAN, optimizer, pipeline=pipe)
+        for param in stage.params():
+            param.grad = np.ones_like(param.array)
+        # What prunes by gradients needs an update.
+        optimizer.update()
         compress.advance(100, 0.0)
         assert compress.degrees == [0.8, 0.5, 0.6]
 
