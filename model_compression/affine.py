@@ -56,17 +56,23 @@ class Affine(NamedTuple):
 
     @classmethod
     def of_weight(
-        cls, weight: Array, bits: int, symmetric: bool, per_channel: bool
+        cls,
+        weight: Array,
+        bits: int,
+        symmetric: bool,
+        per_channel: bool,
+        axis: int = 0,
     ) -> Affine:
         """Returns the finest that can write a weight.
 
         Args:
-            weight: Its first axis is that of the channels.
+            weight: Of any shape.
             bits: Of a whole number.
             symmetric: As of :meth:`of_range`.
             per_channel: Whether each channel has a scale of its own.
+            axis: That of the channels.
         """
-        axes = tuple(range(1 if per_channel else 0, weight.ndim))
+        axes = tuple(i for i in range(weight.ndim) if not per_channel or i != axis)
         low = weight.min(axis=axes, keepdims=True)
         high = weight.max(axis=axes, keepdims=True)
         return cls.of_range(low, high, bits, symmetric)

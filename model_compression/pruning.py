@@ -18,7 +18,7 @@ from model_compression.scores import (
     spread,
     sums,
 )
-from model_compression.selection import Weighted, weights_of
+from model_compression.selection import Weighted, check_rows, weights_of
 from model_compression.shrinking import (
     Left,
     make_room,
@@ -98,6 +98,7 @@ class Pruner:
             ValueError: If channels are needed where they cannot be taken away.
         """
         for number, rule in self._rules.items():
+            check_rows(chosen[number], layers, rule.granularity, str(rule))
             weights = weights_of(chosen[number], layers)
             self._weights[number] = list(weights)
             for path, shape in weights.items():

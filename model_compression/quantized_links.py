@@ -19,6 +19,7 @@ import numpy as np
 from model_compression.affine import Affine
 from model_compression.fake_quantization import fake_quantize
 from model_compression.rules import Quantize
+from model_compression.selection import kinds_of, output_axis
 
 #: Classes whose parameters are W and b, and whose input is one array.
 CLASSES = (
@@ -179,10 +180,11 @@ def range_of(link: chainer.Link, target: str, rule: Quantize) -> Affine | None:
     return Affine.of_range(low, high, rule.bits, symmetric=False)
 
 
-def weight_of(array: Any, rule: Quantize) -> Affine:
-    """Returns how a weight, or a bias, is written."""
+def weight_of(link: chainer.Link, array: Any, rule: Quantize) -> Affine:
+    """Returns how a weight of a link, or its bias, is written."""
     is_each = rule.per_channel and array.ndim > 1
-    return Affine.of_weight(array, rule.bits, rule.symmetric, is_each)
+    axis = output_axis(kinds_of(link))
+    return Affine.of_weight(array, rule.bits, rule.symmetric, is_each, axis)
 
 
 def rounded_activation(link: Any, target: str, value: Any, looks: bool) -> Any:
@@ -217,7 +219,7 @@ def _rounded(link: Any) -> Iterator[None]:
             continue
         if is_active(link, target):
             own[name] = param
-            affine = weight_of(param.array, rule)
+            affine = weight_of(link, param.array, rule)
             # Past the link's own setting of attributes, which would register it.
             link.__dict__[name] = fake_quantize(param, affine)
     try:

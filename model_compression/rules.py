@@ -45,7 +45,8 @@ class Prune:
         to (float): The degree: the part of each weight's groups that is zero in the
             end, from 0 to 1, both left out. One group of each weight remains.
         granularity (str or tuple): ``'element'``; ``(h, w)``, blocks of the weight as
-            a matrix of outputs and inputs; ``'row'``, an output's weights;
+            a matrix of outputs and inputs, as of its first axis and all others;
+            ``'row'``, an output's weights, of an embedding a word's;
             ``'channel'``, an output's weights, its bias, and what the batch
             normalization behind it does to it, so that :func:`apply` can take the
             channel away.
@@ -137,9 +138,9 @@ class Quantize:
         otherwise      q = round(w / s) + z,    s = (max - min) / (2^bits - 1)
         computed with  s q,                     s (q - z)
 
-    Scales of weights follow the weights, one for each output. Those of inputs and
-    outputs are moving averages of what minibatches have shown; the first minibatch
-    is computed as it is.
+    Scales of weights follow the weights, one for each output, of embeddings one for
+    each word. Those of inputs and outputs are moving averages of what minibatches have
+    shown; the first minibatch is computed as it is.
 
     ``'codebook4'``, or any number of bits from 2 to 8, lets each weight have 2^bits
     values only: found by k-means, and moved by the mean gradient of those that have

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chainer
 
 _PATTERN = "*?["
+#: Classes whose weights have inputs along the first axis, and outputs along the second.
+_INPUTS_FIRST = frozenset({"Deconvolution2D", "DeconvolutionND"})
+#: Those, and one whose first axis has a part of each input's outputs.
+_NO_ROWS = _INPUTS_FIRST | {"DepthwiseConvolution2D"}
 
 
 class Weighted(NamedTuple):
@@ -52,11 +56,42 @@ def weighted_layers(model: chainer.Link) -> dict[str, Weighted]:
             elif param.ndim >= 2 and param.dtype.kind == "f":
                 weights[known] = tuple(param.shape)
         if weights or unsized:
-            kinds = [kind.__name__ for kind in type(link).__mro__]
-            # A link of no class of its own, as in NStepLSTM, is known by that of all.
-            own = tuple(kinds[: kinds.index("Link")]) or ("Link",)
-            found[path] = Weighted(own, weights, tuple(unsized))
+            found[path] = Weighted(kinds_of(link), weights, tuple(unsized))
     return found
+
+
+def kinds_of(link: chainer.Link) -> tuple[str, ...]:
+    """Returns the names of the class of a link and of those it is derived from."""
+    kinds = [kind.__name__ for kind in type(link).__mro__]
+    # A link of no class of its own, as in NStepLSTM, is known by that of all.
+    return tuple(kinds[: kinds.index("Link")]) or ("Link",)
+
+
+def output_axis(kinds: Sequence[str]) -> int:
+    """Returns the axis of a weight along which its outputs are.
+
+    Example:
+        >>> output_axis(("Linear",)), output_axis(("Deconvolution2D",))
+        (0, 1)
+    """
+    return 1 if _INPUTS_FIRST & {*kinds} else 0
+
+
+def check_rows(
+    chosen: Sequence[str], layers: Mapping[str, Weighted], granularity: Any, rule: str
+) -> None:
+    """Refuses to prune rows of weights whose rows are no outputs.
+
+    Raises:
+        ValueError: If a layer has such weights; it names the layer.
+    """
+    for path in chosen if granularity == "row" else ():
+        if _NO_ROWS & {*layers[path].kinds}:
+            raise ValueError(
+                f"{rule}: {path} is {layers[path].kinds[0]}, whose weights have no row"
+                f" for each output: give it granularity='element' or a block, or leave"
+                f" it out"
+            )
 
 
 def together(of_ranks: Iterable[Mapping[str, Weighted]]) -> dict[str, Weighted]:

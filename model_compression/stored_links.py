@@ -65,7 +65,7 @@ def store(link: chainer.Link, rule: Quantize) -> None:
         if rule.has_codebook:
             _store_codebook(link, name, param.array, rule.bits)
         else:
-            affine = weight_of(param.array, rule)
+            affine = weight_of(link, param.array, rule)
             link.add_persistent(
                 f"{name}_whole", affine.whole(param.array).astype(affine.dtype)
             )

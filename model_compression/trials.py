@@ -22,7 +22,7 @@ from model_compression.pictures import plot_sensitivity
 from model_compression.plan import CompressionPlan, Rule, table
 from model_compression.rules import Prune, Quantize, check_layers
 from model_compression.scores import lowest, score, spread
-from model_compression.selection import select, weighted_layers
+from model_compression.selection import check_rows, output_axis, select, weighted_layers
 
 _KIND = "sensitivity table"
 _BETTER = ("higher", "lower")
@@ -243,6 +243,7 @@ def sensitivity(
     known = weighted_layers(model)
     plans = _trials(methods, degrees, granularity)
     chosen = select(check_layers(layers, "sensitivity"), known, "sensitivity")
+    check_rows(chosen, known, granularity, "sensitivity")
     params = dict(model.namedparams())
     weights = {layer: [params[p] for p in known[layer].weights] for layer in chosen}
     sizes = {layer: sum(p.array.nbytes for p in weights[layer]) for layer in chosen}
@@ -259,7 +260,8 @@ def sensitivity(
             degree = getattr(rule, "to", 0.0)
             trial = done.get((layer, rule.method, degree))
             if trial is None:
-                trial = _try(model, evaluate, layer, weights[layer], rule)
+                axis = output_axis(known[layer].kinds)
+                trial = _try(model, evaluate, layer, weights[layer], rule, axis)
                 done[layer, rule.method, degree] = trial
             result.trials.append(trial)
             if path is not None:
@@ -307,10 +309,11 @@ def _try(
     layer: str,
     weights: Sequence[chainer.Parameter],
     rule: Rule,
+    axis: int,
 ) -> Trial:
     kept = [param.array.copy() for param in weights]
     try:
-        n_bytes = sum(_change(param, rule) for param in weights)
+        n_bytes = sum(_change(param, rule, axis) for param in weights)
         start = time.perf_counter()
         metric = _metric(evaluate, model)
         seconds = time.perf_counter() - start
@@ -320,7 +323,7 @@ def _try(
     return Trial(layer, rule.method, getattr(rule, "to", 0.0), metric, n_bytes, seconds)
 
 
-def _change(param: chainer.Parameter, rule: Rule) -> float:
+def _change(param: chainer.Parameter, rule: Rule, axis: int) -> float:
     """Changes a weight, and returns the bytes that it needs then."""
     weight = chainer.get_device("@numpy").send(param.array)
     if isinstance(rule, Prune):
@@ -334,7 +337,7 @@ def _change(param: chainer.Parameter, rule: Rule) -> float:
         if rule.has_codebook:
             changed = averaged(weight, clusters(weight, rule.bits))
         else:
-            affine = Affine.of_weight(weight, rule.bits, rule.symmetric, True)
+            affine = Affine.of_weight(weight, rule.bits, rule.symmetric, True, axis)
             changed = affine.real(affine.whole(weight))
     param.array[...] = param.device.send(changed.astype(param.dtype))
     return float(n_bytes)

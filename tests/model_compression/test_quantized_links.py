@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from divisible import Divisible
-from model_compression import Compress, CompressionPlan, Quantize
-from model_compression.quantized_links import FewBits, add_rule, set_active
+from model_compression import Compress, CompressionPlan, Quantize, apply
+from model_compression.quantized_links import FewBits, add_rule, set_active, weight_of
 
 LINKS = {
     "Linear": (lambda: L.Linear(4, 3), (5, 4)),
@@ -125,3 +125,18 @@ def test_layers_that_cannot_be_quantized_are_refused():
         optimizer.setup(chainer.Sequential(getattr(L, n)(1, 3, 2, 0.0)))
         with pytest.raises(ValueError, match="/0/0 is Link, and only Linear, Conv"):
             Compress(CompressionPlan([Quantize("int8")]), optimizer)
+
+
+def test_each_output_of_a_deconvolution_has_a_scale():
+    link = L.Deconvolution2D(2, 3, 3)
+    link.W.array *= np.array([1, 1e-3, 10], np.float32)[:, None, None]
+    rule = Quantize("int4")
+    affine = weight_of(link, link.W.array, rule)
+    assert affine.scale.shape == (1, 3, 1, 1)
+    largest = abs(link.W.array).max(axis=(0, 2, 3))
+    np.testing.assert_allclose(affine.scale.ravel(), largest / 7, rtol=1e-6)
+    model = chainer.Sequential(link)
+    plan = CompressionPlan([rule])
+    Compress(plan, chainer.optimizers.SGD().setup(model)).advance(1, 0.0)
+    x = np.random.default_rng(0).normal(size=(2, 2, 4, 4)).astype(np.float32)
+    np.testing.assert_array_equal(apply(model, plan)(x).array, model(x).array)

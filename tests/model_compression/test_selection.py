@@ -4,6 +4,7 @@ import pytest
 
 from divisible import Divisible
 from model_compression.selection import (
+    check_rows,
     check_users,
     select,
     together,
@@ -91,3 +92,13 @@ def test_links_of_no_class_of_their_own_are_layers():
     found = weighted_layers(chainer.Sequential(L.NStepLSTM(1, 3, 2, 0.0)))
     assert found["/0/0"].kinds == ("Link",)
     assert select(["Link"], found, "rule") == ["/0/0"]
+
+
+@pytest.mark.parametrize("kind", ["Deconvolution2D", "DepthwiseConvolution2D"])
+def test_rows_that_are_no_outputs_are_refused(kind):
+    found = weighted_layers(Divisible(L.Linear(2, 3), getattr(L, kind)(2, 3, 3)))
+    for granularity in ("element", (2, 2), "channel"):
+        check_rows(["/0", "/1"], found, granularity, "rule")
+    check_rows(["/0"], found, "row", "rule")
+    with pytest.raises(ValueError, match=f"rule: /1 is {kind}, whose weights have no"):
+        check_rows(["/0", "/1"], found, "row", "rule")

@@ -213,3 +213,9 @@ def test_an_evaluation_that_fails_leaves_the_model(tmp_path):
         sensitivity(model, evaluate)
     np.testing.assert_array_equal(model[0].W.array, before)
     assert isinstance(model[0].W, chainer.Parameter)
+
+
+def test_rows_of_a_deconvolution_are_refused():
+    model = Divisible(L.Deconvolution2D(2, 3, 3))
+    with pytest.raises(ValueError, match="sensitivity: /0 is Deconvolution2D, whose"):
+        sensitivity(model, lambda model: 0.0, "l1", granularity="row")
