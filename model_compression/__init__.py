@@ -40,7 +40,7 @@ from divisible.lazy_names import lazy_names  # noqa: E402
 __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
-        "model_compression.applying": ["apply"],
+        "model_compression.applying": ["apply", "load_applied"],
         "model_compression.distillation": ["Distillation"],
         "model_compression.pictures": ["plot_progress"],
         "model_compression.whole_layers": ["int8_report"],

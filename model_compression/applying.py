@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Any
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
@@ -20,7 +21,7 @@ from model_compression.quantized_links import (
 )
 from model_compression.rules import Prune, Quantize
 from model_compression.selection import weighted_layers, weights_of
-from model_compression.shrinking import take_away
+from model_compression.shrinking import make_room, n_channels, take_away
 from model_compression.stored_links import store
 
 
@@ -39,8 +40,8 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
     What a metric has taken back, see :class:`Compress`, stays as it is; of a codebook
     the model does not know this: leave its rule out of the plan.
 
-    Applied to a model that was not trained under the plan, it quantizes it as it is; a
-    file that was written from the result of another such call then loads into this one.
+    Applied to a model that was not trained under the plan, it quantizes it as it is.
+    What ``save_npz`` has written of the result, :func:`load_applied` reads.
 
     Args:
         model (chainer.Link): Trained under the plan; it stays as it is. The undivided
@@ -67,9 +68,94 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
         >>> small[0].W.shape, small[2].W.shape
         ((3, 4), (2, 3))
     """
+    rules = _rules_of(model, plan, "apply")
+    small = _copied(model)
+    params, links = dict(small.namedparams()), dict(small.namedlinks())
+    for channels in rules.removed:
+        _remove(channels, params, links)
+    return _stored(small, rules)
+
+
+def load_applied(
+    path: str | os.PathLike, model: chainer.Link, plan: CompressionPlan
+) -> chainer.Link:
+    """Returns a model that :func:`apply` returned, from the file that it was saved to.
+
+    Args:
+        path: Written by ``chainer.serializers.save_npz``.
+        model (chainer.Link): The undivided one as it was built, with any values; it
+            stays as it is.
+        plan (CompressionPlan): That was applied.
+
+    Returns:
+        chainer.Link: The model, with the sizes and values of the file.
+
+    Raises:
+        OSError: If the file cannot be read.
+        TypeError, ValueError: As of :func:`apply`, or if the file is of another model
+            or plan.
+
+    Example:
+        >>> import os, tempfile
+        >>> import chainer.links as L
+        >>> from model_compression import CompressionPlan, Quantize
+        >>> plan = CompressionPlan([Quantize("int8")])
+        >>> small = apply(chainer.Sequential(L.Linear(4, 2)), plan)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = os.path.join(folder, "small.npz")
+        ...     chainer.serializers.save_npz(file, small)
+        ...     again = load_applied(file, chainer.Sequential(L.Linear(4, 2)), plan)
+        >>> x = np.ones((1, 4), np.float32)
+        >>> bool((again(x).array == small(x).array).all())
+        True
+    """
+    rules = _rules_of(model, plan, "load_applied")
+    small = plan.prepare(_copied(model))
+    params = {path: [param] for path, param in small.namedparams()}
+    links = dict(small.namedlinks())
+    with np.load(path) as file:
+        names = {_parameter_of(f"/{name}"): name for name in file.files}
+        for channels in rules.removed:
+            members = {channels.weight, *channels.parameters, channels.reader}
+            sizes = {each: file[names[each]].shape for each in members & names.keys()}
+            n = n_channels(channels, sizes)
+            if n:
+                make_room(channels, n, params, links)
+        for name in file.files:
+            # What a metric had taken back is not stored in few bits.
+            owner, _, own = f"/{name}".rpartition("/")
+            state = getattr(links.get(owner or "/"), own, None)
+            if name.endswith("_is_quantized") and state is not None:
+                state[...] = file[name]
+    small = _stored(small, rules)
+    try:
+        chainer.serializers.load_npz(path, small)
+    except (KeyError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"{os.fspath(path)} is not of this model under this plan: {error}"
+        ) from None
+    return small
+
+
+def _parameter_of(path: str) -> str:
+    """Returns the path of the parameter that an array in a file is of."""
+    for ending in ("_whole", "_numbers"):
+        path = path.removesuffix(ending)
+    return path
+
+
+class _Rules(NamedTuple):
+    """The layers that the rules of a plan mean, and the channels that go."""
+
+    rules: Sequence[Any]
+    chosen: Sequence[Sequence[str]]
+    removed: Sequence[Channels]
+
+
+def _rules_of(model: Any, plan: Any, name: str) -> _Rules:
     if not isinstance(model, chainer.Link) or not isinstance(plan, CompressionPlan):
         raise TypeError(
-            f"apply takes a chainer.Link and a CompressionPlan, not"
+            f"{name} takes a chainer.Link and a CompressionPlan, not"
             f" {type(model).__name__} and {type(plan).__name__}"
         )
     if getattr(model, "is_stage", False):
@@ -89,16 +175,24 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
         if isinstance(rule, Quantize):
             for path in paths:
                 check_kind(path, layers[path].kinds, rule)
+    return _Rules(plan.rules, chosen, removed)
+
+
+def _copied(model: chainer.Link) -> chainer.Link:
+    """Returns a copy without an optimizer."""
     small = copy.deepcopy(model)
     small.cleargrads()
     for param in small.params():
         param.update_rule = None
-    params, links = dict(small.namedparams()), dict(small.namedlinks())
-    for channels in removed:
-        _remove(channels, params, links)
+    return small
+
+
+def _stored(small: chainer.Link, rules: _Rules) -> chainer.Link:
+    """Lets a model keep in few bits what the rules say."""
+    links = dict(small.namedlinks())
     quantized = [
         (rule, links[path])
-        for rule, paths in zip(plan.rules, chosen)
+        for rule, paths in zip(rules.rules, rules.chosen)
         if isinstance(rule, Quantize)
         for path in paths
         if not is_taken_back(links[path], rule)

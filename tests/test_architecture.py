@@ -43,7 +43,7 @@ FACES = {
     """,
     "model_compression": """
         Compress CompressionPlan Distillation Prune Quantize Sensitivity apply
-        int8_report plot_progress sensitivity
+        int8_report load_applied plot_progress sensitivity
     """,
     "pipeline": """
         ActionError DisagreementError Pipeline PipelineEvaluator PipelineUpdater

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from divisible import Divisible
-from model_compression import Compress, CompressionPlan, Prune, Quantize, apply
+from model_compression import (
+    Compress,
+    CompressionPlan,
+    Prune,
+    Quantize,
+    apply,
+    load_applied,
+)
 
 BETWEEN = {
     "none": [],
@@ -100,6 +107,46 @@ def test_a_file_of_the_smaller_model_loads(tmp_path):
     other = convolutional(3, 3, "pooled")
     chainer.serializers.load_npz(tmp_path / "small.npz", other)
     np.testing.assert_array_equal(other(x).array, small(x).array)
+    # By the plan, where nobody knows how many channels there are.
+    again = load_applied(tmp_path / "small.npz", convolutional(6, 3, "pooled"), plan)
+    np.testing.assert_array_equal(again(x).array, small(x).array)
+
+
+def deep():
+    return Divisible(
+        L.Linear(4, 8), F.relu, L.Linear(8, 8), L.BatchNormalization(8), L.Linear(8, 3)
+    )
+
+
+def test_channels_of_layers_that_follow_each_other_load(tmp_path):
+    plan = CompressionPlan(
+        [Prune("l1", ["/0", "/2"], 0.5, "channel"), Quantize("int8", ["/2", "/4"])]
+    )
+    model = deep()
+    Compress(plan, chainer.optimizers.SGD().setup(model)).advance(1, 0.0)
+    small = apply(model, plan)
+    chainer.serializers.save_npz(tmp_path / "small.npz", small)
+    built = deep()
+    before = [param.array.copy() for param in built.params()]
+    again = load_applied(tmp_path / "small.npz", built, plan)
+    x = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+    with chainer.using_config("train", False):
+        np.testing.assert_array_equal(again(x).array, small(x).array)
+    assert again[2].W_whole.shape == (4, 4) and again[2].W_whole.dtype == np.int8
+    for param, array in zip(built.params(), before):
+        np.testing.assert_array_equal(param.array, array)
+
+
+def test_a_file_of_another_model_is_refused(tmp_path):
+    plan = CompressionPlan([Quantize("int8", "/0")])
+    path = tmp_path / "dense.npz"
+    chainer.serializers.save_npz(path, deep())
+    with pytest.raises(ValueError, match="dense.npz is not of this model under this"):
+        load_applied(path, deep(), plan)
+    with pytest.raises(ValueError, match="dense.npz is not of this model under this"):
+        load_applied(path, Divisible(L.Linear(5, 8)), CompressionPlan([Prune("l1")]))
+    with pytest.raises(OSError):
+        load_applied(tmp_path / "none.npz", deep(), plan)
 
 
 def test_without_a_rule_for_channels_zeros_stay():

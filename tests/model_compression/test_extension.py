@@ -8,7 +8,14 @@ import pytest
 from chainer.training import Trainer, extensions
 
 from mixed_precision import MixedPrecision
-from model_compression import Compress, CompressionPlan, Prune, Quantize, apply
+from model_compression import (
+    Compress,
+    CompressionPlan,
+    Prune,
+    Quantize,
+    apply,
+    load_applied,
+)
 
 
 def make_model():
@@ -264,6 +271,11 @@ def test_bits_that_were_taken_back_are_not_applied(tmp_path):
             small.predictor(x).array, model.predictor(x).array
         )
         assert small.predictor[2].b_whole.dtype == np.int8
+        chainer.serializers.save_npz(tmp_path / "small.npz", small)
+        again = load_applied(tmp_path / "small.npz", make_model(), plan)
+        np.testing.assert_array_equal(
+            again.predictor(x).array, small.predictor(x).array
+        )
 
 
 def test_effects_that_are_not_known_are_waited_for():
