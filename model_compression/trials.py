@@ -21,11 +21,13 @@ from model_compression.codebooks import averaged, clusters
 from model_compression.pictures import plot_sensitivity
 from model_compression.plan import CompressionPlan, Rule, table
 from model_compression.rules import Prune, Quantize, check_layers
+from model_compression.rules import course as course_of
 from model_compression.scores import lowest, score, spread
 from model_compression.selection import check_rows, output_axis, select, weighted_layers
 
 _KIND = "sensitivity table"
 _BETTER = ("higher", "lower")
+_COURSE = ("begin", "end", "steps", "curve")
 
 
 class Trial(NamedTuple):
@@ -98,8 +100,19 @@ class Sensitivity:
             CompressionPlan: A rule for each layer that is changed.
 
         Raises:
-            ValueError: If nothing can be changed within the budget.
+            TypeError: If the course has something else.
+            ValueError: If nothing can be changed within the budget, or there is no such
+                course.
         """
+        others = course.keys() - {*_COURSE}
+        if others:
+            raise TypeError(
+                f"choose takes budget, {', '.join(_COURSE)}, not"
+                f" {', '.join(sorted(others))}"
+            )
+        # Also where no rule that is chosen looks at all of it.
+        checked = {"curve": "cubic", **course}
+        course_of(*(checked.get(name) for name in _COURSE), f"choose({budget!r})")
         if not isinstance(budget, Real) or not budget >= 0:
             raise ValueError(f"budget must be 0 or more, not {budget!r}")
         saved = np.array([self.sizes[t.layer] - t.bytes for t in self.trials])

@@ -219,3 +219,18 @@ def test_rows_of_a_deconvolution_are_refused():
     model = Divisible(L.Deconvolution2D(2, 3, 3))
     with pytest.raises(ValueError, match="sensitivity: /0 is Deconvolution2D, whose"):
         sensitivity(model, lambda model: 0.0, "l1", granularity="row")
+
+
+@pytest.mark.parametrize(
+    "course, error, words",
+    [
+        ({"start": (1, "epoch")}, TypeError, "curve, not start"),
+        ({"begin": (9, "epoch"), "end": (8, "epoch")}, ValueError, "ends at epoch 8"),
+        ({"begin": 3}, ValueError, r"choose\(0.1\): begin must be a number and"),
+    ],
+)
+def test_a_wrong_course_is_refused_whatever_is_chosen(course, error, words):
+    table = sensitivity(make_model(), lambda model: 0.0, "int8")
+    assert len(table.choose(0.1, curve="linear").rules) == 2
+    with pytest.raises(error, match=words):
+        table.choose(0.1, **course)
