@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -151,7 +153,18 @@ class Compress(Extension):
             )
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes how far each rule is, and what is pruned."""
+        """Reads or writes how far each rule is, and what is pruned.
+
+        Raises:
+            ValueError: If it was written under another plan.
+        """
+        plan = zlib.crc32(json.dumps(self.plan.settings()).encode())
+        if int(serializer("plan", plan)) != plan:
+            raise ValueError(
+                f"the snapshot was saved under another compression plan than\n"
+                f"{self.plan}\nResume with the plan that it was saved under, or load"
+                f" the model alone and give the plan that is to follow"
+            )
         self._steps.serialize(serializer)
         if self._model.follows_channels:
             self._model.serialize_sizes(serializer)

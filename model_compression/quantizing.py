@@ -105,6 +105,11 @@ class Quantizer:
                 params = self._books.params()
                 for path in params.keys() & {*self._weights[number]}:
                     for param in params[path]:
+                        if not param.xp.isfinite(param.array).all():
+                            raise ValueError(
+                                f"{rule}: {path} has values that are not finite, so"
+                                f" no codebook: the training diverged before"
+                            )
                         book = self._books.state_of(path, param)
                         book.begin(param, rule.bits)
                         book.average(param.update_rule, param)

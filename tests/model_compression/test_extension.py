@@ -294,3 +294,29 @@ def test_effects_that_are_not_known_are_waited_for():
         assert compress.degrees == [0.5 * (iteration == 2), 0.5]
     weight = model.predictor[0].W.array
     assert (weight == 0).mean() == 0.5
+
+
+@pytest.mark.parametrize(
+    "rules", [[Prune("l1", to=0.6)], [Prune("l1", to=0.5), Quantize("int8")]]
+)
+def test_a_snapshot_of_another_plan_is_refused(rules, tmp_path):
+    def compress(rules):
+        optimizer = chainer.optimizers.SGD().setup(make_model())
+        return Compress(CompressionPlan(rules), optimizer)
+
+    saved = compress([Prune("l1", to=0.5)])
+    saved.advance(1, 0.2)
+    chainer.serializers.save_npz(tmp_path / "compress.npz", saved)
+    with pytest.raises(ValueError, match="under another compression plan than"):
+        chainer.serializers.load_npz(tmp_path / "compress.npz", compress(rules))
+
+
+def test_weights_that_are_not_finite_have_no_codebook():
+    model = make_model()
+    compress = Compress(
+        CompressionPlan([Quantize("codebook4", "Linear")]),
+        chainer.optimizers.SGD().setup(model),
+    )
+    model.predictor[0].W.array[0, 0] = np.nan
+    with pytest.raises(ValueError, match="/predictor/0/W has values that are not fin"):
+        compress.advance(1, 0.2)
