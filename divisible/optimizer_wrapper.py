@@ -44,8 +44,7 @@ class OptimizerWrapper(optimizer.Optimizer):
     def __setattr__(self, name: str, value: Any) -> None:
         ours = name.startswith("_") or hasattr(type(self), name)
         theirs = self.actual_optimizer
-        # Not hasattr(theirs, name), which computes properties.
-        if not ours and (name in vars(theirs) or hasattr(type(theirs), name)):
+        if not ours and _has(theirs, name):
             setattr(theirs, name, value)
         else:
             super().__setattr__(name, value)
@@ -66,3 +65,13 @@ class OptimizerWrapper(optimizer.Optimizer):
 
         To be called on all ranks; the state of all parameters is loaded next.
         """
+
+
+def _has(actual: Any, name: str) -> bool:
+    """Whether an optimizer has an attribute, or one that it wraps.
+
+    Unlike ``hasattr(actual, name)`` it computes no properties.
+    """
+    if name in vars(actual) or hasattr(type(actual), name):
+        return True
+    return isinstance(actual, OptimizerWrapper) and _has(actual.actual_optimizer, name)
