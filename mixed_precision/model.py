@@ -183,6 +183,11 @@ class LinkGroup(chainer.Link):
         super().__init__()
         self._group = tuple(links)
 
+    @property
+    def is_stage(self) -> bool:
+        """Whether other layers of the model may be elsewhere, as of a Divisible."""
+        return any(getattr(link, "is_stage", False) for link in self._group)
+
     def children(self) -> Iterator[chainer.Link]:
         """Yields the stages."""
         yield from self._group

@@ -88,11 +88,13 @@ class Run:
         cut, model = Plan(cuts), build()
         numbers = stages_of_rank(where, cut.n_stages, schedule)
         self.stages = [model.divide(*cut.range(number)) for number in numbers]
-        self.optimizers = [self._optimizer(comm, half, grid) for _ in self.stages]
-        for optimizer, stage in zip(self.optimizers, self.stages):
-            if half:
-                to_float16(stage)
-            optimizer.setup(stage)
+        targets = self.stages
+        if half:
+            # One MixedPrecision updates all stages of a rank.
+            targets = [[to_float16(stage) for stage in self.stages]]
+        self.optimizers = [self._optimizer(comm, half, grid) for _ in targets]
+        for optimizer, target in zip(self.optimizers, targets):
+            optimizer.setup(target)
         self.pipe = Pipeline(
             self.stages,
             comm if grid is None else grid,
@@ -190,6 +192,7 @@ def equal_to_one_rank(comm, cuts, schedule, half, name="pruned"):
         (3, [0, 3, 6, 8], "gpipe", False),
         (2, [0, 2, 4, 6, 8], "interleaved", False),
         (2, [0, 1, 5, 7, 8], "zb_v", False),
+        (2, [0, 2, 4, 5, 8], "interleaved", True),
     ],
 )
 def test_any_cut_and_schedule_prunes_as_one_rank_does(n, cuts, schedule, half):
