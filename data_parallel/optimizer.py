@@ -182,17 +182,20 @@ class MultiNodeOptimizer(OptimizerWrapper):
         """Sets the target.
 
         Args:
-            link (chainer.Link): This rank's replica of the model.
+            link (chainer.Link): This rank's replica of the model. Within it a
+                :class:`~mixed_precision.MixedPrecision` takes a list of stages as well.
 
         Returns:
             MultiNodeOptimizer: Itself.
 
         Raises:
+            TypeError: If it is none.
             ValueError: If some of its weights are streamed from disk, and the exchange
                 copies gradients.
         """
-        check_streamed(parameters_of(link, include_uninit=True), self._copying)
         self.actual_optimizer.setup(link)
+        # Its own: a MixedPrecision makes one of several stages.
+        check_streamed(parameters_of(self.target, include_uninit=True), self._copying)
         self._agreement.forget()
         if self._late is not None:
             self._late.finish()

@@ -26,12 +26,19 @@ def parameters_of(
 ) -> list[NamedParameter]:
     """Returns the parameters of a model, each once, by path.
 
+    Two stages on a rank may have a copy each of a shared parameter. The first one
+    stands for both.
+
     Args:
         model: The model.
         include_uninit: Whether those without a shape are wanted too.
     """
+    by_name: dict[str, chainer.Parameter] = {}
+    for name, param in model.namedparams(include_uninit):
+        by_name.setdefault(name, param)
     by_id: dict[int, NamedParameter] = {}
-    for name, param in sorted(model.namedparams(include_uninit)):
+    for name in sorted(by_name):
+        param = by_name[name]
         by_id.setdefault(id(param), NamedParameter(name, param))
     return list(by_id.values())
 

@@ -17,7 +17,7 @@ from data_parallel import Grid, ReplicaIterator, create_multi_node_optimizer
 from divisible import Divisible, Plan
 from divisible.communication.flight_files import VARIABLE
 from divisible.planning.shares import integer_shares
-from mixed_precision import MixedPrecision, StaticLossScale
+from mixed_precision import MixedPrecision, StaticLossScale, to_float16
 from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater
 from pipeline.command_line.main import main
 from tests.support.equivalence import (
@@ -279,6 +279,40 @@ def overflows_on_one(comm):
 
 def test_an_overflow_on_one_rank_skips_the_step_on_all():
     assert_on_ranks(4, overflows_on_one)
+
+
+def several_stages_in_float16(comm):
+    """Trains replicas in mixed precision, with one stage on each rank and with two."""
+    found = []
+    for schedule, cuts in (("1f1b", [0, 5]), ("looped_bfs", [0, 2, 5])):
+        np.random.seed(3)
+        model, plan = mlp(), Plan(cuts)
+        stages = [model.divide(*plan.range(i)) for i in range(len(cuts) - 1)]
+        stages = [to_float16(stage) for stage in stages]
+        with Grid(comm, 1) as grid:
+            rule = chainer.optimizers.MomentumSGD(0.1)
+            mixed = MixedPrecision(rule, comm=grid.world)
+            with Pipeline(
+                stages, grid, 2, schedule, timeout=TIMEOUT, loss_scale=mixed.loss_scale
+            ) as pipe:
+                optimizer = exchanged(mixed, grid, pipeline=pipe).setup(stages)
+                losses = []
+                for batch in make_batches([8, 6, 8]):
+                    losses.append(pipe.step(*part(grid, batch))["loss"])
+                    optimizer.update()
+        weights = [dict(stage.namedparams()) for stage in stages]
+        found.append(
+            (losses, {p: w.array for each in weights for p, w in each.items()})
+        )
+    (losses, expected), (others, weights) = found
+    assert losses == others
+    assert expected.keys() == weights.keys()
+    for path, array in expected.items():
+        np.testing.assert_array_equal(weights[path], array, err_msg=path)
+
+
+def test_replicas_of_several_stages_on_a_rank_train_in_float16():
+    assert_on_ranks(2, several_stages_in_float16)
 
 
 def normalizing_model():
