@@ -350,20 +350,20 @@ class MultiNodeOptimizer(OptimizerWrapper):
         if self._early is not None and self._early.is_under_way:
             n_samples, self.n_samples = self.n_samples, None
             self._early.average(n_samples)
-            self._share_tied()
+            self._share_tied(self._early.parameters)
             return True
         parameters = self._averaging.parameters()
         if not self._agree(parameters):
             self.n_samples = None
             # Other stages may go on, and wait for this one.
-            self._share_tied()
+            self._share_tied(parameters)
             return False
         n_samples = self._taken_n_samples()
         if self._late is None:
             self._averaging.average(parameters, n_samples)
         elif not self._late.average(parameters, n_samples, self._loss_scale):
             return False
-        self._share_tied()
+        self._share_tied(parameters)
         return True
 
     def _agree(self, parameters: Sequence[NamedParameter]) -> bool:
@@ -382,6 +382,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
         n_samples, self.n_samples = self.n_samples, None
         return self._n_samples_of_step if n_samples is None else n_samples
 
-    def _share_tied(self) -> None:
+    def _share_tied(self, parameters: Sequence[NamedParameter]) -> None:
         if self._pipeline is not None and self._pipeline.ties is not None:
-            self._pipeline.ties.share_gradients()
+            ties = self._pipeline.ties
+            ties.share_gradients([param for _, param in parameters])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Callable, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, NamedTuple
 
 import chainer
 import numpy as np
@@ -73,6 +73,8 @@ class TieExchange:
         self._transport.watch = watch
         params = {number: dict(part.namedparams()) for number, part in stages.items()}
         self._ties = []
+        # Of this step, by path: what replicas have averaged, as far as it was shared.
+        self._means: dict[str, Any] = {}
         for tag, (path, numbers) in enumerate(shared):
             ranks = sorted({stage_ranks[number] for number in numbers})
             owner = stage_ranks[numbers[0]]
@@ -117,6 +119,7 @@ class TieExchange:
         Raises:
             StallError: If another rank does not answer in time.
         """
+        self._means.clear()
         for tie in self._ties:
             if not tie.is_owner:
                 tie.senders[0].send(0, (Tensor(_sum(tie.copies)),))
@@ -135,26 +138,51 @@ class TieExchange:
         # The optimizer may change gradients in place.
         self._transport.flush()
 
-    def share_gradients(self) -> None:
-        """Gives every copy the gradient of the first one.
+    def share_gradients(self, averaged: Iterable[chainer.Parameter]) -> None:
+        """Gives every copy the gradient of the owner's, as replicas have averaged it.
 
         When replicas have averaged them, stage by stage, they may differ: by what is
         coded for the wire, which depends on what else a stage has, and by the order of
         sums, which depends on its hosts.
 
+        To be called for each optimizer, before it changes gradients in place. Each
+        gradient is sent once in a step: by its owner when that has averaged it, to
+        others that wait for it when they have averaged theirs.
+
+        Args:
+            averaged: The parameters of an optimizer.
+
         Raises:
             StallError: If another rank does not answer in time.
         """
+        known = {id(param) for param in averaged}
+        waiting = []
         for tie in self._ties:
-            if tie.is_owner:
-                gradient = tie.copies[0].grad
+            here = [copy for copy in tie.copies if id(copy) in known]
+            if not here:
+                continue
+            if tie.path in self._means:
+                # Another optimizer of this rank, which has a copy as well, came before.
+                _set(here, self._means[tie.path])
+            elif tie.is_owner:
+                gradient = here[0].grad
                 for sender in tie.senders:
                     sender.send(0, (Tensor(gradient),))
-                _set(tie.copies[1:], gradient)
-        for tie in self._ties:
-            if not tie.is_owner:
-                _set(tie.copies, _receive(tie.receivers[0], tie.path))
+                self._share(tie, gradient)
+            else:
+                waiting.append(tie)
+        # Not in the same loop: a rank may own one parameter and have a copy of another.
+        for tie in waiting:
+            self._share(tie, _receive(tie.receivers[0], tie.path))
         self._transport.flush()
+
+    def _share(self, tie: _Tie, gradient: Any) -> None:
+        """Gives this rank's copies a mean, and keeps it for optimizers that follow."""
+        # An optimizer changes the gradient of its own copy in place.
+        several = len(tie.copies) > 1 and gradient is not None
+        self._means[tie.path] = gradient.copy() if several else gradient
+        others = [copy for copy in tie.copies if copy.grad is not gradient]
+        _set(others, self._means[tie.path])
 
     def close(self) -> None:
         """Frees the communicator."""

@@ -251,6 +251,58 @@ def test_copies_of_a_tied_parameter_get_one_mean(options):
     assert_on_ranks(4, ties_are_coded_otherwise, options)
 
 
+def decays_ties_once(comm, is_backwards, wire_dtype):
+    """Two optimizers of a rank change the gradients of copies, one after the other."""
+    batches = make_batches([8, 6, 8, 8], n_in=8, n_classes=8)
+
+    def make_model():
+        np.random.seed(3)
+        model = Divisible(*(L.Linear(8, 8) for _ in range(6)))
+        model.tie("/0/W", "/2/W")  # on one rank, of two optimizers
+        model.tie("/1/W", "/4/W", transpose=True)  # on two ranks
+        return model
+
+    def with_decay(optimizer, target):
+        optimizer.setup(target).add_hook(chainer.optimizer_hooks.WeightDecay(0.1))
+        return optimizer
+
+    expected = make_model()
+    alone = with_decay(chainer.optimizers.MomentumSGD(0.1), expected)
+    for x, t in batches:
+        loss = F.softmax_cross_entropy(expected(x), t)
+        expected.cleargrads()
+        loss.backward()
+        alone.update()
+    with Grid(comm, 2) as grid:
+        model, plan, rank = make_model(), Plan([0, 1, 2, 4, 6]), grid.pipeline.rank
+        stages = [model.divide(*plan.range(i)) for i in (rank, rank + 2)]
+        with Pipeline(stages, grid, 2, "looped_bfs", timeout=TIMEOUT) as pipe:
+            optimizers = []
+            for stage in stages:
+                inner = chainer.optimizers.MomentumSGD(0.1)
+                options = {"wire_dtype": wire_dtype, "local_size": 1, "minimum": 0}
+                optimizer = exchanged(inner, grid, pipeline=pipe, **options)
+                optimizers.append(with_decay(optimizer, stage))
+            for batch in batches:
+                pipe.step(*part(grid, batch))
+                for optimizer in optimizers[:: -1 if is_backwards else 1]:
+                    optimizer.update()
+            # Compares the copies.
+            pipe.step(*part(grid, batches[0]))
+        weights = dict(expected.namedparams())
+        tolerance = 1e-5 if wire_dtype == "fp32" else 0.1
+        for stage in stages:
+            for path, param in stage.namedparams():
+                array = weights[path].array
+                assert_close(param.array, array, tolerance, tolerance, path)
+
+
+@pytest.mark.parametrize("is_backwards", [False, True])
+@pytest.mark.parametrize("wire_dtype", ["fp32", "int8"])
+def test_hooks_change_the_mean_of_a_tied_parameter_once(is_backwards, wire_dtype):
+    assert_on_ranks(4, decays_ties_once, is_backwards, wire_dtype)
+
+
 def overflows_on_one(comm):
     """Lets one gradient of four ranks overflow: nobody takes that step."""
     with Grid(comm, 2) as grid:
