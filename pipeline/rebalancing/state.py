@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import chainer
 import numpy as np
 
 from divisible import Divisible
@@ -50,7 +51,7 @@ def wants(stage: Divisible, new: Iterable[int], cuts: Sequence[int]) -> list[Wan
         optimizer's state, which is that of the first of them.
     """
     found = []
-    for each in new:
+    for each in sorted(_names(stage, new)):
         owner = _stage_of(each, cuts)
         found += [Want(f"{kind}{each}/", owner) for kind in (_MODEL, _OPTIMIZER)]
     start, _ = stage.layer_range
@@ -60,6 +61,16 @@ def wants(stage: Divisible, new: Iterable[int], cuts: Sequence[int]) -> list[Wan
             owner = _stage_of(first, cuts)
             found.append(Want(f"{_OPTIMIZER}{path.strip('/')}/", owner))
     return found
+
+
+def _names(stage: Divisible, positions: Iterable[int]) -> set[int]:
+    """Returns the positions in layers' keys: of a link that repeats, the first one."""
+    start, _ = stage.layer_range
+    layers = {position: stage[position - start] for position in positions}
+    return {
+        int(layer.name) if isinstance(layer, chainer.Link) else position
+        for position, layer in layers.items()
+    }
 
 
 def _stage_of(layer: int, cuts: Sequence[int]) -> int:
@@ -121,7 +132,8 @@ def load_layers(
         ValueError: If they are not those of these layers.
     """
     for start, end in _runs(new):
-        found, part = _found(arrays, range(start, end), _MODEL), stage.view(start, end)
+        part = stage.view(start, end)
+        found = _found(arrays, _names(stage, range(start, end)), _MODEL)
         _take_dtypes(part, arrays)
         layer_state.load_model(part, found.below(_MODEL))
         _refuse_differences(found, f"the layers {start} to {end - 1}")

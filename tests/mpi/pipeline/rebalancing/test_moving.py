@@ -11,7 +11,7 @@ from divisible import Divisible, Plan, pop, stash
 from mixed_precision import MixedPrecision, to_float16
 from pipeline import Pipeline, load_snapshot, rebalance, save_snapshot
 from pipeline.command_line.main import main
-from tests.support.equivalence import make_batches, stages_of_rank
+from tests.support.equivalence import assert_close, make_batches, stages_of_rank
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.snapshot_training import state_of
 
@@ -236,3 +236,41 @@ def test_the_timeline_of_a_minibatch_ends_with_the_move(tmp_path):
     result = CliRunner().invoke(main, ["timeline", str(path)])
     assert result.exit_code == 0, result.output
     assert result.output.count("move of layers 4, 5, ") == 1
+
+
+def repeating():
+    """Returns a model in which one link stands at two positions."""
+    np.random.seed(3)
+    again = L.Linear(8, 8)
+    return Divisible(
+        L.Linear(8, 8), F.tanh, again, F.tanh, again, F.tanh, L.Linear(8, 4)
+    )
+
+
+def a_repeated_link_moves(comm):
+    undivided, losses, expected = repeating(), [], []
+    optimizer = chainer.optimizers.Adam(0.01).setup(undivided)
+    for x, t in BATCHES[:N_STEPS]:
+        loss = F.softmax_cross_entropy(undivided(x), t)
+        undivided.cleargrads()
+        loss.backward()
+        optimizer.update()
+        expected.append(float(loss.array))
+    stage = repeating().divide(*Plan([0, 4, 7]).range(comm.rank))
+    optimizer = chainer.optimizers.Adam(0.01).setup(stage)
+    # Both of its positions on one rank, and on two; its first one moves, or its second.
+    moves = [[0, 3, 7], [0, 5, 7], [0, 2, 7], [0, 4, 7], [0, 6, 7], [0, 3, 7]]
+    with Pipeline(stage, comm, 2, timeout=30) as pipe:
+        for (x, t), cuts in zip(BATCHES, [*moves, None]):
+            losses.append(pipe.step(x, t)["loss"])
+            optimizer.update()
+            if cuts is not None:
+                rebalance(pipe, optimizer, cuts, repeating)
+    assert_close(losses, expected, rtol=1e-5)
+    weights = dict(undivided.namedparams())
+    for path, param in stage.namedparams():
+        assert_close(param.array, weights[path].array, 1e-4, 1e-5, path)
+
+
+def test_a_link_at_two_positions_moves_as_it_would_train_undivided():
+    assert_on_ranks(2, a_repeated_link_moves)
