@@ -56,7 +56,8 @@ class PipelineEvaluator(Evaluator):
         progress_bar (bool): Whether the rank of the first stage shows how far it is.
 
     Raises:
-        ValueError: If ``mean`` is neither of the two, or ``at_once`` not positive.
+        ValueError: If ``mean`` is neither of the two, ``at_once`` not positive, or the
+            iterator repeats its data set.
 
     Example:
         >>> import chainer
@@ -90,8 +91,10 @@ class PipelineEvaluator(Evaluator):
     ) -> None:
         if mean not in ("samples", "batches"):
             raise ValueError(f"mean must be 'samples' or 'batches', not {mean!r}")
+        iterators = iterators_of_rank(iterator, pipeline)
+        _check_has_end(iterators["main"], "evaluate")
         super().__init__(
-            iterators_of_rank(iterator, pipeline),
+            iterators,
             {"main": next(iter(pipeline.stages.values()))},
             converter,
             device,
@@ -190,12 +193,7 @@ def predict(
             "a ReplicaIterator has one replica's samples, and outputs of a part are not"
             " those of the data set: give the iterator itself on every replica"
         )
-    # Chainer's have it with or without an underscore.
-    if getattr(iterator, "repeat", getattr(iterator, "_repeat", False)):
-        raise ValueError(
-            f"the {type(iterator).__name__} to predict from repeats its data set, and"
-            f" so has no end: make it with repeat=False"
-        )
+    _check_has_end(iterator, "predict from")
     pipeline.parts.reset_states(of_training=False)
     outputs, sizes = [], []
     for minibatch in _sweep(reader, iterator, _at_once(at_once, pipeline)):
@@ -208,6 +206,16 @@ def predict(
     with chainer.using_device(chainer.backend.get_device_from_array(*outputs[0])):
         columns = concatenate(outputs, sizes, axis)
     return columns[0] if len(columns) == 1 else columns
+
+
+def _check_has_end(iterator: Any, what: str) -> None:
+    """Refuses an iterator that begins again for ever."""
+    # Chainer's have it with or without an underscore.
+    if getattr(iterator, "repeat", getattr(iterator, "_repeat", False)):
+        raise ValueError(
+            f"the {type(iterator).__name__} to {what} repeats its data set, and so has"
+            f" no end: make it with repeat=False"
+        )
 
 
 def _unequal_parts(

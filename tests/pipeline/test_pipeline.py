@@ -153,10 +153,12 @@ def test_prediction_needs_samples():
 @pytest.mark.parametrize(
     "kind", [chainer.iterators.SerialIterator, chainer.iterators.MultithreadIterator]
 )
-def test_prediction_needs_an_end(kind):
+def test_predictions_and_evaluations_need_an_end(kind):
     pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, 2)
     with pytest.raises(ValueError, match=f"{kind.__name__} to predict from repeats"):
         predict(pipe, kind(list(X), 4))
+    with pytest.raises(ValueError, match=f"{kind.__name__} to evaluate repeats"):
+        PipelineEvaluator(kind(list(zip(X, T)), 4), pipe)
 
 
 def test_a_subclass_of_the_updater_may_do_more():
