@@ -268,5 +268,4 @@ class CompressedModel:
 
 def _is_stage(model: chainer.Link) -> bool:
     """Whether other ranks have other layers of the model, or may have."""
-    # Several stages that one optimizer updates are a group of links.
-    return any(getattr(link, "is_stage", False) for link in model.links())
+    return bool(getattr(model, "is_stage", False))
