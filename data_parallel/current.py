@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from mpi4py import MPI
 
 from data_parallel.under_way import UnderWay
-from divisible.communication.communicators import mark_busy, mark_idle
+from divisible.communication.busy import free, mark_busy, mark_idle, mark_left
 from divisible.communication.errors import DisagreementError
 
 
@@ -94,8 +94,7 @@ class Current:
             raise
         except BaseException:
             self.under_way, self._is_broken = None, True
-            # For ever: messages of the others may still come.
-            mark_busy(self._comm)
+            mark_left(self._comm)
             raise
 
     def free(self) -> None:
@@ -105,6 +104,5 @@ class Current:
             RuntimeError: If an exchange has begun and is not finished.
         """
         self.check_over("close it")
-        # After an error the others may not come.
-        if self._comm and not self._is_broken:
-            self._comm.Free()
+        # After an error it stays: the others may not come.
+        free(self._comm)

@@ -6,10 +6,9 @@ import operator
 import socket
 from typing import Any
 
-from mpi4py import MPI
-
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.agreement import agree
+from divisible.communication.busy import free
 from divisible.communication.collectives import all_gather, as_mpi
 from divisible.communication.communicators import announcement, free_dropped, split
 from divisible.communication.roll_call import roll_call
@@ -172,8 +171,7 @@ class Grid:
     def close(self) -> None:
         """Frees ``pipeline`` and ``data``; a call of all ranks."""
         for comm in (self.pipeline, self.data):
-            if comm != MPI.COMM_NULL:
-                comm.Free()
+            free(comm)
 
     def __enter__(self) -> Grid:
         return self

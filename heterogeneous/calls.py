@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.agreement import first_difference
+from divisible.communication.busy import mark_left
 from divisible.communication.collectives import all_gather, wait_for_all
 from divisible.communication.errors import DisagreementError
 from divisible.communication.waiting import never_free
@@ -56,6 +57,9 @@ class Calls:
             self._is_broken = False
             if isinstance(error, Refused):
                 raise error.reason from None
+            raise
+        except BaseException:
+            mark_left(self._comm)
             raise
         self._is_broken = False
 

@@ -12,6 +12,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from divisible.communication.busy import free
 from divisible.communication.collectives import (
     all_gather,
     broadcast,
@@ -267,5 +268,5 @@ class Ranks:
         if self._receiver is not None:
             self._receiver.close()
         if self.n_replicas > 1:
-            self.comm.Free()
-        self.world.Free()
+            free(self.comm)
+        free(self.world)

@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible import Divisible
+from divisible.communication.busy import free
 from divisible.communication.communicators import duplicate
 from divisible.communication.signatures import Tensor
 from divisible.communication.transport import Receiver, Sender, Transport
@@ -189,7 +190,7 @@ class TieExchange:
         for tie in self._ties:
             for receiver in tie.receivers:
                 receiver.close()
-        self._comm.Free()
+        free(self._comm)
 
 
 def _receive(receiver: Receiver, path: str):

@@ -3,8 +3,7 @@
 MPI has some 2,000 communicators, and frees one only on all of its ranks together.
 Python collects what held it on each rank at a time of its own. So when ranks make the
 next one, they tell each other what they hold no longer, and free what no rank holds
-and no message is under way on. MPI gives the place of a freed one to the next, which
-would receive such a message::
+and is not busy (:mod:`divisible.communication.busy`)::
 
     rank 0   A dropped ........... makes B: "A"  ---.
     rank 1   ....... A dropped ... makes B: "A"  ---+--> A is freed, B made
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
+from divisible.communication.busy import is_busy
 from divisible.communication.collectives import wait_for_all
 from divisible.communication.flight_record import EVERYBODY
 from divisible.communication.roll_call import Place, listening, roll_call
@@ -31,8 +31,6 @@ from divisible.communication.waiting import wait
 # By a name that all of its ranks know.
 _held: dict[str, MPI.Comm] = {}
 _dropped: dict[str, MPI.Comm] = {}
-# Those on which messages are under way, by identity.
-_busy: dict[int, MPI.Comm] = {}
 # What is part of a circle of references is dropped only when Python looks for those.
 _N_HELD_TO_COLLECT = 256
 
@@ -148,16 +146,6 @@ def split(
     return _hold(made[0], holder, name)
 
 
-def mark_busy(comm: MPI.Comm) -> None:
-    """Sees that a communicator is not freed while messages are under way on it."""
-    _busy[id(comm)] = comm
-
-
-def mark_idle(comm: MPI.Comm) -> None:
-    """Lets a communicator be freed again."""
-    _busy.pop(id(comm), None)
-
-
 @contextlib.contextmanager
 def _enough_communicators(verb: str) -> Iterator[None]:
     try:
@@ -180,5 +168,5 @@ def _hold(new: MPI.Comm, holder: Any, name: str) -> MPI.Comm:
 
 def _drop(name: str) -> None:
     comm = _held.pop(name)
-    if comm and id(comm) not in _busy:
+    if comm and not is_busy(comm):
         _dropped[name] = comm

@@ -98,6 +98,7 @@ class ParameterSums:
     def _all_gather(self, value: Any) -> list:
         if self._users_comm is None:
             return [value]
+        from divisible.communication.busy import free
         from divisible.communication.collectives import all_gather
         from divisible.communication.communicators import (
             announcement,
@@ -112,13 +113,15 @@ class ParameterSums:
         self._comm = duplicate(comm, self._timeout, self, name, purpose)
         if before is not None:
             # Now, because all ranks are here.
-            before.Free()
+            free(before)
         return [theirs for theirs, _ in said]
 
     def close(self) -> None:
         """Frees the communicator, and forgets the parameters; a call of all ranks."""
         if self._comm is not None:
-            self._comm.Free()
+            from divisible.communication.busy import free
+
+            free(self._comm)
         self._comm = self.paths = None
 
     def positions(self, paths: Sequence[str]) -> np.ndarray:

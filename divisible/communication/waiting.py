@@ -6,6 +6,7 @@ import ctypes
 import time
 from typing import Any, Callable
 
+from divisible.communication.busy import mark_left
 from divisible.communication.errors import StallError
 from divisible.communication.flight_record import (
     BEGIN,
@@ -51,7 +52,8 @@ def wait(
         waiting_for: Says what is awaited and from whom, for the error message; where it
             is something of all ranks, what they are to do, such as ``'to save'``.
         watch: Called after each answer that is not true; may raise to end the wait.
-        place (Place or None): Whom to ask who is missing.
+        place (Place or None): Whom to ask who is missing. Its communicator is never
+            freed if the wait ends with an error.
 
     Raises:
         StallError: If the time is over. Time in which the process is suspended does not
@@ -61,6 +63,8 @@ def wait(
         return _poll(test, timeout, waiting_for, watch, place)
     except BaseException:
         _abandoned.append(test)
+        if place is not None:
+            mark_left(place.comm)
         raise
 
 

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from divisible.communication.errors import StallError
 from heterogeneous import RectangularMLP, rectangular_partition
@@ -78,6 +79,12 @@ def no_mean(comm):
         mlp.step(*data())
     with pytest.raises(RuntimeError, match="an earlier call failed on rank"):
         mlp.step(*data())
+    mlp.close()
+    with pytest.raises(RuntimeError, match="an earlier call failed on rank"):
+        mlp.gather()
+    # Messages of that call may still come.
+    assert mlp.comm != MPI.COMM_NULL
+    mlp = make(comm, 30)
     mlp.close()
     with pytest.raises(RuntimeError, match="this network is closed"):
         mlp.gather()
