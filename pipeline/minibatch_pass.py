@@ -70,6 +70,9 @@ class MinibatchPass:
         self._early_updates = EarlyUpdates(ranks)
         self.record: Record | None = None
         self.n_steps = 0
+        # By replica, of how many samples the states are that layers carry in training;
+        # 0 where nothing is known.
+        self._n_carried = [0] * ranks.n_replicas
 
     def lay_out(self, parts: Parts) -> None:
         """Passes minibatches through these parts from now on."""
@@ -111,6 +114,10 @@ class MinibatchPass:
             parts.finish(scale, self.results.correction)
             self._early_updates.end()
             self.n_steps += 1
+            if self._ranks.calls.carriers:
+                # States of samples that this minibatch did not have are kept.
+                seen = zip(self._n_carried, self._ranks.calls.n_samples)
+                self._n_carried = [max(counts) for counts in seen]
         return result
 
     def evaluate(self, program: RankProgram, x: Any, t: Any) -> dict[str, float]:
@@ -127,9 +134,28 @@ class MinibatchPass:
             results = self._run(program, self._start(program, x, has_loss=False))
             return self.results.share_outputs(results, axis, self._device)
 
+    def reset_states(self) -> None:
+        """Lets layers begin anew that carry a state, in training and evaluation."""
+        self._parts.reset_states(of_training=True)
+        self._n_carried = [0] * self._ranks.n_replicas
+
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Reads or writes how many steps there were."""
+        """Reads or writes how many steps there were, and samples with a state."""
         self.n_steps = int(serializer("n_steps", self.n_steps))
+        if not isinstance(serializer, chainer.Deserializer):
+            if any(self._n_carried):
+                serializer("n_carried", np.array(self._n_carried))
+            return
+        n_replicas = self._ranks.n_replicas
+        try:
+            saved = serializer("n_carried", None)
+        except KeyError:
+            # No layer carried a state, or an earlier version has saved it.
+            saved = [0] * n_replicas
+        if len(saved) != n_replicas:
+            # Each replica gets an equal share of the states.
+            saved = [sum(saved) // n_replicas] * n_replicas
+        self._n_carried = [int(n) for n in saved]
 
     def _start(
         self,
@@ -142,7 +168,8 @@ class MinibatchPass:
         """Cuts a minibatch where it is read, and begins to compare the call."""
         cut = self._feed.read(program.n_microbatches, x, t, has_loss)
         reports = has_loss and self.results.are_expected
-        carried = self._parts.carried(chainer.config.enable_backprop)
+        n_carried = self._n_carried[self._ranks.replica]
+        carried = self._parts.carried(chainer.config.enable_backprop, n_carried)
         calls = self._ranks.calls
         calls.start(*cut.n_samples, reports, carried=carried, **said)
         if calls.carriers and self._ranks.rank == self._ranks.first:

@@ -111,13 +111,15 @@ class Parts(NamedTuple):
         for stage in self.stages.values():
             stage.carried.reset(of_training)
 
-    def carried(self, trains: bool) -> tuple[int, str] | None:
+    def carried(self, trains: bool, n_trained: int) -> tuple[int, str] | None:
         """Returns of how many samples states are; see :meth:`.CarriedRows.fewest`.
 
         Args:
             trains (bool): Whether it is a step of training.
+            n_trained (int): Of how many those of training are, as far as is known.
         """
-        fewest = (stage.carried.fewest(trains) for stage in self.stages.values())
+        carried = [stage.carried for stage in self.stages.values()]
+        fewest = (rows.fewest(trains, n_trained) for rows in carried)
         return min(filter(None, fewest), default=None)
 
     def close(self) -> None:

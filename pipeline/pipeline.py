@@ -308,7 +308,7 @@ class Pipeline:
         """
         with self._call("reset"):
             self._calls.compare()
-            self.parts.reset_states(of_training=True)
+            self._pass.reset_states()
 
     def global_hooks(self, optimizer: Any) -> None:
         """Lets the hooks of optimizers see the whole model, as in serial training.

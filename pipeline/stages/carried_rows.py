@@ -75,7 +75,8 @@ class CarriedRows:
         self._sizes: dict[int, int] = {}
         self._after: dict[int, dict[int, Any]] = {}
         # Rows for each sample of x: layers between may have put samples together, or
-        # apart. It is known of the first stage, and of others after a call.
+        # apart. It is known of the first stage, and of others after a call with these
+        # layers.
         self._per_sample = Fraction(1) if layers.layer_range[0] == 0 else None
         # Other ranks have no name for what was declared when the model had been cut.
         self._named = frozenset(layers.carried_states)
@@ -85,18 +86,20 @@ class CarriedRows:
         if n_inputs > 0 and self._sizes:
             self._per_sample = Fraction(sum(self._sizes.values()), n_inputs)
 
-    def fewest(self, trains: bool) -> tuple[int, str] | None:
+    def fewest(self, trains: bool, n_trained: int = 0) -> tuple[int, str] | None:
         """Returns of how many samples of ``x`` the next minibatch may be at most.
 
         Args:
             trains (bool): Whether it is a step of training.
+            n_trained (int): Of how many samples of ``x`` the states of training were
+                when other stages had these layers, or another run; 0 if not known.
 
         Returns:
             tuple or None: With the path of a link whose state is of so many, one of
             the model's ``carried_states``. ``None`` if all layers begin anew, or it is
             not known.
         """
-        if self._per_sample is None:
+        if self._per_sample is None and not (trains and n_trained):
             return None
         if not trains and not self._trains:
             self.finish()
@@ -105,8 +108,12 @@ class CarriedRows:
             kept = self._kept(i) if trains else self._evaluated.get(i)
             path = state.path.rpartition(".")[0]
             if kept is not None and path in self._named:
-                found.append((kept.shape[state.axis] // self._per_sample, path))
+                found.append((self._n_samples(kept.shape[state.axis], n_trained), path))
         return min(found, default=None)
+
+    def _n_samples(self, n_rows: int, n_trained: int) -> int:
+        """Returns how many samples of ``x`` rows of a state are of."""
+        return n_trained if self._per_sample is None else n_rows // self._per_sample
 
     def begin(self, trains: bool) -> None:
         """Begins a minibatch.

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from chainer.datasets import TupleDataset
 from chainer.iterators import SerialIterator
+from chainer.serializers import DictionarySerializer, NpzDeserializer
+from mpi4py import MPI
 
 from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible, carry_state, deferred_init
@@ -233,8 +235,6 @@ def mixes(comm, n_replicas):
         optimizer.update()
     stage = to_float16(model_of().divide())
     optimizer = MixedPrecision(chainer.optimizers.Adam(0.05)).setup(stage)
-    from mpi4py import MPI
-
     with Pipeline(stage, MPI.COMM_SELF, 2, loss_scale=optimizer.loss_scale) as pipe:
         found = []
         for x, t in batches:
@@ -337,23 +337,69 @@ def test_a_larger_minibatch_is_refused_on_all_ranks(n_ranks, call):
     assert_on_ranks(n_ranks, refuses, call)
 
 
-def refuses_after_a_snapshot(comm, folder):
+def refuses_after_a_snapshot(comm, folder, n_between):
     run = Run(comm, 2)
     if comm.size == 1:
         run.steps(minibatches(1, 4))
         save_snapshot(folder, run.pipe, run.optimizers)
         return
     load_snapshot(folder, run.pipe, run.optimizers)
-    # What rows of the second stage are of x is not known yet.
-    run.steps(minibatches(1, 3))
+    run.steps(minibatches(n_between, 3))
     with pytest.raises(DisagreementError, match=LARGER):
         run.steps(minibatches(1, 8))
     assert not done_in_last_call()
 
 
-def test_a_larger_minibatch_is_refused_after_a_snapshot(tmp_path):
-    for n_ranks in (1, 2):
-        assert_on_ranks(n_ranks, refuses_after_a_snapshot, str(tmp_path / "a"))
+@pytest.mark.parametrize("n_between", [0, 1])
+def test_a_larger_minibatch_is_refused_after_a_snapshot(n_between, tmp_path):
+    # Of three ranks the first has no layer with a state.
+    for n_ranks in (1, 3):
+        folder = str(tmp_path / "a")
+        assert_on_ranks(n_ranks, refuses_after_a_snapshot, folder, n_between)
+
+
+def refuses_after_a_move(comm):
+    run = Run(comm, 2)
+    run.steps(minibatches(1, 4))
+    rebalance(run.pipe, run.optimizers, [0, 1, 5], model_of)
+    with pytest.raises(DisagreementError, match=LARGER):
+        run.steps(minibatches(1, 8))
+    assert not done_in_last_call()
+
+
+def test_a_larger_minibatch_is_refused_where_layers_have_moved():
+    assert_on_ranks(2, refuses_after_a_move)
+
+
+def begins_anew(comm, folder):
+    run = Run(comm, 2)
+    if comm.size == 1:
+        run.steps(minibatches(1, 4))
+        save_snapshot(folder, run.pipe, run.optimizers)
+        return
+    load_snapshot(folder, run.pipe, run.optimizers)
+    run.pipe.reset_states()
+    run.steps(minibatches(1, 8))
+    assert {len(link.carried_h) for link in cells(run.stages)} <= {8}
+
+
+def test_after_a_reset_a_larger_minibatch_begins_anew(tmp_path):
+    for n_ranks in (1, 3):
+        assert_on_ranks(n_ranks, begins_anew, str(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("saved, loaded", [([4, 3], 7), ([5], 5), (None, None)])
+def test_samples_of_all_replicas_that_there_were_are_this_ones(saved, loaded):
+    with Pipeline(model_of().divide(), MPI.COMM_SELF, 2) as pipe:
+        pipe.step(*next(minibatches(1, 8)))
+        read = {"n_steps": np.array(1)}
+        if saved is not None:
+            read["n_carried"] = np.array(saved)
+        pipe.serialize(NpzDeserializer(read))
+        written = DictionarySerializer()
+        pipe.serialize(written)
+    # Earlier versions have not saved any.
+    assert written.target.get("n_carried") == loaded
 
 
 def refuses_in_one_replica(comm):

@@ -131,12 +131,15 @@ def test_samples_are_those_of_x_where_a_stage_has_two_rows_for_each():
     minibatch(rows, link, [4, 2])
     # What came before the layers there put together, only a whole call shows.
     assert rows.fewest(trains=True) is None
+    # Unless it is known from when other stages had them, or another run.
+    assert rows.fewest(trains=True, n_trained=3) == (3, "/1")
+    assert rows.fewest(trains=False, n_trained=3) is None
     rows.begin(True)
     with rows.carried(0, 4):
         link(np.zeros((4, 2), "f"))
     rows.saw(2)
     rows.finish()
-    assert rows.fewest(trains=True) == (3, "/1")
+    assert rows.fewest(trains=True, n_trained=2) == (3, "/1")
 
 
 def test_what_is_declared_once_the_model_is_cut_is_not_told():
