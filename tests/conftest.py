@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from divisible.communication.flight_files import VARIABLE
-from tests.support.processes import Launching, left_behind
+from tests.support.processes import ROOT, Launching, left_behind
 from tests.support.ranks import close_shared_ranks
 
 # Whether a change lands must depend neither on luck nor on what else the machine does:
@@ -64,6 +64,20 @@ def _no_flight_records_left_behind():
         os.environ[VARIABLE] = folder
         yield
         del os.environ[VARIABLE]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_folders_left_behind():
+    """Sees that no test lets a trainer make its folder in the checkout."""
+    before = _empty_folders()
+    yield
+    left = _empty_folders() - before
+    assert not left, f"a test has made {left} in {ROOT}: give it tmp_path or os.devnull"
+
+
+def _empty_folders():
+    folders = (path for path in ROOT.iterdir() if path.is_dir())
+    return {path.name for path in folders if not any(path.iterdir())}
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,5 +1,6 @@
 """Replicas train as one: as a serial script on all their samples."""
 
+import os
 import warnings
 
 import chainer
@@ -92,7 +93,8 @@ def trained_by_trainer(comm, model, make_optimizer, batches, sizes):
         samples, sizes[comm.rank], shuffle=False
     )
     optimizer = make_optimizer(model)
-    trainer = Trainer(StandardUpdater(iterator, optimizer), (N_STEPS, "iteration"))
+    updater = StandardUpdater(iterator, optimizer)
+    trainer = Trainer(updater, (N_STEPS, "iteration"), out=os.devnull)
     shift = extensions.ExponentialShift("lr", 0.5, optimizer=optimizer)
     trainer.extend(shift, trigger=(3, "iteration"))
     trainer.run()

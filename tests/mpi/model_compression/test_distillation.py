@@ -1,5 +1,7 @@
 """A pipeline whose model learns from a teacher in another pipeline."""
 
+import os
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -88,7 +90,7 @@ def learns_as_serially(comm, cuts, schedule, of_teacher):
         iterator = chainer.iterators.SerialIterator(data, BATCH, shuffle=False)
         updater = Taught(iterator, optimizers, pipe)
         updater.teacher = teacher
-        trainer = Trainer(updater, (N_STEPS, "iteration"), out="unused")
+        trainer = Trainer(updater, (N_STEPS, "iteration"), out=os.devnull)
         trainer.extend(Compress(PLAN, optimizers))
         trainer.run()
         again = chainer.iterators.SerialIterator(data, 16, repeat=False, shuffle=False)

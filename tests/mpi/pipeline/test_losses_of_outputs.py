@@ -1,5 +1,7 @@
 """Losses that take no targets, on any cut, equal to the serial script's."""
 
+import os
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -116,7 +118,7 @@ def trained_by_a_trainer(comm, n_pipeline):
             iterators = make(data, 8, shuffle=False), make(data, 8, False, False)
             iterators = tuple(ReplicaIterator(each, grid) for each in iterators)
         updater = PipelineUpdater(iterators[0], optimizer, pipe, label_key=None)
-        trainer = Trainer(updater, (6, "iteration"), out="unused")
+        trainer = Trainer(updater, (6, "iteration"), out=os.devnull)
         evaluator = PipelineEvaluator(iterators[1], pipe, label_key=None)
         seen = []
         trainer.extend(evaluator, trigger=(6, "iteration"))
