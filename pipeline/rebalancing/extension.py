@@ -16,7 +16,11 @@ from divisible.planning.profile import Profile
 from divisible.planning.units import format_seconds
 from pipeline.pipeline import Pipeline
 from pipeline.rebalancing.decisions import Decision, check_thresholds, decide_cuts
-from pipeline.rebalancing.layer_costs import LayerCosts, change_in_words
+from pipeline.rebalancing.layer_costs import (
+    LayerCosts,
+    SaidOfLayers,
+    change_in_words,
+)
 from pipeline.rebalancing.log import LoggedCheck
 from pipeline.rebalancing.moving import Moved, rebalance
 from pipeline.rebalancing.shares import MeasuredShares
@@ -36,6 +40,9 @@ LOG_NAME = "rebalancing.jsonl"
 _WARM_UP = 3
 # The minibatches of so many checks say how fast a host is, if they are like the newest.
 _CHECKS_KEPT = 4
+# What layers cost that have become others, no fewer minibatches say than this part of
+# those between two checks, and than so many.
+_SHARE_OF_OTHERS, _FEWEST_OF_OTHERS = 0.5, 2
 
 
 class Rebalance(training.Extension):
@@ -51,8 +58,10 @@ class Rebalance(training.Extension):
     A profile says what each layer costs. Without one the first minibatches do, as far
     as they show it: a stage's time is divided among its layers as that of their
     forwards. What layers hold is not known then, but before a move every rank looks
-    whether there is room. Where parameters have other sizes than at the check before,
-    as when channels are taken away, the next minibatches show what layers cost now.
+    whether there is room. Where parameters get other sizes, as when channels are taken
+    away, the minibatches after that show what layers cost now. If at a check these are
+    fewer than half of ``every``, it waits until they are as many. So layers that become
+    others again and again move as well, unless they do so more often than that.
 
     On a grid all replicas keep one cut, for the slowest rank of each place. Where the
     :class:`~data_parallel.ReplicaIterator` of a replica has ``shares='measured'``, its
@@ -131,7 +140,8 @@ class Rebalance(training.Extension):
         }
         self._costs, self._speeds = LayerCosts(profile), ()
         self._times = StageTimes(_CHECKS_KEPT * every)
-        self._n_seen, self._shares = 0, MeasuredShares()
+        self._n_seen, self._next_check = 0, self._round_after(_WARM_UP)
+        self._shares = MeasuredShares()
         self._cut_trial, self._share_trial = ChangesOnTrial(), ChangesOnTrial()
         self._predicted: float | None = None
         self.moves: list[Moved] = []
@@ -140,17 +150,22 @@ class Rebalance(training.Extension):
         """Looks at a minibatch; after some of them it decides, and may move layers."""
         pipe = trainer.updater.pipeline
         self._n_seen += 1
-        if self._n_seen == 1:
-            # Now also layers that are sized by their first input have sizes.
-            said = pipe.gather(self._costs.said(pipe.stages.values()), "rebalance")
-            self._costs.changed(said)
-        if self._n_seen == _WARM_UP and self._costs.profile is None:
-            self._costs.watch()
-        if self._n_seen > _WARM_UP:
+        # Since the first minibatch also layers that are sized by it have sizes.
+        if self._costs.look(pipe.stages.values()):
+            # This minibatch may have been one of the layers before.
+            self._times.clear()
+        elif self._n_seen > _WARM_UP:
             n_samples = pipe.ranks.calls.n_samples[pipe.ranks.replica]
             self._times.note(pipe.record, n_samples)
-        if self._n_seen > _WARM_UP and self._n_seen % self._every == 0:
+        if self._n_seen == _WARM_UP and self._costs.are_open:
+            self._costs.watch()
+        if self._n_seen == self._next_check:
+            self._next_check = self._round_after(self._n_seen)
             self._check(trainer, pipe)
+
+    def _round_after(self, n_seen: int) -> int:
+        """Returns the next minibatch at which there usually is a check."""
+        return (n_seen // self._every + 1) * self._every
 
     def initialize(self, trainer: Any) -> None:
         """Tells an iterator that its shares are measured; called by the trainer.
@@ -173,13 +188,12 @@ class Rebalance(training.Extension):
         self._costs.close()
 
     def _check(self, trainer: Any, pipe: Pipeline) -> None:
-        of_layers = self._costs.said(pipe.stages.values())
-        mine = self._times.seen(), of_layers, socket.gethostname()
+        mine = self._times.seen(), self._costs.said(), socket.gethostname()
         seen, said, hosts = zip(*pipe.gather(mine, "rebalance"))
-        changed = self._costs.changed(said)
-        if changed:
-            self._measure_anew(trainer, pipe, changed)
-            return
+        if self._measure_anew(trainer, pipe, said, seen):
+            if self._is_too_early():
+                return
+            seen = pipe.gather(self._times.seen(), "rebalance")
         if None in seen:
             # A replica has had no sample yet.
             return
@@ -203,6 +217,8 @@ class Rebalance(training.Extension):
             optimizers = list(trainer.updater.get_all_optimizers().values())
             moved = rebalance(pipe, optimizers, choice.target, self._build)
             self.moves.append(moved)
+            # They may become others before the next minibatch has ended.
+            self._costs.look(pipe.stages.values())
         slowest = slowest_ranks(loaded, [place for _, place in places])
         check = LoggedCheck(
             trainer.updater.iteration,
@@ -226,17 +242,36 @@ class Rebalance(training.Extension):
         is_tried = moved is not None and not choice.goes_back
         self._predicted = decision.new_step_seconds if is_tried else None
 
-    def _measure_anew(self, trainer: Any, pipe: Pipeline, changed: list[int]) -> None:
-        """Lets the next minibatches show what layers cost that have become others."""
-        self._costs.measure_anew(changed, self._speeds)
-        # They, and what was predicted, are of the layers that there were.
-        self._times.clear()
+    def _measure_anew(
+        self,
+        trainer: Any,
+        pipe: Pipeline,
+        said: Sequence[SaidOfLayers],
+        seen: Sequence[Seen | None],
+    ) -> bool:
+        """Forgets what is of layers that have become others; says whether some have.
+
+        The times that stay are of minibatches since then, equally many on all ranks.
+        """
+        changed = self._costs.measure_anew(said, self._speeds)
+        if not changed:
+            return False
+        self._times.keep_last(min(0 if s is None else s.n_minibatches for s in seen))
         self._predicted = None
         self._cut_trial.forget()
         self._share_trial.forget()
         if self._log and pipe.ranks.is_chief:
             iteration = trainer.updater.iteration
             print(f"iteration {iteration}: {change_in_words(changed)}", flush=True)
+        return True
+
+    def _is_too_early(self) -> bool:
+        """Puts the check off where too few minibatches are of the layers there are."""
+        needed = max(_FEWEST_OF_OTHERS, int(_SHARE_OF_OTHERS * self._every))
+        missing = needed - len(self._times)
+        if missing > 0:
+            self._next_check = min(self._next_check, self._n_seen + missing)
+        return missing > 0
 
     def _set_shares(
         self, trainer: Any, pipe: Pipeline, seen: Sequence[Seen], step_seconds: float

@@ -3,17 +3,20 @@
 A stage that takes longer than the others is on a slow host, or has more work. Which of
 both it is the profile tells, as long as it is of the layers that there are. Layers may
 become others while they train: channels that are taken away make them smaller. That
-shows in the sizes of their parameters, and their costs are measured anew::
+shows in the sizes of their parameters, after each minibatch to the rank that has them,
+and their costs are measured anew::
 
-    check    1         2         3                   4
-    layers   as ever   as ever   have other sizes    as at 3
-    costs    measured  -         are watched         measured; layers may move
+    minibatch    20      21 ... 26          27 ... 39      40
+    layers       as ever                    have other sizes
+    their rank   -       -      sees it     watches them   -
+    all ranks    check   -      -           -              check: costs are measured by
+                                                           27 to 40; layers may move
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -32,11 +35,11 @@ class SaidOfLayers(NamedTuple):
 
     Attributes:
         forwards: By position the seconds of forwards, while layers are watched.
-        sizes: By position the bytes of parameters.
+        changed: The positions of those that have become others since the last check.
     """
 
     forwards: Mapping[int, float]
-    sizes: Mapping[int, int]
+    changed: Collection[int]
 
 
 class LayerCosts:
@@ -54,8 +57,10 @@ class LayerCosts:
         self.profile = profile
         self._watching = ExitStack()
         self._forwards: dict[int, float] = {}
+        # Of this rank's layers, and which have become others since the last check.
         self._sizes: dict[int, int] = {}
-        # Those that have become others, and how fast the ranks were then.
+        self._changed: set[int] = set()
+        # Those of all ranks that are not measured yet, and how fast the ranks were.
         self._others: set[int] = set()
         self._speeds: Sequence[float] = ()
 
@@ -68,31 +73,54 @@ class LayerCosts:
         """Stops to look."""
         self._watching.close()
 
-    def said(self, stages: Iterable[Divisible]) -> SaidOfLayers:
-        """Returns what this rank, with these stages, says of its layers."""
-        return SaidOfLayers(self._forwards, sizes_of(stages))
+    @property
+    def are_open(self) -> bool:
+        """Whether this rank's layers are to be watched."""
+        return self.profile is None or bool(self._changed)
 
-    def changed(self, said: Sequence[SaidOfLayers]) -> list[int]:
-        """Returns the layers whose parameters have other sizes than at the last look.
+    def look(self, stages: Iterable[Divisible]) -> bool:
+        """Looks whether layers of this rank have become others, and then watches them.
+
+        To be called after each minibatch, and after moves. It costs some microseconds
+        for each layer.
+
+        Args:
+            stages: Of this rank.
+
+        Returns:
+            bool: Whether parameters have other sizes than at the last look.
+        """
+        sizes = sizes_of(stages)
+        before, self._sizes = self._sizes, sizes
+        changed = {i for i in sizes if sizes[i] != before.get(i, sizes[i])}
+        self._changed |= changed
+        if changed:
+            self.watch()
+        return bool(changed)
+
+    def said(self) -> SaidOfLayers:
+        """Returns what this rank says of its layers at a check."""
+        return SaidOfLayers(self._forwards, sorted(self._changed))
+
+    def measure_anew(
+        self, said: Sequence[SaidOfLayers], speeds: Sequence[float]
+    ) -> list[int]:
+        """Takes note of layers that have become others since the last check.
 
         Args:
             said: By all ranks.
-        """
-        sizes = {i: n for theirs in said for i, n in theirs.sizes.items()}
-        before, self._sizes = self._sizes, sizes
-        return sorted(i for i in sizes if sizes[i] != before.get(i, sizes[i]))
-
-    def measure_anew(self, changed: Iterable[int], speeds: Sequence[float]) -> None:
-        """Begins to measure layers that have become others.
-
-        Args:
-            changed: Their positions.
             speeds: Of the ranks, relative to the profile, as they were before; empty if
                 they are not known. A host does not become another with its layers.
+
+        Returns:
+            list: Their positions.
         """
-        self._others |= set(changed)
-        self._speeds = speeds
-        self.watch()
+        self._changed = set()
+        changed = set().union(*(theirs.changed for theirs in said))
+        if changed:
+            self._others |= changed
+            self._speeds = speeds
+        return sorted(changed)
 
     def measured(
         self,

@@ -27,6 +27,11 @@ class Seen(NamedTuple):
     step_seconds: float
     n_samples: float
 
+    @property
+    def n_minibatches(self) -> int:
+        """How many minibatches the times are of."""
+        return min(map(len, self.of_stages.values()))
+
 
 class StageTimes:
     """The seconds that each of a rank's stages was busy in the last minibatches.
@@ -87,6 +92,12 @@ class StageTimes:
         self._rows.clear()
         self._spans.clear()
         self._sizes.clear()
+
+    def keep_last(self, n: int) -> None:
+        """Forgets all minibatches but the last ``n``."""
+        for each in (self._rows, self._spans, self._sizes):
+            while len(each) > n:
+                each.popleft()
 
     def seen(self) -> Seen | None:
         """Returns what is known by now; ``None`` if no minibatch is kept."""

@@ -44,6 +44,10 @@ def test_a_step_lasts_until_its_last_action():
     n = len(program.operations)
     assert times.seen().step_seconds == 1.25 * n - 0.25
     assert times.seen().n_samples == 4
+    assert times.seen().n_minibatches == 4
+    times.keep_last(2)
+    assert times.seen().n_minibatches == 2
+    assert times.seen().of_stages == {0: [30.0, 1.0], 2: [30.0, 1.0]}
     times.clear()
     assert times.seen() is None
 

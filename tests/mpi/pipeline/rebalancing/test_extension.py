@@ -18,6 +18,7 @@ from pipeline import (
     load_snapshot,
     snapshot,
 )
+from pipeline.rebalancing.log import read_log
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.snapshot_training import state_of
@@ -142,3 +143,62 @@ def test_a_step_is_told_in_the_seconds_of_a_whole_minibatch(tmp_path):
     for line in lines:
         assert json.loads(line)["step_seconds"] == pytest.approx(5 * 2 * 6 * SECONDS)
     assert len(lines) == 5
+
+
+class Bottleneck(chainer.Link):
+    def __init__(self, width):
+        super().__init__()
+        with self.init_scope():
+            self.W = chainer.Parameter(chainer.initializers.Normal(), (width, 6))
+
+    def forward(self, x):
+        return F.matmul(F.tanh(F.matmul(x, self.W, transb=True)), self.W)
+
+    def narrow(self, width):
+        self.W.cleargrad()
+        self.W.array = self.W.array[:width]
+
+
+def layers_shrink_at_each_check(comm, out):
+    n_shrinking, widths = 4, [12] * 8
+
+    def build():
+        return Divisible(*map(Bottleneck, widths))
+
+    @chainer.training.make_extension(trigger=(EVERY, "iteration"), priority=1100)
+    def shrink(trainer):
+        widths[:n_shrinking] = [widths[0] - 3] * n_shrinking
+        for i, layer in enumerate(stage, stage.layer_range[0]):
+            layer.narrow(widths[i])
+
+    def cost(stage):
+        return sum(widths[i] / 12 for i in range(*stage.layer_range))
+
+    np.random.seed(1)
+    stage = build().divide(*Plan.uniform(8, 2).range(comm.rank))
+    optimizer = chainer.optimizers.SGD(0.01).setup(stage)
+    a_layer = LayerCost(SECONDS, SECONDS / 2, SECONDS / 2)
+    watch = Rebalance(build, every=EVERY, profile=Profile([a_layer] * 8, n_samples=2))
+    with Pipeline(stage, comm, 4, timeout=30) as pipe:
+        iterator = None
+        if pipe.is_first:
+            ((x, t),) = make_batches([40], n_classes=6)
+            data = chainer.datasets.TupleDataset(x, t)
+            iterator = chainer.iterators.SerialIterator(data, 8)
+        updater = PipelineUpdater(iterator, optimizer, pipe)
+        trainer = Trainer(updater, (3 * EVERY + 2, "iteration"), out=out)
+        for each in (shrink, Clock(0, 0, 0, cost), watch):
+            trainer.extend(each)
+        trainer.run()
+    # At first both stages cost as much; what shrinks is in the first one.
+    assert watch.moves[0].layers == (4,)
+    if comm.rank == 0:
+        checks = read_log(f"{out}/rebalancing.jsonl")
+        # Two minibatches after each of those where layers have shrunk.
+        assert [check.iteration for check in checks] == [7, 12, 17]
+        assert checks[0].moved and checks[0].speeds == pytest.approx([1, 1])
+
+
+def test_layers_that_shrink_at_each_check_are_balanced_all_the_same(tmp_path):
+    output = assert_on_ranks(2, layers_shrink_at_each_check, str(tmp_path))
+    assert output.count("have other sizes than before, from layer 0 to layer 3") == 3
