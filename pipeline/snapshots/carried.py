@@ -10,7 +10,6 @@ The samples of a minibatch are those of replica 0, then those of replica 1, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from divisible.carried_state import carrying, declared, place_of
 from pipeline.ranks import Ranks
 from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.serializers import is_none
 
 
 def load_shares(
@@ -39,7 +39,8 @@ def load_shares(
         for name, axis in declared(link).items():
             key = f"{path}/{place_of(name)}".lstrip("/")
             parts = [arrays[key] for arrays in replicas if key in arrays]
-            if len(parts) < len(replicas) or any(_is_nothing(part) for part in parts):
+            # A replica that had nothing to carry has nothing for others either.
+            if len(parts) < len(replicas) or any(map(is_none, parts)):
                 continue
             rows = np.concatenate(parts, axis)
             if rows.shape[axis] % ranks.n_replicas:
@@ -51,7 +52,3 @@ def load_shares(
             if not is_dry_run:
                 share = np.split(rows, ranks.n_replicas, axis)[ranks.replica]
                 setattr(link, place_of(name), link.device.send(share))
-
-
-def _is_nothing(array: Any) -> bool:
-    return array.dtype == object
