@@ -28,11 +28,7 @@ from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile
 from divisible.planning.setting import Setting
 from divisible.planning.shared_memory import check_memory, fastest_that_fits
-from divisible.planning.unequal_replicas import (
-    microbatches_of_largest,
-    parts_by_speed,
-    relative_loads,
-)
+from divisible.planning.unequal_replicas import parts_by_speed
 from divisible.schedules.absences import absences
 from divisible.schedules.catalogue import create
 from divisible.schedules.recomputation import recompute
@@ -348,22 +344,14 @@ class Configurations:
     ) -> Setting:
         replicas, n_ranks, _, name, m, checkpoint, hold_in, streamed = configuration
         exchange = self.wire.exchange(replicas, self.profiles[-1])
-        # The first microbatches are the largest.
-        sizes = microbatches_of_largest(parts, self.batch, replicas, m)
-
-        def sized(size: int) -> Profile:
-            return self._at(size, exchange, streamed, m)
-
-        loads = None
-        if parts is not None:
-            loads = relative_loads(parts, m, lambda n: sized(n).seconds)
         setting = Setting.of(
             _create(name, configuration.n_stages, m, n_ranks, checkpoint),
-            [sized(size) for size in sizes],
+            lambda size: self._at(size, exchange, streamed, m),
+            self.batch,
+            parts,
             self.network,
             self._speeds(configuration).reshape(-1),
             exchange,
-            loads,
         )
         on_disk = (True,) * n_ranks if hold_in == "disk" else None
         return setting._replace(disk=self.disk, on_disk=on_disk)
@@ -372,8 +360,8 @@ class Configurations:
         self,
         size: int,
         exchange: GradientExchange | None,
-        streamed: tuple[int, ...] = (),
-        n_microbatches: int = 1,
+        streamed: tuple[int, ...],
+        n_microbatches: int,
     ) -> Profile:
         key: tuple = size, exchange is not None
         if streamed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,6 @@ from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, check_layers
 from divisible.planning.setting import Setting
 from divisible.planning.shares import integer_shares
-from divisible.planning.unequal_replicas import microbatches_of_largest, relative_loads
 from divisible.schedules.catalogue import create
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
@@ -71,7 +71,6 @@ def predict(
     m, parts = plan.n_microbatches, None
     if plan.shares is not None:
         parts = integer_shares(plan.shares, batch)
-    sizes = microbatches_of_largest(parts, batch, plan.replicas, m)
     n_ranks = plan.n_stages // plan.stages_per_rank
     wire = Wire(plan.wire_dtype or Wire().dtype, plan.error_feedback, coding)
     exchange = wire.exchange(plan.replicas, profiles[-1])
@@ -80,30 +79,27 @@ def predict(
         raise ValueError(
             "the plan puts something on disk: say how fast that is, with disk="
         )
-    sized = {
-        size: streamed_profile(
-            interpolate(profiles, size),
-            plan.streamed,
-            disk,
-            m,
-            has_replicas=exchange is not None,
+
+    @functools.cache
+    def sized(size: int) -> Profile:
+        profile = interpolate(profiles, size)
+        has_replicas = exchange is not None
+        profile = streamed_profile(
+            profile, plan.streamed, disk, m, has_replicas=has_replicas
         )
-        for size in set(sizes)
-    }
-    if exchange is not None:
-        sized = {size: exchange.with_residuals(one) for size, one in sized.items()}
+        return exchange.with_residuals(profile) if has_replicas else profile
+
     setting = Setting.of(
         recompute(
             create(plan.schedule, plan.n_stages, plan.n_microbatches, n_ranks),
             plan.checkpoint,
         ),
-        [sized[size] for size in sizes],
+        sized,
+        batch,
+        parts,
         Network() if network is None else network,
         spread_speeds(speeds, plan.replicas * n_ranks),
         exchange,
-        None
-        if parts is None
-        else relative_loads(parts, m, lambda n: interpolate(profiles, n).seconds),
     )
     if holds:
         on_disk = [place == "disk" for place in plan.hold_in]

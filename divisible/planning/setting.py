@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from divisible.planning.machine import (
 )
 from divisible.planning.memory import StageCosts, rank_bytes, stage_costs
 from divisible.planning.profile import Profile
+from divisible.planning.unequal_replicas import microbatches_of_largest, relative_loads
 from divisible.schedules.costs import Costs
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import simulate
@@ -54,32 +55,38 @@ class Setting(NamedTuple):
     def of(
         cls,
         schedule: Schedule,
-        profiles: Sequence[Profile],
+        sized: Callable[[int], Profile],
+        batch: int,
+        parts: Sequence[int] | None,
         network: Network,
         speeds: np.ndarray,
         exchange: GradientExchange | None,
-        loads: np.ndarray | None = None,
     ) -> Setting:
         """Reckons for each place in the pipeline with the slowest replica there.
 
         Args:
             schedule: As of the class.
-            profiles: Likewise.
+            sized: Returns the profile of a microbatch with so many samples, with all
+                that a rank spends on it.
+            batch: Samples of a minibatch.
+            parts: Those of each replica; ``None`` for equal ones.
             network: The links between all ranks.
             speeds: Of all ranks.
             exchange: As of the class.
-            loads: What each replica has to compute, relative to the one that has most,
-                which ``profiles`` are of; ``None`` for equal ones.
         """
         replicas, links = 1, None
         if exchange is not None:
             replicas = exchange.replicas
             links = exchange_links(network, replicas, schedule.n_ranks)
         one, slowest = slowest_replica(network, speeds, replicas)
-        paces = None
-        if loads is not None:
+        m, paces = schedule.n_microbatches, None
+        # The first microbatches are the largest.
+        sizes = microbatches_of_largest(parts, batch, replicas, m)
+        if parts is not None:
+            loads = relative_loads(parts, m, lambda n: sized(n).seconds)
             of_replicas = speeds.reshape(replicas, schedule.n_ranks)
             paces = (of_replicas / loads[:, None]).min(axis=0)
+        profiles = [sized(size) for size in sizes]
         return cls(schedule, profiles, one, slowest, exchange, links, paces)
 
     @property

@@ -7,8 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from divisible import LayerCost, Plan, Profile
+from divisible import LayerCost, Network, Plan, Profile
+from divisible.planning.candidates import Configurations
 from divisible.planning.coding import CodingRate
+from divisible.planning.configuration import Configuration
+from divisible.planning.disk import Disk
+from divisible.planning.gradient_exchange import Wire
 from divisible.planning.prediction import predict
 from divisible.planning.search import best_plan
 from divisible.planning.unequal_replicas import parts_by_speed, relative_loads
@@ -114,6 +118,31 @@ def test_costs_that_do_not_grow_with_samples_are_reckoned_with():
     a, b = plan.shares
     assert a + b == 256
     assert a > 2 * b - 3
+
+
+def test_what_passes_over_a_disk_does_not_grow_with_samples():
+    layers = {
+        n: LayerCost(*[n / 64] * 3, parameter_bytes=10**6, streamable_bytes=10**6)
+        for n in (1, 64)
+    }
+    profiles = [Profile([layers[n]] * 12, n_samples=n) for n in layers]
+    # Weights of 1 MB are read and written in longer than any microbatch takes.
+    disk, network, speeds = Disk(2e5, 2e5), Network(1e9), [1, 0.5]
+    wire = Wire(coding=OPTIONS["coding"])
+    search = Configurations(profiles, 2, None, network, 128, speeds, wire, disk)
+    streaming = Configuration(2, 1, 1, "gpipe", 2, "never", streamed=(0, 1))
+    candidate = search.candidate(streaming, parts=(85, 43))
+    candidate.outcome = search.simulate(candidate)
+    predicted = predict(
+        search.plan(candidate),
+        profiles,
+        batch=128,
+        network=network,
+        speeds=speeds,
+        coding=OPTIONS["coding"],
+        disk=disk,
+    )
+    assert predicted.makespan == pytest.approx(candidate.outcome.seconds)
 
 
 def test_memory_is_that_of_the_largest_part():
