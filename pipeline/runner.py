@@ -136,8 +136,7 @@ class Runner:
                 self._post_next(channel, posts)
 
         if self._elsewhere is not None:
-            operations = program.operations
-            self._elsewhere.begin([x for x in operations if isinstance(x, Action)])
+            self._elsewhere.begin(program.absences)
         clock = time.perf_counter
         times: list[float] = []
         self.record = Record(program, times)

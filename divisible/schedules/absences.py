@@ -38,7 +38,7 @@ def absences(schedule: Table, stages: np.ndarray | None = None) -> Absences:
     """Returns when microbatches are elsewhere.
 
     Args:
-        schedule: A valid schedule, with backwards.
+        schedule: A valid schedule; without backwards nothing leaves.
         stages: For each stage whether it holds what it holds elsewhere; all by default.
 
     Example:
@@ -54,6 +54,25 @@ def absences(schedule: Table, stages: np.ndarray | None = None) -> Absences:
         is_away &= np.asarray(stages, bool)[:, None]
     order = np.argsort(forward[is_away])
     return Absences(forward[is_away][order], first[is_away][order])
+
+
+def absences_on(schedule: Table, rank: int) -> Absences:
+    """Returns those of one rank, as positions among its own actions.
+
+    Args:
+        schedule: As of :func:`absences`.
+        rank: The rank.
+
+    Example:
+        >>> from divisible.schedules import gpipe
+        >>> leaves, returns = absences_on(gpipe(n_stages=2, n_microbatches=2), rank=1)
+        >>> leaves.tolist(), returns.tolist()
+        ([0, 1], [2, 3])
+    """
+    leaves, returns = absences(schedule)
+    start, stop = schedule.offsets[rank : rank + 2]
+    mine = (start <= leaves) & (leaves < stop)
+    return Absences(leaves[mine] - start, returns[mine] - start)
 
 
 def away(schedule: Table, stages: np.ndarray) -> Absences:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from divisible.schedules.absences import Absences, absences_on
 from divisible.schedules.actions import Action, Operation, Route
 from divisible.schedules.lowering import lower
 from divisible.schedules.schedule import Schedule
@@ -74,6 +75,8 @@ class RankProgram(NamedTuple):
         n_microbatches: Number of microbatches.
         tasks: What this rank does, in order.
         receives: For each channel the microbatches that come over it, in order.
+        absences: Which microbatches may be elsewhere than in memory, as positions among
+            this rank's actions.
     """
 
     name: str
@@ -81,6 +84,7 @@ class RankProgram(NamedTuple):
     n_microbatches: int
     tasks: Sequence[Task]
     receives: Mapping[Channel, Sequence[int]]
+    absences: Absences
 
     @classmethod
     def of(
@@ -123,8 +127,14 @@ class RankProgram(NamedTuple):
             tasks.append(
                 Task(operation, slot, takes, is_recomputed, next_action, str(operation))
             )
-        n_stages, n_microbatches = schedule.n_stages, schedule.n_microbatches
-        return cls(schedule.name, n_stages, n_microbatches, tasks[::-1], receives)
+        return cls(
+            schedule.name,
+            schedule.n_stages,
+            schedule.n_microbatches,
+            tasks[::-1],
+            receives,
+            absences_on(schedule, rank),
+        )
 
     @property
     def operations(self) -> list[Operation]:

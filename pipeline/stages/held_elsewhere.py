@@ -1,65 +1,22 @@
 """Holds microbatches elsewhere than in memory between forward and backward.
 
-The schedule says when each is needed again. It is asked for one action earlier, so that
-reading it overlaps with that action::
-
-    actions    F0      F1      F2      B0      B1      B2
-    disk        write 0 write 1 read 0  read 1
-                                (2 is needed before long, and stays: F2 .. B2)
-                                 write 2 ...    read 2
-
-A microbatch whose backward is the next action on its rank stays in memory. One whose
-input gradients are computed (I) is in memory until its weights' are (W).
+Which of them leave, and when each is asked for again, `divisible.schedules.absences`
+draws: one action before it is needed, so that reading overlaps with that action. One
+whose input gradients are computed (I) is in memory until its weights' are (W).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from typing import NamedTuple
 
 import numpy as np
 
-from divisible.schedules.actions import Action
+from divisible.schedules.absences import Absences
 from divisible.streaming.held_store import HeldStore
 from pipeline.stages.held import Graph, Inputs
 from pipeline.stages.leaving_arrays import take_out
 from pipeline.stages.stage import Stage
-
-
-class Absence(NamedTuple):
-    """When a microbatch leaves memory and is needed again, as positions of actions.
-
-    Attributes:
-        leaves: Of its forward, after which it leaves.
-        returns: Of the first action that needs it again.
-    """
-
-    leaves: int
-    returns: int
-
-
-def absences(actions: Sequence[Action]) -> list[Absence]:
-    """Returns when the microbatches of a rank are elsewhere, by their return.
-
-    Args:
-        actions: What the rank does, in order.
-
-    Example:
-        >>> actions = [Action.parse(a) for a in ('0F0', '0F1', '0B0', '0F2', '0B2')]
-        >>> absences(actions)
-        [Absence(leaves=0, returns=2)]
-    """
-    forwards: dict[tuple[int, int], int] = {}
-    found = []
-    for position, action in enumerate(actions):
-        which = action.stage, action.microbatch
-        if action.kind == "F":
-            forwards[which] = position
-        elif which in forwards:
-            leaves = forwards.pop(which)
-            if position - leaves > 1:
-                found.append(Absence(leaves, position))
-    return found
 
 
 class HeldElsewhere:
@@ -76,14 +33,18 @@ class HeldElsewhere:
         self._returning: dict[int, int] = {}
         self._away: dict[int, _Away] = {}
 
-    def begin(self, actions: Iterable[Action]) -> None:
-        """Begins with a rank's actions of a minibatch."""
+    def begin(self, absences: Absences) -> None:
+        """Begins a minibatch.
+
+        Args:
+            absences: Of this rank, as positions among its actions.
+        """
         self._store.clear()
         self._away.clear()
-        found = absences(list(actions))
+        leaves, returns = absences.leaves.tolist(), absences.returns.tolist()
         self._position = 0
-        self._leaving = frozenset(each.leaves for each in found)
-        self._returning = {each.returns: each.leaves for each in found}
+        self._leaving = frozenset(leaves)
+        self._returning = dict(zip(returns, leaves))
 
     def before(self) -> None:
         """Prepares for the next action: what it needs is in memory.

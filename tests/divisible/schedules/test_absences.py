@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from divisible import simulate
 from divisible.schedules import Costs, create, gpipe, one_f_one_b
-from divisible.schedules.absences import absences
+from divisible.schedules.absences import absences, absences_on
 from divisible.schedules.held import moments, peaks
 from divisible.schedules.recomputation import recompute
-from pipeline.stages.held_elsewhere import absences as absences_of_rank
 
 SCHEDULES = st.builds(
     lambda name, n, m, checkpoint: recompute(create(name, n, m), checkpoint),
@@ -21,15 +20,34 @@ SCHEDULES = st.builds(
 )
 
 
+def seen_along(actions):
+    """Returns the same of one rank, by going along its actions."""
+    forwards, found = {}, []
+    for position, action in enumerate(actions):
+        which = action.stage, action.microbatch
+        if action.kind == "F":
+            forwards[which] = position
+        elif which in forwards:
+            leaves = forwards.pop(which)
+            if position - leaves > 1:
+                found.append((leaves, position))
+    return sorted(found)
+
+
 @given(schedule=SCHEDULES)
-def test_they_are_those_of_each_rank_that_runs(schedule):
-    found = sorted(zip(*(a.tolist() for a in absences(schedule))))
+def test_they_are_those_that_a_rank_sees_along_its_actions(schedule):
     wanted = []
     for rank in range(schedule.n_ranks):
         first = int(schedule.offsets[rank])
-        for leaves, returns in absences_of_rank(list(schedule.actions[rank])):
-            wanted.append((first + leaves, first + returns))
-    assert found == sorted(wanted)
+        seen = seen_along(list(schedule.actions[rank]))
+        assert list(zip(*(a.tolist() for a in absences_on(schedule, rank)))) == seen
+        wanted += [(first + leaves, first + returns) for leaves, returns in seen]
+    assert list(zip(*(a.tolist() for a in absences(schedule)))) == sorted(wanted)
+
+
+def test_without_backwards_nothing_leaves():
+    schedule = gpipe(n_stages=2, n_microbatches=4).forward_only()
+    assert absences(schedule).leaves.size == 0
 
 
 @given(
@@ -47,7 +65,7 @@ def test_memory_has_no_more_than_what_is_not_away(schedule, on_disk, seed):
     most = np.zeros(n)
     for rank in range(n):
         actions = list(schedule.actions[rank])
-        away = absences_of_rank(actions) if on_disk[rank] else []
+        away = seen_along(actions) if on_disk[rank] else []
         held: dict = {}
         for position, action in enumerate(actions):
             s, m = action.stage, action.microbatch

@@ -8,14 +8,10 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from mpi4py import MPI
 
 from divisible import Divisible
-from divisible.schedules import create
 from pipeline import Pipeline
-from pipeline.stages.held_elsewhere import absences
 
 RNG = np.random.RandomState(0)
 X = RNG.normal(size=(33, 3, 12, 12)).astype(np.float32)
@@ -121,20 +117,3 @@ def test_the_memory_is_free_meanwhile():
 def test_places_that_are_none_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         Pipeline(model().divide(), MPI.COMM_SELF, 2, **arguments)
-
-
-@given(
-    st.sampled_from(["gpipe", "1f1b", "zb_h1", "zb_h2"]),
-    st.integers(1, 4),
-    st.integers(1, 8),
-)
-def test_all_come_back_for_their_first_action_after_the_forward(name, n, microbatches):
-    schedule = create(name, n, microbatches, n)
-    for rank in range(n):
-        actions = list(schedule.actions[rank])
-        for leaves, returns in absences(actions):
-            assert actions[leaves].kind == "F" and returns - leaves > 1
-            which = actions[leaves].stage, actions[leaves].microbatch
-            between = actions[leaves + 1 : returns]
-            assert which not in {(a.stage, a.microbatch) for a in between}
-            assert which == (actions[returns].stage, actions[returns].microbatch)
