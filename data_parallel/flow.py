@@ -11,18 +11,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
 from typing import Callable
 
 from mpi4py import MPI
 
-from data_parallel.messages import Pending
+from data_parallel.messages import Pending, Steps
 from divisible.communication.roll_call import Place
 from divisible.communication.tags import UNUSED_TAG
 from divisible.communication.waiting import wait
 from divisible.communication.wire import WINDOW
-
-Steps = Generator[list[Pending], None, None]
 
 
 class Flow:

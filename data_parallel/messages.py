@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -32,6 +32,22 @@ class Pending(NamedTuple):
     request: MPI.Request
     peer: int
     what: str
+
+
+#: Yield what they wait for next; who runs them sees to it that others go on meanwhile.
+Steps = Generator[list[Pending], None, None]
+
+
+class Received(NamedTuple):
+    """A message that comes.
+
+    Attributes:
+        buffer: Where to.
+        pending: What to wait for before that is read.
+    """
+
+    buffer: np.ndarray
+    pending: Pending
 
 
 @contextmanager
@@ -116,13 +132,12 @@ class Messages:
         self._taken.append(self._buffers.take(n_bytes))
         return self._taken[-1][:n_bytes]
 
-    def receive(
-        self, kind: int, source: int, n_bytes: int
-    ) -> tuple[np.ndarray, Pending]:
-        """Starts to receive, and returns where to."""
+    def receive(self, kind: int, source: int, n_bytes: int) -> Received:
+        """Starts to receive."""
         buffer = self.buffer(n_bytes)
         request = self._comm.Irecv([buffer, MPI.BYTE], source, self._first_tag + kind)
-        return buffer, Pending(request, source, f"rank {source} to send {self._about}")
+        what = f"rank {source} to send {self._about}"
+        return Received(buffer, Pending(request, source, what))
 
     def send(self, kind: int, destination: int, buffer: np.ndarray) -> None:
         """Starts to send."""

@@ -20,13 +20,13 @@ from data_parallel.coder import (
     Gradients,
     MakeCode,
 )
-from data_parallel.flow import Flow, Steps
+from data_parallel.flow import Flow
 from data_parallel.layout import Bucket, Unit
-from data_parallel.messages import OPENING, Buffers, Messages, kept_at_errors
+from data_parallel.messages import OPENING, Buffers, Messages, Steps, kept_at_errors
 from data_parallel.nodes import shares
 from data_parallel.opening import Opening
 from data_parallel.payloads import payloads_of
-from data_parallel.units import Clock, Placement, run
+from data_parallel.units import Clock, Placement, UnitExchange
 from divisible.communication.errors import DisagreementError
 
 
@@ -204,7 +204,9 @@ class UnderWay:
         messages = Messages(ranks.comm, number, ranks.buffers, about)
         lane, now = ranks.lanes[unit.lane], time.perf_counter
         start, _ = self.spans.setdefault(unit.bucket, (now(), now()))
-        yield from run(unit, lane, ranks.placement, self._coder, messages, self.clock)
+        yield from UnitExchange(
+            unit, lane, ranks.placement, self._coder, messages, self.clock
+        ).run()
         self.spans[unit.bucket] = start, now()
 
     def _ask(self, bucket: Bucket, own: np.ndarray, number: int) -> Steps:

@@ -14,8 +14,9 @@ on meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,8 @@ from data_parallel.messages import (
     TOTAL,
     Messages,
     Pending,
+    Received,
+    Steps,
     kept_at_errors,
 )
 
@@ -82,15 +85,8 @@ class Placement:
         return [(self.node + i) % n for i in range(1, n)]
 
 
-def run(
-    unit: Unit,
-    lane: Sequence[int],
-    placement: Placement,
-    coder: Coder,
-    messages: Messages,
-    clock: Clock,
-) -> Generator[list[Pending], None, None]:
-    """Yields what this rank waits for next, until the mean is in the arrays.
+class UnitExchange:
+    """The exchange of a unit, as one rank takes part in it.
 
     Args:
         unit: What is added up.
@@ -100,119 +96,138 @@ def run(
         messages: Of the unit.
         clock: Counts time and bytes.
     """
-    server = lane[placement.node]
-    with kept_at_errors(messages):
-        if placement.rank == server:
-            yield from _serve(unit, lane, placement, coder, messages, clock)
-        else:
-            yield from _contribute(unit, server, placement, coder, messages, clock)
-        yield messages.sent()
-    messages.end()
 
-
-def _contribute(
-    unit: Unit,
-    server: int,
-    placement: Placement,
-    coder: Coder,
-    messages: Messages,
-    clock: Clock,
-) -> Generator[list[Pending], None, None]:
-    # In the order in which the other rank needs the one, and has the other.
-    order = [*placement.other_nodes(), placement.node]
-    in_order = [unit.parts[i] for i in order if not unit.parts[i].is_empty]
-    own = unit.parts[placement.node]
-    totals = [] if own.is_empty else [own]
-    totals += [part for part in in_order if part is not own]
-    received = [
-        messages.receive(TOTAL, server, coder.message_bytes(part)) for part in totals
-    ]
-    for part in in_order:
-        contribution = messages.buffer(coder.contribution_bytes(part))
-        with clock.of("encode"):
-            coder.contribute(part, contribution)
-        messages.send(CONTRIBUTION, server, contribution)
-    for part, (total, pending) in zip(totals, received):
-        yield [pending]
-        with clock.of("decode"):
-            coder.read(part, total)
-
-
-def _serve(
-    unit: Unit,
-    lane: Sequence[int],
-    placement: Placement,
-    coder: Coder,
-    messages: Messages,
-    clock: Clock,
-) -> Generator[list[Pending], None, None]:
-    node, others = placement.node, placement.other_nodes()
-    own_part = unit.parts[node]
-    filled = [other for other in others if not unit.parts[other].is_empty]
-
-    # All receives come first, so that nothing arrives that nobody awaits.
-    contributions = {
-        (rank, number): messages.receive(
-            CONTRIBUTION, rank, coder.contribution_bytes(unit.parts[number])
-        )
-        for rank in placement.neighbours
-        for number in (*others, node)
-        if not unit.parts[number].is_empty
-    }
-    received = {}
-    if not own_part.is_empty:
-        received = {
-            other: messages.receive(MESSAGE, lane[other], coder.message_bytes(own_part))
-            for other in others
-        }
-    totals = {
-        other: messages.receive(
-            TOTAL, lane[other], coder.message_bytes(unit.parts[other])
-        )
-        for other in filled
-    }
-
-    def of_node(number: int) -> np.ndarray:
-        part = unit.parts[number]
-        out = messages.buffer(coder.message_bytes(part))
-        given = [
-            contributions[rank, number][0] if rank != placement.rank else None
-            for rank in placement.nodes[node]
+    def __init__(
+        self,
+        unit: Unit,
+        lane: Sequence[int],
+        placement: Placement,
+        coder: Coder,
+        messages: Messages,
+        clock: Clock,
+    ) -> None:
+        self._parts, self._lane, self._placement = unit.parts, lane, placement
+        self._coder, self._messages, self._clock = coder, messages, clock
+        self._node = placement.node
+        self._filled_others = [
+            node for node in placement.other_nodes() if not unit.parts[node].is_empty
         ]
-        with clock.of("encode"):
-            coder.write_sum(part, given, out)
+        self._own_part = unit.parts[self._node]
+
+    def run(self) -> Steps:
+        """Yields what this rank waits for next, until the mean is in the arrays."""
+        server = self._lane[self._node]
+        with kept_at_errors(self._messages):
+            if self._placement.rank == server:
+                yield from self._serve()
+            else:
+                yield from self._contribute(server)
+            yield self._messages.sent()
+        self._messages.end()
+
+    def _contribute(self, server: int) -> Steps:
+        """Sends contributions to the rank that serves the lane, and reads the mean."""
+        coder, messages = self._coder, self._messages
+        # In the order in which the other rank needs the one, and has the other.
+        others = [self._parts[other] for other in self._filled_others]
+        own = [] if self._own_part.is_empty else [self._own_part]
+        totals = [
+            (part, messages.receive(TOTAL, server, coder.message_bytes(part)))
+            for part in (*own, *others)
+        ]
+        for part in (*others, *own):
+            contribution = messages.buffer(coder.contribution_bytes(part))
+            with self._clock.of("encode"):
+                coder.contribute(part, contribution)
+            messages.send(CONTRIBUTION, server, contribution)
+        for part, (total, pending) in totals:
+            yield [pending]
+            with self._clock.of("decode"):
+                coder.read(part, total)
+
+    def _serve(self) -> Steps:
+        """Adds up for this node and for its part, and hands on what others have."""
+        # All receives come first, so that nothing arrives that nobody awaits.
+        incoming = self._receive_all()
+        for other in self._filled_others:
+            message = yield from self._sum_of_node(other, incoming.contributions)
+            self._messages.send(MESSAGE, self._lane[other], message)
+            self._clock.sent_bytes += self._coder.payload_bytes(self._parts[other])
+        if not self._own_part.is_empty:
+            yield from self._add_up(incoming)
+        for other, (total, pending) in incoming.totals.items():
+            yield [pending]
+            self._send_total(self._parts[other], total, self._placement.neighbours)
+
+    def _receive_all(self) -> _Incoming:
+        coder, lane, receive = self._coder, self._lane, self._messages.receive
+        own, others = self._own_part, self._placement.other_nodes()
+        filled = [*self._filled_others, *([] if own.is_empty else [self._node])]
+        contributions = {
+            (rank, number): receive(
+                CONTRIBUTION, rank, coder.contribution_bytes(self._parts[number])
+            )
+            for rank in self._placement.neighbours
+            for number in filled
+        }
+        node_sums = {}
+        if not own.is_empty:
+            n_bytes = coder.message_bytes(own)
+            node_sums = {i: receive(MESSAGE, lane[i], n_bytes) for i in others}
+        totals = {
+            i: receive(TOTAL, lane[i], coder.message_bytes(self._parts[i]))
+            for i in self._filled_others
+        }
+        return _Incoming(contributions, node_sums, totals)
+
+    def _sum_of_node(
+        self, number: int, contributions: Mapping[tuple[int, int], Received]
+    ) -> Generator[list[Pending], None, np.ndarray]:
+        """Waits for this node's contributions to a part, and returns their sum."""
+        part, placement = self._parts[number], self._placement
+        if placement.neighbours:
+            yield [contributions[rank, number].pending for rank in placement.neighbours]
+        given = [
+            None if rank == placement.rank else contributions[rank, number].buffer
+            for rank in placement.nodes[self._node]
+        ]
+        out = self._messages.buffer(self._coder.message_bytes(part))
+        with self._clock.of("encode"):
+            self._coder.write_sum(part, given, out)
         return out
 
-    def send_total(part: Part, total: np.ndarray, to: Sequence[int]) -> None:
-        for rank in to:
-            messages.send(TOTAL, rank, total)
-        with clock.of("decode"):
-            coder.read(part, total)
+    def _add_up(self, incoming: _Incoming) -> Steps:
+        """Adds up all nodes' sums for the part of this one, for everybody."""
+        part, others = self._own_part, incoming.node_sums
+        own = yield from self._sum_of_node(self._node, incoming.contributions)
+        yield [received.pending for received in others.values()]
+        sums = [
+            own if node == self._node else others[node].buffer
+            for node in range(len(self._placement.nodes))
+        ]
+        total = self._messages.buffer(self._coder.message_bytes(part))
+        with self._clock.of("sum"):
+            self._coder.add_up(part, sums, total)
+        self._clock.sent_bytes += len(others) * self._coder.payload_bytes(part)
+        servers = [self._lane[node] for node in others]
+        self._send_total(part, total, [*servers, *self._placement.neighbours])
 
-    for other in filled:
-        if contributions:
-            yield [contributions[rank, other][1] for rank in placement.neighbours]
-        messages.send(MESSAGE, lane[other], of_node(other))
-        clock.sent_bytes += coder.payload_bytes(unit.parts[other])
-    if not own_part.is_empty:
-        if contributions:
-            yield [contributions[rank, node][1] for rank in placement.neighbours]
-        own = of_node(node)
-        yield [pending for _, pending in received.values()]
-        total = messages.buffer(coder.message_bytes(own_part))
-        with clock.of("sum"):
-            coder.add_up(
-                own_part,
-                [
-                    own if i == node else received[i][0]
-                    for i in range(len(placement.nodes))
-                ],
-                total,
-            )
-        clock.sent_bytes += len(others) * coder.payload_bytes(own_part)
-        to = [*(lane[other] for other in others), *placement.neighbours]
-        send_total(own_part, total, to)
-    for other in filled:
-        total, pending = totals[other]
-        yield [pending]
-        send_total(unit.parts[other], total, placement.neighbours)
+    def _send_total(self, part: Part, total: np.ndarray, to: Sequence[int]) -> None:
+        for rank in to:
+            self._messages.send(TOTAL, rank, total)
+        with self._clock.of("decode"):
+            self._coder.read(part, total)
+
+
+class _Incoming(NamedTuple):
+    """What comes to a rank that serves a lane.
+
+    Attributes:
+        contributions: By a rank of its node, and the number of a part.
+        node_sums: Of the node's own part, by the other node.
+        totals: Of the other nodes' parts, by node.
+    """
+
+    contributions: Mapping[tuple[int, int], Received]
+    node_sums: Mapping[int, Received]
+    totals: Mapping[int, Received]
