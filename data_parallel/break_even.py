@@ -23,7 +23,6 @@ SIZES = tuple(2**n for n in range(12, 23, 2))
 _ROUNDS = 3
 #: A size that takes longer, in seconds, is the last one: larger ones gain alike.
 _LONG = 0.3
-_TIMEOUT = 300.0
 # More elements than there are.
 _NEVER = 2**62
 
@@ -107,7 +106,8 @@ def between(
             found = None
             # Where nothing leaves a node, nothing is coded.
             if len(fp32.nodes) > 1:
-                found = search(lambda n: seconds([fp32, coded], n), fp32.comm)
+                exchanges = [fp32, coded]
+                found = search(lambda n: seconds(exchanges, n), fp32.comm, timeout)
         answers[key] = found
     return answers[key]
 
@@ -125,18 +125,21 @@ def seconds(exchanges: Sequence[Any], n: int) -> list[float]:
     return [min(its[1:]) for its in times]
 
 
-def search(seconds_of: Callable[[int], Sequence[float]], comm: MPI.Comm) -> int | None:
+def search(
+    seconds_of: Callable[[int], Sequence[float]], comm: MPI.Comm, timeout: float
+) -> int | None:
     """Returns the smallest size from which on the second of two is faster.
 
     Args:
         seconds_of: Returns the two times for a number of elements.
         comm: Of the ranks; the slowest of them counts.
+        timeout: Seconds that a wait for another rank may take.
     """
     gains: list[tuple[int, bool]] = []
     for n in SIZES:
         slowest = np.array(seconds_of(n))
         request = comm.Iallreduce(MPI.IN_PLACE, slowest, MPI.MAX)
-        wait_for_all(comm, request, _TIMEOUT, "to measure")
+        wait_for_all(comm, request, timeout, "to measure")
         gains.append((n, bool(slowest[1] < slowest[0])))
         if slowest[0] > _LONG:
             break

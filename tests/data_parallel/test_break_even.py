@@ -18,7 +18,7 @@ def searched(gains, times=None):
         gain = gains[len(tried) - 1]
         return [(times or {}).get(n, 0.01), 0.009 if gain else 0.02]
 
-    return break_even.search(seconds_of, MPI.COMM_SELF), tried
+    return break_even.search(seconds_of, MPI.COMM_SELF, 60.0), tried
 
 
 @given(st.lists(st.booleans(), min_size=6, max_size=6))

@@ -1,5 +1,6 @@
 """The smallest bucket that is coded, as measured between these ranks."""
 
+import time
 import warnings
 
 import chainer
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from data_parallel import Exchange, break_even, measure_break_even
+from divisible.communication.errors import StallError
 from tests.support.mpiexec import assert_on_ranks
 
 TIMEOUT = 30
@@ -64,6 +66,24 @@ def test_it_is_measured_once(gain):
 
 def test_the_measurement_itself():
     assert_on_ranks(2, truly_measured)
+
+
+def waiting(comm):
+    """Rank 1 takes longer to measure than others wait."""
+
+    def seconds(exchanges, n):
+        time.sleep(4 * comm.rank)
+        return [2e-3, 1e-3]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(break_even, "seconds", seconds)
+        with pytest.raises(StallError, match="waited 1 s for .* to measure"):
+            Exchange(comm, "int8", local_size=1, timeout=1)
+    comm.Barrier()
+
+
+def test_who_waits_does_so_for_the_timeout():
+    assert_on_ranks(2, waiting)
 
 
 def loaded(comm):
