@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.agreement import first_difference
-from divisible.communication.busy import mark_left
+from divisible.communication.busy import free, mark_left
 from divisible.communication.collectives import all_gather, wait_for_all
 from divisible.communication.errors import DisagreementError
 from divisible.communication.waiting import never_free
@@ -31,7 +31,7 @@ class Calls:
     def __init__(self, comm: MPI.Comm, timeout: float) -> None:
         self._comm, self._timeout = comm, timeout
         self._n_calls = 0
-        self._is_broken = False
+        self._is_broken = self._is_closed = False
         self._words: list[str] = []
         self._refusal: Exception | None = None
 
@@ -40,9 +40,9 @@ class Calls:
         """Sees to it that nothing follows a call that failed in the middle.
 
         Raises:
-            RuntimeError: If one did before, or the communicator is freed.
+            RuntimeError: If one did before, or they are closed.
         """
-        if self._comm == MPI.COMM_NULL:
+        if self._is_closed:
             raise RuntimeError("this network is closed: make a new one on all ranks")
         if self._is_broken:
             raise RuntimeError(
@@ -62,6 +62,12 @@ class Calls:
             mark_left(self._comm)
             raise
         self._is_broken = False
+
+    def close(self) -> None:
+        """Frees the communicator; a call of all ranks."""
+        # After an error it stays: the others may not come.
+        free(self._comm)
+        self._is_closed = True
 
     def begin(self, name: str, words: Sequence[str], refusal: Exception | None) -> None:
         """Begins to compare a call; where it is refused, ends it.

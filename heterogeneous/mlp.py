@@ -12,7 +12,6 @@ from chainer.backends import cuda
 
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.agreement import agree
-from divisible.communication.busy import free
 from divisible.communication.collectives import as_mpi
 from divisible.communication.communicators import (
     announcement,
@@ -331,7 +330,7 @@ class RectangularMLP(chainer.Chain):
 
     def close(self) -> None:
         """Frees the communicator; a call of all ranks."""
-        free(self.comm)
+        self._calls.close()
 
     def _place(self, partition: RectangularPartition) -> None:
         self.partition, self._segments = partition, segments(partition)

@@ -119,7 +119,9 @@ def serial_equivalence(comm, seed, name, dtype, moves):
     h = mlp.predict(x)
     expected = sigmoid(sigmoid(x @ weights["W"].T) @ weights["V"].T)
     np.testing.assert_allclose(h, expected, rtol=2e-5)
-    mlp.close()
+    for _ in range(2):
+        mlp.close()
+        assert not mlp.comm
 
 
 def several(comm, cases):
