@@ -6,7 +6,8 @@
     segment           a run of its layers, computed or recomputed as one
     held              what is held in between: the graph, or only the inputs
     batch_statistics  running averages that see the whole minibatch
-    carried_states    the states that layers must not carry between microbatches
+    undeclared_states refuses states that layers carry between microbatches
+    carried_rows      the declared ones, of all samples of a minibatch
     kept_values       what lies in attributes of layers from call to call
     loss              what follows the last layer
     counted_mean      a mean over the samples of all microbatches that count

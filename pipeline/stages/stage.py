@@ -29,11 +29,11 @@ from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors, check_plain
 from pipeline.stages.batch_statistics import BatchStatistics, discarded
 from pipeline.stages.carried_rows import CarriedRows
-from pipeline.stages.carried_states import CarriedStates
 from pipeline.stages.held import Graph, Inputs
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import Reports
 from pipeline.stages.segment import Segment, skips_across
+from pipeline.stages.undeclared_states import UndeclaredStates
 
 
 class Stage:
@@ -95,7 +95,7 @@ class Stage:
         self._whole = Segment(
             layers, self._weight_gradients, loss, False, self._again, layers
         )
-        self._states = CarriedStates(layers, loss.namedlinks() if loss else ())
+        self._undeclared = UndeclaredStates(layers, loss.namedlinks() if loss else ())
         self.carried = CarriedRows(layers)
         self._takes, self._hands_over = skips_across(layers)
 
@@ -162,7 +162,7 @@ class Stage:
         self._weight_gradients.is_updated_early = is_updated_early
         self._is_told = complete is not None or is_updated_early is not None
         self.reports.clear()
-        self._states.begin()
+        self._undeclared.begin()
         self.carried.begin(chainer.config.enable_backprop)
         if not chainer.config.enable_backprop:
             return
@@ -231,7 +231,7 @@ class Stage:
         statistics = self._statistics if moves else nullcontext()
         n_samples = _n_samples(inputs)
         reports = self.reports.collect(n_samples)
-        states = self._states.watched(microbatch, n_samples)
+        states = self._undeclared.watched(microbatch, n_samples)
         carried = self.carried.carried(microbatch, n_samples)
         with self._random_state(microbatch), reports, statistics, states, carried:
             trains = chainer.config.enable_backprop
@@ -335,7 +335,10 @@ class Stage:
     def _again(self, microbatch: int) -> Iterator[None]:
         """Prepares for a forward that was run before."""
         statistics = nullcontext() if self._statistics is None else discarded()
-        states, carried = self._states.watched_again(), self.carried.again(microbatch)
+        states, carried = (
+            self._undeclared.watched_again(),
+            self.carried.again(microbatch),
+        )
         random, reports = self._random_state(microbatch), self.reports.discard()
         with random, reports, statistics, states, carried:
             yield

@@ -29,8 +29,11 @@ from pipeline.stages.kept_values import Slot, owners, slots
 _NOTHING = nullcontext()
 
 
-class CarriedStates:
-    """The states that the layers of a stage keep from one forward to the next.
+class UndeclaredStates:
+    """Refuses what the layers of a stage keep from one forward to the next.
+
+    What :func:`divisible.carry_state` has declared is in no attribute between forwards
+    (:class:`~pipeline.stages.carried_rows.CarriedRows`), and so is none of it.
 
     The attributes of all links are looked through once a minibatch, after its first
     forward. Only if something is found there, later forwards are watched.
@@ -226,7 +229,7 @@ class _Reads(chainer.FunctionHook):
         left: What they may read.
     """
 
-    name = "pipeline.CarriedStates"
+    name = "pipeline.UndeclaredStates"
     # Layers that run as one may do so before its eyes.
     minds_fusion = False
 
@@ -252,7 +255,7 @@ class _CalledLinks(chainer.LinkHook):
         n_layers (int): Of the undivided model; behind them is the loss.
     """
 
-    name = "pipeline.CarriedStates"
+    name = "pipeline.UndeclaredStates"
     # Layers that run as one may do so before its eyes.
     minds_fusion = False
 
