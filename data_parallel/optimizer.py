@@ -175,6 +175,14 @@ class MultiNodeOptimizer(OptimizerWrapper):
         self._has_means = False
 
     @property
+    def double_buffering(self) -> bool:
+        """Whether gradients are used one update late.
+
+        Then those of a minibatch are under way during the next one.
+        """
+        return self._late is not None
+
+    @property
     def _loss_scale(self) -> float | None:
         return self.actual_optimizer._loss_scale
 

@@ -212,7 +212,7 @@ class CompressedModel:
             ValueError: If gradients of earlier minibatches are still to be applied.
         """
         for each in self._optimizers:
-            if getattr(each, "_late", None) is not None:
+            if getattr(each, "double_buffering", False):
                 raise ValueError(
                     "with double_buffering gradients of all channels are under way"
                     " between two minibatches: take channels away without it"

@@ -265,7 +265,7 @@ def check_optimizers(
                 f" or one for all"
             )
     for each in optimizers.of_stages:
-        if getattr(each, "_late", None) is not None:
+        if getattr(each, "double_buffering", False):
             raise ValueError(
                 "with double_buffering gradients of layers are under way between two"
                 " minibatches: move layers without it"

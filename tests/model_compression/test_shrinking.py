@@ -215,6 +215,6 @@ def test_gradients_that_are_under_way_are_refused():
     optimizer = chainer.optimizers.SGD(0.1).setup(build())
     compress = Compress(plan, optimizer)
     compress.advance(1, 0.0)
-    optimizer._late = object()
+    optimizer.double_buffering = True
     with pytest.raises(ValueError, match="double_buffering"):
         compress.shrink()
