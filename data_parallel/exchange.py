@@ -117,16 +117,23 @@ class Exchange:
         timeout: float = _TIMEOUT,
     ) -> None:
         settings = Settings(
-            wire_dtype, strategy, block, rounding, quantile, samples, epsilon, seed
+            wire_dtype=wire_dtype,
+            strategy=strategy,
+            block=block,
+            rounding=rounding,
+            quantile=quantile,
+            samples=samples,
+            epsilon=epsilon,
+            seed=seed,
         )
         self._options = Options(
-            local_size,
-            bucket_bytes,
-            chunk_bytes,
-            minimum,
-            error_feedback,
-            every,
-            timeout,
+            local_size=local_size,
+            bucket_bytes=bucket_bytes,
+            chunk_bytes=chunk_bytes,
+            minimum=minimum,
+            error_feedback=error_feedback,
+            every=every,
+            timeout=timeout,
         )
         self.comm, self.nodes = agree_on_start(comm, settings, self._options, self)
         abort_on_error()

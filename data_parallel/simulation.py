@@ -90,7 +90,15 @@ def simulate_exchange(
         array([ 1.996063, -1.00589 ], dtype=float32)
     """
     settings = Settings(
-        wire_dtype, strategy, block, rounding, quantile, samples, epsilon, seed, q
+        wire_dtype=wire_dtype,
+        strategy=strategy,
+        block=block,
+        rounding=rounding,
+        quantile=quantile,
+        samples=samples,
+        epsilon=epsilon,
+        seed=seed,
+        q=q,
     ).checked()
     flat = _flat(gradients, "gradients")
     shape, n_replicas = np.shape(gradients[0]), len(flat)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import chainer
@@ -15,27 +16,30 @@ from divisible.carried_state import carrying
 from divisible.schedules.recomputation import check_checkpoint
 from divisible.schedules.schedule import Schedule
 from divisible.streaming.held_store import check_directory
-from pipeline.fused_layers import check_fuse
+from pipeline.fused_layers import Span, check_fuse
 
 
 class Arguments(NamedTuple):
-    """The arguments of :class:`~pipeline.Pipeline` but the communicator."""
+    """The arguments of :class:`~pipeline.Pipeline` but the communicator.
 
-    stages: Any
-    n_microbatches: Any
-    schedule: Any
-    lossfun: Any
-    accfun: Any
-    transport: Any
+    They are as a user has given them, of whatever type, until they are :meth:`checked`.
+    """
+
+    stages: Sequence[Divisible]
+    n_microbatches: int
+    schedule: str | Schedule
+    lossfun: Callable
+    accfun: Callable | None
+    transport: str
     wire_dtype: Any
-    timeout: Any
-    checkpoint: Any
-    seed: Any
-    deferred_batch_norm: Any
+    timeout: float
+    checkpoint: str
+    seed: int
+    deferred_batch_norm: bool
     loss_scale: Any
-    hold_in: Any
-    hold_directory: Any
-    fuse: Any
+    hold_in: str
+    hold_directory: str | os.PathLike | None
+    fuse: str | Sequence[Span]
 
     def checked(self) -> Arguments:
         """Returns them with the stages in a list and plain numbers.

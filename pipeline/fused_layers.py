@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,22 +28,18 @@ Span = tuple[int, int]
 AUTO, NONE = "auto", "none"
 
 
-def check_fuse(fuse: Any) -> Any:
+def check_fuse(fuse: Any) -> str | tuple[Span, ...]:
     """Returns what a user says of chains, those that he gives as pairs of numbers.
 
     Raises:
         ValueError: If it is neither ``'auto'`` nor ``'none'``, nor pairs of positions.
     """
-    if isinstance(fuse, str):
-        if fuse in (AUTO, NONE):
-            return fuse
-    else:
-        try:
-            spans = tuple((int(start), int(end)) for start, end in fuse)
-        except (TypeError, ValueError):
-            spans = ((0, 0),)
+    if isinstance(fuse, str) and fuse in (AUTO, NONE):
+        return fuse
+    with contextlib.suppress(TypeError, ValueError):
+        spans = tuple(sorted((int(start), int(end)) for start, end in fuse))
         if all(0 <= start < end for start, end in spans):
-            return tuple(sorted(spans))
+            return spans
     raise ValueError(
         f"fuse must be 'auto', 'none' or chains as a plan has them, each (first, after"
         f" the last), not {fuse!r}"

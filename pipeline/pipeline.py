@@ -154,9 +154,23 @@ class Pipeline:
     ) -> None:
         # First of all: others may wait already for a rank that fails here.
         abort_on_error()
-        what = stage, n_microbatches, schedule, lossfun, accfun, transport, wire_dtype
-        how = timeout, checkpoint, seed, deferred_batch_norm, loss_scale
-        arguments = Arguments(*what, *how, hold_in, hold_directory, fuse)
+        arguments = Arguments(
+            stages=stage,
+            n_microbatches=n_microbatches,
+            schedule=schedule,
+            lossfun=lossfun,
+            accfun=accfun,
+            transport=transport,
+            wire_dtype=wire_dtype,
+            timeout=timeout,
+            checkpoint=checkpoint,
+            seed=seed,
+            deferred_batch_norm=deferred_batch_norm,
+            loss_scale=loss_scale,
+            hold_in=hold_in,
+            hold_directory=hold_directory,
+            fuse=fuse,
+        )
         arguments, self.loss, layout = agree_on_start(comm, arguments)
         self.grid = comm if isinstance(comm, Grid) else None
         self._current = CurrentSchedule(arguments, layout.stage_ranks)
