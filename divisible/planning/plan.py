@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from divisible.communication.wire import check_wire_dtype
 from divisible.files import write_json
@@ -160,22 +160,29 @@ class Plan:
     scatter: float | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        cuts = [
-            plain_integer(f"position {i} of cuts", cut)
-            for i, cut in enumerate(listed("cuts", self.cuts))
-        ]
-        object.__setattr__(self, "cuts", cuts)
-        if len(cuts) < 2 or cuts[0] != 0:
-            raise ValueError(
-                f"cuts {cuts}: expected 0, the positions to cut at, and the number of"
-                f" layers, such as [0, 3, 5] for layers 0 to 2 and 3 to 4"
-            )
-        for a, b in zip(cuts, cuts[1:]):
-            if a >= b:
-                raise ValueError(
-                    f"cuts {cuts}: the stage from {a} to {b} has no layers; cuts must"
-                    f" grow"
-                )
+        cuts = _checked_cuts(self.cuts)
+        self._set(cuts=cuts)
+        self._check_numbers()
+        check_checkpoint(self.checkpoint)
+        self._check_shares()
+        n_ranks = self.n_stages // self.stages_per_rank
+        self._set(
+            fusion=chains(self.fusion, cuts[-1]),
+            hold_in=places(self.hold_in, n_ranks),
+            streamed=positions(self.streamed, cuts[-1]),
+        )
+        self._check_exchange()
+        self._check_length("layers", cuts[-1])
+        self._check_length("stages", len(cuts) - 1)
+        for position, layer in enumerate(self.layers or ()):
+            plain_text(f"layer {position} of layers", layer)
+
+    def _set(self, **values: Any) -> None:
+        """Puts plain values in the place of what was given; JSON knows no others."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _check_numbers(self) -> None:
         for name in ("n_microbatches", "replicas", "stages_per_rank"):
             value = getattr(self, name)
             if name == "n_microbatches" and value is None:
@@ -188,34 +195,33 @@ class Plan:
                 raise ValueError(
                     f"{name} must be a positive integer, not {shown(value)}"
                 )
-            # JSON knows no integers of NumPy.
-            object.__setattr__(self, name, number)
+            self._set(**{name: number})
         if self.schedule is not None:
             plain_text("schedule", self.schedule)
         for name in ("step_seconds", "scatter"):
-            if getattr(self, name) is not None:
-                number = plain_number(name, getattr(self, name), "Leave it out")
-                object.__setattr__(self, name, number)
+            value = getattr(self, name)
+            if value is not None:
+                self._set(**{name: plain_number(name, value, "Leave it out")})
         if self.n_stages % self.stages_per_rank:
             raise ValueError(
-                f"cuts {cuts} make {count(self.n_stages, 'stage')}, which do not lie"
-                f" {self.stages_per_rank} on each rank"
+                f"cuts {self.cuts} make {count(self.n_stages, 'stage')}, which do not"
+                f" lie {self.stages_per_rank} on each rank"
             )
-        check_checkpoint(self.checkpoint)
-        if self.shares is not None:
-            shares = list(listed("shares", self.shares))
-            if len(shares) != self.replicas:
-                raise ValueError(
-                    f"shares {shown(shares)} are {len(shares)}, but there are"
-                    f" {count(self.replicas, 'replica')}: give each one"
-                )
-            # Refuses what is no share.
-            integer_shares(shares, len(shares))
-            object.__setattr__(self, "shares", shares)
-        object.__setattr__(self, "fusion", chains(self.fusion, cuts[-1]))
-        n_ranks = self.n_stages // self.stages_per_rank
-        object.__setattr__(self, "hold_in", places(self.hold_in, n_ranks))
-        object.__setattr__(self, "streamed", positions(self.streamed, cuts[-1]))
+
+    def _check_shares(self) -> None:
+        if self.shares is None:
+            return
+        shares = list(listed("shares", self.shares))
+        if len(shares) != self.replicas:
+            raise ValueError(
+                f"shares {shown(shares)} are {len(shares)}, but there are"
+                f" {count(self.replicas, 'replica')}: give each one"
+            )
+        # Refuses what is no share.
+        integer_shares(shares, len(shares))
+        self._set(shares=shares)
+
+    def _check_exchange(self) -> None:
         if self.wire_dtype is not None:
             check_wire_dtype(self.wire_dtype)
         if not isinstance(self.error_feedback, bool):
@@ -223,18 +229,17 @@ class Plan:
                 f"error_feedback must be true or false, not"
                 f" {shown(self.error_feedback)}"
             )
-        for name, n in (("layers", cuts[-1]), ("stages", len(cuts) - 1)):
-            values = getattr(self, name)
-            if values is not None:
-                values = tuple(listed(name, values))
-                object.__setattr__(self, name, values)
-                if len(values) != n:
-                    raise ValueError(
-                        f"cuts {cuts} have {n} {name}, but {name} describes"
-                        f" {len(values)}"
-                    )
-        for position, layer in enumerate(self.layers or ()):
-            plain_text(f"layer {position} of layers", layer)
+
+    def _check_length(self, name: str, n: int) -> None:
+        """Refuses a description of the layers, or of the stages, that is not of all."""
+        if getattr(self, name) is None:
+            return
+        values = tuple(listed(name, getattr(self, name)))
+        self._set(**{name: values})
+        if len(values) != n:
+            raise ValueError(
+                f"cuts {self.cuts} have {n} {name}, but {name} describes {len(values)}"
+            )
 
     @classmethod
     def uniform(cls, n_layers: int, n_stages: int) -> Plan:
@@ -432,3 +437,22 @@ class Plan:
         if self.step_seconds is not None:
             words.append(f"{format_seconds(self.step_seconds)} a step")
         return ", ".join(words)
+
+
+def _checked_cuts(given: Any) -> list[int]:
+    """Returns cuts as plain integers, and refuses what makes no stages."""
+    cuts = [
+        plain_integer(f"position {i} of cuts", cut)
+        for i, cut in enumerate(listed("cuts", given))
+    ]
+    if len(cuts) < 2 or cuts[0] != 0:
+        raise ValueError(
+            f"cuts {cuts}: expected 0, the positions to cut at, and the number of"
+            f" layers, such as [0, 3, 5] for layers 0 to 2 and 3 to 4"
+        )
+    for a, b in zip(cuts, cuts[1:]):
+        if a >= b:
+            raise ValueError(
+                f"cuts {cuts}: the stage from {a} to {b} has no layers; cuts must grow"
+            )
+    return cuts
