@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -158,9 +159,8 @@ def best_plan(
         pipeline_ranks = integers("pipeline_ranks", pipeline_ranks)
     wire = Wire(wire_dtype, error_feedback, coding)
     search = Configurations(profiles, ranks, memory, network, batch, speeds, wire, disk)
-    fitting, out = [], []
-    for numbers in _rounds(batch, microbatches):
-        configurations = [
+    rounds = (
+        [
             configuration
             for configuration in _configurations(
                 ranks,
@@ -173,16 +173,9 @@ def best_plan(
             )
             if pipeline_ranks is None or configuration.n_ranks in pipeline_ranks
         ]
-        n_out = len(out)
-        for n_seen, configuration in enumerate(configurations, n_out + 1):
-            try:
-                fitting += search.candidates(configuration)
-            except MemoryLimitError as error:
-                out.append((configuration, str(error)))
-            if progress is not None:
-                progress(n_seen, n_out + len(configurations))
-        if fitting:
-            break
+        for numbers in _rounds(batch, microbatches)
+    )
+    fitting, out = _cut(rounds, search, progress)
     if not fitting and not out:
         raise ValueError(
             f"no configuration of {ranks} ranks, {len(profiles[0])} layers, {batch}"
@@ -191,10 +184,10 @@ def best_plan(
             f" {', '.join(schedules)} can run"
         )
     if not fitting:
-        configuration, reason = max(out, key=_thrift)
+        least = max(out, key=_thrift)
         raise MemoryLimitError(
             f"none of {len(out)} configurations fits into the memory of the ranks. With"
-            f" {configuration}: {reason}"
+            f" {least.configuration}: {least.reason}"
         )
     _simulate(fitting, search)
     _improve(fitting, search)
@@ -209,9 +202,47 @@ def best_plan(
     )
 
 
-def _thrift(entry: tuple[Configuration, str]) -> tuple:
+def _cut(
+    rounds: Iterable[Sequence[Configuration]],
+    search: Configurations,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[list[Candidate], list[_Refused]]:
+    """Cuts the model for all configurations of the first round of which some fit.
+
+    Args:
+        rounds: Of configurations, made when their turn comes.
+        search: Cuts the model.
+        progress: As of :func:`best_plan`.
+
+    Returns:
+        The candidates that fit, and what of all rounds so far does not.
+    """
+    fitting: list[Candidate] = []
+    out: list[_Refused] = []
+    for configurations in rounds:
+        n_before = len(out)
+        for n_seen, configuration in enumerate(configurations, n_before + 1):
+            try:
+                fitting += search.candidates(configuration)
+            except MemoryLimitError as error:
+                out.append(_Refused(configuration, str(error)))
+            if progress is not None:
+                progress(n_seen, n_before + len(configurations))
+        if fitting:
+            break
+    return fitting, out
+
+
+class _Refused(NamedTuple):
+    """A configuration that does not fit into memory, and why."""
+
+    configuration: Configuration
+    reason: str
+
+
+def _thrift(refused: _Refused) -> tuple:
     """Orders configurations by how little memory they should need."""
-    configuration, _ = entry
+    configuration = refused.configuration
     return (
         configuration.n_ranks,
         -configuration.stages_per_rank,
@@ -339,7 +370,7 @@ def _alternatives(
     search: Configurations,
     best: Candidate,
     candidates: list[Candidate],
-    out: list[tuple[Configuration, str]],
+    out: list[_Refused],
     scatter: float | None,
 ) -> tuple[Alternative, ...]:
     """Says of the others why they lost: the best, and the best one of every kind."""
@@ -349,15 +380,15 @@ def _alternatives(
         *sorted(simulated, key=lambda c: c.outcome.seconds),
         *sorted(bounded, key=lambda c: c.bound),
     ]
-    entries = [(other.configuration, other) for other in others] + out
     kept, kinds = [], {*_kinds(best.configuration)}
-    for configuration, other in entries:
-        new = set(_kinds(configuration)) - kinds
+    for other in (*others, *out):
+        new = set(_kinds(other.configuration)) - kinds
         if len(kept) >= _KEPT and not new:
             continue
         kinds |= new
-        if isinstance(other, str):
-            kept.append(Alternative(str(configuration), np.inf, other))
+        if isinstance(other, _Refused):
+            name = str(other.configuration)
+            kept.append(Alternative(name, np.inf, other.reason))
         else:
             seconds, reason = _why_not(other, best, scatter or 0.0)
             plan = search.plan(other)
