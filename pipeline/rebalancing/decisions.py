@@ -113,20 +113,9 @@ def decide_cuts(
     n_stages = len(cuts) - 1
     _check(profile, cuts, times, threshold, horizon, minimum_gain)
     chosen = _schedule(schedule, n_stages, n_microbatches)
-    ranks = np.array(chosen.stage_ranks)
-    busy = np.stack(
-        [times[:, ranks == rank].sum(axis=1) for rank in range(chosen.n_ranks)], axis=1
-    )
     base = partition(profile, n_stages, schedule=chosen, cuts=cuts)
-    work = np.bincount(ranks, [stage.seconds for stage in base.stages])
-    work *= chosen.n_microbatches
-    counted = [like_the_newest(column) for column in busy.T]
-    speeds = np.array(
-        [ability([w] * len(t), t, last=None) for w, t in zip(work, counted)]
-    )
-    # A cut that looks better by no more than chance would be left again at the next.
-    least = max(minimum_gain, _ERRORS * max(map(_relative_error, counted)))
-    network = Network() if network is None else network
+    measured = _Measured.of(times, base, chosen)
+    speeds, network = measured.speeds, Network() if network is None else network
 
     def simulated(those: Sequence[int]) -> float:
         profiles = [profile] * chosen.n_microbatches
@@ -137,14 +126,13 @@ def decide_cuts(
     def stay(reason: str, new: float = now) -> Decision:
         return Decision(None, tuple(speeds.tolist()), now, new, reason)
 
-    balance = ratio((work / speeds).tolist())
-    if balance >= threshold:
+    if measured.balance >= threshold:
         return stay(
-            f"the ranks are busy alike: the least one for {balance:.2f} of the longest"
-            f" time"
+            f"the ranks are busy alike: the least one for {measured.balance:.2f} of the"
+            f" longest time"
         )
-    stages_of = np.bincount(ranks)
-    limits = spread_memory(memory, chosen.n_ranks) / stages_of
+    ranks = np.array(chosen.stage_ranks)
+    limits = spread_memory(memory, chosen.n_ranks) / np.bincount(ranks)
 
     def fitting(those: Sequence[int] | None) -> Plan:
         return partition(
@@ -163,6 +151,8 @@ def decide_cuts(
         return stay(f"no other cut fits: {error}")
     found, new = _improved(plan, simulated, fitting)
     gain = now - new
+    # A cut that looks better by no more than chance would be left again at the next.
+    least = max(minimum_gain, _ERRORS * measured.error)
     if found == cuts or gain < least * now:
         return stay(
             f"the best cut, {found}, gains {max(0.0, gain) / now:.1%} of a step, less"
@@ -177,6 +167,40 @@ def decide_cuts(
         )
     reason = f"{cause(speeds)}; the cut {found} gains {gain / now:.1%} of a step"
     return Decision(found, tuple(speeds.tolist()), now, new, reason)
+
+
+class _Measured(NamedTuple):
+    """What the times of stages say of the ranks.
+
+    Attributes:
+        speeds: Of the ranks, relative to where the profile was measured.
+        balance: For which share of the time of the busiest rank the least one is busy.
+        error: The largest relative standard error of a rank's times.
+    """
+
+    speeds: np.ndarray
+    balance: float
+    error: float
+
+    @classmethod
+    def of(cls, times: np.ndarray, plan: Plan, schedule: Schedule) -> _Measured:
+        """Compares times with what the stages have to compute.
+
+        Args:
+            times: Of shape (n_minibatches, n_stages), the oldest first.
+            plan: The stages as they are cut, with their costs at speed 1.
+            schedule: That runs them.
+        """
+        ranks = np.array(schedule.stage_ranks)
+        work = np.bincount(ranks, [stage.seconds for stage in plan.stages])
+        work *= schedule.n_microbatches
+        busy = (times[:, ranks == i].sum(axis=1) for i in range(schedule.n_ranks))
+        counted = list(map(like_the_newest, busy))
+        speeds = np.array(
+            [ability([w] * len(t), t, last=None) for w, t in zip(work, counted)]
+        )
+        balance = ratio((work / speeds).tolist())
+        return cls(speeds, balance, max(map(_relative_error, counted)))
 
 
 def cause(speeds: Sequence[float], hosts: Sequence[str] | None = None) -> str:
