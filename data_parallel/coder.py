@@ -132,9 +132,9 @@ class Coder:
 
     def contribute(self, part: Part, out: np.ndarray) -> None:
         """Writes this replica's contribution to a part."""
-        payload, flags = _payload_and_flags(out, part)
+        payload, flags = _Message.of(out, part)
         buffer = self._payloads.to_write(payload)
-        exact, coded = _regions(buffer, part)
+        exact, coded = _Regions.of(buffer, part)
         size = self._code.contribution_bytes
         for segment in part.exact:
             self._own(segment, exact[segment.place])
@@ -155,23 +155,23 @@ class Coder:
                 one of this replica, which is none.
             out: To write to, uint8.
         """
-        payload, flags = _payload_and_flags(out, part)
+        payload, flags = _Message.of(out, part)
         flags[:] = self._own_flags(part)
-        of_others: list[Any] = []
+        of_others: list[_Regions | None] = []
         for given in contributions:
             if given is None:
                 of_others.append(None)
                 continue
-            theirs, their_flags = _payload_and_flags(given, part)
-            flags |= their_flags
-            of_others.append(_regions(self._payloads.to_read(theirs), part))
+            theirs = _Message.of(given, part)
+            flags |= theirs.flags
+            of_others.append(_Regions.of(self._payloads.to_read(theirs.payload), part))
         buffer = self._payloads.to_write(payload)
-        exact, coded = _regions(buffer, part)
+        exact, coded = _Regions.of(buffer, part)
         for segment in part.exact:
             to = exact[segment.place]
             for number, other in enumerate(of_others):
                 if other is not None:
-                    _add(to, other[0][segment.place], number)
+                    _add(to, other.exact[segment.place], number)
                 elif number == 0:
                     self._own(segment, to)
                 else:
@@ -181,7 +181,8 @@ class Coder:
         for segment in part.coded:
             start, stop = size * segment.place.start, size * segment.place.stop
             of_segment = [
-                None if other is None else other[1][start:stop] for other in of_others
+                None if other is None else other.coded[start:stop]
+                for other in of_others
             ]
             to = self._code.of_segment(fields, segment.place)
             are_finite.append(self._code.write_sum(segment, of_segment, to))
@@ -200,15 +201,16 @@ class Coder:
             messages: In the order of the nodes.
             out: To write to, uint8.
         """
-        payload, flags = _payload_and_flags(out, part)
-        exact, coded = _regions(payload, part)
+        payload, flags = _Message.of(out, part)
+        exact, coded = _Regions.of(payload, part)
+        flags[:] = 0
         all_fields = []
         for number, message in enumerate(messages):
-            theirs, their_flags = _payload_and_flags(message, part)
-            their_exact, their_coded = _regions(theirs, part)
-            _add(exact, their_exact, number)
-            flags[:] = their_flags if number == 0 else flags | their_flags
-            all_fields.append(self._fields(their_coded, part))
+            theirs = _Message.of(message, part)
+            regions = _Regions.of(theirs.payload, part)
+            _add(exact, regions.exact, number)
+            flags |= theirs.flags
+            all_fields.append(self._fields(regions.coded, part))
         to = self._fields(coded, part)
         for number, segment in enumerate(part.coded):
             some = [self._code.of_segment(each, segment.place) for each in all_fields]
@@ -218,8 +220,8 @@ class Coder:
 
     def read(self, part: Part, message: np.ndarray) -> None:
         """Reads a part of the mean into the arrays."""
-        payload, flags = _payload_and_flags(message, part)
-        exact, coded = _regions(self._payloads.to_read(payload), part)
+        payload, flags = _Message.of(message, part)
+        exact, coded = _Regions.of(self._payloads.to_read(payload), part)
         for segment in part.exact:
             self._gradients.of(segment)[...] = exact[segment.place]
         fields = self._fields(coded, part)
@@ -246,18 +248,38 @@ class Coder:
         )
 
 
-def _payload_and_flags(
-    message: np.ndarray, part: Part
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a message without its flags, and those."""
-    end = message.size - len(part.coded) - len(part.exact)
-    return message[:end], message[end:]
+class _Message(NamedTuple):
+    """A message, or a contribution, as views of its bytes.
+
+    Attributes:
+        payload: All but its flags.
+        flags: Of the segments, the coded ones first.
+    """
+
+    payload: np.ndarray
+    flags: np.ndarray
+
+    @classmethod
+    def of(cls, data: np.ndarray, part: Part) -> _Message:
+        end = data.size - len(part.coded) - len(part.exact)
+        return cls(data[:end], data[end:])
 
 
-def _regions(payload: Any, part: Part) -> tuple[Any, Any]:
-    """Returns the exact region and the coded region of a message."""
-    start = 4 * part.n_exact
-    return payload[:start].view(np.float32), payload[start:]
+class _Regions(NamedTuple):
+    """A payload, as views of its bytes, where it is read and written.
+
+    Attributes:
+        exact: In float32.
+        coded: In uint8.
+    """
+
+    exact: Any
+    coded: Any
+
+    @classmethod
+    def of(cls, payload: Any, part: Part) -> _Regions:
+        start = 4 * part.n_exact
+        return cls(payload[:start].view(np.float32), payload[start:])
 
 
 def _add(total: Any, values: Any, number: int) -> None:
