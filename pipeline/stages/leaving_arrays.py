@@ -53,43 +53,14 @@ def take_out(held: Graph | Inputs, links: Iterable[chainer.Link]) -> Left:
     Returns:
         The bytes. Nothing else holds on to the arrays, as far as the graph goes.
     """
-    if isinstance(held, Graph):
-        places, tuples = _places(held)
-
-        def whole() -> Graph:
-            for attributes, name, items in tuples:
-                attributes[name] = tuple(items)
-            return held
-
-    else:
-        tensors = [list(held.inputs), *map(list, held.skipped.values())]
-        arrays = [[getattr(x, "array", None) for x in each] for each in tensors]
-        places = [_Place(each, i) for each in arrays for i in range(len(each))]
-        names, persistents = list(held.skipped), held.persistents
-        # What passes between segments of a stage may be no tensor, and stays.
-        rest = [
-            [x._replace(array=None) if isinstance(x, Tensor) else x for x in each]
-            for each in tensors
-        ]
-        del tensors, held
-
-        def whole() -> Inputs:
-            inputs, *skipped = (
-                tuple(
-                    x._replace(array=array) if isinstance(x, Tensor) else x
-                    for x, array in zip(*each)
-                )
-                for each in zip(rest, arrays)
-            )
-            return Inputs(inputs, dict(zip(names, skipped)), persistents)
-
-    groups = list(_groups(places, _staying(links)))
+    opened = _open_graph(held) if isinstance(held, Graph) else _open_inputs(held)
+    groups = list(_groups(opened.places, _staying(links)))
     buffers = [group.empty() for group in groups]
 
     def come_back(buffers: list[np.ndarray]) -> Graph | Inputs:
         for group, buffer in zip(groups, buffers):
             group.fill(buffer)
-        return whole()
+        return opened.close()
 
     return Left(buffers, come_back)
 
@@ -99,6 +70,18 @@ class _Place(NamedTuple):
 
     container: Any
     key: Any
+
+
+class _Opened(NamedTuple):
+    """What is held, while its arrays may be missing.
+
+    Attributes:
+        places: Where they lie.
+        close: Called when all are back, returns what was held.
+    """
+
+    places: list[_Place]
+    close: Callable[[], Graph | Inputs]
 
 
 class _View(NamedTuple):
@@ -153,6 +136,42 @@ class _Bytes:
             "typestr": "|u1",
             "version": 3,
         }
+
+
+def _open_graph(graph: Graph) -> _Opened:
+    places, tuples = _places(graph)
+
+    def close() -> Graph:
+        for attributes, name, items in tuples:
+            attributes[name] = tuple(items)
+        return graph
+
+    return _Opened(places, close)
+
+
+def _open_inputs(held: Inputs) -> _Opened:
+    tensors = [list(held.inputs), *map(list, held.skipped.values())]
+    arrays = [[getattr(x, "array", None) for x in each] for each in tensors]
+    # What passes between segments of a stage may be no tensor, and stays.
+    rest = [
+        [x._replace(array=None) if isinstance(x, Tensor) else x for x in each]
+        for each in tensors
+    ]
+    # Of the inputs themselves nothing may be kept: they have the arrays.
+    names, persistents = list(held.skipped), held.persistents
+
+    def close() -> Inputs:
+        inputs, *skipped = (
+            tuple(
+                x._replace(array=array) if isinstance(x, Tensor) else x
+                for x, array in zip(*each)
+            )
+            for each in zip(rest, arrays)
+        )
+        return Inputs(inputs, dict(zip(names, skipped)), persistents)
+
+    places = [_Place(each, i) for each in arrays for i in range(len(each))]
+    return _Opened(places, close)
 
 
 def _places(graph: Graph) -> tuple[list[_Place], list[tuple[dict, str, list]]]:
