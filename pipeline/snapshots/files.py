@@ -231,10 +231,21 @@ class Snapshot:
 
     @contextlib.contextmanager
     def of_layers(
-        self, positions: Iterable[int], prefix: str, *ledger_and_dry_run: Any
+        self,
+        positions: Iterable[int],
+        prefix: str,
+        ledger: Ledger | None = None,
+        is_dry_run: bool = False,
     ) -> Iterator[Arrays]:
-        """Opens the arrays whose keys begin with ``prefix``, of some layers."""
-        with self.arrays(self.files_of(positions), *ledger_and_dry_run) as arrays:
+        """Opens the arrays whose keys begin with ``prefix``, of some layers.
+
+        Args:
+            positions: Of the layers.
+            prefix: ``'model/'`` or ``'optimizer/'``.
+            ledger: As of :meth:`arrays`.
+            is_dry_run (bool): Likewise.
+        """
+        with self.arrays(self.files_of(positions), ledger, is_dry_run) as arrays:
             yield arrays.below(prefix)
 
 

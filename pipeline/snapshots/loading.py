@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from mixed_precision.hooks import Hooks
 from pipeline.pipeline import Pipeline
@@ -93,129 +92,213 @@ def load_snapshot(
     settle(pipeline)
     state = dict(state or {})
     what = f"cannot load the snapshot {path}"
-    attempt = functools.partial(on_all_ranks, pipeline, "load", what)
-    snapshot, found = attempt(_open, path, pipeline, optimizers, state)
+    snapshot, found = on_all_ranks(
+        pipeline, "load", what, _open, path, pipeline, optimizers, state
+    )
     checksums = pipeline.gather(snapshot.checksum, "load")
     for rank, checksum in enumerate(checksums):
         if checksum != checksums[0]:
             raise SnapshotError(f"{what}: ranks 0 and {rank} see different ones there")
-    arguments = snapshot, pipeline, found, state, what, strict
-    set_back = _fit(snapshot, pipeline, found, what)
+    loading = _Loading(snapshot, pipeline, found, state, what)
+    set_back = loading.fit()
     try:
-        _check(*arguments)
+        loading.check(strict)
     except SnapshotError:
         set_back()
         raise
-    differences = _load(*arguments)
+    differences = loading.load(strict)
     clock_of(pipeline).note(snapshot.time)
     if differences and pipeline.ranks.is_chief:
         warnings.warn(f"{path} is loaded in part: {differences}", stacklevel=2)
     return replace(snapshot, differences=differences)
 
 
-def _fit(
-    snapshot: Snapshot, pipeline: Pipeline, optimizers: OptimizersOfStages, what: str
-) -> Callable[[], None]:
-    """Gives layers the sizes that they had when channels were taken away from them.
+class _Loading(NamedTuple):
+    """A snapshot on its way into a pipeline; its methods are calls of all ranks.
 
-    Which layers, a hook of an optimizer knows that has a method ``fit``: it takes the
-    saved shapes by path, and returns what sets the sizes back.
-
-    Returns:
-        What sets all of them back.
+    Attributes:
+        snapshot: As it is for this rank's replica.
+        pipeline: To load it into.
+        optimizers: Those of this rank's stages.
+        state: What else is loaded, by names.
+        what: The beginning of errors.
     """
-    attempt = functools.partial(on_all_ranks, pipeline, "load", what)
-    hooks = {
-        id(hook): hook
-        for optimizer in optimizers.of_stages
-        for _, hook in Hooks.named(optimizer)
-        if hasattr(hook, "fit")
-    }
-    shapes = attempt(lambda: _saved_shapes(snapshot, pipeline) if hooks else {})
-    calls = pipeline.ranks.calls
-    earlier_refusal, calls.refusal = calls.refusal, _refusal(snapshot)
-    undoing = attempt(lambda: [hook.fit(shapes) for hook in hooks.values()])
-    calls.refusal = earlier_refusal
 
-    def set_back() -> None:
-        for each in undoing:
-            each()
+    snapshot: Snapshot
+    pipeline: Pipeline
+    optimizers: OptimizersOfStages
+    state: Mapping[str, Any]
+    what: str
 
-    return set_back
+    def fit(self) -> Callable[[], None]:
+        """Gives layers the sizes that they had when channels were taken from them.
 
+        Which layers, a hook of an optimizer knows that has a method ``fit``: it takes
+        the saved shapes by path, and returns what sets the sizes back.
 
-def _saved_shapes(snapshot: Snapshot, pipeline: Pipeline) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of what was saved of this rank's layers, by path."""
-    shapes = {}
-    for stage in pipeline.stages.values():
-        positions = positions_of_layers(stage)
-        with snapshot.of_layers(positions, "model/", Ledger(), True) as arrays:
-            shapes.update({f"/{key}": arrays.outline(key).shape for key in arrays})
-    return shapes
-
-
-def _check(
-    snapshot: Snapshot,
-    pipeline: Pipeline,
-    found: OptimizersOfStages,
-    state: Mapping[str, Any],
-    what: str,
-    strict: bool,
-) -> None:
-    """Looks whether everything fits, on all ranks, and changes nothing.
-
-    Objects of ``state`` may be anybody's. They are loaded, and get back what they had.
-    """
-    attempt = functools.partial(on_all_ranks, pipeline, "load", what)
-    ledger, calls = Ledger(), pipeline.ranks.calls
-    attempt(_load_layers, snapshot, pipeline, found, ledger, True)
-    kept = KeptState({**state, "pipeline": pipeline})
-    earlier_refusal, calls.refusal = calls.refusal, _refusal(snapshot)
-    try:
-        attempt(_load_objects, snapshot, pipeline, state, ledger)
-        # One rank may have what others lack, such as the iterator or a report.
-        compare(pipeline.gather(ledger, "load"), what, strict, _OF_ANOTHER_RUN)
-    except SnapshotError as error:
-        try:
-            on_all_ranks(pipeline, "load", calls.refusal, kept.put_back)
-        except SnapshotError as failure:
-            raise type(error)(f"{error}; {failure}") from error
+        Returns:
+            What sets all of them back.
+        """
+        hooks = {
+            id(hook): hook
+            for optimizer in self.optimizers.of_stages
+            for _, hook in Hooks.named(optimizer)
+            if hasattr(hook, "fit")
+        }
+        shapes = self._attempt(lambda: self._saved_shapes() if hooks else {})
+        calls = self.pipeline.ranks.calls
+        earlier_refusal, calls.refusal = calls.refusal, self._refusal
+        undoing = self._attempt(lambda: [hook.fit(shapes) for hook in hooks.values()])
         calls.refusal = earlier_refusal
-        raise
 
+        def set_back() -> None:
+            for each in undoing:
+                each()
 
-def _load(
-    snapshot: Snapshot,
-    pipeline: Pipeline,
-    found: OptimizersOfStages,
-    state: Mapping[str, Any],
-    what: str,
-    strict: bool,
-) -> Differences:
-    """Loads everything; until that is done, nobody uses the model."""
-    attempt = functools.partial(on_all_ranks, pipeline, "load", what)
-    ledger, calls = Ledger(), pipeline.ranks.calls
-    calls.refusal = _refusal(snapshot)
-    try:
-        with loaded_as_if_running(state, [*found.of_stages, *found.of_loss]):
-            attempt(_load_layers, snapshot, pipeline, found, ledger)
-            # After the layers and the optimizers, which some look at.
-            attempt(_load_objects, snapshot, pipeline, state, ledger)
-        differences = compare(
-            pipeline.gather(ledger, "load"), what, strict, _OF_ANOTHER_RUN
+        return set_back
+
+    def check(self, strict: bool) -> None:
+        """Looks whether everything fits, and changes nothing.
+
+        Objects of ``state`` may be anybody's. They are loaded, and get back what they
+        had.
+
+        Raises:
+            SnapshotError: On every rank, if it does not.
+        """
+        ledger, calls = Ledger(), self.pipeline.ranks.calls
+        self._attempt(self._load_layers, ledger, True)
+        kept = KeptState(self._objects)
+        earlier_refusal, calls.refusal = calls.refusal, self._refusal
+        try:
+            self._attempt(self._load_objects, ledger)
+            # One rank may have what others lack, such as the iterator or a report.
+            self._compared(ledger, strict)
+        except SnapshotError as error:
+            try:
+                on_all_ranks(self.pipeline, "load", calls.refusal, kept.put_back)
+            except SnapshotError as failure:
+                raise type(error)(f"{error}; {failure}") from error
+            calls.refusal = earlier_refusal
+            raise
+
+    def load(self, strict: bool) -> Differences:
+        """Loads everything; until that is done, nobody uses the model.
+
+        Raises:
+            SnapshotError: On every rank, if it failed on any.
+        """
+        ledger, calls = Ledger(), self.pipeline.ranks.calls
+        found = self.optimizers
+        calls.refusal = self._refusal
+        try:
+            with loaded_as_if_running(self.state, [*found.of_stages, *found.of_loss]):
+                self._attempt(self._load_layers, ledger)
+                # After the layers and the optimizers, which some look at.
+                self._attempt(self._load_objects, ledger)
+            differences = self._compared(ledger, strict)
+        except SnapshotError as error:
+            raise type(error)(f"{error}; {calls.refusal}") from error
+        calls.refusal = None
+        return differences
+
+    @property
+    def _refusal(self) -> str:
+        return (
+            f"the run was changed in part when the snapshot {self.snapshot.path} could"
+            f" not be loaded: load a whole snapshot before the model is used, or make"
+            f" the model, its optimizers and the Pipeline anew"
         )
-    except SnapshotError as error:
-        raise type(error)(f"{error}; {calls.refusal}") from error
-    calls.refusal = None
-    return differences
 
+    @property
+    def _objects(self) -> dict[str, Any]:
+        return {**self.state, "pipeline": self.pipeline}
 
-def _refusal(snapshot: Snapshot) -> str:
-    return (
-        f"the run was changed in part when the snapshot {snapshot.path} could not be"
-        f" loaded: load a whole snapshot before the model is used, or make the model,"
-        f" its optimizers and the Pipeline anew"
-    )
+    @property
+    def _is_of_other_replicas(self) -> bool:
+        """Whether there were more replicas, or fewer."""
+        return self.snapshot.n_replicas != self.pipeline.ranks.n_replicas
+
+    def _attempt(self, load: Callable[..., Any], *arguments: Any) -> Any:
+        return on_all_ranks(self.pipeline, "load", self.what, load, *arguments)
+
+    def _compared(self, ledger: Ledger, strict: bool) -> Differences:
+        ledgers = self.pipeline.gather(ledger, "load")
+        return compare(ledgers, self.what, strict, _OF_ANOTHER_RUN)
+
+    def _saved_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of what was saved of this rank's layers, by path."""
+        shapes = {}
+        for stage in self.pipeline.stages.values():
+            positions = positions_of_layers(stage)
+            with self.snapshot.of_layers(
+                positions, "model/", Ledger(), is_dry_run=True
+            ) as arrays:
+                shapes.update({f"/{key}": arrays.outline(key).shape for key in arrays})
+        return shapes
+
+    def _load_layers(self, ledger: Ledger, is_dry_run: bool = False) -> None:
+        """Loads this rank's stages and loss, with their optimizers."""
+        pipeline, optimizers = self.pipeline, self.optimizers
+        for stage in pipeline.stages.values():
+            positions = positions_of_layers(stage)
+            with self.snapshot.of_layers(
+                positions, "model/", ledger, is_dry_run
+            ) as arrays:
+                layer_state.load_model(stage, arrays)
+            if self._is_of_other_replicas and stage.carried_states:
+                with self._of_replicas(positions, "model/", ledger) as replicas:
+                    load_shares(stage, replicas, pipeline.ranks, is_dry_run)
+        for optimizer in optimizers.of_stages:
+            positions = optimizers.positions(optimizer)
+            names = optimizers.names(optimizer)
+            with self.snapshot.of_layers(
+                positions, "optimizer/", ledger, is_dry_run
+            ) as arrays:
+                load_optimizer(optimizer, arrays, names)
+            if self._is_of_other_replicas and not is_dry_run:
+                with self._of_replicas(positions, "optimizer/", ledger) as replicas:
+                    load_replicas(optimizer, replicas, names)
+        if pipeline.is_last:
+            self._load_loss(ledger, is_dry_run)
+
+    @contextlib.contextmanager
+    def _of_replicas(
+        self, positions: set[int], prefix: str, ledger: Ledger
+    ) -> Iterator[list[Arrays]]:
+        """Opens what each replica has saved of some layers."""
+        with contextlib.ExitStack() as stack:
+            yield [
+                stack.enter_context(each.of_layers(positions, prefix, ledger))
+                for each in self.snapshot.of_replicas()
+            ]
+
+    def _load_loss(self, ledger: Ledger, is_dry_run: bool) -> None:
+        optimizers = self.optimizers
+        if manifest.LOSS not in self.snapshot.files:
+            ledger.missing.update(f"model/{name}" for name in optimizers.loss_links)
+            return
+        with self.snapshot.arrays([manifest.LOSS], ledger, is_dry_run) as arrays:
+            for name, link in optimizers.loss_links.items():
+                layer_state.load_model(link, arrays.below(f"model/{name}/"))
+            for optimizer in optimizers.of_loss:
+                load_optimizer(optimizer, arrays.below("optimizer/"))
+
+    def _load_objects(self, ledger: Ledger) -> None:
+        pipeline, snapshot = self.pipeline, self.snapshot
+        ranks, n_ranks = pipeline.ranks, pipeline.schedule.n_ranks
+        is_first = pipeline.is_first and ranks.replica == 0
+        is_alike = (ranks.n_replicas, n_ranks) == (
+            snapshot.n_replicas,
+            snapshot.n_ranks,
+        )
+        # Where there were other ranks, all get the random states of the first stage.
+        whose = "first"
+        if is_alike and not is_first:
+            whose = str(ranks.replica * n_ranks + ranks.rank)
+        with snapshot.arrays([manifest.COMMON], ledger) as arrays:
+            layer_state.load_objects(self._objects, arrays.below("state/"))
+            load_random_states(arrays.below("random/"), whose, self.state)
 
 
 def _open(
@@ -247,72 +330,3 @@ def _open(
     own = {file for each in read_as for file in each.own_files(names).values()}
     snapshot.verify([*names, *sorted(own)])
     return snapshot, found
-
-
-def _load_layers(
-    snapshot: Snapshot,
-    pipeline: Pipeline,
-    optimizers: OptimizersOfStages,
-    ledger: Ledger,
-    is_dry_run: bool = False,
-) -> None:
-    """Loads this rank's stages and loss, with their optimizers."""
-    is_another = snapshot.n_replicas != pipeline.ranks.n_replicas
-
-    @contextlib.contextmanager
-    def of_replicas(positions: set[int], prefix: str) -> Iterator[list[Arrays]]:
-        with contextlib.ExitStack() as stack:
-            yield [
-                stack.enter_context(each.of_layers(positions, prefix, ledger))
-                for each in snapshot.of_replicas()
-            ]
-
-    for stage in pipeline.stages.values():
-        positions = positions_of_layers(stage)
-        with snapshot.of_layers(positions, "model/", ledger, is_dry_run) as arrays:
-            layer_state.load_model(stage, arrays)
-        if is_another and stage.carried_states:
-            with of_replicas(positions, "model/") as replicas:
-                load_shares(stage, replicas, pipeline.ranks, is_dry_run)
-    for optimizer in optimizers.of_stages:
-        positions, names = optimizers.positions(optimizer), optimizers.names(optimizer)
-        with snapshot.of_layers(positions, "optimizer/", ledger, is_dry_run) as arrays:
-            load_optimizer(optimizer, arrays, names)
-        if is_another and not is_dry_run:
-            with of_replicas(positions, "optimizer/") as replicas:
-                load_replicas(optimizer, replicas, names)
-    if pipeline.is_last:
-        _load_loss(snapshot, optimizers, ledger, is_dry_run)
-
-
-def _load_loss(
-    snapshot: Snapshot,
-    optimizers: OptimizersOfStages,
-    ledger: Ledger,
-    is_dry_run: bool,
-) -> None:
-    if manifest.LOSS not in snapshot.files:
-        ledger.missing.update(f"model/{name}" for name in optimizers.loss_links)
-        return
-    with snapshot.arrays([manifest.LOSS], ledger, is_dry_run) as arrays:
-        for name, link in optimizers.loss_links.items():
-            layer_state.load_model(link, arrays.below(f"model/{name}/"))
-        for optimizer in optimizers.of_loss:
-            load_optimizer(optimizer, arrays.below("optimizer/"))
-
-
-def _load_objects(
-    snapshot: Snapshot, pipeline: Pipeline, state: Mapping[str, Any], ledger: Ledger
-) -> None:
-    ranks, n_ranks = pipeline.ranks, pipeline.schedule.n_ranks
-    whose = str(ranks.replica * n_ranks + ranks.rank)
-    were = snapshot.n_replicas, snapshot.n_ranks
-    if (pipeline.is_first and ranks.replica == 0) or (
-        ranks.n_replicas,
-        n_ranks,
-    ) != were:
-        whose = "first"
-    with snapshot.arrays([manifest.COMMON], ledger) as arrays:
-        objects = {**state, "pipeline": pipeline}
-        layer_state.load_objects(objects, arrays.below("state/"))
-        load_random_states(arrays.below("random/"), whose, state)
