@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
@@ -70,6 +69,48 @@ class _Change(NamedTuple):
     wants: list[Want]
 
 
+class _Task(NamedTuple):
+    """The task of this rank when layers move.
+
+    Attributes:
+        model: The undivided model, anew.
+        changes: By their numbers those of its stages that change.
+        optimizers: Of its stages.
+    """
+
+    model: Divisible
+    changes: Mapping[int, _Change]
+    optimizers: OptimizersOfStages
+
+
+class _Made(NamedTuple):
+    """New stages, whose values are still to come.
+
+    Attributes:
+        stages: By their numbers those of this rank that change.
+        files: For what comes from disks, by key.
+    """
+
+    stages: Mapping[int, Divisible]
+    files: Mapping[str, MappedArray]
+
+
+class _Fetched(NamedTuple):
+    """Layers as they will be, beside those in use.
+
+    Attributes:
+        stages: By their numbers those of this rank that change.
+        arrays: All that have come, by key.
+        layout: How the layers will lie.
+        n_bytes: What all ranks have sent.
+    """
+
+    stages: Mapping[int, Divisible]
+    arrays: Mapping[str, np.ndarray]
+    layout: Layout
+    n_bytes: int
+
+
 def rebalance(
     pipe: Pipeline, optimizer: Any, cuts: Sequence[int], build: Callable[[], Divisible]
 ) -> Moved:
@@ -124,50 +165,49 @@ def rebalance(
     start = time.perf_counter()
     checking.check_not_within(pipe)
     pipe.ranks.calls.check_usable()
-    (model, changes, optimizers), layers = _prepare(pipe, optimizer, cuts, build)
+    task, layers = _prepare(pipe, optimizer, cuts, build)
     if not layers:
         return Moved((), 0, 0.0)
-    n_bytes, stages, arrays, layout = _fetch(pipe, model, changes, optimizers)
-    before = state.optimizer_states(optimizers)
+    fetched = _fetch(pipe, task)
+    before = state.optimizer_states(task.optimizers)
     pipe.ranks.calls.refusal = (
         "layers were moved in part only: make the model, its optimizers and the"
         " Pipeline anew, and load a snapshot"
     )
-    for number, stage in stages.items():
-        become(changes[number].stage, stage)
-    for each in optimizers.of_stages:
+    for number, stage in fetched.stages.items():
+        become(task.changes[number].stage, stage)
+    for each in task.optimizers.of_stages:
         _prepare_optimizer(each)
-    pipe.lay_out(layout)
-    state.load_optimizers(pipe, optimizer, before, arrays)
+    pipe.lay_out(fetched.layout)
+    state.load_optimizers(pipe, optimizer, before, fetched.arrays)
     pipe.ranks.calls.refusal = None
     _mark(pipe, layers, start)
     seconds = pipe.gather(time.perf_counter() - start, "rebalance")
-    return Moved(layers, n_bytes, max(seconds))
+    return Moved(layers, fetched.n_bytes, max(seconds))
 
 
 def _prepare(
     pipe: Pipeline, optimizer: Any, cuts: Sequence[int], build: Callable[[], Divisible]
-) -> tuple[tuple[Divisible, dict[int, _Change], OptimizersOfStages], tuple[int, ...]]:
+) -> tuple[_Task, tuple[int, ...]]:
     """Checks everything, and returns what is to change and which layers move."""
 
-    def check() -> tuple[Any, Any]:
+    def check() -> tuple[_Task, Any]:
         plan = checking.check_cuts(pipe, cuts)
         optimizers = OptimizersOfStages(optimizer, pipe)
         checking.check_moment(pipe, optimizers.of_stages)
         words = checking.check_optimizers(pipe, optimizers)
         model = checking.built(build, pipe)
         checking.check_leaving(pipe, model, plan)
-        checked = model, _changes(pipe, model, plan), optimizers
-        return checked, (plan, words)
+        return _Task(model, _changes(pipe, model, plan), optimizers), (plan, words)
 
-    checked, said = checking.on_all_ranks(pipe, check)
+    task, said = checking.on_all_ranks(pipe, check)
     for rank, (theirs, _) in enumerate(said):
         if theirs != said[0][0]:
             raise DisagreementError(
                 f"the cuts differ: rank 0 gives {said[0][0]}, and rank {rank} {theirs}"
             )
     checking.compare_optimizers([words for _, words in said])
-    return checked, tuple(_moving(pipe.cuts, said[0][0]))
+    return task, tuple(_moving(pipe.cuts, said[0][0]))
 
 
 def _moving(before: Sequence[int], after: Sequence[int]) -> list[int]:
@@ -196,24 +236,14 @@ def _changes(
     return found
 
 
-def _fetch(
-    pipe: Pipeline,
-    model: Divisible,
-    changes: Mapping[int, _Change],
-    optimizers: OptimizersOfStages,
-) -> tuple[int, dict[int, Divisible], dict[str, np.ndarray], Layout]:
-    """Makes the stages as they will be; nothing that is in use is changed.
-
-    Returns:
-        The bytes that all ranks have sent, the stages by number, all arrays that have
-        come by key, and how the layers will lie.
-    """
+def _fetch(pipe: Pipeline, task: _Task) -> _Fetched:
+    """Makes the stages as they will be; nothing that is in use is changed."""
     ranks = pipe.ranks
-    mine = [want for change in changes.values() for want in change.wants]
+    mine = [want for change in task.changes.values() for want in change.wants]
     # Of this rank's pipeline, on a grid.
     row = [ranks.in_world(rank) for rank in range(ranks.size)]
     everyones = pipe.gather(mine, "rebalance")
-    outgoing, local = _sort_out(pipe, optimizers, [everyones[rank] for rank in row])
+    outgoing, local = _sort_out(pipe, task.optimizers, [everyones[i] for i in row])
     parcels = {rank: Parcel.of(arrays) for rank, arrays in outgoing.items()}
     said = pipe.gather(parcels, "rebalance")
     incoming = {
@@ -222,18 +252,16 @@ def _fetch(
         if ranks.rank in said[there]
     }
     coming = sum(parcel.n_bytes_in_memory for parcel in incoming.values())
-    refusal = room.refusal(
-        pipe.gather(room.claims(coming + _bytes_to_make(model, changes)), "rebalance")
-    )
+    claims = room.claims(coming + _bytes_to_make(task))
+    refusal = room.refusal(pipe.gather(claims, "rebalance"))
     if refusal is not None:
         raise MemoryError(f"there is no room for the layers that would move: {refusal}")
-    made = functools.partial(_make, pipe, model, changes, incoming)
-    (stages, files), words = checking.on_all_ranks(pipe, made)
+    made, words = checking.on_all_ranks(pipe, _make, pipe, task, incoming)
     layout = _layout(pipe, words)
     with ranks.calls.made("rebalance"):
-        arrays = {**local, **exchange(ranks, outgoing, incoming, files)}
-    checking.on_all_ranks(pipe, _load, stages, changes, arrays)
-    return total_bytes(said), stages, arrays, layout
+        arrays = {**local, **exchange(ranks, outgoing, incoming, made.files)}
+    checking.on_all_ranks(pipe, _load, made.stages, task.changes, arrays)
+    return _Fetched(made.stages, arrays, layout, total_bytes(said))
 
 
 def _sort_out(
@@ -260,41 +288,32 @@ def _sort_out(
     return given, local
 
 
-def _bytes_to_make(model: Divisible, changes: Mapping[int, _Change]) -> int:
+def _bytes_to_make(task: _Task) -> int:
     """Returns the bytes in memory of new layers' parameters, with their gradients."""
     return sum(
         2 * param.array.nbytes
-        for change in changes.values()
+        for change in task.changes.values()
         for position in change.new
-        for param in model.view(position, position + 1).params(include_uninit=False)
+        for param in task.model.view(position, position + 1).params(
+            include_uninit=False
+        )
         if not getattr(param, "is_streamed", False)
     )
 
 
 def _make(
-    pipe: Pipeline,
-    model: Divisible,
-    changes: Mapping[int, _Change],
-    incoming: Mapping[int, Parcel],
-) -> tuple[
-    tuple[dict[int, Divisible], dict[str, MappedArray]],
-    tuple[Announcement, OfCommunicators],
-]:
-    """Makes this rank's stages that change, as they will be, and files.
-
-    Returns:
-        The stages by number with the files for what comes from disks; and all stages
-        in words.
-    """
+    pipe: Pipeline, task: _Task, incoming: Mapping[int, Parcel]
+) -> tuple[_Made, tuple[Announcement, OfCommunicators]]:
+    """Makes this rank's stages that change, and files; and says what stages it has."""
     stages = {}
-    for number, change in changes.items():
-        stages[number] = different_stage(model, change.stage, change.layer_range)
+    for number, change in task.changes.items():
+        stages[number] = different_stage(task.model, change.stage, change.layer_range)
         stages[number].to_device(change.stage.device)
     after = {**pipe.stages, **stages}
     of_loss = [p for link in pipe.loss.links.values() for p in link.params()]
     ordered = [after[number] for number in sorted(after)]
     mine = Announcement.of(ordered, of_loss, {}, scales_loss=True)
-    return (stages, files_for(incoming.values())), (mine, announcement())
+    return _Made(stages, files_for(incoming.values())), (mine, announcement())
 
 
 def _layout(
