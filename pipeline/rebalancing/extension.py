@@ -32,7 +32,7 @@ from pipeline.rebalancing.stage_times import (
     together,
     under_load,
 )
-from pipeline.rebalancing.trials import ChangesOnTrial
+from pipeline.rebalancing.trials import ChangesOnTrial, Choice
 
 #: Below ``trainer.out``: a line of JSON for each check.
 LOG_NAME = "rebalancing.jsonl"
@@ -197,7 +197,6 @@ class Rebalance(training.Extension):
         if None in seen:
             # A replica has had no sample yet.
             return
-        places = _places(pipe)
         # All wait for the rank that is slowest with the samples that it has.
         most = max(theirs.n_samples for theirs in seen)
         loads = [theirs.n_samples / most for theirs in seen]
@@ -209,38 +208,46 @@ class Rebalance(training.Extension):
         decision = pipe.ranks.choose(lambda: self._decide(pipe, times))
         self._speeds = decision.speeds
         seconds = max(theirs.step_seconds for theirs in seen)
-        before, moved = list(pipe.cuts), None
-        # One thing at a time: whose change a longer step is must be known.
-        wanted = None if self._share_trial.is_open else decision.cuts
-        choice = self._cut_trial.choose(wanted, before, seconds)
-        if choice.target is not None:
-            optimizers = list(trainer.updater.get_all_optimizers().values())
-            moved = rebalance(pipe, optimizers, choice.target, self._build)
-            self.moves.append(moved)
-            # They may become others before the next minibatch has ended.
-            self._costs.look(pipe.stages.values())
-        slowest = slowest_ranks(loaded, [place for _, place in places])
-        check = LoggedCheck(
-            trainer.updater.iteration,
-            trainer.elapsed_time,
-            [hosts[rank] for rank in slowest],
-            # Of the hosts themselves, however many samples they have.
-            [speed * loads[r] for speed, r in zip(decision.speeds, slowest)],
-            before,
-            choice.target,
-            decision.step_seconds,
-            decision.new_step_seconds,
-            choice.reason or decision.reason,
-            moved and moved._replace(layers=list(moved.layers))._asdict(),
-            choice.goes_back,
-        )
+        before = list(pipe.cuts)
+        choice, moved = self._move(trainer, pipe, decision, seconds)
         if self._log and pipe.ranks.is_chief:
+            slowest = slowest_ranks(loaded, [place for _, place in _places(pipe)])
+            check = LoggedCheck(
+                iteration=trainer.updater.iteration,
+                seconds=trainer.elapsed_time,
+                hosts=[hosts[rank] for rank in slowest],
+                # Of the hosts themselves, however many samples they have.
+                speeds=[speed * loads[r] for speed, r in zip(decision.speeds, slowest)],
+                cuts=before,
+                new_cuts=choice.target,
+                step_seconds=decision.step_seconds,
+                predicted_step_seconds=decision.new_step_seconds,
+                reason=choice.reason or decision.reason,
+                moved=moved and moved._replace(layers=list(moved.layers))._asdict(),
+                went_back=choice.goes_back,
+            )
             self._tell(check, Path(trainer.out))
         if moved is None:
             # Otherwise the times are of other layers than those there are now.
             self._set_shares(trainer, pipe, seen, seconds)
         is_tried = moved is not None and not choice.goes_back
         self._predicted = decision.new_step_seconds if is_tried else None
+
+    def _move(
+        self, trainer: Any, pipe: Pipeline, decision: Decision, step_seconds: float
+    ) -> tuple[Choice, Moved | None]:
+        """Moves layers, if that is decided or a move before was in vain."""
+        # One thing at a time: whose change a longer step is must be known.
+        wanted = None if self._share_trial.is_open else decision.cuts
+        choice = self._cut_trial.choose(wanted, list(pipe.cuts), step_seconds)
+        if choice.target is None:
+            return choice, None
+        optimizers = list(trainer.updater.get_all_optimizers().values())
+        moved = rebalance(pipe, optimizers, choice.target, self._build)
+        self.moves.append(moved)
+        # They may become others before the next minibatch has ended.
+        self._costs.look(pipe.stages.values())
+        return choice, moved
 
     def _measure_anew(
         self,
