@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -32,8 +33,7 @@ class Calls:
         self._comm, self._timeout = comm, timeout
         self._n_calls = 0
         self._is_broken = self._is_closed = False
-        self._words: list[str] = []
-        self._refusal: Exception | None = None
+        self._begun: _Begun | None = None
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -81,13 +81,13 @@ class Calls:
             Refused: With the refusal.
         """
         self._n_calls += 1
-        self._name, self._words = name, [f"call {self._n_calls}, {name}", *words]
-        self._refusal = refusal
-        digest = hashlib.blake2b("\n".join(self._words).encode(), digest_size=7)
+        words = [f"call {self._n_calls}, {name}", *words]
+        digest = hashlib.blake2b("\n".join(words).encode(), digest_size=7)
         number = int.from_bytes(digest.digest(), "little")
-        self._mine = np.array([number, refusal is not None], np.int64)
-        self._all = np.empty((self._comm.size, 2), np.int64)
-        self._request = self._comm.Iallgather(self._mine, self._all)
+        mine = np.array([number, refusal is not None], np.int64)
+        everyones = np.empty((self._comm.size, 2), np.int64)
+        request = self._comm.Iallgather(mine, everyones)
+        self._begun = _Begun(name, words, refusal, mine, everyones, request)
         if refusal is not None:
             self.finish()
 
@@ -99,22 +99,44 @@ class Calls:
             Refused: If this one does.
             StallError: If another rank does not come.
         """
-        comm, purpose = self._comm, f"to call {self._name}"
+        begun, self._begun = self._begun, None
+        comm, purpose = self._comm, f"to call {begun.name}"
         try:
-            wait_for_all(comm, self._request, self._timeout, purpose)
+            wait_for_all(comm, begun.request, self._timeout, purpose)
         except BaseException:
-            never_free((self._mine, self._all))
+            never_free((begun.mine, begun.everyones))
             raise
-        numbers, refused = self._all.T
+        numbers, refused = begun.everyones.T
         if refused.any():
-            said = all_gather(comm, str(self._refusal or ""), self._timeout, purpose)
-            if self._refusal is not None:
-                raise Refused(self._refusal)
+            words = str(begun.refusal or "")
+            said = all_gather(comm, words, self._timeout, purpose)
+            if begun.refusal is not None:
+                raise Refused(begun.refusal)
             rank = int(np.argmax(refused))
             raise DisagreementError(f"rank {rank}: {said[rank]}")
         if (numbers != numbers[0]).any():
-            said = all_gather(comm, self._words, self._timeout, purpose)
+            said = all_gather(comm, begun.words, self._timeout, purpose)
             raise DisagreementError(first_difference(said))
+
+
+class _Begun(NamedTuple):
+    """A call whose comparison is under way.
+
+    Attributes:
+        name: Of the call.
+        words: What must be the same on all ranks.
+        refusal: What is wrong on this one.
+        mine: The numbers that it sends.
+        everyones: Where those of all ranks come.
+        request: Of these messages.
+    """
+
+    name: str
+    words: Sequence[str]
+    refusal: Exception | None
+    mine: np.ndarray
+    everyones: np.ndarray
+    request: MPI.Request
 
 
 class Refused(Exception):
