@@ -253,8 +253,7 @@ class Exchange:
         with self._current.ending_at_errors():
             under_way.finish()
         self._current.under_way = None
-        if not self._zero_fill:
-            under_way.check_all_present()
+        under_way.check_all_present()
         self.sent_bytes = under_way.clock.sent_bytes
         self.seconds = under_way.clock.seconds
         self._strategy.keep(under_way.is_finite)
@@ -305,8 +304,10 @@ class Exchange:
             self._strategy.origin,
             self.timeout,
         )
-        under_way = UnderWay(self._ranks, opening, arrays, buckets, make_code)
-        self._current.under_way, self._zero_fill = under_way, zero_fill
+        under_way = UnderWay(
+            self._ranks, opening, arrays, buckets, make_code, zero_fill
+        )
+        self._current.under_way = under_way
         self.spans = under_way.spans
         self.kept.n_exchanges += 1
         if refusal is not None:

@@ -58,6 +58,7 @@ class UnderWay:
         buckets: How they are cut.
         make_code: Makes the code of the coded regions; ``None`` if this rank refuses
             the exchange.
+        zero_fill: Whether zeros stand for an array that some ranks have not put.
 
     Attributes:
         clock: Where time and bytes go.
@@ -72,9 +73,10 @@ class UnderWay:
         arrays: Arrays,
         buckets: Sequence[Bucket],
         make_code: MakeCode | None,
+        zero_fill: bool,
     ) -> None:
         self._ranks, self._arrays, self._buckets = ranks, arrays, buckets
-        self._make_code = make_code
+        self._make_code, self._zero_fill = make_code, zero_fill
         self._n_queued = self._next_unit = 0
         self._is_open = self._is_asking = False
         self.clock = Clock()
@@ -107,8 +109,10 @@ class UnderWay:
         """Sees, at the end, that no array came from some of the ranks alone.
 
         Raises:
-            DisagreementError: If one did; on every rank.
+            DisagreementError: If one did, and zeros do not stand for it; on every rank.
         """
+        if self._zero_fill:
+            return
         both = PRESENT | MISSING
         some = np.flatnonzero((self._coder.flags & both) == both)
         if some.size:
