@@ -25,6 +25,7 @@
     stored_links      links whose parameters are stored in few bits
     whole_layers      stored layers that compute in whole numbers
     fake_quantization rounding with straight-through gradients
+    extents           from where to where activations reach, for their rounding
     affine            whole numbers, a scale, and what stands for zero
     scores            which groups of weights matter least
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -17,6 +17,7 @@ import chainer.links as L
 import numpy as np
 
 from model_compression.affine import Affine
+from model_compression.extents import Extent, extent_of
 from model_compression.fake_quantization import fake_quantize
 from model_compression.rules import Quantize
 from model_compression.selection import kinds_of, output_axis
@@ -43,24 +44,21 @@ class Ranges:
 
     Attributes:
         rules: By target, of those that are in force or will be.
-        seen: By target the least and the greatest number since the last move.
+        seen: By target from where to where values reached since the last move.
     """
 
     def __init__(self) -> None:
         self.rules: dict[str, Quantize] = {}
-        self.seen: dict[str, tuple[float, float]] = {}
+        self.seen: dict[str, Extent] = {}
 
     def look(self, target: str, array: Any) -> None:
-        """Notes the range of what a microbatch shows."""
+        """Notes what a microbatch shows."""
         percentile = self.rules[target].percentile
-        if percentile is None:
-            low, high = float(array.min()), float(array.max())
-        else:
-            host = chainer.get_device("@numpy").send(array)
-            low, high = np.percentile(host, [100 - percentile, percentile]).tolist()
-        if target in self.seen:
-            low, high = min(low, self.seen[target][0]), max(high, self.seen[target][1])
-        self.seen[target] = low, high
+        if percentile is not None:
+            array = chainer.get_device("@numpy").send(array)
+        extent = extent_of(array, percentile)
+        before = self.seen.get(target)
+        self.seen[target] = extent if before is None else before.joined(extent)
 
 
 class FewBits:
@@ -153,20 +151,20 @@ def is_taken_back(link: chainer.Link, rule: Quantize) -> bool:
     return any(int(getattr(link, n, np.zeros(1))[0]) == _TAKEN_BACK for n in names)
 
 
-def move_ranges(link: chainer.Link, seen: dict[str, tuple[float, float]]) -> None:
+def move_ranges(link: chainer.Link, seen: Mapping[str, Extent]) -> None:
     """Moves the ranges of activations towards what a minibatch has shown.
 
     Args:
         link: With :class:`FewBits`.
-        seen: By target the least and the greatest number, of all replicas.
+        seen: By target from where to where values reached, on all replicas.
     """
-    for target, shown in seen.items():
+    for target, extent in seen.items():
         n_seen, span = (
             getattr(link, f"{target}_n_seen"),
             getattr(link, f"{target}_range"),
         )
         kept = _MOMENTUM if int(n_seen[0]) else 0.0
-        for i, value in enumerate(shown):
+        for i, value in enumerate(extent.ends):
             span[i] = kept * float(span[i]) + (1 - kept) * value
         n_seen += 1
     link.ranges.seen.clear()

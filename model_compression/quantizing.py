@@ -9,6 +9,7 @@ import chainer
 import numpy as np
 
 from model_compression.codebooks import Codebooks
+from model_compression.extents import Extent
 from model_compression.quantized_links import (
     FewBits,
     add_rule,
@@ -149,12 +150,13 @@ class Quantizer:
             for path, link in target.namedlinks()
             if isinstance(link, FewBits)
         }
-        seen = {path: dict(link.ranges.seen) for path, link in links.items()}
-        for theirs in gather(seen) if has_replicas else []:
+        mine = {path: dict(link.ranges.seen) for path, link in links.items()}
+        seen: dict[str, dict[str, Extent]] = {path: {} for path in links}
+        for theirs in gather(mine) if has_replicas else [mine]:
             for path in theirs.keys() & seen.keys():
-                for name, (low, high) in theirs[path].items():
-                    mine = seen[path].setdefault(name, (low, high))
-                    seen[path][name] = min(low, mine[0]), max(high, mine[1])
+                for name, extent in theirs[path].items():
+                    known = seen[path].get(name)
+                    seen[path][name] = extent if known is None else known.joined(extent)
         for path, link in links.items():
             move_ranges(link, seen[path])
 

@@ -156,9 +156,9 @@ class Quantize:
         symmetric (bool): Whether zero is in the middle of the range of weights and
             biases. Those of inputs and outputs are as minibatches show.
         per_channel (bool): Whether each output's weights have a scale of their own.
-        percentile (float or None): The part of a minibatch's values, in percent, that
-            a range of inputs or outputs has to have in it, such as 99.9; ``None`` for
-            all.
+        percentile (float or None): The percentile of a minibatch's values at which a
+            range of inputs or outputs ends, such as 99.9, to 0.2 % of a value; as many
+            are left out at the lower end. ``None`` for all values.
         freeze_after (int or None): After how many minibatches such a range stays.
 
     Raises:

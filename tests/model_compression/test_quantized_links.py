@@ -90,8 +90,9 @@ def test_ranges_are_moving_averages_over_minibatches():
 def test_ranges_may_leave_outliers_out_and_stay():
     rule = Quantize("int8", targets="input", percentile=90, freeze_after=1)
     shown = [*range(99), 10000]
-    link = run(rule, [[shown[:99]], [[5000] * 3]])
-    np.testing.assert_allclose(link.input_range, [9.8, 88.2], rtol=1e-5)
+    for parts in ([shown[:99]], [shown[:9], shown[9:51], shown[51:99]]):
+        link = run(rule, [parts, [[5000] * 3]])
+        np.testing.assert_allclose(link.input_range, [9.8, 88.2], rtol=2e-3)
 
 
 def test_the_first_minibatch_is_as_it_is_and_evaluation_looks_at_nothing():

@@ -41,7 +41,7 @@ FEW_BITS = CompressionPlan(
         Prune("magnitude", "/3", 0.5, begin=(2, "iteration")),
         Quantize("int4", ["/0", "/3"], ["weight", "input"], freeze_after=6),
         Quantize("codebook3", ["/5", "/7"], begin=(3, "iteration")),
-        Quantize("int8", ["/5", "/7"], ["bias", "output"]),
+        Quantize("int8", ["/5", "/7"], ["bias", "output"], percentile=98),
     ]
 )
 PLANS = {"pruned": PLAN, "few bits": FEW_BITS}

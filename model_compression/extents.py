@@ -1,0 +1,128 @@
+"""From where to where the values of a minibatch reach, seen in parts.
+
+A pipeline sees a minibatch in microbatches, and replicas see parts of it. What is
+noted of each part is put together to the same numbers, whatever the parts are.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Union
+
+import numpy as np
+
+#: Bits of a float32 that :class:`Most` leaves out: values in a bin differ by 0.2 %.
+_SHIFT = 14
+_N_BINS = 2 ** (32 - _SHIFT)
+_ALL_BUT_SIGN = np.int32(0x7FFFFFFF)
+
+
+class All(NamedTuple):
+    """The least and the greatest value."""
+
+    low: float
+    high: float
+
+    def joined(self, other: All) -> All:
+        """Returns that of both parts."""
+        return All(min(self.low, other.low), max(self.high, other.high))
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The range that has all values in it."""
+        return self.low, self.high
+
+
+class Most(NamedTuple):
+    """How many values are in each of many small bins, as a percentile needs it.
+
+    Percentiles of parts say nothing of the percentile of all, and to keep all values
+    would take their memory. The bins are those of the numbers whose leading bits, as
+    float32, are the same.
+
+    Attributes:
+        percentile: How many percent of the values are at most the upper end; as many
+            are at least the lower one.
+        reach: The least and the greatest value.
+        bins: Numbers of those that have values, in their order.
+        counts: How many values each has.
+    """
+
+    percentile: float
+    reach: All
+    bins: np.ndarray
+    counts: np.ndarray
+
+    def joined(self, other: Most) -> Most:
+        """Returns that of both parts."""
+        counts = np.zeros(_N_BINS, np.int64)
+        for each in (self, other):
+            counts[each.bins] += each.counts
+        bins = np.flatnonzero(counts)
+        reach = self.reach.joined(other.reach)
+        return self._replace(reach=reach, bins=bins, counts=counts[bins])
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The range between the percentiles on both sides, as of ``np.percentile``."""
+        last = int(self.counts.sum()) - 1
+        upper = last * self.percentile / 100
+        return self._value(last - upper), self._value(upper)
+
+    def _value(self, rank: float) -> float:
+        """Returns the value with so many below it, between those next to it."""
+        below = int(rank)
+        part, value = rank - below, self._of_rank(below)
+        return value + part * (self._of_rank(below + 1) - value) if part else value
+
+    def _of_rank(self, rank: int) -> float:
+        behind = np.cumsum(self.counts)
+        if rank == 0:
+            return self.reach.low
+        if rank == behind[-1] - 1:
+            return self.reach.high
+        place = int(np.searchsorted(behind, rank, side="right"))
+        low, high = _edges(self.bins[place])
+        # Those of a bin are taken to be at equal distances.
+        n = int(self.counts[place])
+        part = (rank - (int(behind[place]) - n) + 0.5) / n
+        return min(max(low + (high - low) * part, self.reach.low), self.reach.high)
+
+
+Extent = Union[All, Most]
+
+
+def extent_of(array: np.ndarray, percentile: float | None) -> Extent:
+    """Returns from where to where values reach.
+
+    Args:
+        array: Of any shape and floating type, not empty; for a percentile on the host.
+        percentile: As of :class:`Most`; ``None`` for all.
+
+    Example:
+        >>> x = np.arange(1000, dtype=np.float32)
+        >>> extent_of(x, None).ends
+        (0.0, 999.0)
+        >>> parts = [extent_of(x[:10], 99.0), extent_of(x[10:], 99.0)]
+        >>> low, high = parts[0].joined(parts[1]).ends
+        >>> round(low), round(high)
+        (10, 989)
+    """
+    reach = All(float(array.min()), float(array.max()))
+    if percentile is None:
+        return reach
+    bits = np.ascontiguousarray(array, np.float32).reshape(-1).view(np.int32)
+    counts = np.bincount(_swapped(bits).astype(np.int64) // 2**_SHIFT + _N_BINS // 2)
+    bins = np.flatnonzero(counts)
+    return Most(percentile, reach, bins, counts[bins])
+
+
+def _edges(number: int) -> tuple[float, float]:
+    """Returns the least number of a bin, and that of the next."""
+    keys = (int(number) + np.arange(2) - _N_BINS // 2) * 2**_SHIFT
+    low, high = _swapped(keys.astype(np.int32)).view(np.float32).tolist()
+    return low, high
+
+
+def _swapped(bits: np.ndarray) -> np.ndarray:
+    """Turns the bits of float32 into whole numbers of the same order, or back."""
+    return bits ^ ((bits >> 31) & _ALL_BUT_SIGN)
