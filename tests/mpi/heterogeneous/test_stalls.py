@@ -96,11 +96,14 @@ def test_nothing_follows_a_call_that_failed():
 
 
 def not_coming(comm):
-    mlp = make(comm, 1)
+    mlp = make(comm, 30)
     x, t = data()
     mlp.step(x, t)
+    comm.Barrier()
+    # Only where the wait is in vain: what the first step loads may take longer.
+    mlp._calls._timeout = 1
     if comm.rank != LATE:
-        with pytest.raises(StallError, match="waited 1 s for rank 1 to call remap"):
+        with pytest.raises(StallError, match="waited . s for rank 1 to call remap"):
             mlp.remap(mlp.partition.remade([3, 2, 1]))
         with pytest.raises(RuntimeError, match="an earlier call failed on rank"):
             mlp.step(x, t)
