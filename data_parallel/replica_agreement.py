@@ -23,6 +23,7 @@ from divisible.communication.collectives import (
     wait_for_all,
 )
 from divisible.communication.errors import DisagreementError, in_words
+from divisible.optimizer_hooks import named_hooks
 
 
 def description(optimizer: Any, parameters: Sequence[NamedParameter]) -> list[str]:
@@ -53,21 +54,10 @@ def description(optimizer: Any, parameters: Sequence[NamedParameter]) -> list[st
         )
         differing = {k: v for k, v in own.items() if common.get(k, own) != v}
         lines += _settings(f"the update rule of {name}", differing)
-    for hook in _hooks(optimizer):
+    for _, hook in named_hooks(optimizer):
         lines.append(f"the hook {type(hook).__name__}")
         lines += _settings(type(hook).__name__, vars(hook))
     return lines
-
-
-def _hooks(optimizer: Any) -> list[Any]:
-    hookable = getattr(optimizer, "_hookable", None)
-    if hookable is None:
-        return []
-    return [
-        hook
-        for hooks in (hookable._pre_update_hooks, hookable._post_update_hooks)
-        for hook in (hooks or {}).values()
-    ]
 
 
 def _settings(of: str, values: Any) -> list[str]:

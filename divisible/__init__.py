@@ -27,6 +27,7 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well::
     files             files that are there completely or not at all
     records           plans, profiles and timelines from files, and their fields checked
     optimizer_wrapper an optimizer that stands where another one stood
+    optimizer_hooks   the hooks of an optimizer, or of an update rule
     rank_grid         the numbering of ranks that are replicas of a pipeline
     lazy_names        names of a package that are imported when they are first used
 

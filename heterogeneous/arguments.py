@@ -8,6 +8,7 @@ import chainer
 import numpy as np
 from chainer import optimizer_hooks
 
+from divisible.optimizer_hooks import named_hooks
 from divisible.records import plain_integer, shown
 from heterogeneous.partition import RectangularPartition
 
@@ -158,24 +159,16 @@ def check_optimizer(optimizer: Any, model: chainer.Link) -> None:
         raise ValueError(
             "the optimizer is not set up with this network: call optimizer.setup(mlp)"
         )
-    hooks = [*_hooks(optimizer)]
+    hooks = named_hooks(optimizer)
     for param in model.params():
-        hooks += _hooks(param.update_rule)
-    for hook in hooks:
+        hooks += named_hooks(param.update_rule)
+    for _, hook in hooks:
         if isinstance(hook, _UNEQUAL_HOOKS):
             raise ValueError(
                 f"the hook {type(hook).__name__} would change the copies of a hidden"
                 f" unit differently on each rank: use one that treats each element by"
                 f" itself, such as WeightDecay or GradientHardClipping"
             )
-
-
-def _hooks(holder: Any) -> list[Any]:
-    found: list[Any] = []
-    for name in ("_pre_update_hooks", "_post_update_hooks"):
-        for each in (holder, getattr(holder, "_hookable", None)):
-            found += (getattr(each, name, None) or {}).values()
-    return found
 
 
 def name_of(function: Any) -> str:

@@ -31,12 +31,6 @@ class Hooks(NamedTuple):
         pre, post = hooks._pre_update_hooks, hooks._post_update_hooks
         return cls((*pre.values(),), (*post.values(),))
 
-    @staticmethod
-    def named(optimizer: chainer.Optimizer) -> list[tuple[str, Any]]:
-        """Returns all of them with the names under which they were added."""
-        hooks = optimizer._hookable
-        return [*hooks._pre_update_hooks.items(), *hooks._post_update_hooks.items()]
-
     @property
     def look_at_parameters(self) -> bool:
         """Whether parameters are to be in float32 for one of them."""

@@ -22,6 +22,7 @@ from chainer.optimizer import _OptimizerHookable
 from chainer.optimizer_hooks import GradientNoise
 
 from divisible import Divisible, RandomKey
+from divisible.optimizer_hooks import named_hooks
 from mixed_precision.hooks import Hooks, clipping_rate, is_clipping
 from pipeline.keyed_noise import KeyedNoise
 from pipeline.model_norm import ModelNorm
@@ -163,7 +164,7 @@ class GlobalHooks:
 
     def _look_at(self, each: OptimizerOfRank) -> None:
         """Warns once of each hook that sees a part of the model only."""
-        for name, hook in Hooks.named(each.optimizer):
+        for name, hook in named_hooks(each.optimizer):
             if getattr(hook, "call_for_each_param", False):
                 continue
             is_agreed = is_clipping(hook) and (self._given or is_mixed(each.optimizer))

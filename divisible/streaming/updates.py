@@ -21,6 +21,8 @@ import numpy as np
 from chainer.optimizer_hooks import GradientLARS
 from chainer.optimizers.sgd import SGDRule
 
+from divisible.optimizer_hooks import named_hooks
+
 
 class Segmented(Protocol):
     """A parameter that is updated by segments."""
@@ -54,7 +56,7 @@ def states_of(rule: chainer.UpdateRule, param: Segmented) -> dict[str, np.ndarra
             f"{type(rule).__name__} looks at more than one element at a time, and"
             f" cannot update a streamed parameter segment by segment"
         )
-    for hook in _hooks_of(rule):
+    for _, hook in named_hooks(rule):
         is_of_parts = getattr(hook, "is_elementwise", True)
         if not is_of_parts or isinstance(hook, GradientLARS):
             raise TypeError(
@@ -78,12 +80,6 @@ def states_of(rule: chainer.UpdateRule, param: Segmented) -> dict[str, np.ndarra
             state[start:stop] = found[name][start:stop]
     rule._state.update(states)
     return states
-
-
-def _hooks_of(rule: chainer.UpdateRule) -> Iterator[Any]:
-    hookable = rule._hookable
-    yield from hookable._pre_update_hooks.values()
-    yield from hookable._post_update_hooks.values()
 
 
 def _begin(rule: chainer.UpdateRule, param: Segmented) -> dict[str, np.ndarray]:
@@ -129,13 +125,13 @@ def leaves_others(rule: chainer.UpdateRule) -> bool:
         True
         False
     """
-    return type(rule) is SGDRule and not any(_hooks_of(rule))
+    return type(rule) is SGDRule and not named_hooks(rule)
 
 
 def may_write_gradients(rule: chainer.UpdateRule) -> bool:
     """Says whether an update may leave something in gradients that were zero."""
     is_of_chainer = type(rule).__module__.startswith("chainer.")
-    return not is_of_chainer or any(_hooks_of(rule))
+    return not is_of_chainer or bool(named_hooks(rule))
 
 
 def update(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Callable, NamedTuple
 
-from mixed_precision.hooks import Hooks
+from divisible.optimizer_hooks import named_hooks
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots import layer_state, manifest
 from pipeline.snapshots.arrays import Arrays
@@ -142,7 +142,7 @@ class _Loading(NamedTuple):
         hooks = {
             id(hook): hook
             for optimizer in self.optimizers.of_stages
-            for _, hook in Hooks.named(optimizer)
+            for _, hook in named_hooks(optimizer)
             if hasattr(hook, "fit")
         }
         shapes = self._attempt(lambda: self._saved_shapes() if hooks else {})

@@ -9,7 +9,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from mixed_precision.hooks import Hooks
+from divisible.optimizer_hooks import named_hooks
 from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.dry_run import dry_run
 from pipeline.snapshots.serializers import (
@@ -194,12 +194,10 @@ def _hooks(optimizer: Any, serializer: Any) -> Iterator[tuple[Any, Any]]:
     for path, param in _updated(optimizer):
         owners.append((param.update_rule, serializer[path]))
     for owner, below in owners:
-        hooks = owner._hookable
-        for named in (hooks._pre_update_hooks, hooks._post_update_hooks):
-            for name, hook in named.items():
-                if hasattr(hook, "serialize"):
-                    yield below["hooks"][name], hook
-    for name, hook in Hooks.named(optimizer):
+        for name, hook in named_hooks(owner):
+            if hasattr(hook, "serialize"):
+                yield below["hooks"][name], hook
+    for name, hook in named_hooks(optimizer):
         if hasattr(hook, "state_of"):
             for path, param in _updated(optimizer):
                 kept = hook.state_of(path, param)
