@@ -36,6 +36,7 @@ class OneTrainer(Extension):
         _refuse_evaluators_of_stages(trainer)
         if ranks.world.size > 1:
             _refuse_snapshots_of_one_rank(trainer)
+            _refuse_files_of_several_ranks(trainer)
         trainer.updater.synchronize()
         if not isinstance(trainer.stop_trigger, StopTogether):
             trainer.stop_trigger = StopTogether(trainer.stop_trigger)
@@ -65,6 +66,28 @@ def _refuse_snapshots_of_one_rank(trainer: Trainer) -> None:
                 f"the extension {name!r} is Chainer's snapshot(): all ranks would write"
                 f" the same file, each with its own stage. Use pipeline.snapshot(), or"
                 f" snapshot_object(trainer, filename) with a name for each rank"
+            )
+
+
+def _refuse_files_of_several_ranks(trainer: Trainer) -> None:
+    """Refuses snapshot_object() into one file of several ranks; a call of all ranks."""
+    mine = {
+        os.path.abspath(os.path.join(trainer.out, extension.filename))
+        for entry in trainer._extensions.values()
+        if isinstance(extension := entry.extension, _Snapshot)
+        and isinstance(extension.filename, str)
+    }
+    writers: dict[str, list[int]] = {}
+    for rank, theirs in enumerate(trainer.updater.pipeline.gather(mine, "agree")):
+        for path in theirs:
+            writers.setdefault(path, []).append(rank)
+    for path, ranks in writers.items():
+        if len(ranks) > 1:
+            raise ValueError(
+                f"the ranks {', '.join(map(str, ranks))} would write one file,"
+                f" {os.path.basename(path)}, each with its own stage, by Chainer's"
+                f" snapshot_object(): use pipeline.snapshot() and export_npz, or give"
+                f" each rank's file a name with its rank"
             )
 
 

@@ -231,6 +231,24 @@ def test_chainers_snapshot_is_refused_on_several_ranks(tmp_path):
     assert_on_ranks(2, snapshot_of_one_stage, str(tmp_path / "out"))
 
 
+def one_file_of_two_stages(comm, out):
+    def save(filename):
+        trainer, stages, *_ = make_trainer(comm, out, 1, several=False)
+        trainer.extend(extensions.snapshot_object(stages[0], filename))
+        trainer.run()
+
+    with pytest.raises(ValueError, match="the ranks 0, 1 would write one file, model_"):
+        save("model_{.updater.epoch}")
+    assert not os.path.exists(out) or not os.listdir(out)
+    save(f"model_{comm.rank}")
+    comm.barrier()
+    assert {"model_0", "model_1"} <= {*os.listdir(out)}
+
+
+def test_ranks_do_not_write_their_stages_into_one_file(tmp_path):
+    assert_on_ranks(2, one_file_of_two_stages, str(tmp_path / "out"))
+
+
 def missing_optimizer(comm):
     stages = [
         Divisible(L.Linear(3, 3), L.Linear(3, 3)).divide(i, i + 1) for i in (0, 1)
