@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Callable
 
 import chainer
@@ -76,7 +76,8 @@ class PipelineUpdater(StandardUpdater):
 
     Raises:
         ValueError: If the optimizers are not those of this rank's stages, or would
-            skip steps that other ranks take; or if ``label_key`` names nothing.
+            skip steps that other ranks take; if the data set is empty; or if
+            ``label_key`` names nothing.
 
     Example:
         >>> import chainer
@@ -114,6 +115,7 @@ class PipelineUpdater(StandardUpdater):
                 f" PipelineUpdater(iterator, optimizer, pipe)"
             )
         iterators = iterators_of_rank(iterator, pipeline)
+        _check_samples(iterators["main"])
         optimizers = _by_name(optimizer)
         _check_targets(optimizers, pipeline)
         pipeline.global_hooks(list(optimizers.values()))
@@ -289,6 +291,16 @@ def _by_name(optimizer: Any) -> dict[str, chainer.Optimizer]:
         return {"main": optimizer["main"], **optimizer}
     several = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
     return {f"main_{i}" if i else "main": each for i, each in enumerate(several)}
+
+
+def _check_samples(iterator: Any) -> None:
+    """Refuses an empty data set, by whose length Chainer divides."""
+    dataset = getattr(iterator, "dataset", None)
+    if isinstance(dataset, Sized) and len(dataset) == 0:
+        raise ValueError(
+            f"the data set of the {type(iterator).__name__} is empty: there is nothing"
+            f" to train on"
+        )
 
 
 def _check_targets(

@@ -161,6 +161,15 @@ def test_predictions_and_evaluations_need_an_end(kind):
         PipelineEvaluator(kind(list(zip(X, T)), 4), pipe)
 
 
+def test_training_needs_samples():
+    stage = Divisible(L.Linear(4, 3))
+    pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+    optimizer = chainer.optimizers.SGD().setup(stage)
+    iterator = chainer.iterators.SerialIterator([], 4)
+    with pytest.raises(ValueError, match="the SerialIterator is empty"):
+        PipelineUpdater(iterator, optimizer, pipe)
+
+
 def test_a_subclass_of_the_updater_may_do_more():
     class Twice(PipelineUpdater):
         def update_core(self):
