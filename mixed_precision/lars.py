@@ -8,6 +8,8 @@ import chainer
 from chainer import optimizer
 from chainer.optimizers.momentum_sgd import MomentumSGD, MomentumSGDRule
 
+from divisible.optimizer_hooks import named_hooks
+
 
 def layer_rate(
     param: chainer.Parameter, eta: float, weight_decay: float, loss_scale: float = 1.0
@@ -76,10 +78,9 @@ class LARSHook:
 
     def __call__(self, rule: Any, param: chainer.Parameter) -> None:
         """Multiplies the gradient, as an optimizer's hook or an update rule's."""
-        hooks = [] if rule is None else rule._hookable._pre_update_hooks.values()
         # An optimizer calls its hooks before, and a rule its own after the gradient is
         # divided by the loss scale.
-        is_unscaled = any(hook is self for hook in hooks)
+        is_unscaled = any(hook is self for _, hook in named_hooks(rule))
         self.adapt(param, 1.0 if is_unscaled else float(param._loss_scale or 1.0))
 
     def adapt(self, param: chainer.Parameter, loss_scale: float = 1.0) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import chainer
 
+from divisible.optimizer_hooks import named_hooks
+
 
 class HookOfParameters:
     """A hook that acts after each update, on each parameter for itself.
@@ -46,7 +48,7 @@ class HookOfParameters:
         Raises:
             ValueError: If it has one, which would change the same parameters.
         """
-        if self.name in optimizer._hookable._post_update_hooks:
+        if self.name in dict(named_hooks(optimizer)):
             raise ValueError(
                 "the optimizer follows another compression plan already: give the rules"
                 " of both in one CompressionPlan, or set the optimizer up anew"
@@ -59,7 +61,7 @@ class HookOfParameters:
             RuntimeError: If it was set up anew, which takes all hooks away.
         """
         for each in self._optimizers:
-            if each._hookable._post_update_hooks.get(self.name) is not self:
+            if dict(named_hooks(each)).get(self.name) is not self:
                 raise RuntimeError(
                     "the optimizer was set up anew and forgot what is pruned and"
                     " quantized: make Compress(...) after optimizer.setup(model)"
