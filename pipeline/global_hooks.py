@@ -140,7 +140,7 @@ class GlobalHooks:
             hook.noise_func = KeyedNoise(noise, self._key, self._paths.of_rule)
 
     def _check_clippings(self) -> None:
-        ours = self._of_stages()
+        ours = self.optimizers
         for optimizer in ours:
             first, here = _clippings(ours[0]), _clippings(optimizer)
             if here != first:
@@ -202,10 +202,12 @@ class GlobalHooks:
     @property
     def clippings(self) -> list[str]:
         """The clippings of this rank's stages, in words; those of every rank alike."""
-        ours = self._of_stages()
+        ours = self.optimizers
         return _clippings(ours[0]) if ours else []
 
-    def _of_stages(self) -> list[chainer.Optimizer]:
+    @property
+    def optimizers(self) -> list[chainer.Optimizer]:
+        """Those of this rank's stages, as far as they were given."""
         return [each.optimizer for each in self._given if each.n_stages]
 
     def call_before_update(self, optimizer: chainer.Optimizer) -> bool:

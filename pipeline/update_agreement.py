@@ -5,15 +5,18 @@
     number   what                         compared                       when
     0        clipping by the norm of      the hooks' thresholds          every step
              all gradients
-    1, ...   the copies of a parameter    update rule, rates, hooks      every step
+    1        the optimizers               class, hyperparameters         every step
+    2, ...   the copies of a parameter    update rule, rates, hooks      every step
              that several stages share    the weights' bits              now and then
 
 Every rank tells a number for each in the message that compares the calls, so nobody
-waits for it. Only when some differ do the ranks say what they have, for the error.
+waits for it. Only when some differ do the ranks say what they have, for the error; of
+optimizers for a warning, because unequal ones may be meant.
 """
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -24,7 +27,7 @@ import numpy as np
 from chainer import optimizer_hooks
 
 from divisible import Divisible
-from divisible.communication.errors import DisagreementError
+from divisible.communication.errors import DisagreementError, in_words
 from mixed_precision import LARSHook
 from mixed_precision.hooks import Hooks
 from pipeline.call_agreement import UNSAID
@@ -36,6 +39,8 @@ _HOST = chainer.get_device("@numpy")
 # The weights' bits are compared in the first steps, and later at this interval, because
 # that takes as long as to read them a few times.
 _FIRST_STEPS, _INTERVAL = 4, 64
+# The numbers of what is compared.
+_CLIPPINGS, _OPTIMIZERS, _FIRST_COPIES = range(3)
 # Hooks that do the same if their attributes are equal.
 _KNOWN_HOOKS = (
     LARSHook,
@@ -88,8 +93,8 @@ class UpdateAgreement:
             {number: params[number][path] for number in numbers if number in params}
             for path, numbers in shared
         ]
-        ranks.calls.n_alike = 1 + len(shared)
-        self._n_steps = 0
+        ranks.calls.n_alike = _FIRST_COPIES + len(shared)
+        self._n_steps, self._has_warned = 0, False
         self._params = [p for part in stages.values() for p in part.params()]
         # How often each was updated before the last step.
         self._counts: list[int] | None = None
@@ -108,9 +113,12 @@ class UpdateAgreement:
         self._n_steps += 1
         n = self._n_steps
         with_bits = n <= _FIRST_STEPS or n % _INTERVAL == 0
-        alike = np.full((2, 1 + len(self._shared)), UNSAID)
-        alike[:, 0] = _extremes([_checksum(self.hooks.clippings)])
-        for i, copies in enumerate(self._copies, start=1):
+        alike = np.full((2, _FIRST_COPIES + len(self._shared)), UNSAID)
+        alike[:, _CLIPPINGS] = _extremes([_checksum(self.hooks.clippings)])
+        optimizers = self._optimizers()
+        if optimizers:
+            alike[:, _OPTIMIZERS] = _extremes([_checksum(optimizers)])
+        for i, copies in enumerate(self._copies, start=_FIRST_COPIES):
             for param in copies.values():
                 for hook in _hooks_of_rule(param):
                     self.hooks.key_noise(hook)
@@ -137,16 +145,23 @@ class UpdateAgreement:
     def check(self) -> None:
         """Refuses what is not alike; to be called when the call is finished.
 
+        Of optimizers that are not rank 0 warns, once.
+
         Raises:
             DisagreementError: On every rank, with what each of them has.
         """
         ranks, unlike = self._ranks, self._ranks.calls.unlike
-        if not unlike:
-            return
-        first = unlike[0]
         purpose = "to say what they do"
-        if first == 0:
+        if _CLIPPINGS in unlike:
             self._refuse_hooks(ranks.all_gather(self.hooks.clippings, purpose))
+        first = next((number for number in unlike if number >= _FIRST_COPIES), None)
+        if first is None:
+            if _OPTIMIZERS in unlike and not self._has_warned:
+                self._has_warned = True
+                said = ranks.all_gather(self._optimizers(), purpose)
+                if ranks.is_chief:
+                    _warn_of_optimizers(said)
+            return
         mine = [
             _Copy(
                 number,
@@ -154,10 +169,10 @@ class UpdateAgreement:
                 self._update(param),
                 [type(hook).__name__ for hook in self._hooks_of(param)],
             )
-            for number, param in self._copies[first - 1].items()
+            for number, param in self._copies[first - _FIRST_COPIES].items()
         ]
         said = [copy for copies in ranks.all_gather(mine, purpose) for copy in copies]
-        _refuse_copies(self._shared[first - 1].path, sorted(said))
+        _refuse_copies(self._shared[first - _FIRST_COPIES].path, sorted(said))
 
     def close(self) -> None:
         """Frees what hooks need to agree; a call of all ranks."""
@@ -174,6 +189,10 @@ class UpdateAgreement:
             f" give the optimizers to pipe.global_hooks(optimizer), or to"
             f" PipelineUpdater, on every rank"
         )
+
+    def _optimizers(self) -> list[str]:
+        """Says what this rank's optimizers do, each kind once."""
+        return sorted({_optimizer_in_words(each) for each in self.hooks.optimizers})
 
     def _hooks_of(self, param: chainer.Parameter) -> list[Any]:
         return [*self.hooks.for_each(param), *_hooks_of_rule(param)]
@@ -192,6 +211,29 @@ class UpdateAgreement:
         ]
         in_fp32 = " in float32" if rule._use_fp32_update else ""
         return f"{name}({options}){in_fp32}{''.join(hooks)}, updated {rule.t} times"
+
+
+def _optimizer_in_words(optimizer: Any) -> str:
+    options = _words(optimizer.hyperparam.get_dict())
+    while hasattr(optimizer, "actual_optimizer"):
+        optimizer = optimizer.actual_optimizer
+    return f"{type(optimizer).__name__}({options})"
+
+
+def _warn_of_optimizers(said: Sequence[Sequence[str]]) -> None:
+    """Warns that optimizers differ, given what each rank says of its own."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, optimizers in enumerate(said):
+        if optimizers:
+            ranks_of.setdefault(" and ".join(optimizers), []).append(rank)
+    words = [f"{in_words(ranks)} by {text}" for text, ranks in ranks_of.items()]
+    warnings.warn(
+        f"the ranks do not update their layers alike: {'; '.join(words)}. A serial"
+        f" script has one optimizer for all layers: make the same one on every rank,"
+        f" and give extensions that change a rate to the trainer of every rank",
+        # Where the script calls the pipeline's step.
+        stacklevel=5,
+    )
 
 
 def _refuse_copies(path: str, copies: Sequence[_Copy]) -> None:

@@ -1,5 +1,7 @@
 """Copies of a tied parameter stay equal, or the pipeline says what parted them."""
 
+import warnings
+
 import chainer
 import chainer.links as L
 import numpy as np
@@ -220,3 +222,44 @@ def two_copies_on_a_rank(comm):
 
 def test_two_copies_on_one_rank():
     assert_on_ranks(2, two_copies_on_a_rank)
+
+
+def untied(comm):
+    model = Divisible(*[L.Linear(6, 6) for _ in range(3)])
+    return model.divide(*Plan.uniform(3, comm.size).range(comm.rank))
+
+
+def unequal_optimizers(comm, make, words):
+    stage = untied(comm)
+    optimizer = make(comm).setup(stage)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Pipeline(stage, comm, 2, timeout=20) as pipe:
+            pipe.global_hooks(optimizer)
+            for _ in range(3):
+                pipe.step(*BATCH)
+                optimizer.update()
+                if comm.rank == 0:
+                    # As an extension does that only the trainer of rank 0 has.
+                    optimizer.lr *= 0.5
+    (text,) = [str(each.message) for each in caught] if comm.rank == 0 else [words]
+    assert words in text
+    assert [each.filename for each in caught] == [__file__] * (comm.rank == 0)
+
+
+def test_a_rate_that_changes_on_one_rank_is_warned_of_once():
+    words = "rank 0 by SGD(lr=0.05); ranks 1 and 2 by SGD(lr=0.1)"
+    assert_on_ranks(3, unequal_optimizers, sgd, words)
+
+
+def test_the_optimizer_within_mixed_precision_is_named():
+    words = "rank 0 by SGD(lr=0.05); rank 1 by SGD(lr=0.1)"
+    assert_on_ranks(2, unequal_optimizers, sgd_in_mixed_precision, words)
+
+
+def sgd(comm):
+    return chainer.optimizers.SGD(0.1)
+
+
+def sgd_in_mixed_precision(comm):
+    return MixedPrecision(sgd(comm), 1, comm, timeout=20)

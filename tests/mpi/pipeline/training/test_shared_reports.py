@@ -180,10 +180,10 @@ def count_messages(comm, out):
         trainer.extend(extensions.LogReport())
 
     divided_log(comm, extend, out)
-    # Which extensions there are; whether layers report; then costs, and a digest once
-    # an epoch.
+    # Which extensions there are, and their files; whether layers report; then costs,
+    # and a digest once an epoch.
     costs = [7] * 3
-    assert sent == ["all", "all", *costs, 1, *costs, 1], sent
+    assert sent == ["all", "all", "all", *costs, 1, *costs, 1], sent
 
 
 def check_all(comm, out):
