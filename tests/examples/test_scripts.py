@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import re
 import sys
 
@@ -24,7 +25,7 @@ def run(n, argv, **kwargs):
 
 def refused(n, argv, message, **kwargs):
     """Runs what must be refused: soon, on all ranks, in words, once."""
-    result = mpiexec(n, [TRAIN, *argv], timeout=10, **kwargs)
+    result = mpiexec(n, [TRAIN, "--out", os.devnull, *argv], timeout=10, **kwargs)
     assert result.returncode != 0, result.stdout
     assert result.stdout.count(message) == 1, result.stdout
     assert "Traceback" not in result.stdout
