@@ -63,6 +63,37 @@ class _CallRecord(NamedTuple):
     vote: int
 
 
+class Agreed(NamedTuple):
+    """What all ranks know of a call when they have compared it.
+
+    Attributes:
+        n_samples: How many samples ``x`` has in each replica.
+        n_counted: How many of them the loss counts, by replica; -1 if that turns out
+            later.
+        vote: The largest vote of all ranks.
+        somebody_reports: Whether some rank has something to report.
+        unlike: The numbers of the things that should be alike, and are not.
+    """
+
+    n_samples: list[int]
+    n_counted: list[int]
+    vote: int = 0
+    somebody_reports: bool = False
+    unlike: Sequence[int] = ()
+
+
+class _Comparison(NamedTuple):
+    """The words of all ranks on a call, which are on their way.
+
+    Attributes:
+        request: MPI's.
+        extremes: Where to the largest of each word and of its negative come.
+    """
+
+    request: MPI.Request
+    extremes: np.ndarray
+
+
 class CallAgreement:
     """Counts the calls of a rank, and compares each with those of the others.
 
@@ -75,6 +106,16 @@ class CallAgreement:
         name (str): Of the pipeline, in hexadecimal digits, on all ranks the same.
         replica (int): This rank's.
         n_replicas (int): How many there are.
+
+    Attributes:
+        call (str): The name of the last call.
+        has_failed (bool): Whether a call failed on this rank, or is being made.
+        is_within (bool): Whether one is being made.
+        refusal (str or None): Why the model must not be used, with what to do; None if
+            it may be.
+        n_alike (int): How many things must be alike on all ranks besides the call.
+        carriers: The paths of the links that carry a state from call to call.
+        agreed (Agreed): Of the last call that was compared.
     """
 
     def __init__(
@@ -92,32 +133,16 @@ class CallAgreement:
         self._pipeline = int(name[:8], 16)
         self._roll_call = roll_call(comm)
         self._n_calls = 0
-        #: The name of the last call.
         self.call = ""
-        #: Whether a call failed on this rank, or is being made.
-        self.has_failed = False
-        #: Whether one is being made.
-        self.is_within = False
-        #: Why the model must not be used, with what to do; None if it may be.
+        self.has_failed = self.is_within = False
         self.refusal: str | None = None
-        self._request: MPI.Request | None = None
+        self.n_alike = 0
+        self.carriers: Sequence[str] = ()
+        self.agreed = Agreed([0] * n_replicas, [-1] * n_replicas)
+        self._comparison: _Comparison | None = None
         self._farewells: list[MPI.Request] = []
         # The ranks that have left, and how many calls they finished.
         self._left: dict[int, int] = {}
-        #: Whether some rank has something to report; known when the call is finished.
-        self.somebody_reports = False
-        #: The largest vote of all ranks; known when the call is finished.
-        self.vote = 0
-        #: How many things must be alike on all ranks besides the call.
-        self.n_alike = 0
-        #: The numbers of those that are not; known when the call is finished.
-        self.unlike: list[int] = []
-        #: The paths of the links that carry a state from call to call.
-        self.carriers: Sequence[str] = ()
-        #: How many samples ``x`` has in each replica; known when the call is finished.
-        self.n_samples = [0] * n_replicas
-        #: How many of them the loss counts, by replica; -1 if that turns out later.
-        self.n_counted = [-1] * n_replicas
         # Those of closed pipelines have nothing to say.
         _agreements[:] = [each for each in _agreements if each._comm]
         _agreements.append(self)
@@ -227,13 +252,14 @@ class CallAgreement:
         if alike is None:
             alike = np.full((2, self.n_alike), UNSAID)
         mine = np.concatenate([[mine, -mine], alike], axis=1)
-        self._extremes = np.empty_like(mine)
-        self._request = self._comm.Iallreduce(mine, self._extremes, MPI.MAX)
+        extremes = np.empty_like(mine)
+        request = self._comm.Iallreduce(mine, extremes, MPI.MAX)
+        self._comparison = _Comparison(request, extremes)
 
     @property
     def is_compared(self) -> bool:
         """Whether the ranks' words have come, and agree."""
-        return self._request is None
+        return self._comparison is None
 
     def check(self) -> None:
         """Looks whether the ranks' words are there, and if they are, compares them.
@@ -242,9 +268,8 @@ class CallAgreement:
             DisagreementError: If the ranks do not do the same.
             StallError: If a rank has left that will not take part.
         """
-        if self._request is not None and self._request.Test():
-            self._request = None
-            self._compare()
+        if self._comparison is not None and self._comparison.request.Test():
+            self._end_comparison(self._comparison.extremes)
         self._check_farewells()
 
     def finish(self) -> None:
@@ -254,16 +279,15 @@ class CallAgreement:
             DisagreementError: If the ranks do not do the same.
             StallError: If a rank has not made the call in time.
         """
-        if self._request is not None:
+        if self._comparison is not None:
             wait(
-                self._request.Test,
+                self._comparison.request.Test,
                 self._timeout,
                 lambda: f"to call {self.call}",
                 self._check_farewells,
                 Place(self._comm, EVERYBODY, self._n_calls),
             )
-            self._request = None
-            self._compare()
+            self._end_comparison(self._comparison.extremes)
 
     def compare(self, vote: int = 0) -> None:
         """Compares the call with those of all ranks, and waits for them.
@@ -329,19 +353,34 @@ class CallAgreement:
     def _in_all_replicas(self) -> str:
         return ", in all replicas" if self._n_replicas > 1 else ""
 
-    def _compare(self) -> None:
+    def _end_comparison(self, extremes: np.ndarray) -> None:
+        self._comparison = None
         n, n_replicas = len(_CallRecord._fields), self._n_replicas
-        most = _CallRecord(*self._extremes[0, :n].tolist())
-        least = _CallRecord(*(-self._extremes[1, :n]).tolist())
+        most = _CallRecord(*extremes[0, :n].tolist())
+        least = _CallRecord(*(-extremes[1, :n]).tolist())
         end = n + _N_COUNTS * n_replicas
-        samples = self._extremes[0, n:end].reshape(_N_COUNTS, n_replicas)
-        largest, negative = self._extremes[:, end:]
+        samples = extremes[0, n:end].reshape(_N_COUNTS, n_replicas)
+        largest, negative = extremes[:, end:]
         # What nobody speaks of is alike.
         unlike = (largest != -negative) & (largest != UNSAID)
-        self.unlike = np.flatnonzero(unlike).tolist()
-        self.somebody_reports = bool(most.reports)
-        self.vote = most.vote
-        self.n_samples, _, self.n_counted, _ = samples.tolist()
+        n_samples, _, n_counted, _ = samples.tolist()
+        self.agreed = Agreed(
+            n_samples,
+            n_counted,
+            most.vote,
+            bool(most.reports),
+            np.flatnonzero(unlike).tolist(),
+        )
+        self._check_calls(least, most)
+        for replica, counts in enumerate(samples.T.tolist()):
+            n_inputs, n_targets, _, code = counts
+            where = f" in replica {replica}" if n_replicas > 1 else ""
+            _check_samples(n_inputs, n_targets, where)
+            self._check_carried(n_inputs, code, where)
+        _check_loss_scales(least, most)
+
+    def _check_calls(self, least: _CallRecord, most: _CallRecord) -> None:
+        """Refuses different calls, or the same one counted differently."""
         rank = self._comm.rank
         if least.call != most.call:
             raise DisagreementError(
@@ -355,18 +394,6 @@ class CallAgreement:
                 f"for rank {rank} this is call {self._n_calls} of the pipeline, for"
                 f" others it is call {other.number}: a rank left a call out, or caught"
                 f" the error of one"
-            )
-        for replica, counts in enumerate(samples.T.tolist()):
-            n_inputs, n_targets, _, code = counts
-            where = f" in replica {replica}" if n_replicas > 1 else ""
-            _check_samples(n_inputs, n_targets, where)
-            self._check_carried(n_inputs, code, where)
-        scales = np.array([least.loss_scale, most.loss_scale]).view(float)
-        if scales[0] != scales[1]:
-            raise DisagreementError(
-                f"the ranks scale the loss by {scales[0]:g} up to {scales[1]:g}: their"
-                f" optimizers must decide together, as MixedPrecision(optimizer,"
-                f" comm=comm) does"
             )
 
     def _code(self, carried: tuple[int, str] | None) -> int:
@@ -396,6 +423,16 @@ def _check_samples(n_inputs: int, n_targets: int, where: str = "") -> None:
             f"x has {n_inputs} samples{where}, but t has {n_targets}: x and t must be"
             f" of the same minibatch; each array of a tuple or a list is an input of"
             f" its own, not a sample"
+        )
+
+
+def _check_loss_scales(least: _CallRecord, most: _CallRecord) -> None:
+    scales = np.array([least.loss_scale, most.loss_scale]).view(float)
+    if scales[0] != scales[1]:
+        raise DisagreementError(
+            f"the ranks scale the loss by {scales[0]:g} up to {scales[1]:g}: their"
+            f" optimizers must decide together, as MixedPrecision(optimizer,"
+            f" comm=comm) does"
         )
 
 

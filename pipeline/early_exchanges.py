@@ -153,11 +153,11 @@ class EarlyExchanges:
         calls = self._ranks.calls
         if not self._is_open:
             calls.check()
-            if calls.is_compared and min(calls.n_counted) >= 0:
+            if calls.is_compared and min(calls.agreed.n_counted) >= 0:
                 self._is_open = True
-                mine = calls.n_counted[self._ranks.replica]
+                mine = calls.agreed.n_counted[self._ranks.replica]
                 for taker in self._takers:
-                    taker.open(mine if any(calls.n_counted) else None)
+                    taker.open(mine if any(calls.agreed.n_counted) else None)
         for taker in self._takers:
             taker.look()
 

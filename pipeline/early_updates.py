@@ -90,7 +90,7 @@ class EarlyUpdates:
         calls = self._ranks.calls
         calls.check()
         # Otherwise the gradient is to be corrected at the end.
-        return calls.is_compared and min(calls.n_counted) > 0
+        return calls.is_compared and min(calls.agreed.n_counted) > 0
 
     def end(self) -> None:
         """Ends a step, when gradients are in ``param.grad``."""

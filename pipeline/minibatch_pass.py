@@ -116,7 +116,7 @@ class MinibatchPass:
             self.n_steps += 1
             if self._ranks.calls.carriers:
                 # States of samples that this minibatch did not have are kept.
-                seen = zip(self._n_carried, self._ranks.calls.n_samples)
+                seen = zip(self._n_carried, self._ranks.calls.agreed.n_samples)
                 self._n_carried = [max(counts) for counts in seen]
         return result
 

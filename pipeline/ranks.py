@@ -153,7 +153,7 @@ class Ranks:
             return vote
         with self.calls.made("agree"):
             self.calls.compare(vote)
-        return self.calls.vote
+        return self.calls.agreed.vote
 
     def choose(self, choice: Callable[[], Any]) -> Any:
         """Returns rank 0's choice on every rank, so that no rounding makes it another.

@@ -65,7 +65,7 @@ class Results:
         pending = self._reports[calls.call]
         pending.add(stage.reports.sums() for stage in self._stages.values())
         reported = {}
-        if calls.somebody_reports:
+        if calls.agreed.somebody_reports:
             sums = ranks.all_gather(pending.take(), "to tell what layers reported")
             reported = means(list(itertools.chain(*sums)))
         n = len(names)
@@ -98,7 +98,7 @@ class Results:
     def _tell_stages(self) -> None:
         """Tells the stages how many samples the minibatch had."""
         for stage in self._stages.values():
-            stage.carried.saw(self._ranks.calls.n_samples[self._ranks.replica])
+            stage.carried.saw(self._ranks.calls.agreed.n_samples[self._ranks.replica])
 
     def share_outputs(
         self,
@@ -124,7 +124,7 @@ class Results:
         joined: tuple | Exception = ()
         if ranks.rank == ranks.last:
             try:
-                n_samples = ranks.calls.n_samples[ranks.replica]
+                n_samples = ranks.calls.agreed.n_samples[ranks.replica]
                 sizes = unequal_sizes(n_samples, len(outputs))
                 joined = join(outputs, sizes, axis)
             except (TypeError, ValueError) as error:

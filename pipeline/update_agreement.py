@@ -150,7 +150,7 @@ class UpdateAgreement:
         Raises:
             DisagreementError: On every rank, with what each of them has.
         """
-        ranks, unlike = self._ranks, self._ranks.calls.unlike
+        ranks, unlike = self._ranks, self._ranks.calls.agreed.unlike
         purpose = "to say what they do"
         if _CLIPPINGS in unlike:
             self._refuse_hooks(ranks.all_gather(self.hooks.clippings, purpose))

@@ -155,7 +155,7 @@ class Rebalance(training.Extension):
             # This minibatch may have been one of the layers before.
             self._times.clear()
         elif self._n_seen > _WARM_UP:
-            n_samples = pipe.ranks.calls.n_samples[pipe.ranks.replica]
+            n_samples = pipe.ranks.calls.agreed.n_samples[pipe.ranks.replica]
             self._times.note(pipe.record, n_samples)
         if self._n_seen == _WARM_UP and self._costs.are_open:
             self._costs.watch()

@@ -128,7 +128,7 @@ class PipelineEvaluator(Evaluator):
         for minibatch in _sweep(self._reader, iterator, self._at_once):
             result = self.pipeline.evaluate(minibatch.x, minibatch.t)
             counted = {} if of_batches else self.pipeline.n_counted
-            rest = 1 if of_batches else sum(self.pipeline.ranks.calls.n_samples)
+            rest = 1 if of_batches else sum(self.pipeline.ranks.calls.agreed.n_samples)
             means.add(result, {name: counted.get(name, rest) for name in result})
             if bar:
                 bar.update()

@@ -201,7 +201,7 @@ class PipelineUpdater(StandardUpdater):
         result = self.step(minibatch.x, minibatch.t)
         self._update_parameters()
         # Of all replicas.
-        self._n_samples = sum(self.pipeline.ranks.calls.n_samples)
+        self._n_samples = sum(self.pipeline.ranks.calls.agreed.n_samples)
         self._report(named(result))
 
     def step(self, x: Any, t: Any) -> dict[str, float]:
