@@ -32,12 +32,14 @@ class Residuals:
             last exchange.
         origin: Of how many ranks the snapshot was that they come from, and of which
             one; `NOT_LOADED` if none was loaded since the last exchange.
+        spare: Arrays as those of ``by_name``, in which an exchange writes what it
+            loses.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, Any] = {}
         self.origin = NOT_LOADED
-        self._spare: dict[str, Any] = {}
+        self.spare: dict[str, Any] = {}
         self._device = HOST
 
     def check_loaded(self, specs: Sequence[Spec]) -> None:
@@ -54,34 +56,16 @@ class Residuals:
                     f" {name}, which has {size}: it is of another model"
                 )
 
-    def open(self, specs: Sequence[Spec], device: Any = HOST) -> None:
+    def open(self, specs: Sequence[Spec], device: Any = HOST) -> OpenResiduals:
         """Begins an exchange, of arrays that are on a device."""
-        self._names = [spec.name for spec in specs]
-        for kept in (self.by_name, self._spare):
+        for kept in (self.by_name, self.spare):
             if device != self._device:
                 kept.update({name: device.send(kept[name]) for name in kept})
             for spec in specs:
                 if spec.name not in kept or kept[spec.name].size != spec.size:
                     kept[spec.name] = device.xp.zeros(spec.size, np.float32)
         self._device = device
-
-    def before(self, i: int) -> Any:
-        """Returns what is added to an array."""
-        return self.by_name[self._names[i]]
-
-    def after(self, i: int) -> Any:
-        """Returns where to write what is lost of an array."""
-        return self._spare[self._names[i]]
-
-    def lose(self, segment: Segment, lost: Any) -> None:
-        """Writes what is lost of some elements."""
-        self.after(segment.array)[segment.elements] = lost
-
-    def keep(self) -> None:
-        """Ends an exchange: what it has lost counts from now on."""
-        for name in self._names:
-            now, then = self._spare, self.by_name
-            now[name], then[name] = then[name], now[name]
+        return OpenResiduals(self, [spec.name for spec in specs])
 
     def serialize(self, serializers: Mapping[str, Any], comm: MPI.Comm) -> None:
         """Reads or writes them, and of which rank they are.
@@ -129,7 +113,11 @@ class Residuals:
                 residual *= np.float32(factor)
 
     def share_out(
-        self, comm: MPI.Comm, origins: Sequence[tuple[int, int]], timeout: float
+        self,
+        names: Sequence[str],
+        comm: MPI.Comm,
+        origins: Sequence[tuple[int, int]],
+        timeout: float,
     ) -> None:
         """Gives each rank its part of what was loaded; a call of all ranks.
 
@@ -138,6 +126,7 @@ class Residuals:
         lost.
 
         Args:
+            names: Of the arrays of the exchange that was opened, the same on all ranks.
             comm: Of the ranks.
             origins: Of all of them.
             timeout: Seconds to wait for another rank.
@@ -159,7 +148,7 @@ class Residuals:
                 f" rank a snapshot that another rank has written",
                 stacklevel=2,
             )
-        for name in self._names:
+        for name in names:
             total = HOST.send(self.by_name[name])
             if comm.rank not in holders.values():
                 total[:] = 0
@@ -167,6 +156,36 @@ class Residuals:
             wait_for_all(comm, request, timeout, "to share out what was loaded")
             total /= len(holders)
             self.by_name[name] = self._device.send(total)
+
+
+class OpenResiduals:
+    """The residuals of the arrays of one exchange, by their numbers.
+
+    Args:
+        kept: Has them.
+        names: Of the arrays.
+    """
+
+    def __init__(self, kept: Residuals, names: Sequence[str]) -> None:
+        self._kept, self.names = kept, names
+
+    def before(self, i: int) -> Any:
+        """Returns what is added to an array."""
+        return self._kept.by_name[self.names[i]]
+
+    def after(self, i: int) -> Any:
+        """Returns where to write what is lost of an array."""
+        return self._kept.spare[self.names[i]]
+
+    def lose(self, segment: Segment, lost: Any) -> None:
+        """Writes what is lost of some elements."""
+        self.after(segment.array)[segment.elements] = lost
+
+    def keep(self) -> None:
+        """Ends the exchange: what it has lost counts from now on."""
+        now, then = self._kept.spare, self._kept.by_name
+        for name in self.names:
+            now[name], then[name] = then[name], now[name]
 
 
 def _read(serializer: Any) -> np.ndarray:

@@ -22,7 +22,7 @@ from data_parallel.arrays import Spec
 from data_parallel.coder import Code, Gradients, MakeCode
 from data_parallel.oyama2017 import Oyama2017Code
 from data_parallel.quantiles import Quantiles
-from data_parallel.residuals import NOT_LOADED, Residuals
+from data_parallel.residuals import NOT_LOADED, OpenResiduals, Residuals
 from data_parallel.settings import Settings
 from data_parallel.start import Options
 from data_parallel.two_roundings import TwoRoundingsCode
@@ -106,6 +106,8 @@ class TwoRoundings:
     ) -> None:
         self._settings, self._comm, self._timeout = settings, comm, timeout
         self.residuals = Residuals() if error_feedback else None
+        # Of the last exchange.
+        self._open: OpenResiduals | None = None
         self.copying = "error_feedback=True" if error_feedback else ""
 
     @property
@@ -130,16 +132,17 @@ class TwoRoundings:
             origins: Sequence[tuple[int, int]],
         ) -> Code:
             if residuals is not None:
-                residuals.open(specs, device)
-                residuals.share_out(self._comm, origins, self._timeout)
-            return TwoRoundingsCode(self._settings, gradients, residuals)
+                self._open = residuals.open(specs, device)
+                names = self._open.names
+                residuals.share_out(names, self._comm, origins, self._timeout)
+            return TwoRoundingsCode(self._settings, gradients, self._open)
 
         return make
 
     def keep(self, is_finite: Callable[[], bool]) -> None:
         """Ends an exchange: what it has lost counts, unless a number is not finite."""
-        if self.residuals is not None and is_finite():
-            self.residuals.keep()
+        if self._open is not None and is_finite():
+            self._open.keep()
 
 
 class Oyama2017:

@@ -21,7 +21,7 @@ import numpy as np
 from data_parallel.coder import Gradients
 from data_parallel.layout import Bucket, Segment
 from data_parallel.nodes import nodes_of, shares
-from data_parallel.residuals import Residuals
+from data_parallel.residuals import OpenResiduals
 from data_parallel.settings import Settings
 from divisible.communication.wire import Fields
 
@@ -95,7 +95,7 @@ class TwoRoundingsCode:
     contribution_bytes = 4
 
     def __init__(
-        self, settings: Settings, gradients: Gradients, residuals: Residuals | None
+        self, settings: Settings, gradients: Gradients, residuals: OpenResiduals | None
     ) -> None:
         self._wire, self._block = settings.wire, settings.block
         self._gradients, self._residuals = gradients, residuals

@@ -47,7 +47,7 @@ def test_what_is_lost_counts_if_all_numbers_are_finite(is_finite):
     made = strategy(error_feedback=True)
     assert made.copying == "error_feedback=True"
     assert isinstance(code_of(made, weights=None), TwoRoundingsCode)
-    made.residuals.after(0)[:] = 3
+    made.residuals.spare["w"][:] = 3
     made.keep(lambda: is_finite)
     assert made.residuals.by_name["w"].tolist() == [3 * is_finite] * 6
 
