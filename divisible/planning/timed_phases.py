@@ -28,6 +28,9 @@ class Phases:
         inputs: What to run it on.
 
     Attributes:
+        outputs: Of the last forward, until its I.
+        input_gradients: Of the last I, held as a stage holds them until they are sent.
+        pending: What the last I has left for W; ``None`` when that has run.
         mean_seconds (float): Of all phases together, on average; see :meth:`seconds`.
         scatter_seconds (float): How far from their median the runs of all phases
             together are: half of them are as near, or nearer.
@@ -42,9 +45,12 @@ class Phases:
         self._function = function
         self._inputs = inputs
         self._weights = WeightGradients(parameters)
-        self._begun = False
+        # Of the microbatch; of the outputs, the same for all microbatches.
+        self._values: list[Any] = []
+        self._gradients: list[Any] | None = None
         self.mean_seconds = self.scatter_seconds = 0.0
         self.outputs: tuple = ()
+        self.input_gradients: Any = ()
         self.pending: backprop.PendingWeightGradients | None = None
 
     def forward(self) -> None:
@@ -55,15 +61,12 @@ class Phases:
 
     def backward_input(self) -> None:
         """Runs I, and keeps what W needs and the gradients of the inputs."""
-        if not self._begun:
-            # After the first forward: by now there are all parameters.
-            self._weights.begin()
-            self._begun = True
-            self._gradients = [
-                _gradient(y) for y in self.outputs if isinstance(y, chainer.Variable)
-            ]
         variables = [x for x in self._values if isinstance(x, chainer.Variable)]
         outputs = [y for y in self.outputs if isinstance(y, chainer.Variable)]
+        if self._gradients is None:
+            # After the first forward: by now there are all parameters.
+            self._weights.begin()
+            self._gradients = list(map(_gradient, outputs))
         self._values, self.outputs = [], ()
         self.input_gradients, self.pending = backprop.backward_input(
             variables, outputs, self._gradients, self._weights

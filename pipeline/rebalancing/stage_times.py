@@ -33,6 +33,41 @@ class Seen(NamedTuple):
         return min(map(len, self.of_stages.values()))
 
 
+class _Places(NamedTuple):
+    """Where the times of a rank's actions are, the same in each minibatch.
+
+    Attributes:
+        program: Of the rank.
+        stages: The numbers of its stages, in order.
+        times: The positions of starts and ends of actions in a record, in turn.
+        columns: Of each action the position of its stage in ``stages``.
+    """
+
+    program: RankProgram
+    stages: list[int]
+    times: np.ndarray
+    columns: np.ndarray
+
+    @classmethod
+    def of(cls, program: RankProgram) -> _Places:
+        """Finds them."""
+        actions = [
+            (i, operation.stage)
+            for i, operation in enumerate(program.operations)
+            if isinstance(operation, Action)
+        ]
+        stages = sorted({stage for _, stage in actions})
+        times = np.array([2 * i + k for i, _ in actions for k in (0, 1)])
+        columns = np.array([stages.index(stage) for _, stage in actions])
+        return cls(program, stages, times, columns)
+
+    def busy_seconds(self, record: Record) -> np.ndarray:
+        """Returns how long each stage was busy."""
+        times = np.array(record.times)[self.times]
+        busy = times[1::2] - times[::2]
+        return np.bincount(self.columns, busy, len(self.stages))
+
+
 class StageTimes:
     """The seconds that each of a rank's stages was busy in the last minibatches.
 
@@ -48,7 +83,7 @@ class StageTimes:
         # Of whole steps, with all waits; and how many samples they had.
         self._spans: deque[float] = deque(maxlen=n_kept)
         self._sizes: deque[int] = deque(maxlen=n_kept)
-        self._program: RankProgram | None = None
+        self._places: _Places | None = None
 
     def __len__(self) -> int:
         """Returns how many minibatches are kept."""
@@ -61,31 +96,14 @@ class StageTimes:
             record (Record): What this rank did, and when.
             n_samples (int): Of the minibatch; one without any says nothing.
         """
-        if record.program is not self._program:
-            self._look_at(record.program)
+        if self._places is None or record.program is not self._places.program:
+            self._places = _Places.of(record.program)
+            # After a move there are other layers.
+            self.clear()
         if n_samples > 0:
-            times = np.array(record.times)[self._places]
-            busy = times[1::2] - times[::2]
-            self._rows.append(
-                np.bincount(self._columns, busy, len(self.numbers)) / n_samples
-            )
+            self._rows.append(self._places.busy_seconds(record) / n_samples)
             self._spans.append((record.times[-1] - record.times[0]) / n_samples)
             self._sizes.append(n_samples)
-
-    def _look_at(self, program: RankProgram) -> None:
-        """Finds where the times of actions are, the same in each minibatch."""
-        actions = [
-            (i, operation.stage)
-            for i, operation in enumerate(program.operations)
-            if isinstance(operation, Action)
-        ]
-        self._program = program
-        #: The numbers of the rank's stages.
-        self.numbers = sorted({stage for _, stage in actions})
-        self._columns = np.array([self.numbers.index(stage) for _, stage in actions])
-        self._places = np.array([2 * i + k for i, _ in actions for k in (0, 1)])
-        # After a move there are other layers.
-        self.clear()
 
     def clear(self) -> None:
         """Forgets all minibatches."""
@@ -101,12 +119,12 @@ class StageTimes:
 
     def seen(self) -> Seen | None:
         """Returns what is known by now; ``None`` if no minibatch is kept."""
-        if not self._rows:
+        if self._places is None or not self._rows:
             return None
         columns = np.array(self._rows).T
         n_samples = float(np.median(self._sizes))
         a_step = np.median(like_the_newest(np.array(self._spans)))
-        of_stages = dict(zip(self.numbers, columns.tolist()))
+        of_stages = dict(zip(self._places.stages, columns.tolist()))
         return Seen(of_stages, float(a_step) * n_samples, n_samples)
 
 
