@@ -16,7 +16,7 @@ from typing import Any, Callable
 import chainer
 
 from data_parallel.averaging import Averaging
-from data_parallel.parameters import NamedParameter
+from data_parallel.parameters import NamedParameter, in_order
 
 
 class EarlyGradients:
@@ -44,6 +44,9 @@ class EarlyGradients:
         self._n_samples: int | None = None
         # Whether it is seen only in which order gradients become complete.
         self._waits = True
+        # By the identity of parameters: the names of all, as of the begin of the step,
+        # and the places in the exchange of those whose gradients come early.
+        self._names: dict[int, str] = {}
         self._places: dict[int, int] = {}
         # Those not yet in the exchange.
         self._missing: set[int] = set()
@@ -58,30 +61,33 @@ class EarlyGradients:
     def begin_step(self) -> Collection[chainer.Parameter]:
         """Returns the parameters that the step is to tell of. A call of all ranks."""
         self.drop()
-        names = {*self._averaging.order}
-        self.parameters = parameters = self._averaging.parameters()
-        reason = self._reason_to_wait(parameters)
+        order = self._averaging.order
+        everything = self._averaging.all_parameters()
+        self._names = {id(param): name for name, param in everything}
+        # The others may get their shape in this step.
+        initialized = [each for each in everything if each.param.is_initialized]
+        self.parameters = parameters = in_order(initialized, order)
+        reason = self._reason_to_wait(len(everything))
         self._waits = bool(reason)
         if reason:
             self.report = f"after the step: {reason}"
-            # Some may get their shape in this step.
-            everything = self._averaging.all_parameters()
-            return () if names else [param for _, param in everything]
+            return () if order else [param for _, param in everything]
+        names = {*order}
         # The others are put in the end: they need not come in the same order.
         places = {i for i, (name, _) in enumerate(parameters) if name in names}
         self._missing = {*range(len(parameters))}
         self._places = {id(parameters[i].param): i for i in places}
         return [parameters[i].param for i in places]
 
-    def _reason_to_wait(self, parameters: Sequence[NamedParameter]) -> str:
+    def _reason_to_wait(self, n_parameters: int) -> str:
         """Returns why the next step leaves its gradients to the update, if it does."""
         if not self._overlaps:
             return "overlap=False"
-        if self._averaging.is_due(parameters):
+        if self._averaging.is_due(self.parameters):
             return "its update compares the replicas first"
         if not self._averaging.order:
             return "it shows in which order gradients become complete"
-        if len(self._averaging.all_parameters()) > len(parameters):
+        if len(self.parameters) < n_parameters:
             return "some parameters are not initialized"
         return ""
 
@@ -126,8 +132,7 @@ class EarlyGradients:
             order: In which gradients became complete.
             refusal: Why :meth:`open` has not been called, if so.
         """
-        names = {id(param): name for name, param in self._averaging.all_parameters()}
-        self._averaging.seen = [names[id(param)] for param in order]
+        self._averaging.seen = [self._names[id(param)] for param in order]
         if self.is_under_way:
             n, n_others = len(self.parameters), len(self._missing)
             self.report = f"during the step: {n - n_others} of {n} gradients"
