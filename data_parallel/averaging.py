@@ -88,9 +88,8 @@ class Averaging:
         """
         try:
             specs_of_gradients(parameters, self._is_exempt)
-        except TypeError:
-            # It tells the other ranks, and raises.
-            self.begin(parameters, None)
+        except TypeError as error:
+            self.exchange.refuse(error)
         is_valid = self.agreement.agree(self.exchange, self._optimizer, parameters)
         self.agree_on_order()
         return is_valid

@@ -39,13 +39,15 @@ class Current:
         """The exchange."""
         return self._under_way
 
-    @under_way.setter
-    def under_way(self, exchange: UnderWay | None) -> None:
+    def begin(self, exchange: UnderWay) -> None:
+        """Lets an exchange begin; its communicator is busy until :meth:`end`."""
         self._under_way = exchange
-        if exchange is None:
-            mark_idle(self._comm)
-        else:
-            mark_busy(self._comm)
+        mark_busy(self._comm)
+
+    def end(self) -> None:
+        """Lets the exchange be over."""
+        self._under_way = None
+        mark_idle(self._comm)
 
     def check_idle(self) -> None:
         """Sees that an exchange may begin.
@@ -90,10 +92,11 @@ class Current:
             yield
         except DisagreementError:
             # No gradient has been sent.
-            self.under_way = None
+            self.end()
             raise
         except BaseException:
-            self.under_way, self._is_broken = None, True
+            self.end()
+            self._is_broken = True
             mark_left(self._comm)
             raise
 

@@ -252,7 +252,7 @@ class Exchange:
         under_way.check_all_put()
         with self._current.ending_at_errors():
             under_way.finish()
-        self._current.under_way = None
+        self._current.end()
         under_way.check_all_present()
         self.sent_bytes = under_way.clock.sent_bytes
         self.seconds = under_way.clock.seconds
@@ -307,13 +307,28 @@ class Exchange:
         under_way = UnderWay(
             self._ranks, opening, arrays, buckets, make_code, zero_fill
         )
-        self._current.under_way = under_way
+        self._current.begin(under_way)
         self.spans = under_way.spans
         self.kept.n_exchanges += 1
         if refusal is not None:
             with suppress(DisagreementError), self._current.ending_at_errors():
                 under_way.finish()
             raise refusal
+
+    def refuse(self, error: TypeError | ValueError) -> None:
+        """Tells the other ranks, in an exchange, that this one cannot take part.
+
+        Args:
+            error: Says why.
+
+        Raises:
+            TypeError, ValueError: The error, when they know it.
+        """
+
+        def specs() -> tuple[Spec, ...]:
+            raise error
+
+        self.begin(specs, None, None)
 
     def put(self, i: int, array: np.ndarray | None) -> None:
         """Gives an array to the exchange that has begun.
