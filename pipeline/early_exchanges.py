@@ -25,7 +25,7 @@ from typing import Any, Callable, Protocol
 import chainer
 
 from divisible.communication.transport import LOOK_SECONDS
-from divisible.schedules.rank_program import Record
+from divisible.schedules.rank_program import Record, Span
 from pipeline.ranks import Ranks
 from pipeline.stages.stage import Stage
 from pipeline.tie_exchange import TieExchange
@@ -120,8 +120,8 @@ class EarlyExchanges:
         """The function to call often during the step, or None."""
         return self.look if self._takers else None
 
-    def spans(self, record: Record) -> list[tuple[str, float, float]]:
-        """Returns the parts of exchanges, with their names, starts and ends.
+    def spans(self, record: Record) -> list[Span]:
+        """Returns the parts of exchanges, by the clock of the record.
 
         Args:
             record: Of the last step. What was before is of another one.
@@ -129,7 +129,7 @@ class EarlyExchanges:
         since = record.times[0]
         takers = filter(None, [ref() for ref in self._added])
         found = [span for taker in takers for span in taker.spans if span[0] >= since]
-        return [(f"exchange of bucket {i}", *span) for i, span in enumerate(found)]
+        return [Span(f"exchange of bucket {i}", *span) for i, span in enumerate(found)]
 
     def _complete(self, stage: Stage, param: chainer.Parameter) -> None:
         taker = self._by_param.get(id(param))
@@ -167,7 +167,7 @@ class EarlyExchanges:
             return
         # They may have been slower than this rank.
         self._go_on()
-        self._ranks.look = _nothing
+        self._ranks.look = None
         # What something has added to later, by itself, was not complete.
         order = [
             param
@@ -178,7 +178,3 @@ class EarlyExchanges:
             mine = [param for param in order if self._by_param[id(param)] is taker]
             taker.end_step(mine, "" if self._is_open else _COUNTS_COME_LATE)
         self._takers, self._told, self._by_param = [], [], {}
-
-
-def _nothing() -> None:
-    """Is what there is to do while no exchange goes on."""

@@ -413,7 +413,8 @@ class Pipeline:
         # A failed call may have messages under way, which hold on to everything.
         if self._calls.has_failed or self.ranks.are_closed:
             return
-        self.ranks.before_close()
+        if self.ranks.before_close is not None:
+            self.ranks.before_close()
         # A rank that closed alone could not tell others that wait for it.
         with self._call("close"):
             self._calls.compare()

@@ -25,7 +25,7 @@ from divisible.communication.roll_call import roll_call
 from divisible.communication.signatures import Tensor
 from divisible.communication.tags import TARGETS_CHANNEL
 from divisible.communication.transport import Receiver, Sender, Transport
-from divisible.schedules.rank_program import Record, measured_timeline
+from divisible.schedules.rank_program import RankTimes, Record, Span, measured_timeline
 from divisible.schedules.timeline import Timeline
 from pipeline.call_agreement import CallAgreement
 from pipeline.replicas import (
@@ -41,10 +41,6 @@ class Gathering(NamedTuple):
 
     values: np.ndarray
     request: MPI.Request
-
-
-def _nothing() -> None:
-    """Is what there is to do for a pipeline that has begun nothing."""
 
 
 class Ranks:
@@ -71,8 +67,9 @@ class Ranks:
         calls (CallAgreement): Counts the calls, of all ranks together.
         first (int): The rank with the first stage, which reads ``x``.
         last (int): The rank with the last stage, which reads ``t``.
-        before_close: Called on all ranks before :meth:`close`, while they can agree.
-        look: Called while this rank waits for another, often.
+        before_close: Called, if set, on all ranks before :meth:`close`, while they can
+            agree.
+        look: Called, if set, while this rank waits for another, often.
     """
 
     def __init__(
@@ -100,8 +97,8 @@ class Ranks:
         )
         self.first, self.last = stage_ranks[0], stage_ranks[-1]
         self.timeout = timeout
-        self.before_close: Callable[[], None] = _nothing
-        self.look: Callable[[], None] = _nothing
+        self.before_close: Callable[[], None] | None = None
+        self.look: Callable[[], None] | None = None
         self._sender: Sender | None = None
         self._receiver: Receiver | None = None
 
@@ -123,7 +120,8 @@ class Ranks:
             StallError: If a rank has left that will not take part.
         """
         self.calls.check()
-        self.look()
+        if self.look is not None:
+            self.look()
 
     def in_world(self, rank: int) -> int:
         """Returns the number in ``world`` of a rank of this pipeline."""
@@ -212,19 +210,17 @@ class Ranks:
         self._wait(gathering, f"to tell {about}")
         return gathering.values[self._last_ranks]
 
-    def timeline(
-        self, record: Record, others: Sequence[tuple[str, float, float]] = ()
-    ) -> Timeline:
+    def timeline(self, record: Record, others: Sequence[Span] = ()) -> Timeline:
         """Returns what the ranks of a pipeline did.
 
         Args:
             record: Of this rank.
-            others: What else this rank did, with its starts and ends.
+            others: What else this rank did, by the same clock.
         """
         offset = clock_offsets(self.comm, self.timeout)[self.rank]
-        others = [*others, *record.after]
-        besides = [(what, start - offset, end - offset) for what, start, end in others]
-        mine = record.program.operations, np.array(record.times) - offset, besides
+        besides = [span.since(offset) for span in (*others, *record.after)]
+        times = np.array(record.times) - offset
+        mine = RankTimes(record.program.operations, times, besides)
         said = all_gather(self.comm, mine, self.timeout, "to tell what they did")
         return measured_timeline(f"{record.program.name}, measured", said)
 

@@ -154,6 +154,24 @@ def _takes(action: Action, routes: Sequence[Route]) -> dict[str, Slot]:
     return takes
 
 
+class Span(NamedTuple):
+    """Something that a rank does besides its program.
+
+    Attributes:
+        what: In words.
+        start: In seconds, of the clock of whoever has it.
+        end: Likewise.
+    """
+
+    what: str
+    start: float
+    end: float
+
+    def since(self, zero: float) -> Span:
+        """Returns it with seconds from a moment on."""
+        return Span(self.what, self.start - zero, self.end - zero)
+
+
 class Record(NamedTuple):
     """One run of a program on one rank: when it did what.
 
@@ -161,39 +179,45 @@ class Record(NamedTuple):
         program: What was run.
         times: The start and end of each operation in turn, in seconds of this host's
             clock.
-        after: What the rank did after it and before the next run: in words, with start
-            and end.
+        after: What the rank did after it and before the next run, by the same clock.
     """
 
     program: RankProgram
     times: list[float]
-    after: Sequence[tuple[str, float, float]] = ()
+    after: Sequence[Span] = ()
 
 
-def measured_timeline(
-    name: str,
-    ranks: Sequence[
-        tuple[Sequence[Operation], np.ndarray, Sequence[tuple[str, float, float]]]
-    ],
-) -> Timeline:
+class RankTimes(NamedTuple):
+    """When a rank did what, by a clock that all ranks share.
+
+    Attributes:
+        operations: Of its program.
+        times: The start and end of each in turn, in seconds.
+        besides: What else it did meanwhile or afterwards.
+    """
+
+    operations: Sequence[Operation]
+    times: np.ndarray
+    besides: Sequence[Span]
+
+
+def measured_timeline(name: str, ranks: Sequence[RankTimes]) -> Timeline:
     """Puts together what all ranks did.
 
     Args:
         name (str): Of the timeline.
-        ranks: For each rank its operations, and the start and end of each in turn, in
-            seconds of a clock that all ranks share; and what else it did meanwhile or
-            afterwards, each with its start and end.
+        ranks: The times of each rank.
 
     Returns:
         Timeline: From the start of the first operation on. A receive is a wait.
     """
-    first = min(times[0] for _, times, _ in ranks if len(times))
+    first = min(each.times[0] for each in ranks if len(each.times))
     events = []
-    for rank, (operations, times, others) in enumerate(ranks):
+    for rank, (operations, times, besides) in enumerate(ranks):
         for operation, start, end in zip(operations, times[::2], times[1::2]):
             category = _category(operation)
             events.append((rank, operation, start - first, end - first, category))
-        events += [(rank, text, s - first, e - first, "other") for text, s, e in others]
+        events += [(rank, *span.since(first), "other") for span in besides]
     return Timeline(events, n_ranks=len(ranks), name=name)
 
 

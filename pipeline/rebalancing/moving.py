@@ -23,6 +23,7 @@ from divisible.communication.communicators import announcement, free_dropped
 from divisible.communication.errors import DisagreementError
 from divisible.moved_layers import become, different_stage, new_layers
 from divisible.schedules.events import MOVE
+from divisible.schedules.rank_program import Span
 from divisible.streaming.mapped import MappedArray
 from pipeline.agreement import Announcement, Layout, agree
 from pipeline.pipeline import Pipeline
@@ -339,7 +340,7 @@ def _mark(pipe: Pipeline, layers: Sequence[int], start: float) -> None:
     """Lets the timeline of the last minibatch end with the move."""
     if pipe.record is not None:
         words = f"{MOVE} {', '.join(map(str, layers))}"
-        after = (*pipe.record.after, (words, start, time.perf_counter()))
+        after = (*pipe.record.after, Span(words, start, time.perf_counter()))
         pipe.record = pipe.record._replace(after=after)
 
 

@@ -9,7 +9,9 @@ from divisible.schedules.events import Event
 from divisible.schedules.rank_program import (
     Channel,
     RankProgram,
+    RankTimes,
     Slot,
+    Span,
     measured_timeline,
 )
 from divisible.schedules.recomputation import recompute
@@ -68,19 +70,19 @@ def test_a_timeline_begins_with_the_first_operation():
     for rank, shift in ((0, 0.0), (1, 0.5)):
         operations = program(one_f_one_b(2, 2), rank).operations
         times = 100.0 + shift + np.arange(2.0 * len(operations))
-        ranks.append((operations, times, []))
+        ranks.append(RankTimes(operations, times, []))
     timeline = measured_timeline("measured", ranks)
     assert timeline.start.min() == 0.0
-    assert timeline.makespan == pytest.approx(2 * len(ranks[0][0]) - 0.5)
+    assert timeline.makespan == pytest.approx(2 * len(ranks[0].operations) - 0.5)
     assert timeline.n_ranks == 2 and timeline.name == "measured"
     waits = {event.what for event in timeline if event.category == "wait"}
-    received = [what for what in ranks[0][0] if not isinstance(what, Action)]
+    received = [what for what in ranks[0].operations if not isinstance(what, Action)]
     assert {what for what in received if what.direction == "receive"} <= waits
 
 
 def test_a_timeline_has_what_ranks_do_besides():
     operations = program(one_f_one_b(1, 1), 0).operations
     times = 5 + np.arange(2.0 * len(operations))
-    rank = operations, times, [("exchange", 6.5, 20.0)]
+    rank = RankTimes(operations, times, [Span("exchange", 6.5, 20.0)])
     (event,) = [e for e in measured_timeline("", [rank]) if e.category == "other"]
     assert event == Event(0, "exchange", 1.5, 15.0, "other")
