@@ -193,27 +193,27 @@ class TieExchange:
         free(self._comm)
 
 
-def _receive(receiver: Receiver, path: str):
+def _receive(receiver: Receiver, path: str) -> Any:
     receiver.post(0)
     ((array, _),) = receiver.receive(0, f"the copies of {path}")
     return array
 
 
-def _add(a, b):
+def _add(a: Any, b: Any) -> Any:
     if a is None or b is None:
         return b if a is None else a
     # Sums of float16 are rounded once, when they are put into a gradient.
     return a + b if a.dtype != np.float16 else a.astype(np.float32) + b
 
 
-def _sum(copies: Sequence[chainer.Parameter]):
+def _sum(copies: Sequence[chainer.Parameter]) -> Any:
     total = None
     for copy in copies:
         total = _add(total, copy.grad)
     return total
 
 
-def _set(copies: Sequence[chainer.Parameter], gradient) -> None:
+def _set(copies: Sequence[chainer.Parameter], gradient: Any) -> None:
     for copy in copies:
         if gradient is None:
             copy.grad = None

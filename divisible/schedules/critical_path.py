@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,9 @@ from divisible.schedules.events import RECEIVE, SEND, WAIT
 
 if TYPE_CHECKING:
     from divisible.schedules.timeline import Timeline
+
+_COMPUTATIONS = tuple(range(len(KINDS)))
+_MESSAGES = SEND, RECEIVE
 
 
 def critical_path(timeline: Timeline) -> list[int]:
@@ -78,43 +82,47 @@ class _Search:
         """Finds the event on another rank that an event needed or met."""
         timeline = self._timeline
         category, stage = timeline.category[at], int(timeline.stage[at])
-        microbatch, start = timeline.microbatch[at], timeline.start[at]
+        microbatch, start = int(timeline.microbatch[at]), float(timeline.start[at])
         if category in (SEND, RECEIVE):
             # The other side came later: what did it do before? If it has recorded no
             # message, the receiver waited for the computation.
-            peer, kinds = int(timeline.peer[at]), (timeline.kind[at],)
-            twin = self._find(peer, stage, kinds, microbatch, timeline.end[at], True)
+            peer, end = int(timeline.peer[at]), float(timeline.end[at])
+            action = stage, (int(timeline.kind[at]),), microbatch
+            twin = self._last(_MESSAGES, peer, *action, end)
             if twin is not None:
                 return twin - 1 if twin > timeline.offsets[peer] else None
             if category == RECEIVE:
-                return self._find(peer, stage, kinds, microbatch, timeline.end[at])
+                return self._last(_COMPUTATIONS, peer, *action, end)
             return None
         if category == FORWARD:
-            return self._find(None, stage - 1, (FORWARD,), microbatch, start)
-        if category in (BACKWARD, INPUT):
-            return self._find(None, stage + 1, (BACKWARD, INPUT), microbatch, start)
-        return None
+            supplier, kinds = stage - 1, (FORWARD,)
+        elif category in (BACKWARD, INPUT):
+            supplier, kinds = stage + 1, (BACKWARD, INPUT)
+        else:
+            return None
+        rank = self._stage_rank.get(supplier)
+        if rank is None:
+            return None
+        return self._last(_COMPUTATIONS, rank, supplier, kinds, microbatch, start)
 
-    def _find(
-        self, rank, stage, kinds, microbatch, latest, communication=False
+    def _last(
+        self,
+        categories: Sequence[int],
+        rank: int,
+        stage: int,
+        kinds: Sequence[int],
+        microbatch: int,
+        latest: float,
     ) -> int | None:
         """Finds the last event of an action that had started by a time."""
         timeline = self._timeline
-        if rank is None:
-            rank = self._stage_rank.get(stage)
-            if rank is None:
-                return None
         begin, end = timeline.offsets[rank], timeline.offsets[rank + 1]
         fits = (
             (timeline.stage[begin:end] == stage)
             & (timeline.microbatch[begin:end] == microbatch)
             & np.isin(timeline.kind[begin:end], kinds)
+            & np.isin(timeline.category[begin:end], categories)
             & (timeline.start[begin:end] <= latest)
         )
-        category = timeline.category[begin:end]
-        if communication:
-            fits &= (category == SEND) | (category == RECEIVE)
-        else:
-            fits &= category < len(KINDS)
         found = np.flatnonzero(fits)
         return int(begin + found[-1]) if found.size else None

@@ -136,7 +136,13 @@ def list_schedule(
     return best[1]
 
 
-def _limits(memory_limit, stage_ranks, n_ranks, n_microbatches) -> list[int]:
+def _limits(
+    memory_limit: int | Sequence[int] | None,
+    stage_ranks: Sequence[int],
+    n_ranks: int,
+    n_microbatches: int,
+) -> list[int]:
+    """Returns how many stage-microbatches each rank may hold."""
     if memory_limit is None:
         memory_limit = len(stage_ranks) * n_microbatches
     if isinstance(memory_limit, (Sequence, np.ndarray)):
