@@ -48,7 +48,7 @@ def method_1(
     if n_processors < 1:
         raise ValueError(f"n_processors must be 1 or more, not {n_processors}")
     abilities = checked([1.0] * n_processors)
-    return _grouped(abilities, n_groups, (n, m, l, s), False, False)
+    return _grouped(abilities, n_groups, (n, m, l, s))
 
 
 def method_h(
@@ -77,7 +77,7 @@ def method_h(
         >>> p.rectangles[1].samples, p.rectangles[1].units
         ((0, 400), (30, 60))
     """
-    return _grouped(checked(abilities), n_groups, (n, m, l, s), True, False)
+    return _grouped(checked(abilities), n_groups, (n, m, l, s), weighs_samples=True)
 
 
 def method_h_rev(
@@ -106,16 +106,24 @@ def method_h_rev(
         >>> [r.units for r in p.rectangles[3:]]
         [(0, 20), (20, 50), (50, 90)]
     """
-    return _grouped(checked(abilities), n_groups, (n, m, l, s), True, True)
+    return _grouped(
+        checked(abilities),
+        n_groups,
+        (n, m, l, s),
+        weighs_samples=True,
+        weighs_units=True,
+    )
 
 
 def _grouped(
     abilities: tuple[float, ...],
     n_groups: int,
     shape: tuple[int, int, int, int],
-    weighs_samples: bool,
-    weighs_units: bool,
+    *,
+    weighs_samples: bool = False,
+    weighs_units: bool = False,
 ) -> RectangularPartition:
+    """Divides the work in equal parts, or by the abilities of those that count."""
     count, n_groups = len(abilities), plain_integer("n_groups", n_groups)
     if n_groups < 1 or count % n_groups:
         fitting = [i for i in range(1, count + 1) if count % i == 0]

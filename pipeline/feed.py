@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import chainer
 import numpy as np
@@ -48,44 +48,64 @@ class Feed:
         self._ranks, self._loss = ranks, loss
         self._device, self._dtypes = device, dtypes
 
-    def read(self, n_microbatches: int, x: Any, t: Any, has_loss: bool) -> CutMinibatch:
+    def read(self, n_microbatches: int, x: Any, t: Any) -> CutMinibatch:
         """Cuts a minibatch into microbatches, and gives the targets to the loss.
 
         Args:
             n_microbatches (int): How many at most.
             x (array or tuple of arrays): What the user gave; of several replicas one
                 may have no samples, and an empty tuple.
-            t (array or tuple of arrays): What the user gave; ignored without a loss.
-            has_loss (bool): Whether a loss is wanted.
+            t (array or tuple of arrays): What the user gave.
 
         Raises:
             TypeError: If one is missing where it is read, or cannot be trained on.
             ValueError: If it has no samples.
         """
-        ranks = self._ranks
-        n_inputs = n_targets = n_counted = -1
-        inputs = []
-        if ranks.rank == ranks.first and self._is_empty(x):
-            n_inputs, inputs = 0, [()] * n_microbatches
-        elif ranks.rank == ranks.first:
-            arrays = as_arrays("x", x, self._where("first"))
-            arrays = [as_trainable(array, self._dtypes) for array in arrays]
-            n_inputs = len(arrays[0])
-            parts = (split if has_loss else split_unequally)(arrays, n_microbatches)
-            inputs = [as_tensors(part, self._device) for part in parts]
-        if ranks.rank == ranks.last:
-            parts = None
-            if has_loss and self._is_empty(t):
-                n_targets, parts = 0, []
-            elif has_loss and t is None and not self._loss.needs_targets:
-                parts = [()] * n_microbatches
-            elif has_loss:
-                targets = as_arrays("t", t, self._where("last"))
-                n_targets, parts = len(targets[0]), split(targets, n_microbatches)
-            self._loss.start(parts, self._device)
-            if has_loss and self._loss.n_known is not None:
+        inputs, n_inputs = self._inputs(x, n_microbatches, split)
+        n_targets = n_counted = -1
+        if self._ranks.rank == self._ranks.last:
+            targets, n_targets = self._targets(t, n_microbatches)
+            self._loss.start(targets, self._device)
+            if self._loss.n_known is not None:
                 n_counted = self._loss.n_known
         return CutMinibatch(inputs, (n_inputs, n_targets, n_counted))
+
+    def read_inputs(self, n_microbatches: int, x: Any) -> CutMinibatch:
+        """Cuts a minibatch of which no loss is wanted, into parts of any size.
+
+        Args:
+            n_microbatches (int): As of :meth:`read`.
+            x (array or tuple of arrays): Likewise.
+
+        Raises:
+            TypeError, ValueError: Likewise.
+        """
+        inputs, n_inputs = self._inputs(x, n_microbatches, split_unequally)
+        if self._ranks.rank == self._ranks.last:
+            self._loss.start(None, self._device)
+        return CutMinibatch(inputs, (n_inputs, -1, -1))
+
+    def _inputs(
+        self, x: Any, n_microbatches: int, cut: Callable
+    ) -> tuple[list[Tensors], int]:
+        """Returns the inputs of microbatches, and of how many samples they are."""
+        if self._ranks.rank != self._ranks.first:
+            return [], -1
+        if self._is_empty(x):
+            return [()] * n_microbatches, 0
+        arrays = as_arrays("x", x, self._where("first"))
+        arrays = [as_trainable(array, self._dtypes) for array in arrays]
+        parts = cut(arrays, n_microbatches)
+        return [as_tensors(part, self._device) for part in parts], len(arrays[0])
+
+    def _targets(self, t: Any, n_microbatches: int) -> tuple[list[tuple], int]:
+        """Returns the targets of microbatches, and of how many samples they are."""
+        if self._is_empty(t):
+            return [], 0
+        if t is None and not self._loss.needs_targets:
+            return [()] * n_microbatches, -1
+        targets = as_arrays("t", t, self._where("last"))
+        return split(targets, n_microbatches), len(targets[0])
 
     def _is_empty(self, arrays: Any) -> bool:
         is_tuple = isinstance(arrays, tuple) and not arrays

@@ -26,7 +26,7 @@ from divisible.schedules.rank_program import RankProgram, Record
 from pipeline.arguments import Arguments
 from pipeline.early_exchanges import EarlyExchanges
 from pipeline.early_updates import EarlyUpdates
-from pipeline.feed import Feed
+from pipeline.feed import CutMinibatch, Feed
 from pipeline.parts import Parts
 from pipeline.ranks import Ranks
 from pipeline.results import Results
@@ -102,9 +102,11 @@ class MinibatchPass:
             if self._loss_scale is not None:
                 scale = self._loss.scale = float(self._loss_scale)
             said = parts.updates.say(self.n_steps)
-            inputs = self._start(program, x, t, loss_scale=scale, alike=said)
+            cut = self._feed.read(program.n_microbatches, x, t)
+            reports = self.results.are_expected
+            self._start(cut, reports, loss_scale=scale, alike=said)
             self.early_exchanges.begin(ties)
-            self._run(program, inputs)
+            self._run(program, cut.inputs)
             self.record = parts.runner.record
             for stage in parts.stages.values():
                 stage.check_gradients()
@@ -123,7 +125,9 @@ class MinibatchPass:
     def evaluate(self, program: RankProgram, x: Any, t: Any) -> dict[str, float]:
         """Passes one forward, to the loss; see :meth:`.Pipeline.evaluate`."""
         with evaluating():
-            self._run(program, self._start(program, x, t))
+            cut = self._feed.read(program.n_microbatches, x, t)
+            self._start(cut, self.results.are_expected)
+            self._run(program, cut.inputs)
             return self.results.share()
 
     def predict(
@@ -131,7 +135,9 @@ class MinibatchPass:
     ) -> tuple[Any, ...]:
         """Passes one forward; returns outputs as :meth:`.Pipeline.predict` does."""
         with evaluating():
-            results = self._run(program, self._start(program, x, has_loss=False))
+            cut = self._feed.read_inputs(program.n_microbatches, x)
+            self._start(cut)
+            results = self._run(program, cut.inputs)
             return self.results.share_outputs(results, axis, self._device)
 
     def reset_states(self) -> None:
@@ -157,17 +163,14 @@ class MinibatchPass:
             saved = [sum(saved) // n_replicas] * n_replicas
         self._n_carried = [int(n) for n in saved]
 
-    def _start(
-        self,
-        program: RankProgram,
-        x: Any,
-        t: Any = None,
-        has_loss: bool = True,
-        **said: Any,
-    ) -> list[Tensors]:
-        """Cuts a minibatch where it is read, and begins to compare the call."""
-        cut = self._feed.read(program.n_microbatches, x, t, has_loss)
-        reports = has_loss and self.results.are_expected
+    def _start(self, cut: CutMinibatch, reports: bool = False, **said: Any) -> None:
+        """Begins to compare the call.
+
+        Args:
+            cut (CutMinibatch): Where this rank reads it.
+            reports (bool): Whether layers of this rank may report something.
+            said: What else there is to compare.
+        """
         n_carried = self._n_carried[self._ranks.replica]
         carried = self._parts.carried(chainer.config.enable_backprop, n_carried)
         calls = self._ranks.calls
@@ -175,7 +178,6 @@ class MinibatchPass:
         if calls.carriers and self._ranks.rank == self._ranks.first:
             # It sends the first message: not before it is known that states suffice.
             calls.finish()
-        return cut.inputs
 
     def _run(self, program: RankProgram, inputs: Sequence[Tensors]) -> list[Any]:
         n, early = program.n_microbatches, self.early_exchanges
