@@ -202,7 +202,7 @@ def _draw_bars(axes, timeline: Timeline, begin: float, scale, span) -> None:
     left = (timeline.start - begin) * scale
     right = (timeline.end - begin) * scale
     few = len(timeline) <= 2000
-    chunk = _MOST_WHITE * _chunks(timeline)
+    white = _MOST_WHITE * _chunks(timeline)
     for code, category in enumerate(CATEGORIES):
         chosen = timeline.category == code
         if not chosen.any():
@@ -216,7 +216,7 @@ def _draw_bars(axes, timeline: Timeline, begin: float, scale, span) -> None:
         )
         # Rows of colours, mixed with white for the later stages of a rank.
         color = np.array(to_rgb(COLORS[category]))
-        lighter = chunk[chosen, None]
+        lighter = white[chosen, None]
         axes.add_collection(
             PolyCollection(
                 corners,
@@ -226,28 +226,42 @@ def _draw_bars(axes, timeline: Timeline, begin: float, scale, span) -> None:
                 zorder=order,
             )
         )
+    _write_microbatches(axes, timeline, (left + right) / 2, white, span)
+
+
+def _write_microbatches(
+    axes, timeline: Timeline, middle: np.ndarray, white: np.ndarray, span: float
+) -> None:
+    """Writes the microbatches of computations on those bars that have room for it.
+
+    Args:
+        axes: With the bars.
+        timeline: Of the bars.
+        middle: Of each bar.
+        white: How much white is in its colour.
+        span: Seconds that the axes show.
+    """
     # About seven points of width for each digit at this size of figure and font.
     points = (timeline.end - timeline.start) / span * 12 * 72 * 0.85
     digits = np.char.str_len(timeline.microbatch.astype(str))
     written = (timeline.category < len(KINDS)) & (points > 4.6 * digits + 2)
-    size = 7 if timeline.n_ranks <= 24 else 4
     if timeline.n_ranks > 48 or written.sum() > 3000:
         return
-    several = chunk.any()
+    several = white.any()
     pale = [KINDS.index("W"), KINDS.index("R")]
-    dark = np.isin(timeline.category, pale) | (chunk > 0)
+    dark = np.isin(timeline.category, pale) | (white > 0)
     for k in np.flatnonzero(written):
         text = str(timeline.microbatch[k])
         full = f"{timeline.stage[k]}{CATEGORIES[timeline.category[k]]}{text}"
         if points[k] > 4.6 * len(full) + 2 and several:
             text = full
         axes.text(
-            (left[k] + right[k]) / 2,
+            middle[k],
             timeline.rank[k],
             text,
             ha="center",
             va="center_baseline",
-            fontsize=size,
+            fontsize=7 if timeline.n_ranks <= 24 else 4,
             color="black" if dark[k] else "white",
         )
 
