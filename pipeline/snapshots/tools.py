@@ -75,6 +75,27 @@ def repartition(
     source, output = Snapshot.open(snapshot), Path(output)
     if isinstance(plan, int):
         plan = Plan.uniform(source.n_layers, plan)
+    _check_cut(source, plan, output)
+    source.verify()
+    draft = Draft(output)
+    remarks: list[str] = []
+    try:
+        draft.begin()
+        ranges = [plan.range(number) for number in range(plan.n_stages)]
+        _write_cut(source, ranges, draft.folder)
+        with keeping(remarks):
+            draft.finish()
+    except BaseException:
+        draft.discard()
+        raise
+    finally:
+        draft.release()
+    warn(remarks)
+    return output
+
+
+def _check_cut(source: Snapshot, plan: Plan, output: Path) -> None:
+    """Sees that a snapshot can be cut so, and written there."""
     if plan.n_layers != source.n_layers:
         raise ValueError(
             f"the cut {plan.cuts} is of {plan.n_layers} layers, but {source.path} is of"
@@ -85,43 +106,28 @@ def repartition(
         raise ValueError(
             f"{output} is the snapshot to read, or in it: give another output"
         )
-    source.verify()
-    draft, written = Draft(output), {}
-    remarks: list[str] = []
-    try:
-        draft.begin()
-        ranges = [plan.range(number) for number in range(plan.n_stages)]
-        for number, layer_range in enumerate(ranges):
-            files = source.files_of(range(*layer_range))
-            for each in source.of_replicas():
-                name, names = manifest.stage_file(number), files
-                if each.replica:
-                    # What it has otherwise.
-                    name = manifest.replica_file(each.replica, name)
-                    names = list(each.own_files(files).values())
-                with source.arrays(names) as arrays:
-                    kept = _of_layers(arrays, layer_range)
-                    if kept or not each.replica:
-                        written[name] = write_arrays(draft.folder / name, kept)
-        for name in {manifest.COMMON, manifest.LOSS} & set(source.files):
-            with source.arrays([name]) as arrays:
-                written[name] = write_arrays(draft.folder / name, arrays)
-        replace(
-            source,
-            path=draft.folder,
-            layer_ranges=ranges,
-            files=written,
-            schedule={},
-        ).write_manifest()
-        with keeping(remarks):
-            draft.finish()
-    except BaseException:
-        draft.discard()
-        raise
-    finally:
-        draft.release()
-    warn(remarks)
-    return output
+
+
+def _write_cut(source: Snapshot, ranges: list[tuple[int, int]], folder: Path) -> None:
+    """Writes all files of a snapshot, of other stages than those of the source."""
+    written = {}
+    for number, layer_range in enumerate(ranges):
+        files = source.files_of(range(*layer_range))
+        for each in source.of_replicas():
+            name, names = manifest.stage_file(number), files
+            if each.replica:
+                # What it has otherwise.
+                name = manifest.replica_file(each.replica, name)
+                names = list(each.own_files(files).values())
+            with source.arrays(names) as arrays:
+                kept = _of_layers(arrays, layer_range)
+                if kept or not each.replica:
+                    written[name] = write_arrays(folder / name, kept)
+    for name in {manifest.COMMON, manifest.LOSS} & set(source.files):
+        with source.arrays([name]) as arrays:
+            written[name] = write_arrays(folder / name, arrays)
+    cut = replace(source, path=folder, layer_ranges=ranges, files=written, schedule={})
+    cut.write_manifest()
 
 
 def _of_layers(arrays: Arrays, layer_range: tuple[int, int]) -> dict[str, np.ndarray]:
