@@ -112,15 +112,7 @@ def profile(
             f"the layers {model.layer_range} are a part of a model: profile the whole,"
             f" it is measured layer by layer"
         )
-    # As a pipeline does, which casts inputs to float16 if the layers are.
-    dtypes = floating_dtypes(model)
-    arrays = tuple(as_trainable(array, dtypes) for array in as_arrays("x", x))
-    targets = None if t is None else as_arrays("t", t)
-    if targets is not None and len(targets[0]) != len(arrays[0]):
-        raise ValueError(
-            f"x has {len(arrays[0])} samples, but t has {len(targets[0])}: x and t must"
-            f" be of the same minibatch"
-        )
+    arrays, targets = _as_arrays(model, x, t)
     device = model.device
     inputs = tuple(Tensor(device.send(array)) for array in arrays)
     meter = LayerMeter(model, inputs, optimizer, repeat)
@@ -152,6 +144,22 @@ def profile(
         coding=measure_coding(),
         scatter=None if repeat < _SEVERAL else meter.scatter_seconds / meter.seconds,
     )
+
+
+def _as_arrays(model: Divisible, x: Any, t: Any) -> tuple[tuple, tuple | None]:
+    """Returns inputs and targets as a pipeline takes them.
+
+    That casts inputs to float16 if the layers are.
+    """
+    dtypes = floating_dtypes(model)
+    arrays = tuple(as_trainable(array, dtypes) for array in as_arrays("x", x))
+    targets = None if t is None else as_arrays("t", t)
+    if targets is not None and len(targets[0]) != len(arrays[0]):
+        raise ValueError(
+            f"x has {len(arrays[0])} samples, but t has {len(targets[0])}: x and t must"
+            f" be of the same minibatch"
+        )
+    return arrays, targets
 
 
 def _warn_if_disturbed(mean: float, median: float) -> None:
