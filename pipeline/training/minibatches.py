@@ -47,6 +47,56 @@ class Minibatch(NamedTuple):
     n_samples: int
 
 
+class _Progress(NamedTuple):
+    """How far an iterator is, in numbers; the names are those of `RemoteIterator`.
+
+    Where there is no ``previous_epoch_detail``, -1 stands for it.
+    """
+
+    epoch: float
+    is_new_epoch: float
+    epoch_detail: float
+    previous_epoch_detail: float
+
+    @classmethod
+    def of(cls, iterator: Any) -> _Progress:
+        """Asks an iterator."""
+        if _is_empty(iterator):
+            return cls(0, False, 0, -1)
+        # Chainer asks no more of an iterator than the first two.
+        previous = getattr(iterator, "previous_epoch_detail", None)
+        return cls(
+            iterator.epoch,
+            iterator.is_new_epoch,
+            getattr(iterator, "epoch_detail", iterator.epoch),
+            -1 if previous is None else previous,
+        )
+
+    def move(self, iterator: RemoteIterator) -> None:
+        """Moves an iterator to there."""
+        previous = self.previous_epoch_detail
+        iterator.epoch = int(self.epoch)
+        iterator.is_new_epoch = bool(self.is_new_epoch)
+        iterator.epoch_detail = self.epoch_detail
+        iterator.previous_epoch_detail = None if previous < 0 else previous
+
+
+class _Told(NamedTuple):
+    """What the first stage's rank says of a minibatch.
+
+    Attributes:
+        purpose: The position of what it is for in `PURPOSES`.
+        n_samples: How many it has.
+        n_batches: Of how many of the iterator's batches it is made.
+        progress: Of the iterator.
+    """
+
+    purpose: int
+    n_samples: int
+    n_batches: int
+    progress: _Progress
+
+
 class RemoteIterator(chainer.dataset.Iterator):
     """How far the iterator on the first stage's rank is.
 
@@ -169,23 +219,19 @@ class MinibatchReader:
             DisagreementError: If other ranks want it for something else.
         """
         batches = list(islice(_batches(iterator), n_batches)) if self.reads else []
-        n_samples = sum(map(len, batches))
-        told = [self._purpose, n_samples, len(batches), *_progress(iterator)]
-        told = np.array(told, dtype=float)
-        self._ranks.tell(told, "a minibatch")
-        purpose, n_samples, n_read, *progress = told.tolist()
-        if purpose != self._purpose:
+        told = self._tell(iterator, batches, "a minibatch")
+        if told.purpose != self._purpose:
             raise DisagreementError(
                 f"rank {self._ranks.first} wants a minibatch to"
-                f" {PURPOSES[int(purpose)]}, rank {self._ranks.rank} one to"
+                f" {PURPOSES[told.purpose]}, rank {self._ranks.rank} one to"
                 f" {PURPOSES[self._purpose]}: all ranks must make the same calls, with"
                 f" the same triggers"
             )
         if not self.reads:
-            _move(iterator, progress)
-        if n_read == 0:
+            told.progress.move(iterator)
+        if told.n_batches == 0:
             raise StopIteration
-        if n_samples == 0 and self._ranks.n_replicas > 1:
+        if told.n_samples == 0 and self._ranks.n_replicas > 1:
             # Other replicas have the samples of this minibatch.
             return Minibatch((), (), 0)
         x, t = self._read(batches) if self.reads else (None, None)
@@ -197,14 +243,21 @@ class MinibatchReader:
                 self._ranks.send_targets([host.send(array) for array in t])
             elif self._uses_targets:
                 t = self._ranks.receive_targets()
-        return Minibatch(x, t if self._label_keys else None, int(n_samples))
+        return Minibatch(x, t if self._label_keys else None, told.n_samples)
 
     def synchronize(self, iterator: Any) -> None:
         """Tells all ranks how far the iterator is."""
-        told = np.array([self._purpose, 0, 0, *_progress(iterator)], dtype=float)
-        self._ranks.tell(told, "how far the iterator is")
+        told = self._tell(iterator, [], "how far the iterator is")
         if not self.reads:
-            _move(iterator, told[3:].tolist())
+            told.progress.move(iterator)
+
+    def _tell(self, iterator: Any, batches: Sequence[list], about: str) -> _Told:
+        """Returns on all ranks what the first stage's rank says."""
+        counts = self._purpose, sum(map(len, batches)), len(batches)
+        told = np.array([*counts, *_Progress.of(iterator)], dtype=float)
+        self._ranks.tell(told, about)
+        counts, progress = told[:3].astype(int).tolist(), told[3:].tolist()
+        return _Told(*counts, _Progress(*progress))
 
     def _read(self, batches: Sequence[list]) -> tuple[tuple, tuple]:
         samples = [sample for batch in batches for sample in batch]
@@ -241,23 +294,3 @@ def _batches(iterator: Any):
             yield iterator.next()
         except StopIteration:
             return
-
-
-def _progress(iterator: Any) -> list[float]:
-    if _is_empty(iterator):
-        return [0, False, 0, -1]
-    # Chainer asks no more of an iterator than the first two.
-    previous = getattr(iterator, "previous_epoch_detail", None)
-    return [
-        iterator.epoch,
-        iterator.is_new_epoch,
-        getattr(iterator, "epoch_detail", iterator.epoch),
-        -1 if previous is None else previous,
-    ]
-
-
-def _move(iterator: RemoteIterator, progress: Sequence[float]) -> None:
-    epoch, is_new, detail, previous = progress
-    iterator.epoch, iterator.is_new_epoch = int(epoch), bool(is_new)
-    iterator.epoch_detail = detail
-    iterator.previous_epoch_detail = None if previous < 0 else previous
