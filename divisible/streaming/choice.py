@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import chainer
@@ -106,7 +106,6 @@ def stream(
         profiles[0].check(stage)
     if plan is not None:
         plan.check(stage)
-    n_microbatches = 1 if plan is None else plan.n_microbatches or 1
     layers, activations = _on_ranks(plan or Plan([0, len(stage)]), profiles)
     limits = _limits(memory, len(layers))
     place = usable_directory(directory)
@@ -114,11 +113,7 @@ def stream(
     seconds: dict[int, float] = {}
     if profiles:
         disk = measure_disk(place) if disk is None else disk
-        size = _largest_microbatch(profiles, n_microbatches, plan)
-        has_replicas = plan is not None and plan.replicas > 1
-        seconds = _seconds(
-            interpolate(profiles, size), weights, disk, n_microbatches, has_replicas
-        )
+        seconds = _seconds(profiles, weights, disk, plan)
     parts = [
         _Part({i: weights[i] for i in positions}, limit, held)
         for positions, limit, held in zip(layers, limits, activations)
@@ -131,18 +126,7 @@ def stream(
     _check_room(parts)
     rooms = {i: part.room for part in parts for i in sorted(part.chosen)}
     report = StreamReport(
-        tuple(
-            StreamedLayer(
-                position=i,
-                name=title(stage.model_layers[i]),
-                n_bytes=each.n_bytes,
-                is_streamed=i in rooms,
-                seconds=seconds.get(i) if i in rooms else None,
-                reason=each.reason,
-            )
-            for i, each in enumerate(weights)
-            if each.n_bytes
-        ),
+        _streamed_layers(stage, weights, rooms, seconds),
         tuple(part.memory for part in parts),
         str(place),
         disk,
@@ -153,6 +137,27 @@ def stream(
     return report
 
 
+def _streamed_layers(
+    stage: Divisible,
+    weights: Sequence[LayerWeights],
+    chosen: Collection[int],
+    seconds: Mapping[int, float],
+) -> tuple[StreamedLayer, ...]:
+    """Returns what the report says of the layers that have weights."""
+    return tuple(
+        StreamedLayer(
+            position=i,
+            name=title(stage.model_layers[i]),
+            n_bytes=each.n_bytes,
+            is_streamed=i in chosen,
+            seconds=seconds.get(i) if i in chosen else None,
+            reason=each.reason,
+        )
+        for i, each in enumerate(weights)
+        if each.n_bytes
+    )
+
+
 def _limits(memory: PerRank | str, n_ranks: int) -> np.ndarray:
     if isinstance(memory, str):
         memory = parse_bytes(memory)
@@ -161,12 +166,10 @@ def _limits(memory: PerRank | str, n_ranks: int) -> np.ndarray:
     return spread_memory(memory, n_ranks)
 
 
-def _largest_microbatch(
-    profiles: Sequence[Profile], n_microbatches: int, plan: Plan | None
-) -> int:
+def _largest_microbatch(profiles: Sequence[Profile], plan: Plan | None) -> int:
     """Returns the samples of a microbatch, of the minibatch of the largest profile."""
-    replicas = 1 if plan is None else plan.replicas
-    return -(-profiles[-1].n_samples // (n_microbatches * replicas))
+    n_parts = 1 if plan is None else (plan.n_microbatches or 1) * plan.replicas
+    return -(-profiles[-1].n_samples // n_parts)
 
 
 def _on_ranks(
@@ -183,8 +186,7 @@ def _on_ranks(
         layers[rank] += range(*plan.range(number))
     if not profiles:
         return layers, [None] * n_ranks
-    size = _largest_microbatch(profiles, plan.n_microbatches or 1, plan)
-    profile = interpolate(profiles, size)
+    profile = interpolate(profiles, _largest_microbatch(profiles, plan))
     fixed = np.zeros(n_ranks)
     sums = profile.sums.stages(plan.cuts)
     np.add.at(fixed, list(schedule.stage_ranks), sums.fixed_bytes)
@@ -195,13 +197,15 @@ def _on_ranks(
 
 
 def _seconds(
-    profile: Profile,
+    profiles: Sequence[Profile],
     weights: Sequence[LayerWeights],
     disk: Disk,
-    n_microbatches: int,
-    has_replicas: bool,
+    plan: Plan | None,
 ) -> dict[int, float]:
     """Returns by position what a minibatch takes longer with the weights on disk."""
+    n_microbatches = 1 if plan is None else plan.n_microbatches or 1
+    has_replicas = plan is not None and plan.replicas > 1
+    profile = interpolate(profiles, _largest_microbatch(profiles, plan))
     found = {}
     for i, (cost, each) in enumerate(zip(profile.layers, weights)):
         if each.streamable:

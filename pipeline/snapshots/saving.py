@@ -8,7 +8,6 @@ snapshot is there completely or not at all; see :mod:`pipeline.snapshots.directo
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -142,35 +141,19 @@ def save(
     folder, pattern = among or (draft.path.parent, "*")
     series = Series(Path(folder), pattern, clock_of(pipeline), n_retains)
     what = f"cannot save the snapshot {path}"
-    attempt = functools.partial(on_all_ranks, pipeline, "save", what)
     with _settled(pipeline), contextlib.ExitStack() as stack:
         stack.callback(draft.release)
         try:
-            contents, mine, claims = attempt(
-                _prepare,
-                background,
-                pipeline,
-                optimizers,
-                dict(state or {}),
-                values,
-                draft,
-            )
-            said = pipeline.gather((mine, claims), "save")
-            announcements, everyones_claims = zip(*said)
-            _compare(announcements, everyones_claims, what)
-            contents = of_replica(contents, mine, announcements)
-            if pipeline.ranks.is_chief:
-                contents[manifest.COMMON] = common_arrays(
-                    announcements, contents[manifest.COMMON]
-                )
+            run = optimizers, dict(state or {}), values, draft
+            contents, announcements, claims = _collect(pipeline, what, background, *run)
             writing = Writing.of(
                 pipeline, announcements, contents, values, draft, series
             )
-            if background and start(pipeline, writing, everyones_claims, what, report):
+            if background and start(pipeline, writing, claims, what, report):
                 # The draft is the thread's.
                 stack.pop_all()
                 return
-            entries = attempt(writing.write_files)
+            entries = on_all_ranks(pipeline, "save", what, writing.write_files)
             written = pipeline.gather(entries, "save")
             on_first(pipeline, "save", what, writing.finish, written)
         except SnapshotError as error:
@@ -178,6 +161,35 @@ def save(
             report(error)
         else:
             warn(writing.remarks)
+
+
+def _collect(
+    pipeline: Pipeline, what: str, background: bool, *run: Any
+) -> tuple[Contents, Sequence[Announcement], Sequence[Any]]:
+    """Returns what this rank is to write, and what all ranks say of it.
+
+    Args:
+        pipeline: Whose ranks they are.
+        what: What fails if something does.
+        background: Whether the files are to be written in the background.
+        run: As :func:`collect` takes it, without the pipeline.
+
+    Returns:
+        Its arrays; and by rank the announcements, and what a copy of its arrays would
+        take, or ``None`` where none is made.
+    """
+    contents, mine, claims = on_all_ranks(
+        pipeline, "save", what, _prepare, background, pipeline, *run
+    )
+    said = pipeline.gather((mine, claims), "save")
+    announcements, everyones_claims = zip(*said)
+    _compare(announcements, everyones_claims, what)
+    contents = of_replica(contents, mine, announcements)
+    if pipeline.ranks.is_chief:
+        contents[manifest.COMMON] = common_arrays(
+            announcements, contents[manifest.COMMON]
+        )
+    return contents, announcements, everyones_claims
 
 
 def _prepare(
