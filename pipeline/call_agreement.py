@@ -24,8 +24,8 @@ from divisible.communication.flight_record import (
     own_flight_record,
 )
 from divisible.communication.roll_call import Place, roll_call
-from divisible.communication.tags import FAREWELL_TAG
 from divisible.communication.waiting import wait
+from pipeline.farewells import Farewells
 
 CALLS = (
     "step",
@@ -140,9 +140,7 @@ class CallAgreement:
         self.carriers: Sequence[str] = ()
         self.agreed = Agreed([0] * n_replicas, [-1] * n_replicas)
         self._comparison: _Comparison | None = None
-        self._farewells: list[MPI.Request] = []
-        # The ranks that have left, and how many calls they finished.
-        self._left: dict[int, int] = {}
+        self._farewells = Farewells(comm, n_replicas)
         # Those of closed pipelines have nothing to say.
         _agreements[:] = [each for each in _agreements if each._comm]
         _agreements.append(self)
@@ -304,54 +302,15 @@ class CallAgreement:
 
     def leave(self) -> None:
         """Tells the other ranks that this one makes no more calls."""
-        if self._comm == MPI.COMM_NULL:
-            return
         # In the last one it may have left others alone.
-        word = np.array([self._n_calls - self.has_failed])
-        self._farewells = [
-            self._comm.Isend(word, rank, FAREWELL_TAG)
-            for rank in range(self._comm.size)
-            if rank != self._comm.rank
-        ]
+        self._farewells.say(self._n_calls - self.has_failed)
 
     def hear_farewells(self, deadline: float) -> None:
-        """Takes the last words of the other ranks.
-
-        MPI waits for them in the end anyway, and complains of messages left over.
-
-        Args:
-            deadline (float): When to give up, on the clock of ``time.monotonic``.
-        """
-        if self._comm == MPI.COMM_NULL:
-            return
-        while len(self._left) < self._comm.size - 1 and time.monotonic() < deadline:
-            if not self._hear_farewell():
-                time.sleep(0.001)
-
-    def _hear_farewell(self) -> bool:
-        status = MPI.Status()
-        if not self._comm.Iprobe(MPI.ANY_SOURCE, FAREWELL_TAG, status):
-            return False
-        word = np.empty(1, dtype=int)
-        self._comm.Recv(word, status.source, FAREWELL_TAG)
-        self._left[status.source] = int(word[0])
-        return True
+        """Takes the last words of the other ranks; see :meth:`.Farewells.hear_all`."""
+        self._farewells.hear_all(deadline)
 
     def _check_farewells(self) -> None:
-        self._hear_farewell()
-        for rank, n_calls in self._left.items():
-            # Up to its last call it took part; it may leave before others finish that.
-            if n_calls < self._n_calls:
-                raise StallError(
-                    f"rank {rank} ended its script after call {n_calls} of the"
-                    f" pipeline, but rank {self._comm.rank} makes call {self._n_calls},"
-                    f" {self.call}: all ranks must make the same calls"
-                    f"{self._in_all_replicas}"
-                )
-
-    @property
-    def _in_all_replicas(self) -> str:
-        return ", in all replicas" if self._n_replicas > 1 else ""
+        self._farewells.check(self._n_calls, self.call)
 
     def _end_comparison(self, extremes: np.ndarray) -> None:
         self._comparison = None
@@ -382,11 +341,12 @@ class CallAgreement:
     def _check_calls(self, least: _CallRecord, most: _CallRecord) -> None:
         """Refuses different calls, or the same one counted differently."""
         rank = self._comm.rank
+        everywhere = ", in all replicas" if self._n_replicas > 1 else ""
         if least.call != most.call:
             raise DisagreementError(
                 f"some ranks call {CALLS[least.call]} and others {CALLS[most.call]};"
                 f" rank {rank} calls {self.call}. All ranks must make the same calls in"
-                f" the same order{self._in_all_replicas}"
+                f" the same order{everywhere}"
             )
         if least.number != most.number:
             other = least if most.number == self._n_calls else most
