@@ -2,9 +2,9 @@
 
 import importlib.metadata
 import json
-import os
 import re
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -25,7 +25,8 @@ def run(n, argv, **kwargs):
 
 def refused(n, argv, message, **kwargs):
     """Runs what must be refused: soon, on all ranks, in words, once."""
-    result = mpiexec(n, [TRAIN, "--out", os.devnull, *argv], timeout=10, **kwargs)
+    with tempfile.TemporaryDirectory() as out:
+        result = mpiexec(n, [TRAIN, "--out", out, *argv], timeout=10, **kwargs)
     assert result.returncode != 0, result.stdout
     assert result.stdout.count(message) == 1, result.stdout
     assert "Traceback" not in result.stdout
