@@ -220,7 +220,7 @@ class UnitExchange:
 
 
 class _Incoming(NamedTuple):
-    """What comes to a rank that serves a lane.
+    """The messages that come to a rank that serves a lane.
 
     Attributes:
         contributions: By a rank of its node, and the number of a part.

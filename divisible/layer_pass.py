@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class _Watch(threading.local):
-    #: Where the seconds of layers are added up, while somebody asks for them.
-    seconds: dict[int, float] | None = None
+    #: Where the seconds of layers are noted, while somebody asks for them.
+    seconds: dict[int, list[float]] | None = None
 
 
 _watch = _Watch()
 
 
 @contextmanager
-def timed_layers() -> Iterator[dict[int, float]]:
-    """Adds up, while a block runs, the seconds of forwards by layer in this thread.
+def timed_layers() -> Iterator[dict[int, list[float]]]:
+    """Notes, while a block runs, the seconds of each forward by layer in this thread.
 
     Of nested models the outer one's layers count. On a GPU the times are of launches.
 
@@ -129,7 +129,7 @@ def _timed(call: Callable, position: int, layer: Layer, inputs: tuple) -> Any:
     finally:
         _watch.seconds = seconds
         took = time.perf_counter() - start
-        seconds[position] = seconds.get(position, 0.0) + took
+        seconds.setdefault(position, []).append(took)
 
 
 def _explained(call: Callable, position: int, layer: Layer, inputs: tuple) -> Any:

@@ -64,7 +64,7 @@ class _CallRecord(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """What all ranks know of a call when they have compared it.
+    """The outcome of a comparison of a call, which all ranks know.
 
     Attributes:
         n_samples: How many samples ``x`` has in each replica.

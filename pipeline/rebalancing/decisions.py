@@ -170,7 +170,7 @@ def decide_cuts(
 
 
 class _Measured(NamedTuple):
-    """What the times of stages say of the ranks.
+    """The speeds of the ranks, and how evenly they are busy, by the times of stages.
 
     Attributes:
         speeds: Of the ranks, relative to where the profile was measured.

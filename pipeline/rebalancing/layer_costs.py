@@ -34,7 +34,7 @@ class SaidOfLayers(NamedTuple):
     """The facts that a rank tells the others of its layers.
 
     Attributes:
-        forwards: By position the seconds of forwards, while layers are watched.
+        forwards: By position the seconds of a forward, if layers are watched.
         changed: The positions of those that have become others since the last check.
     """
 
@@ -56,7 +56,7 @@ class LayerCosts:
     def __init__(self, profile: Profile | None) -> None:
         self.profile = profile
         self._watching = ExitStack()
-        self._forwards: dict[int, float] = {}
+        self._forwards: Mapping[int, Sequence[float]] = {}
         # Of this rank's layers, and which have become others since the last check.
         self._sizes: dict[int, int] = {}
         self._changed: set[int] = set()
@@ -100,7 +100,9 @@ class LayerCosts:
 
     def said(self) -> SaidOfLayers:
         """Returns what this rank says of its layers at a check."""
-        return SaidOfLayers(self._forwards, sorted(self._changed))
+        # The first forward of a layer may compile something, or choose a kernel.
+        forwards = {i: float(np.median(each)) for i, each in self._forwards.items()}
+        return SaidOfLayers(forwards, sorted(self._changed))
 
     def measure_anew(
         self, said: Sequence[SaidOfLayers], speeds: Sequence[float]

@@ -73,7 +73,7 @@ class _Place(NamedTuple):
 
 
 class _Opened(NamedTuple):
-    """What is held, while its arrays may be missing.
+    """A held graph, or held inputs, whose arrays may be missing.
 
     Attributes:
         places: Where they lie.

@@ -82,7 +82,7 @@ class _Progress(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What the first stage's rank says of a minibatch.
+    """A minibatch, as the first stage's rank tells the others of it.
 
     Attributes:
         purpose: The position of what it is for in `PURPOSES`.

@@ -1,5 +1,7 @@
 """What layers cost, when they have become others."""
 
+import time
+
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
@@ -96,3 +98,15 @@ def test_nobody_watches_after_the_end():
     costs.close()
     Divisible(abs, abs)(-1.0)
     assert list(costs.said().forwards) == [0]
+
+
+def test_a_forward_that_takes_long_once_does_not_count():
+    """As the first one with other sizes does, where something is compiled."""
+    pauses = iter([0.3])
+    model = Divisible(lambda x: time.sleep(next(pauses, 0.0)) or x, lambda x: x)
+    costs = LayerCosts(None)
+    costs.watch()
+    for _ in range(3):
+        model(1.0)
+    assert costs.said().forwards[0] < 0.1
+    costs.close()
