@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from model_compression.layer_lines import (
@@ -50,7 +49,7 @@ def channels_of(
     weight: str,
     known: Mapping[Place, Note],
     rule: str,
-    layers: Mapping[str, Weighted] = MappingProxyType({}),
+    layers: Mapping[str, Weighted],
 ) -> Channels:
     """Follows the channels of a layer to the layer that reads them.
 

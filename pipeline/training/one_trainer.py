@@ -10,6 +10,8 @@ from typing import Any
 from chainer.training import Extension, Trainer, extensions, triggers
 from chainer.training.extensions._snapshot import _Snapshot
 
+from divisible.communication.errors import in_words
+
 
 class OneTrainer(Extension):
     """Lets the ranks' trainers stop together, and only rank 0 print and write.
@@ -84,10 +86,10 @@ def _refuse_files_of_several_ranks(trainer: Trainer) -> None:
     for path, ranks in writers.items():
         if len(ranks) > 1:
             raise ValueError(
-                f"the ranks {', '.join(map(str, ranks))} would write one file,"
-                f" {os.path.basename(path)}, each with its own stage, by Chainer's"
-                f" snapshot_object(): use pipeline.snapshot() and export_npz, or give"
-                f" each rank's file a name with its rank"
+                f"{in_words(ranks)} would write one file, {os.path.basename(path)},"
+                f" each with its own stage, by Chainer's snapshot_object(): use"
+                f" pipeline.snapshot() and export_npz, or give each rank's file a name"
+                f" with its rank"
             )
 
 

@@ -20,11 +20,15 @@ def network(*between, reader=None):
     )
 
 
+def followed(weight, model):
+    return channels_of(weight, notes(model), RULE, weighted_layers(model))
+
+
 def test_channels_go_to_the_next_layer_that_mixes_them():
     model = network(
         L.BatchNormalization(4), F.relu, functools.partial(F.max_pooling_2d, ksize=2)
     )
-    found = channels_of("/0/W", notes(model), RULE)
+    found = followed("/0/W", model)
     assert found.parameters == ("/0/b", "/1/beta", "/1/gamma")
     assert found.normalizing == ("/1",)
     assert (found.reader, found.n_each, found.reading) == ("/4/W", 1, "/4")
@@ -32,7 +36,7 @@ def test_channels_go_to_the_next_layer_that_mixes_them():
 
 def test_a_linear_layer_reads_all_elements_of_a_channel():
     model = network(F.relu, reader=L.Linear(36, 5))
-    found = channels_of("/0/W", notes(model), RULE)
+    found = followed("/0/W", model)
     assert (found.reader, found.n_each) == ("/2/W", 9)
 
 
@@ -42,7 +46,7 @@ def test_lists_in_lists_are_one_line():
     known = notes(model)
     (weight,) = (n.weight for n in known.values() if n.n_out == 4)
     (reader,) = (n.weight for n in known.values() if n.n_out == 3)
-    assert channels_of(weight, known, RULE).reader == reader
+    assert followed(weight, model).reader == reader
 
 
 def test_notes_of_stages_are_those_of_the_model():
@@ -88,7 +92,7 @@ def test_functions_that_may_stand_between_keep_a_channel_of_zeros(name):
 )
 def test_channels_that_are_needed_are_refused_with_the_layer(model, words):
     with pytest.raises(ValueError, match=words) as caught:
-        channels_of("/0/W", notes(model), RULE)
+        followed("/0/W", model)
     assert RULE in str(caught.value) and "/0/W" in str(caught.value)
 
 
@@ -96,15 +100,15 @@ def test_channels_of_tied_or_repeated_layers_are_refused():
     model = Divisible(L.Linear(4, 4), F.relu, L.Linear(4, 4), F.relu, L.Linear(4, 4))
     model.tie("/0/W", "/4/W")
     with pytest.raises(ValueError, match="used at 2 places"):
-        channels_of("/0/W", notes(model), RULE)
+        followed("/0/W", model)
     with pytest.raises(ValueError, match="elements of /0/W would go, which several"):
-        channels_of("/2/W", notes(model), RULE)
+        followed("/2/W", model)
     normalized = L.BatchNormalization(4)
     model = Divisible(
         L.Linear(4, 4), normalized, L.Linear(4, 4), normalized, L.Linear(4, 2)
     )
     with pytest.raises(ValueError, match="reach /1, which is used at several places"):
-        channels_of("/0/W", notes(model), RULE)
+        followed("/0/W", model)
 
 
 def test_layers_in_no_list_are_refused():
@@ -113,7 +117,7 @@ def test_layers_in_no_list_are_refused():
             super().__init__(first=L.Linear(4, 4), second=L.Linear(4, 4))
 
     with pytest.raises(ValueError, match="/first/W is in no list of layers"):
-        channels_of("/first/W", notes(Net()), RULE)
+        followed("/first/W", Net())
 
 
 @pytest.mark.parametrize(
@@ -126,7 +130,7 @@ def test_layers_in_no_list_are_refused():
 )
 def test_layers_that_give_no_known_channels_are_refused_as_such(first, words):
     with pytest.raises(ValueError, match=words):
-        channels_of("/0/W", notes(Divisible(first, L.Linear(4, 3))), RULE)
+        followed("/0/W", Divisible(first, L.Linear(4, 3)))
 
 
 def test_channels_that_an_embedding_or_a_layer_elsewhere_reads_are_refused():
@@ -143,4 +147,4 @@ def test_channels_that_an_embedding_or_a_layer_elsewhere_reads_are_refused():
         (Net(), "/line/0/W", "elements of .*/W would go, which .* and .* share"),
     ):
         with pytest.raises(ValueError, match=words):
-            channels_of(weight, notes(model), RULE, weighted_layers(model))
+            followed(weight, model)

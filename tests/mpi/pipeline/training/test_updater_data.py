@@ -237,7 +237,7 @@ def one_file_of_two_stages(comm, out):
         trainer.extend(extensions.snapshot_object(stages[0], filename))
         trainer.run()
 
-    with pytest.raises(ValueError, match="the ranks 0, 1 would write one file, model_"):
+    with pytest.raises(ValueError, match="ranks 0 and 1 would write one file, model_"):
         save("model_{.updater.epoch}")
     assert not os.path.exists(out) or not os.listdir(out)
     save(f"model_{comm.rank}")
