@@ -25,9 +25,15 @@ from chainer import FunctionNode, Link, Variable
 #: Instead of a position: what the chain was called with.
 INPUT = -1
 
+Shape = tuple[int, ...]
+
 
 class ChainError(ValueError):
     """A chain that is no line of layers, and why."""
+
+
+class ForwardError(ChainError):
+    """A forward that raised an error."""
 
 
 class Value(NamedTuple):
@@ -55,7 +61,7 @@ class Call(NamedTuple):
     callee: Link | FunctionNode
     path: str
     inputs: tuple[Value, ...]
-    shapes: tuple[tuple[int, ...] | None, ...]
+    shapes: tuple[Shape | None, ...]
 
     @property
     def title(self) -> str:
@@ -69,12 +75,27 @@ class Recording(NamedTuple):
     Attributes:
         calls: Those on which the output depends, in the order in which they were made.
         output: What was returned.
-        n_inputs: How many arrays the chain was called with.
+        shapes: Shapes of the arrays that the chain was called with.
     """
 
     calls: tuple[Call, ...]
     output: Value
-    n_inputs: int
+    shapes: tuple[Shape, ...]
+
+    @property
+    def n_inputs(self) -> int:
+        """How many arrays the chain was called with."""
+        return len(self.shapes)
+
+    @property
+    def minibatch(self) -> str:
+        """Shapes of those arrays, as text."""
+        return " and ".join(map(str, self.shapes))
+
+    def shape(self, value: Value) -> Shape:
+        """Returns the shape of what a call takes."""
+        shapes = self.shapes if value.call == INPUT else self.calls[value.call].shapes
+        return shapes[value.output]
 
 
 def title(callee: Link | FunctionNode, path: str) -> str:
@@ -95,6 +116,7 @@ def record(
         depth (int): How many levels of links are taken apart.
 
     Raises:
+        ForwardError: If the forward raises an error.
         ChainError: If a call cannot be made again from what is in the graph.
     """
     variables = as_variables(inputs)
@@ -122,14 +144,14 @@ def call_forward(forward: Callable[..., Any], variables: Sequence[Variable]) -> 
     """Returns what a forward returns.
 
     Raises:
-        ChainError: If it raises an error.
+        ForwardError: If it raises an error.
     """
     try:
         return forward(*variables)
     except ChainError:
         raise
     except Exception as error:
-        raise ChainError(
+        raise ForwardError(
             f"forward raised {type(error).__name__}: {error}. It is called with a"
             f" variable for each input, without targets, and has to return the output"
             f" and no loss; forward= may name another function that does"
@@ -263,7 +285,7 @@ class _Resolver:
         noted: Sequence[_Noted],
     ) -> None:
         self._noted = noted
-        self._n_inputs = len(variables)
+        self._shapes = tuple(x.shape for x in variables)
         self._params = {id(param.node): path for path, param in chain.namedparams()}
         # By node; those of arrays that became variables only in a function, by array.
         self._values: dict[int, Value] = {}
@@ -279,7 +301,7 @@ class _Resolver:
                 f" variable: give a forward= that returns the last output"
             )
         output = self._value(y, y.array, "forward returns")
-        return _used(calls, output, self._n_inputs)
+        return _used(calls, output, self._shapes)
 
     def _call(self, number: int, noted: _Noted) -> Call:
         name = title(noted.callee, noted.path)
@@ -328,7 +350,7 @@ def _text(array: Any) -> str:
     return f"an array of shape {array.shape}"
 
 
-def _used(calls: list[Call], output: Value, n_inputs: int) -> Recording:
+def _used(calls: list[Call], output: Value, shapes: tuple[Shape, ...]) -> Recording:
     """Leaves out functions on which the output does not depend."""
     used, open_values = set(), [output]
     while open_values:
@@ -350,4 +372,4 @@ def _used(calls: list[Call], output: Value, n_inputs: int) -> Recording:
 
     kept = [calls[number] for number in sorted(used)]
     kept = [call._replace(inputs=tuple(map(moved, call.inputs))) for call in kept]
-    return Recording(tuple(kept), moved(output), n_inputs)
+    return Recording(tuple(kept), moved(output), shapes)

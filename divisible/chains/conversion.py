@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import chainer
-import numpy as np
 
+from divisible.chains.arguments import Seen
 from divisible.chains.calls import (
     Call,
     ChainError,
+    ForwardError,
     Recording,
     as_variables,
     call_forward,
     link_paths,
     record,
 )
+from divisible.chains.comparison import compare
 from divisible.chains.function_layers import function_layer
 from divisible.chains.line import line_up
 from divisible.chains.names import ChainNames
-from divisible.chains.preserved_state import preserved_state
+from divisible.chains.preserved_state import alike_run, preserved_state
+from divisible.chains.sizes import Example, other_sizes
 from divisible.layer_list import Layer
 from divisible.model import Divisible
 from divisible.random_streams import restored_random_state
@@ -56,8 +58,11 @@ def from_chain(
                                             3  conv2           '/conv2/W' is '/3/W'
                                             4  pop('x', add)
 
-    It runs on a minibatch of another size, too. What depends on that size is refused,
-    as it would be wrong in a microbatch; shapes may follow it. Before the layers are
+    It runs on a minibatch with another number of samples, too, and on longer sequences
+    and larger images if the chain accepts them. What depends on these sizes is refused,
+    as it would be wrong in another minibatch, or in a microbatch. Arguments that are
+    sizes of a function's own input follow it: ``h.reshape(len(h), -1)``,
+    ``F.average_pooling_2d(h, h.shape[2:])``. Before the layers are
     returned, their outputs in training and in test, and the gradients of all
     parameters, are compared with the chain's. The chain is left as it was, except that
     links that are sized at their first call have had it, in test mode; they draw from
@@ -89,6 +94,7 @@ def from_chain(
     Example:
         >>> import chainer.functions as F
         >>> import chainer.links as L
+        >>> import numpy as np
         >>> class Net(chainer.Chain):
         ...     def __init__(self):
         ...         super().__init__()
@@ -111,7 +117,11 @@ def from_chain(
     try:
         _size(chain, forward, inputs)
         with preserved_state(chain), restored_random_state(device):
-            layers = _layers(chain, forward, inputs, depth)
+            if _is_list(chain, forward, depth):
+                layers, sized = _listed_layers(chain), []
+            else:
+                examples = _record(chain, forward, inputs, depth)
+                layers, sized = _layers(examples), examples[2:]
             _check_parameters(chain, layers)
             model = ChainLayers(*(layer for layer, _ in layers))
             model.chain_names = ChainNames(
@@ -121,7 +131,9 @@ def from_chain(
                     if path and model._positions[layer] == position
                 }
             )
-            _compare(chain, forward, model, inputs)
+            compare(chain, forward, model, inputs, (True, False))
+            for each in sized:
+                compare(chain, forward, model, each.minibatch, (False,))
     except ChainError as error:
         raise ChainError(f"from_chain({name}): {error}") from error.__cause__
     return model
@@ -156,27 +168,60 @@ def _size(
             raise _belongs_to_no_layer(path)
 
 
-def _layers(
-    chain: chainer.Chain, forward: Callable[..., Any], inputs: Sequence[Any], depth: int
-) -> list[tuple[Layer, str]]:
+def _layers(examples: Sequence[Example]) -> list[tuple[Layer, str]]:
     """Returns the layers, and the paths in the chain of those that are links."""
-    is_list = getattr(type(chain), "forward", None) is chainer.Sequential.forward
-    if is_list and forward is chain and depth == 1:
-        paths = link_paths(chain)
-        return [(layer, paths.get(id(layer), "")) for layer in chain]
-    recordings = []
-    for each in (inputs, tuple(map(_another_minibatch, inputs))):
-        with _run(chain, train=True):
-            recordings.append(record(chain, forward, each, depth))
-    first, other = recordings
-    _check_alike(first, other)
+    recordings = [example.recording for example in examples]
 
     def make_layer(number: int, call: Call) -> Layer:
         if call.path:
             return call.callee
-        return function_layer(call, other.calls[number])
+        return function_layer([Seen.of(each, number) for each in recordings])
 
-    return line_up(first, make_layer)
+    return line_up(recordings[0], make_layer)
+
+
+def _is_list(chain: chainer.Chain, forward: Callable[..., Any], depth: int) -> bool:
+    is_sequential = getattr(type(chain), "forward", None) is chainer.Sequential.forward
+    return is_sequential and forward is chain and depth == 1
+
+
+def _listed_layers(chain: chainer.Sequential) -> list[tuple[Layer, str]]:
+    paths = link_paths(chain)
+    return [(layer, paths.get(id(layer), "")) for layer in chain]
+
+
+def _record(
+    chain: chainer.Chain, forward: Callable[..., Any], inputs: tuple, depth: int
+) -> list[Example]:
+    """Returns what is called for minibatches of several sizes, the example's first.
+
+    The second one has another number of samples, the others other lengths, or other
+    sizes of images, as far as the chain accepts them.
+    """
+
+    def run(minibatch: tuple) -> Example:
+        with alike_run(chain, train=True):
+            return Example(minibatch, record(chain, forward, minibatch, depth))
+
+    def attempt(minibatch: tuple) -> Example | None:
+        try:
+            return run(minibatch)
+        except ForwardError:
+            return None
+
+    first, other = run(inputs), run(tuple(map(_another_minibatch, inputs)))
+    _check_alike(first.recording, other.recording, "another minibatch", "")
+    sized = other_sizes(inputs, attempt)
+    for each in sized:
+        mine, theirs = first.recording.minibatch, each.recording.minibatch
+        _check_alike(
+            first.recording,
+            each.recording,
+            f"a minibatch of shape {theirs} than for one of shape {mine}",
+            ". Put what depends on the size, such as a loop over the steps, into the"
+            " forward of a link of its own",
+        )
+    return [first, other, *sized]
 
 
 def _another_minibatch(x: Any) -> Any:
@@ -186,17 +231,17 @@ def _another_minibatch(x: Any) -> Any:
     return more / 2 if x.dtype.kind == "f" else more
 
 
-def _check_alike(first: Recording, other: Recording) -> None:
+def _check_alike(first: Recording, other: Recording, what: str, cure: str) -> None:
     for a, b in zip(first.calls, other.calls):
         if (type(a.callee), a.path, a.inputs) != (type(b.callee), b.path, b.inputs):
             raise ChainError(
-                f"forward goes another way for another minibatch: it calls {a.title}"
-                f" for one, and {b.title} in its place or of other values for another"
+                f"forward goes another way for {what}: it calls {a.title} for one, and"
+                f" {b.title} in its place or of other values for another{cure}"
             )
     if len(first.calls) != len(other.calls) or first.output != other.output:
         raise ChainError(
-            f"forward goes another way for another minibatch: of {len(first.calls)}"
-            f" calls for one, and of {len(other.calls)} for another"
+            f"forward goes another way for {what}: of {len(first.calls)} calls for"
+            f" one, and of {len(other.calls)} for another{cure}"
         )
 
 
@@ -223,72 +268,4 @@ def _belongs_to_no_layer(path: str) -> ChainError:
     return ChainError(
         f"the parameter {path} belongs to no link that forward calls, and so to no"
         f" layer: leave the link out of the chain, or call it"
-    )
-
-
-@contextmanager
-def _run(chain: chainer.Chain, train: bool) -> Iterator[None]:
-    """Runs begin alike in here: state, gradients, random numbers, configuration."""
-    with preserved_state(chain), chainer.using_config("train", train):
-        chain.cleargrads()
-        chain.xp.random.seed(0)
-        with chainer.force_backprop_mode():
-            yield
-
-
-def _compare(
-    chain: chainer.Chain,
-    forward: Callable[..., Any],
-    model: ChainLayers,
-    inputs: Sequence[Any],
-) -> None:
-    """Makes sure that the layers compute what the chain computes."""
-    for train in (True, False):
-        results = []
-        for each in (forward, model):
-            with _run(chain, train):
-                y = each(*inputs)
-                results.append((y.array, _gradients(chain, y)))
-        (y, gradients), (other, others) = results
-        mode = f"with chainer.config.train = {train}"
-        _check_close(f"the output {mode}", y, other)
-        scale = max((float(abs(g).max()) for g in gradients.values()), default=0.0)
-        for path in gradients.keys() | others.keys():
-            what = f"the gradient of {path} {mode}"
-            if path not in gradients or path not in others:
-                _differs(what)
-            _check_close(what, gradients[path], others[path], scale)
-
-
-def _gradients(chain: chainer.Chain, y: Any) -> dict[str, Any]:
-    if y.creator is not None and y.dtype.kind == "f":
-        # Not all alike: a softmax would give nothing for that.
-        weights = chain.xp.cos(chain.xp.arange(y.size))
-        y.grad = weights.reshape(y.shape).astype(y.dtype)
-        y.backward()
-    found = chain.namedparams()
-    return {path: p.grad.copy() for path, p in found if p.grad is not None}
-
-
-def _check_close(what: str, a: Any, b: Any, scale: float = 0.0) -> None:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        _differs(what)
-    a, b = map(chainer.backends.cuda.to_cpu, (a, b))
-    if a.dtype.kind != "f":
-        if not np.array_equal(a, b):
-            _differs(what)
-        return
-    finite = np.abs(a[np.isfinite(a)].astype(np.float64))
-    size = max(scale, finite.max(initial=0.0))
-    # Sums may be added up in another order where branches meet.
-    tolerance = size * float(np.finfo(a.dtype).eps) ** 0.5
-    if not np.allclose(a, b, rtol=0, atol=tolerance, equal_nan=True):
-        _differs(what)
-
-
-def _differs(what: str) -> None:
-    raise ChainError(
-        f"{what} is not the chain's: forward does something that neither a call of a"
-        f" link nor one of Chainer's functions shows, such as unchain(), a change in"
-        f" place, or another way in test mode"
     )

@@ -1,8 +1,8 @@
 """Functions that a chain calls between two links, as layers.
 
-A function is seen in two minibatches of different size. What is alike in both belongs
-to the model; a shape that follows the number of samples is written so that it follows
-that of a microbatch as well::
+A function is seen in minibatches of several numbers of samples, lengths and image
+sizes. What is alike in all of them belongs to the model; a shape that follows the
+number of samples is written so that it follows that of a microbatch as well::
 
     two samples             three samples           layer
     Softmax(axis=1)         Softmax(axis=1)         the same
@@ -13,12 +13,12 @@ that of a microbatch as well::
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Callable
 
 import chainer
 import chainer.functions as F
-import numpy as np
 from chainer import FunctionNode
 from chainer.functions.activation.relu import ReLU
 from chainer.functions.activation.sigmoid import Sigmoid
@@ -29,10 +29,8 @@ from chainer.functions.noise.dropout import Dropout
 from chainer.functions.pooling.average_pooling_2d import AveragePooling2D
 from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 
-from divisible.chains.calls import Call, ChainError
-
-#: What a function has from its call, and not from its arguments.
-_OF_CALLS = {"_input_layouts", "stack", "_cnt"}
+from divisible.chains.arguments import Seen, arguments, fill, followed
+from divisible.chains.calls import ChainError
 
 
 class FunctionLayer:
@@ -40,6 +38,8 @@ class FunctionLayer:
 
     Args:
         function (chainer.FunctionNode): As it was before it was applied.
+        follows (dict or None): By name the arguments that follow the shape of the
+            first input, as :func:`~divisible.chains.arguments.followed` returns them.
 
     Example:
         >>> import numpy as np
@@ -49,77 +49,52 @@ class FunctionLayer:
         (Softmax(axis=0), [[0.5], [0.5]])
     """
 
-    def __init__(self, function: FunctionNode) -> None:
+    def __init__(
+        self, function: FunctionNode, follows: Mapping[str, Any] | None = None
+    ) -> None:
         self._function = function
+        self._follows = dict(follows or {})
 
     def __call__(self, *inputs: Any) -> Any:
         """Applies a copy of the function, which is applied once only."""
-        outputs = copy.copy(self._function).apply(inputs)
+        follows = {n: fill(v, inputs[0].shape) for n, v in self._follows.items()}
+        if follows and isinstance(self._function, Reshape):
+            # A Reshape counts the sizes that are left to it when it is made.
+            function = Reshape(**follows)
+        else:
+            function = copy.copy(self._function)
+            vars(function).update(follows)
+        outputs = function.apply(inputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def __repr__(self) -> str:
-        given = arguments(self._function)
+        given = {**arguments(self._function), **self._follows}
         text = ", ".join(f"{name.lstrip('_')}={given[name]!r}" for name in given)
         return f"{type(self._function).__name__}({text})"
 
 
-def function_layer(call: Call, other: Call) -> Callable[..., Any]:
-    """Returns a layer that does what a function does, for any number of samples.
+def function_layer(seen: Sequence[Seen]) -> Callable[..., Any]:
+    """Returns a layer that does what a function does, for minibatches of any size.
 
     Args:
-        call (Call): Of the function.
-        other (Call): Of the same one, with another number of samples.
+        seen: Sightings of one call: in the first minibatch, in one with another number
+            of samples, and in those of other sizes.
 
     Raises:
-        ChainError: If its arguments depend on the minibatch.
+        ChainError: If its arguments depend on the minibatch in another way than as
+            sizes of its own input.
     """
-    function = call.callee
+    function = seen[0].call.callee
     if isinstance(function, chainer.function.FunctionAdapter):
         raise ChainError(
             f"{function.label} is a chainer.Function of the old kind, which is called"
             f" once only: put the call into the forward of a link of its own"
         )
-    if isinstance(function, Reshape):
-        return FunctionLayer(Reshape(_for_any_samples(call, other)))
-    mine, theirs = arguments(function), arguments(other.callee)
-    for name in mine.keys() | theirs.keys():
-        if not _is_same(mine.get(name), theirs.get(name)):
-            raise ChainError(
-                f"{call.title} is called with {name.lstrip('_')} = {mine.get(name)!r}"
-                f" for one minibatch, and {theirs.get(name)!r} for another one, and a"
-                f" layer has one for all: put the call into the forward of a link of"
-                f" its own"
-            )
+    follows = followed(seen)
     readable = _READABLE.get(type(function))
-    return FunctionLayer(function) if readable is None else readable(function)
-
-
-def arguments(function: FunctionNode) -> dict[str, Any]:
-    """Returns what tells a function from others of its class."""
-    names = sorted(vars(function).keys() - _OF_CALLS)
-    return {name: vars(function)[name] for name in names}
-
-
-def _for_any_samples(call: Call, other: Call) -> tuple[int, ...]:
-    """Returns the shape that the two make, with -1 where it follows the minibatch."""
-    (mine,), (theirs,) = call.shapes, other.shapes
-    unlike = [i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b]
-    if len(mine) != len(theirs) or len(unlike) > 1:
-        raise ChainError(
-            f"{call.title} makes the shape {mine} of one minibatch, and {theirs} of"
-            f" another one: put the call into the forward of a link of its own"
-        )
-    return tuple(-1 if i in unlike else n for i, n in enumerate(mine))
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    if isinstance(a, chainer.get_array_types()):
-        alike = type(a) is type(b) and a.shape == b.shape and a.dtype == b.dtype
-        return alike and bool((a == b).all())
-    if isinstance(a, (tuple, list)):
-        alike = type(a) is type(b) and len(a) == len(b)
-        return alike and all(map(_is_same, a, b))
-    return type(a) is type(b) and bool(np.all(a == b))
+    if follows or readable is None:
+        return FunctionLayer(function, follows)
+    return readable(function)
 
 
 def _max_pooling(f: MaxPoolingND) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""A chain that is as it was after it ran."""
+"""A chain that is as it was after it ran, so that runs begin alike."""
 
 from __future__ import annotations
 
@@ -37,3 +37,18 @@ def preserved_state(chain: chainer.Link) -> Iterator[None]:
             param.cleargrad()
             if gradient is not None:
                 param.grad = gradient
+
+
+@contextmanager
+def alike_run(chain: chainer.Link, train: bool) -> Iterator[None]:
+    """Begins a run with the same state, random numbers and mode, without gradients.
+
+    Args:
+        chain (chainer.Link): The chain; it is as it was afterwards.
+        train (bool): Value of ``chainer.config.train``.
+    """
+    with preserved_state(chain), chainer.using_config("train", train):
+        chain.cleargrads()
+        chain.xp.random.seed(0)
+        with chainer.force_backprop_mode():
+            yield

@@ -333,7 +333,7 @@ REFUSED = {
         lambda self, x: self.a(x.astype(np.float32)),
     ),
     "the gradient of /a/": (TWO, unchained),
-    "the output with chainer.config.train = False is not the chain's": (
+    "with chainer.config.train = False and inputs of shape (3, 6) is not the chain's": (
         "a",
         train_only,
     ),
@@ -348,6 +348,156 @@ def test_what_is_no_line_is_refused_with_the_reason(reason):
         from_chain(chain, X)
     assert str(caught.value).startswith("from_chain(Written): ")
     assert reason in str(caught.value)
+
+
+WORDS = np.random.RandomState(3).randint(0, 9, (4, 5)).astype(np.int32)
+MAPS = np.random.RandomState(4).rand(3, 6, 8, 8).astype(np.float32)
+
+# What reads a size, and minibatches of other sizes than the example.
+FOLLOWS = {
+    "a mean": (
+        lambda self, x: self.a(F.mean(self.words(x), axis=1)),
+        WORDS,
+        [(4, 9), (3, 2)],
+    ),
+    "a reshape that joins samples and words": (
+        lambda self, x: F.reshape(self.words(x), (-1, 6)),
+        WORDS,
+        [(4, 9), (3, 2)],
+    ),
+    "a reshape with three sizes": (
+        lambda self, x: F.reshape(self.words(x), (len(x), x.shape[1], 2, 3)),
+        WORDS,
+        [(4, 9), (3, 2)],
+    ),
+    "a reshape with a rest": (
+        lambda self, x: F.sum(F.reshape(self.words(x), (len(x), -1)), axis=1),
+        WORDS,
+        [(4, 9), (3, 2)],
+    ),
+    "a broadcast": (
+        lambda self, x: F.broadcast_to(
+            F.sum(self.words(x), axis=2, keepdims=True), (*x.shape, 3)
+        ),
+        WORDS,
+        [(4, 9), (3, 2)],
+    ),
+    "a pooling over whole images": (
+        lambda self, x: F.reshape(
+            F.average_pooling_2d(self.conv(x), x.shape[2:]), (len(x), 6)
+        ),
+        MAPS,
+        [(3, 6, 5, 7), (2, 6, 12, 4)],
+    ),
+    "a maximum over whole images": (
+        lambda self, x: F.max_pooling_2d(self.conv(x), x.shape[2:])[:, :, 0, 0],
+        MAPS,
+        [(3, 6, 5, 7), (2, 6, 12, 4)],
+    ),
+    "images that are halved and joined": (
+        lambda self, x: F.concat(
+            [
+                x,
+                F.unpooling_2d(F.max_pooling_2d(self.conv(x), 2), 2, cover_all=False),
+            ]
+        ),
+        MAPS,
+        [(3, 6, 4, 4), (2, 6, 12, 4)],
+    ),
+    "square images that are halved and joined, then averaged": (
+        lambda self, x: F.average_pooling_2d(
+            F.unpooling_2d(F.max_pooling_2d(self.conv(x), 2), 2, cover_all=False) + x,
+            x.shape[2:],
+        ),
+        MAPS,
+        [(3, 6, 4, 4), (2, 6, 12, 4)],
+    ),
+}
+
+
+def sized_chain(forward):
+    """A chain of those links for words, features and images that forward reads."""
+    links = {
+        "a": L.Linear(6, 6),
+        "words": L.EmbedID(9, 6),
+        "conv": L.Convolution2D(6, 6, 3, pad=1),
+    }
+    read = forward.__code__.co_names
+    return Written(forward, **{name: links[name] for name in links if name in read})
+
+
+@pytest.mark.parametrize("name", FOLLOWS)
+def test_what_reads_the_size_of_its_input_follows_it(name):
+    forward, example, shapes = FOLLOWS[name]
+    chain = sized_chain(forward)
+    model = from_chain(chain, example)
+    for shape in shapes:
+        x = np.resize(example, shape)
+        y, expected = model(x).array, chain(x).array
+        assert y.shape == expected.shape
+        np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-6)
+
+
+def each_step(self, x):
+    y = 0
+    for h in F.separate(self.words(x), axis=1):
+        y = y + self.a(h)
+    return y
+
+
+BAKED = {
+    "MulConstant behind /words (EmbedID) is called with value = 0.2 for a minibatch": (
+        lambda self, x: self.a(F.sum(self.words(x), axis=1) / x.shape[1]),
+        WORDS,
+    ),
+    "GetItem behind /words (EmbedID) is called with slices": (
+        lambda self, x: self.a(self.words(x)[:, x.shape[1] - 1]),
+        WORDS,
+    ),
+    "MulConstant behind /a (Linear) is called with value = 5 for": (
+        lambda self, x: self.a(F.sum(self.words(x), axis=1)) * x.shape[1],
+        WORDS,
+    ),
+    "goes another way for a minibatch of shape (4, 6) than for one of shape (4, 5)": (
+        each_step,
+        WORDS,
+    ),
+    "is called with shape = (3, 5, 6) for a minibatch of shape (3, 5), and (3, 6, 6)": (
+        lambda self, x: F.broadcast_to(
+            F.sum(self.words(x), axis=1)[:, None], (*x.shape, 6)
+        ),
+        WORDS[:3],
+    ),
+    "is called with value = 0.015625 for a minibatch of shape (3, 6, 8, 8), and 0.01": (
+        lambda self, x: F.sum(self.conv(x), axis=(2, 3)) / (x.shape[2] * x.shape[3]),
+        MAPS,
+    ),
+    "AveragePooling2D behind /conv (Convolution2D) is called with kh = 4 for": (
+        lambda self, x: F.average_pooling_2d(
+            self.conv(x), (x.shape[2] // 2, x.shape[3] // 2)
+        ),
+        MAPS,
+    ),
+    "is called with out_H = 16 for a minibatch of shape (3, 6, 8, 8), and 18 for one": (
+        lambda self, x: F.resize_images(self.conv(x), (2 * x.shape[2], 2 * x.shape[3])),
+        MAPS,
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", BAKED)
+def test_what_would_keep_the_size_of_the_example_is_refused(reason):
+    forward, example = BAKED[reason]
+    with pytest.raises(ValueError) as caught:
+        from_chain(sized_chain(forward), example)
+    assert reason in str(caught.value)
+    assert "into the forward of a link of its own" in str(caught.value)
+
+
+def test_a_chain_that_accepts_one_size_keeps_its_constants():
+    chain = Written(lambda self, x: self.a(x) / x.shape[1])
+    model = from_chain(chain, X)
+    np.testing.assert_array_equal(model(X).array, chain(X).array)
 
 
 def test_values_of_the_chain_itself_are_refused():

@@ -1,0 +1,206 @@
+"""The arguments of functions, in minibatches of several sizes.
+
+A function is seen in each of them, with the shapes of its inputs. An argument that
+differs can be kept if it is a size of the function's own input::
+
+    input (4, 6, 5)     input (4, 6, 8)     argument
+    axis = 1            axis = 1            1
+    shape = (4, 30)     shape = (4, 48)     (shape[0], -1)
+    kh = 5              kh = 8              shape[2]
+    value = 0.2         value = 0.125       refused: no size of its input
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+from chainer import FunctionNode
+from chainer.functions.array.broadcast import BroadcastTo
+from chainer.functions.array.reshape import Reshape
+
+from divisible.chains.calls import INPUT, Call, ChainError, Recording, Shape
+
+#: Attributes that a function has from its call, and not from its arguments.
+_OF_CALLS = {"_input_layouts", "stack", "_cnt"}
+
+#: Name of the argument that is the shape of the output, by function.
+_SHAPES = {Reshape: "shape", BroadcastTo: "_shape"}
+
+
+class Seen(NamedTuple):
+    """A call of a function, as it was made in one minibatch.
+
+    Attributes:
+        call: The call.
+        shape: Shape of the function's first input.
+        minibatch: Shapes of the chain's inputs, as text.
+        place: The last link before the function, as text.
+    """
+
+    call: Call
+    shape: Shape
+    minibatch: str
+    place: str
+
+    @classmethod
+    def of(cls, recording: Recording, number: int) -> Seen:
+        """Returns what was seen of the call at a position of a recording."""
+        call = recording.calls[number]
+        before = call.inputs[0].call
+        while before != INPUT and not recording.calls[before].path:
+            before = recording.calls[before].inputs[0].call
+        place = "the input" if before == INPUT else recording.calls[before].title
+        shape = recording.shape(call.inputs[0])
+        return cls(call, shape, recording.minibatch, place)
+
+    def argument(self, name: str) -> Any:
+        """Returns an argument; of a shape with -1 what it became."""
+        if name == _SHAPES.get(type(self.call.callee)):
+            return self.call.shapes[0]
+        return vars(self.call.callee).get(name)
+
+
+class Size(NamedTuple):
+    """Stands in an argument for a size of the function's first input.
+
+    Attributes:
+        axis: Axis of that input.
+    """
+
+    axis: int
+
+    def __repr__(self) -> str:
+        return f"shape[{self.axis}]"
+
+
+def arguments(function: FunctionNode) -> dict[str, Any]:
+    """Returns what tells a function from others of its class."""
+    names = sorted(vars(function).keys() - _OF_CALLS)
+    return {name: vars(function)[name] for name in names}
+
+
+def followed(seen: Sequence[Seen]) -> dict[str, Any]:
+    """Returns the arguments of a function that follow the size of its input.
+
+    Args:
+        seen: Sightings of one call: in the first minibatch, in one with another number
+            of samples, and in those of other sizes.
+
+    Returns:
+        dict: By name the argument, with a :class:`Size` in each place that follows the
+        input, and -1 where a reshape finds the number itself.
+
+    Raises:
+        ChainError: If an argument differs, and is not a size of the input.
+    """
+    names = {name for each in seen for name in arguments(each.call.callee)}
+    found = {}
+    for name in sorted(names):
+        values = [each.argument(name) for each in seen]
+        if all(_is_same(values[0], value) for value in values):
+            continue
+        _check_samples(name, seen)
+        is_reshape = isinstance(seen[0].call.callee, Reshape)
+        found[name] = _follow(values, [each.shape for each in seen], is_reshape)
+        if found[name] is None:
+            raise _refused(name, seen)
+    return found
+
+
+def fill(value: Any, shape: Shape) -> Any:
+    """Returns an argument for an input of a shape.
+
+    Args:
+        value: As :func:`followed` returns it.
+        shape (tuple of int): Shape of the function's first input.
+
+    Example:
+        >>> fill((Size(0), 2, -1), (5, 6)), fill(Size(1), (5, 6))
+        ((5, 2, -1), 6)
+    """
+    if isinstance(value, Size):
+        return shape[value.axis]
+    return tuple(shape[n.axis] if isinstance(n, Size) else n for n in value)
+
+
+def _follow(values: Sequence[Any], shapes: Sequence[Shape], is_reshape: bool) -> Any:
+    """Returns a number or tuple by the sizes that it equals; ``None`` if by none."""
+    if all(map(_is_size, values)):
+        return _size(values, shapes)
+    if not all(isinstance(v, tuple) and all(map(_is_size, v)) for v in values):
+        return None
+    if len(set(map(len, values))) > 1:
+        return None
+    columns = [*zip(*values)]
+    unlike = [i for i, column in enumerate(columns) if len(set(column)) > 1]
+    if is_reshape and len(unlike) == 1:
+        return tuple(-1 if i in unlike else n for i, n in enumerate(values[0]))
+    sizes = {i: _size(columns[i], shapes) for i in unlike}
+    others = [i for i in unlike if sizes[i] is None]
+    if others and not (is_reshape and len(others) == 1):
+        return None
+    sizes.update(dict.fromkeys(others, -1))
+    return tuple(sizes.get(i, n) for i, n in enumerate(values[0]))
+
+
+def _size(numbers: Sequence[int], shapes: Sequence[Shape]) -> Size | None:
+    """Returns the size of the input that some numbers are in every minibatch."""
+    n_axes = min(map(len, shapes))
+    for axis in range(n_axes):
+        if all(n == shape[axis] for n, shape in zip(numbers, shapes)):
+            return Size(axis)
+    return None
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _check_samples(name: str, seen: Sequence[Seen]) -> None:
+    """Refuses what depends on the number of samples, except one size of a shape."""
+    first, other = seen[:2]
+    mine, theirs = first.argument(name), other.argument(name)
+    if _is_same(mine, theirs):
+        return
+    title = first.call.title
+    if name != _SHAPES.get(type(first.call.callee)):
+        raise ChainError(
+            f"{title} is called with {name.lstrip('_')} = {mine!r} for one minibatch,"
+            f" and {theirs!r} for another one, and a layer has one for all: put the"
+            f" call into the forward of a link of its own"
+        )
+    if len(mine) != len(theirs) or sum(a != b for a, b in zip(mine, theirs)) > 1:
+        raise ChainError(
+            f"{title} makes the shape {mine} of one minibatch, and {theirs} of another"
+            f" one: put the call into the forward of a link of its own"
+        )
+
+
+def _refused(name: str, seen: Sequence[Seen]) -> ChainError:
+    first, samples, *sized = seen
+    mine = first.argument(name)
+    unlike = (s for s in sized if not _is_same(mine, s.argument(name)))
+    other = next(unlike, samples)
+    return ChainError(
+        f"{first.call.title} behind {first.place} is called with"
+        f" {name.lstrip('_')} = {mine!r} for a minibatch of shape {first.minibatch},"
+        f" and {other.argument(name)!r} for one of shape {other.minibatch}. It depends"
+        f" on the size of the input, and a layer has one value for all sizes. Write a"
+        f" function that finds the size itself, such as F.mean(h, axis=1) for"
+        f" F.sum(h, axis=1) / h.shape[1] and F.broadcast for F.broadcast_to, or put"
+        f" what reads the size, and the call, into the forward of a link of its own"
+    )
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, chainer.get_array_types()):
+        alike = type(a) is type(b) and a.shape == b.shape and a.dtype == b.dtype
+        return alike and bool((a == b).all())
+    if isinstance(a, (tuple, list)):
+        alike = type(a) is type(b) and len(a) == len(b)
+        return alike and all(map(_is_same, a, b))
+    return type(a) is type(b) and bool(np.all(a == b))

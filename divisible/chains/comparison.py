@@ -1,0 +1,84 @@
+"""The outputs and gradients of a chain, compared with those of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import chainer
+import numpy as np
+
+from divisible.chains.calls import ChainError
+from divisible.chains.preserved_state import alike_run
+from divisible.model import Divisible
+
+
+def compare(
+    chain: chainer.Chain,
+    forward: Callable[..., Any],
+    model: Divisible,
+    inputs: Sequence[Any],
+    modes: Sequence[bool],
+) -> None:
+    """Checks that the layers compute what the chain computes.
+
+    Args:
+        chain (chainer.Chain): The chain.
+        forward: The function of the chain that the layers stand for.
+        model (Divisible): The layers.
+        inputs: Arrays of a minibatch.
+        modes: Values of ``chainer.config.train`` to compare in.
+
+    Raises:
+        ChainError: If an output or a gradient is not the chain's.
+    """
+    for train in modes:
+        results = []
+        for each in (forward, model):
+            with alike_run(chain, train):
+                y = each(*inputs)
+                results.append((y.array, _gradients(chain, y)))
+        (y, gradients), (other, others) = results
+        shapes = " and ".join(str(x.shape) for x in inputs)
+        mode = f"with chainer.config.train = {train} and inputs of shape {shapes}"
+        _check_close(f"the output {mode}", y, other)
+        scale = max((float(abs(g).max()) for g in gradients.values()), default=0.0)
+        for path in gradients.keys() | others.keys():
+            what = f"the gradient of {path} {mode}"
+            if path not in gradients or path not in others:
+                _differs(what)
+            _check_close(what, gradients[path], others[path], scale)
+
+
+def _gradients(chain: chainer.Chain, y: Any) -> dict[str, Any]:
+    if y.creator is not None and y.dtype.kind == "f":
+        # Not all alike: a softmax would give nothing for that.
+        weights = chain.xp.cos(chain.xp.arange(y.size))
+        y.grad = weights.reshape(y.shape).astype(y.dtype)
+        y.backward()
+    found = chain.namedparams()
+    return {path: p.grad.copy() for path, p in found if p.grad is not None}
+
+
+def _check_close(what: str, a: Any, b: Any, scale: float = 0.0) -> None:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        _differs(what)
+    a, b = map(chainer.backends.cuda.to_cpu, (a, b))
+    if a.dtype.kind != "f":
+        if not np.array_equal(a, b):
+            _differs(what)
+        return
+    finite = np.abs(a[np.isfinite(a)].astype(np.float64))
+    size = max(scale, finite.max(initial=0.0))
+    # Sums may be added up in another order where branches meet.
+    tolerance = size * float(np.finfo(a.dtype).eps) ** 0.5
+    if not np.allclose(a, b, rtol=0, atol=tolerance, equal_nan=True):
+        _differs(what)
+
+
+def _differs(what: str) -> None:
+    raise ChainError(
+        f"{what} is not the chain's: forward does something that neither a call of a"
+        f" link nor one of Chainer's functions shows, such as unchain(), a change in"
+        f" place, or another way in test mode"
+    )
