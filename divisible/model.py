@@ -14,6 +14,7 @@ from chainer import Link
 from divisible import ties
 from divisible.carried_state import carrying
 from divisible.deferred.postponed import follow
+from divisible.early_draws import EarlyDraws
 from divisible.layer_list import Layer, LayerList
 from divisible.layer_pass import pass_through
 from divisible.skips import Skip, find_skips
@@ -78,6 +79,8 @@ class Divisible(LayerList):
     _undivided: Undivided | None = None
     # What runs chains of layers as one function; stages and views share it.
     _fusion: Fusion | None = None
+    #: Weights that `from_chain` drew earlier than a serial script does.
+    early_draws: EarlyDraws | None = None
 
     @property
     def layer_range(self) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from chainer_kernels.threads import blas_threads
 from divisible import Divisible
 from divisible.communication.errors import DisagreementError
 from divisible.dtypes import floating_dtypes
+from divisible.early_draws import EarlyDraws
 from divisible.layer_texts import differing_titles
 from divisible.schedules.actions import Route
 from divisible.schedules.schedule import Schedule
@@ -51,6 +52,7 @@ class Announcement(NamedTuple):
         n_threads: BLAS threads of this process.
         n_cores: Cores that this process may use.
         arithmetic: Whose products and convolutions it computes with.
+        early_draws: Weights that `from_chain` drew, and from which numbers.
     """
 
     layer_ranges: Sequence[tuple[int, int]]
@@ -67,6 +69,7 @@ class Announcement(NamedTuple):
     n_threads: int
     n_cores: int
     arithmetic: str
+    early_draws: EarlyDraws | None
 
     @classmethod
     def of(
@@ -107,6 +110,7 @@ class Announcement(NamedTuple):
             n_threads=blas_threads(),
             n_cores=_n_cores(),
             arithmetic=providers.active().NAME if is_enabled() else "Chainer's own",
+            early_draws=last.early_draws,
         )
 
 
@@ -309,6 +313,17 @@ def warnings_of(said: Sequence[Announcement], dtypes: Set[np.dtype]) -> list[lis
             f"rank {others[0]} computes by {said[others[0]].arithmetic}, and rank 0 by"
             f" {said[0].arithmetic}: the last bits depend on the cut. Install the same"
             f" on all hosts, and set the same CHAINER_KERNELS"
+        )
+    drawn = {rank: w.early_draws for rank, w in enumerate(said) if w.early_draws}
+    states = {rank: draws.state for rank, draws in drawn.items()}
+    if len(set(states.values())) > 1:
+        first, *rest = states
+        other = next(rank for rank in rest if states[rank] != states[first])
+        warnings[0].append(
+            f"from_chain drew the weights of {drawn[first].names} from other numbers on"
+            f" rank {other} than on rank {first}, so they depend on the cut. Give"
+            f" numpy.random.seed the same number on all ranks, and make the iterators"
+            f" on all ranks"
         )
     ranks_on: dict[str, list[int]] = {}
     for rank, word in enumerate(said):

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -93,6 +94,8 @@ class MinibatchPass:
             optimizer (chainer.Optimizer or list): Of which ``update`` is called next.
         """
         parts, ties = self._parts, self._parts.ties
+        if not self.n_steps:
+            self._check_early_draws()
         # Whoever chose a loss scale looks for infinities.
         quiet = {"over": "ignore", "invalid": "ignore"}
         errors = {} if self._loss_scale is None else quiet
@@ -162,6 +165,15 @@ class MinibatchPass:
             # Each replica gets an equal share of the states.
             saved = [sum(saved) // n_replicas] * n_replicas
         self._n_carried = [int(n) for n in saved]
+
+    def _check_early_draws(self) -> None:
+        """Warns if a serial script draws other weights; the first rank has read x."""
+        draws = next(iter(self._parts.stages.values())).layers.early_draws
+        if draws is None or self._ranks.rank != self._ranks.first:
+            return
+        if (text := draws.warning()) is not None:
+            # Where the script calls the pipeline's step.
+            warnings.warn(text, stacklevel=4)
 
     def _start(self, cut: CutMinibatch, reports: bool = False, **said: Any) -> None:
         """Begins to compare the call.

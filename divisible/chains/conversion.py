@@ -24,6 +24,7 @@ from divisible.chains.line import line_up
 from divisible.chains.names import ChainNames
 from divisible.chains.preserved_state import alike_run, preserved_state
 from divisible.chains.sizes import Example, other_sizes
+from divisible.early_draws import EarlyDraws, draw_early
 from divisible.layer_list import Layer
 from divisible.model import Divisible
 from divisible.random_streams import restored_random_state
@@ -65,8 +66,12 @@ def from_chain(
     ``F.average_pooling_2d(h, h.shape[2:])``. Before the layers are
     returned, their outputs in training and in test, and the gradients of all
     parameters, are compared with the chain's. The chain is left as it was, except that
-    links that are sized at their first call have had it, in test mode; they draw from
-    NumPy's generator as ever.
+    links that are sized at their first call have had it, in test mode.
+
+    Such links, as ``L.Linear(None, 10)``, draw their weights here, and in a serial
+    script in its first minibatch. Make the iterators, which shuffle, before this call
+    for the weights of the serial script. Otherwise the first step of a pipeline warns,
+    if NumPy's generator was seeded.
 
     A chain that makes its parameters here needs the memory for all of them on each
     rank; one that is too large for that is written as a list, in
@@ -115,7 +120,7 @@ def from_chain(
     forward = chain if forward is None else forward
     device = chain.device
     try:
-        _size(chain, forward, inputs)
+        early_draws = _size(chain, forward, inputs)
         with preserved_state(chain), restored_random_state(device):
             if _is_list(chain, forward, depth):
                 layers, sized = _listed_layers(chain), []
@@ -124,6 +129,7 @@ def from_chain(
                 layers, sized = _layers(examples), examples[2:]
             _check_parameters(chain, layers)
             model = ChainLayers(*(layer for layer, _ in layers))
+            model.early_draws = early_draws
             model.chain_names = ChainNames(
                 {
                     position: path
@@ -158,14 +164,19 @@ def _check(chain: Any, inputs: Sequence[Any], depth: int) -> None:
 
 def _size(
     chain: chainer.Chain, forward: Callable[..., Any], inputs: Sequence[Any]
-) -> None:
-    """Lets links that are sized at their first call have it."""
+) -> EarlyDraws | None:
+    """Calls links that are sized at their first call; returns what they draw."""
+    draws = None
     if any(not param.is_initialized for param in chain.params()):
         with chainer.using_config("train", False), chainer.no_backprop_mode():
-            call_forward(forward, as_variables(inputs))
+            variables = as_variables(inputs)
+            draws = draw_early(
+                chain.namedparams(), lambda: call_forward(forward, variables)
+            )
     for path, param in chain.namedparams():
         if not param.is_initialized:
             raise _belongs_to_no_layer(path)
+    return draws
 
 
 def _layers(examples: Sequence[Example]) -> list[tuple[Layer, str]]:
