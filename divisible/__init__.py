@@ -2,7 +2,9 @@
 
 A model is a :class:`Divisible`: a list of layers, cut by position. A :class:`Plan`
 says where. :func:`profile` measures the layers, :func:`partition` cuts them into
-stages of equal time, and :func:`best_plan` chooses how to run them as well::
+stages of equal time, and :func:`best_plan` chooses how to run them as well:
+
+.. code-block:: python
 
     from divisible import Divisible, deferred_init, partition, profile
 

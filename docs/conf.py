@@ -1,7 +1,9 @@
 """How Sphinx builds the documentation: ``make docs``."""
 
 import pathlib
+import pkgutil
 import sys
+import textwrap
 
 HERE = pathlib.Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "_extensions")]
@@ -19,6 +21,8 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_click",
+    "mathml",
+    "paper_tables",
     "predicted_timeline",
     "schedule_tables",
     "wire_tables",
@@ -38,6 +42,9 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 
+html_math_renderer = "mathml"
+# Diagrams, grids and tables of text: programs say what they are.
+highlight_language = "none"
 html_theme = "furo"
 html_title = f"divisible {release}"
 html_show_copyright = False
@@ -59,6 +66,31 @@ def _shorten_paths(app, doctree):
             block.rawsource, block.children = text, [nodes.Text(text)]
 
 
+def _color_programs(app, doctree):
+    """Colors what a page includes of a Python file."""
+    for block in doctree.findall(nodes.literal_block):
+        is_chosen = block.get("language", highlight_language) != highlight_language
+        if block.get("source", "").endswith(".py") and not is_chosen:
+            block["language"] = "python"
+
+
+def _leave_out_modules(app, what, name, module, options, lines):
+    """Leaves out the list of a package's modules, which is for whoever changes it."""
+    if what != "module" or not hasattr(module, "__path__"):
+        return
+    known = {found.name for found in pkgutil.iter_modules(module.__path__)}
+    starts = [i for i, line in enumerate(lines) if line.endswith("::")]
+    for start in reversed(starts):
+        end = start + 1
+        while end < len(lines) and (not lines[end] or lines[end].startswith(" ")):
+            end += 1
+        block = textwrap.dedent("\n".join(lines[start + 1 : end])).split("\n")
+        # Lines that go on with the one before are indented.
+        names = {line.split()[0].rstrip(",") for line in block if line[:1].strip()}
+        if names and names <= known:
+            del lines[start:end]
+
+
 def _escape_stars(app, context, lines):
     """Lets a command's help have file names such as ``*.json``."""
     lines[:] = [line.replace("*", r"\*") for line in lines]
@@ -67,5 +99,7 @@ def _escape_stars(app, context, lines):
 def setup(app):
     """Connects what the extensions above do not cover."""
     app.connect("autodoc-skip-member", _skip_fields)
+    app.connect("autodoc-process-docstring", _leave_out_modules)
     app.connect("doctree-read", _shorten_paths)
+    app.connect("doctree-read", _color_programs)
     app.connect("sphinx-click-process-description", _escape_stars)

@@ -1,6 +1,6 @@
 """Training in float16 with the accuracy of float32.
 
-::
+.. code-block:: python
 
     model = to_float16(Net())                       # normalizations stay float32
     sgd = chainer.optimizers.MomentumSGD(0.01)
