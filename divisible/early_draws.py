@@ -25,10 +25,12 @@ class EarlyDraws(NamedTuple):
     Attributes:
         paths: Paths of the parameters.
         state: Checksum of the generator's state after the last of them.
+        is_among_others: Whether the model draws in training besides, as dropout does.
     """
 
     paths: tuple[str, ...]
     state: int
+    is_among_others: bool = False
 
     @property
     def names(self) -> str:
@@ -38,14 +40,21 @@ class EarlyDraws(NamedTuple):
 
     def warning(self) -> str | None:
         """Returns a warning if something has drawn from the generator since."""
-        if self.state == _state():
-            return None
-        return (
-            f"from_chain drew the weights of {self.names}, and the script has drawn"
-            f" from NumPy's generator since. A serial script draws them in its first"
-            f" minibatch, so its losses are other ones. Make the iterators before"
-            f" from_chain for the same losses"
-        )
+        drew = f"from_chain drew the weights of {self.names}"
+        if self.state != _state():
+            return (
+                f"{drew}, and the script has drawn from NumPy's generator since. A"
+                f" serial script draws them in its first minibatch, so its losses are"
+                f" other ones. Make the iterators before from_chain for the same losses"
+            )
+        if self.is_among_others:
+            return (
+                f"{drew} in test mode. A serial script draws them in its first"
+                f" minibatch, between the random numbers of dropout or other layers, so"
+                f" its weights and losses are other ones. Call its model once in test"
+                f" mode before it trains for the same weights"
+            )
+        return None
 
 
 def draw_early(
@@ -77,6 +86,13 @@ def draw_early(
     draw()
     after = _state()
     return EarlyDraws(paths, after) if is_seeded and after != before else None
+
+
+def draws(call: Callable[[], Any]) -> bool:
+    """Returns whether a call draws from NumPy's generator."""
+    before = _state()
+    call()
+    return _state() != before
 
 
 def _state() -> int:

@@ -24,7 +24,7 @@ from divisible.chains.line import line_up
 from divisible.chains.names import ChainNames
 from divisible.chains.preserved_state import alike_run, preserved_state
 from divisible.chains.sizes import Example, other_sizes
-from divisible.early_draws import EarlyDraws, draw_early
+from divisible.early_draws import EarlyDraws, draw_early, draws
 from divisible.layer_list import Layer
 from divisible.model import Divisible
 from divisible.random_streams import restored_random_state
@@ -129,7 +129,12 @@ def from_chain(
                 layers, sized = _layers(examples), examples[2:]
             _check_parameters(chain, layers)
             model = ChainLayers(*(layer for layer, _ in layers))
-            model.early_draws = early_draws
+            if early_draws is not None:
+                with alike_run(chain, train=True):
+                    is_random = draws(
+                        lambda: call_forward(forward, as_variables(inputs))
+                    )
+                model.early_draws = early_draws._replace(is_among_others=is_random)
             model.chain_names = ChainNames(
                 {
                     position: path

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import chainer
+import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
@@ -48,6 +49,15 @@ class Net(chainer.Chain):
 
     def forward(self, x):
         return self.fc(x)
+
+
+def test_dropout_draws_between_the_weights_of_a_serial_script():
+    np.random.seed(0)
+    layers = L.Linear(None, 4), F.dropout, L.Linear(None, 2)
+    model = from_chain(chainer.Sequential(*layers), X)
+    assert "between the random numbers of dropout" in model.early_draws.warning()
+    with_sizes = chainer.Sequential(L.Linear(3, 4), F.dropout, L.Linear(4, 2))
+    assert from_chain(with_sizes, X).early_draws is None
 
 
 def test_a_message_names_three_paths():

@@ -494,6 +494,24 @@ def test_what_would_keep_the_size_of_the_example_is_refused(reason):
     assert "into the forward of a link of its own" in str(caught.value)
 
 
+def test_inputs_of_one_length_grow_together():
+    def weighted(self, words, weights):
+        h = self.a(words) * F.broadcast_to(weights[:, :, None], (*words.shape, 6))
+        return F.sum(h, axis=1)
+
+    def divided(self, words, weights):
+        return weighted(self, words, weights) / words.shape[1]
+
+    example = WORDS, np.random.RandomState(6).rand(4, 5).astype(np.float32)
+    longer = np.resize(WORDS, (2, 9)), np.resize(example[1], (2, 9))
+    links = {"a": L.EmbedID(9, 6)}
+    chain = Written(weighted, **links)
+    model = from_chain(chain, example)
+    np.testing.assert_allclose(model(*longer).array, chain(*longer).array, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"0.2 for .* of shape \(4, 5\) and \(4, 5\)"):
+        from_chain(Written(divided, **links), example)
+
+
 def test_a_chain_that_accepts_one_size_keeps_its_constants():
     chain = Written(lambda self, x: self.a(x) / x.shape[1])
     model = from_chain(chain, X)
