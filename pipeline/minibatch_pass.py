@@ -169,7 +169,8 @@ class MinibatchPass:
     def _check_early_draws(self) -> None:
         """Warns if a serial script draws other weights; the first rank has read x."""
         draws = next(iter(self._parts.stages.values())).layers.early_draws
-        if draws is None or self._ranks.rank != self._ranks.first:
+        reads = self._ranks.rank == self._ranks.first and self._ranks.replica == 0
+        if draws is None or not reads:
             return
         if (text := draws.warning()) is not None:
             # Where the script calls the pipeline's step.

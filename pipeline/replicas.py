@@ -107,6 +107,11 @@ def agree_on_replicas(said: Sequence[Announcement | Refusal], grid: Grid) -> Lay
         for here, there in zip(rows[0], row):
             _compare_cuts(said, grid, here, there)
     dtypes = layouts[0].dtypes
+    # Replicas begin with the parameters of replica 0, whatever they have drawn.
+    said = [
+        word if rank in rows[0] else word._replace(early_draws=None)
+        for rank, word in enumerate(said)
+    ]
     return layouts[grid.replica]._replace(warnings=warnings_of(said, dtypes))
 
 

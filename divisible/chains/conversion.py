@@ -63,10 +63,10 @@ def from_chain(
     and larger images if the chain accepts them. What depends on these sizes is refused,
     as it would be wrong in another minibatch, or in a microbatch. Arguments that are
     sizes of a function's own input follow it: ``h.reshape(len(h), -1)``,
-    ``F.average_pooling_2d(h, h.shape[2:])``. Before the layers are
-    returned, their outputs in training and in test, and the gradients of all
-    parameters, are compared with the chain's. The chain is left as it was, except that
-    links that are sized at their first call have had it, in test mode.
+    ``F.average_pooling_2d(h, h.shape[2:])``. Before the layers are returned, their
+    outputs in training and in test, and the gradients of all parameters, are compared
+    with the chain's. The chain is left as it was, except that links that are sized at
+    their first call have had it, in test mode.
 
     Such links, as ``L.Linear(None, 10)``, draw their weights here, and in a serial
     script in its first minibatch. Make the iterators, which shuffle, before this call
@@ -171,17 +171,17 @@ def _size(
     chain: chainer.Chain, forward: Callable[..., Any], inputs: Sequence[Any]
 ) -> EarlyDraws | None:
     """Calls links that are sized at their first call; returns what they draw."""
-    draws = None
+    found = None
     if any(not param.is_initialized for param in chain.params()):
         with chainer.using_config("train", False), chainer.no_backprop_mode():
             variables = as_variables(inputs)
-            draws = draw_early(
+            found = draw_early(
                 chain.namedparams(), lambda: call_forward(forward, variables)
             )
     for path, param in chain.namedparams():
         if not param.is_initialized:
             raise _belongs_to_no_layer(path)
-    return draws
+    return found
 
 
 def _layers(examples: Sequence[Example]) -> list[tuple[Layer, str]]:

@@ -11,6 +11,7 @@ import pytest
 import chainer_kernels
 from divisible import Divisible, pop, stash
 from divisible.communication.errors import DisagreementError
+from divisible.early_draws import EarlyDraws
 from divisible.schedules import one_f_one_b
 from divisible.schedules.actions import Route
 from pipeline import agreement
@@ -244,6 +245,17 @@ def test_too_many_threads_are_warned_of_once_a_host():
 def test_a_system_that_does_not_tell_which_cores_there_are(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     assert agreement._n_cores() == os.cpu_count()
+
+
+def test_ranks_that_drew_other_weights_are_warned_of():
+    first, second = pair(line())
+    drawn = [EarlyDraws(("/a", "/b"), state) for state in (5, 6)]
+    pairs = [(drawn[0], drawn[1]), (drawn[0], drawn[0]), (drawn[0], None)]
+    told = []
+    for mine, theirs in pairs:
+        said = [first._replace(early_draws=mine), second._replace(early_draws=theirs)]
+        told.append([len(texts) for texts in agree(said).warnings])
+    assert told == [[1, 0], [0, 0], [0, 0]]
 
 
 def test_ranks_that_compute_by_other_kernels_are_warned_of():
