@@ -74,7 +74,8 @@ class FewBits:
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Computes what the class computes, with few bits."""
-        looks = chainer.config.train
+        # A forward within F.forget, or of a pipeline that recomputes it, runs again.
+        looks = chainer.config.train and not chainer.config._will_recompute
         x = rounded_activation(self, "input", x, looks)
         with _rounded(self):
             y = super().forward(x, *args, **kwargs)

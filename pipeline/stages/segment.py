@@ -99,7 +99,9 @@ class Segment:
             self.held[microbatch] = Inputs(inputs, skipped, persistents)
             # The first layer may change arrays in place, which are needed again.
             skipped = {name: copied(tensors) for name, tensors in skipped.items()}
-            with chainer.no_backprop_mode():
+            # Chainer's own sign, as within F.forget, that a forward runs again.
+            again = chainer.using_config("_will_recompute", True)
+            with chainer.no_backprop_mode(), again:
                 graph = self._run(microbatch, copied(inputs), skipped)
         else:
             graph = self._run(microbatch, inputs, skipped)

@@ -141,3 +141,26 @@ def test_each_output_of_a_deconvolution_has_a_scale():
     Compress(plan, chainer.optimizers.SGD().setup(model)).advance(1, 0.0)
     x = np.random.default_rng(0).normal(size=(2, 2, 4, 4)).astype(np.float32)
     np.testing.assert_array_equal(apply(model, plan)(x).array, model(x).array)
+
+
+def test_a_forward_that_runs_again_counts_once():
+    rule = Quantize("int8", targets=["input", "output"], percentile=90)
+    model = Divisible(L.Linear(3, 3, nobias=True))
+    model[0].W.array[...] = 2 * np.eye(3)
+    optimizer = chainer.optimizers.SGD(0.0).setup(model)
+    compress = Compress(CompressionPlan([rule]), optimizer)
+    compress.advance(1, 0.0)
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(size=(n, 3)).astype(np.float32) * n for n in (10, 20, 40)]
+    for number, part in enumerate(parts[:2]):
+        x = chainer.Variable(part)
+        y = F.forget(model[0], x) if number else model(x)
+        F.sum(y * y).backward()
+    # A layer that is frozen need make no graph.
+    with chainer.no_backprop_mode():
+        model(parts[2])
+    compress.advance(2, 0.0)
+    shown = np.concatenate([part.ravel() for part in parts])
+    expected = np.percentile(shown, [10, 90])
+    np.testing.assert_allclose(model[0].input_range, expected, rtol=5e-3)
+    np.testing.assert_allclose(model[0].output_range, 2 * expected, rtol=5e-3)

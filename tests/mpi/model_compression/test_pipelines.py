@@ -395,3 +395,37 @@ def channels_of_a_stage(comm):
 
 def test_channels_need_the_pipeline():
     assert_on_ranks(2, channels_of_a_stage)
+
+
+def ranges_of_recomputed(comm, checkpoint, marked):
+    model, rng = Divisible(), np.random.default_rng(0)
+    for _ in range(2):
+        layer = L.Linear(6, 6, nobias=True, initialW=np.eye(6))
+        model.append(layer, recompute=marked)
+        model.append(F.relu)
+    stage = model.divide(2 * comm.rank, 2 * comm.rank + 2)
+    optimizer = chainer.optimizers.SGD(0.0).setup(stage)
+    plan = CompressionPlan([Quantize("int8", "/2", "input", percentile=95)])
+    expected = []
+    with Pipeline(stage, comm, 4, "gpipe", checkpoint=checkpoint, timeout=30) as pipe:
+        compress = Compress(plan, optimizer, pipeline=pipe)
+        compress.advance(0, 0.0)
+        for iteration in range(1, 4):
+            # Its microbatches have 4, 3, 3 and 3 samples.
+            x = rng.normal(size=(13, 6)).astype(np.float32) * iteration
+            pipe.step(x, np.arange(13, dtype=np.int32) % 6)
+            optimizer.update()
+            compress.advance(iteration, 0.0)
+            ends = np.percentile(np.maximum(x, 0), [5, 95])
+            expected = 0.9 * expected + 0.1 * ends if iteration > 1 else ends
+    if comm.rank:
+        found = next(stage.children()).input_range
+        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "checkpoint, marked",
+    [("never", False), ("never", True), ("always", False), ("except_last", False)],
+)
+def test_ranges_count_a_recomputed_microbatch_once(checkpoint, marked):
+    assert_on_ranks(2, ranges_of_recomputed, checkpoint, marked)
