@@ -60,11 +60,33 @@ class OptimizerWrapper(optimizer.Optimizer):
         """Starts a new epoch."""
         self.actual_optimizer.new_epoch(auto)
 
+    def is_safe_to_update(self) -> bool:
+        """Returns whether the last gradients were finite, if anybody checks it."""
+        return not has_skipped(self.actual_optimizer)
+
     def target_changed(self) -> None:
         """Prepares for a target that has other parameters than before.
 
         To be called on all ranks; the state of all parameters is loaded next.
         """
+
+
+def has_skipped(optimizer: Any) -> bool:
+    """Whether an optimizer has skipped its last update, as gradients were not finite.
+
+    Args:
+        optimizer: Of Chainer, ChainerMN or an :class:`OptimizerWrapper`.
+
+    Example:
+        >>> import chainer
+        >>> has_skipped(chainer.optimizers.SGD())
+        False
+    """
+    is_wrapper = isinstance(optimizer, OptimizerWrapper)
+    # Chainer's own optimizers cannot be asked before their first update.
+    if not is_wrapper and not hasattr(optimizer, "_loss_scaling_isnan"):
+        return False
+    return not optimizer.is_safe_to_update()
 
 
 def _has(actual: Any, name: str) -> bool:

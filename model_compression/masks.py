@@ -8,6 +8,7 @@ from typing import Any, Callable
 import chainer
 import numpy as np
 
+from divisible.optimizer_wrapper import has_skipped
 from model_compression.hooks import HookOfParameters
 from model_compression.scores import Granularity, group_shape, sums
 from model_compression.shrinking import Left
@@ -128,6 +129,8 @@ class Mask:
         host = chainer.get_device("@numpy")
         weight, gradient = host.send(param.array), host.send(param.grad)
         products = np.multiply(weight, gradient, dtype=np.float64)
+        # Scaled where Chainer's own optimizer is to unscale it; scales change.
+        products /= float(param._loss_scale or 1.0)
         self.effects += np.abs(sums(products, self._granularity))
         self.n_minibatches += 1
 
@@ -194,7 +197,7 @@ class Masks(HookOfParameters):
         """Adds the hook to an optimizer; see :class:`HookOfParameters`."""
         super().add_to(optimizer)
         if self._watches:
-            effects = Effects(self)
+            effects = Effects(self, optimizer)
             optimizer.add_hook(effects)
             # Before those that clip gradients, or add the decay of weights to them.
             hooks = optimizer._hookable._pre_update_hooks
@@ -283,15 +286,18 @@ class Effects:
 
     Args:
         masks (Masks): What keeps them.
+        optimizer (chainer.Optimizer): Whose hook it is. Chainer's own calls hooks also
+            in an update that it skips, as gradients are not finite.
     """
 
     name = "Effects"
     timing = "pre"
     call_for_each_param = True
 
-    def __init__(self, masks: Masks) -> None:
-        self._masks = masks
+    def __init__(self, masks: Masks, optimizer: Any) -> None:
+        self._masks, self._optimizer = masks, optimizer
 
     def __call__(self, rule: Any, param: chainer.Parameter) -> None:
         """Notes those of a parameter that is to be updated."""
-        self._masks.note(param)
+        if not has_skipped(self._optimizer):
+            self._masks.note(param)

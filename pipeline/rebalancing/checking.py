@@ -11,8 +11,8 @@ from data_parallel.replica_agreement import description
 from divisible import Divisible, Plan, deferred_init
 from divisible.communication.errors import DisagreementError
 from divisible.moved_layers import new_layers
+from divisible.optimizer_wrapper import has_skipped
 from divisible.planning.profile import check_layers
-from mixed_precision import MixedPrecision
 from mixed_precision.hooks import Hooks
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages, covers
@@ -80,20 +80,11 @@ def check_moment(pipeline: Pipeline, optimizers: Iterable[Any]) -> None:
         raise RuntimeError(
             "the first minibatches choose the schedule 'auto': move layers after them"
         )
-    if pipeline.parts.updates.are_awaited and not any(map(_has_skipped, optimizers)):
+    if pipeline.parts.updates.are_awaited and not any(map(has_skipped, optimizers)):
         raise RuntimeError(
             f"the gradients of minibatch {pipeline.n_steps} have not been used: layers"
             f" move between two minibatches, after optimizer.update()"
         )
-
-
-def _has_skipped(optimizer: Any) -> bool:
-    """Whether an optimizer has used the last gradients to lower a loss scale."""
-    while not isinstance(optimizer, MixedPrecision):
-        if not hasattr(optimizer, "actual_optimizer"):
-            return False
-        optimizer = optimizer.actual_optimizer
-    return not optimizer.is_safe_to_update()
 
 
 def check_not_within(pipeline: Pipeline) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from chainer.training import extensions
 
-from divisible.optimizer_wrapper import OptimizerWrapper
+from divisible.optimizer_wrapper import OptimizerWrapper, has_skipped
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -46,3 +46,19 @@ def test_a_schedule_of_the_rate_trains_as_with_the_optimizer_itself():
 
     twice = train(lambda sgd: OptimizerWrapper(OptimizerWrapper(sgd)))
     np.testing.assert_array_equal(twice, train(lambda sgd: sgd))
+
+
+@pytest.mark.filterwarnings("ignore:Non finite number")
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_an_update_that_chainer_skips_is_known_through_wrappers(depth):
+    link = L.Linear(2, 2)
+    sgd = optimizer = chainer.optimizers.SGD().setup(link)
+    sgd.loss_scaling()
+    for _ in range(depth):
+        optimizer = OptimizerWrapper(optimizer)
+    assert not has_skipped(optimizer)
+    for value, expected in ((1.0, False), (np.nan, True), (1.0, False)):
+        for param in link.params():
+            param.grad = np.full_like(param.array, value)
+        sgd.update()
+        assert has_skipped(optimizer) == expected

@@ -1,4 +1,5 @@
 import chainer
+import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
@@ -142,3 +143,25 @@ def test_effects_are_those_of_the_loss_before_the_update(half):
         optimizer.update()
     found = masks.state_of("/0/W", weight).scores()
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Non finite number")
+def test_effects_are_those_of_minibatches_that_update():
+    """By the definition, whatever Chainer's own loss scale is and wherever it skips."""
+    model = chainer.Sequential(L.Linear(3, 2, initialW=2.0))
+    optimizer = chainer.optimizers.SGD(0.0).setup(model)
+    optimizer.loss_scaling()
+    masks = Masks(watches=True)
+    masks.select({"/0/W": "element"})
+    masks.add_to(optimizer)
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(1, 3)).astype(np.float32) for _ in range(4)]
+    xs[1][0, 0] = np.nan
+    scales = []
+    for x in xs:
+        scales.append(optimizer._loss_scale)
+        optimizer.update(lambda x: F.sum(model(x)), x)
+    assert len({*scales}) > 2
+    found = masks.state_of("/0/W", model[0].W).scores()
+    expected = sum(abs(2 * x) for x in (xs[0], *xs[2:])) / 3
+    np.testing.assert_allclose(found, np.broadcast_to(expected, (2, 3)), rtol=1e-6)
