@@ -23,7 +23,7 @@ from divisible.communication.errors import DisagreementError
 from model_compression.plan import CompressionPlan
 from model_compression.pruning import Pruner
 from model_compression.quantizing import Quantizer
-from model_compression.rules import Prune, Quantize
+from model_compression.rules import ACTIVATIONS, Prune, Quantize
 from model_compression.selection import Weighted, together, weighted_layers
 
 
@@ -149,7 +149,7 @@ class CompressedModel:
         looks = [
             rule
             for rule in self._plan.rules
-            if isinstance(rule, Quantize) and {*rule.targets} & {"input", "output"}
+            if isinstance(rule, Quantize) and {*rule.targets} & {*ACTIVATIONS}
         ]
         for each in self._optimizers if looks and self._pipeline is None else []:
             if getattr(getattr(each, "communicator", None), "size", 1) > 1:

@@ -6,6 +6,7 @@ noted of each part is put together to the same numbers, whatever the parts are.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Union
 
 import numpy as np
@@ -24,7 +25,11 @@ class All(NamedTuple):
 
     def joined(self, other: All) -> All:
         """Returns that of both parts."""
-        return All(min(self.low, other.low), max(self.high, other.high))
+        # Python's own min() would lose what is no number in one of two orders.
+        return All(
+            float(np.minimum(self.low, other.low)),
+            float(np.maximum(self.high, other.high)),
+        )
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -64,6 +69,8 @@ class Most(NamedTuple):
     @property
     def ends(self) -> tuple[float, float]:
         """The range between the percentiles on both sides, as of ``np.percentile``."""
+        if math.isnan(self.reach.low):
+            return self.reach.ends
         last = int(self.counts.sum()) - 1
         upper = last * self.percentile / 100
         return self._value(last - upper), self._value(upper)
@@ -89,6 +96,11 @@ class Most(NamedTuple):
 
 
 Extent = Union[All, Most]
+
+
+def is_finite(extent: Extent) -> bool:
+    """Whether a range ends at numbers, so that it can be divided into parts."""
+    return all(map(math.isfinite, extent.ends))
 
 
 def extent_of(array: np.ndarray, percentile: float | None) -> Extent:

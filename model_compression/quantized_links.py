@@ -17,9 +17,9 @@ import chainer.links as L
 import numpy as np
 
 from model_compression.affine import Affine
-from model_compression.extents import Extent, extent_of
+from model_compression.extents import Extent, extent_of, is_finite
 from model_compression.fake_quantization import fake_quantize
-from model_compression.rules import Quantize
+from model_compression.rules import ACTIVATIONS, Quantize
 from model_compression.selection import kinds_of, output_axis
 
 #: Classes whose parameters are W and b, and whose input is one array.
@@ -130,9 +130,21 @@ def add_rule(link: chainer.Link, rule: Quantize) -> None:
             continue
         # Values of the link: they go with it, into snapshots and to other ranks.
         link.add_persistent(f"{target}_is_quantized", np.zeros(1, np.int32))
-        if target in ("input", "output"):
+        if target in ACTIVATIONS:
             link.add_persistent(f"{target}_range", np.zeros(2, np.float32))
             link.add_persistent(f"{target}_n_seen", np.zeros(1, np.int32))
+
+
+def begin(link: chainer.Link, rule: Quantize) -> None:
+    """Begins to quantize what a rule says, while the link trains.
+
+    Ranges that the rule of an earlier plan has left are found anew.
+    """
+    for target in {*rule.targets} & {*ACTIVATIONS}:
+        # A rule that was in force when the model was saved goes on with its range.
+        if not is_active(link, target):
+            getattr(link, f"{target}_n_seen")[...] = 0
+    set_active(link, rule, True)
 
 
 def set_active(link: chainer.Link, rule: Quantize, is_active: bool) -> None:
@@ -152,14 +164,35 @@ def is_taken_back(link: chainer.Link, rule: Quantize) -> bool:
     return any(int(getattr(link, n, np.zeros(1))[0]) == _TAKEN_BACK for n in names)
 
 
+def is_moving(link: chainer.Link, target: str) -> bool:
+    """Whether the range of a link's inputs or outputs follows minibatches now."""
+    rule = link.ranges.rules.get(target)
+    if rule is None or not is_active(link, target):
+        return False
+    n_seen = int(getattr(link, f"{target}_n_seen")[0])
+    return rule.freeze_after is None or n_seen < rule.freeze_after
+
+
+def has_moving_range(link: chainer.Link) -> bool:
+    """Whether the range of some activation of a link follows minibatches now."""
+    # Integers, which embeddings read, have no range.
+    has_floats = not isinstance(link, L.EmbedID)
+    targets = [each for each in ACTIVATIONS if has_floats or each != "input"]
+    return any(is_moving(link, each) for each in targets)
+
+
 def move_ranges(link: chainer.Link, seen: Mapping[str, Extent]) -> None:
     """Moves the ranges of activations towards what a minibatch has shown.
+
+    Values that are not finite move nothing, and do not count as a minibatch.
 
     Args:
         link: With :class:`FewBits`.
         seen: By target from where to where values reached, on all replicas.
     """
     for target, extent in seen.items():
+        if not is_finite(extent):
+            continue
         n_seen, span = (
             getattr(link, f"{target}_n_seen"),
             getattr(link, f"{target}_range"),
@@ -201,8 +234,7 @@ def rounded_activation(link: Any, target: str, value: Any, looks: bool) -> Any:
     array = value.array if isinstance(value, chainer.Variable) else value
     if array.dtype.kind != "f" or not array.size:
         return value
-    n_seen = int(getattr(link, f"{target}_n_seen")[0])
-    if looks and (rule.freeze_after is None or n_seen < rule.freeze_after):
+    if looks and is_moving(link, target):
         link.ranges.look(target, array)
     affine = range_of(link, target, rule)
     return value if affine is None else fake_quantize(value, affine)

@@ -8,20 +8,21 @@ from typing import Any, Callable
 import chainer
 import numpy as np
 
+from divisible.optimizer_wrapper import has_skipped
 from model_compression.codebooks import Codebooks
 from model_compression.extents import Extent
 from model_compression.quantized_links import (
     FewBits,
     add_rule,
+    begin,
     check_kind,
+    has_moving_range,
     move_ranges,
     set_active,
 )
-from model_compression.rules import Quantize
+from model_compression.rules import ACTIVATIONS, Quantize
 from model_compression.selection import Weighted, weights_of
 from model_compression.shrinking import Left
-
-_ACTIVATIONS = ("input", "output")
 
 
 class Quantizer:
@@ -40,8 +41,9 @@ class Quantizer:
         self._layers: dict[int, list[str]] = {}
         self._weights: dict[int, list[str]] = {}
         self._active: set[int] = set()
-        # Minibatches since activations were quantized first.
-        self._n_minibatches = 0
+        # Whether ranges of activations may follow minibatches. Replicas find out when
+        # the last one is frozen. Other ranks may get layers that bring ranges.
+        self._may_move = False
         self._books = Codebooks()
         for each in optimizers if self._has_codebooks else []:
             self._books.check_free(each)
@@ -102,6 +104,7 @@ class Quantizer:
         for number in numbers:
             rule = self._rules[number]
             self._active.add(number)
+            self._may_move |= bool({*rule.targets} & {*ACTIVATIONS})
             if rule.has_codebook:
                 params = self._books.params()
                 for path in params.keys() & {*self._weights[number]}:
@@ -116,7 +119,7 @@ class Quantizer:
                         book.average(param.update_rule, param)
             else:
                 for link in self._links(number):
-                    set_active(link, rule, True)
+                    begin(link, rule)
 
     def take_back(self, numbers: Iterable[int]) -> None:
         """Ends what rules have begun; parameters learn on from where they are."""
@@ -134,25 +137,30 @@ class Quantizer:
     def updated(self, gather: Callable[[Any], list], has_replicas: bool) -> None:
         """Moves the ranges of activations; to be called after each update.
 
+        A minibatch that an optimizer has skipped, as gradients were not finite, moves
+        none. Each range counts its own minibatches. Once the last one is frozen,
+        replicas exchange nothing any more.
+
         Args:
             gather: Returns what all ranks give.
             has_replicas: Whether other ranks have seen other samples.
         """
-        rules = [self._rules[number] for number in self._active]
-        rules = [rule for rule in rules if {*rule.targets} & {*_ACTIVATIONS}]
-        ends = [rule.freeze_after for rule in rules]
-        if not rules or (None not in ends and self._n_minibatches > max(ends)):
+        if not self._may_move:
             return
-        self._n_minibatches += 1
-        links = {
-            path: link
-            for target in self._targets
-            for path, link in target.namedlinks()
-            if isinstance(link, FewBits)
-        }
-        mine = {path: dict(link.ranges.seen) for path, link in links.items()}
+        links, mine = {}, {}
+        for optimizer in self._optimizers:
+            counts = not has_skipped(optimizer)
+            for path, link in optimizer.target.namedlinks():
+                if isinstance(link, FewBits):
+                    links[path] = link
+                    mine[path] = dict(link.ranges.seen) if counts else {}
+        said = [mine]
+        if has_replicas:
+            answers = gather((mine, any(map(has_moving_range, links.values()))))
+            said = [theirs for theirs, _ in answers]
+            self._may_move = any(is_moving for _, is_moving in answers)
         seen: dict[str, dict[str, Extent]] = {path: {} for path in links}
-        for theirs in gather(mine) if has_replicas else [mine]:
+        for theirs in said:
             for path in theirs.keys() & seen.keys():
                 for name, extent in theirs[path].items():
                     known = seen[path].get(name)
@@ -191,7 +199,9 @@ class Quantizer:
         active[[*self._active]] = 1
         active = serializer("active", active)
         self._active = {*np.flatnonzero(active).tolist()}
-        self._n_minibatches = int(serializer("n_minibatches", self._n_minibatches))
+        if isinstance(serializer, chainer.Deserializer):
+            targets = {each for n in self._active for each in self._rules[n].targets}
+            self._may_move = bool(targets & {*ACTIVATIONS})
 
     def serialize_books(self, serializer: Any) -> None:
         """Reads or writes the few values of weights."""

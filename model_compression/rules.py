@@ -15,6 +15,8 @@ from model_compression.scores import METHODS, Granularity, check_granularity
 
 #: What of a layer can be quantized.
 TARGETS = ("weight", "bias", "input", "output")
+#: Those of them that each minibatch has its own of.
+ACTIVATIONS = TARGETS[2:]
 
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
@@ -140,7 +142,9 @@ class Quantize:
 
     Scales of weights follow the weights, one for each output, of embeddings one for
     each word. Those of inputs and outputs are moving averages of what minibatches have
-    shown; the first minibatch is computed as it is.
+    shown; the first minibatch is computed as it is. A minibatch whose update is
+    skipped, because gradients overflow, moves no range. Values that are not finite move
+    none either.
 
     ``'codebook4'``, or any number of bits from 2 to 8, lets each weight have 2^bits
     values only: found by k-means, and moved by the mean gradient of those that have
@@ -159,7 +163,8 @@ class Quantize:
         percentile (float or None): The percentile of a minibatch's values at which a
             range of inputs or outputs ends, such as 99.9, to 0.2 % of a value; as many
             are left out at the lower end. ``None`` for all values.
-        freeze_after (int or None): After how many minibatches such a range stays.
+        freeze_after (int or None): After how many minibatches such a range stays. Each
+            range counts those that have moved it.
 
     Raises:
         ValueError: If an argument is wrong; it names the rule.

@@ -1,6 +1,7 @@
 """Ranges of values that are seen in parts."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from model_compression.extents import extent_of
+from model_compression.extents import extent_of, is_finite
 
 values = st.floats(-1e6, 1e6, width=32)
 several = arrays(np.float32, st.integers(1, 200), elements=values)
@@ -48,3 +49,22 @@ def test_all_values_are_between_least_and_greatest():
 def test_equal_values_are_their_own_percentile(value):
     array = np.full(7, value, np.float32)
     assert extent_of(array, 90.0).ends == (array[0], array[0])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("percentile", [None, 100.0])
+def test_what_is_not_finite_is_seen_in_any_part(value, percentile):
+    parts = [np.array(part, np.float32) for part in ([1, 2], [3, value], [-4])]
+    for order in itertools.permutations(parts):
+        assert not is_finite(joined(order, percentile))
+    assert is_finite(joined([parts[0], parts[2]], percentile))
+    shown = np.concatenate(parts)
+    ends = joined(parts, percentile).ends
+    np.testing.assert_equal(ends, (shown.min(), shown.max()))
+
+
+def test_a_percentile_leaves_out_an_infinity_as_any_outlier():
+    array = np.append(np.arange(99, dtype=np.float32), np.inf)
+    np.testing.assert_allclose(
+        extent_of(array, 90.0).ends, np.percentile(array, [10, 90]), rtol=2e-3
+    )

@@ -1,5 +1,6 @@
 """Pruning gives the same zeros on any cut, schedule and number of replicas."""
 
+import functools
 import os
 
 import chainer
@@ -306,6 +307,28 @@ def test_layers_move_with_what_they_keep(name, cuts, layers):
     assert_on_ranks(2, layers_move, name, cuts, layers)
 
 
+def ranges_that_move_go_on(comm):
+    """A layer whose range moves comes to a rank that had none of them."""
+    plan = CompressionPlan([Quantize("int8", "/3", "input", freeze_after=8)])
+    found = []
+    for cuts in ([0, 4, 8], [0, 2, 8]):
+        run = Run(comm, [0, 4, 8], plan=plan)
+        move = functools.partial(
+            rebalance, run.pipe, run.optimizers, cuts, lambda: plan.prepare(build())
+        )
+        with run.pipe:
+            run.trainer.extend(
+                lambda _, move=move: move(), name="move", trigger=(5, "iteration")
+            )
+            run.train()
+            found.append(run.weights(lambda stage: dict(ranges(stage))))
+    np.testing.assert_array_equal(*(each["/3/input_range"] for each in found))
+
+
+def test_ranges_go_on_moving_on_another_rank():
+    assert_on_ranks(2, ranges_that_move_go_on)
+
+
 def quantized_layers_do_not_move(comm):
     run = Run(comm, [0, 4, 8], plan=FEW_BITS)
     with run.pipe:
@@ -429,3 +452,53 @@ def ranges_of_recomputed(comm, checkpoint, marked):
 )
 def test_ranges_count_a_recomputed_microbatch_once(checkpoint, marked):
     assert_on_ranks(2, ranges_of_recomputed, checkpoint, marked)
+
+
+def ranges_of_replicas(comm, overflows):
+    """Two rules of layers that read the same: another begins when one has frozen."""
+
+    class Beside(chainer.ChainList):
+        def forward(self, x):
+            return self[0](x) + self[1](x)
+
+    plan = CompressionPlan(
+        [
+            Quantize("int8", "/0/0", "input", freeze_after=2),
+            Quantize("int8", "/0/1", "input", (6, "iteration"), freeze_after=3),
+        ]
+    )
+    grid, rng = Grid(comm, n_pipeline=1), np.random.default_rng(0)
+    model = to_float16(Divisible(Beside(L.Linear(6, 3), L.Linear(6, 3))))
+    optimizer = MixedPrecision(chainer.optimizers.SGD(0.01), comm=comm)
+    optimizer = create_multi_node_optimizer(optimizer, grid.data).setup(model)
+    scale = optimizer.actual_optimizer.loss_scale
+    options = {"lossfun": float32_loss(F.softmax_cross_entropy), "loss_scale": scale}
+    seen = []
+    with Pipeline(model, grid, 2, **options, timeout=30) as pipe:
+        compress = Compress(plan, optimizer, pipeline=pipe)
+        compress.advance(0, 0.0)
+        for iteration in range(1, 12):
+            x = rng.normal(size=(8, 6)).astype(np.float16)
+            if iteration in overflows:
+                # On one replica alone.
+                x[7] = np.nan
+            mine = slice(4 * comm.rank, 4 * comm.rank + 4)
+            t = np.arange(8, dtype=np.int32)[mine] % 3
+            pipe.step(x[mine], t)
+            optimizer.update()
+            compress.advance(iteration, 0.0)
+            seen.append((x.min(), x.max()))
+    assert optimizer.n_skipped == len(overflows)
+    first = [s for i, s in enumerate(seen, 1) if i not in overflows][:2]
+    second = [s for i, s in enumerate(seen, 1) if i not in overflows and i > 6][:3]
+    for link, shown in zip(model[0], (first, second)):
+        expected = np.array(shown[0], np.float64)
+        for ends in shown[1:]:
+            expected = 0.9 * expected + 0.1 * np.array(ends, np.float64)
+        assert link.input_n_seen[0] == len(shown)
+        np.testing.assert_allclose(link.input_range, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("overflows", [[], [1, 8]])
+def test_replicas_calibrate_each_rule_by_the_minibatches_that_update(overflows):
+    assert_on_ranks(2, ranges_of_replicas, overflows)
