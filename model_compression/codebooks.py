@@ -14,23 +14,30 @@ from model_compression.hooks import HookOfParameters
 from model_compression.shrinking import Left
 
 _ROUNDS = 20
+#: The code of an element that is zero; those of the few values begin behind it.
+_ZERO = 0
 
 
 def clusters(weight: np.ndarray, bits: int) -> np.ndarray:
-    """Returns for each element which of the few values is nearest; of zeros any.
+    """Returns for each element the code of the nearest of a few values.
 
-    The values begin at equal distances, from the least to the greatest weight, as in
-    section 3.2 of Han, Mao and Dally (2016), and k-means moves them.
+    Zero is a value beside them, which is given and does not move: what was pruned, and
+    a row of zeros, must not join the values that are. The others begin at equal
+    distances, from the least to the greatest weight, as in section 3.2 of Han, Mao and
+    Dally (2016), and k-means moves them::
+
+        weight    -1.0   -0.9   0.0   0.8   1.0
+        code        1      1     0     4     4       2 bits: 1 to 4
 
     Args:
         weight: In host memory.
-        bits: Of the number of a value.
+        bits: How many a code has, if zero is not counted.
 
     Example:
-        >>> clusters(np.array([-1.0, -0.9, 0.0, 0.8, 1.0]), 2)[[0, 1, 3, 4]].tolist()
-        [0, 0, 3, 3]
+        >>> clusters(np.array([-1.0, -0.9, 0.0, 0.8, 1.0]), 2).tolist()
+        [1, 1, 0, 4, 4]
     """
-    found = np.zeros(weight.shape, np.uint8)
+    found = np.full(weight.shape, _ZERO, code_dtype(bits))
     values = weight[weight != 0].astype(np.float64)
     if values.size:
         first = np.linspace(values.min(), values.max(), 2**bits)
@@ -40,49 +47,102 @@ def clusters(weight: np.ndarray, bits: int) -> np.ndarray:
             _, nearest = kmeans2(
                 values[:, None], first[:, None], _ROUNDS, minit="matrix"
             )
-        found[weight != 0] = nearest
+        found[weight != 0] = nearest + 1
     return found
 
 
-def averaged(weight: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Returns a weight whose elements of one number have their mean; zeros stay.
+def code_dtype(bits: int) -> np.dtype:
+    """Returns the dtype that holds the codes of zero and of 2^bits other values.
+
+    Example:
+        >>> code_dtype(7).name, code_dtype(8).name
+        ('uint8', 'uint16')
+    """
+    return np.min_scalar_type(2**bits)
+
+
+def averaged(weight: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Returns a weight whose elements of one code have their mean; zeros stay.
+
+    Elements that have been pruned since the codes were found are zero, and do not count
+    in the means.
 
     Args:
         weight: In host memory.
-        numbers: For each element the number of its value, below 256.
+        codes: For each element the code of its value; 0 for zero.
 
     Returns:
         Of the weight's shape, float32.
 
     Example:
-        >>> averaged(np.array([1.0, 3.0, 0.0, 5.0]), np.array([0, 0, 0, 1])).tolist()
+        >>> averaged(np.array([1.0, 3.0, 0.0, 5.0]), np.array([1, 1, 1, 2])).tolist()
+        [2.0, 2.0, 0.0, 5.0]
+        >>> averaged(np.array([1.0, 3.0, 0.1, 5.0]), np.array([1, 1, 0, 2])).tolist()
         [2.0, 2.0, 0.0, 5.0]
     """
-    is_any = weight != 0
-    numbers_of_any = numbers[is_any]
-    sums = np.bincount(numbers_of_any, weight[is_any].astype(np.float64), 256)
-    counts = np.bincount(numbers_of_any, minlength=256)
-    means = (sums / np.maximum(counts, 1)).astype(np.float32)
-    return np.where(is_any, means[numbers], np.float32(0))
+    found = np.where(_counting(weight, codes), _means(weight, codes)[codes], 0)
+    return found.astype(np.float32)
+
+
+def joined(weight: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Returns codes in which elements that are zero no more have the nearest value's.
+
+    Args:
+        weight: In host memory.
+        codes: For each element the code of its value; 0 for zero.
+
+    Example:
+        >>> joined(np.array([1.0, 3.0, 2.5, 0.0]), np.array([1, 2, 0, 0])).tolist()
+        [1, 2, 2, 0]
+    """
+    means, known = _means(weight, codes), np.unique(codes[_counting(weight, codes)])
+    is_new = (weight != 0) & (codes == _ZERO)
+    if not known.size or not is_new.any():
+        return codes
+    distances = abs(weight[is_new][:, None] - means[known])
+    found = codes.copy()
+    found[is_new] = known[distances.argmin(axis=1)]
+    return found
+
+
+def _counting(weight: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Returns which elements have one of the values that move."""
+    return (weight != 0) & (codes != _ZERO)
+
+
+def _means(weight: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Returns by code the mean of the elements that have it."""
+    counting, size = _counting(weight, codes), int(codes.max(initial=_ZERO)) + 1
+    sums = np.bincount(codes[counting], weight[counting].astype(np.float64), size)
+    return sums / np.maximum(np.bincount(codes[counting], minlength=size), 1)
 
 
 class Codebook:
     """Which elements of a weight have one value.
 
     Attributes:
-        numbers: For each element the number of its value, uint8.
+        codes: For each element the code of its value, 0 for zero.
         is_active: Whether they have one value already.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.numbers = np.zeros(shape, np.uint8)
+    def __init__(self, shape: tuple[int, ...], bits: int) -> None:
+        self.codes = np.zeros(shape, code_dtype(bits))
         self.is_active = 0
 
     def begin(self, param: chainer.Parameter, bits: int) -> None:
         """Finds the values of a weight."""
         host = chainer.get_device("@numpy")
-        self.numbers[...] = clusters(host.send(param.array), bits)
+        self.codes[...] = clusters(host.send(param.array), bits)
         self.is_active = 1
+
+    def join(self, param: chainer.Parameter) -> None:
+        """Finds a value for elements that pruning has given back.
+
+        Args:
+            param: Has values where elements were zero when the codebook began.
+        """
+        host = chainer.get_device("@numpy")
+        self.codes = joined(host.send(param.array), self.codes)
 
     def average(self, rule: Any, param: chainer.Parameter) -> None:
         """Gives the elements of each value their mean, and leaves zeros."""
@@ -93,14 +153,14 @@ class Codebook:
         if master is not None and master.array is not None:
             arrays = [master.array, param.array]
         weight = chainer.get_device("@numpy").send(arrays[0])
-        found = averaged(weight, self.numbers)
+        found = averaged(weight, self.codes)
         for array in arrays:
             with chainer.using_device(param.device):
                 array[...] = param.device.send(found)
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes the numbers."""
-        self.numbers = serializer("numbers", self.numbers)
+        """Reads or writes the codes."""
+        self.codes = serializer("codes", self.codes)
         self.is_active = int(serializer("is_active", self.is_active))
 
 
@@ -132,16 +192,16 @@ class Codebooks(HookOfParameters):
         if path not in self._selected:
             return None
         book = self._books.get(path)
-        # A parameter that a snapshot has resized comes with other numbers.
-        if book is None or book.numbers.shape != param.shape:
-            self._books[path] = Codebook(param.shape)
+        # A parameter that a snapshot has resized comes with other codes.
+        if book is None or book.codes.shape != param.shape:
+            self._books[path] = Codebook(param.shape, self._selected[path])
         return self._books[path]
 
     def take_away(self, path: str, left: Left) -> None:
         """Takes elements of a parameter away, which may be on another rank."""
         book = self._books.get(path)
         if book is not None:
-            book.numbers = left.of(book.numbers)
+            book.codes = left.of(book.codes)
 
     def __call__(self, rule: Any, param: chainer.Parameter) -> None:
         """Keeps the values of a parameter that has been updated."""

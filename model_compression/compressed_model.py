@@ -198,9 +198,12 @@ class CompressedModel:
 
     def take_back(self, numbers: Iterable[int]) -> None:
         """Takes the last steps of some rules back."""
+        numbers = [*numbers]
         for number in numbers:
             changes = self._pruner if self._is_pruned(number) else self._quantizer
             changes.take_back([number])
+        if any(map(self._is_pruned, numbers)):
+            self._quantizer.join()
 
     def take_away(self, numbers: Iterable[int]) -> dict[str, int]:
         """Takes away the channels that some rules have set to zero.

@@ -105,21 +105,26 @@ class Quantizer:
             rule = self._rules[number]
             self._active.add(number)
             self._may_move |= bool({*rule.targets} & {*ACTIVATIONS})
-            if rule.has_codebook:
-                params = self._books.params()
-                for path in params.keys() & {*self._weights[number]}:
-                    for param in params[path]:
-                        if not param.xp.isfinite(param.array).all():
-                            raise ValueError(
-                                f"{rule}: {path} has values that are not finite, so"
-                                f" no codebook: the training diverged before"
-                            )
-                        book = self._books.state_of(path, param)
-                        book.begin(param, rule.bits)
-                        book.average(param.update_rule, param)
-            else:
+            if not rule.has_codebook:
                 for link in self._links(number):
                     begin(link, rule)
+                continue
+            params = self._books.params()
+            for path in params.keys() & {*self._weights[number]}:
+                for param in params[path]:
+                    if not param.xp.isfinite(param.array).all():
+                        raise ValueError(
+                            f"{rule}: {path} has values that are not finite, so no"
+                            f" codebook: the training diverged before"
+                        )
+                    if not param.array.any():
+                        raise ValueError(
+                            f"{rule}: {path} has only zeros, which would stay zeros:"
+                            f" begin when it has learned something"
+                        )
+                    book = self._books.state_of(path, param)
+                    book.begin(param, rule.bits)
+                    book.average(param.update_rule, param)
 
     def take_back(self, numbers: Iterable[int]) -> None:
         """Ends what rules have begun; parameters learn on from where they are."""
@@ -133,6 +138,15 @@ class Quantizer:
             else:
                 for link in self._links(number):
                     set_active(link, rule, False)
+
+    def join(self) -> None:
+        """Gives elements the nearest of few values that pruning has given back."""
+        for path, params in self._books.params().items():
+            book = self._books.state_of(path, params[0])
+            if book.is_active:
+                book.join(params[0])
+                for param in params:
+                    book.average(param.update_rule, param)
 
     def updated(self, gather: Callable[[Any], list], has_replicas: bool) -> None:
         """Moves the ranges of activations; to be called after each update.

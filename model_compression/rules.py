@@ -148,7 +148,9 @@ class Quantize:
 
     ``'codebook4'``, or any number of bits from 2 to 8, lets each weight have 2^bits
     values only: found by k-means, and moved by the mean gradient of those that have
-    them (Han, Mao and Dally, *Deep Compression*, 2016). Zeros stay zero.
+    them (Han, Mao and Dally, *Deep Compression*, 2016). Zero is one value more, which
+    does not move. What is zero when the rule begins stays zero: pruned weights, the row
+    of an embedding's padding, and also that of a word which no minibatch had yet.
 
     Args:
         method (str): ``'int2'`` to ``'int8'``, or ``'codebook2'`` to ``'codebook8'``.

@@ -18,7 +18,7 @@ import numpy as np
 
 from model_compression import whole_layers
 from model_compression.affine import Affine
-from model_compression.codebooks import averaged, clusters
+from model_compression.codebooks import averaged, clusters, code_dtype
 from model_compression.quantized_links import (
     FewBits,
     rounded_activation,
@@ -82,7 +82,7 @@ def store(link: chainer.Link, rule: Quantize) -> None:
 
 def _store_codebook(link: chainer.Link, name: str, weight: Any, bits: int) -> None:
     host = chainer.get_device("@numpy").send(weight)
-    # Zero may be one more than a codebook has.
+    # Zero is one more than a codebook has.
     size = 2**bits + 1
     values, numbers = np.unique(host, return_inverse=True)
     if len(values) > size:
@@ -90,12 +90,9 @@ def _store_codebook(link: chainer.Link, name: str, weight: Any, bits: int) -> No
         values, numbers = np.unique(few, return_inverse=True)
     kept = np.zeros(size, np.float32)
     kept[: len(values)] = values
-    # 257 values would need another bit; zero and the 256 of 8 bits are that many.
-    dtype = np.uint8 if size <= 256 else np.uint16
+    numbers = numbers.reshape(host.shape).astype(code_dtype(bits))
     send = link.device.send
-    link.add_persistent(
-        f"{name}_numbers", send(numbers.reshape(host.shape).astype(dtype))
-    )
+    link.add_persistent(f"{name}_numbers", send(numbers))
     link.add_persistent(f"{name}_values", send(kept))
 
 

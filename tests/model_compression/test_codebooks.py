@@ -1,4 +1,5 @@
 import chainer
+import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
@@ -7,18 +8,18 @@ from hypothesis import strategies as st
 
 from mixed_precision import MixedPrecision, to_float16
 from model_compression import Compress, CompressionPlan, Prune, Quantize
-from model_compression.codebooks import clusters
+from model_compression.codebooks import averaged, clusters
 
 
 @given(st.integers(2, 6), st.integers(1, 60), st.integers(0, 99))
 def test_elements_are_with_the_nearest_of_the_means(bits, n, seed):
     weight = np.random.default_rng(seed).normal(size=n)
-    numbers = clusters(weight, bits)
-    assert numbers.max() < 2**bits
-    means = {i: weight[numbers == i].mean() for i in {*numbers.tolist()}}
+    codes = clusters(weight, bits)
+    assert codes.min() >= 1 and codes.max() <= 2**bits
+    means = {i: weight[codes == i].mean() for i in {*codes.tolist()}}
     # In order, and no two mixed: what k-means in one dimension gives.
     order = np.argsort(weight, kind="stable")
-    assert (np.diff(numbers[order].astype(int)) >= 0).all()
+    assert (np.diff(codes[order].astype(int)) >= 0).all()
     assert sorted(means.values()) == [means[i] for i in sorted(means)]
 
 
@@ -66,8 +67,101 @@ def test_values_move_by_the_mean_gradient():
     compress.advance(1, 0.0)
     model[0].W.array[...] = [[1.0, 1.0], [-1.0, -1.0]]
     book = compress._model._quantizer._books.state_of("/0/W", model[0].W)
-    book.numbers[...] = [[3, 3], [0, 0]]
+    book.codes[...] = [[4, 4], [1, 1]]
     model[0].W.grad = np.array([[0.1, 0.3], [0.0, 0.2]], np.float32)
     optimizer.update()
     expected = [[0.8, 0.8], [-1.1, -1.1]]
     np.testing.assert_allclose(model[0].W.array, expected, rtol=1e-6)
+
+
+def test_zeros_stay_and_do_not_count_in_the_mean_gradient():
+    weight = np.zeros((10, 4), np.float32)
+    weight[:7] = np.random.default_rng(0).normal(size=(7, 4))
+    model = chainer.Sequential(L.EmbedID(10, 4, initialW=weight))
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    compress = Compress(CompressionPlan([Quantize("codebook3")]), optimizer)
+    compress.advance(1, 0.0)
+    before = model[0].W.array.copy()
+    # The word 8 was in no minibatch so far.
+    gradient = np.random.default_rng(1).normal(size=(10, 4)).astype(np.float32)
+    model[0].W.grad = gradient
+    optimizer.update()
+    expected = np.zeros_like(before)
+    for value in np.unique(before[:7]):
+        expected[before == value] = value - 0.1 * gradient[before == value].mean()
+    np.testing.assert_allclose(model[0].W.array, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_rows_of_padding_and_of_new_words_train_as_if_they_were_not_there(kind):
+    """By what serial training of the other words alone gives."""
+
+    def train(n_words):
+        rng = np.random.default_rng(0)
+        weight = np.zeros((n_words, 4), np.float32)
+        weight[:6] = rng.normal(size=(6, 4))
+        np.random.seed(0)
+        embedding = L.EmbedID(n_words, 4, initialW=weight, ignore_label=-1)
+        model = chainer.Sequential(embedding, L.Linear(4, 3))
+        optimizer = {
+            "sgd": lambda: chainer.optimizers.SGD(0.1),
+            "adam": lambda: chainer.optimizers.Adam(0.1),
+        }[kind]().setup(model)
+        plan = CompressionPlan([Quantize("codebook3", "/0", begin=(1, "iteration"))])
+        compress = Compress(plan, optimizer)
+        for iteration in range(1, 6):
+            words = rng.integers(6, size=12).astype(np.int32)
+            words[:4] = -1
+            if n_words > 6 and iteration > 2:
+                # What the model says of zeros is the same for both.
+                words[:4] = 7
+            t = rng.integers(3, size=12)
+            loss = F.softmax_cross_entropy(model(words), t.astype(np.int32))
+            model.cleargrads()
+            loss.backward()
+            optimizer.update()
+            compress.advance(iteration, 0.0)
+        return model
+
+    found, expected = train(8), train(6)
+    assert len(np.unique(found[0].W.array[:6])) <= 8
+    assert (found[0].W.array[6:] == 0).all()
+    for path, param in expected.namedparams():
+        array = dict(found.namedparams())[path].array[: len(param)]
+        np.testing.assert_allclose(array, param.array, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_pruning_gives_back_get_the_nearest_value():
+    model = chainer.Sequential(L.Linear(4, 1, nobias=True))
+    model[0].W.array[...] = [[0.5, -2.0, 1.0, 3.0]]
+    optimizer = chainer.optimizers.SGD(1.0).setup(model)
+    plan = CompressionPlan(
+        [Prune("l1", to=0.25), Quantize("codebook2", begin=(2, "iteration"))]
+    )
+    compress = Compress(plan, optimizer, metric="quality", tolerance=0.1)
+    compress.advance(1, 0.0, {"quality": 1.0})
+    assert model[0].W.array[0, 0] == 0
+    compress._model.take({1: 1.0})
+    compress.advance(3, 0.0, {"quality": 0.0})
+    # It joins the value that 1.0 has, and moves with it from now on.
+    expected = np.array([[0.75, -2.0, 0.75, 3.0]])
+    np.testing.assert_allclose(model[0].W.array, expected)
+    model[0].W.grad = np.array([[0.2, 0.0, 0.4, 0.0]], np.float32)
+    optimizer.update()
+    expected = np.array([[0.45, -2.0, 0.45, 3.0]])
+    np.testing.assert_allclose(model[0].W.array, expected, rtol=1e-6)
+
+
+def test_eight_bits_have_256_values_beside_zero():
+    weight = np.arange(-128, 129, dtype=np.float32)
+    codes = clusters(weight, 8)
+    assert len(np.unique(codes)) == 257 and codes[128] == 0
+    np.testing.assert_array_equal(averaged(weight, codes), weight)
+
+
+def test_a_weight_of_zeros_has_no_codebook():
+    model = chainer.Sequential(L.Linear(4, 3, initialW=0))
+    optimizer = chainer.optimizers.SGD().setup(model)
+    compress = Compress(CompressionPlan([Quantize("codebook4")]), optimizer)
+    with pytest.raises(ValueError, match="/0/W has only zeros.*begin when it has"):
+        compress.advance(1, 0.0)
