@@ -75,7 +75,7 @@ def has_skipped(optimizer: Any) -> bool:
     """Whether an optimizer has skipped its last update, as gradients were not finite.
 
     Args:
-        optimizer: Of Chainer, ChainerMN or an :class:`OptimizerWrapper`.
+        optimizer: An optimizer of Chainer or ChainerMN, or a wrapper.
 
     Example:
         >>> import chainer

@@ -118,7 +118,7 @@ def _means(weight: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 class Codebook:
-    """Which elements of a weight have one value.
+    """The codes of a weight's elements: those of one code have one value.
 
     Attributes:
         codes: For each element the code of its value, 0 for zero.

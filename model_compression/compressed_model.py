@@ -24,7 +24,12 @@ from model_compression.plan import CompressionPlan
 from model_compression.pruning import Pruner
 from model_compression.quantizing import Quantizer
 from model_compression.rules import ACTIVATIONS, Prune, Quantize
-from model_compression.selection import Weighted, together, weighted_layers
+from model_compression.selection import (
+    Weighted,
+    together,
+    weighted_layers,
+    weights_of,
+)
 
 
 class CompressedModel:
@@ -141,7 +146,13 @@ class CompressedModel:
         known: Mapping[Any, Any],
     ) -> None:
         by_number = dict(enumerate(chosen))
-        self._pruner.choose(by_number, layers, known)
+        quantized = {
+            weight
+            for rule, paths in zip(self._plan.rules, chosen)
+            if isinstance(rule, Quantize) and "weight" in rule.targets
+            for weight in weights_of(paths, layers)
+        }
+        self._pruner.choose(by_number, layers, known, quantized)
         self._quantizer.choose(by_number, layers)
 
     def _check_replicas(self) -> None:

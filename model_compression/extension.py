@@ -233,8 +233,8 @@ class Compress(Extension):
         optimizers stay the same objects, and training goes on as with channels of
         zeros. A hook that looks at all gradients, as ``GradientClipping``, sees those
         that are left; later steps of other rules prune parts of what is left, and
-        codebooks have the means of it; the error feedback of an exchange begins anew
-        for parameters that have become smaller.
+        ranges of inputs and outputs follow it; the error feedback of an exchange begins
+        anew for parameters that have become smaller.
 
         Returns:
             dict: By the path of a layer how many of its channels have gone, on every

@@ -180,14 +180,18 @@ class Masks(HookOfParameters):
         goes_back (bool): Whether a step may be taken back.
         fit: What :meth:`fit` does.
         watches (bool): Whether effects of some parameters are noted.
+        name (str): The name of the hook; an optimizer has one hook of each.
     """
 
-    name = "Masks"
-
     def __init__(
-        self, goes_back: bool = False, fit: Fit = _nothing, watches: bool = False
+        self,
+        goes_back: bool = False,
+        fit: Fit = _nothing,
+        watches: bool = False,
+        name: str = "Masks",
     ) -> None:
         super().__init__()
+        self.name = name
         self._goes_back, self._fit, self._watches = goes_back, fit, watches
         self._masks: dict[str, Mask] = {}
         # By path the granularity whose groups' effects are watched, or None.
@@ -253,6 +257,22 @@ class Masks(HookOfParameters):
 
         return set_back
 
+    def take_back(self, paths: Iterable[str]) -> None:
+        """Gives parameters of this rank what the last step has taken from them.
+
+        Args:
+            paths: In the model, some of which this rank has.
+        """
+        params = self.params()
+        for path in params.keys() & {*paths}:
+            self.state_of(path, params[path][0]).take_back(params[path])
+
+    def clear(self) -> None:
+        """Sets what is pruned to zero, in all parameters of this rank."""
+        for path, params in self.params().items():
+            for param in params:
+                self.state_of(path, param).clear(param.update_rule, param)
+
     def take_away(self, path: str, left: Left) -> None:
         """Takes elements of a parameter away, which may be on another rank.
 
@@ -286,8 +306,8 @@ class Effects:
 
     Args:
         masks (Masks): What keeps them.
-        optimizer (chainer.Optimizer): Whose hook it is. Chainer's own calls hooks also
-            in an update that it skips, as gradients are not finite.
+        optimizer (chainer.Optimizer): The owner of the hook. Chainer's own optimizers
+            call hooks also in an update that they skip.
     """
 
     name = "Effects"

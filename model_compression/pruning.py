@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 import chainer
@@ -62,6 +62,9 @@ class Pruner:
         self._rules, self._targets = dict(rules), [each.target for each in optimizers]
         self._optimizers = list(optimizers)
         self._masks = Masks(goes_back, self._fit, watches=bool(self.watches(rules)))
+        # Columns of quantized weights that read pruned channels: their values have no
+        # effect, and would have one on scales and codebooks.
+        self._unread = Masks(goes_back, name="Unread")
         self._weights: dict[int, list[str]] = {}
         self._channels: dict[str, Channels] = {}
         # Of all ranks, as they are, and as they were before channels went.
@@ -86,6 +89,7 @@ class Pruner:
         chosen: Mapping[int, Sequence[str]],
         layers: Mapping[str, Weighted],
         known: Mapping[Place, Note],
+        quantized: Collection[str],
     ) -> None:
         """Learns which layers the rules mean.
 
@@ -93,6 +97,7 @@ class Pruner:
             chosen: By rule the paths of the layers.
             layers: All that are known.
             known: The words of all ranks together.
+            quantized: The paths of the weights that are, or will be.
 
         Raises:
             ValueError: If channels are needed where they cannot be taken away.
@@ -113,11 +118,15 @@ class Pruner:
         for channels in self._channels.values():
             watched.update(dict.fromkeys(channels.parameters))
         self._masks.select(watched)
+        readers = {channels.reader for channels in self._channels.values()}
+        self._unread.select(dict.fromkeys(readers & {*quantized}))
 
     def add_hooks(self) -> None:
         """Lets the optimizers keep what is pruned at zero."""
         for each in self._optimizers if self._rules else []:
             self._masks.add_to(each)
+            if self._unread.paths:
+                self._unread.add_to(each)
 
     def watches(self, numbers: Iterable[int]) -> list[int]:
         """Returns which of some rules ask for the effects of weights on the loss."""
@@ -138,6 +147,7 @@ class Pruner:
             RuntimeError: If one was set up anew.
         """
         self._masks.check_added()
+        self._unread.check_added()
 
     def take(self, degrees: Mapping[int, float], gather: Gather) -> None:
         """Prunes up to a degree; a call of all ranks where channels are followed.
@@ -181,21 +191,31 @@ class Pruner:
     ) -> None:
         """Prunes what goes with channels, some of which other ranks have chosen."""
         chosen = {k: v for theirs in gather(rows) for k, v in theirs.items()}
+        reading = self._unread.params()
         for weight, more in chosen.items():
-            for path in self._channels[weight].parameters:
+            channels = self._channels[weight]
+            for path in channels.parameters:
                 if path in params:
                     mask = self._masks.state_of(path, params[path][0])
                     mask.prune(more, params[path])
+            same = reading.get(channels.reader)
+            if same is not None:
+                unread = np.zeros(same[0].shape, bool)
+                unread[:, more.repeat(channels.n_each)] = True
+                self._unread.state_of(channels.reader, same[0]).prune(unread, same)
 
     def take_back(self, numbers: Iterable[int]) -> None:
         """Takes the last steps of rules back."""
-        params = self._masks.params()
         for number in numbers:
-            paths = [*self._weights[number]]
+            paths, readers = [*self._weights[number]], []
             for weight in {*paths} & self._channels.keys():
                 paths += self._channels[weight].parameters
-            for path in params.keys() & {*paths}:
-                self._masks.state_of(path, params[path][0]).take_back(params[path])
+                readers.append(self._channels[weight].reader)
+            self._masks.take_back(paths)
+            self._unread.take_back(readers)
+        # An element that one rule gives back may be one that another rule has pruned.
+        self._masks.clear()
+        self._unread.clear()
 
     # -- channels that go --------------------------------------------------------------
 
@@ -233,6 +253,7 @@ class Pruner:
             self._note_sizes(left)
             for path, part in left.items():
                 self._masks.take_away(path, part)
+                self._unread.take_away(path, part)
         return found
 
     def _note_sizes(self, left: Mapping[str, Left]) -> None:
@@ -312,6 +333,7 @@ class Pruner:
     def serialize(self, serializer: Any) -> None:
         """Reads or writes what is pruned."""
         self._masks.serialize_states(serializer["masks"])
+        self._unread.serialize_states(serializer["unread"])
 
     def serialize_sizes(self, serializer: Any) -> None:
         """Reads or writes how many channels layers of all ranks have."""

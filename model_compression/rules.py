@@ -15,7 +15,7 @@ from model_compression.scores import METHODS, Granularity, check_granularity
 
 #: What of a layer can be quantized.
 TARGETS = ("weight", "bias", "input", "output")
-#: Those of them that each minibatch has its own of.
+#: The targets whose range is not known before minibatches show it.
 ACTIVATIONS = TARGETS[2:]
 
 
@@ -144,7 +144,8 @@ class Quantize:
     each word. Those of inputs and outputs are moving averages of what minibatches have
     shown; the first minibatch is computed as it is. A minibatch whose update is
     skipped, because gradients overflow, moves no range. Values that are not finite move
-    none either.
+    none either. Weights that read a pruned channel, see :class:`Prune`, are set to zero
+    with it, so that neither scales nor codebooks depend on them.
 
     ``'codebook4'``, or any number of bits from 2 to 8, lets each weight have 2^bits
     values only: found by k-means, and moved by the mean gradient of those that have

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible, LayerCost, Plan, Profile
 from mixed_precision import MixedPrecision, float32_loss, to_float16
-from model_compression import Compress, CompressionPlan, Prune
+from model_compression import Compress, CompressionPlan, Prune, Quantize
 from pipeline import (
     Pipeline,
     PipelineUpdater,
@@ -32,6 +32,7 @@ PLAN = CompressionPlan(
         Prune("l2", "/0", 0.5, "channel", (1, "iteration"), (3, "iteration"), 2),
         Prune("taylor", "/4", 0.4, "channel", begin=(4, "iteration")),
         Prune("magnitude", "/6", 0.5, begin=(2, "iteration")),
+        Quantize("int4", ["/4", "/6"], begin=(2, "iteration"), per_channel=False),
     ]
 )
 
