@@ -63,12 +63,7 @@ class StreamedParameters:
             inverse: What gradients are multiplied by first.
         """
         for param in self.parameters:
-            noted = param._loss_scale
-            param._loss_scale = None if inverse == 1 else 1 / inverse
-            try:
-                param.update()
-            finally:
-                param._loss_scale = noted
+            param.update(factor=inverse)
 
     @staticmethod
     def _gradient(param: Any, written: bool = False) -> Any:

@@ -39,7 +39,11 @@ class EarlyUpdates:
         self._params: dict[int, Any] = {}
 
     def begin(
-        self, optimizers: Any, stages: Iterable[Stage], ties: TieExchange | None
+        self,
+        optimizers: Any,
+        stages: Iterable[Stage],
+        ties: TieExchange | None,
+        loss_scale: float | None,
     ) -> None:
         """Begins a step.
 
@@ -48,6 +52,8 @@ class EarlyUpdates:
                 after the step, before anything else; ``None`` for nobody knows which.
             stages: This rank's stages.
             ties: Of parameters whose gradients are complete after the step only.
+            loss_scale (float or None): The number by which gradients are multiplied.
+                Parameters learn it after the step, and their rules divide by it.
 
         Raises:
             TypeError: If one is no optimizer.
@@ -74,7 +80,8 @@ class EarlyUpdates:
         several = isinstance(optimizers, (list, tuple))
         for optimizer in optimizers if several else [optimizers]:
             found = OptimizerOfRank.of(optimizer, layers)
-            if streamed and not _looks_at_gradients(optimizer, found):
+            is_scaled = loss_scale is not None
+            if streamed and not (is_scaled or _looks_at_gradients(optimizer, found)):
                 self._params.update(_known(found.target.params(), streamed))
         for param in ties.params() if ties is not None else ():
             self._params.pop(id(param), None)

@@ -100,10 +100,10 @@ class MinibatchPass:
         quiet = {"over": "ignore", "invalid": "ignore"}
         errors = {} if self._loss_scale is None else quiet
         with chainer.force_backprop_mode(), np.errstate(**errors):
-            self._early_updates.begin(optimizer, parts.stages.values(), ties)
             scale = None
             if self._loss_scale is not None:
                 scale = self._loss.scale = float(self._loss_scale)
+            self._early_updates.begin(optimizer, parts.stages.values(), ties, scale)
             said = parts.updates.say(self.n_steps)
             cut = self._feed.read(program.n_microbatches, x, t)
             reports = self.results.are_expected

@@ -100,7 +100,7 @@ class EmbeddingParameter(StreamedParameter):
         super().note_gradient()
         self._is_dense = True
 
-    def _update(self) -> None:
+    def _update(self, factor: float | None) -> None:
         rule = self.update_rule
         is_of_rows = (
             rule is not None
@@ -110,14 +110,15 @@ class EmbeddingParameter(StreamedParameter):
             and updates.leaves_others(rule)
         )
         if not is_of_rows:
-            super()._update()
-            if rule is not None and updates.may_write_gradients(rule):
+            super()._update(factor)
+            if rule is not None and self._shows_gradient(rule, factor):
                 self._is_dense = True
             return
         states = updates.states_of(rule, self)
         rows = self._rows
         parts = self.visiting(rows, {ARRAY}, {GRADIENT})
-        updates.update(rule, self, states, (rows[part] for part in parts))
+        numbers = (rows[part] for part in parts)
+        updates.update(rule, self, states, numbers, *self._gradient(factor))
 
     def _has_others(self) -> bool:
         """Whether rows have a gradient that no sample gave them, as a hook may."""

@@ -212,7 +212,7 @@ class StreamedParameter(chainer.Parameter):
 
         read = set() if known is None else {GRADIENT}
         passing = self.timed_pass({ARRAY, *states}, read)
-        updates.update(self.update_rule, self, states, passing, gradient)
+        updates.update(self.update_rule, self, states, passing, gradient, None)
         self.is_updated = True
 
     def no_gradient(self) -> np.ndarray:
@@ -222,18 +222,23 @@ class StreamedParameter(chainer.Parameter):
         """
         return np.broadcast_to(np.array(np.nan, self.dtype), self.shape)
 
-    def update(self) -> None:
+    def update(self, factor: float | None = None) -> None:
         """Updates segment by segment, by the update rule, if it has not been yet.
+
+        Args:
+            factor (float or None): The number by which gradients are multiplied before
+                the rule and its hooks see them; ``param.grad`` stays scaled. ``None``
+                for Chainer's way: the rule divides ``param.grad`` by its loss scale.
 
         Raises:
             TypeError: If the rule looks at more than one element at a time.
         """
         if not self.is_updated:
-            self._update()
+            self._update(factor)
         self.is_updated = False
         self.trial.end_minibatch()
 
-    def _update(self) -> None:
+    def _update(self, factor: float | None) -> None:
         rule = self.update_rule
         if rule is None or not rule.enabled:
             return
@@ -244,10 +249,28 @@ class StreamedParameter(chainer.Parameter):
         gradient = {GRADIENT} if self.is_file(GRADIENT, self.grad) else set()
         states = updates.states_of(rule, self)
         written = {ARRAY, *states}
-        if self._loss_scale is not None or updates.may_write_gradients(rule):
+        divides = factor is None and self._loss_scale is not None
+        if divides or self._shows_gradient(rule, factor):
             written |= gradient
         passing = self.timed_pass(written, gradient - written)
-        updates.update(rule, self, states, passing)
+        updates.update(rule, self, states, passing, *self._gradient(factor))
+
+    def _gradient(
+        self, factor: float | None
+    ) -> tuple[Callable[[Any], np.ndarray], float | None]:
+        """Returns what gives the gradient of rows, and the loss scale left in it."""
+        gradient = self.grad
+        if factor is None:
+            return gradient.__getitem__, self._loss_scale
+        if factor == 1:
+            return gradient.__getitem__, None
+        number = gradient.dtype.type(factor)
+        return lambda rows: gradient[rows] * number, None
+
+    @staticmethod
+    def _shows_gradient(rule: chainer.UpdateRule, factor: float | None) -> bool:
+        """Says whether an update may leave something in gradients that were zero."""
+        return factor in (None, 1) and updates.may_write_gradients(rule)
 
     def to_device(self, device: Any) -> None:
         """Refuses devices other than the host's processor.

@@ -139,7 +139,8 @@ def update(
     param: Segmented,
     states: Mapping[str, np.ndarray],
     segments: Iterable[tuple[int, int] | np.ndarray],
-    gradient_of: Callable[[Any], np.ndarray] | None = None,
+    gradient_of: Callable[[Any], np.ndarray],
+    loss_scale: float | None,
 ) -> None:
     """Updates a parameter by its gradient.
 
@@ -148,10 +149,10 @@ def update(
         param: The parameter.
         states: What :func:`states_of` returned.
         segments: Of each the first row and the one behind the last, or its rows.
-        gradient_of: Returns the gradient of rows, a slice or their numbers; by default
-            they are those of ``param.grad``.
+        gradient_of: Returns the gradient of rows, a slice or their numbers.
+        loss_scale (float or None): The number by which Chainer's rules divide what
+            ``gradient_of`` returns; ``None`` for gradients that are not scaled.
     """
-    gradient_of = param.grad.__getitem__ if gradient_of is None else gradient_of
     # What the rule counts by itself, such as t, it counts once.
     counted = {
         name: value
@@ -163,7 +164,7 @@ def update(
         for rows in segments:
             vars(rule).update(counted)
             where = slice(*rows) if isinstance(rows, tuple) else rows
-            segment = _segment(param, where, gradient_of(where))
+            segment = _segment(param, where, gradient_of(where), loss_scale)
             parts = {name: value[where] for name, value in states.items()}
             rule._state = {**state, **parts}
             rule.update(segment)
@@ -185,10 +186,13 @@ def _put(array: np.ndarray, where: Any, value: np.ndarray, part: np.ndarray) -> 
 
 
 def _segment(
-    param: Any, where: slice | np.ndarray, gradient: np.ndarray
+    param: Any,
+    where: slice | np.ndarray,
+    gradient: np.ndarray,
+    loss_scale: float | None,
 ) -> chainer.Parameter:
     segment = chainer.Parameter(param.array[where])
     segment.name = param.name
     segment.grad = gradient
-    segment._loss_scale = param._loss_scale
+    segment._loss_scale = loss_scale
     return segment

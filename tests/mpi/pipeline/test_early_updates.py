@@ -149,6 +149,20 @@ def test_gradients_that_may_be_corrected_are_complete_first():
     assert_on_ranks(2, does_not_know_its_mean)
 
 
+def is_scaled(comm):
+    """Rules of Chainer divide by the scale, which parameters learn after the step."""
+    losses = []
+    for loss_scale in None, 256.0:
+        run = Run(comm, "1f1b", 3, "SGD")
+        run.pipe = Pipeline(run.stage, comm, 3, loss_scale=loss_scale)
+        losses.append(run.steps(3, 0, True))
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
+
+
+def test_scaled_gradients_are_complete_first():
+    assert_on_ranks(2, is_scaled)
+
+
 def updater_updates(comm):
     run, other = (Run(comm, "1f1b", 2, "Adam") for _ in range(2))
     random = np.random.RandomState(0)
