@@ -137,6 +137,34 @@ def concatenate(
     return tuple(_joined(i, ys, sizes, axes[i]) for i, ys in enumerate(columns))
 
 
+def of_no_samples(outputs: Sequence[Any], axis: int | Sequence[int] = 0) -> tuple:
+    """Returns outputs as a model returns for no samples, on the host.
+
+    Args:
+        outputs: Arrays for some samples.
+        axis (int or sequence of ints): As for :func:`concatenate`.
+
+    Raises:
+        ValueError: If an output has no such axis.
+
+    Example:
+        >>> of_no_samples((np.ones((2, 7, 5)),), axis=1)[0].shape
+        (2, 0, 5)
+    """
+    axes = [axis] * len(outputs) if isinstance(axis, int) else axis
+    emptied = []
+    for number, (y, its) in enumerate(zip(outputs, axes)):
+        if not -y.ndim <= its < y.ndim:
+            raise ValueError(
+                f"output {number} of the last layer has the shape {y.shape}, so it does"
+                f" not have the samples along axis {its}: give an axis below {y.ndim}"
+            )
+        shape = list(y.shape)
+        shape[its] = 0
+        emptied.append(np.empty(shape, y.dtype))
+    return tuple(emptied)
+
+
 def _joined(number: int, ys: Sequence[Any], sizes: Sequence[int], axis: int) -> Any:
     first = ys[0]
     if any(y.ndim == 0 for y in ys):

@@ -301,15 +301,18 @@ class Pipeline:
         Runs with ``chainer.config.train`` false.
 
         Args:
-            x (array or tuple of arrays): As in :meth:`step`.
+            x (array or tuple of arrays): As in :meth:`step`; an empty tuple for a
+                replica that has no samples where another one has.
             axis (int or tuple of ints): Along which axis the outputs have the samples;
                 one for all outputs, or one for each. Read on the last stage's rank.
 
         Returns:
-            array or tuple of arrays: What the last layer returns, on every rank.
+            array or tuple of arrays: What the last layer returns, on every rank. A
+            replica without samples gets arrays of no samples.
 
         Raises:
-            ValueError: On every rank, if the samples are not along that axis.
+            ValueError: On every rank, if the samples are not along that axis, or there
+                are none in any replica.
         """
         with self._call("predict"):
             outputs = self._pass.predict(self._current.evaluation, x, axis)

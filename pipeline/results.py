@@ -10,7 +10,7 @@ import chainer
 import numpy as np
 
 from divisible.communication.signatures import Tensors
-from divisible.minibatch import join, unequal_sizes
+from divisible.minibatch import join, of_no_samples, unequal_sizes
 from pipeline.call_agreement import CALLS
 from pipeline.ranks import Ranks
 from pipeline.stages.loss import Loss
@@ -108,31 +108,68 @@ class Results:
     ) -> tuple:
         """Returns what the last layer returned for all samples, on every rank.
 
+        A replica without samples returns outputs of no samples, of another replica's
+        dtypes and shapes.
+
         Args:
             outputs: By microbatch, on the last stage's rank.
             axis (int or sequence of ints): Along which axis the samples are.
             device (chainer.backend.Device): Where to put what is returned.
 
         Raises:
-            TypeError, ValueError: On every rank, if outputs cannot be joined so.
+            TypeError, ValueError: On every rank, if outputs cannot be joined so, or no
+                replica has samples.
             DisagreementError: If another rank makes another call.
             StallError: If another rank does not come in time.
         """
         ranks = self._ranks
         ranks.calls.finish()
         self._tell_stages()
+        n_samples = ranks.calls.agreed.n_samples
         joined: tuple | Exception = ()
-        if ranks.rank == ranks.last:
+        if ranks.rank == ranks.last and n_samples[ranks.replica]:
             try:
-                n_samples = ranks.calls.agreed.n_samples[ranks.replica]
-                sizes = unequal_sizes(n_samples, len(outputs))
+                sizes = unequal_sizes(n_samples[ranks.replica], len(outputs))
                 joined = join(outputs, sizes, axis)
             except (TypeError, ValueError) as error:
                 joined = error
+        if not all(n_samples):
+            joined = self._filled_up(joined, axis)
         joined = ranks.broadcast(joined, ranks.last)
         if isinstance(joined, Exception):
             raise joined
         return tuple(map(device.send, joined))
+
+    def _filled_up(
+        self, joined: tuple | Exception, axis: int | Sequence[int]
+    ) -> tuple | Exception:
+        """Returns a replica's outputs; where it has no samples, outputs of none.
+
+        Args:
+            joined: This rank's outputs, or why there are none; empty elsewhere.
+            axis (int or sequence of ints): The axis of the samples.
+
+        Raises:
+            ValueError: If no replica has samples.
+        """
+        n_samples = self._ranks.calls.agreed.n_samples
+        if not any(n_samples):
+            raise ValueError(
+                f"x has no samples in any of the {len(n_samples)} replicas: give"
+                f" samples to one of them at least"
+            )
+        mine = joined
+        if joined and not isinstance(joined, Exception):
+            try:
+                mine = of_no_samples(joined, axis)
+            except ValueError as error:
+                mine = joined = error
+        told = self._ranks.all_gather(mine, "to tell the shapes of outputs")
+        if n_samples[self._ranks.replica]:
+            return joined
+        # An empty tuple is from a rank that has no last stage, or no samples either.
+        known = [each for each in told if each]
+        return next((each for each in known if isinstance(each, tuple)), known[0])
 
 
 def _mean(values: np.ndarray, counts: np.ndarray) -> float:
