@@ -14,6 +14,8 @@ from divisible.minibatch import as_arrays, as_tensors, split, split_unequally
 from pipeline.ranks import Ranks
 from pipeline.stages.loss import Loss
 
+_HOST = chainer.get_device("@numpy")
+
 
 class CutMinibatch(NamedTuple):
     """The part of a minibatch that a rank has read, cut into microbatches.
@@ -84,6 +86,30 @@ class Feed:
         if self._ranks.rank == self._ranks.last:
             self._loss.start(None, self._device)
         return CutMinibatch(inputs, (n_inputs, -1, -1))
+
+    def read_elsewhere(self, cut: CutMinibatch, replica: int) -> CutMinibatch:
+        """Reads the first sample of another replica; a call of all ranks.
+
+        Args:
+            cut (CutMinibatch): The minibatch of this replica.
+            replica (int): The number of the replica that has the sample.
+
+        Returns:
+            CutMinibatch: The sample as the first microbatch, for replicas without
+            samples; for others what was given.
+        """
+        ranks, sample, targets = self._ranks, (), ()
+        if ranks.rank == ranks.first:
+            mine = [_HOST.send(array[:1]) for array, _ in cut.inputs[0]]
+            sample = ranks.of_replica(replica, mine)
+        if ranks.rank == ranks.last:
+            targets = ranks.of_replica(replica, self._loss.first_targets())
+        if ranks.calls.agreed.n_samples[ranks.replica]:
+            return cut
+        if ranks.rank == ranks.last:
+            self._loss.start([targets], self._device)
+        first = [as_tensors(sample, self._device)] if sample else []
+        return CutMinibatch([*first, *cut.inputs[1:]], (1, 1, -1))
 
     def _inputs(
         self, x: Any, n_microbatches: int, cut: Callable

@@ -83,12 +83,18 @@ class MinibatchPass:
         self._ranks.calls.carriers = stage.layers.carried_states
 
     def train(
-        self, program: RankProgram, x: Any, t: Any, optimizer: Any
+        self,
+        program: RankProgram,
+        forwards: RankProgram,
+        x: Any,
+        t: Any,
+        optimizer: Any,
     ) -> dict[str, float]:
         """Passes one forward and backward; see :meth:`.Pipeline.step`.
 
         Args:
             program (RankProgram): This rank's part of the schedule.
+            forwards (RankProgram): The same, of forwards alone.
             x (array or tuple of arrays): What the user gave.
             t (array or tuple of arrays): What the user gave.
             optimizer (chainer.Optimizer or list): Of which ``update`` is called next.
@@ -107,13 +113,15 @@ class MinibatchPass:
             said = parts.updates.say(self.n_steps)
             cut = self._feed.read(program.n_microbatches, x, t)
             reports = self.results.are_expected
-            self._start(cut, reports, loss_scale=scale, alike=said)
+            unsized = self._ranks.n_replicas > 1 and self._parts.are_unsized
+            self._start(cut, reports, loss_scale=scale, alike=said, vote=int(unsized))
             self.early_exchanges.begin(ties)
             self._run(program, cut.inputs)
             self.record = parts.runner.record
             for stage in parts.stages.values():
                 stage.check_gradients()
             result = self.results.share()
+            self._size_alike(forwards, cut)
             parts.updates.check()
             self.early_exchanges.end()
             parts.finish(scale, self.results.correction)
@@ -191,6 +199,26 @@ class MinibatchPass:
         if calls.carriers and self._ranks.rank == self._ranks.first:
             # It sends the first message: not before it is known that states suffice.
             calls.finish()
+
+    def _size_alike(self, program: RankProgram, cut: CutMinibatch) -> None:
+        """Calls layers of replicas without samples that get sizes at a first call.
+
+        Those of other replicas have been called, and gradients are exchanged next. The
+        layers are called with a sample of another replica, without a backward.
+
+        Args:
+            program (RankProgram): This rank's part of the forwards.
+            cut (CutMinibatch): The minibatch that has passed.
+        """
+        agreed = self._ranks.calls.agreed
+        if not agreed.vote or all(agreed.n_samples) or not any(agreed.n_samples):
+            return
+        replica = next(i for i, n in enumerate(agreed.n_samples) if n)
+        sample = self._feed.read_elsewhere(cut, replica)
+        if sample is not cut:
+            with evaluating():
+                self._run(program, sample.inputs)
+            self._parts.reset_states(of_training=False)
 
     def _run(self, program: RankProgram, inputs: Sequence[Tensors]) -> list[Any]:
         n, early = program.n_microbatches, self.early_exchanges

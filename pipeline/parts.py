@@ -99,6 +99,11 @@ class Parts(NamedTuple):
         for stage in self.stages.values():
             stage.begin(step, n_microbatches, listener(stage), is_updated_early)
 
+    @property
+    def are_unsized(self) -> bool:
+        """Whether a layer gets a size at its first call, which is still to come."""
+        return any(stage.is_unsized for stage in self.stages.values())
+
     def finish(self, loss_scale: float | None, correction: float) -> None:
         """Ends a minibatch; see :meth:`.Stage.finish`."""
         for stage in self.stages.values():

@@ -281,7 +281,10 @@ class Pipeline:
             StallError: If another rank does not answer in time.
         """
         with self._call("step"):
-            result = self._pass.train(self._current.training, x, t, optimizer)
+            current = self._current
+            result = self._pass.train(
+                current.training, current.evaluation, x, t, optimizer
+            )
         self._current.note(self.timeline, self.ranks, self.parts.runner)
         self.fusion.choose(self.ranks)
         return result

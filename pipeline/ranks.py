@@ -185,6 +185,15 @@ class Ranks:
         """Returns ``root``'s value on a pipeline's ranks, within a call."""
         return broadcast_object(self.comm, value, root, self.timeout)
 
+    def of_replica(self, replica: int, value: Any) -> Any:
+        """Returns a replica's value on the ranks with the same stages, within a call.
+
+        Args:
+            replica (int): The number of the replica; there are several.
+            value: Any picklable object; read in that replica.
+        """
+        return broadcast_object(self.grid.data, value, replica, self.timeout)
+
     def all_gather(self, value: Any, purpose: str) -> list:
         """Returns every rank's value, of all replicas, in rank order, within a call.
 

@@ -89,6 +89,11 @@ class Loss:
         for mean in self._means.values():
             mean.start(self._targets or (), hosted)
 
+    def first_targets(self) -> tuple:
+        """Returns the targets of the first sample, on the host; empty without any."""
+        first = self._targets[0] if self._targets else ()
+        return tuple(_HOST.send(array[:1]) for array in first)
+
     @property
     def is_wanted(self) -> bool:
         """Whether the minibatch has targets."""

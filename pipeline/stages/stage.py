@@ -243,6 +243,15 @@ class Stage:
                 skipped.update(handed_over)
         return inputs, skipped
 
+    @property
+    def is_unsized(self) -> bool:
+        """Whether a layer, or the loss, gets a size at a first call still to come."""
+        return any(
+            not param.is_initialized
+            for place in self._uncalled.values()
+            for param in place.params()
+        )
+
     def links(self) -> Iterator[chainer.Link]:
         """Yields the links of the layers and of the loss."""
         for _, link in self._observers():
