@@ -94,10 +94,13 @@ def _rounded(weights: Any, what: str) -> Any:
     """Returns weights in float16.
 
     Raises:
-        OverflowError: If they do not fit.
+        OverflowError: If they do not fit; weights that are not made yet are checked
+            when they are.
     """
     with np.errstate(over="ignore"):
         rounded = weights.astype(np.float16)
+    if getattr(rounded, "is_deferred", False):
+        return rounded
     if not bool(chainer.backend.get_array_module(rounded).isfinite(rounded).all()):
         raise OverflowError(
             f"{what} has weights that are not finite in float16, whose largest number"

@@ -27,6 +27,7 @@ class Step:
     Args:
         write: Writes to the part, which it is called with: an initializer.
         view: Takes the part out of the whole array.
+        dtype: Dtype that the array has when it is written to.
         sources: Arrays that ``write`` reads.
 
     Attributes:
@@ -36,6 +37,7 @@ class Step:
 
     write: Write
     view: View
+    dtype: np.dtype
     sources: tuple[DeferredArray, ...] = ()
     key: str | None = None
 
@@ -83,12 +85,18 @@ class Recipe:
         return self._made
 
     def compute(self) -> np.ndarray:
-        """Makes a new array."""
-        array = np.empty(self.shape, self.dtype)
+        """Makes a new array.
+
+        Raises:
+            OverflowError: If it is converted to a dtype that is too small for it.
+        """
+        dtypes = [step.dtype for step in self.steps]
+        array = np.empty(self.shape, *dtypes[:1] or [self.dtype])
         for step in self.steps:
+            array = _converted(array, step.dtype)
             with step.drawing():
                 step.write(step.view(array))
-        return array
+        return _converted(array, self.dtype)
 
     def assign_keys(self, place: str, taken: set[str]) -> None:
         """Gives a key to every step that has none yet.
@@ -127,6 +135,19 @@ def _whole(array: np.ndarray) -> np.ndarray:
     return array
 
 
+def _converted(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    if array.dtype == dtype:
+        return array
+    with np.errstate(over="ignore"):
+        converted = array.astype(dtype)
+    if not np.isfinite(converted).all():
+        raise OverflowError(
+            f"it has numbers that are not finite in {dtype}, whose largest number is"
+            f" {np.finfo(dtype).max:g}: draw smaller ones"
+        )
+    return converted
+
+
 class DeferredArray(np.ndarray):
     """Stands for an array that is not made yet.
 
@@ -149,6 +170,9 @@ class DeferredArray(np.ndarray):
         dtype: Of the array.
         seed (int): Of its random draws.
     """
+
+    #: Those who convert a model, and check its values, ask for it.
+    is_deferred = True
 
     _recipe: Recipe | None
     _view: View
@@ -190,7 +214,8 @@ class DeferredArray(np.ndarray):
             write: Called with the ordinary array, or part of it, when it is made.
             sources: Deferred arrays that it reads.
         """
-        self.recipe.steps.append(Step(write, self._view, sources))
+        recipe = self.recipe
+        recipe.steps.append(Step(write, self._view, recipe.dtype, sources))
 
     def _part(self, take: View, *how: Any) -> DeferredArray:
         part = take(self.view(np.ndarray)).view(DeferredArray)
@@ -303,10 +328,25 @@ class DeferredArray(np.ndarray):
         raise _unreadable("pickle")
 
     def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> DeferredArray:
-        """Converts nothing; is there for those who want the dtype that it has."""
-        if np.dtype(dtype) != self.dtype:
+        """Returns an array that will be made as this one, and then be converted.
+
+        Args:
+            dtype: A floating-point dtype, or the one that it has.
+            *args: Arguments of NumPy's method.
+            **kwargs: Keyword arguments of NumPy's method.
+
+        Raises:
+            NotMadeError: If it is a part of an array, or not of floating-point numbers.
+        """
+        dtype = np.dtype(dtype)
+        if dtype == self.dtype:
+            return self if kwargs.get("copy") is False else self.copy()
+        if self._view is not _whole or {dtype.kind, self.dtype.kind} != {"f"}:
             raise _unreadable("astype")
-        return self if kwargs.get("copy") is False else self.copy()
+        recipe = self.recipe
+        converted = DeferredArray(self.shape, dtype, recipe.seed)
+        converted._recipe = Recipe(self.shape, dtype, recipe.seed, [*recipe.steps])
+        return converted
 
     def __repr__(self) -> str:
         return f"<deferred array of shape {self.shape}, {self.dtype}>"

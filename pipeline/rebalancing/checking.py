@@ -15,6 +15,7 @@ from divisible.optimizer_wrapper import has_skipped
 from divisible.planning.profile import check_layers
 from mixed_precision.hooks import Hooks
 from pipeline.pipeline import Pipeline
+from pipeline.rebalancing.state import OUTPUT_DTYPE
 from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages, covers
 
 # What a link may have besides arrays that says how it computes.
@@ -219,7 +220,7 @@ def _check_values(path: str, here: chainer.Link, made: chainer.Link) -> None:
 
 def _check_settings(path: str, here: chainer.Link, made: chainer.Link) -> None:
     """Refuses a link whose numbers and texts are not those that it is made with."""
-    known = {*here._params, *here._persistent, "name"}
+    known = {*here._params, *here._persistent, "name", OUTPUT_DTYPE}
     for name, value in vars(here).items():
         if name in known or name.startswith("_"):
             continue

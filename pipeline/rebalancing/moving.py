@@ -136,8 +136,9 @@ def rebalance(
             ranks.
         cuts (list of int): Where to cut, as :attr:`divisible.Plan.cuts`, into as many
             stages as there are.
-        build: Returns the undivided model, as the script has built it. Its layers are
-            not made, but for those that come to this rank.
+        build: Returns the undivided model, as the script has built it; in mixed
+            precision before or after :func:`~mixed_precision.to_float16`. Its layers
+            are not made, but for those that come to this rank.
 
     Returns:
         Moved: The layers, how many bytes, and how long it took.

@@ -24,6 +24,9 @@ from pipeline.snapshots.optimizer_state import load_optimizer, optimizer_arrays
 from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
+#: The attribute of links that compute in another dtype than they return, as streamed
+#: layers in float16. Like the dtypes of parameters, it is that of the layer that moves.
+OUTPUT_DTYPE = "output_dtype"
 
 
 class Want(NamedTuple):
@@ -94,8 +97,13 @@ def give(
     wanted = {position(p[len(_MODEL) :]) for p in prefixes if p.startswith(_MODEL)}
     for stage in pipeline.stages.values():
         for start, end in _runs(wanted & {*range(*stage.layer_range)}):
-            arrays = layer_state.object_arrays({"model": stage.view(start, end)})
-            found.update(arrays)
+            part = stage.view(start, end)
+            found.update(layer_state.object_arrays({"model": part}))
+            found.update(
+                (f"model{path}/{OUTPUT_DTYPE}", np.array(getattr(link, OUTPUT_DTYPE)))
+                for path, link in part.namedlinks(skipself=True)
+                if hasattr(link, OUTPUT_DTYPE)
+            )
     if any(each.startswith(_OPTIMIZER) for each in prefixes):
         for optimizer in optimizers.of_stages:
             arrays = _optimizer_arrays(optimizers, optimizer)
@@ -140,8 +148,11 @@ def load_layers(
 
 
 def _take_dtypes(part: Divisible, arrays: Mapping[str, np.ndarray]) -> None:
-    """Gives parameters the dtypes that they had: a stage may have been cast."""
+    """Gives layers the dtypes that they had: a stage may have been cast."""
     for path, link in part.namedlinks(skipself=True):
+        returned = arrays.get(f"model{path}/{OUTPUT_DTYPE}")
+        if returned is not None:
+            setattr(link, OUTPUT_DTYPE, str(returned))
         for name in link._params:
             param, saved = vars(link)[name], arrays.get(f"model{path}/{name}")
             is_cast = saved is not None and param.is_initialized

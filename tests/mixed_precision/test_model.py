@@ -6,7 +6,8 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from divisible import Divisible
+from divisible import Divisible, deferred_init
+from divisible.streaming import Streamed
 from mixed_precision import float32_loss, to_float16
 
 
@@ -35,3 +36,28 @@ def test_weights_that_are_made_later_in_float16(dtype):
         weights.append(model[0].W.array)
         assert weights[-1].dtype == np.float16
     np.testing.assert_array_equal(*weights)
+
+
+def test_a_model_that_is_not_made_becomes_float16():
+    """Its stages have the weights that they would have if they were cast later."""
+
+    def build():
+        with deferred_init(seed=0):
+            shared = L.Linear(5, 5)
+            return Divisible(
+                Streamed(L.Linear(4, 5), segment=2),
+                L.BatchNormalization(5),
+                shared,
+                L.LSTM(5, 5),
+                L.Linear(None, 5),
+                shared,
+            )
+
+    models = to_float16(build().divide()), to_float16(build()).divide()
+    x = np.random.RandomState(0).normal(size=(3, 4)).astype(np.float16)
+    outputs = [model(x).array for model in models]
+    assert outputs[0].dtype == np.float16
+    np.testing.assert_array_equal(*outputs)
+    for (path, param), twin in zip(models[0].namedparams(), models[1].params()):
+        assert param.dtype == twin.dtype, path
+        np.testing.assert_array_equal(param.array, twin.array, path)

@@ -103,3 +103,33 @@ def test_an_element_cannot_be_read():
     for read in (float, int, bool, lambda x: x > 1, lambda x: x.item()):
         with pytest.raises(NotMadeError, match="link hook, can be added"):
             read(element)
+
+
+def test_a_conversion_is_done_when_the_array_is_made():
+    """What was written before it is rounded, and what is written later is as well."""
+    deferred = DeferredArray((3, 4), np.float32, 0)
+    values = np.random.RandomState(0).normal(size=(3, 4)).astype(np.float32)
+    deferred[...] = values
+    half = deferred.astype(np.float16)
+    half *= 3
+    assert (half.shape, half.dtype, deferred.dtype) == ((3, 4), np.float16, np.float32)
+    expected = values.astype(np.float16)
+    expected *= 3
+    for array in (half, half.copy()):
+        array.recipe.assign_keys("here", set())
+        made = array.make()
+        assert made.dtype == np.float16
+        np.testing.assert_array_equal(made, expected)
+    np.testing.assert_array_equal(deferred.make(), values)
+
+
+def test_a_conversion_of_numbers_that_are_too_large_is_refused():
+    deferred = DeferredArray((2,), np.float32, 0)
+    deferred[...] = 1e6
+    half = deferred.astype("float16")
+    half.recipe.assign_keys("here", set())
+    with pytest.raises(OverflowError, match="float16, whose largest number is 65504"):
+        half.make()
+    for refused in (half[:1], DeferredArray((2,), np.int32, 0)):
+        with pytest.raises(NotMadeError, match="astype needs values"):
+            refused.astype(np.float32)

@@ -662,7 +662,7 @@ def test_using_a_model_that_is_not_made_is_refused(tmp_path):
         lambda w: w.sum(),
         lambda w: float(w[0, 0]),
         lambda w: np.linalg.norm(w),
-        lambda w: w.astype(np.float16),
+        lambda w: w.astype(np.int32),
         lambda w: w[w > 0],
         lambda w: w.tolist(),
         lambda w: np.concatenate([w, w]),

@@ -363,3 +363,35 @@ def test_a_disk_that_fills_ends_the_run_and_its_snapshot_loads(tmp_path):
 
 def test_what_takes_whole_arrays_is_refused():
     assert_on_ranks(2, refuses)
+
+
+def moves_in_float16(comm):
+    def build():
+        with deferred_init(seed=0):
+            streamed = Streamed(L.Linear(4, 5, nobias=True), segment=2)
+            return Divisible(L.Linear(3, 4), streamed, F.relu, L.Linear(5, 4))
+
+    def run(build_again):
+        stage = to_float16(build().divide(*[0, 1, 4][comm.rank : comm.rank + 2]))
+        optimizer = MixedPrecision(chainer.optimizers.SGD(0.1), 128, comm).setup(stage)
+        random, losses = np.random.RandomState(0), []
+        with Pipeline(stage, comm, 2, loss_scale=optimizer.loss_scale) as pipe:
+            for step in range(4):
+                x = random.normal(size=(8, 3)).astype("f")
+                t = random.randint(0, 4, 8).astype("i")
+                losses.append(pipe.step(x, t)["loss"])
+                optimizer.update()
+                if build_again is not None and step < 2:
+                    cuts = [[0, 3, 4], [0, 1, 4]][step]
+                    rebalance(pipe, optimizer, cuts, build_again)
+        for position, layer in enumerate(stage, stage.layer_range[0]):
+            assert position != 1 or layer.output_dtype == "float16"
+        return losses
+
+    stayed = run(None)
+    for build_again in build, lambda: to_float16(build()):
+        assert run(build_again) == stayed
+
+
+def test_streamed_layers_in_float16_move_whatever_the_dtype_they_are_built_in():
+    assert_on_ranks(2, moves_in_float16)
