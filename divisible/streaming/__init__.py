@@ -14,6 +14,9 @@
     updates         update rules applied to segments
     initial         initial weights drawn by segments
     mapped          arrays in files without names; what of them is in memory
+    backing_file    the one file of a directory that these arrays are in
+    places          which places of a file are free
+    directories     whose files are larger than memory
     segments        how many rows
     segment_trial   that number, chosen by the first minibatches
     held_store      bytes that leave memory for a while, in a file without a name

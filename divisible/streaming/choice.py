@@ -30,8 +30,8 @@ from divisible.planning.profile import Profile
 from divisible.planning.units import format_bytes, parse_bytes
 from divisible.schedules.catalogue import create
 from divisible.schedules.recomputation import recompute
+from divisible.streaming.directories import usable_directory
 from divisible.streaming.disk_speed import measure_disk
-from divisible.streaming.mapped import usable_directory
 from divisible.streaming.model_weights import LayerWeights, put_on_disk, weights_of
 from divisible.streaming.report import RankMemory, StreamedLayer, StreamReport
 

@@ -6,7 +6,8 @@ import os
 import time
 
 from divisible.planning.disk import Disk
-from divisible.streaming.mapped import MappedArray, drop_released, usable_directory
+from divisible.streaming.directories import usable_directory
+from divisible.streaming.mapped import MappedArray, drop_released
 
 _ROW_BYTES = 2**20
 # Rows between two waits, as a streamed layer has them between two segments.

@@ -14,11 +14,11 @@ import numpy as np
 from divisible.deferred.array import DeferredArray
 from divisible.planning.disk import STREAMABLE
 from divisible.streaming import activations, initial
+from divisible.streaming.directories import usable_directory
 from divisible.streaming.embedding import EmbeddingFunction
 from divisible.streaming.embedding_parameter import EmbeddingParameter
 from divisible.streaming.errors import StoreError
 from divisible.streaming.layer_function import LayerFunction
-from divisible.streaming.mapped import usable_directory
 from divisible.streaming.parameter import StreamedParameter
 from divisible.streaming.products import Convolution, Linear, Operation
 from divisible.streaming.segment_trial import SegmentTrial

@@ -23,25 +23,32 @@ import ctypes
 import errno
 import mmap
 import os
-import shutil
-import tempfile
+import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from divisible.streaming.backing_file import (
+    DO_NOT_NEED,
+    WILL_NEED,
+    backing_file,
+    cause,
+    check,
+    libc,
+    refusal,
+)
 from divisible.streaming.errors import StoreError
 
 # Of Linux: begin to write a range of a file, and wait for it.
 _BEGIN, _BEGIN_AND_WAIT = 2, 7
+# Of msync, where pages are written by it.
+_SYNCHRONOUSLY = 16 if sys.platform == "darwin" else 4
 # How many released parts may still be in memory, of all arrays of a process.
 _LAG = 4
 # How many bytes of a file are in memory at a time for those who know no segments.
 _PART = 8 * 2**20
-#: Types of file systems whose files lie in memory.
-_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
 class MappedArray:
@@ -63,6 +70,7 @@ class MappedArray:
         StoreError: If there cannot be such a file, with the bytes and the cause.
 
     Example:
+        >>> from divisible.streaming.directories import usable_directory
         >>> mapped = MappedArray((1000, 100), 'f', usable_directory(), 'an example')
         >>> mapped.prefetch(0, 500)
         >>> mapped.array[:500] = 1
@@ -72,12 +80,17 @@ class MappedArray:
     """
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: Any, directory: Path, what: str
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        directory: str | os.PathLike,
+        what: str,
     ) -> None:
         dtype = np.dtype(dtype)
         n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        self._map = _mapped_file(n_bytes, directory, what)
-        self.array = np.frombuffer(self._map.pages, dtype).reshape(shape)
+        self._map = _File(n_bytes, directory, what)
+        n_items = n_bytes // dtype.itemsize
+        self.array = np.frombuffer(self._map.pages, dtype, n_items).reshape(shape)
         self._row_bytes = n_bytes // max(shape[0], 1)
         _of_arrays[id(self.array)] = self
 
@@ -89,9 +102,8 @@ class MappedArray:
     def prefetch(self, start: int, stop: int) -> None:
         """Begins to read rows, and does not wait for them."""
         first = start * self._row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
-        if stop > start and hasattr(mmap, "MADV_WILLNEED"):
-            last = stop * self._row_bytes
-            self._map.pages.madvise(mmap.MADV_WILLNEED, first, last - first)
+        if stop > start:
+            self._map.prefetch(first, stop * self._row_bytes)
 
     def release(self, start: int, stop: int, written: bool) -> None:
         """Lets the pages of rows go.
@@ -107,7 +119,7 @@ class MappedArray:
         first = -(-start * self._row_bytes // page) * page
         last = stop * self._row_bytes // page * page
         if stop == n_rows:
-            last = self.array.nbytes
+            last = self._map.n_bytes
         if last > first:
             _released.add(self._map, first, last, written)
 
@@ -136,6 +148,7 @@ def mapped_array(array: object) -> MappedArray | None:
     """Returns the file of an array; ``None`` if it is in memory, or a part of one.
 
     Example:
+        >>> from divisible.streaming.directories import usable_directory
         >>> mapped = MappedArray((1000, 100), 'f', usable_directory(), 'an example')
         >>> mapped_array(mapped.array) is mapped, mapped_array(mapped.array[:10])
         (True, None)
@@ -151,6 +164,7 @@ def parts_of(array: Any, written: bool = False) -> Iterator[Any]:
         written (bool): Whether the parts are written to.
 
     Example:
+        >>> from divisible.streaming.directories import usable_directory
         >>> mapped = MappedArray((3000, 1000), 'f', usable_directory(), 'an example')
         >>> [part.shape for part in parts_of(mapped.array)]
         [(2097, 1000), (903, 1000)]
@@ -192,13 +206,32 @@ def passing(
 
 
 class _File:
-    """An open file and its pages."""
+    """A place of a file, and its pages.
 
-    def __init__(self, descriptor: int, pages: mmap.mmap, what: str) -> None:
-        self.descriptor = descriptor
-        self.pages = pages
-        self._what = what
-        weakref.finalize(self, os.close, descriptor)
+    Args:
+        n_bytes (int): Bytes of the place.
+        directory: The directory of the file.
+        what (str): For errors: whose array it is.
+
+    Attributes:
+        n_bytes (int): Bytes of the pages.
+        pages: The memory.
+    """
+
+    def __init__(self, n_bytes: int, directory: str | os.PathLike, what: str) -> None:
+        self._what, self._directory = what, directory
+        try:
+            self._file = backing_file(directory)
+            self._start, self.pages = self._file.map(max(n_bytes, 1))
+        except OSError as error:
+            raise refusal(n_bytes, directory, what, error) from error
+        self.n_bytes = len(self.pages)
+        self._address = ctypes.addressof(self.pages)
+
+    def prefetch(self, first: int, last: int) -> None:
+        """Begins to read a range of bytes."""
+        if WILL_NEED is not None:
+            check(libc().madvise(self._address + first, last - first, WILL_NEED))
 
     def write_back(self, first: int, last: int, wait: bool) -> None:
         """Writes a range of bytes to the disk.
@@ -210,30 +243,34 @@ class _File:
             self._write_back(first, last, wait)
         except OSError as error:
             raise StoreError(
-                f"{self._what}: {last - first} bytes of its file did not reach the"
-                f" disk: {_cause(error)}"
+                f"{self._what}: {last - first} bytes of the file in {self._directory}"
+                f" did not reach the disk: {cause(error)}"
             ) from error
 
     def _write_back(self, first: int, last: int, wait: bool) -> None:
         flags = _BEGIN_AND_WAIT if wait else _BEGIN
-        write = getattr(_libc(), "sync_file_range", None)
+        write = getattr(libc(), "sync_file_range", None)
         if write is not None:
-            if write(self.descriptor, first, last - first, flags) == 0:
+            start = self._start + first
+            if write(self._file.descriptor, start, last - first, flags) == 0:
                 return
             number = ctypes.get_errno()
             # Where it is not known, as on a file system in user space, the other way.
             if number not in (errno.ENOSYS, errno.ESPIPE, errno.EINVAL):
                 raise OSError(number, os.strerror(number))
         if wait:
-            self.pages.flush(first, last - first)
+            check(libc().msync(self._address + first, last - first, _SYNCHRONOUSLY))
 
     def drop(self, first: int, last: int) -> None:
         """Takes a range of bytes, which is on disk, out of memory."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self.pages.madvise(mmap.MADV_DONTNEED, first, last - first)
+        if DO_NOT_NEED is not None:
+            check(libc().madvise(self._address + first, last - first, DO_NOT_NEED))
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(
-                self.descriptor, first, last - first, os.POSIX_FADV_DONTNEED
+                self._file.descriptor,
+                self._start + first,
+                last - first,
+                os.POSIX_FADV_DONTNEED,
             )
 
 
@@ -277,95 +314,3 @@ _released = _Released()
 def drop_released() -> None:
     """Waits until all that was released is on disk and out of memory."""
     _released.drop_all()
-
-
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if hasattr(libc, "sync_file_range"):
-        libc.sync_file_range.argtypes = (
-            ctypes.c_int,
-            ctypes.c_int64,
-            ctypes.c_int64,
-            ctypes.c_uint,
-        )
-    return libc
-
-
-def _mapped_file(n_bytes: int, directory: Path, what: str) -> _File:
-    try:
-        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, max(n_bytes, 1))
-            else:
-                file.truncate(max(n_bytes, 1))
-            pages = mmap.mmap(file.fileno(), max(n_bytes, 1))
-            # Its own descriptor, which stays open.
-            return _File(os.dup(file.fileno()), pages, f"{what} in {directory}")
-    except OSError as error:
-        raise StoreError(
-            f"{what}: cannot keep its {n_bytes} bytes in a file in {directory}, where"
-            f" {_free(directory)} are free: {_cause(error)}"
-        ) from error
-
-
-def _free(directory: Path) -> str:
-    try:
-        return f"{shutil.disk_usage(directory).free} bytes"
-    except OSError:
-        return "unknown bytes"
-
-
-def _cause(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{error.strerror}. Give another directory, or free some space"
-    if error.errno in (errno.ENODEV, errno.EOPNOTSUPP):
-        return (
-            f"{error.strerror}. Its file system cannot map files into memory: give a"
-            f" directory on a local disk"
-        )
-    return str(error.strerror or error)
-
-
-def usable_directory(directory: str | os.PathLike | None = None) -> Path:
-    """Returns a directory for files that are to be larger than memory.
-
-    Args:
-        directory: The one that the user named; by default that for temporary files, or
-            ``/var/tmp`` if that lies in memory.
-
-    Raises:
-        StoreError: If it is none, cannot be written to, or lies in memory.
-    """
-    named = directory is not None
-    path = Path(directory if named else tempfile.gettempdir())
-    if not named and file_system(path) in _IN_MEMORY:
-        path = Path("/var/tmp")
-    if not path.is_dir():
-        raise StoreError(f"directory={str(path)!r}: there is no such directory")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise StoreError(f"directory={str(path)!r} cannot be written to")
-    kind = file_system(path)
-    if kind in _IN_MEMORY:
-        raise StoreError(
-            f"directory={str(path)!r} is on a {kind}, which lies in memory itself:"
-            f" give a directory on a disk"
-        )
-    return path
-
-
-def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """Returns the type of the file system of a path; empty if nobody says."""
-    try:
-        lines = mounts.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    path = path.resolve()
-    longest, kind = -1, ""
-    for line in lines:
-        _, place, found, *_ = line.split(" ")
-        place = Path(place.encode().decode("unicode_escape"))
-        # Of several at one place the last one counts.
-        is_above = place == path or place in path.parents
-        if is_above and len(place.parts) >= longest:
-            longest, kind = len(place.parts), found
-    return kind

@@ -10,12 +10,8 @@ import numpy as np
 from divisible.communication.signatures import Tensor
 from divisible.communication.tags import MOVED_LAYERS_CHANNEL
 from divisible.communication.transport import Receiver, Transport
-from divisible.streaming.mapped import (
-    MappedArray,
-    mapped_array,
-    parts_of,
-    usable_directory,
-)
+from divisible.streaming.directories import usable_directory
+from divisible.streaming.mapped import MappedArray, mapped_array, parts_of
 from pipeline.ranks import Ranks
 
 # Below it an array goes with the keys.
