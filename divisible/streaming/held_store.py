@@ -2,9 +2,9 @@
 
 ::
 
-    put(a)     reserve a slot of the file  --> |  write a; free a     |
-    fetch(k)   (ahead of its use)          --> |  read; free the slot |  a thread,
-    take(k)    wait until it is read                                     in this order
+    put(a)     reserve a place of the file --> |  write a; free a |
+    fetch(k)   (ahead of its use)          --> |  read            |  a thread,
+    take(k)    wait until it is read, free the place                 in this order
 
 The file has no name from the start, so that nothing is left of it however the process
 ends. Room is reserved before anything is written: a disk that is full says so at once.
@@ -12,7 +12,6 @@ ends. Room is reserved before anything is written: a disk that is full says so a
 
 from __future__ import annotations
 
-import bisect
 import errno
 import itertools
 import os
@@ -24,6 +23,8 @@ import time
 from typing import Any
 
 import numpy as np
+
+from divisible.streaming.places import Places
 
 # How long a wait sleeps before it looks whether the thread is still alive.
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -54,9 +55,7 @@ class HeldStore:
         self._timeout = timeout
         # Closed with the store.
         self._file = tempfile.TemporaryFile(dir=self.directory)  # noqa: SIM115
-        self._size = 0
-        # Slots that nobody uses, by size; those in use and their parts, by key.
-        self._free: list[tuple[int, int]] = []
+        self._places = Places()
         self._keys = itertools.count()
         self._entries: dict[int, _Entry] = {}
         self._last: _Entry | None = None
@@ -70,7 +69,7 @@ class HeldStore:
     @property
     def n_bytes(self) -> int:
         """The size of the file."""
-        return self._size
+        return self._places.size
 
     def put(self, arrays: list[np.ndarray]) -> int:
         """Begins to write arrays; returns the key under which they come back.
@@ -84,12 +83,12 @@ class HeldStore:
         Raises:
             OSError: If the disk is full, or it could not be written before.
             TimeoutError: If it does not answer.
+            RuntimeError: If the thread failed otherwise, or has ended.
         """
         if self._last is not None:
             self._wait(self._last)
         sizes = [array.nbytes for array in arrays]
-        slot = self._reserve(sum(sizes))
-        entry = _Entry(slot, sizes)
+        entry = _Entry(self._places.take(sum(sizes), self._grow), sizes)
         key = next(self._keys)
         self._entries[key] = self._last = entry
         self._work.put(_Job(entry, arrays))
@@ -107,12 +106,14 @@ class HeldStore:
 
         Raises:
             OSError: If it could not be written or read.
+            MemoryError: If there was no memory for it.
             TimeoutError: If the disk does not answer.
+            RuntimeError: If the thread failed otherwise, or has ended.
         """
         self.fetch(key)
         entry = self._entries.pop(key)
         self._wait(entry, entry.was_read)
-        bisect.insort(self._free, entry.slot)
+        self._places.give_back(entry.offset, entry.n_bytes)
         return entry.arrays
 
     def clear(self) -> None:
@@ -138,26 +139,20 @@ class HeldStore:
         if hasattr(self, "_work"):
             self._work.put(None)
 
-    def _reserve(self, n_bytes: int) -> tuple[int, int]:
-        """Returns size and offset of a slot; the smallest free one that is enough."""
-        place = bisect.bisect_left(self._free, (n_bytes, 0))
-        if place < len(self._free):
-            return self._free.pop(place)
+    def _grow(self, size: int, new_size: int) -> None:
+        """Reserves more bytes of the disk at the end of the file."""
         try:
-            if n_bytes:
-                os.posix_fallocate(self._file.fileno(), self._size, n_bytes)
+            if new_size > size:
+                os.posix_fallocate(self._file.fileno(), size, new_size - size)
         except OSError as error:
             raise OSError(
                 error.errno or errno.ENOSPC,
-                f"{self.directory} has no room for {n_bytes} bytes that are to be held"
-                f" there: {self._size} bytes of this process are there already,"
-                f" {shutil.disk_usage(self.directory).free} are free"
+                f"{self.directory} has no room for {new_size - size} more bytes that"
+                f" are to be held there: {size} bytes of this process are there"
+                f" already, {shutil.disk_usage(self.directory).free} are free"
                 f" ({error.strerror}). Give another directory, hold less (more ranks,"
                 f" fewer microbatches in flight) or recompute it (checkpoint)",
             ) from error
-        slot = n_bytes, self._size
-        self._size += n_bytes
-        return slot
 
     def _wait(self, entry: _Entry, event: threading.Event | None = None) -> None:
         event = entry.was_written if event is None else event
@@ -167,23 +162,40 @@ class HeldStore:
                 raise TimeoutError(
                     f"waited {self._timeout:.0f} s for the disk of {self.directory}"
                 )
+            if not self._thread.is_alive() and not event.is_set():
+                raise RuntimeError(
+                    f"the thread that writes and reads the file in {self.directory} has"
+                    f" ended: make a new Pipeline"
+                )
         if entry.error is not None:
-            n_bytes, offset = entry.slot
-            raise OSError(
-                entry.error.errno or errno.EIO,
-                f"the {n_bytes} bytes at {offset} of the file in {self.directory} are"
-                f" lost: {entry.error.strerror or entry.error}",
-            ) from entry.error
+            raise self._loss_of(entry, entry.error) from entry.error
+
+    def _loss_of(self, entry: _Entry, error: BaseException) -> Exception:
+        """Returns an error that says what is lost, and why."""
+        lost = (
+            f"the {entry.n_bytes} bytes at {entry.offset} of the file in"
+            f" {self.directory} are lost"
+        )
+        if isinstance(error, OSError):
+            name = errno.errorcode.get(error.errno or 0)
+            words = f"{error.strerror or error}" + (f" ({name})" if name else "")
+            return OSError(error.errno or errno.EIO, f"{lost}: {words}")
+        if isinstance(error, MemoryError):
+            return MemoryError(
+                f"{lost}: there is no memory to read them into: hold less (more ranks,"
+                f" fewer microbatches in flight) or recompute it (checkpoint)"
+            )
+        return RuntimeError(f"{lost}: {type(error).__name__}: {error}")
 
 
 class _Entry:
     """The arrays put at one time: their place, and whether they came back."""
 
-    def __init__(self, slot: tuple[int, int], sizes: list[int]) -> None:
-        self.slot, self.sizes = slot, sizes
+    def __init__(self, offset: int, sizes: list[int]) -> None:
+        self.offset, self.sizes, self.n_bytes = offset, sizes, sum(sizes)
         self.arrays: list[np.ndarray] = []
         self.was_written, self.was_read = threading.Event(), threading.Event()
-        self.error: OSError | None = None
+        self.error: BaseException | None = None
         self.is_asked_for = False
 
 
@@ -225,7 +237,8 @@ def _serve(file: Any, work: queue.SimpleQueue) -> None:
                     entry.arrays = _read(file.fileno(), entry)
                 else:
                     _write(file.fileno(), entry, arrays)
-        except OSError as error:
+        except BaseException as error:
+            # Whoever waits raises it. The thread goes on, for what else is held.
             entry.error = error
         finally:
             # Freed before whoever waits goes on.
@@ -234,7 +247,7 @@ def _serve(file: Any, work: queue.SimpleQueue) -> None:
 
 
 def _write(file: int, entry: _Entry, arrays: list[np.ndarray]) -> None:
-    _, offset = entry.slot
+    offset = entry.offset
     for array in arrays:
         left = memoryview(array)
         while left:
@@ -243,7 +256,7 @@ def _write(file: int, entry: _Entry, arrays: list[np.ndarray]) -> None:
 
 
 def _read(file: int, entry: _Entry) -> list[np.ndarray]:
-    _, offset = entry.slot
+    offset = entry.offset
     arrays = [np.empty(size, np.uint8) for size in entry.sizes]
     for array in arrays:
         left = memoryview(array)

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import threading
 
 import numpy as np
 import pytest
@@ -43,10 +44,23 @@ def test_a_file_that_may_not_grow_names_directory_and_bytes(tmp_path):
         store.take(store.put(arrays(0, 8000)))
         resource.setrlimit(resource.RLIMIT_FSIZE, (10000, before[1]))
         try:
-            with pytest.raises(OSError, match="no room for 9000 bytes.* 8000 bytes of"):
-                store.put(arrays(0, 9000))
+            words = "no room for 4000 more bytes.* 8000 bytes of"
+            with pytest.raises(OSError, match=words):
+                store.put(arrays(0, 12000))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        # What is there is used as before.
+        store.take(store.put(arrays(0, 8000)))
+
+
+def test_a_file_has_room_for_what_is_held_at_once_however_sizes_grow(tmp_path):
+    with HeldStore(tmp_path) as store:
+        for n_bytes in range(1, 60):
+            keys = [store.put(arrays(i, 100 * n_bytes)) for i in range(4)]
+            for i in reversed(range(4)):
+                (found,) = store.take(keys[i])
+                np.testing.assert_array_equal(found, *arrays(i, 100 * n_bytes))
+            assert store.n_bytes <= 4 * 100 * n_bytes
 
 
 @pytest.mark.parametrize("call", ["pwrite", "preadv"])
@@ -64,12 +78,45 @@ def test_what_the_thread_meets_is_raised_where_the_bytes_are_needed(
 
 
 def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
+    answers = threading.Event()
     monkeypatch.setattr(held_store, "_SECONDS_BETWEEN_LOOKS", 0.01)
-    monkeypatch.setattr(held_store, "_serve", lambda file, work: None)
+    monkeypatch.setattr(held_store, "_serve", lambda file, work: answers.wait())
     store = HeldStore(tmp_path, timeout=0.05)
     store.put(arrays(0, 10))
     with pytest.raises(TimeoutError, match="waited 0 s for the disk of"):
         store.put(arrays(0, 10))
+    answers.set()
+
+
+def test_a_thread_that_has_ended_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(held_store, "_serve", lambda file, work: None)
+    store = HeldStore(tmp_path, timeout=3600)
+    store.put(arrays(0, 10))
+    with pytest.raises(RuntimeError, match="has ended: make a new Pipeline"):
+        store.put(arrays(0, 10))
+
+
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (MemoryError("none"), "4000 bytes at 0 .* there is no memory to read them"),
+        (ValueError("odd"), "4000 bytes at 0 .* are lost: ValueError: odd"),
+    ],
+)
+def test_an_error_of_the_thread_is_raised_and_it_goes_on(
+    tmp_path, monkeypatch, error, words
+):
+    def fails(file, entry):
+        raise error
+
+    with HeldStore(tmp_path) as store:
+        keys = [store.put(arrays(i, 4000)) for i in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(held_store, "_read", fails)
+            with pytest.raises((MemoryError, RuntimeError), match=words):
+                store.take(keys[0])
+        (found,) = store.take(keys[1])
+        np.testing.assert_array_equal(found, *arrays(1, 4000))
 
 
 def test_a_directory_that_is_not_there_is_refused(tmp_path):
