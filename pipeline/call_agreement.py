@@ -11,7 +11,7 @@ import atexit
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -113,6 +113,7 @@ class CallAgreement:
         is_within (bool): Whether one is being made.
         refusal (str or None): Why the model must not be used, with what to do; None if
             it may be.
+        streamed: This rank's parameters on disk, each with a refusal of its own.
         n_alike (int): How many things must be alike on all ranks besides the call.
         carriers: The paths of the links that carry a state from call to call.
         agreed (Agreed): Of the last call that was compared.
@@ -136,6 +137,7 @@ class CallAgreement:
         self.call = ""
         self.has_failed = self.is_within = False
         self.refusal: str | None = None
+        self.streamed: Sequence[Any] = ()
         self.n_alike = 0
         self.carriers: Sequence[str] = ()
         self.agreed = Agreed([0] * n_replicas, [-1] * n_replicas)
@@ -171,10 +173,18 @@ class CallAgreement:
         """Refuses to use a model that is in no state to be used.
 
         Raises:
-            RuntimeError: With the :attr:`refusal`.
+            RuntimeError: With the :attr:`refusal`, or that of a parameter on disk.
         """
         if self.refusal is not None:
             raise RuntimeError(self.refusal)
+        for param in self.streamed:
+            param.check_usable()
+
+    def use_again(self) -> None:
+        """Lets a model be used whose state has been loaded."""
+        self.refusal = None
+        for param in self.streamed:
+            param.refusal = None
 
     @contextmanager
     def guarded(self) -> Iterator[None]:

@@ -66,6 +66,9 @@ class Parts(NamedTuple):
                 goes on.
         """
         stages = _make_stages(arguments, loss, layout, ranks)
+        params = [p for stage in stages.values() for p in stage.layers.params()]
+        streamed = [p for p in params if getattr(p, "is_streamed", False)]
+        ranks.calls.streamed = streamed
         layers = {number: stage.layers for number, stage in stages.items()}
         if before is None:
             n_stages = len(layout.stage_ranks)

@@ -32,6 +32,8 @@ from pipeline.stages.stage import Stage
 # How many receives a channel has posted ahead of the one it waits for.
 RECEIVES_AHEAD = 2
 
+# Of errors that no layer, and no loss, has raised.
+_NOWHERE = object()
 _WORDS = {
     "F": "forward",
     "B": "backward",
@@ -223,12 +225,13 @@ class Runner:
         stage = self._stages[action.stage]
         layers, loss = stage.layers, stage.loss
         start, end = layers.layer_range
-        position = getattr(error, "layer_position", None)
+        # What a disk or another rank did has no position.
+        position = getattr(error, "layer_position", _NOWHERE)
         layer = ""
-        if position is not None:
-            layer = f", in layer {position}, {title(layers.model_layers[position])}"
-        elif loss is not None and loss.is_wanted:
+        if position is None and loss is not None and loss.is_wanted:
             layer = ", after the last layer, in lossfun or accfun"
+        elif position not in (None, _NOWHERE):
+            layer = f", in layer {position}, {title(layers.model_layers[position])}"
         return (
             f"{action} failed on {self._title} ({_WORDS[action.kind]} of microbatch"
             f" {action.microbatch}, stage {action.stage} with the layers {start} to"

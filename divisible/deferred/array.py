@@ -65,9 +65,12 @@ class Recipe:
     Attributes:
         maker: Makes the array from the recipe, if not :meth:`compute`: one that is not
             to be in memory as a whole.
+        place (str): The place of the array in the model, such as ``'3/W'``; empty
+            before it is known.
     """
 
     maker: Callable[[Recipe], np.ndarray] | None = None
+    place = ""
 
     def __init__(
         self, shape: tuple[int, ...], dtype: np.dtype, seed: int, steps: list[Step]
@@ -98,6 +101,16 @@ class Recipe:
                 step.write(step.view(array))
         return _converted(array, self.dtype)
 
+    def copied(self, dtype: np.dtype) -> Recipe:
+        """Returns the same recipe for another array.
+
+        Args:
+            dtype: The dtype of that array.
+        """
+        copied = Recipe(self.shape, dtype, self.seed, [*self.steps])
+        copied.place = self.place
+        return copied
+
     def assign_keys(self, place: str, taken: set[str]) -> None:
         """Gives a key to every step that has none yet.
 
@@ -105,6 +118,7 @@ class Recipe:
             place (str): Where in the model the array is.
             taken (set): All keys that the model has given; gets the new ones.
         """
+        self.place = self.place or place
         for number, step in enumerate(self.steps):
             if step.key is None:
                 step.key = new_key(self.seed, place, taken, number)
@@ -309,7 +323,7 @@ class DeferredArray(np.ndarray):
         """Copies how the array will be made; the copies' values will be equal."""
         recipe = self.recipe
         copied = DeferredArray(self.shape, self.dtype, recipe.seed)
-        whole = Recipe(recipe.shape, self.dtype, recipe.seed, list(recipe.steps))
+        whole = recipe.copied(self.dtype)
         if self._view is _whole:
             copied._recipe = whole
         else:
@@ -343,9 +357,8 @@ class DeferredArray(np.ndarray):
             return self if kwargs.get("copy") is False else self.copy()
         if self._view is not _whole or {dtype.kind, self.dtype.kind} != {"f"}:
             raise _unreadable("astype")
-        recipe = self.recipe
-        converted = DeferredArray(self.shape, dtype, recipe.seed)
-        converted._recipe = Recipe(self.shape, dtype, recipe.seed, [*recipe.steps])
+        converted = DeferredArray(self.shape, dtype, self.recipe.seed)
+        converted._recipe = self.recipe.copied(dtype)
         return converted
 
     def __repr__(self) -> str:

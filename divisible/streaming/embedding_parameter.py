@@ -56,6 +56,7 @@ class EmbeddingParameter(StreamedParameter):
         Yields:
             A part of ``rows``, which is not empty.
         """
+        self.check_usable()
         files = {self.file(name): name in written for name in (*read, *written)}
         segments = list(self.segments())
         ends = np.searchsorted(rows, [stop for _, stop in segments])

@@ -53,6 +53,8 @@ class StreamedParameter(chainer.Parameter):
         directory (Path): Where its files are made.
         is_updated (bool): Whether it has been updated, and :meth:`update` is still to
             be called.
+        refusal (str or None): Why it must not be used, with what to do; ``None`` if it
+            may be.
     """
 
     #: Those who copy the parameters of a model into one array ask for it.
@@ -65,6 +67,7 @@ class StreamedParameter(chainer.Parameter):
         # Copies that share the array share the trial.
         self.trial, self.directory, self._what = trial, directory, what
         self.is_updated = False
+        self.refusal: str | None = None
         self._files: dict[str, MappedArray] = {}
         for step in array.recipe.steps:
             if not step.is_of_whole:
@@ -78,6 +81,7 @@ class StreamedParameter(chainer.Parameter):
 
     def _make(self, recipe: Recipe) -> np.ndarray:
         """Makes the array, segment by segment."""
+        self._what = f"/{recipe.place}, {self._what}"
         array = self.file(ARRAY, recipe.dtype).array
         for step in recipe.steps:
             with step.drawing():
@@ -119,9 +123,30 @@ class StreamedParameter(chainer.Parameter):
         Args:
             written: The files that are written to.
             read: Those that are read only.
+
+        Raises:
+            StoreError: If an update has failed.
         """
+        self.check_usable()
         files = {self.file(name): name in written for name in (*read, *written)}
         return passing(self.segments(), files)
+
+    def check_usable(self) -> None:
+        """Refuses to use it after an update that failed.
+
+        Raises:
+            StoreError: With the :attr:`refusal`.
+        """
+        if self.refusal is not None:
+            raise StoreError(self.refusal)
+
+    def note_failed_update(self) -> None:
+        """Refuses to be used from now on, as some rows may have been updated."""
+        self.refusal = (
+            f"an update of {self._what} has failed, and some of its rows may be those"
+            f" after it: make the model, its optimizers and the Pipeline anew, and load"
+            f" a snapshot"
+        )
 
     def timed_pass(
         self, written: set[str], read: set[str] = frozenset()

@@ -39,6 +39,9 @@ class Segmented(Protocol):
     def is_file(self, name: str, array: Any) -> bool:
         """Says whether an array is that of one of its files."""
 
+    def note_failed_update(self) -> None:
+        """Refuses to be used from now on, as some rows may have been updated."""
+
 
 def states_of(rule: chainer.UpdateRule, param: Segmented) -> dict[str, np.ndarray]:
     """Returns the arrays among a rule's state, by name, all of them in files.
@@ -175,6 +178,9 @@ def update(
                     state[name] = value
             if where is rows:
                 param.array[rows] = segment.array
+    except BaseException:
+        param.note_failed_update()
+        raise
     finally:
         rule._state = state
 

@@ -199,7 +199,7 @@ class _Loading(NamedTuple):
             differences = self._compared(ledger, strict)
         except SnapshotError as error:
             raise type(error)(f"{error}; {calls.refusal}") from error
-        calls.refusal = None
+        calls.use_again()
         return differences
 
     @property

@@ -125,7 +125,19 @@ class Loss:
         return [text for text in texts if text is not None]
 
     def __call__(self, microbatch: int, outputs: Sequence[Any]) -> chainer.Variable:
-        """Returns the loss of one microbatch, and counts it."""
+        """Returns the loss of one microbatch, and counts it.
+
+        Raises:
+            Exception: What fails, with ``None`` as ``layer_position``.
+        """
+        try:
+            return self._of(microbatch, outputs)
+        except Exception as error:
+            # A model within the loss would give its own layer's position.
+            error.layer_position = None
+            raise
+
+    def _of(self, microbatch: int, outputs: Sequence[Any]) -> chainer.Variable:
         for y in outputs:
             # Refuses other things, as it does between stages.
             to_tensor(y, "the last layer returned")
@@ -133,12 +145,7 @@ class Loss:
             t, highest = self._targets[microbatch][0], self._highest[microbatch]
             check_labels(microbatch, outputs[0], t, highest, self._ignored)
         outputs = [in_loss_dtype(y) for y in outputs]
-        try:
-            values = [mean(microbatch, outputs) for mean in self._means.values()]
-        except Exception as error:
-            # A model within the loss would give its own layer's position.
-            error.layer_position = None
-            raise
+        values = [mean(microbatch, outputs) for mean in self._means.values()]
         loss, *accuracy = values
         if not isinstance(loss, chainer.Variable) or loss.shape != ():
             raise TypeError(

@@ -1,15 +1,19 @@
 """Ranks that hold microbatches on disk train as those that hold them in memory."""
 
+import errno
+import os
+import re
 import resource
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+import pytest
 
 from divisible import Divisible, Plan, pop, stash
 from mixed_precision import MixedPrecision, to_float16
-from pipeline import Pipeline
+from pipeline import ActionError, Pipeline
 from tests.support.equivalence import train_in_microbatches
 from tests.support.mpiexec import assert_on_ranks, on_ranks
 
@@ -93,3 +97,22 @@ def test_a_disk_that_fills_ends_all_ranks():
     assert "rank done" not in result.stdout, result.stdout
     for words in ("0F1 failed on rank 0", "has no room for", "bytes of this process"):
         assert words in result.stdout, result.stdout
+
+
+def a_disk_breaks(comm):
+    """Under what the only stage holds, which has the loss as well."""
+
+    def broken(*arguments):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "preadv", broken)
+        pipe = Pipeline(model().divide(), comm, N_MICROBATCHES, "gpipe", hold_in="disk")
+        with pytest.raises(ActionError) as caught:
+            pipe.step(X, T)
+    words = r"stage 0 with the layers 0 to 17\): OSError: .* of the file in /.* \(EIO\)"
+    assert re.search(words, str(caught.value)), caught.value
+
+
+def test_a_disk_that_breaks_is_not_blamed_on_the_loss():
+    assert_on_ranks(1, a_disk_breaks)

@@ -13,7 +13,7 @@ from chainer.optimizer_hooks import GradientClipping, WeightDecay
 
 from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible, Plan, deferred_init
-from divisible.streaming import Streamed, mapped, segments, stream
+from divisible.streaming import StoreError, Streamed, mapped, segments, stream
 from mixed_precision import MixedPrecision, to_float16
 from pipeline import (
     Pipeline,
@@ -354,7 +354,7 @@ def resumes(comm, folder):
 
 def test_a_disk_that_fills_ends_the_run_and_its_snapshot_loads(tmp_path):
     output = refused_on_ranks(2, fills, str(tmp_path)).output
-    words = r"StoreError: Linear\(30, 40\), gradient: .* 4800 bytes .* free some space"
+    words = r"/2/W, Linear\(30, 40\), gradient: .* 4800 bytes .* \(ENOSPC\).* free some"
     assert re.search(words, output), output
     assert "with the layers 2 to 4" in output
     (wanted,) = re.findall(r"then \[.*\]", output)
@@ -395,3 +395,49 @@ def moves_in_float16(comm):
 
 def test_streamed_layers_in_float16_move_whatever_the_dtype_they_are_built_in():
     assert_on_ranks(2, moves_in_float16)
+
+
+def breaks(comm, folder):
+    """A disk that does not take what an update has written, on rank 1."""
+    run, twin = (Run(comm, 7, "1f1b") for _ in range(2))
+    for each in run, twin:
+        each.steps(2, 0)
+    save_snapshot(folder, run.pipe, run.optimizer)
+    expected = twin.steps(2, 1)
+
+    def broken(file, first, last, wait):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def release(array, start, stop, written):
+        # Without looking whether the rows have pages of their own.
+        array._map.write_back(start, stop, wait=False)
+
+    x, t = np.ones((14, 50), "f"), np.zeros(14, "i")
+    run.pipe.step(x, t)
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank == 1:
+            patch.setattr(mapped._File, "_write_back", broken)
+            patch.setattr(mapped.MappedArray, "release", release)
+            words = r"/2/W, Linear\(30, 40\), .* bytes of the file in /.* \(EIO\)"
+            with pytest.raises(StoreError, match=words):
+                run.optimizer.update()
+        else:
+            run.optimizer.update()
+    if comm.rank == 1:
+        uses = [
+            lambda: run.pipe.step(x, t),
+            lambda: run.pipe.evaluate(x, t),
+            lambda: save_snapshot(f"{folder}/half", run.pipe, run.optimizer),
+            lambda: run.stage(np.ones((1, 40), "f")),
+            run.optimizer.update,
+        ]
+        for use in uses:
+            with pytest.raises(StoreError, match="/2/W, .* has failed, .* load a snap"):
+                use()
+    assert not os.path.exists(f"{folder}/half")
+    load_snapshot(folder, run.pipe, run.optimizer)
+    assert run.steps(2, 1) == expected
+
+
+def test_a_model_whose_update_failed_is_used_only_after_a_load(tmp_path):
+    assert_on_ranks(2, breaks, str(tmp_path / "a"))
