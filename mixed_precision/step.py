@@ -59,6 +59,7 @@ class Step:
         Args:
             squared_norm: Of all ranks' unscaled gradients.
         """
+        self._buffers.streamed.begin()
         hooks = Hooks.of(self._optimizer)
         runs, others = fused.plan(self._buffers.groups)
         in_float32 = (
@@ -81,6 +82,7 @@ class Step:
                 self._inverse *= rate
                 squared_norm *= rate**2
             self._update(runs, in_float32=False)
+        self._buffers.streamed.end()
 
     def _call_before(self, hooks: Sequence[Any], squared_norm: float) -> None:
         changed = False

@@ -34,6 +34,7 @@ class StreamedParameters:
         own = [(path, param) for path, param in parameters if is_streamed(param)]
         self.paths = [path for path, _ in own]
         self.parameters = [param for _, param in own]
+        self._without_gradients: list[chainer.Parameter] = []
 
     def sum_squares(self, inverse: float) -> np.ndarray:
         """Returns for each the sum of its squared gradients, in float64.
@@ -55,6 +56,23 @@ class StreamedParameters:
             param._loss_scale = None
             for part in self._gradient(param, written=True):
                 part *= part.dtype.type(factor)
+
+    def begin(self) -> None:
+        """Gives zeros as the gradient to those without one that are to be updated.
+
+        In Chainer an optimizer does so for all, and momentum and hooks go on.
+        """
+        for param in self.parameters:
+            rule = param.update_rule
+            if param.grad is None and rule is not None and rule.enabled:
+                param.zero_gradient()
+                self._without_gradients.append(param)
+
+    def end(self) -> None:
+        """Takes the gradients away that :meth:`begin` has given."""
+        for param in self._without_gradients:
+            param.cleargrad()
+        self._without_gradients.clear()
 
     def update(self, inverse: float) -> None:
         """Updates them by their rules.

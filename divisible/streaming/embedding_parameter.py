@@ -92,6 +92,11 @@ class EmbeddingParameter(StreamedParameter):
                 gradient[self._rows[part]] = 0
         self._rows, self._is_dense = self._rows[:0], False
 
+    def zero_gradient(self) -> None:
+        """Sets the gradient to zero, in its file, as optimizers do where it is None."""
+        self.grad = self.new_gradient()
+        self.clear(self.grad)
+
     def note_rows(self, rows: np.ndarray) -> None:
         """Takes note of rows that have a gradient now."""
         self._rows = np.union1d(self._rows, rows)

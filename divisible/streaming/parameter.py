@@ -159,6 +159,12 @@ class StreamedParameter(chainer.Parameter):
         """Returns the array for its gradient, always the same one."""
         return self.file(GRADIENT).array
 
+    def zero_gradient(self) -> None:
+        """Sets the gradient to zero, in its file, as optimizers do where it is None."""
+        self.grad = self.new_gradient()
+        for start, stop in self.passing({GRADIENT}):
+            self.grad[start:stop] = 0
+
     @staticmethod
     def parts_of(array: np.ndarray, written: bool = False) -> Iterator[np.ndarray]:
         """Yields a few MiB of its array, or of its gradient, at a time.

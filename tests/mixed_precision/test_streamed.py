@@ -115,3 +115,18 @@ def test_clipping_uses_the_norm_of_gradients_that_are_not_scaled():
     for path, param in model.namedparams():
         step = 0.05 * 0.5 / squares**0.5 * gradients[path]
         np.testing.assert_allclose(param.array, before[path] - step, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("place", ["none", "streamed", "streamed, decayed"])
+@pytest.mark.parametrize("rule", ["SGD", "MomentumSGD", "RMSprop"])
+def test_without_a_gradient_momentum_and_hooks_go_on(rule, place):
+    """Chainer's optimizers take zeros for a gradient that is not there."""
+    trained = train(rule, place, streamed=False), train(rule, place, True, 256)
+    for model, optimizer in trained:
+        for _ in range(2):
+            model.cleargrads()
+            optimizer.update()
+    (expected, _), (model, _) = trained
+    for (path, param), twin in zip(model.namedparams(), expected.params()):
+        np.testing.assert_allclose(param.array, twin.array, 1e-5, 1e-6, err_msg=path)
+    assert model[0].W.grad is None
