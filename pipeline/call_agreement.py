@@ -181,7 +181,7 @@ class CallAgreement:
             param.check_usable()
 
     def use_again(self) -> None:
-        """Lets a model be used whose state has been loaded."""
+        """Withdraws all refusals, as the state of the model has been loaded."""
         self.refusal = None
         for param in self.streamed:
             param.refusal = None

@@ -94,7 +94,7 @@ class MinibatchPass:
 
         Args:
             program (RankProgram): This rank's part of the schedule.
-            forwards (RankProgram): The same, of forwards alone.
+            forwards (RankProgram): This rank's part of the forwards alone.
             x (array or tuple of arrays): What the user gave.
             t (array or tuple of arrays): What the user gave.
             optimizer (chainer.Optimizer or list): Of which ``update`` is called next.

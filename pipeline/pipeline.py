@@ -304,13 +304,13 @@ class Pipeline:
         Runs with ``chainer.config.train`` false.
 
         Args:
-            x (array or tuple of arrays): As in :meth:`step`; an empty tuple for a
-                replica that has no samples where another one has.
+            x (array or tuple of arrays): The inputs, as in :meth:`step`; an empty tuple
+                for a replica that has no samples where another one has.
             axis (int or tuple of ints): Along which axis the outputs have the samples;
                 one for all outputs, or one for each. Read on the last stage's rank.
 
         Returns:
-            array or tuple of arrays: What the last layer returns, on every rank. A
+            array or tuple of arrays: The outputs of the last layer, on every rank. A
             replica without samples gets arrays of no samples.
 
         Raises:

@@ -32,7 +32,7 @@ from pipeline.stages.stage import Stage
 # How many receives a channel has posted ahead of the one it waits for.
 RECEIVES_AHEAD = 2
 
-# Of errors that no layer, and no loss, has raised.
+# The position of errors that no layer, and no loss, has raised.
 _NOWHERE = object()
 _WORDS = {
     "F": "forward",
@@ -225,7 +225,7 @@ class Runner:
         stage = self._stages[action.stage]
         layers, loss = stage.layers, stage.loss
         start, end = layers.layer_range
-        # What a disk or another rank did has no position.
+        # Errors of disks and of other ranks have no position.
         position = getattr(error, "layer_position", _NOWHERE)
         layer = ""
         if position is None and loss is not None and loss.is_wanted:

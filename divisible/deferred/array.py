@@ -185,7 +185,7 @@ class DeferredArray(np.ndarray):
         seed (int): Of its random draws.
     """
 
-    #: Those who convert a model, and check its values, ask for it.
+    #: Functions that check the values of a model look for this attribute.
     is_deferred = True
 
     _recipe: Recipe | None

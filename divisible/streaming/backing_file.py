@@ -27,7 +27,7 @@ from typing import Any
 from divisible.streaming.errors import StoreError
 from divisible.streaming.places import Places
 
-# Of Linux: keep the size of a file, and give the disk a part of it back.
+# Flags of Linux: keep the size of a file, and give the disk a part of it back.
 _PUNCH_HOLE = 1 | 2
 _ZEROS = bytes(2**20)
 _FAILED = ctypes.c_void_p(-1).value
@@ -111,10 +111,9 @@ class BackingFile:
         with self._lock:
             while self._left:
                 self._places.give_back(*self._left.popleft())
-            size = self._places.size
             start = self._places.take(n_bytes)
             try:
-                self._reserve(start, n_bytes, size)
+                self._reserve(start, n_bytes)
                 address = libc().mmap(
                     None,
                     n_bytes,
@@ -133,7 +132,8 @@ class BackingFile:
         finalizer.atexit = False
         return start, memory
 
-    def _reserve(self, start: int, n_bytes: int, size: int) -> None:
+    def _reserve(self, start: int, n_bytes: int) -> None:
+        size = os.fstat(self.descriptor).st_size
         if not self._are_punched:
             for first in range(start, min(start + n_bytes, size), len(_ZEROS)):
                 n_zeros = min(len(_ZEROS), start + n_bytes - first)
@@ -186,7 +186,7 @@ def refusal(
     Args:
         n_bytes (int): Bytes of the array.
         directory: Where its place should be.
-        what (str): Whose array it is.
+        what (str): The name of the array.
         error: The cause.
     """
     try:

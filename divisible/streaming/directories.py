@@ -20,7 +20,8 @@ def usable_directory(directory: str | os.PathLike | None = None) -> Path:
             ``/var/tmp`` if that lies in memory.
 
     Raises:
-        StoreError: If it is none, cannot be written to, or lies in memory.
+        StoreError: If there is no such directory, or the directory cannot be written
+            to, or lies in memory.
     """
     named = directory is not None
     path = Path(directory if named else tempfile.gettempdir())
@@ -50,7 +51,7 @@ def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
     for line in lines:
         _, place, found, *_ = line.split(" ")
         place = Path(place.encode().decode("unicode_escape"))
-        # Of several at one place the last one counts.
+        # Where several are at one place, the last one counts.
         is_above = place == path or place in path.parents
         if is_above and len(place.parts) >= longest:
             longest, kind = len(place.parts), found

@@ -93,7 +93,7 @@ class EmbeddingParameter(StreamedParameter):
         self._rows, self._is_dense = self._rows[:0], False
 
     def zero_gradient(self) -> None:
-        """Sets the gradient to zero, in its file, as optimizers do where it is None."""
+        """Sets the gradient, in its file, to zero, which optimizers take for none."""
         self.grad = self.new_gradient()
         self.clear(self.grad)
 

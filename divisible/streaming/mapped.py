@@ -41,9 +41,9 @@ from divisible.streaming.backing_file import (
 )
 from divisible.streaming.errors import StoreError
 
-# Of Linux: begin to write a range of a file, and wait for it.
+# Flags of Linux: begin to write a range of a file, and wait for it.
 _BEGIN, _BEGIN_AND_WAIT = 2, 7
-# Of msync, where pages are written by it.
+# The flag of msync to wait until pages are written.
 _SYNCHRONOUSLY = 16 if sys.platform == "darwin" else 4
 # How many released parts may still be in memory, of all arrays of a process.
 _LAG = 4

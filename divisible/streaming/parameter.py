@@ -160,7 +160,7 @@ class StreamedParameter(chainer.Parameter):
         return self.file(GRADIENT).array
 
     def zero_gradient(self) -> None:
-        """Sets the gradient to zero, in its file, as optimizers do where it is None."""
+        """Sets the gradient, in its file, to zero, which optimizers take for none."""
         self.grad = self.new_gradient()
         for start, stop in self.passing({GRADIENT}):
             self.grad[start:stop] = 0
@@ -300,7 +300,7 @@ class StreamedParameter(chainer.Parameter):
 
     @staticmethod
     def _shows_gradient(rule: chainer.UpdateRule, factor: float | None) -> bool:
-        """Says whether an update may leave something in gradients that were zero."""
+        """Returns whether an update may leave something in gradients of zero."""
         return factor in (None, 1) and updates.may_write_gradients(rule)
 
     def to_device(self, device: Any) -> None:

@@ -31,7 +31,7 @@ class Places:
 
     def __init__(self) -> None:
         self.size = 0
-        # By their first bytes, in ascending order, the bytes behind the last ones.
+        # Pairs of the first byte and the one behind the last, in ascending order.
         self._free: list[tuple[int, int]] = []
 
     def take(

@@ -128,7 +128,7 @@ class Loss:
         """Returns the loss of one microbatch, and counts it.
 
         Raises:
-            Exception: What fails, with ``None`` as ``layer_position``.
+            Exception: The error of a function, with ``None`` as ``layer_position``.
         """
         try:
             return self._of(microbatch, outputs)

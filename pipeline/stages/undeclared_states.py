@@ -193,8 +193,8 @@ def _refusal(begins: str, slot: Slot) -> TypeError:
         f" it is to go on from minibatch to minibatch, declare it by carry_state()"
     )
     first = slot.path.lstrip("/").split("/")[0].split(".")[0]
-    if first.isdigit():
-        error.layer_position = int(first)
+    # A path that begins otherwise is that of the loss.
+    error.layer_position = int(first) if first.isdigit() else None
     return error
 
 
