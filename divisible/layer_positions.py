@@ -58,4 +58,4 @@ def sign(
             continue
         signed.add(function)
         function.layer_position, function.layer_pass = position, number
-        found.extend(x.creator_node for x in function.inputs)
+        found += [x.creator_node for x in function.inputs]

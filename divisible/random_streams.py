@@ -95,8 +95,11 @@ def keyed_random_state(
     outer = _active.key, _active.unsized
     _active.key, _active.unsized = key, unsized
     try:
-        with restored_random_state(device):
+        if _active.is_global_saved:
             yield
+        else:
+            with restored_random_state(device):
+                yield
     finally:
         _active.key, _active.unsized = outer
 
@@ -171,14 +174,17 @@ class LayerStreams:
     def __init__(self, key: RandomKey | None, unsized: Collection[int]) -> None:
         self._key = key
         self._unsized = unsized
+        self._words = None if key is None else _words(key)
 
     def enter(self, position: int) -> None:
         """Begins the stream of the layer at a position."""
-        if self._key is not None:
-            _active.position = position
-            is_first = position in self._unsized
-            key = RandomKey(self._key.seed, step=0) if is_first else self._key
-            _seed([*_words(key), position])
+        if self._key is None:
+            return
+        _active.position = position
+        words = self._words
+        if position in self._unsized:
+            words = _words(RandomKey(self._key.seed, step=0))
+        _seed([*words, position])
 
 
 def drawing_layer() -> int | None:

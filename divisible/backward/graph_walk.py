@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import collections
 import heapq
+import operator
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import chainer
@@ -20,6 +21,8 @@ from chainer_kernels.catalogue import backward_of, weights_of
 from divisible.backward.weight_gradients import WeightGradients
 
 Array = Any
+
+_NOTHING = nullcontext()
 
 
 class GraphWalk:
@@ -62,7 +65,7 @@ class GraphWalk:
             if gy is not None:
                 variable._check_grad_type(None, y, False, gy)
 
-        self._inputs = frozenset(x.node for x in inputs)
+        self._inputs = frozenset([x.node for x in inputs])
         self._weight_functions = weight_functions(outputs)
         if not self._defer:
             self._expect((f, _targets(f)) for f in functions_behind(outputs))
@@ -72,8 +75,8 @@ class GraphWalk:
                     gy = chainer.Variable(gy, requires_grad=False, layout=y.layout)
                     self._gradients.setdefault(y.node, []).append(gy)
                     self._route(y.node)
-            while self._activations:
-                self._run_activation(self._activations.pop())
+            while (function := self._activations.pop()) is not None:
+                self._run_activation(function)
             gradients = [self._pop_gradient(x.node) for x in inputs]
 
         self._release_unneeded()
@@ -82,7 +85,7 @@ class GraphWalk:
             if not self._is_weight(y.node):
                 y.node.unchain()
         self._inputs = frozenset()
-        return tuple(None if g is None else g.array for g in gradients)
+        return tuple([None if g is None else g.array for g in gradients])
 
     def run_weights(self) -> None:
         """Runs what was left out, and the functions between weights."""
@@ -93,8 +96,7 @@ class GraphWalk:
         with chainer.using_config("enable_backprop", False):
             while self._deferred:
                 self._step(*self._deferred.popleft())
-            while self._weights:
-                function = self._weights.pop()
+            while (function := self._weights.pop()) is not None:
                 output_gradients = self._pop_output_gradients(function)
                 self._step(function, _targets(function), output_gradients)
 
@@ -124,23 +126,30 @@ class GraphWalk:
         targets: tuple[int, ...],
         output_gradients: tuple[chainer.Variable | None, ...],
     ) -> None:
-        """Sees to the gradients of the inputs asked for."""
+        """Computes the gradients of the inputs asked for."""
         if not targets:
             return
         completion = self._weight_gradients.completion
-        of_step = [(function, targets)] if completion is not None else ()
-        parameters = list(self._parameters_of(of_step))
-        with _observed(function, output_gradients):
-            targets = self._add_in_place(function, targets, output_gradients)
-            if targets:
-                self._compute(function, targets, output_gradients)
+        parameters: list[chainer.Parameter] = []
+        if completion is not None:
+            parameters += self._parameters_of([(function, targets)])
+        with _surroundings(function, output_gradients):
+            try:
+                targets = self._add_in_place(function, targets, output_gradients)
+                if targets:
+                    self._compute(function, targets, output_gradients)
+            except Exception as error:
+                # As a model's forward does: the traceback shows the code of the
+                # function, not in which layer it is.
+                error.layer_position = getattr(function, "layer_position", None)
+                raise
         for parameter in parameters:
             completion.add(parameter)
 
     def _expect(
         self, steps: Iterable[tuple[chainer.FunctionNode, tuple[int, ...]]]
     ) -> None:
-        """Says which parameters the steps to come will add to, if somebody asks."""
+        """Tells the completion, if there is one, what the steps to come will add to."""
         completion = self._weight_gradients.completion
         if completion is not None:
             completion.expect(self._parameters_of(steps))
@@ -148,7 +157,7 @@ class GraphWalk:
     def _parameters_of(
         self, steps: Iterable[tuple[chainer.FunctionNode, tuple[int, ...]]]
     ) -> Iterator[chainer.Parameter]:
-        """Yields the parameters among the inputs that steps see to, some twice."""
+        """Yields the parameters among the targets of steps, some twice."""
         for function, targets in steps:
             for i in targets:
                 parameter = self._own_parameter(function.inputs[i])
@@ -168,14 +177,17 @@ class GraphWalk:
         # Debug mode looks for NaN in the arrays that functions return.
         if chainer.is_debug() and not backward_of(type(function)).is_only_told:
             return targets
-        found = [(i, self._own_parameter(function.inputs[i])) for i in targets]
-        parameters = {i: param for i, param in found if param is not None}
+        parameters = {}
+        for i in targets:
+            parameter = self._own_parameter(function.inputs[i])
+            if parameter is not None:
+                parameters[i] = parameter
         if not parameters:
             return targets
         added = rule(function, parameters, output_gradients[0].array)
         for i, contribution in added.items():
             self._weight_gradients.accumulate(parameters[i], contribution)
-        return tuple(i for i in targets if i not in added)
+        return tuple([i for i in targets if i not in added])
 
     def _compute(
         self,
@@ -198,7 +210,7 @@ class GraphWalk:
             self._route(x)
 
     def _route(self, x: variable.VariableNode) -> None:
-        """Sees to the gradient that a node has received."""
+        """Passes on the gradient that a node has received."""
         creator = x.creator_node
         if not self._gradients[x]:
             del self._gradients[x]
@@ -222,13 +234,15 @@ class GraphWalk:
     def _pop_output_gradients(
         self, function: chainer.FunctionNode
     ) -> tuple[chainer.Variable | None, ...]:
-        outputs = [y() for y in function.outputs]
-        for y in outputs:
+        gradients = []
+        for reference in function.outputs:
+            y = reference()
             if y is not None:
                 # All consumers have run. One that is deferred and keeps this node would
                 # keep the graph below it as well.
                 y.unchain()
-        return tuple(self._pop_gradient(y) for y in outputs)
+            gradients.append(self._pop_gradient(y))
+        return tuple(gradients)
 
     def _is_weight(self, x: variable.VariableNode) -> bool:
         if x.creator_node is None:
@@ -265,16 +279,15 @@ class _RankQueue:
         self._waiting: set[chainer.FunctionNode] = set()
         self._pushed = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._heap)
-
     def push(self, function: chainer.FunctionNode) -> None:
         if function not in self._waiting:
             self._waiting.add(function)
             heapq.heappush(self._heap, (-function.rank, self._pushed, function))
             self._pushed += 1
 
-    def pop(self) -> chainer.FunctionNode:
+    def pop(self) -> chainer.FunctionNode | None:
+        if not self._heap:
+            return None
         function = heapq.heappop(self._heap)[2]
         # No second push can follow: whoever could, ranks higher and has run.
         self._waiting.remove(function)
@@ -282,7 +295,7 @@ class _RankQueue:
 
 
 def _targets(function: chainer.FunctionNode) -> tuple[int, ...]:
-    return tuple(i for i, x in enumerate(function.inputs) if x.requires_grad)
+    return tuple([i for i, x in enumerate(function.inputs) if x.requires_grad])
 
 
 def _parameter(x: variable.VariableNode) -> chainer.Parameter | None:
@@ -290,20 +303,20 @@ def _parameter(x: variable.VariableNode) -> chainer.Parameter | None:
     return owner if isinstance(owner, chainer.Parameter) else None
 
 
-def functions_behind(outputs: Iterable[Any]) -> Iterator[chainer.FunctionNode]:
-    """Yields the functions of the graph behind some outputs, each once.
+def functions_behind(outputs: Iterable[Any]) -> list[chainer.FunctionNode]:
+    """Returns the functions of the graph behind some outputs, each once.
 
     Args:
         outputs: What a forward returned; all but variables is ignored.
     """
-    seen = set()
+    functions: dict[chainer.FunctionNode, None] = {}
     found = [y.creator_node for y in outputs if isinstance(y, chainer.Variable)]
     while found:
         function = found.pop()
-        if function is not None and function not in seen:
-            seen.add(function)
-            found.extend(x.creator_node for x in function.inputs)
-            yield function
+        if function is not None and function not in functions:
+            functions[function] = None
+            found += [x.creator_node for x in function.inputs]
+    return list(functions)
 
 
 def weight_functions(
@@ -311,15 +324,30 @@ def weight_functions(
 ) -> frozenset[chainer.FunctionNode]:
     """Returns the functions that compute a value from parameters alone."""
     weights: set[chainer.FunctionNode] = set()
-    for function in sorted(functions_behind(outputs), key=lambda f: f.rank):
-        if all(
-            x.creator_node in weights
-            if x.creator_node is not None
-            else _parameter(x) is not None
+    for function in sorted(functions_behind(outputs), key=operator.attrgetter("rank")):
+        are_weights = [
+            _parameter(x) is not None
+            if x.creator_node is None
+            else x.creator_node in weights
             for x in function.inputs
-        ):
+        ]
+        if all(are_weights):
             weights.add(function)
     return frozenset(weights)
+
+
+def _surroundings(
+    function: chainer.FunctionNode,
+    output_gradients: tuple[chainer.Variable | None, ...],
+) -> AbstractContextManager:
+    """Returns the context of a step: function hooks and the device of its arrays."""
+    if (
+        cuda.available
+        or chainer.get_function_hooks()
+        or function._n_local_function_hooks
+    ):
+        return _observed(function, output_gradients)
+    return _NOTHING
 
 
 @contextmanager
@@ -334,7 +362,7 @@ def _observed(
     inputs = tuple([x.data for x in function.inputs])
     gradients = tuple([None if g is None else g.raw_array for g in output_gradients])
     # Without a GPU there is one device, and to find that out takes a while.
-    device = nullcontext()
+    device = _NOTHING
     if cuda.available:
         device = chainer.using_device(
             backend.get_device_from_array(*inputs, *gradients)
@@ -342,12 +370,6 @@ def _observed(
     with device:
         for hook in hooks.values():
             hook.backward_preprocess(function, inputs, gradients)
-        try:
-            yield
-        except Exception as error:
-            # As a model's forward does: the traceback shows the code of the function,
-            # not whose it is.
-            error.layer_position = getattr(function, "layer_position", None)
-            raise
+        yield
         for hook in hooks.values():
             hook.backward_postprocess(function, inputs, gradients)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import numbers
-from collections.abc import Iterator
 from typing import Any, Callable
 
 import chainer
@@ -111,15 +110,19 @@ def copied(y: Any) -> Any:
     return _mapped(copied, y) if isinstance(y, (tuple, list, dict)) else y
 
 
-def leaves(y: Any) -> Iterator[Any]:
-    """Yields all that is in tuples, lists and dictionaries, in their order."""
-    if isinstance(y, dict):
-        y = list(y.values())
-    if isinstance(y, (tuple, list)) and not isinstance(y, Tensor):
-        for each in y:
-            yield from leaves(each)
-    else:
-        yield y
+def leaves(y: Any) -> list[Any]:
+    """Returns all that is in tuples, lists and dictionaries, in their order."""
+    found: list[Any] = []
+    waiting = [y]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            waiting += reversed(each.values())
+        elif isinstance(each, (tuple, list)) and not isinstance(each, Tensor):
+            waiting += reversed(each)
+        else:
+            found.append(each)
+    return found
 
 
 def _mapped(function: Callable[[Any], Any], y: Any) -> Any:

@@ -131,7 +131,9 @@ class WeightGradients:
             contribution: Of the parameter's shape, if its axes but the first are
                 flattened, and dtype; of float32 for float16.
         """
-        if self._updates_early(parameter, contribution):
+        if self.is_updated_early is not None and self._updates_early(
+            parameter, contribution
+        ):
             known = self._gradients.get(id(parameter))
             contribution.update(known.array if known and known.n_parts else None)
             self._updated.add(id(parameter))
@@ -160,8 +162,7 @@ class WeightGradients:
                 f" pipe.step() no optimizer"
             )
         return (
-            self.is_updated_early is not None
-            and self.completion is not None
+            self.completion is not None
             and self.completion.is_next(parameter)
             and hasattr(contribution, "update")
             and parameter.grad is None

@@ -27,6 +27,8 @@ from chainer.functions.normalization import batch_normalization, batch_renormali
 Array = Any
 
 _HOST = chainer.get_device("@numpy")
+# Nodes of the graph that may have running averages; renormalization is of the old kind.
+_NORMALIZING = (batch_normalization.BatchNormalization, chainer.FunctionAdapter)
 
 
 class _Sample(NamedTuple):
@@ -163,6 +165,8 @@ class BatchStatistics(function_hook.FunctionHook):
 
     def forward_preprocess(self, function: Any, in_data: tuple) -> None:
         """Lets a function write its statistics elsewhere."""
+        if not isinstance(function, _NORMALIZING):
+            return
         function, names = _averages_of(function)
         if names is None or not chainer.config.train:
             return
@@ -184,8 +188,10 @@ class BatchStatistics(function_hook.FunctionHook):
 
     def forward_postprocess(self, function: Any, in_data: tuple) -> None:
         """Takes what a function wrote."""
+        if self._lent is None or not isinstance(function, _NORMALIZING):
+            return
         function, names = _averages_of(function)
-        if names is None or self._lent is None:
+        if names is None:
             return
         (average, arrays), self._lent = self._lent, None
         mean, variance = (getattr(function, name) for name in names)

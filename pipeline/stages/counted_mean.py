@@ -173,7 +173,8 @@ class CountedMean:
 
     def _numbers(self) -> list[float]:
         """Returns the counts; a GPU has to be waited for."""
-        self._counts = {i: _as_number(n) for i, n in self._counts.items()}
+        if not self.is_understood:
+            self._counts = {i: _as_number(n) for i, n in self._counts.items()}
         return list(self._counts.values())
 
     def warning(self) -> str | None:
