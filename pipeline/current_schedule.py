@@ -84,7 +84,7 @@ class CurrentSchedule:
             ranks (Ranks): All of the pipeline; all go on with rank 0's choice.
             runner (Runner): Runs the schedule.
         """
-        if self.trial is None or not self.trial.note(timeline):
+        if not self.trial.note(timeline):
             return
         self.schedule = ranks.choose(self.trial.choose)
         self.trial, runner.waits_for_device = None, False

@@ -75,10 +75,14 @@ class EarlyExchanges:
 
     Args:
         ranks (Ranks): All ranks of the pipeline.
+
+    Attributes:
+        are_wanted (bool): Whether an optimizer was added.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
+        self.are_wanted = False
         # One that a script has dropped is to be forgotten.
         self._added: list[weakref.ref[Taker]] = []
         self._takers: list[Taker] = []
@@ -92,6 +96,7 @@ class EarlyExchanges:
         """Adds an optimizer; of those with the same parameters the last one counts."""
         self._added = [ref for ref in self._added if ref() not in (None, taker)]
         self._added.append(weakref.ref(taker))
+        self.are_wanted = True
 
     def begin(self, ties: TieExchange | None) -> None:
         """Begins a step.

@@ -15,11 +15,12 @@ loss is a mean of, or the gradient goes to its file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import chainer
 
+from divisible import Divisible
 from mixed_precision.hooks import Hooks
 from pipeline.optimizers import OptimizerOfRank, is_mixed
 from pipeline.ranks import Ranks
@@ -31,27 +32,38 @@ class EarlyUpdates:
     """The parameters of a rank that a step may update.
 
     Args:
+        streamed: The rank's streamed parameters, by their ids.
+        layers: The rank's stages.
+        ties: Of parameters whose gradients are complete after the step only.
         ranks (Ranks): All ranks of the pipeline.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        streamed: dict[int, Any],
+        layers: Sequence[Divisible],
+        ties: TieExchange | None,
+        ranks: Ranks,
+    ) -> None:
+        self._streamed, self._layers, self._ties = streamed, layers, ties
         self._ranks = ranks
         self._params: dict[int, Any] = {}
 
-    def begin(
-        self,
-        optimizers: Any,
-        stages: Iterable[Stage],
-        ties: TieExchange | None,
-        loss_scale: float | None,
-    ) -> None:
+    @classmethod
+    def of(
+        cls, stages: Iterable[Stage], ties: TieExchange | None, ranks: Ranks
+    ) -> EarlyUpdates | None:
+        """Returns those of a rank's stages; ``None`` if no layer is streamed."""
+        streamed = {id(param): param for param in ranks.calls.streamed}
+        layers = [stage.layers for stage in stages]
+        return cls(streamed, layers, ties, ranks) if streamed else None
+
+    def begin(self, optimizers: Any, loss_scale: float | None) -> None:
         """Begins a step.
 
         Args:
             optimizers (chainer.Optimizer or list): Those whose ``update`` is called
                 after the step, before anything else; ``None`` for nobody knows which.
-            stages: This rank's stages.
-            ties: Of parameters whose gradients are complete after the step only.
             loss_scale (float or None): The number by which gradients are multiplied.
                 Parameters learn it after the step, and their rules divide by it.
 
@@ -61,14 +73,7 @@ class EarlyUpdates:
             RuntimeError: If ``update`` was not called after the last step.
         """
         self._params = {}
-        layers = [stage.layers for stage in stages]
-        streamed = {
-            id(param): param
-            for part in layers
-            for param in part.params()
-            if getattr(param, "is_streamed", False)
-        }
-        for param in streamed.values():
+        for param in self._streamed.values():
             if param.is_updated:
                 raise RuntimeError(
                     f"the last step has updated {param.name} of a streamed layer, as it"
@@ -79,11 +84,10 @@ class EarlyUpdates:
             return
         several = isinstance(optimizers, (list, tuple))
         for optimizer in optimizers if several else [optimizers]:
-            found = OptimizerOfRank.of(optimizer, layers)
-            is_scaled = loss_scale is not None
-            if streamed and not (is_scaled or _looks_at_gradients(optimizer, found)):
-                self._params.update(_known(found.target.params(), streamed))
-        for param in ties.params() if ties is not None else ():
+            found = OptimizerOfRank.of(optimizer, self._layers)
+            if loss_scale is None and not _looks_at_gradients(optimizer, found):
+                self._params.update(_known(found.target.params(), self._streamed))
+        for param in self._ties.params() if self._ties is not None else ():
             self._params.pop(id(param), None)
 
     @property

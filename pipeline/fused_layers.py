@@ -66,10 +66,11 @@ class FusedLayers:
         chains (tuple of pairs): Those that are fused, of all ranks, for
             ``Pipeline(fuse=)`` and ``Plan(fusion=)``.
         choices (tuple of Choice): What was measured, on all ranks.
+        is_open (bool): Whether minibatches are still to choose.
     """
 
     def __init__(self, stages: Sequence[Divisible], fuse: Any) -> None:
-        self._stages, self._is_open = list(stages), fuse == AUTO
+        self._stages, self.is_open = list(stages), fuse == AUTO
         self._has_waited = False
         self.chains: tuple[Span, ...] = ()
         self.choices: tuple[Choice, ...] = ()
@@ -80,20 +81,18 @@ class FusedLayers:
             self._fuse(fuse)
 
     def _fuse(self, chains: Iterable[Span]) -> None:
-        self.chains, self._is_open = tuple(sorted(chains)), False
+        self.chains, self.is_open = tuple(sorted(chains)), False
         for stage in self._stages:
             stage.fuse(chains=self.chains)
 
     def choose(self, ranks: Ranks) -> None:
-        """Ends the choice after the first minibatches; then it does nothing.
+        """Chooses by what a minibatch measured, while the choice is open.
 
         A call of all ranks.
 
         Args:
             ranks: Of the pipeline.
         """
-        if not self._is_open:
-            return
         mine = {
             (choice.start, choice.end): choice
             for stage in self._stages
@@ -127,14 +126,14 @@ class FusedLayers:
             chains = serializer("fused_layers", None)
         except KeyError:
             return
-        if chains is not None and self._is_open:
+        if chains is not None and self.is_open:
             self._fuse((int(start), int(end)) for start, end in chains)
 
     def __str__(self) -> str:
         """Returns the chains as a table."""
         from chainer_kernels.fusion.report import table
 
-        if self._is_open:
+        if self.is_open:
             return "the first minibatches choose what is fused"
         if not self.choices:
             words = ", ".join(f"{start}-{end - 1}" for start, end in self.chains)

@@ -10,6 +10,9 @@
     gradients are checked
                   the results are told to all ranks; the call has been compared
     early exchanges end; gradients are what they are in the end; early updates end
+
+Early updates need streamed layers, and early exchanges an optimizer that has asked for
+them. Where there is neither, a step calls neither.
 """
 
 from __future__ import annotations
@@ -28,11 +31,12 @@ from pipeline.arguments import Arguments
 from pipeline.early_exchanges import EarlyExchanges
 from pipeline.early_updates import EarlyUpdates
 from pipeline.feed import CutMinibatch, Feed
+from pipeline.optimizers import check_optimizers
 from pipeline.parts import Parts
 from pipeline.ranks import Ranks
 from pipeline.results import Results
 from pipeline.stages.loss import Loss
-from pipeline.stages.stage import evaluating
+from pipeline.stages.stage import Stage, evaluating
 
 
 class MinibatchPass:
@@ -55,6 +59,7 @@ class MinibatchPass:
 
     results: Results
     _parts: Parts
+    _stages: list[Stage]
 
     def __init__(
         self,
@@ -68,7 +73,7 @@ class MinibatchPass:
         self._device = arguments.stages[0].device
         self._feed = Feed(ranks, loss, self._device, dtypes)
         self.early_exchanges = EarlyExchanges(ranks)
-        self._early_updates = EarlyUpdates(ranks)
+        self._early_updates: EarlyUpdates | None = None
         self.record: Record | None = None
         self.n_steps = 0
         # By replica, of how many samples the states are that layers carry in training;
@@ -78,9 +83,10 @@ class MinibatchPass:
     def lay_out(self, parts: Parts) -> None:
         """Passes minibatches through these parts from now on."""
         self._parts = parts
+        self._stages = list(parts.stages.values())
         self.results = Results(self._ranks, self._loss, parts.stages)
-        stage = next(iter(parts.stages.values()))
-        self._ranks.calls.carriers = stage.layers.carried_states
+        self._ranks.calls.carriers = self._stages[0].layers.carried_states
+        self._early_updates = EarlyUpdates.of(self._stages, parts.ties, self._ranks)
 
     def train(
         self,
@@ -99,7 +105,10 @@ class MinibatchPass:
             t (array or tuple of arrays): What the user gave.
             optimizer (chainer.Optimizer or list): Of which ``update`` is called next.
         """
-        parts, ties = self._parts, self._parts.ties
+        parts, calls = self._parts, self._ranks.calls
+        updates, exchanges = self._early_updates, None
+        if self.early_exchanges.are_wanted:
+            exchanges = self.early_exchanges
         if not self.n_steps:
             self._check_early_draws()
         # Whoever chose a loss scale looks for infinities.
@@ -109,27 +118,38 @@ class MinibatchPass:
             scale = None
             if self._loss_scale is not None:
                 scale = self._loss.scale = float(self._loss_scale)
-            self._early_updates.begin(optimizer, parts.stages.values(), ties, scale)
+            if updates is not None:
+                updates.begin(optimizer, scale)
+            elif optimizer is not None:
+                check_optimizers(optimizer)
             said = parts.updates.say(self.n_steps)
             cut = self._feed.read(program.n_microbatches, x, t)
             reports = self.results.are_expected
-            unsized = self._ranks.n_replicas > 1 and self._parts.are_unsized
+            unsized = self._ranks.n_replicas > 1 and parts.are_unsized
             self._start(cut, reports, loss_scale=scale, alike=said, vote=int(unsized))
-            self.early_exchanges.begin(ties)
-            self._run(program, cut.inputs)
+            if exchanges is not None:
+                exchanges.begin(parts.ties)
+            self._run(program, cut.inputs, updates, exchanges)
             self.record = parts.runner.record
-            for stage in parts.stages.values():
+            for stage in self._stages:
                 stage.check_gradients()
             result = self.results.share()
-            self._size_alike(forwards, cut)
-            parts.updates.check()
-            self.early_exchanges.end()
-            parts.finish(scale, self.results.correction)
-            self._early_updates.end()
+            if calls.agreed.vote:
+                self._size_alike(forwards, cut)
+            if calls.agreed.unlike:
+                parts.updates.check()
+            if exchanges is not None:
+                exchanges.end()
+            for stage in self._stages:
+                stage.finish(scale, self.results.correction)
+            if parts.ties is not None:
+                parts.ties.add_up()
+            if updates is not None:
+                updates.end()
             self.n_steps += 1
-            if self._ranks.calls.carriers:
+            if calls.carriers:
                 # States of samples that this minibatch did not have are kept.
-                seen = zip(self._n_carried, self._ranks.calls.agreed.n_samples)
+                seen = zip(self._n_carried, calls.agreed.n_samples)
                 self._n_carried = [max(counts) for counts in seen]
         return result
 
@@ -176,7 +196,7 @@ class MinibatchPass:
 
     def _check_early_draws(self) -> None:
         """Warns if a serial script draws other weights; the first rank has read x."""
-        draws = next(iter(self._parts.stages.values())).layers.early_draws
+        draws = self._stages[0].layers.early_draws
         reads = self._ranks.rank == self._ranks.first and self._ranks.replica == 0
         if draws is None or not reads:
             return
@@ -192,13 +212,22 @@ class MinibatchPass:
             reports (bool): Whether layers of this rank may report something.
             said: What else there is to compare.
         """
-        n_carried = self._n_carried[self._ranks.replica]
-        carried = self._parts.carried(chainer.config.enable_backprop, n_carried)
-        calls = self._ranks.calls
+        calls, carried = self._ranks.calls, None
+        if calls.carriers:
+            carried = self._fewest_carried()
         calls.start(*cut.n_samples, reports, carried=carried, **said)
         if calls.carriers and self._ranks.rank == self._ranks.first:
             # It sends the first message: not before it is known that states suffice.
             calls.finish()
+
+    def _fewest_carried(self) -> tuple[int, str] | None:
+        """Returns of how many samples states are; see :meth:`.CarriedRows.fewest`."""
+        trains, n_trained = chainer.config.enable_backprop, self._n_carried
+        fewest = (
+            stage.carried.fewest(trains, n_trained[self._ranks.replica])
+            for stage in self._stages
+        )
+        return min(filter(None, fewest), default=None)
 
     def _size_alike(self, program: RankProgram, cut: CutMinibatch) -> None:
         """Calls layers of replicas without samples that get sizes at a first call.
@@ -211,7 +240,7 @@ class MinibatchPass:
             cut (CutMinibatch): The minibatch that has passed.
         """
         agreed = self._ranks.calls.agreed
-        if not agreed.vote or all(agreed.n_samples) or not any(agreed.n_samples):
+        if all(agreed.n_samples) or not any(agreed.n_samples):
             return
         replica = next(i for i, n in enumerate(agreed.n_samples) if n)
         sample = self._feed.read_elsewhere(cut, replica)
@@ -220,8 +249,17 @@ class MinibatchPass:
                 self._run(program, sample.inputs)
             self._parts.reset_states(of_training=False)
 
-    def _run(self, program: RankProgram, inputs: Sequence[Tensors]) -> list[Any]:
-        n, early = program.n_microbatches, self.early_exchanges
-        self._parts.begin(self.n_steps, n, early.listener, self._early_updates.decide)
+    def _run(
+        self,
+        program: RankProgram,
+        inputs: Sequence[Tensors],
+        updates: EarlyUpdates | None = None,
+        exchanges: EarlyExchanges | None = None,
+    ) -> list[Any]:
+        decide = None if updates is None else updates.decide
+        for stage in self._stages:
+            listener = None if exchanges is None else exchanges.listener(stage)
+            stage.begin(self.n_steps, program.n_microbatches, listener, decide)
+        looks = None if exchanges is None else exchanges.looks
         with restored_random_state(self._device):
-            return self._parts.runner.run(program, inputs, early.looks)
+            return self._parts.runner.run(program, inputs, looks)

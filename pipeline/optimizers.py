@@ -34,17 +34,8 @@ class OptimizerOfRank(NamedTuple):
             TypeError: If it is no optimizer.
             ValueError: If it is not set up.
         """
-        name, wrapper = type(optimizer).__name__, None
-        while not is_mixed(optimizer) and hasattr(optimizer, "actual_optimizer"):
-            # By the type: wrappers pass on the attributes of what is within.
-            if hasattr(type(optimizer), "average_gradients"):
-                wrapper = optimizer
-            optimizer = optimizer.actual_optimizer
-        if not isinstance(optimizer, chainer.Optimizer):
-            raise TypeError(f"an optimizer must be a chainer.Optimizer, not {name}")
+        optimizer, wrapper = _unwrapped(optimizer)
         target = optimizer.target
-        if target is None:
-            raise ValueError(f"{name} has no model: call optimizer.setup(stage) first")
         ids = {*map(id, target.links()), *map(id, target.params())}
         n_stages = sum(
             id(stage) in ids or any(id(param) in ids for param in stage.params())
@@ -58,6 +49,36 @@ class OptimizerOfRank(NamedTuple):
         ours = getattr(self.optimizer, "hyperparam", None)
         rules = [p.update_rule for p in self.target.params() if p.update_rule]
         return not rules or any(rule.hyperparam.parent is ours for rule in rules)
+
+
+def check_optimizers(optimizers: Any) -> None:
+    """Refuses what is no optimizer, or is not set up.
+
+    Args:
+        optimizers (chainer.Optimizer or list): One or several.
+
+    Raises:
+        TypeError: If one is no optimizer.
+        ValueError: If one is not set up.
+    """
+    several = isinstance(optimizers, (list, tuple))
+    for optimizer in optimizers if several else [optimizers]:
+        _unwrapped(optimizer)
+
+
+def _unwrapped(optimizer: Any) -> tuple[chainer.Optimizer, Any]:
+    """Returns the optimizer within ChainerMN's, and what averages its gradients."""
+    name, wrapper = type(optimizer).__name__, None
+    while not is_mixed(optimizer) and hasattr(optimizer, "actual_optimizer"):
+        # By the type: wrappers pass on the attributes of what is within.
+        if hasattr(type(optimizer), "average_gradients"):
+            wrapper = optimizer
+        optimizer = optimizer.actual_optimizer
+    if not isinstance(optimizer, chainer.Optimizer):
+        raise TypeError(f"an optimizer must be a chainer.Optimizer, not {name}")
+    if optimizer.target is None:
+        raise ValueError(f"{name} has no model: call optimizer.setup(stage) first")
+    return optimizer, wrapper
 
 
 def is_mixed(optimizer: Any) -> bool:

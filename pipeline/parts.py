@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Callable, NamedTuple
-
-import chainer
+from typing import NamedTuple
 
 from divisible.communication.collectives import all_gather
 from divisible.communication.transport import Transport
@@ -84,51 +82,15 @@ class Parts(NamedTuple):
             _make_runner(arguments, stages, layout, ranks),
         )
 
-    def begin(
-        self,
-        step: int,
-        n_microbatches: int,
-        listener: Callable,
-        is_updated_early: Callable[[chainer.Parameter], bool] | None,
-    ) -> None:
-        """Begins a minibatch; see :meth:`.Stage.begin`.
-
-        Args:
-            step (int): How many there were before.
-            n_microbatches (int): Of the minibatch.
-            listener: Returns what a stage calls with complete gradients, or ``None``.
-            is_updated_early: What a stage asks of each parameter, or ``None``.
-        """
-        for stage in self.stages.values():
-            stage.begin(step, n_microbatches, listener(stage), is_updated_early)
-
     @property
     def are_unsized(self) -> bool:
         """Whether a layer gets a size at its first call, which is still to come."""
         return any(stage.is_unsized for stage in self.stages.values())
 
-    def finish(self, loss_scale: float | None, correction: float) -> None:
-        """Ends a minibatch; see :meth:`.Stage.finish`."""
-        for stage in self.stages.values():
-            stage.finish(loss_scale, correction)
-        if self.ties is not None:
-            self.ties.add_up()
-
     def reset_states(self, of_training: bool) -> None:
         """Lets layers begin anew that carry a state; see :meth:`.CarriedRows.reset`."""
         for stage in self.stages.values():
             stage.carried.reset(of_training)
-
-    def carried(self, trains: bool, n_trained: int) -> tuple[int, str] | None:
-        """Returns of how many samples states are; see :meth:`.CarriedRows.fewest`.
-
-        Args:
-            trains (bool): Whether it is a step of training.
-            n_trained (int): Of how many those of training are, as far as is known.
-        """
-        carried = [stage.carried for stage in self.stages.values()]
-        fewest = (rows.fewest(trains, n_trained) for rows in carried)
-        return min(filter(None, fewest), default=None)
 
     def close(self) -> None:
         """Frees what they need to exchange messages; a call of all ranks."""

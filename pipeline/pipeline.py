@@ -280,13 +280,15 @@ class Pipeline:
                 for the model's outputs.
             StallError: If another rank does not answer in time.
         """
+        current = self._current
         with self._call("step"):
-            current = self._current
             result = self._pass.train(
                 current.training, current.evaluation, x, t, optimizer
             )
-        self._current.note(self.timeline, self.ranks, self.parts.runner)
-        self.fusion.choose(self.ranks)
+        if current.trial is not None:
+            current.note(self.timeline, self.ranks, self.parts.runner)
+        if self.fusion.is_open:
+            self.fusion.choose(self.ranks)
         return result
 
     def evaluate(self, x: Any = None, t: Any = None) -> dict[str, float]:

@@ -212,8 +212,9 @@ class Ranks:
             about (str): What they are, for error messages.
         """
         if self.n_replicas == 1:
-            comm, watch = self.comm, self.watch
-            broadcast(comm, values, self.last, self.timeout, about, watch)
+            if self.size > 1:
+                comm, watch = self.comm, self.watch
+                broadcast(comm, values, self.last, self.timeout, about, watch)
             return values[None]
         gathering = self.gather(values)
         self._wait(gathering, f"to tell {about}")

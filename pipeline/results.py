@@ -60,7 +60,8 @@ class Results:
                 # Where the script calls the pipeline, which calls its MinibatchPass.
                 warnings.warn(text, stacklevel=4)
         calls.finish()
-        self._tell_stages()
+        if calls.carriers:
+            self._tell_stages()
         of_replicas = ranks.values_of_replicas(values, "the result")
         pending = self._reports[calls.call]
         pending.add(stage.reports.sums() for stage in self._stages.values())
@@ -124,7 +125,8 @@ class Results:
         """
         ranks = self._ranks
         ranks.calls.finish()
-        self._tell_stages()
+        if ranks.calls.carriers:
+            self._tell_stages()
         n_samples = ranks.calls.agreed.n_samples
         joined: tuple | Exception = ()
         if ranks.rank == ranks.last and n_samples[ranks.replica]:

@@ -157,7 +157,8 @@ class Runner:
                     results[slot] = self._receive(task)
                     self._post_next(slot.channel, posts)
                 times.append(clock())
-        self._transport.flush()
+        if self._senders:
+            self._transport.flush()
         outputs = (Slot(n_stages - 1, True, i) for i in microbatches)
         return [results[slot] for slot in outputs if slot in results]
 

@@ -15,7 +15,7 @@ runs again, to be recomputed, begins from the same rows and leaves none.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -23,8 +23,6 @@ import chainer
 
 from divisible import Divisible
 from divisible.carried_state import carrying, declared, place_of
-
-_NOTHING = nullcontext()
 
 
 class _State(NamedTuple):
@@ -58,6 +56,9 @@ class CarriedRows:
 
     Args:
         layers (Divisible): Of a stage.
+
+    Attributes:
+        is_used (bool): Whether a layer of the stage has declared a state.
     """
 
     def __init__(self, layers: Divisible) -> None:
@@ -66,6 +67,7 @@ class CarriedRows:
             for path, link in carrying(layers, layers.layer_range[0])
             for name, axis in declared(link).items()
         ]
+        self.is_used = bool(self._states)
         # By the number of a state; those of training are in the links.
         self._evaluated: dict[int, Any] = {}
         self._trains = True
@@ -122,8 +124,6 @@ class CarriedRows:
             trains (bool): Whether it is a step of training: after one, an evaluation
                 begins anew.
         """
-        if not self._states:
-            return
         if not self._trains:
             self.finish()
         self._trains = trains
@@ -176,21 +176,17 @@ class CarriedRows:
         for state in self._states if of_training else ():
             setattr(state.link, place_of(state.name), None)
 
-    def carried(self, microbatch: int, n_samples: int) -> AbstractContextManager:
+    @contextmanager
+    def carried(self, microbatch: int, n_samples: int) -> Iterator[None]:
         """Gives a forward the state of its samples, and takes what it leaves.
 
         Args:
             microbatch (int): Its position in the minibatch.
             n_samples (int): How many it has.
 
-        Returns:
-            The context of the forward. It raises a ``ValueError`` if the state is of
-            fewer samples.
+        Raises:
+            ValueError: If the state is of fewer samples.
         """
-        return self._carried(microbatch, n_samples) if self._states else _NOTHING
-
-    @contextmanager
-    def _carried(self, microbatch: int, n_samples: int) -> Iterator[None]:
         if any(other > microbatch for other in self._sizes):
             raise RuntimeError(
                 f"microbatch {microbatch} comes after {max(self._sizes)}: layers that"
@@ -218,8 +214,7 @@ class CarriedRows:
     @contextmanager
     def again(self, microbatch: int) -> Iterator[None]:
         """Gives a forward that runs again the state that it had."""
-        if self._states:
-            self._put(microbatch)
+        self._put(microbatch)
         yield
         for state in self._states:
             setattr(state.link, state.name, None)

@@ -35,6 +35,8 @@ from pipeline.stages.reports import Reports
 from pipeline.stages.segment import Segment, skips_across
 from pipeline.stages.undeclared_states import UndeclaredStates
 
+_NOTHING = nullcontext()
+
 
 class Stage:
     """Runs the layers of one stage.
@@ -163,7 +165,8 @@ class Stage:
         self._is_told = complete is not None or is_updated_early is not None
         self.reports.clear()
         self._undeclared.begin()
-        self.carried.begin(chainer.config.enable_backprop)
+        if self.carried.is_used:
+            self.carried.begin(chainer.config.enable_backprop)
         if not chainer.config.enable_backprop:
             return
         self._weight_gradients.begin()
@@ -202,7 +205,8 @@ class Stage:
             param._loss_scale = loss_scale
         if self._statistics is not None:
             self._statistics.finish()
-        self.carried.finish()
+        if self.carried.is_used:
+            self.carried.finish()
 
     def forward(
         self,
@@ -228,11 +232,13 @@ class Stage:
             return (), dict.fromkeys(self._hands_over, ())
         skipped = dict(skipped)
         moves = self._statistics is not None and chainer.config.enable_backprop
-        statistics = self._statistics if moves else nullcontext()
+        statistics = self._statistics if moves else _NOTHING
         n_samples = _n_samples(inputs)
         reports = self.reports.collect(n_samples)
         states = self._undeclared.watched(microbatch, n_samples)
-        carried = self.carried.carried(microbatch, n_samples)
+        carried = _NOTHING
+        if self.carried.is_used:
+            carried = self.carried.carried(microbatch, n_samples)
         with self._random_state(microbatch), reports, statistics, states, carried:
             trains = chainer.config.enable_backprop
             for segment in self._segments if trains else [self._whole]:
@@ -343,11 +349,10 @@ class Stage:
     @contextmanager
     def _again(self, microbatch: int) -> Iterator[None]:
         """Prepares for a forward that was run before."""
-        statistics = nullcontext() if self._statistics is None else discarded()
-        states, carried = (
-            self._undeclared.watched_again(),
-            self.carried.again(microbatch),
-        )
+        statistics = _NOTHING if self._statistics is None else discarded()
+        states, carried = self._undeclared.watched_again(), _NOTHING
+        if self.carried.is_used:
+            carried = self.carried.again(microbatch)
         random, reports = self._random_state(microbatch), self.reports.discard()
         with random, reports, statistics, states, carried:
             yield

@@ -21,7 +21,7 @@ PACKAGES = (
     "pipeline",
 )
 #: The modules in which a rank waits for another one. How often a wait polls depends on
-#: the other rank, so no call below one of their functions is counted.
+#: the other rank, so neither their functions nor what they call is counted.
 WAITS = ("divisible/communication/waiting.py",)
 
 
@@ -87,12 +87,13 @@ class _Counter:
             name = self._names[code] = _name_of(code)
         if not name:
             return
+        if name in WAITS:
+            self._waits_since = frame
+            return
         self.modules.setdefault(name)
         self.calls += 1
         self.changes += name != self._last
         self._last = name
-        if name in WAITS:
-            self._waits_since = frame
 
 
 def _name_of(code: CodeType) -> str:
