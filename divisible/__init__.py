@@ -29,6 +29,7 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well:
     dtypes            floating-point types of layers and losses
     files             files that are there completely or not at all
     records           plans, profiles and timelines from files, and their fields checked
+    terminal_text     text from files, made safe for a terminal
     optimizer_wrapper an optimizer that stands where another one stood
     optimizer_hooks   the hooks of an optimizer, or of an update rule
     rank_grid         the numbering of ranks that are replicas of a pipeline
