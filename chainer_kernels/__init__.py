@@ -33,7 +33,8 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     convolution_blocks   positions of a convolution that read alike
     grouped_convolution  convolutions of groups of few channels, without products
     loops                compiled loops, a module for each family
-    compiling            loops that are compiled once and kept on disk
+    compiling            loops that are compiled when they are called first
+    code_cache           compiled code on disk
     threads              loops on several cores
     gemm                 products that are added to what is there
     layouts, geometry    memory orders of activations; shapes of convolutions

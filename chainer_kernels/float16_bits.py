@@ -36,7 +36,7 @@ SMALLEST_NORMAL = U32((127 - 14) << 23)
 TOO_LARGE = U32((127 + 16) << 23)
 
 
-@njit(cache=True)
+@njit
 def half_to_float_by_bits(half: int) -> float:
     """Converts the bits of a float16; exact."""
     sign = U32(U32(half & U32(0x8000)) << U32(16))
@@ -51,7 +51,7 @@ def half_to_float_by_bits(half: int) -> float:
     return U32(bits | sign).view(F32)
 
 
-@njit(cache=True)
+@njit
 def float_to_half_by_bits(value: float) -> int:
     """Rounds a float32 to the nearest float16, ties to even; returns its bits."""
     bits = F32(value).view(U32)

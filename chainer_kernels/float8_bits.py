@@ -27,7 +27,7 @@ _REBIAS_E4M3 = U32((127 - 7) << 23)
 _SMALLEST_E4M3 = U32((127 - 6) << 23)
 
 
-@njit(cache=True)
+@njit
 def float_to_e5m2(value: float, scale: float) -> int:
     """Rounds ``value * scale`` to e5m2, ties to even; saturates; returns its bits."""
     original = U32(F32(value).view(U32) & U32(0x7FFFFFFF))
@@ -50,7 +50,7 @@ def float_to_e5m2(value: float, scale: float) -> int:
     return np.uint8(rounded | sign)
 
 
-@njit(cache=True)
+@njit
 def float_to_e5m2_truncated(value: float, scale: float) -> int:
     """Rounds to float16, and drops its lower byte; saturates; returns the bits."""
     original = U32(F32(value).view(U32) & U32(0x7FFFFFFF))
@@ -65,13 +65,13 @@ def float_to_e5m2_truncated(value: float, scale: float) -> int:
     return np.uint8(code | U32(U32(half >> U32(8)) & U32(0x80)))
 
 
-@njit(cache=True)
+@njit
 def e5m2_to_float(code: int) -> float:
     """Converts the bits of an e5m2; exact."""
     return half_to_float(U32(U32(code) << U32(8)))
 
 
-@njit(cache=True)
+@njit
 def float_to_e4m3(value: float) -> int:
     """Rounds a finite float32 to e4m3, ties to even; saturates; returns its bits."""
     bits = F32(value).view(U32)
@@ -90,7 +90,7 @@ def float_to_e4m3(value: float) -> int:
     return np.uint8(rounded | sign)
 
 
-@njit(cache=True)
+@njit
 def e4m3_to_float(code: int) -> float:
     """Converts the bits of a finite e4m3; exact."""
     sign = U32(U32(code & U32(0x80)) << U32(24))

@@ -1,29 +1,14 @@
-"""Generated loops as files that Numba can key, and keep the code of.
-
-::
-
-    cache directory / fused / <hash of the text>.py     written by whoever is first
-    cache directory / ...                               its compiled code
-
-The date of a file is always the same: Numba compiles anew when that changes, and ranks
-of a host that write the same file at once must not see to that.
-"""
+"""Generated loops: what they compute is a text, by which their code is kept on disk."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import importlib.util
-import os
-import tempfile
-from pathlib import Path
 
-from chainer_kernels.compiling import Loop, cache_directory
+from chainer_kernels.code_cache import SOURCE
+from chainer_kernels.compiling import Loop
 from chainer_kernels.fusion.program import Directions, Program, directions
 from chainer_kernels.fusion.source import Source, backward, forward, module
-
-_DATE = 1.0e9
 
 
 class Compiled:
@@ -71,35 +56,8 @@ def loops(sources: tuple[Source, ...]) -> tuple[tuple[Source, Loop], ...]:
 
 
 def imported(text: str) -> dict:
-    """Returns what the module of a text defines; from a file where one can be."""
+    """Returns what the module of a text defines."""
     name = f"chainer_kernels_fused_{hashlib.sha256(text.encode()).hexdigest()[:20]}"
-    directory = cache_directory()
-    if directory is not None:
-        with contextlib.suppress(OSError):
-            path = _written(Path(directory, "fused"), name, text)
-            spec = importlib.util.spec_from_file_location(name, path)
-            loaded = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(loaded)
-            return vars(loaded)
-    names = {"__name__": name}
+    names = {"__name__": name, SOURCE: text}
     exec(compile(text, f"<{name}>", "exec"), names)
     return names
-
-
-def _written(folder: Path, name: str, text: str) -> Path:
-    """Writes a file, unless it is there, whole or not at all."""
-    path = folder / f"{name}.py"
-    if path.is_file() and path.read_text() == text:
-        return path
-    folder.mkdir(exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder)
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.utime(temporary, (_DATE, _DATE))
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    return path

@@ -114,9 +114,9 @@ def _solve(
 @functools.cache
 def _program() -> Callable:
     """Compiles the dynamic program; numba takes a while to import."""
-    import numba
+    from chainer_kernels.compiling import njit
 
-    return numba.njit(cache=True)(_dynamic_program)
+    return njit()(_dynamic_program)
 
 
 def _dynamic_program(
