@@ -24,6 +24,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from divisible.terminal_text import printable
+
 #: What an entry is about: a call of the pipeline, an action of the schedule, a message,
 #: a wait that takes long, a failure.
 CALL, ACTION, SEND, RECEIVE, WAIT, FAILURE = range(6)
@@ -38,6 +40,11 @@ _MAGIC = b"divisible flight record "
 _HEADER_BYTES = 512
 # Number, time, bytes, pipeline, call, peer, kind, phase, text, number.
 _ENTRY = struct.Struct("<QdqIIiBB50sQ")
+# Bounds of what a file may say. MPI numbers ranks in 32 bits, as systems do processes;
+# a later time has no date of four digits.
+_MOST_RANKS = _MOST_PROCESSES = 2**31 - 1
+_LATEST = 253_402_300_799
+_LONGEST_HOST = 64
 
 
 class Entry(NamedTuple):
@@ -115,7 +122,7 @@ class FlightRecord:
         about = {
             "rank": rank,
             "n_ranks": n_ranks,
-            "host": socket.gethostname()[:64],
+            "host": socket.gethostname()[:_LONGEST_HOST],
             "process": os.getpid(),
             "n_entries": N_ENTRIES,
             "entry_bytes": _ENTRY.size,
@@ -185,7 +192,7 @@ class FlightRecord:
 
 
 def read(data: bytes, source: str) -> Log:
-    """Reads a flight record.
+    """Reads a flight record, which somebody else may have written, or damaged.
 
     Args:
         data (bytes): The content of a file.
@@ -210,12 +217,28 @@ def read(data: bytes, source: str) -> Log:
     try:
         about = json.loads(rest.partition(b"\n")[0])
         size = about["n_entries"], about["entry_bytes"]
-        log = Log(about["rank"], about["n_ranks"], about["host"], about["process"], [])
-    except (ValueError, KeyError, TypeError):
+        log = Log(
+            _integer(about["rank"], 0, _MOST_RANKS - 1),
+            _integer(about["n_ranks"], 1, _MOST_RANKS),
+            printable(about["host"][:_LONGEST_HOST]),
+            _integer(about["process"], 1, _MOST_PROCESSES),
+            [],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{source} is damaged: its header cannot be read") from None
+    if log.rank >= log.n_ranks:
+        raise ValueError(
+            f"{source} is damaged: it is of rank {log.rank} of {log.n_ranks}"
+        )
     if size != (N_ENTRIES, _ENTRY.size):
         raise ValueError(f"{source} is damaged: its header tells of other entries")
     return log._replace(entries=sorted(_entries(data)))
+
+
+def _integer(value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(value)
+    return value
 
 
 def _entries(data: bytes) -> Iterator[Entry]:
@@ -225,7 +248,15 @@ def _entries(data: bytes) -> Iterator[Entry]:
         # The process may have ended, or be at it, in the midst of one.
         if number == again and number and (number - 1) % N_ENTRIES == slot:
             text = text.rstrip(b"\0").decode("utf-8", "ignore")
-            yield Entry(*others, text)
+            entry = Entry(*others, printable(text))
+            if _is_possible(entry):
+                yield entry
+
+
+def _is_possible(entry: Entry) -> bool:
+    """Returns whether a process can have written an entry, which was not damaged."""
+    is_known = entry.kind <= FAILURE and entry.phase <= END
+    return is_known and entry.peer >= EVERYBODY and 0 <= entry.time <= _LATEST
 
 
 #: The one of this process.

@@ -1,5 +1,10 @@
 """A flight record has the last entries, whatever ended the process."""
 
+import json
+import math
+import random
+import struct
+
 import pytest
 
 from divisible.communication.flight_record import (
@@ -91,9 +96,90 @@ def test_it_goes_on_where_it_was_moved():
         (lambda data: data.replace(b'"rank"', b'"rang"'), "a.flight is damaged"),
         (lambda data: data.replace(b"1024", b"1023"), "a.flight is damaged"),
         (lambda data: data.replace(b"{", b"\0"), "a.flight is damaged"),
+        (lambda data: data + b"\0", "a.flight was cut off: it has"),
     ],
 )
 def test_what_is_none_is_refused(change, message):
     data = bytes(content(FlightRecord()))
     with pytest.raises(ValueError, match=message):
         read(change(data), "a.flight")
+
+
+def of_header(**changes):
+    """Returns the content of a record whose header says something else."""
+    data = bytes(content(FlightRecord()))
+    magic, header, _ = data[:512].split(b"\n", 2)
+    header = json.dumps({**json.loads(header), **changes}).encode()
+    return b"\n".join([magic, header, b""]).ljust(512, b"\0")[:512] + data[512:]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n_ranks": 10**11},
+        {"n_ranks": "x"},
+        {"n_ranks": 0},
+        {"n_ranks": 2.0},
+        {"n_ranks": True},
+        {"rank": "x"},
+        {"rank": [1]},
+        {"rank": -1},
+        {"rank": 7},
+        {"rank": None},
+        {"process": 10**30},
+        {"process": -1},
+        {"process": "1"},
+        {"host": 3},
+        {"host": ["a"]},
+        {"entry_bytes": "x"},
+    ],
+)
+def test_a_header_that_nobody_writes_is_refused(changes):
+    with pytest.raises(ValueError, match="a.flight is damaged"):
+        read(of_header(**changes), "a.flight")
+
+
+def test_what_controls_a_terminal_is_escaped():
+    record = FlightRecord()
+    record.write(ACTION, BEGIN, "\x1b]0;title\x07\n")
+    assert [entry.text for entry in record.log().entries] == [r"\x1b]0;title\x07\n"]
+    assert read(of_header(host="\x1b[2J"), "it").host == r"\x1b[2J"
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [(1, math.nan), (1, math.inf), (1, -1.0), (1, 1e300), (5, -3), (6, 99), (7, 9)],
+)
+def test_an_entry_that_nobody_writes_is_left_out(field, value):
+    record = FlightRecord()
+    for i in range(2):
+        record.write(ACTION, BEGIN, f"0F{i}")
+    memory, entry = content(record), struct.Struct("<QdqIIiBB50sQ")
+    fields = list(entry.unpack_from(memory, 512))
+    fields[field] = value
+    entry.pack_into(memory, 512, *fields)
+    assert [each.text for each in read(bytes(memory), "it").entries] == ["0F1"]
+
+
+@pytest.mark.parametrize("n", [1000, pytest.param(20000, marks=pytest.mark.matrix)])
+def test_a_damaged_file_is_read_or_refused(n):
+    record = FlightRecord()
+    for i in range(20):
+        record.begin_call(7, i, "step")
+        record.write(SEND, END, f"0F{i}>1", peer=1, n_bytes=96)
+    whole, draw = bytes(content(record)), random.Random(0)
+    # Where something is.
+    places, n_read = [draw.randrange(512 + 40 * 98) for _ in range(n)], 0
+    for place in places:
+        size = draw.choice([1, 2, 8, 64, 512])
+        filling = draw.choice([bytes(size), b"9" * size, draw.randbytes(size)])
+        data = whole[:place] + filling + whole[place + size :]
+        try:
+            log = read(data, "it")
+        except ValueError as error:
+            assert "it is " in str(error)
+            continue
+        n_read += 1
+        assert 0 <= log.rank < log.n_ranks < 2**31 and log.process > 0
+        assert all(entry.text.isprintable() for entry in log.entries)
+    assert 0.3 * n < n_read < n
