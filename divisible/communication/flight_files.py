@@ -17,18 +17,22 @@ import atexit
 import contextlib
 import mmap
 import os
+import socket
 import stat
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
+from chainer_compat.own_directory import own_directory
 from divisible.communication.flight_record import (
     FlightRecord,
     Log,
     own_flight_record,
     read,
 )
+from divisible.terminal_text import printable
 
 #: Names a directory to keep flight records in, such as one that all hosts share.
 VARIABLE = "DIVISIBLE_FLIGHT_RECORD"
@@ -43,6 +47,8 @@ class _Kept:
 
     path: Path | None = None
     process = 0
+    #: Whether the user has named the directory, which other hosts may have, too.
+    is_given = False
 
 
 def keep_flight_record(job: str, rank: int, n_ranks: int) -> None:
@@ -65,12 +71,13 @@ def keep_flight_record(job: str, rank: int, n_ranks: int) -> None:
         path = root / job / f"rank-{rank}{_SUFFIX}"
         own_flight_record.move(_mapped(path))
     except (OSError, ValueError) as error:
-        if given:
+        if given or isinstance(error, PermissionError):
             # Where the script makes its pipeline.
-            text = f"there is no flight record in {VARIABLE}={given}: {error}"
+            where = f"{VARIABLE}={given}" if given else tempfile.gettempdir()
+            text = f"there is no flight record in {where}: {error}"
             warnings.warn(text, stacklevel=4)
         return
-    _Kept.path, _Kept.process = path, os.getpid()
+    _Kept.path, _Kept.process, _Kept.is_given = path, os.getpid(), bool(given)
     atexit.register(_remove)
     if not given:
         _tidy(root)
@@ -81,8 +88,13 @@ def job_directory() -> Path | None:
     return None if _Kept.path is None else _Kept.path.parent
 
 
+def is_on_this_host() -> bool:
+    """Returns whether the records lie where a read does not wait for another host."""
+    return not _Kept.is_given
+
+
 def logs(folder: str | os.PathLike) -> list[Log]:
-    """Reads the flight records of a job.
+    """Reads the flight records of a job; warns of those that cannot be read.
 
     Args:
         folder: The job's directory.
@@ -91,31 +103,109 @@ def logs(folder: str | os.PathLike) -> list[Log]:
         By rank.
 
     Raises:
-        ValueError: If there are none, or one cannot be read.
-        OSError: If a file cannot be read.
+        ValueError: If there are none, or none can be read.
+        OSError: If the directory cannot be read.
     """
-    paths = files(Path(folder))
-    if not paths:
+    found, faults = [], []
+    for path in files(Path(folder)):
+        try:
+            found.append(read_file(path))
+        except (OSError, ValueError) as error:
+            faults.append(printable(str(error)))
+    if not found and faults:
+        raise ValueError("; ".join(faults))
+    for fault in faults:
+        warnings.warn(f"{fault}. It is left out", stacklevel=2)
+    if not found:
         jobs = [path for path in Path(folder).iterdir() if path.is_dir()]
-        with_some = sorted(str(job) for job in jobs if files(job))
+        with_some = sorted(printable(str(job)) for job in jobs if files(job))
         which = f"; there are some in {', '.join(with_some)}" if with_some else ""
-        raise ValueError(f"there are no flight records in {folder}{which}")
-    return sorted(read(path.read_bytes(), str(path)) for path in paths)
+        where = printable(os.fspath(folder))
+        raise ValueError(f"there are no flight records in {where}{which}")
+    return sorted(found, key=lambda log: log.rank)
 
 
 def files(folder: Path) -> list[Path]:
     """Returns the flight records in a directory."""
-    return [path for path in folder.iterdir() if path.suffix == _SUFFIX]
+    return sorted(path for path in folder.iterdir() if path.suffix == _SUFFIX)
 
 
-def _own_directory() -> Path:
-    path = Path(tempfile.gettempdir()) / f"divisible-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        # Anybody may make what is in the directory for temporary files.
-        raise PermissionError(f"{path} is somebody else's")
-    return path
+def read_file(path: Path, directory: int | None = None) -> Log:
+    """Reads a flight record.
+
+    Args:
+        path (Path): The file.
+        directory (int or None): The descriptor of a directory that the path begins in.
+
+    Raises:
+        ValueError: If it is none.
+        OSError: If it cannot be read.
+    """
+    # To open a pipe waits for somebody who writes.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, dir_fd=directory), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError(f"{path} is no file")
+        # One byte more tells what is too long.
+        return read(file.read(FlightRecord.n_bytes + 1), str(path))
+
+
+def newest_job() -> Path:
+    """Returns the directory of this user's job that was started last.
+
+    One of which some process has ended goes before one that is running.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    given = os.environ.get(VARIABLE)
+    root = Path(given) if given else _own_path()
+    try:
+        if not given:
+            _own_directory(make=False)
+        folders = (path for path in root.iterdir() if path.is_dir())
+        return max((path for path in folders if files(path)), key=_when)
+    except (OSError, ValueError) as error:
+        why = f" ({error})" if isinstance(error, PermissionError) else ""
+        raise ValueError(
+            f"there are no flight records in {root}{why}. A rank that ends regularly"
+            f" removes its own; give the directory of another job"
+        ) from None
+
+
+def _when(job: Path) -> tuple[bool, float]:
+    found = []
+    for path in files(job):
+        with contextlib.suppress(OSError, ValueError):
+            found.append(read_file(path))
+    times = [entry.time for log in found for entry in log.entries[-1:]]
+    return not all(map(is_running, found)), max(times, default=0.0)
+
+
+def is_running(log: Log) -> bool:
+    """Returns whether the process of a record may still run, here or elsewhere."""
+    if log.host != socket.gethostname()[: len(log.host)]:
+        return True
+    try:
+        os.kill(log.process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        # Another user's process has the number by now.
+        pass
+    return True
+
+
+def _own_path() -> Path:
+    return Path(tempfile.gettempdir()) / f"divisible-{os.getuid()}"
+
+
+def _own_directory(make: bool = True) -> Path:
+    path = _own_path()
+    if path.is_symlink():
+        # This user has other means to name another directory.
+        raise PermissionError(f"{path} is a link. Name a directory in {VARIABLE}")
+    return own_directory(path, make)
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -136,12 +226,23 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def _create(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     for _ in range(_ATTEMPTS):
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             return os.open(path, flags, 0o600)
     raise FileNotFoundError(f"{path.parent} vanishes as often as it is made")
+
+
+@contextlib.contextmanager
+def _opened(name: str | os.PathLike, within: int | None = None) -> Iterator[int]:
+    """Opens a directory, which must not be a link to one."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(name, flags, dir_fd=within)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _remove() -> None:
@@ -154,33 +255,32 @@ def _remove() -> None:
 
 
 def _tidy(root: Path) -> None:
-    """Removes old records of jobs that have ended."""
+    """Removes old records of jobs that have ended, and follows no link."""
     oldest = time.time() - _SECONDS_TO_KEEP
-    with contextlib.suppress(OSError):
-        for job in root.iterdir():
+    with contextlib.suppress(OSError), _opened(root) as folder:
+        for name in os.listdir(folder):
             # What one job left must not keep all others there.
             with contextlib.suppress(OSError):
-                _tidy_job(job, oldest)
+                _tidy_job(folder, name, oldest)
 
 
-def _tidy_job(job: Path, oldest: float) -> None:
-    records = files(job)
-    # A rank may just have made an empty directory, and its file is to come.
-    is_new = not records and job.stat().st_mtime > oldest
-    if not is_new and all(_is_old(path, oldest) for path in records):
-        for path in records:
-            path.unlink()
-        job.rmdir()
+def _tidy_job(root: int, job: str, oldest: float) -> None:
+    with _opened(job, root) as folder:
+        records = [name for name in os.listdir(folder) if name.endswith(_SUFFIX)]
+        # A rank may just have made an empty directory, and its file is to come.
+        is_new = not records and os.fstat(folder).st_mtime > oldest
+        if is_new or not all(_is_old(folder, name, oldest) for name in records):
+            return
+        for name in records:
+            os.unlink(name, dir_fd=folder)
+    os.rmdir(job, dir_fd=root)
 
 
-def _is_old(path: Path, oldest: float) -> bool:
-    if path.stat().st_mtime > oldest:
+def _is_old(folder: int, name: str, oldest: float) -> bool:
+    if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime > oldest:
         return False
     try:
         # The kernel may leave the time of a file in memory as it is for long.
-        os.kill(read(path.read_bytes(), str(path)).process, 0)
-    except (ProcessLookupError, ValueError):
+        return not is_running(read_file(Path(name), folder))
+    except ValueError:
         return True
-    except PermissionError:
-        pass
-    return False

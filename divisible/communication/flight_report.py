@@ -10,13 +10,14 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import itertools
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 from divisible.communication import flight_files
 from divisible.communication.errors import in_words
@@ -34,12 +35,11 @@ from divisible.communication.flight_record import (
     Entry,
     Log,
     own_flight_record,
-    read,
 )
 
 # Of how many ranks an end shows lines, and how many of each.
 _MOST_RANKS, _LINES_OF_EACH = 16, 3
-_SECONDS_TO_READ = 2
+_SECONDS_TO_READ, _SECONDS_BETWEEN_LOOKS = 2, 0.005
 
 _WORDS = {
     (CALL, BEGIN): "begins {text}",
@@ -170,7 +170,7 @@ def state(log: Log) -> State:
     return State(log.rank, pipeline, call, call_name, calls, doing, last)
 
 
-def verdict(logs: Sequence[Log]) -> list[str]:
+def verdict(logs: Sequence[Log], are_all: bool = True) -> list[str]:
     """Says which ranks are behind, and who waits for whom.
 
     Behind is who waits for nobody; if all wait, who has still to make a call that
@@ -178,6 +178,7 @@ def verdict(logs: Sequence[Log]) -> list[str]:
 
     Args:
         logs: Of some or all ranks of a job.
+        are_all (bool): Whether other ranks have none here.
 
     Example:
         >>> from divisible.communication.flight_record import FlightRecord
@@ -195,15 +196,21 @@ def verdict(logs: Sequence[Log]) -> list[str]:
     said = [f"rank {each.rank} is behind: {_at(each, labels)}" for each in behind]
     waiting = [each for each in states if each not in behind]
     said += [f"rank {each.rank} {_at(each, labels)}" for each in waiting]
-    n_ranks = max(log.n_ranks for log in logs)
-    missing = sorted(set(range(n_ranks)) - {log.rank for log in logs})
-    if missing:
-        has = "has" if len(missing) == 1 else "have"
-        said.append(
-            f"{in_words(missing)} {has} no record here: ended regularly, or on another"
-            f" host"
-        )
-    return said
+    return said + _without_record(logs) if are_all else said
+
+
+def _without_record(logs: Sequence[Log]) -> list[str]:
+    n_ranks, found = max(log.n_ranks for log in logs), {log.rank for log in logs}
+    n_missing = n_ranks - len(found)
+    if n_missing < 1:
+        return []
+    # There may be many, and a damaged record may speak of any number.
+    missing = (rank for rank in range(n_ranks) if rank not in found)
+    first = list(itertools.islice(missing, _MOST_RANKS))
+    n_more = n_missing - len(first)
+    whom = f"{in_words(first)} and {n_more} more" if n_more else in_words(first)
+    has = "has" if n_missing == 1 else "have"
+    return [f"{whom} {has} no record here: ended regularly, or on another host"]
 
 
 def _is_behind(each: State, states: Sequence[State]) -> bool:
@@ -242,39 +249,54 @@ def print_at_end() -> None:
     mine = own_flight_record.log()
     if folder is None and all(entry.kind == FAILURE for entry in mine.entries):
         return
-    others = [] if folder is None else _others(folder, mine)
-    logs = sorted([mine, *others])
+    others, are_all = ([], True) if folder is None else _others(folder, mine)
+    logs = sorted([mine, *others], key=lambda log: log.rank)
     if not any(log.entries for log in logs):
         return
-    shown = sorted([mine, *others[: _MOST_RANKS - 1]])
-    table = rows(shown, _LINES_OF_EACH)
+    table = rows([mine, *others[: _MOST_RANKS - 1]], _LINES_OF_EACH)
     width = max([12, *(len(row.call) for row in table)])
     lines = ["The last of what ranks did, from their flight records:"]
     lines += [
         f"  {row.time} {row.rank:>4}  {row.call:<{width}} {row.event}" for row in table
     ]
-    lines += [f"  {text}" for text in verdict(logs)[:_MOST_RANKS]]
+    lines += [f"  {text}" for text in verdict(logs, are_all)[:_MOST_RANKS]]
+    if not are_all:
+        lines.append("  the records of other ranks could not be read in time")
     if folder is not None:
         lines.append(f"  all of it: divisible flight-record {folder}")
     sys.stderr.write("\n".join([*lines, "", ""]))
 
 
-def _others(folder: Path, mine: Log) -> list[Log]:
-    """Returns the records of other ranks that can be read at once."""
+def _others(folder: Path, mine: Log) -> tuple[list[Log], bool]:
+    """Returns the records of other ranks, and whether all were read in time."""
     found: list[Log] = []
+    ends: list[bool] = []
 
     def look() -> None:
         with contextlib.suppress(Exception):
-            for path in sorted(flight_files.files(folder)):
-                with contextlib.suppress(ValueError):
-                    log = read(path.read_bytes(), str(path))
+            for path in flight_files.files(folder):
+                with contextlib.suppress(OSError, ValueError):
+                    log = flight_files.read_file(path)
                     if log.rank != mine.rank:
                         found.append(log)
+        ends.append(True)
 
-    # A file system that does not answer may be why the run ends: what is known here
-    # must be said all the same.
-    reader = threading.Thread(target=look, daemon=True)
+    if flight_files.is_on_this_host():
+        look()
+    else:
+        _try_in_time(look, ends)
+    return sorted(found, key=lambda log: log.rank), bool(ends)
+
+
+def _try_in_time(look: Callable[[], None], ends: Sequence[bool]) -> None:
+    """Lets a thread look, if there can be one, and waits for its end, but not long.
+
+    A file system that does not answer may be why the run ends: what is known here must
+    be said all the same.
+    """
+    deadline = time.monotonic() + _SECONDS_TO_READ
+    # Thread.start() would wait without an end for a thread that finds no memory.
     with contextlib.suppress(RuntimeError):
-        reader.start()
-        reader.join(_SECONDS_TO_READ)
-    return sorted(found)
+        _thread.start_new_thread(look, ())
+        while not ends and time.monotonic() < deadline:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)

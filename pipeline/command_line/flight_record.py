@@ -5,11 +5,14 @@ from __future__ import annotations
 import click
 
 from divisible.communication import flight_files, flight_report
+from divisible.terminal_text import printable
 from pipeline.command_line import console, options
 
 
 @click.command("flight-record")
-@click.argument("directory", type=click.Path(exists=True, file_okay=False))
+@click.argument(
+    "directory", type=click.Path(exists=True, file_okay=False), required=False
+)
 @click.option(
     "--last",
     type=options.NUMBER,
@@ -18,14 +21,18 @@ from pipeline.command_line import console, options
     help="How many lines of each rank.",
 )
 @options.speaking
-def flight_record_command(directory: str, last: int) -> None:
+def flight_record_command(directory: str | None, last: int) -> None:
     """Shows what the ranks of a run did before it ended, and which one is behind.
 
-    DIRECTORY is named where a run ends by an error or a stall. After a run that was
-    killed, it is the newest in the directory divisible-UID of the one for temporary
-    files, or in the one that the variable DIVISIBLE_FLIGHT_RECORD named.
+    DIRECTORY is named where a run ends by an error or a stall. Without it, the command
+    shows the newest of your runs on this host, or in the directory that the variable
+    DIVISIBLE_FLIGHT_RECORD names.
     """
-    logs = flight_files.logs(directory)
+    if directory is None:
+        directory = flight_files.newest_job()
+        console.say(f"flight records in {printable(str(directory))}")
+    with console.plain_warnings():
+        logs = flight_files.logs(directory)
     rows = flight_report.rows(logs, last)
     console.print_table(("time", "rank", "call", "event"), rows, left=(0, 2, 3))
     for text in flight_report.verdict(logs):

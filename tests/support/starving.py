@@ -8,6 +8,8 @@ import threading
 # Small enough to be used up in no time.
 _N_FILES = 100
 _BYTES_LEFT = 8 << 20
+# Less than a thread reserves for its stack, and more than what a report needs.
+_BYTES_FOR_NO_STACK = 4 << 20
 
 _kept = []
 
@@ -16,7 +18,7 @@ def starve(of):
     """Uses up memory, files or threads; raises what follows from it.
 
     Args:
-        of: ``'memory'``, ``'files'`` or ``'threads'``.
+        of: ``'memory'``, ``'files'``, ``'threads'``, or ``'stacks'``: memory for them.
 
     """
     if of == "files":
@@ -24,11 +26,11 @@ def starve(of):
         resource.setrlimit(resource.RLIMIT_NOFILE, (_N_FILES, most))
         while True:
             _kept.append(os.open(os.devnull, os.O_RDONLY))
+    if of == "stacks":
+        _limit_memory(_BYTES_FOR_NO_STACK)
+        raise RuntimeError("no thread finds room")
     if of == "memory":
-        with open("/proc/self/statm") as file:
-            n_bytes = int(file.read().split()[0]) * resource.getpagesize()
-        limit = n_bytes + _BYTES_LEFT
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        _limit_memory(_BYTES_LEFT)
         for size in (1 << 20, 1 << 14, 1 << 9, 1 << 6):
             with contextlib.suppress(MemoryError):
                 while True:
@@ -39,6 +41,13 @@ def starve(of):
         if hasattr(threading, name):
             setattr(threading, name, _refuse)
     threading.Thread(target=print).start()
+
+
+def _limit_memory(n_bytes_left):
+    with open("/proc/self/statm") as file:
+        n_bytes = int(file.read().split()[0]) * resource.getpagesize()
+    limit = n_bytes + n_bytes_left
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _refuse(*arguments, **options):

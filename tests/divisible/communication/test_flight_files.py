@@ -51,9 +51,22 @@ def test_a_link_in_place_of_ones_own_directory_is_left_alone(
     monkeypatch.setattr(flight_files.tempfile, "tempdir", str(tmp_path))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"divisible-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    flight_files.keep_flight_record("job", 0, 2)
+    with pytest.warns(UserWarning, match="is a link. Name a directory in DIVISIBLE_"):
+        flight_files.keep_flight_record("job", 0, 2)
     assert flight_files.job_directory() is None
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_directory_that_others_can_write_to_is_left_alone(
+    record, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(flight_files.tempfile, "tempdir", str(tmp_path))
+    own = tmp_path / f"divisible-{os.getuid()}"
+    own.mkdir()
+    own.chmod(0o777)
+    with pytest.warns(UserWarning, match=f"other users can write to {own}. Take that"):
+        flight_files.keep_flight_record("job", 0, 2)
+    assert not list(own.iterdir())
 
 
 def test_one_rank_alone_has_no_file(record, tmp_path, monkeypatch):
@@ -62,18 +75,73 @@ def test_one_rank_alone_has_no_file(record, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def make_job(job, process, days):
+def make_job(job, process, days, text=""):
     """Makes a directory with the record of a process, some days old."""
     record = FlightRecord()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "getpid", lambda: process)
         record.name_rank(0, 2)
+    record.write(ACTION, BEGIN, text)
     job.mkdir(parents=True)
     path = job / "rank-0.flight"
     memory = bytearray(record.n_bytes)
     record.move(memory)
     path.write_bytes(memory)
     make_old(path, days)
+
+
+def test_tidying_follows_no_link(record, tmp_path, monkeypatch):
+    monkeypatch.setattr(flight_files.tempfile, "tempdir", str(tmp_path))
+    own, kept = tmp_path / f"divisible-{os.getuid()}", tmp_path / "kept"
+    own.mkdir(mode=0o700)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    make_job(kept, ended.pid, 8)
+    (own / "link").symlink_to(kept)
+    # The link itself is old, and goes; what it leads to stays.
+    (own / "job").mkdir()
+    (own / "job" / "rank-0.flight").symlink_to(kept / "rank-0.flight")
+    os.utime(own / "job" / "rank-0.flight", (0, 0), follow_symlinks=False)
+    make_old(own / "job", 8)
+    flight_files.keep_flight_record("mine", 0, 2)
+    assert os.listdir(kept) == ["rank-0.flight"]
+    assert (own / "link").is_symlink()
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "rank-0.flight")
+    with pytest.raises(ValueError, match="rank-0.flight is no file"):
+        flight_files.logs(tmp_path)
+
+
+def test_records_that_cannot_be_read_do_not_hide_others(tmp_path):
+    make_job(tmp_path / "job", os.getpid(), 0)
+    (tmp_path / "job" / "rank-1.flight").write_bytes(b"\0" * FlightRecord.n_bytes)
+    (tmp_path / "job" / "\x1b[2J.flight").touch()
+    with pytest.warns(UserWarning, match="is no flight record. It is left out") as said:
+        (log,) = flight_files.logs(tmp_path / "job")
+    assert log.rank == 0
+    assert len(said) == 2
+    assert all(str(each.message).isprintable() for each in said)
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_the_newest_job_is_the_last_one_of_which_some_process_has_ended(
+    record, tmp_path, monkeypatch, is_given
+):
+    monkeypatch.setattr(flight_files.tempfile, "tempdir", str(tmp_path))
+    own = tmp_path / f"divisible-{os.getuid()}"
+    if is_given:
+        monkeypatch.setenv(flight_files.VARIABLE, str(own))
+    with pytest.raises(ValueError, match=f"there are no flight records in {own}. A"):
+        flight_files.newest_job()
+    assert not own.exists()
+    own.mkdir(mode=0o700)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for name, process in [("b", ended.pid), ("a", ended.pid), ("c", os.getpid())]:
+        make_job(own / name, process, 0, text=name)
+    assert flight_files.newest_job() == own / "a"
 
 
 def make_old(path, days):

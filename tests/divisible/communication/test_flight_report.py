@@ -1,5 +1,6 @@
 """Flight records say which rank is behind, and who waits for whom."""
 
+import threading
 from typing import NamedTuple
 
 import pytest
@@ -186,3 +187,32 @@ def test_a_script_without_a_pipeline_adds_nothing_to_its_traceback(monkeypatch, 
     record.fail(ValueError("wrong again"))
     flight_report.print_at_end()
     assert "in call 1, step, it failed: ValueError" in capsys.readouterr().err
+
+
+def test_ranks_without_a_record_are_counted_and_some_are_named():
+    said = verdict([log(1, n_ranks=2**31 - 1)])[-1]
+    named = ", ".join(map(str, [0, *range(2, 16)]))
+    assert said.startswith(f"ranks {named} and 16 and 2147483630 more have no record")
+    assert verdict([log(1)], are_all=False) == [
+        "rank 1 is behind: it made no call yet",
+    ]
+
+
+def test_a_file_system_that_does_not_answer_hides_nothing_that_is_known(
+    monkeypatch, capsys, tmp_path
+):
+    record = FlightRecord()
+    record.name_rank(0, 2)
+    record.begin_call(1, 5, "step")
+    asked = threading.Event()
+    monkeypatch.setattr(flight_report, "own_flight_record", record)
+    monkeypatch.setattr(flight_report, "_SECONDS_TO_READ", 0.1)
+    monkeypatch.setattr(flight_files, "job_directory", lambda: tmp_path)
+    monkeypatch.setattr(flight_files, "is_on_this_host", lambda: False)
+    monkeypatch.setattr(flight_files, "files", lambda folder: asked.wait(60) and [])
+    flight_report.print_at_end()
+    asked.set()
+    said = capsys.readouterr().err
+    assert "rank 0 is behind: it began call 5, step" in said
+    assert "could not be read in time" in said
+    assert "no record here" not in said

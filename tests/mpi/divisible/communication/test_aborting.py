@@ -23,6 +23,7 @@ CAUSES = {
     "memory": "MemoryError|Out of memory",
     "files": "Too many open files",
     "threads": "can't start new thread",
+    "stacks": "no thread finds room",
 }
 
 # As a script is run, before it has loaded MPI.
@@ -74,6 +75,7 @@ ORDINARY = [
     (1, "files", "early"),
     (1, "memory", "step"),
     (0, "threads", "before"),
+    (1, "stacks", "between"),
 ]
 CASES = [
     pytest.param(*case, marks=() if case in ORDINARY else pytest.mark.matrix)
@@ -87,7 +89,7 @@ CASES = [
         (0, of, "save in the background"),
     ]
     # To save needs no thread; a rank that has none for the background saves at once.
-    if not (of == "threads" and case[-1].startswith("save"))
+    if not (of in ("threads", "stacks") and case[-1].startswith("save"))
 ]
 
 
