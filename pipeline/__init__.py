@@ -6,6 +6,7 @@
     arguments        what one rank can check of its arguments alone
     agreement        what all ranks compare when a pipeline is made
     start            the arguments of all ranks become a layout
+    versions         the version of the package, the same on all ranks
     parts            stages, runner and what else depends on where layers lie
     minibatch_pass   a minibatch's way: what happens around the run of a schedule
     current_schedule the schedule that runs now, and the trial of another one

@@ -25,6 +25,7 @@ from pipeline.agreement import Announcement, Layout, Refusal, agree
 from pipeline.arguments import Arguments
 from pipeline.replicas import agree_on_replicas, replicas_of, world_of
 from pipeline.stages.loss import Loss
+from pipeline.versions import opened, sealed
 
 # How long a rank that refuses its arguments waits for the others to hear why.
 _SECONDS_TO_REFUSE = 10.0
@@ -67,10 +68,11 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
             text = f"{text}\n{traceback.format_exc()}"
         refusal = Refusal(text)
         with contextlib.suppress(StallError):
-            all_gather(comm, refusal, _SECONDS_TO_REFUSE)
+            all_gather(comm, sealed((refusal, None)), _SECONDS_TO_REFUSE)
         raise
-    said = all_gather(comm, (mine, announcement()), arguments.timeout, "to start")
-    words = [each if isinstance(each, Refusal) else each[0] for each in said]
+    words = sealed((mine, announcement()))
+    said = opened(all_gather(comm, words, arguments.timeout, "to start"))
+    words = [word for word, _ in said]
     layout = agree(words) if grid is None else agree_on_replicas(words, grid)
     layout = layout._replace(name=free_dropped([of_comm for _, of_comm in said]))
     keep_flight_record(layout.name[:_LETTERS_OF_A_JOB], comm.rank, comm.size)

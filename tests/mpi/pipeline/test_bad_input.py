@@ -8,7 +8,7 @@ import pytest
 
 from divisible import Divisible, Plan, pop, stash
 from divisible.schedules import Schedule
-from pipeline import DisagreementError, Pipeline
+from pipeline import DisagreementError, Pipeline, start
 from pipeline.training.minibatches import MinibatchReader, iterators_of_rank
 from tests.support.mpiexec import assert_on_ranks, mpiexec, on_ranks, refused_on_ranks
 
@@ -49,6 +49,13 @@ def different_depths(comm):
     if comm.rank:
         whole.append(F.relu)
     Pipeline(stage_of(comm, whole), comm, 2)
+
+
+def different_versions(comm):
+    sealed, theirs = start.sealed, f"divisible {comm.rank}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "sealed", lambda it: sealed(it)._replace(version=theirs))
+        Pipeline(stage_of(comm), comm, 2)
 
 
 def different_microbatches(comm):
@@ -345,6 +352,11 @@ def wrong_width(comm):
         (2, layers_twice, ["rank 1 has the layers 1 to 3, but layer 3 comes next"]),
         (2, different_models, ["rank 0 and rank 1 built different models: layer 3"]),
         (2, different_depths, ["rank 0 divided a model of 4 layers, rank 1 one of 5"]),
+        (
+            2,
+            different_versions,
+            ["runs divisible 0", "runs divisible 1. Install"],
+        ),
         (2, different_microbatches, ["n_microbatches differs"]),
         (2, different_schedules, ["schedule differs between rank 0 and rank 1"]),
         (2, different_transports, ["transport differs", "chainermn"]),

@@ -1,0 +1,35 @@
+"""Ranks of different versions are refused, whatever else they say."""
+
+import pytest
+
+from divisible._version import __version__
+from pipeline import DisagreementError, versions
+from pipeline.versions import opened, sealed
+
+
+def test_ranks_of_one_version_understand_each_other():
+    assert opened([sealed(word) for word in ("a", (1, None))]) == ["a", (1, None)]
+    assert __version__ in sealed("a").version
+
+
+def test_another_version_is_refused_with_both_hosts_and_not_read():
+    first = sealed("a")._replace(host="node1")
+    other = first._replace(version="divisible 9.9", host="node2", words=b"not a pickle")
+    message = "rank 0 on node1 runs .*, and rank 2 on node2 runs divisible 9.9. Install"
+    with pytest.raises(DisagreementError, match=message):
+        opened([first, first, other])
+    with pytest.raises(DisagreementError, match="rank 1 runs a divisible that"):
+        opened([first, ("an announcement", None)])
+    with pytest.raises(DisagreementError, match="rank 0 runs a divisible that"):
+        opened(["an announcement", first])
+
+
+def test_sources_of_another_checkout_are_another_version(monkeypatch, tmp_path):
+    monkeypatch.setattr(versions, "_SPEAKING", (tmp_path,))
+    seen = set()
+    for text in ("a = 1", "a = 2"):
+        (tmp_path / "a.py").write_text(text)
+        versions.version.cache_clear()
+        seen.add(versions.version())
+    versions.version.cache_clear()
+    assert len(seen) == 2
