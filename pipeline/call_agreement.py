@@ -7,7 +7,6 @@ waits for them.
 
 from __future__ import annotations
 
-import atexit
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from divisible.communication.flight_record import (
     EVERYBODY,
     own_flight_record,
 )
+from divisible.communication.leaving import at_end
 from divisible.communication.roll_call import Place, roll_call
 from divisible.communication.waiting import wait
 from pipeline.farewells import Farewells
@@ -411,7 +411,7 @@ def _check_loss_scales(least: _CallRecord, most: _CallRecord) -> None:
 _agreements: list[CallAgreement] = []
 
 
-@atexit.register
+@at_end
 def _leave() -> None:
     if MPI.Is_initialized() and not MPI.Is_finalized():
         for agreement in _agreements:

@@ -7,6 +7,7 @@
     tags            who uses which tag
     launchers       how this process was started
     aborting        one way out for all ranks
+    leaving         what a rank tells the others at its end
     flight_record   the last actions and messages of a rank
     flight_files    where such records lie, and when they go
     flight_report   what they say: who waits for whom

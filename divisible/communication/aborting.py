@@ -24,6 +24,7 @@ from divisible.communication import flight_report
 from divisible.communication.errors import StallError
 from divisible.communication.flight_record import own_flight_record
 from divisible.communication.launchers import is_one_of_several, launch
+from divisible.communication.leaving import hear_exits
 
 # How long an abort may take, and the start of MPI if there must be one.
 _ABORT_SECONDS = 3
@@ -37,6 +38,8 @@ _ending = threading.Lock()
 # Memory to have some in the end, of which the system gives none before it is used.
 _RESERVED_BYTES = 4 << 20
 _reserve: list[bytearray] = []
+# The system's own, which tells other ranks nothing.
+_exit = os._exit
 
 
 class _World(NamedTuple):
@@ -76,7 +79,7 @@ def abort(code: int = 1) -> None:
                 _let_end(signal.SIGTERM)
                 os.kill(os.getpid(), signal.SIGTERM)
         finally:
-            os._exit(code)
+            _exit(code)
 
 
 def _end_after(seconds: int) -> None:
@@ -165,7 +168,9 @@ def abort_on_error() -> None:
 
     ``sys.exit`` is no exception in this sense. The other ranks end, with an error, as
     soon as they wait for this one in a later call of a pipeline; under
-    ``divisible run`` at once, if the exit code is not 0.
+    ``divisible run`` at once, if the exit code is not 0. The same holds for
+    ``os._exit(0)``, for which launchers would kill the other ranks and end the job
+    with 0.
 
     Example:
         >>> import sys, threading
@@ -176,6 +181,8 @@ def abort_on_error() -> None:
     """
     if is_world_up() and not _reserve:
         _reserve.append(bytearray(_RESERVED_BYTES))
+    if is_world_up():
+        hear_exits()
     if is_world_up() and not isinstance(sys.excepthook, _AbortHook):
         sys.excepthook = _AbortHook(sys.excepthook)
     if isinstance(threading.excepthook, _ThreadHook):

@@ -1,0 +1,73 @@
+"""What a rank does with the others at its end, however its script comes to one.
+
+Python calls nothing at the end of a process that ends by ``os._exit``. A launcher takes
+such a rank for a failed one, kills the others, and ends the job with the rank's exit
+code, which may be 0::
+
+    os._exit(0)     the launcher kills the other ranks; the job ends with 0
+
+    with this       the rank tells the others that it leaves, and ends MPI
+                    others that wait for it fail, and name it; the job ends with 1
+
+A process that is killed, or ended by C code, can tell nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from typing import Callable, NoReturn
+
+_functions: list[Callable[[], None]] = []
+
+
+def at_end(function: Callable[[], None]) -> Callable[[], None]:
+    """Registers what a rank does with others when its script ends, or leaves it.
+
+    Args:
+        function: Called once, without arguments, before MPI ends.
+    """
+    atexit.register(function)
+    _functions.append(function)
+    return function
+
+
+def hear_exits() -> None:
+    """Makes ``os._exit(0)`` of a rank a regular end for the other ranks."""
+    if not isinstance(os._exit, _Exit):
+        os._exit = _Exit(os._exit)
+
+
+class _Exit:
+    """Stands where ``os._exit`` was."""
+
+    def __init__(self, exit: Callable[[int], NoReturn]) -> None:
+        self._exit = exit
+        self._process = os.getpid()
+
+    def __call__(self, status: int) -> NoReturn:
+        """Ends this process; see ``os._exit``."""
+        try:
+            # A process that the rank has forked is no rank. Only the main thread may
+            # end MPI. Another code ends the job with that code.
+            is_rank = os.getpid() == self._process
+            is_main = threading.current_thread() is threading.main_thread()
+            if status == 0 and is_rank and is_main:
+                _leave()
+        finally:
+            self._exit(status)
+
+
+def _leave() -> None:
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is None or not MPI.Is_initialized() or MPI.Is_finalized():
+        return
+    if MPI.COMM_WORLD.size > 1:
+        for function in reversed(_functions):
+            # Whatever is wrong, the other ranks must not be killed for it.
+            with contextlib.suppress(Exception):
+                function()
+        MPI.Finalize()
