@@ -14,6 +14,8 @@ Arguments after the script's name are the script's own. On every rank it is run 
   MPICH would drop it.
 * A file of the user's beside the script that has the name of one of our packages does
   not hide it.
+* The console command names a rank that is killed, with what it held
+  (:mod:`divisible.communication.guard`).
 """
 
 from __future__ import annotations

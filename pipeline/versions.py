@@ -27,9 +27,9 @@ class Sealed(NamedTuple):
     """A rank's words, which only a rank of the same version opens.
 
     Attributes:
-        version: That of the rank's package.
-        host: Where it runs.
-        words: What it says, pickled.
+        version: The version of the rank's package.
+        host: The name of its host.
+        words: Its words, pickled.
     """
 
     version: str

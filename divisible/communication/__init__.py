@@ -7,9 +7,12 @@
     tags            who uses which tag
     launchers       how this process was started
     aborting        one way out for all ranks
+    guard           a parent of each rank, which says what ended it
     leaving         what a rank tells the others at its end
     flight_record   the last actions and messages of a rank
     flight_files    where such records lie, and when they go
+    flight_search   those of the newest job, or of a process
+    flight_table    their lines, by time
     flight_report   what they say: who waits for whom
     roll_call       which ranks are missing where others wait
     collectives     what all ranks do together: gather, broadcast, clocks

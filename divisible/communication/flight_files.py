@@ -17,7 +17,6 @@ import atexit
 import contextlib
 import mmap
 import os
-import socket
 import stat
 import tempfile
 import time
@@ -31,6 +30,7 @@ from divisible.communication.flight_record import (
     Log,
     own_flight_record,
     read,
+    with_end,
 )
 from divisible.terminal_text import printable
 
@@ -67,7 +67,7 @@ def keep_flight_record(job: str, rank: int, n_ranks: int) -> None:
         return
     own_flight_record.name_rank(rank, n_ranks)
     try:
-        root = Path(given) if given else _own_directory()
+        root = root_directory()
         path = root / job / f"rank-{rank}{_SUFFIX}"
         own_flight_record.move(_mapped(path))
     except (OSError, ValueError) as error:
@@ -138,8 +138,8 @@ def read_file(path: Path, directory: int | None = None) -> Log:
         directory (int or None): The descriptor of a directory that the path begins in.
 
     Raises:
-        ValueError: If it is none.
-        OSError: If it cannot be read.
+        ValueError: If the file is no flight record.
+        OSError: If the file cannot be read.
     """
     # To open a pipe waits for somebody who writes.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -150,41 +150,27 @@ def read_file(path: Path, directory: int | None = None) -> Log:
         return read(file.read(FlightRecord.n_bytes + 1), str(path))
 
 
-def newest_job() -> Path:
-    """Returns the directory of this user's job that was started last.
+def add_end(path: Path, text: str) -> None:
+    """Writes into the flight record of a process that has ended what ended it.
 
-    One of which some process has ended goes before one that is running.
+    Args:
+        path (Path): The file.
+        text (str): The words for the end.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If the file is no flight record.
+        OSError: If it cannot be written to.
     """
-    given = os.environ.get(VARIABLE)
-    root = Path(given) if given else _own_path()
-    try:
-        if not given:
-            _own_directory(make=False)
-        folders = (path for path in root.iterdir() if path.is_dir())
-        return max((path for path in folders if files(path)), key=_when)
-    except (OSError, ValueError) as error:
-        why = f" ({error})" if isinstance(error, PermissionError) else ""
-        raise ValueError(
-            f"there are no flight records in {root}{why}. A rank that ends regularly"
-            f" removes its own; give the directory of another job"
-        ) from None
-
-
-def _when(job: Path) -> tuple[bool, float]:
-    found = []
-    for path in files(job):
-        with contextlib.suppress(OSError, ValueError):
-            found.append(read_file(path))
-    times = [entry.time for log in found for entry in log.entries[-1:]]
-    return not all(map(is_running, found)), max(times, default=0.0)
+    with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "r+b") as file:
+        data = bytearray(file.read(FlightRecord.n_bytes + 1))
+        with_end(data, text)
+        file.seek(0)
+        file.write(data)
 
 
 def is_running(log: Log) -> bool:
     """Returns whether the process of a record may still run, here or elsewhere."""
-    if log.host != socket.gethostname()[: len(log.host)]:
+    if log.host != own_flight_record.host:
         return True
     try:
         os.kill(log.process, 0)
@@ -196,12 +182,19 @@ def is_running(log: Log) -> bool:
     return True
 
 
-def _own_path() -> Path:
-    return Path(tempfile.gettempdir()) / f"divisible-{os.getuid()}"
+def root_directory(make: bool = True) -> Path:
+    """Returns where the directories of this user's jobs are.
 
+    Args:
+        make (bool): Whether to make a directory that is missing.
 
-def _own_directory(make: bool = True) -> Path:
-    path = _own_path()
+    Raises:
+        OSError: If another user could change what is in it, or it cannot be made.
+    """
+    given = os.environ.get(VARIABLE)
+    if given:
+        return Path(given)
+    path = Path(tempfile.gettempdir()) / f"divisible-{os.getuid()}"
     if path.is_symlink():
         # This user has other means to name another directory.
         raise PermissionError(f"{path} is a link. Name a directory in {VARIABLE}")

@@ -18,8 +18,10 @@ import contextlib
 import itertools
 import json
 import os
+import resource
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -53,7 +55,8 @@ class Entry(NamedTuple):
     Attributes:
         number (int): Counts the entries of a rank, from 1.
         time (float): Seconds since 1970.
-        n_bytes (int): Of a message's arrays.
+        n_bytes (int): The bytes of a message's arrays; where a call begins, the most
+            memory that the process has held.
         pipeline (int): Stands for the pipeline, on all of its ranks alike; 0 if there
             is none yet.
         call (int): The number of the pipeline's call.
@@ -99,6 +102,7 @@ class FlightRecord:
     Attributes:
         pipeline (int): The pipeline that is in use, as an :class:`Entry` has it.
         call (int): The number of the call that it makes.
+        host (str): The name of this host.
 
     Example:
         >>> record = FlightRecord()
@@ -114,6 +118,7 @@ class FlightRecord:
         self._memory: Any = bytearray(self.n_bytes)
         self._numbers = itertools.count()
         self.pipeline = self.call = 0
+        self.host = socket.gethostname()[:_LONGEST_HOST]
         self._last_error = 0, 0, 0
         self.name_rank(0, 1)
 
@@ -122,7 +127,7 @@ class FlightRecord:
         about = {
             "rank": rank,
             "n_ranks": n_ranks,
-            "host": socket.gethostname()[:_LONGEST_HOST],
+            "host": self.host,
             "process": os.getpid(),
             "n_entries": N_ENTRIES,
             "entry_bytes": _ENTRY.size,
@@ -172,7 +177,7 @@ class FlightRecord:
             name (str): The call.
         """
         self.pipeline, self.call = pipeline, number
-        self.write(CALL, BEGIN, name)
+        self.write(CALL, BEGIN, name, n_bytes=_peak_bytes())
 
     def fail(self, error: BaseException) -> None:
         """Notes, once for each error, that something failed."""
@@ -189,6 +194,25 @@ class FlightRecord:
     def log(self) -> Log:
         """Returns what is there."""
         return read(bytes(self._memory[:]), "this process's")
+
+
+def _peak_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def with_end(data: bytearray, text: str) -> None:
+    """Adds to the content of a record what ended its process.
+
+    Raises:
+        ValueError: If the content is that of no record.
+    """
+    entries = read(bytes(data), "it").entries
+    last = entries[-1] if entries else Entry(0, 0.0, 0, 0, 0, NOBODY, FAILURE, END, "")
+    offset = _HEADER_BYTES + last.number % N_ENTRIES * _ENTRY.size
+    number = last.number + 1
+    place = 0, last.pipeline, last.call, NOBODY, FAILURE, END
+    _ENTRY.pack_into(data, offset, number, time.time(), *place, text.encode(), number)
 
 
 def read(data: bytes, source: str) -> Log:

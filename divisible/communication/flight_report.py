@@ -15,54 +15,28 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Callable, NamedTuple
 
 from divisible.communication import flight_files
 from divisible.communication.errors import in_words
 from divisible.communication.flight_record import (
-    ACTION,
     BEGIN,
     CALL,
-    END,
-    EVERYBODY,
     FAILURE,
     NOBODY,
     RECEIVE,
-    SEND,
     WAIT,
     Entry,
     Log,
     own_flight_record,
 )
+from divisible.communication.flight_table import labels_of, rows, text_of
 
 # Of how many ranks an end shows lines, and how many of each.
 _MOST_RANKS, _LINES_OF_EACH = 16, 3
 _SECONDS_TO_READ, _SECONDS_BETWEEN_LOOKS = 2, 0.005
-
-_WORDS = {
-    (CALL, BEGIN): "begins {text}",
-    (CALL, END): "ends {text}",
-    (ACTION, BEGIN): "begins {text}",
-    (ACTION, END): "ends {text}",
-    (SEND, BEGIN): "sends {text}, {n_bytes} bytes",
-    (SEND, END): "has sent {text}",
-    (RECEIVE, BEGIN): "waits for {text}",
-    (RECEIVE, END): "has {text}, {n_bytes} bytes",
-    (WAIT, BEGIN): "waits for {text}",
-    (WAIT, END): "has waited for {text}",
-    (FAILURE, END): "fails: {text}",
-}
-
-
-class Row(NamedTuple):
-    """A line of a table."""
-
-    time: str
-    rank: str
-    call: str
-    event: str
 
 
 class State(NamedTuple):
@@ -96,55 +70,6 @@ class State(NamedTuple):
     def is_ahead_of(self, other: State) -> bool:
         """Returns whether the other has still to make this rank's last call."""
         return self.call > other.calls.get(self.pipeline, 0)
-
-
-def rows(logs: Sequence[Log], n_lines: int) -> list[Row]:
-    """Returns the last lines of each rank's record, in the order of time.
-
-    Args:
-        logs: Of the ranks.
-        n_lines (int): Of each rank.
-    """
-    labels = _labels(logs)
-    lines = sorted(
-        (entry.time, log.rank, entry.number, row)
-        for log in logs
-        for entry, row in list(_rows_of(log, labels))[-n_lines:]
-    )
-    return [row for *_, row in lines]
-
-
-def _labels(logs: Sequence[Log]) -> dict[int, str]:
-    """Returns short names of pipelines, for people; of one alone there is none."""
-    pipelines = {entry.pipeline for log in logs for entry in log.entries} - {0}
-    if len(pipelines) == 1:
-        return {}
-    return {pipeline: f"{pipeline:08x}"[:4] for pipeline in pipelines}
-
-
-def _rows_of(log: Log, labels: dict[int, str]) -> Iterator[tuple[Entry, Row]]:
-    call_name = ""
-    for entry in log.entries:
-        if entry.kind == CALL:
-            call_name = entry.text
-        clock = time.strftime("%H:%M:%S", time.localtime(entry.time))
-        words = _WORDS.get((entry.kind, entry.phase), "{text}")
-        event = words.format(text=_text(entry), n_bytes=f"{entry.n_bytes:,}")
-        label = f"{labels[entry.pipeline]}:" if entry.pipeline in labels else ""
-        yield (
-            entry,
-            Row(
-                f"{clock}.{int(entry.time % 1 * 1000):03}",
-                str(log.rank),
-                f"{label}{entry.call} {call_name}".rstrip() if entry.call else "",
-                event,
-            ),
-        )
-
-
-def _text(entry: Entry) -> str:
-    is_of_all = entry.kind == WAIT and entry.peer == EVERYBODY
-    return f"all ranks {entry.text}" if is_of_all else entry.text
 
 
 def state(log: Log) -> State:
@@ -181,6 +106,7 @@ def verdict(logs: Sequence[Log], are_all: bool = True) -> list[str]:
         are_all (bool): Whether other ranks have none here.
 
     Example:
+        >>> from divisible.communication.flight_record import ACTION, BEGIN
         >>> from divisible.communication.flight_record import FlightRecord
         >>> record = FlightRecord()
         >>> record.begin_call(1, 5, "step")
@@ -192,7 +118,7 @@ def verdict(logs: Sequence[Log], are_all: bool = True) -> list[str]:
     behind = [each for each in states if each.waits_for == NOBODY]
     if not behind:
         behind = [each for each in states if _is_behind(each, states)]
-    labels = _labels(logs)
+    labels = labels_of(logs)
     said = [f"rank {each.rank} is behind: {_at(each, labels)}" for each in behind]
     waiting = [each for each in states if each not in behind]
     said += [f"rank {each.rank} {_at(each, labels)}" for each in waiting]
@@ -234,10 +160,32 @@ def _at(each: State, labels: dict[int, str]) -> str:
     if doing.kind == FAILURE:
         return f"{where}it failed: {doing.text}"
     if each.waits_for != NOBODY:
-        return f"waits{', ' if where else ''}{where.rstrip(', ')}, for {_text(doing)}"
+        return f"waits{', ' if where else ''}{where.rstrip(', ')}, for {text_of(doing)}"
     if doing.kind == CALL:
         return f"it began {call}, and is between the actions of it"
-    return f"{where}it began {_text(doing)}, and did not end it"
+    return f"{where}it began {text_of(doing)}, and did not end it"
+
+
+def processes(logs: Sequence[Log]) -> list[str]:
+    """Returns which process each rank was, and the memory it held when a call began.
+
+    Launchers name a process that was killed by its number.
+
+    Args:
+        logs: The records of some or all ranks of a job. Of many, the first have a line.
+    """
+    return [_process(log) for log in logs[:_MOST_RANKS]]
+
+
+def _process(log: Log) -> str:
+    calls = [
+        entry for entry in log.entries if (entry.kind, entry.phase) == (CALL, BEGIN)
+    ]
+    text = f"rank {log.rank} was process {log.process} on {log.host}"
+    if not calls:
+        return text
+    held = f"{calls[-1].n_bytes / 1e9:.2f} GB at most when call {calls[-1].call} began"
+    return f"{text}, and held {held}"
 
 
 def print_at_end() -> None:
@@ -253,18 +201,31 @@ def print_at_end() -> None:
     logs = sorted([mine, *others], key=lambda log: log.rank)
     if not any(log.entries for log in logs):
         return
-    table = rows([mine, *others[: _MOST_RANKS - 1]], _LINES_OF_EACH)
+    logs = [mine, *(log for log in logs if log is not mine)]
+    sys.stderr.write(as_text(logs, folder, are_all))
+
+
+def as_text(logs: Sequence[Log], folder: Path | None, are_all: bool = True) -> str:
+    """Returns the last lines of some ranks, and who is behind.
+
+    Args:
+        logs: The records of some or all ranks. Of many, the first have lines.
+        folder (Path or None): The directory of the records.
+        are_all (bool): Whether other ranks have no records.
+    """
+    table = rows(logs[:_MOST_RANKS], _LINES_OF_EACH)
     width = max([12, *(len(row.call) for row in table)])
     lines = ["The last of what ranks did, from their flight records:"]
     lines += [
         f"  {row.time} {row.rank:>4}  {row.call:<{width}} {row.event}" for row in table
     ]
-    lines += [f"  {text}" for text in verdict(logs, are_all)[:_MOST_RANKS]]
+    in_order = sorted(logs, key=lambda log: log.rank)
+    lines += [f"  {text}" for text in verdict(in_order, are_all)[:_MOST_RANKS]]
     if not are_all:
         lines.append("  the records of other ranks could not be read in time")
     if folder is not None:
         lines.append(f"  all of it: divisible flight-record {folder}")
-    sys.stderr.write("\n".join([*lines, "", ""]))
+    return "\n".join([*lines, "", ""])
 
 
 def _others(folder: Path, mine: Log) -> tuple[list[Log], bool]:
@@ -289,7 +250,7 @@ def _others(folder: Path, mine: Log) -> tuple[list[Log], bool]:
 
 
 def _try_in_time(look: Callable[[], None], ends: Sequence[bool]) -> None:
-    """Lets a thread look, if there can be one, and waits for its end, but not long.
+    """Runs a function in a thread, if there can be one, and waits shortly for its end.
 
     A file system that does not answer may be why the run ends: what is known here must
     be said all the same.

@@ -1,4 +1,4 @@
-"""What a rank does with the others at its end, however its script comes to one.
+"""The end of a rank, by the end of its script or by ``os._exit``, as others see it.
 
 Python calls nothing at the end of a process that ends by ``os._exit``. A launcher takes
 such a rank for a failed one, kills the others, and ends the job with the rank's exit
@@ -25,7 +25,7 @@ _functions: list[Callable[[], None]] = []
 
 
 def at_end(function: Callable[[], None]) -> Callable[[], None]:
-    """Registers what a rank does with others when its script ends, or leaves it.
+    """Registers a function for the end of a rank, by its script or by ``os._exit``.
 
     Args:
         function: Called once, without arguments, before MPI ends.

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import click
 
-from divisible.communication import flight_files, flight_report
+from divisible.communication import (
+    flight_files,
+    flight_report,
+    flight_search,
+    flight_table,
+)
 from divisible.terminal_text import printable
 from pipeline.command_line import console, options
 
@@ -29,11 +34,11 @@ def flight_record_command(directory: str | None, last: int) -> None:
     DIVISIBLE_FLIGHT_RECORD names.
     """
     if directory is None:
-        directory = flight_files.newest_job()
+        directory = flight_search.newest_job()
         console.say(f"flight records in {printable(str(directory))}")
     with console.plain_warnings():
         logs = flight_files.logs(directory)
-    rows = flight_report.rows(logs, last)
+    rows = flight_table.rows(logs, last)
     console.print_table(("time", "rank", "call", "event"), rows, left=(0, 2, 3))
-    for text in flight_report.verdict(logs):
+    for text in [*flight_report.verdict(logs), *flight_report.processes(logs)]:
         console.say(text)

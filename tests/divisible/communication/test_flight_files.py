@@ -125,25 +125,6 @@ def test_records_that_cannot_be_read_do_not_hide_others(tmp_path):
     assert all(str(each.message).isprintable() for each in said)
 
 
-@pytest.mark.parametrize("is_given", [True, False])
-def test_the_newest_job_is_the_last_one_of_which_some_process_has_ended(
-    record, tmp_path, monkeypatch, is_given
-):
-    monkeypatch.setattr(flight_files.tempfile, "tempdir", str(tmp_path))
-    own = tmp_path / f"divisible-{os.getuid()}"
-    if is_given:
-        monkeypatch.setenv(flight_files.VARIABLE, str(own))
-    with pytest.raises(ValueError, match=f"there are no flight records in {own}. A"):
-        flight_files.newest_job()
-    assert not own.exists()
-    own.mkdir(mode=0o700)
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    for name, process in [("b", ended.pid), ("a", ended.pid), ("c", os.getpid())]:
-        make_job(own / name, process, 0, text=name)
-    assert flight_files.newest_job() == own / "a"
-
-
 def make_old(path, days):
     then = path.stat().st_mtime - days * 24 * 3600
     os.utime(path, (then, then))
@@ -226,3 +207,13 @@ def test_a_regular_end_removes_the_own_record_only(end, left, tmp_path):
     del env[flight_files.VARIABLE]
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, timeout=100)
     assert sorted(os.listdir(job)) == [*left, "rank-1.flight"]
+
+
+def test_the_end_of_a_process_is_added_to_its_record(tmp_path):
+    make_job(tmp_path / "job", os.getpid(), 0)
+    flight_files.add_end(tmp_path / "job" / "rank-0.flight", "killed by signal 9")
+    (log,) = flight_files.logs(tmp_path / "job")
+    assert log.entries[-1].text == "killed by signal 9"
+    (tmp_path / "link.flight").symlink_to(tmp_path / "job" / "rank-0.flight")
+    with pytest.raises(OSError, match="link"):
+        flight_files.add_end(tmp_path / "link.flight", "killed")

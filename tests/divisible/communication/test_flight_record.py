@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import resource
 import struct
 
 import pytest
@@ -17,7 +18,9 @@ from divisible.communication.flight_record import (
     SEND,
     FlightRecord,
     read,
+    with_end,
 )
+from divisible.terminal_text import printable
 
 
 def content(record):
@@ -181,5 +184,28 @@ def test_a_damaged_file_is_read_or_refused(n):
             continue
         n_read += 1
         assert 0 <= log.rank < log.n_ranks < 2**31 and log.process > 0
-        assert all(entry.text.isprintable() for entry in log.entries)
+        assert all(printable(entry.text) == entry.text for entry in log.entries)
     assert 0.3 * n < n_read < n
+
+
+@pytest.mark.parametrize("n", [0, 1, N_ENTRIES, N_ENTRIES + 1])
+def test_the_end_of_a_process_can_be_added(n):
+    record = FlightRecord()
+    for i in range(n):
+        record.begin_call(7, i, "step")
+    memory = content(record)
+    with_end(memory, "killed by signal 9")
+    *others, last = read(bytes(memory), "it").entries
+    assert len(others) == min(n, N_ENTRIES - 1)
+    assert (last.kind, last.phase, last.text) == (FAILURE, END, "killed by signal 9")
+    assert (last.number, last.call) == (n + 1, max(0, n - 1))
+    with pytest.raises(ValueError, match="it is no flight record"):
+        with_end(bytearray(5), "killed")
+
+
+def test_a_call_has_the_memory_that_the_process_held():
+    record = FlightRecord()
+    record.begin_call(7, 1, "step")
+    (entry,) = record.log().entries
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert 0.9 * peak < entry.n_bytes / 1024 <= peak

@@ -16,7 +16,7 @@ from divisible.communication.flight_record import (
     WAIT,
     FlightRecord,
 )
-from divisible.communication.flight_report import rows, verdict
+from divisible.communication.flight_report import verdict
 
 TRAINING, EVALUATION = 0x3F2A9C1B, 0x0B11D2E4
 
@@ -151,28 +151,10 @@ def test_calls_are_compared_within_a_pipeline(events, behind):
     assert len(said) == 2
 
 
-def test_a_table_of_several_pipelines_says_which():
-    (*_, row) = rows([log(0, *IN_EVALUATE)], 9)
-    assert (row.call, row.event) == ("0b11:3 evaluate", "waits for all ranks to save")
-
-
 def test_a_call_that_begins_after_one_that_failed_counts():
     events = [STEP, (ACTION, BEGIN, "0F0"), ValueError("no"), (6, "save"), ALL]
     assert verdict([log(0, *events, n_ranks=1)]) == [
         "rank 0 waits, in call 6, save, for all ranks to save"
-    ]
-
-
-def test_lines_are_in_the_order_of_time():
-    records = [FlightRecord() for _ in range(2)]
-    for rank, record in enumerate(records):
-        record.name_rank(rank, 2)
-    for i in range(4):
-        records[i % 2].begin_call(TRAINING, i, "step")
-    lines = rows([record.log() for record in records], 1)
-    assert [(row.rank, row.call, row.event) for row in lines] == [
-        ("0", "2 step", "begins step"),
-        ("1", "3 step", "begins step"),
     ]
 
 

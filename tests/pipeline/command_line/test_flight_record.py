@@ -1,6 +1,9 @@
 """``divisible flight-record`` answers in words, whatever the files hold."""
 
+import os
 import random
+import re
+import resource
 
 import pytest
 from click.testing import CliRunner
@@ -59,10 +62,17 @@ def test_without_a_directory_the_newest_is_shown(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     result = shown()
     assert result.exit_code == 1
-    assert f"there are no flight records in {tmp_path}" in result.output
+    assert "there are no flight records of yours" in result.output
     (tmp_path / "job").mkdir()
     for rank, data in enumerate(contents()):
         (tmp_path / "job" / f"rank-{rank}.flight").write_bytes(data)
     result = shown()
     assert f"flight records in {tmp_path}/job" in result.output
     assert "rank 1 is behind: it began call 2, step" in result.output
+    found = re.search(
+        rf"rank 0 was process {os.getpid()} on .*, and held ([\d.]+) GB at most when"
+        rf" call 2 began",
+        result.output,
+    )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert 0 < float(found[1]) <= peak / 1e9 + 0.01
