@@ -60,6 +60,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "divisible.deferred.array": ["NotMadeError"],
         "divisible.deferred.scope": ["deferred_init"],
         "divisible.model": ["Divisible"],
+        "divisible.planning.conditions": ["Machine"],
         "divisible.planning.disk": ["Disk"],
         "divisible.planning.machine": ["Network"],
         "divisible.planning.measuring": ["profile"],

@@ -14,6 +14,7 @@
     layer_sums         sums over its layers, and over those of stages
 
     machine            speeds, memory and links of ranks
+    conditions         the machine, samples and profiles that a plan was made for
     disk               a disk, and what layers cost whose weights are there
     memory             what stages hold and take
     gradient_exchange  what replicas send, and when, and what it takes

@@ -9,10 +9,12 @@ import functools
 import itertools
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from divisible.planning.bounds import busy_seconds, lower_bound
+from divisible.planning.conditions import Conditions, Machine
 from divisible.planning.configuration import Candidate, Configuration, Outcome
 from divisible.planning.disk import (
     Disk,
@@ -25,7 +27,7 @@ from divisible.planning.interpolation import interpolate
 from divisible.planning.machine import Network, PerRank, spread_memory, spread_speeds
 from divisible.planning.partition import MemoryLimitError, describe, find_cuts
 from divisible.planning.plan import Plan
-from divisible.planning.profile import Profile
+from divisible.planning.profile import Profile, named_files
 from divisible.planning.setting import Setting
 from divisible.planning.shared_memory import check_memory, fastest_that_fits
 from divisible.planning.unequal_replicas import parts_by_speed
@@ -69,9 +71,13 @@ class Configurations:
         self.wire = wire
         self.memory = spread_memory(memory, ranks)
         self.speeds = spread_speeds(speeds, ranks)
-        self.segment_bytes = segment_bytes(float(self.memory.min()))
         # Too few of them are refused before the search.
         self.network.edges(ranks)
+        self.conditions = Conditions(
+            Machine(ranks, memory, self.network, speeds, disk),
+            batch=batch,
+            profiles=named_files(profiles),
+        )
         self.sized: dict[tuple, Profile] = {}
 
     def candidates(self, configuration: Configuration) -> list[Candidate]:
@@ -267,6 +273,14 @@ class Configurations:
                 "disk" if is_there else "memory" for is_there in candidate.on_disk or ()
             ),
             streamed=configuration.streamed,
+            step_seconds=None if outcome is None else outcome.seconds,
+            bubble=None if outcome is None else outcome.bubble,
+            conditions=replace(
+                self.conditions,
+                coding={self.wire.dtype: setting.exchange.coding}
+                if has_replicas
+                else {},
+            ),
         )
 
     def simulate(self, candidate: Candidate) -> Outcome:
@@ -281,7 +295,8 @@ class Configurations:
         return Outcome(
             seconds=seconds,
             busy=float(timeline.busy.max()),
-            bubble=float(timeline.bubble.mean()),
+            # Of all ranks until the last exchange has ended.
+            bubble=float(1 - timeline.busy.mean() / seconds),
             held=int(timeline.peak_memory.max()),
             in_flight=int(timeline.peak_in_flight.max()),
             exchange=setting.exchange_plan(cuts, timeline, spans),
@@ -344,9 +359,10 @@ class Configurations:
     ) -> Setting:
         replicas, n_ranks, _, name, m, checkpoint, hold_in, streamed = configuration
         exchange = self.wire.exchange(replicas, self.profiles[-1])
+        segment = segment_bytes(float(self._memory(configuration).min()))
         setting = Setting.of(
             _create(name, configuration.n_stages, m, n_ranks, checkpoint),
-            lambda size: self._at(size, exchange, streamed, m),
+            lambda size: self._at(size, exchange, streamed, m, segment),
             self.batch,
             parts,
             self.network,
@@ -362,10 +378,11 @@ class Configurations:
         exchange: GradientExchange | None,
         streamed: tuple[int, ...],
         n_microbatches: int,
+        segment: float,
     ) -> Profile:
         key: tuple = size, exchange is not None
         if streamed:
-            key += streamed, n_microbatches
+            key += streamed, n_microbatches, segment
         if key not in self.sized:
             profile = interpolate(self.profiles, size)
             profile = streamed_profile(
@@ -373,7 +390,7 @@ class Configurations:
                 streamed,
                 self.disk,
                 n_microbatches,
-                self.segment_bytes,
+                segment,
                 has_replicas=exchange is not None,
             )
             if exchange is not None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
 from divisible.communication.wire import BLOCK, WIRE
-from divisible.records import plain_number
+from divisible.records import from_fields, plain_number, shown
 
 #: Elements of a measurement: more than caches hold, as in the parts of a gradient.
 _ELEMENTS = 2**20
@@ -52,6 +53,38 @@ class CodingRate:
             5.0
         """
         return n * ((1 + 1 / replicas) / self.encode + 2 / self.decode)
+
+
+def check_coding(coding: Mapping[str, CodingRate]) -> None:
+    """Refuses what is no rate for each of some dtypes on the wire.
+
+    Raises:
+        TypeError: If it is no mapping, or has something else than rates.
+        ValueError: If a dtype does not exist.
+    """
+    if not isinstance(coding, Mapping):
+        raise TypeError(f"coding must have a rate for each dtype, not {shown(coding)}")
+    for name, rate in coding.items():
+        if name not in WIRE:
+            raise ValueError(
+                f"coding is of {shown(name)}, which is none of {', '.join(WIRE)}"
+            )
+        if not isinstance(rate, CodingRate):
+            raise TypeError(f"coding in {name} must be a CodingRate, not {shown(rate)}")
+
+
+def rates_from_json(rows: Any) -> Any:
+    """Returns rates by dtype, of a dictionary with their fields; else what it was.
+
+    Raises:
+        ValueError: If the fields are not those of a rate; the message names the dtype.
+    """
+    if not isinstance(rows, dict):
+        return rows
+    return {
+        name: from_fields(CodingRate, row, f"coding in {shown(name)}")
+        for name, row in rows.items()
+    }
 
 
 def measure_coding(names: Iterable[str] = WIRE) -> dict[str, CodingRate]:

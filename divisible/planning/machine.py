@@ -42,11 +42,11 @@ class Network:
     overlap: bool = True
 
     def __post_init__(self) -> None:
-        if not np.all(_numbers("bandwidth", self.bandwidth) > 1 / LIMIT):
+        if not np.all(numbers("bandwidth", self.bandwidth) > 1 / LIMIT):
             raise ValueError(
                 f"bandwidth must be positive, beyond 2**-63, not {self.bandwidth}"
             )
-        latency = _numbers("latency", self.latency)
+        latency = numbers("latency", self.latency)
         if not np.all((latency >= 0) & (latency < LIMIT)):
             raise ValueError(
                 f"latency must be finite and not negative, below 2**63, not"
@@ -72,7 +72,7 @@ def spread(name: str, values: PerRank, n: int, what: str = "ranks") -> np.ndarra
         TypeError: If something is no number.
         ValueError: If there are fewer.
     """
-    array = _numbers(name, values)
+    array = numbers(name, values)
     if array.ndim == 0:
         return np.full(n, float(array))
     if array.ndim != 1 or len(array) < n:
@@ -109,7 +109,12 @@ def spread_memory(memory: PerRank | None, n: int) -> np.ndarray:
     return limits
 
 
-def _numbers(name: str, values: PerRank) -> np.ndarray:
+def numbers(name: str, values: PerRank) -> np.ndarray:
+    """Returns one number for all ranks or links, or one for each, as an array.
+
+    Raises:
+        TypeError: If something is no number.
+    """
     try:
         return np.asarray(values, float)
     except (TypeError, ValueError):

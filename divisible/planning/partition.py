@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from divisible.planning.conditions import Conditions, Machine
 from divisible.planning.dynamic_program import StageCost, evenest, least_lacking
 from divisible.planning.machine import Network, PerRank, spread_memory
 from divisible.planning.memory import StageCosts
 from divisible.planning.plan import Plan, StagePlan
-from divisible.planning.profile import Profile
+from divisible.planning.profile import Profile, named_files
 from divisible.planning.units import count, format_bytes
 from divisible.schedules.catalogue import CATALOGUE, ONE_PER_RANK, create
 from divisible.schedules.recomputation import recompute
@@ -72,7 +73,7 @@ def partition(
             whether they fit.
 
     Returns:
-        Plan: The cuts, and what each stage costs.
+        Plan: The cuts, what each stage costs, and the ``conditions``.
 
     Raises:
         MemoryLimitError: If the plan needs more memory than there is; with the
@@ -126,6 +127,11 @@ def partition(
         checkpoint=checkpoint,
         layers=tuple(layer.name for layer in profile.layers),
         stages=describe(costs, cuts, limits),
+        conditions=Conditions(
+            Machine(n_stages, memory, costs.network, speeds),
+            microbatch_size=profile.n_samples,
+            profiles=named_files([profile]),
+        ),
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from divisible.communication.wire import check_wire_dtype
 from divisible.files import write_json
+from divisible.planning.conditions import Conditions
 from divisible.planning.exchange_plan import ExchangePlan
 from divisible.planning.placement import cheaper_placement
 from divisible.planning.plan_fields import chains, listed, places, positions
@@ -104,6 +105,7 @@ class Plan:
         layers: A text for each layer of the model, to recognise it by.
         stages: What each stage is expected to cost.
         step_seconds: Predicted seconds of a minibatch, forward and backward.
+        bubble: The predicted share of them that a rank waits, in the mean of the ranks.
         scatter: How far the timings that these were made from lie from their medians,
             as a part of them (:class:`~divisible.Profile`).
         alternatives: What :func:`divisible.best_plan` did not choose, best first; not
@@ -120,13 +122,15 @@ class Plan:
         hold_in: For each rank of a pipeline where its microbatches wait for their
             backward, ``'memory'`` or ``'disk'``, for ``Pipeline(hold_in=)``.
         streamed: Positions of layers whose weights are on disk, for
-            ``divisible.streaming.stream(model, memory, plan=plan)``.
+            ``divisible.streaming.stream(model, plan=plan)``.
+        conditions: The machine, the samples and the profiles that it was made for, with
+            which whatever reads it reckons; ``None`` if they are not known.
 
     Raises:
         ValueError: If ``cuts`` is not of this form, ``layers`` or ``stages`` are not
             as many, or another argument is out of range.
-        TypeError: If a cut is not an integer, or ``step_seconds`` or ``scatter`` no
-            number.
+        TypeError: If a cut is not an integer, ``step_seconds``, ``bubble`` or
+            ``scatter`` no number, or ``conditions`` are none.
 
     Example:
         >>> plan = Plan([0, 3, 5])
@@ -145,6 +149,7 @@ class Plan:
         default=None, repr=False, compare=False
     )
     step_seconds: float | None = dataclasses.field(default=None, compare=False)
+    bubble: float | None = dataclasses.field(default=None, compare=False)
     alternatives: Sequence[Alternative] = dataclasses.field(
         default=(), repr=False, compare=False
     )
@@ -158,6 +163,9 @@ class Plan:
     hold_in: Sequence[str] = ()
     streamed: Sequence[int] = ()
     scatter: float | None = dataclasses.field(default=None, compare=False)
+    conditions: Conditions | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         cuts = _checked_cuts(self.cuts)
@@ -172,6 +180,10 @@ class Plan:
             streamed=positions(self.streamed, cuts[-1]),
         )
         self._check_exchange()
+        if not (self.conditions is None or isinstance(self.conditions, Conditions)):
+            raise TypeError(
+                f"conditions must be Conditions, not {shown(self.conditions)}"
+            )
         self._check_length("layers", cuts[-1])
         self._check_length("stages", len(cuts) - 1)
         for position, layer in enumerate(self.layers or ()):
@@ -198,7 +210,7 @@ class Plan:
             self._set(**{name: number})
         if self.schedule is not None:
             plain_text("schedule", self.schedule)
-        for name in ("step_seconds", "scatter"):
+        for name in ("step_seconds", "bubble", "scatter"):
             value = getattr(self, name)
             if value is not None:
                 self._set(**{name: plain_number(name, value, "Leave it out")})
@@ -275,6 +287,13 @@ class Plan:
     def n_layers(self) -> int:
         """The number of layers of the model."""
         return self.cuts[-1]
+
+    @property
+    def batch(self) -> int | None:
+        """The samples of a minibatch that it is made for; ``None`` if not known."""
+        if self.conditions is None:
+            return None
+        return self.conditions.minibatch(self.n_microbatches)
 
     def range(self, stage: int) -> tuple[int, int]:
         """Returns ``(start, end)`` of a stage, for :meth:`Divisible.divide`.
@@ -356,11 +375,11 @@ class Plan:
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the plan as JSON; the file appears only when it is complete."""
-        content = {
-            "divisible": "plan",
-            **dataclasses.asdict(dataclasses.replace(self, alternatives=())),
-        }
+        plain = dataclasses.replace(self, alternatives=(), conditions=None)
+        content = {"divisible": "plan", **dataclasses.asdict(plain)}
         del content["alternatives"]
+        if self.conditions is not None:
+            content["conditions"] = self.conditions.to_json(_folder(path))
         write_json(path, content)
 
     @classmethod
@@ -385,6 +404,9 @@ class Plan:
             exchange = content.get("exchange")
             if exchange is not None:
                 content["exchange"] = from_fields(ExchangePlan, exchange, "exchange")
+            conditions = content.get("conditions")
+            if conditions is not None:
+                content["conditions"] = Conditions.from_json(conditions, _folder(path))
             return from_fields(cls, content)
 
     def __str__(self) -> str:
@@ -397,6 +419,8 @@ class Plan:
             rows = [PLAN_COLUMNS, *plan_rows(self)]
             widths = [max(map(len, column)) for column in zip(*rows)]
             lines += ["  ".join(map(str.rjust, row, widths)) for row in rows]
+        if self.conditions is not None:
+            lines.append(f"for {self.conditions}")
         return "\n".join(lines)
 
     @property
@@ -436,7 +460,14 @@ class Plan:
                 words.append(f"gradients in {self.wire_dtype}{feedback}")
         if self.step_seconds is not None:
             words.append(f"{format_seconds(self.step_seconds)} a step")
+        if self.bubble is not None:
+            words.append(f"bubble {self.bubble:.1%}")
         return ", ".join(words)
+
+
+def _folder(path: str | os.PathLike) -> str:
+    """Returns the folder of a file."""
+    return os.path.dirname(os.fspath(path)) or os.curdir
 
 
 def _checked_cuts(given: Any) -> list[int]:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from divisible.planning.coding import CodingRate
-from divisible.planning.disk import Disk, streamed_profile
+from divisible.planning.conditions import Conditions, Machine
+from divisible.planning.disk import Disk, segment_bytes, streamed_profile
 from divisible.planning.gradient_exchange import Spans, Wire
 from divisible.planning.interpolation import interpolate, sort_profiles
 from divisible.planning.machine import Network, PerRank, spread_speeds
@@ -39,13 +40,16 @@ def predict(
         profile: The costs of the model's layers; several profiles at different sizes
             of microbatch are interpolated.
         batch: Samples of the minibatch, of which each replica takes its share, equal
-            ones if the plan has none; those of the largest profile by default.
-        network: The links between the ranks, those of all replicas; infinitely fast by
-            default.
-        speeds: Of the ranks, those of all replicas, relative to that of the profile.
-        coding: How fast a rank codes gradients for the wire; what the profile says by
-            default, and if that says nothing, what is measured here.
-        disk: Of each rank, which a plan needs that puts something there.
+            ones if the plan has none. By default those of the plan's conditions, and of
+            the largest profile if it has none.
+        network: The links between the ranks, those of all replicas. By default those of
+            the plan's conditions, and infinitely fast if it has none.
+        speeds: Speeds of the ranks, those of all replicas, relative to that of the
+            profile. By default those of the plan's conditions.
+        coding: How fast a rank codes gradients for the wire. By default what the plan's
+            conditions say, then what the profile says, then what is measured here.
+        disk: The disk of each rank, which a plan needs that puts something there. By
+            default that of the plan's conditions.
 
     Returns:
         Timeline: Of one replica. For each place in the pipeline it is reckoned with the
@@ -67,12 +71,18 @@ def predict(
     """
     profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
     check_plan(plan, profiles[0])
-    batch = profiles[-1].n_samples if batch is None else batch
+    conditions = conditions_of(plan, profiles).changed(
+        plan.n_ranks, batch, network=network, speeds=speeds, disk=disk
+    )
+    batch, machine = conditions.minibatch(plan.n_microbatches), conditions.machine
+    disk = machine.disk
     m, parts = plan.n_microbatches, None
     if plan.shares is not None:
         parts = integer_shares(plan.shares, batch)
     n_ranks = plan.n_stages // plan.stages_per_rank
-    wire = Wire(plan.wire_dtype or Wire().dtype, plan.error_feedback, coding)
+    dtype = plan.wire_dtype or Wire().dtype
+    coding = coding or conditions.coding.get(dtype)
+    wire = Wire(dtype, plan.error_feedback, coding)
     exchange = wire.exchange(plan.replicas, profiles[-1])
     holds = "disk" in plan.hold_in
     if disk is None and (holds or plan.streamed):
@@ -85,7 +95,12 @@ def predict(
         profile = interpolate(profiles, size)
         has_replicas = exchange is not None
         profile = streamed_profile(
-            profile, plan.streamed, disk, m, has_replicas=has_replicas
+            profile,
+            plan.streamed,
+            disk,
+            m,
+            segment_bytes(machine.least_memory),
+            has_replicas=has_replicas,
         )
         return exchange.with_residuals(profile) if has_replicas else profile
 
@@ -97,8 +112,8 @@ def predict(
         sized,
         batch,
         parts,
-        Network() if network is None else network,
-        spread_speeds(speeds, plan.replicas * n_ranks),
+        machine.network,
+        spread_speeds(machine.speeds, plan.replicas * n_ranks),
         exchange,
     )
     if holds:
@@ -110,6 +125,18 @@ def predict(
         timeline = _with_exchange(timeline, setting.schedule, spans)
     timeline.peak_memory = setting.rank_bytes(plan.cuts)
     return timeline
+
+
+def conditions_of(plan: Plan, profiles: Sequence[Profile]) -> Conditions:
+    """Returns the conditions of a plan; those of ideal links if it has none.
+
+    Args:
+        plan: The plan.
+        profiles: The profiles in use, the largest one last.
+    """
+    if plan.conditions is not None:
+        return plan.conditions
+    return Conditions(Machine(plan.n_ranks), batch=profiles[-1].n_samples)
 
 
 def _with_exchange(timeline: Timeline, schedule: Schedule, spans: Spans) -> Timeline:

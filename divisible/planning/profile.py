@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from divisible.communication.wire import WIRE
 from divisible.files import write_json
 from divisible.layer_texts import differing_titles, title
 from divisible.model import Divisible
-from divisible.planning.coding import CodingRate
+from divisible.planning.coding import CodingRate, check_coding, rates_from_json
 from divisible.planning.layer_sums import LayerSums
 from divisible.planning.tables import PROFILE_COLUMNS, profile_rows
 from divisible.records import (
@@ -165,6 +164,10 @@ class Profile:
         scatter: How far the timings of a layer lie from their median, as a part of it:
             half of them are as near, or nearer. ``None`` if it is not known.
 
+    Attributes:
+        file: The file that it was loaded from, for plans to name; ``None`` if there is
+            none.
+
     Raises:
         ValueError: If there is no layer or no sample, ``input_bytes`` or ``scatter`` is
             negative, or ``coding`` has a dtype that is none.
@@ -188,6 +191,7 @@ class Profile:
         default_factory=dict, repr=False, compare=False
     )
     scatter: float | None = field(default=None, repr=False, compare=False)
+    file: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
@@ -204,7 +208,7 @@ class Profile:
                 f"input_bytes must not be negative, as {self.input_bytes} is"
             )
         plain_text("machine", self.machine)
-        _check_coding(self.coding)
+        check_coding(self.coding)
         if self.scatter is not None:
             scatter = plain_number("scatter", self.scatter, "Leave it out")
             object.__setattr__(self, "scatter", scatter)
@@ -257,6 +261,7 @@ class Profile:
     def save(self, path: str | os.PathLike) -> None:
         """Writes JSON; the file appears only when it is complete."""
         content = {"divisible": "profile", **dataclasses.asdict(self)}
+        del content["file"]
         write_json(path, content)
 
     @classmethod
@@ -278,13 +283,13 @@ class Profile:
             ]
             if content.get("loss") is not None:
                 content["loss"] = from_fields(LayerCost, content["loss"], "loss")
-            rates = content.get("coding")
-            if isinstance(rates, dict):
-                content["coding"] = {
-                    name: from_fields(CodingRate, row, f"coding in {shown(name)}")
-                    for name, row in rates.items()
-                }
-            return from_fields(cls, content)
+            if "coding" in content:
+                content["coding"] = rates_from_json(content["coding"])
+            if "file" in content:
+                raise ValueError("file is not part of a file")
+            profile = from_fields(cls, content)
+        object.__setattr__(profile, "file", os.fspath(path))
+        return profile
 
     def __str__(self) -> str:
         rows = [PROFILE_COLUMNS, *profile_rows(self)]
@@ -307,16 +312,10 @@ class Profile:
         return ", ".join(filter(None, words))
 
 
-def _check_coding(coding: Mapping[str, CodingRate]) -> None:
-    if not isinstance(coding, Mapping):
-        raise TypeError(f"coding must have a rate for each dtype, not {shown(coding)}")
-    for name, rate in coding.items():
-        if name not in WIRE:
-            raise ValueError(
-                f"coding is of {shown(name)}, which is none of {', '.join(WIRE)}"
-            )
-        if not isinstance(rate, CodingRate):
-            raise TypeError(f"coding in {name} must be a CodingRate, not {shown(rate)}")
+def named_files(profiles: Sequence[Profile]) -> tuple[str, ...]:
+    """Returns the files of profiles; none if one of them is not from a file."""
+    files = tuple(profile.file for profile in profiles)
+    return () if None in files else files
 
 
 def check_layers(

@@ -124,9 +124,10 @@ def best_plan(
         progress: Called with the number of configurations seen and that of all.
 
     Returns:
-        Plan: With ``step_seconds``, what the ``exchange`` between replicas costs, the
-        ``alternatives`` and why they lost, and the largest ``scatter`` of the profiles:
-        what is slower by no more than that may be as fast.
+        Plan: With ``step_seconds``, ``bubble``, what the ``exchange`` between replicas
+        costs, the ``alternatives`` and why they lost, the ``conditions``, and the
+        largest ``scatter`` of the profiles: what is slower by no more than that may be
+        as fast.
 
     Raises:
         MemoryLimitError: If nothing fits. Where several stages on a rank share its
@@ -196,7 +197,6 @@ def best_plan(
     scatter = max(seen, default=None)
     return replace(
         search.plan(best),
-        step_seconds=best.outcome.seconds,
         alternatives=_alternatives(search, best, fitting, out, scatter),
         scatter=scatter,
     )

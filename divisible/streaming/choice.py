@@ -27,6 +27,8 @@ from divisible.planning.optimizer_state import check_optimizer
 from divisible.planning.partition import MemoryLimitError
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile
+from divisible.planning.shares import integer_shares
+from divisible.planning.unequal_replicas import microbatches_of_largest
 from divisible.planning.units import format_bytes, parse_bytes
 from divisible.schedules.catalogue import create
 from divisible.schedules.recomputation import recompute
@@ -38,7 +40,7 @@ from divisible.streaming.report import RankMemory, StreamedLayer, StreamReport
 
 def stream(
     stage: Divisible,
-    memory: PerRank | str,
+    memory: PerRank | str | None = None,
     directory: str | os.PathLike | None = None,
     *,
     profile: Profile | Sequence[Profile] | None = None,
@@ -59,16 +61,18 @@ def stream(
         stage (Divisible): A model built in :func:`~divisible.deferred_init` and not
             divided yet; changed.
         memory: Bytes that a rank may use, or text such as ``'4GiB'``; one for all or
-            one for each rank.
+            one for each rank. Those of the plan's conditions by default.
         directory: Where the files are made; see :class:`Streamed`.
         profile: Of the model, to know what activations take, and which layers compute
             for so long that their disk does not matter. Without one the largest layers
             go first, and activations are not reckoned with.
         plan: With the cuts, and for the activations the schedule and the microbatches.
             If it says what to stream, as that of :func:`~divisible.best_plan` with a
-            disk does, that is streamed.
+            disk does, that is streamed. Its minibatch counts, or as many samples as the
+            largest profile has if it does not say.
         optimizer: Whose state is counted; by default what ``profile`` says, or none.
-        disk: Its bandwidths; with a profile measured in ``directory`` by default.
+        disk: Its bandwidths. By default those of the plan's conditions, and else with a
+            profile measured in ``directory``.
         show (bool): Whether to print the table.
 
     Returns:
@@ -79,7 +83,8 @@ def stream(
             and the bytes. The model is as it was.
         StoreError: If arrays of layers are in memory already, or ``directory`` cannot
             be used.
-        TypeError: If ``stage`` is no model, or ``optimizer`` no optimizer.
+        TypeError: If ``stage`` is no model, ``optimizer`` no optimizer, or neither
+            ``memory`` nor the plan says how much memory there is.
         ValueError: If an argument is out of range, or of another model.
 
     Example:
@@ -107,11 +112,14 @@ def stream(
     if plan is not None:
         plan.check(stage)
     layers, activations = _on_ranks(plan or Plan([0, len(stage)]), profiles)
-    limits = _limits(memory, len(layers))
+    conditions = None if plan is None else plan.conditions
+    limits = _limits_of(plan) if memory is None else _limits(memory, len(layers))
     place = usable_directory(directory)
     weights = weights_of(stage, optimizer, profiles[0] if profiles else None)
     seconds: dict[int, float] = {}
     if profiles:
+        if disk is None and conditions is not None:
+            disk = conditions.machine.disk
         disk = measure_disk(place) if disk is None else disk
         seconds = _seconds(profiles, weights, disk, plan)
     parts = [
@@ -134,6 +142,8 @@ def stream(
     put_on_disk(stage, rooms, directory)
     if show:
         print(report)
+        if conditions is not None:
+            print(f"the plan is for {conditions}")
     return report
 
 
@@ -166,10 +176,28 @@ def _limits(memory: PerRank | str, n_ranks: int) -> np.ndarray:
     return spread_memory(memory, n_ranks)
 
 
+def _limits_of(plan: Plan | None) -> np.ndarray:
+    """Returns the memory of the ranks of a pipeline that a plan was made for."""
+    machine = (
+        None if plan is None or plan.conditions is None else plan.conditions.machine
+    )
+    if machine is None or machine.memory is None:
+        raise TypeError(
+            "stream() is not told how much memory a rank may use: give memory, such as"
+            " '4GiB', or a plan that was made with it"
+        )
+    limits = spread_memory(machine.memory, plan.n_ranks)
+    return limits.reshape(plan.replicas, -1).min(axis=0)
+
+
 def _largest_microbatch(profiles: Sequence[Profile], plan: Plan | None) -> int:
-    """Returns the samples of a microbatch, of the minibatch of the largest profile."""
-    n_parts = 1 if plan is None else (plan.n_microbatches or 1) * plan.replicas
-    return -(-profiles[-1].n_samples // n_parts)
+    """Returns the samples of the largest microbatch, of the plan's minibatch."""
+    if plan is None:
+        return profiles[-1].n_samples
+    batch = plan.batch or profiles[-1].n_samples
+    parts = None if plan.shares is None else integer_shares(plan.shares, batch)
+    m = plan.n_microbatches or 1
+    return max(1, microbatches_of_largest(parts, batch, plan.replicas, m)[0])
 
 
 def _on_ranks(

@@ -104,6 +104,9 @@ def read_plan(
             f" plan without --replicas, or see examples/grid"
         )
     plan.check(model, comm.size)
+    args.batchsize = args.batchsize or plan.batch or 64
+    if comm.rank == 0 and plan.conditions is not None:
+        print(f"{args.plan} is for {plan.conditions}", flush=True)
     schedule = schedules.create(
         plan.schedule or "1f1b", plan.n_stages, plan.n_microbatches or 4, comm.size
     )
@@ -126,7 +129,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--plan", help="the file of divisible plan")
     add("--width", type=int, default=16, help="channels of the first block")
     add("--epoch", type=int, default=5, help="number of epochs")
-    add("--batchsize", type=int, default=64, help="samples of a minibatch")
+    add("--batchsize", type=int, help="of a minibatch; default: the plan's, or 64")
     add("--half", action="store_true", help="float16 with float32 master weights")
     add("--seed", type=int, default=0, help="of weights and the order of samples")
     add("--out", default="result", help="folder for the log, pictures and snapshots")

@@ -54,6 +54,9 @@ def main() -> None:
     grid, plan = make_grid(args, len(model))
     plan.check(model, comm.size)
     say(f"replicas: {grid.n_replicas}, stages: {plan.n_stages}, {grid.placement}")
+    args.batchsize = args.batchsize or plan.batch or 60
+    if plan.conditions is not None:
+        say(f"{args.plan} is for {plan.conditions}")
     say(f"{plan.n_layers} layers cut at {plan.cuts}, {plan.schedule} schedule")
 
     stage = model.divide(*plan.range(grid.pipeline.rank))
@@ -138,7 +141,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--placement", choices=[*PLACEMENTS, "auto"], default="auto")
     add("--plan", help="file of divisible plan; it says stages, microbatches, schedule")
     add("--epoch", type=int, default=8, help="number of epochs")
-    add("--batchsize", type=int, default=60, help="samples of a minibatch, of all")
+    add("--batchsize", type=int, help="of all replicas; default: the plan's, or 60")
     add("--microbatches", type=int, default=4, help="of all replicas; a multiple")
     add("--schedule", choices=schedules.NAMES, default="1f1b")
     add("--wire-dtype", choices=list(WIRE), default="fp32", help="of the gradients")

@@ -25,6 +25,8 @@ from divisible.schedules.recomputation import CHECKPOINTS
 from pipeline import SnapshotError
 
 comm = MPI.COMM_WORLD
+#: Samples of a minibatch, where neither an option nor a plan has a number.
+BATCHSIZE = 64
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,7 +63,11 @@ class Parser(argparse.ArgumentParser):
         """Adds the options that do not depend on model and data."""
         add = self.add_argument
         add("--epoch", type=int, default=15, help="number of epochs")
-        add("--batchsize", type=int, default=64, help="samples of a minibatch")
+        add(
+            "--batchsize",
+            type=int,
+            help="samples of a minibatch; default: as many as the plan is for, or 64",
+        )
         add("--microbatches", type=int, default=4, help="of a minibatch")
         add("--schedule", choices=schedules.NAMES, default="1f1b")
         add(
@@ -83,7 +89,7 @@ class Parser(argparse.ArgumentParser):
     def check_positive(self, args: argparse.Namespace, *names: str) -> None:
         """Refuses numbers below 1, and a seed out of range."""
         for name in names:
-            if getattr(args, name) < 1:
+            if getattr(args, name) is not None and getattr(args, name) < 1:
                 self.error(f"--{name} must be 1 at least, not {getattr(args, name)}")
         if not 0 <= args.seed < 2**32:
             self.error(f"--seed must be from 0 to 2**32 - 1, not {args.seed}")
@@ -159,7 +165,11 @@ def make_plan(args: argparse.Namespace, model: Divisible, train: Images) -> Plan
         args.microbatches = plan.n_microbatches or args.microbatches
         args.schedule = plan.schedule or args.schedule
         args.checkpoint = plan.checkpoint
+        args.batchsize = args.batchsize or plan.batch or BATCHSIZE
+        if plan.conditions is not None:
+            say(f"{args.plan} is for {plan.conditions}")
         return plan
+    args.batchsize = args.batchsize or BATCHSIZE
     n_stages = CATALOGUE[args.schedule].stages_per_rank * comm.size
     if args.cuts is None or args.cuts == "auto":
         plan = Plan.uniform(len(model), n_stages)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Callable
@@ -13,23 +15,44 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+# Text is wrapped to so many columns, even on a narrower terminal.
+_LEAST_WIDTH = 20
+
 
 def say(text: str) -> None:
     """Prints a line."""
     _console().print(text, markup=False, soft_wrap=True)
 
 
+def say_wrapped(text: str, indent: int = 0) -> None:
+    """Prints text in lines that the terminal has room for.
+
+    Args:
+        text: The text, of any length.
+        indent: Number of spaces before each line.
+    """
+    before, console = " " * indent, _console()
+    lines = textwrap.wrap(
+        text,
+        max(console.width, indent + _LEAST_WIDTH),
+        initial_indent=before,
+        subsequent_indent=before,
+        break_on_hyphens=False,
+    )
+    for line in lines:
+        say(line)
+
+
 def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
     left: Sequence[int] = (),
-    wrap: int = -1,
 ) -> None:
-    """Prints a table; numbers stand at the right, and one column may be wrapped."""
+    """Prints a table; numbers stand at the right."""
     table = Table(box=None)
     for i, column in enumerate(columns):
         justify = "left" if i in left else "right"
-        table.add_column(Text(column), justify=justify, no_wrap=i != wrap)
+        table.add_column(Text(column), justify=justify, no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, row))
     _console().print(table)
@@ -56,5 +79,6 @@ def plain_warnings() -> Iterator[None]:
 
 
 def _console() -> Console:
-    # Wide tables are cut off where there is no terminal to tell its width.
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    # Wide tables are cut off where nothing tells the width.
+    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if is_known else 160, highlight=False)

@@ -27,7 +27,7 @@ def main() -> None:
     mpiexec -n 4 divisible run train.py
     divisible profile models/vgg16.py:VGG16 --input 3x32x32 --batch 84,21,5
     divisible plan profile-*.json --ranks 8 --memory 4GiB --bandwidth 1Gbit/s
-    divisible simulate plan.json profile-*.json --plot step.png
+    divisible simulate plan.json --plot step.png
     divisible repartition result/snapshot_epoch_3 --stages 8
     divisible export result/snapshot_epoch_3 --to safetensors
     divisible import result/snapshot_iter_1000

@@ -10,7 +10,6 @@ import click
 import numpy as np
 
 from divisible.planning.disk import Disk
-from divisible.planning.machine import Network
 from divisible.planning.profile import Profile
 from divisible.planning.units import parse_rate, parse_seconds
 from pipeline.snapshots.errors import SnapshotError
@@ -117,69 +116,92 @@ _machine_options = (
     click.option(
         "--bandwidth",
         type=Parsed("rate,...", parse_rate, several=True),
-        default=float("inf"),
-        help="Of a link, such as 1Gbit/s or 100MB/s; one for all or one for each pair"
-        " of neighbouring ranks.  [default: infinite]",
+        help="Bandwidth of a link, such as 1Gbit/s or 100MB/s; one for all or one for"
+        " each pair of neighbouring ranks.  [default: infinite]",
     ),
     click.option(
         "--latency",
         type=Parsed("time,...", parse_seconds, several=True),
-        default=0.0,
-        help="Of a message, such as 50us; the same.  [default: 0]",
+        help="Latency of a message, such as 50us; one for all or one for each pair."
+        "  [default: 0]",
     ),
     click.option(
         "--overlap/--no-overlap",
-        default=True,
+        default=None,
         help="Whether messages travel while ranks compute.  [default: overlap]",
     ),
     click.option(
         "--speeds",
         type=Parsed("number,...", float, several=True),
-        help="Of the ranks, relative to where the profile was measured.",
+        help="Speeds of the ranks, relative to where the profile was measured."
+        "  [default: 1]",
     ),
     click.option(
         "--disk",
         type=Parsed("read,write", parse_rate, several=True),
-        help="Of a rank, such as 2GB/s,500MB/s, for what memory has no room for.",
+        help="Disk of a rank, such as 2GB/s,500MB/s, for what memory has no room for.",
     ),
 )
 
 
 def machine(command: Callable) -> Callable:
-    """Gives a command the options of a machine: ``network``, ``speeds``, ``disk``."""
+    """Gives a command the options of a machine: ``links``, ``speeds``, ``disk``.
+
+    ``links`` has those attributes of a :class:`~divisible.Network` that are given.
+    """
 
     @speaking
     @functools.wraps(command)
     def run(
-        bandwidth: Any, latency: Any, overlap: bool, disk: Any, **arguments: Any
+        bandwidth: Any, latency: Any, overlap: Any, disk: Any, **arguments: Any
     ) -> None:
         if disk is not None:
             rates = np.broadcast_to(disk, 2) if np.ndim(disk) == 0 else disk
             if len(rates) != 2:
                 raise ValueError(f"--disk has {len(rates)} rates: give read,write")
             disk = Disk(*map(float, rates))
-        command(network=Network(bandwidth, latency, overlap), disk=disk, **arguments)
+        links = {"bandwidth": bandwidth, "latency": latency, "overlap": overlap}
+        links = {name: value for name, value in links.items() if value is not None}
+        command(links=links, disk=disk, **arguments)
 
     for option in reversed(_machine_options):
         run = option(run)
     return run
 
 
-profiles = click.argument(
-    "profiles",
-    metavar="PROFILE...",
-    nargs=-1,
-    required=True,
-    type=Loaded(Profile.load),
-)
+def profiles(required: bool = True) -> Callable:
+    """Returns the argument that names profiles.
+
+    Args:
+        required: Whether a command needs them, or finds them in a plan.
+    """
+    return click.argument(
+        "profiles",
+        metavar="PROFILE..." if required else "[PROFILE]...",
+        nargs=-1,
+        required=required,
+        type=Loaded(Profile.load),
+    )
+
+
 #: Of one number, and of several with commas between.
 NUMBER = Parsed("number", positive)
 NUMBERS = Parsed("number,...", positives)
-batch = click.option(
-    "--batch",
-    type=Parsed("samples", positive),
-    help="Samples of the minibatch.  [default: of the largest profile]",
-)
+
+
+def batch(default: str) -> Callable:
+    """Returns the option that says how large a minibatch is.
+
+    Args:
+        default: Words for its help that say how large it is without the option.
+    """
+    return click.option(
+        "--batch",
+        type=Parsed("samples", positive),
+        help=f"Samples of the minibatch.  [default: {default}]",
+    )
+
+
 plot = click.option(
     "--plot", type=click.Path(), help="Draw it to this file (.png, .svg, .pdf)."
 )

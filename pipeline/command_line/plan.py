@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 import numpy as np
 
 from divisible.communication.wire import WIRE
+from divisible.planning.machine import Network
 from divisible.planning.partition import METHODS, partition
-from divisible.planning.plan import Plan
+from divisible.planning.plan import Alternative, Plan
+from divisible.planning.prediction import predict
 from divisible.planning.search import best_plan
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
 from divisible.planning.units import format_seconds, parse_bytes
 from divisible.schedules.catalogue import NAMES, ONE_PER_RANK, TRIED_BY_DEFAULT
 from divisible.schedules.recomputation import CHECKPOINTS
 from pipeline.command_line import console, options
-from pipeline.command_line.simulate import draw, predict_minibatch
+from pipeline.command_line.simulate import draw
 
 # What there may be several of to choose from, and one of to cut for.
 _OF_A_CUT = {
@@ -22,12 +26,14 @@ _OF_A_CUT = {
     "schedules": "schedule",
     "checkpoints": "checkpoint",
 }
+# How many alternatives are shown, unless all are asked for.
+_SHOWN = 5
 #: What one pipeline has no use for.
 _OF_REPLICAS = {"wire_dtype": "--wire-dtype", "error_feedback": "--error-feedback"}
 
 
 @click.command("plan")
-@options.profiles
+@options.profiles()
 @click.option("--ranks", type=options.NUMBER, help="Choose everything.")
 @click.option("--stages", type=options.NUMBER, help="Only cut.")
 @click.option(
@@ -36,7 +42,7 @@ _OF_REPLICAS = {"wire_dtype": "--wire-dtype", "error_feedback": "--error-feedbac
     help="Of a rank, such as 8GiB; one for all or one for each.  [default: no limit]",
 )
 @options.machine
-@options.batch
+@options.batch("as many as the largest profile has")
 @click.option(
     "--microbatches",
     type=options.NUMBERS,
@@ -81,22 +87,23 @@ _OF_REPLICAS = {"wire_dtype": "--wire-dtype", "error_feedback": "--error-feedbac
     show_default=True,
     help="With --stages, how to cut.",
 )
+@click.option("--all", "shows_all", is_flag=True, help="Show all alternatives.")
 @options.output("plan.json")
 @options.plot
 @options.speaking
-def plan_command(profiles, ranks, stages, output, plot, **given) -> None:
+def plan_command(profiles, ranks, stages, shows_all, output, plot, **given) -> None:
     """Cuts a model, or chooses how to run it altogether.
 
     With --stages the model is cut so that the slowest stage is as fast as possible,
     for microbatches of the profile's size. With --ranks, stages, microbatches,
     schedule, recomputation and, up to --replicas, how many pipelines share a minibatch
     are chosen as well, for the whole minibatch; give profiles at several sizes of
-    microbatch for that.
+    microbatch for that. The file has the options of the machine and the names of the
+    profiles as well, for the commands that read it.
     """
     if (ranks is None) == (stages is None):
         raise click.UsageError("give either --ranks or --stages")
-    batch, network, speeds = given["batch"], given["network"], given["speeds"]
-    disk = given["disk"]
+    given["network"] = Network(**given.pop("links"))
     given = {name: value for name, value in given.items() if value}
     if given["max_replicas"] == 1:
         alone = [option for name, option in _OF_REPLICAS.items() if name in given]
@@ -108,7 +115,6 @@ def plan_command(profiles, ranks, stages, output, plot, **given) -> None:
                 "--plot with --stages needs --microbatches: how many a minibatch has"
             )
         plan = _cut(profiles, stages, given)
-        batch = (plan.n_microbatches or 1) * profiles[0].n_samples
     elif given.pop("method") != "optimal":
         raise click.UsageError("--method goes with --stages")
     else:
@@ -116,10 +122,13 @@ def plan_command(profiles, ranks, stages, output, plot, **given) -> None:
             plan = best_plan(profiles, ranks, progress=progress, **given)
     # Before it is printed: "| head" closes the pipe, which ends the command.
     plan.save(output)
-    _print_plan(plan)
+    _print_plan(plan, shows_all)
+    console.say_wrapped(f"for {plan.conditions}")
     console.say(f"written to {output}")
     if plot is not None:
-        draw(predict_minibatch(plan, profiles, batch, network, speeds, disk), plot)
+        draw(predict(plan, profiles), plot)
+    # The last line is what is left on the terminal.
+    console.say(plan.headline)
 
 
 def _cut(profiles, stages, given) -> Plan:
@@ -154,11 +163,12 @@ def _cut(profiles, stages, given) -> Plan:
     return partition(profiles[0], stages, **given)
 
 
-def _print_plan(plan: Plan) -> None:
-    console.say(plan.headline)
+def _print_plan(plan: Plan, shows_all: bool) -> None:
+    console.print_table(PLAN_COLUMNS, plan_rows(plan))
     if plan.exchange is not None:
         console.say(f"exchange of gradients: {plan.exchange}")
-    console.print_table(PLAN_COLUMNS, plan_rows(plan))
+    if plan.alternatives:
+        _print_alternatives(plan.alternatives, shows_all)
     alone = [
         other.seconds
         for other in plan.alternatives
@@ -169,14 +179,16 @@ def _print_plan(plan: Plan) -> None:
         console.say(f"one rank would take {times:.2f} times as long")
     if plan.certainty:
         console.say(plan.certainty)
-    if plan.alternatives:
-        rows = [
-            (
-                other.name,
-                "" if np.isinf(other.seconds) else format_seconds(other.seconds),
-                other.reason,
-            )
-            for other in plan.alternatives
-        ]
-        columns = "not chosen", "step", "because"
-        console.print_table(columns, rows, left=(0, 2), wrap=2)
+
+
+def _print_alternatives(alternatives: Sequence[Alternative], shows_all: bool) -> None:
+    """Prints what was not chosen, each with the reason on the lines below it."""
+    shown = alternatives if shows_all else alternatives[:_SHOWN]
+    console.say("not chosen, and why:")
+    for other in shown:
+        seconds = "" if np.isinf(other.seconds) else format_seconds(other.seconds)
+        console.say_wrapped(", ".join(filter(None, (other.name, seconds))), indent=2)
+        console.say_wrapped(other.reason, indent=6)
+    more = len(alternatives) - len(shown)
+    if more:
+        console.say(f"  and {more} more: --all shows them")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import click
 import numpy as np
 
 from divisible.communication.wire import WIRE
+from divisible.planning.interpolation import sort_profiles
 from divisible.planning.plan import Plan
-from divisible.planning.prediction import predict
+from divisible.planning.prediction import conditions_of, predict
+from divisible.planning.profile import Profile
 from divisible.planning.units import count, format_bytes, format_seconds
+from divisible.records import shown
 from divisible.schedules.catalogue import NAMES
 from divisible.schedules.comparison import CAUSES, Comparison
 from divisible.schedules.events import MOVE, OTHER
@@ -18,12 +23,15 @@ from divisible.schedules.recomputation import CHECKPOINTS
 from divisible.schedules.timeline import Timeline
 from pipeline.command_line import console, options
 
+# Seconds that differ by no more than this part were added up in another order.
+_ROUNDING = 1e-6
+
 
 @click.command("simulate")
 @click.argument("plan", type=options.Loaded(Plan.load))
-@options.profiles
+@options.profiles(required=False)
 @options.machine
-@options.batch
+@options.batch("as many as the plan is for")
 @click.option(
     "--microbatches", "n_microbatches", type=options.NUMBER, help="Not the plan's."
 )
@@ -38,23 +46,102 @@ from pipeline.command_line import console, options
 @options.plot
 @options.speaking
 def simulate_command(
-    plan, profiles, batch, network, speeds, disk, output, plot, **changes
+    plan, profiles, batch, links, speeds, disk, output, plot, **changes
 ) -> None:
     """Predicts one minibatch of a plan: time, bubble and memory of each rank.
 
-    A plan does not say of how many samples a minibatch is; --batch does.
+    Machine, minibatch and profiles are those that the plan was made for and names,
+    where nothing else is given.
     """
     changes = {name: value for name, value in changes.items() if value is not None}
     if "wire_dtype" in changes and plan.replicas == 1:
         raise click.UsageError("--wire-dtype: the plan has no replicas")
-    plan = replace(plan, step_seconds=None, **changes)
+    profiles = sort_profiles(profiles or _profiles_of(plan))
+    made_for, promised = plan.conditions, plan.step_seconds
+    # A number that the plan leaves open is not a change of the plan.
+    changed = [name for name in changes if getattr(plan, name) is not None]
+    plan = replace(plan, step_seconds=None, bubble=None, **changes)
+    _check_complete(plan)
+    conditions = conditions_of(plan, profiles)
+    machine = conditions.machine
+    given = {
+        "batch": batch,
+        "speeds": speeds,
+        "disk": disk,
+        "network": replace(machine.network, **links) if links else None,
+    }
+    plan = replace(plan, conditions=conditions.changed(plan.n_ranks, **given))
     console.say(plan.headline)
-    timeline = predict_minibatch(plan, profiles, batch, network, speeds, disk)
+    changed += [name for name, value in given.items() if value is not None]
+    _say_conditions(plan, made_for is not None, changed)
+    timeline = predict(plan, profiles)
     _print_timeline(timeline)
+    if made_for is not None and promised is not None and not changed:
+        _say_difference(promised, timeline.makespan)
     if output is not None:
         timeline.save(output)
         console.say(f"written to {output}")
     draw(timeline, plot)
+
+
+def _profiles_of(plan: Plan) -> list[Profile]:
+    """Loads the profiles that a plan names.
+
+    Raises:
+        ClickException: If it names none, or one cannot be read.
+    """
+    names = () if plan.conditions is None else plan.conditions.profiles
+    if not names:
+        raise click.UsageError(
+            "the plan does not name its profiles: give them after the plan"
+        )
+    found = []
+    for name in names:
+        # Reading something else, such as a device, might never end.
+        if not os.path.isfile(name):
+            raise click.UsageError(
+                f"the plan was made from {shown(name)}, which is no file here: give"
+                f" the profiles after the plan"
+            )
+        found.append(Profile.load(name))
+    return found
+
+
+def _check_complete(plan: Plan) -> None:
+    """Refuses a plan that does not say how it is run.
+
+    Raises:
+        UsageError: With the option that is missing.
+    """
+    if plan.n_microbatches is None:
+        raise click.UsageError(
+            "the plan does not say how many microbatches a minibatch has: give"
+            " --microbatches"
+        )
+    if plan.schedule is None:
+        raise click.UsageError("the plan does not name a schedule: give --schedule")
+
+
+def _say_conditions(plan: Plan, are_known: bool, changed: Sequence[str]) -> None:
+    """Prints the conditions of a simulation, and whether they are the plan's."""
+    conditions = plan.conditions
+    batch = count(plan.batch, "sample")
+    if not are_known:
+        whose = "the plan does not say what it was made for; simulated"
+    elif changed:
+        whose = f"unlike what the plan was made for ({', '.join(changed)})"
+    else:
+        whose = "as the plan was made for"
+    console.say_wrapped(f"{whose}: a minibatch of {batch} on {conditions.machine}")
+
+
+def _say_difference(promised: float, seconds: float) -> None:
+    """Prints a line if a simulation differs from the prediction in the plan."""
+    if abs(seconds / promised - 1) > _ROUNDING:
+        console.say(
+            f"the plan has {format_seconds(promised)} a step: it was made from other"
+            f" profiles than these"
+        )
 
 
 @click.command("timeline")
@@ -84,16 +171,6 @@ def timeline_command(timeline, predicted, plot) -> None:
     draw(comparison, plot)
 
 
-def predict_minibatch(plan, profiles, batch, network, speeds, disk) -> Timeline:
-    """Predicts a minibatch, and says of how many samples it is."""
-    if batch is None:
-        batch = max(profile.n_samples for profile in profiles)
-    console.say(f"simulated with a minibatch of {count(batch, 'sample')}")
-    return predict(
-        plan, profiles, batch=batch, network=network, speeds=speeds, disk=disk
-    )
-
-
 def draw(timeline: Timeline | Comparison, path: str | None) -> None:
     """Draws a timeline or two, if there is a file to draw them to."""
     if path is not None:
@@ -102,7 +179,10 @@ def draw(timeline: Timeline | Comparison, path: str | None) -> None:
 
 
 def _print_timeline(timeline: Timeline) -> None:
-    console.say(f"{timeline.name}: {format_seconds(timeline.makespan)}")
+    bubble = timeline.bubble.mean() if len(timeline) else 0.0
+    console.say(
+        f"{timeline.name}: {format_seconds(timeline.makespan)}, bubble {bubble:.1%}"
+    )
     memory = timeline.peak_memory
     columns = ["rank", "computes", "bubble", "in flight"]
     rows = [

@@ -9,7 +9,8 @@ import tempfile
 import numpy as np
 import pytest
 
-from divisible import Plan
+from divisible import Machine, Plan
+from divisible.planning.conditions import Conditions
 from tests.support.mpiexec import mpiexec
 
 TRAIN = "examples/train/train.py"
@@ -53,11 +54,15 @@ def test_train_cuts_by_time(tmp_path):
 
 
 def test_train_runs_a_plan(tmp_path):
-    plan = Plan([0, 3, 6, 9, 13], 2, "interleaved", "always", stages_per_rank=2)
+    made_for = Conditions(Machine(2, speeds=[1, 0.5]), batch=5)
+    plan = Plan([0, 3, 6, 9, 13], 2, "interleaved", "always", 1, 2, conditions=made_for)
     plan.save(tmp_path / "plan.json")
     argv = [*QUICK, "--plan", tmp_path / "plan.json", "--out", tmp_path]
     output = run(2, [TRAIN, *argv])
     assert "cut at [0, 3, 6, 9, 13], interleaved schedule" in output
+    assert "is for a minibatch of 5 samples on 2 ranks, speeds 1, 0.5" in output
+    log = json.loads((tmp_path / "log").read_text())
+    assert log[-1]["iteration"] == -(-20 // 5)
     refused(3, argv, "for 2 ranks, but there are 3")
     refused(2, [*argv, "--model", "mlp"], "for a model of 13 layers, but MLP has 7")
 

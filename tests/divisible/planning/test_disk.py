@@ -1,5 +1,7 @@
 """Plans that put on disk what memory has no room for."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -49,7 +51,8 @@ def test_a_streamed_layer_takes_as_long_or_longer_and_less_memory(
     disk = Disk(read, write)
     slow = streamed_cost(layer, disk, m, has_replicas=has_replicas)
     for name in ("forward", "backward_input", "backward_weight"):
-        assert getattr(slow, name) >= getattr(layer, name)
+        # Parts of a minibatch add up to it, but for rounding.
+        assert getattr(slow, name) >= (1 - 1e-9) * getattr(layer, name)
     # At least what goes over the disk in a minibatch takes its time.
     least = disk.seconds((2 * m + m - 1) * streamable, m * streamable)
     assert m * slow.seconds >= 0.999 * least
@@ -110,8 +113,8 @@ def test_holding_on_disk_wins_where_it_is_fast():
     assert without.step_seconds == slow.step_seconds
     # What the plan says can be predicted, if the disk is known.
     with pytest.raises(ValueError, match="disk="):
-        predict(fast, layers)
-    timeline = predict(fast, layers, disk=Disk(1e12, 1e12))
+        predict(replace(fast, conditions=None), layers)
+    timeline = predict(fast, layers)
     assert timeline.makespan == pytest.approx(fast.step_seconds)
     assert timeline.peak_memory.max() <= options["memory"]
     assert "held on disk by the ranks" in str(fast)

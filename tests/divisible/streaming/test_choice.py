@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from divisible import (
     Divisible,
     LayerCost,
+    Machine,
     MemoryLimitError,
     Plan,
     Profile,
@@ -19,6 +20,7 @@ from divisible import (
     pop,
     stash,
 )
+from divisible.planning.conditions import Conditions
 from divisible.planning.disk import IN_MEMORY, Disk
 from divisible.streaming import StoreError, Streamed, stream
 from divisible.streaming.choice import _Part
@@ -215,6 +217,31 @@ def test_best_plan_and_stream_agree():
     plan = best_plan(profile, 1, memory=55 * MIB, disk=disk)
     report = stream(model, 55 * MIB, plan=plan, show=False)
     assert report.streamed == plan.streamed and len(plan.streamed) == 1
+
+
+def test_a_plan_says_for_which_memory_disk_and_minibatch(capsys):
+    model = perceptron(1500, 1500, 1500, 1500)
+    # Of two replicas, the first rank of the second one has least.
+    memory = [2**30, 2**30, 17 * MIB, 2**30]
+    machine = Machine(4, memory, disk=Disk(read=1e9, write=1e8))
+    plan = Plan(
+        [0, 2, 5], 4, "1f1b", replicas=2, conditions=Conditions(machine, batch=128)
+    )
+    report = stream(model, plan=plan)
+    assert report.streamed == (0,)
+    assert [rank.limit for rank in report.ranks] == [17 * MIB, 2**30]
+    printed = capsys.readouterr().out
+    assert "the plan is for a minibatch of 128 samples on 4 ranks of" in printed
+    # Microbatches of 16 samples, half as many as the profile's 32 take.
+    model = perceptron(1500, 1500, 1500, 1500)
+    profile = profile_of(model, [0.1] * 5)
+    report = stream(model, "1GiB", plan=plan, profile=profile, show=False)
+    held = [rank.activations for rank in report.ranks]
+    half = MIB * 16 // profile.n_samples
+    assert held == [2 * 2 * half + half, 3 * half + half]
+    assert report.disk == machine.disk
+    with pytest.raises(TypeError, match="give memory, such as '4GiB', or a plan"):
+        stream(perceptron(10, 10), plan=Plan([0, 1]), show=False)
 
 
 def made():

@@ -2,13 +2,15 @@ import errno
 import itertools
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from divisible import LayerCost, Plan, Profile, simulate
+from divisible import Disk, LayerCost, Machine, Network, Plan, Profile, simulate
+from divisible.planning.conditions import Conditions
 from divisible.schedules import Costs, one_f_one_b
 from divisible.schedules.comparison import CAUSES
 from divisible.schedules.timeline import Timeline
@@ -52,6 +54,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "models_of_test.py").write_text(MODELS)
     (tmp_path / "helper.py").write_text("WIDTH = 6\n")
     monkeypatch.chdir(tmp_path)
+    # Where tests run in parallel, something tells another width.
+    monkeypatch.setenv("COLUMNS", "160")
     # What is imported from here must not stay for the next test.
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("models_of_test", "helper"):
@@ -174,7 +178,7 @@ def test_replicas_and_what_their_exchange_costs(folder):
     assert f"{plan.replicas} replicas, gradients in int8" in output
     assert f"exchange of gradients: {plan.exchange}" in output
     assert plan.placement(["a"] * plan.n_ranks) == "stages_together"
-    simulate = ["simulate", "plan.json", small, large, "--bandwidth", "1MB/s"]
+    simulate = ["simulate", "plan.json", small, large]
     output = run(*simulate, "-o", "coded.json")
     assert f"{plan.replicas} replicas, gradients in int8" in output
     assert "other" in output
@@ -204,8 +208,8 @@ def test_what_memory_has_no_room_for_is_on_disk(folder):
     assert "layers 0 streamed" in output
     assert Plan.load("plan.json").streamed == (0,)
     simulate = ["simulate", "plan.json", "large.json"]
-    assert "with disk=" in run(*simulate, code=1)
-    fast = run(*simulate, "--disk", "4GB/s,2GB/s", "-o", "fast.json")
+    fast = run(*simulate, "-o", "fast.json")
+    assert "disks that read 4 GB/s and write 2 GB/s" in fast
     assert "memory" in fast
     run(*simulate, "--disk", "1GB/s", "-o", "slow.json")
     fast, slow = (Timeline.load(f"{name}.json").makespan for name in ("fast", "slow"))
@@ -221,7 +225,12 @@ def test_a_simulation_of_something_else(folder):
     run("plan", files[1], "--stages", 2)
     saved = json.loads((folder / "plan.json").read_text())
     assert saved["n_microbatches"] is None
-    assert "does not say n_microbatches" in run("simulate", "plan.json", *files, code=1)
+    output = run("simulate", "plan.json", *files, code=2)
+    assert "does not say how many microbatches" in output
+    assert "give --microbatches" in " ".join(output.split())
+    Plan([0, 3, 6], n_microbatches=4).save(folder / "bare.json")
+    output = run("simulate", "bare.json", *files, code=2)
+    assert "does not name a schedule: give --schedule" in " ".join(output.split())
     run(
         *("simulate", "plan.json", *files, "--microbatches", 4, "--schedule", "gpipe"),
         *("--batch", 32, "-o", "t.json", "--no-overlap", "--bandwidth", "1MB/s"),
@@ -232,15 +241,72 @@ def test_a_simulation_of_something_else(folder):
     assert timeline.makespan > 5 * 3 * (0.09 + 0.08 + 0.08)
 
 
-def test_how_many_samples_are_simulated(folder):
-    """A plan does not say it."""
+def test_a_plan_is_simulated_for_what_it_was_made_for(folder, monkeypatch):
+    files = profiles(folder)
+    machine = ("--speeds", "1,0.5,1", "--bandwidth", "50kB/s", "--latency", "20ms")
+    many = ("--batch", 48, "--memory", "1GiB", "--schedule", "1f1b")
+    (folder / "plans").mkdir()
+    output = run(
+        *("plan", *files, "--ranks", 3, *machine, *many, "-o", "plans/plan.json")
+    )
+    conditions = (
+        "a minibatch of 48 samples on 3 ranks of 1.0 GiB, speeds 1, 0.5, 1, links of 50"
+        " kB/s with 20 ms of latency"
+    )
+    assert f"for {conditions}" in " ".join(output.split())
+    plan = Plan.load("plans/plan.json")
+    # Without a word on machine, minibatch and profiles, and from another folder.
+    for where, name in ((folder, "plans/plan.json"), (folder / "plans", "plan.json")):
+        monkeypatch.chdir(where)
+        output = run("simulate", name, "-o", "t.json")
+        assert f"as the plan was made for: {conditions}" in " ".join(output.split())
+        timeline = Timeline.load("t.json")
+        assert timeline.makespan == pytest.approx(plan.step_seconds)
+        assert timeline.bubble.mean() == pytest.approx(plan.bubble)
+        assert f", bubble {plan.bubble:.1%}" in output
+    # One value changes, and the others stay.
+    output = " ".join(run("simulate", "plan.json", "--latency", "0").split())
+    assert "unlike what the plan was made for (network): a minibatch of 48" in output
+    assert "speeds 1, 0.5, 1, links of 50 kB/s 1f1b:" in output
+    output = run("simulate", "plan.json", "--batch", 24, "--microbatches", 2)
+    assert "unlike what the plan was made for (n_microbatches, batch)" in output
+
+
+def test_profiles_that_a_plan_names_may_have_changed_or_gone(folder):
+    _, file = profiles(folder)
+    run("plan", file, "--ranks", 2)
+    assert "a step: it was made from" not in run("simulate", "plan.json")
+    slower = Profile.load(file)
+    layers = [replace(layer, forward=1.0) for layer in slower.layers]
+    replace(slower, layers=layers).save(file)
+    assert "a step: it was made from other profiles" in run("simulate", "plan.json")
+    file.unlink()
+    output = " ".join(run("simulate", "plan.json", code=2).split())
+    assert "which is no file here: give the profiles after the plan" in output
+
+
+def test_an_old_plan_has_no_conditions(folder):
+    files = profiles(folder)
+    old = {"divisible": "plan", "cuts": [0, 3, 6], "schedule": "1f1b", "replicas": 1}
+    (folder / "old.json").write_text(json.dumps({**old, "n_microbatches": 2}))
+    output = " ".join(run("simulate", "old.json", *files).split())
+    assert "the plan does not say what it was made for; simulated: a mini" in output
+    assert "a minibatch of 8 samples on 2 ranks, links that take no time" in output
+    output = " ".join(run("simulate", "old.json", code=2).split())
+    assert "does not name its profiles: give them after the plan" in output
+
+
+def test_a_cut_is_simulated_with_microbatches_of_the_size_that_it_is_for(folder):
     _, file = profiles(folder)
     arguments = ["plan", file, "--stages", 2, "--microbatches", 4, "--plot", "p.svg"]
-    assert "with a minibatch of 32 samples\ndrawn to p.svg" in run(*arguments)
-    simulated = run("simulate", "plan.json", file)
-    assert "with a minibatch of 8 samples" in simulated
-    simulated = run("simulate", "plan.json", file, "--batch", 32)
-    assert "with a minibatch of 32 samples" in simulated
+    output = run(*arguments)
+    assert "for microbatches of 8 samples on 2 ranks" in output
+    assert "drawn to p.svg" in output
+    assert "a minibatch of 32 samples" in run("simulate", "plan.json")
+    simulated = run("simulate", "plan.json", "--microbatches", 3)
+    assert "a minibatch of 24 samples" in simulated
+    simulated = run("simulate", "plan.json", "--batch", 16)
+    assert "a minibatch of 16 samples" in simulated
 
 
 def test_everything_has_help():
@@ -464,12 +530,15 @@ def test_nonsense_is_said_in_a_line(folder, arguments, message):
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_file_ends_in_a_traceback(folder, data):
     profiles(folder)
-    Plan([0, 3, 6], 2, "1f1b").save("plan.json")
+    machine = Machine(2, [1e9, 1e9], Network([1e6], 0.1), [1, 2.0], Disk(1e9, 1e9))
+    made_for = Conditions(machine, 4, profiles=["profile-1.json"])
+    Plan([0, 3, 6], 2, "1f1b", conditions=made_for).save("plan.json")
     simulate(one_f_one_b(2, 2), Costs(1, 1, 1)).save("t.json")
     file, command = data.draw(
         st.sampled_from(
             [
                 ("plan.json", "simulate bad.json profile-1.json"),
+                ("plan.json", "simulate bad.json"),
                 ("profile-1.json", "simulate plan.json bad.json --batch 4"),
                 ("profile-1.json", "plan bad.json --stages 2 -o other.json"),
                 ("profile-8.json", "plan bad.json --ranks 2 --batch 8 -o other.json"),
