@@ -152,7 +152,7 @@ def main() -> None:
                 totals.setdefault(name, []).append(max(columns[1]))
                 result.write(
                     f"{n:5d} microbatches, "
-                    + " ".join(f"{h:2d}" for h in in_flight)
+                    + " ".join(f"{h:2g}" for h in in_flight)
                     + " in flight"
                     + "".join(
                         " | " + " ".join(f"{mib:6.1f}" for mib in column)

@@ -298,7 +298,7 @@ class Configurations:
             # Of all ranks until the last exchange has ended.
             bubble=float(1 - timeline.busy.mean() / seconds),
             held=int(timeline.peak_memory.max()),
-            in_flight=int(timeline.peak_in_flight.max()),
+            in_flight=float(timeline.peak_in_flight.max()),
             exchange=setting.exchange_plan(cuts, timeline, spans),
         )
 

@@ -51,7 +51,8 @@ class Outcome(NamedTuple):
         busy: Seconds that the busiest rank computes.
         bubble: The share of the step that ranks wait, on average.
         held: Bytes of microbatches in flight, on the rank with most.
-        in_flight: Microbatches in flight, on the rank with most.
+        in_flight: Microbatches in flight, on the rank with most; of a rank's ``n``
+            stages each has an ``n``-th of one.
         exchange: What the exchange costs; ``None`` without replicas.
     """
 
@@ -59,7 +60,7 @@ class Outcome(NamedTuple):
     busy: float
     bubble: float
     held: int
-    in_flight: int
+    in_flight: float
     exchange: ExchangePlan | None
 
 

@@ -93,8 +93,7 @@ class Trial:
 
         Candidates are those that have a name, if they suit the placement of the
         stages, the one that has been running, and what is made for the measured times;
-        a rank may hold as many microbatches as the first one does in 1F1B, in each of
-        its stages.
+        a rank may hold as many microbatches as the first one does in 1F1B.
         """
         costs = measured_costs(self._timelines, len(self._stage_ranks))
         where = self._stage_ranks, self._n_microbatches
@@ -104,12 +103,12 @@ class Trial:
         candidates.append(_list_schedule(costs, *where))
         if self._checkpoint != "never":
             candidates.append(_list_schedule(_recomputing(costs), *where))
-        limits = _limits(*where)
+        limit = _limit(*where)
         best, least = None, np.inf
         for plain in candidates:
             schedule = recompute(plain, self._checkpoint)
             timeline = simulate(schedule, costs)
-            fits = np.all(timeline.peak_held <= limits)
+            fits = np.all(timeline.peak_held <= limit)
             if fits and timeline.makespan < least * (1 - 1e-9):
                 best, least = schedule, timeline.makespan
         return best
@@ -199,12 +198,10 @@ def _recomputing(costs: Costs) -> Costs:
 def _list_schedule(
     costs: Costs, stage_ranks: Sequence[int], n_microbatches: int
 ) -> Schedule:
-    limits = _limits(stage_ranks, n_microbatches)
-    return list_schedule(costs, n_microbatches, limits, stage_ranks)
+    limit = _limit(stage_ranks, n_microbatches)
+    return list_schedule(costs, n_microbatches, limit, stage_ranks)
 
 
-def _limits(stage_ranks: Sequence[int], n_microbatches: int) -> list[int]:
-    """Returns how many stage-microbatches each rank may hold."""
-    n_ranks = len(set(stage_ranks))
-    held = min(n_microbatches, n_ranks)
-    return [list(stage_ranks).count(rank) * held for rank in range(n_ranks)]
+def _limit(stage_ranks: Sequence[int], n_microbatches: int) -> int:
+    """Returns how many microbatches a rank may hold, as the first one does in 1F1B."""
+    return min(n_microbatches, len(set(stage_ranks)))

@@ -4,21 +4,21 @@ In the formulas ``d`` is the number of stages (with several stages on a rank, th
 number of ranks), ``v`` the number of stages on a rank (chunks), ``m`` the number of
 microbatches; F, I and W are the times of one stage on one microbatch, and B = I + W.
 
-================  ===================  ==================================
+================  ===================  ======================================
 schedule          bubble               held on rank ``i`` at most
-================  ===================  ==================================
+================  ===================  ======================================
 `gpipe`           (d - 1) (F + B)      m
 `one_f_one_b`     (d - 1) (F + B)      min(m, d - i)
-`interleaved`     (d - 1) (F + B)      min(v m, (v - 1) d + 2 (d - i) - 1)
-`looped_bfs`      (d - 1) (F + B)      v m
+`interleaved`     (d - 1) (F + B)      min(v m, (v - 1) d + 2 (d - i) - 1) / v
+`looped_bfs`      (d - 1) (F + B)      m
 `zero_bubble_h1`  (d - 1) (F + I - W)  min(m, d)
 `zero_bubble_h2`  (d - 1) F            min(m, 2 d - 1)
-`zero_bubble_v`   (d - 1) F            2 min(m, d)
-================  ===================  ==================================
+`zero_bubble_v`   (d - 1) F            min(m, d)
+================  ===================  ======================================
 
-With ``v`` chunks a stage is ``v`` times smaller: so are its F and B in this table,
-the bubble, and what one unit of memory means. The docstrings say when a formula
-holds.
+With ``v`` chunks a stage is ``v`` times smaller: so are its F and B in this table, and
+the bubble. A unit of what is held is one microbatch in all layers of a rank, whatever
+``v`` is. The docstrings say when a formula holds.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def interleaved(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
     With ``m`` a multiple of ``d`` ranks, ``v`` chunks, and times F and B of one
     stage: makespan ``(v m + d - 1) (F + B)``; the bubble ``(d - 1) (F + B)`` is
     ``1 / v`` of that of 1F1B on the same ranks, whose stages take ``v F`` and
-    ``v B``. In flight on rank ``i``: ``min(v m, (v - 1) d + 2 (d - i) - 1)``
-    stage-microbatches. Each edge carries ``v`` times the messages.
+    ``v B``. In flight on rank ``i``: ``min(v m, (v - 1) d + 2 (d - i) - 1) / v``
+    microbatches. Each edge carries ``v`` times the messages.
 
     For any other ``m`` it is the schedule of the next multiple of ``d`` without the
     surplus microbatches: leaving whole microbatches out of an order breaks no
@@ -185,7 +185,7 @@ def looped_bfs(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
 
     With ``m >= d`` ranks and times F and B of one stage: makespan
     ``(v m + d - 1) (F + B)``, bubble ``(d - 1) (F + B)``, ``1 / v`` of GPipe's. In
-    flight on each rank: ``v m`` stage-microbatches, as much memory as GPipe.
+    flight on each rank: ``m`` microbatches, as much memory as GPipe.
 
     Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, MLSys 2023.
 
@@ -302,8 +302,8 @@ def zero_bubble_v(n_ranks: int, n_microbatches: int) -> Schedule:
     With F = I = W of one stage, ``d`` ranks and ``m >= 3 d / 2``: makespan
     ``2 m (F + I + W) + (d - 1) F``; ranks wait only while the pipeline fills and
     drains. In general it is the greater of that and ``4 (m + d) - 2`` (in units of
-    F). Activations and pending W together on each rank: at most ``2 min(m, d)``
-    stage-microbatches, as much memory as 1F1B needs on its first stage.
+    F). Activations and pending W together on each rank: at most ``min(m, d)``
+    microbatches, as much memory as 1F1B needs on its first stage.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (ZB-V), in the
     phases of PyTorch's ``ScheduleZBVZeroBubble``.

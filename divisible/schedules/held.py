@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from divisible.schedules.absences import away
 from divisible.schedules.actions import FORWARD, RECOMPUTE
@@ -30,25 +31,27 @@ _CHANGES = np.array([[1, -1, -1, 0, 0], [1, -1, -1, 0, 1], [0, 0, 1, -1, 0]])
 class Report(NamedTuple):
     """The peaks of a valid schedule's memory.
 
-    A unit is one stage's share of one microbatch. A whole backward (B) or input
-    gradient (I) frees the activations; an I leaves its W pending, which keeps the
-    stage's inputs and output gradients. Where the forward is recomputed (R), only the
-    stage's input is held between the two.
+    A unit is one microbatch in all layers of a rank: of a rank's ``n`` stages each
+    holds an ``n``-th of it. So schedules with one stage on a rank and with several
+    compare. A whole backward (B) or input gradient (I) frees the activations; an I
+    leaves its W pending, which keeps the stage's inputs and output gradients. Where the
+    forward is recomputed (R), only the stage's input is held between the two.
 
     Attributes:
         in_flight: For each rank the peak of held activations, from F, or R where
             there is one, to B or I.
-        stage_in_flight: The same for each stage.
+        stage_in_flight: For each stage the peak of held activations, in microbatches of
+            its own.
         pending: For each rank the peak of pending weight gradients, from I to W.
         held: For each rank the peak of both together.
         inputs: For each rank the peak of inputs that wait for R, from F on.
     """
 
-    in_flight: tuple[int, ...]
+    in_flight: tuple[float, ...]
     stage_in_flight: tuple[int, ...]
-    pending: tuple[int, ...]
-    held: tuple[int, ...]
-    inputs: tuple[int, ...]
+    pending: tuple[float, ...]
+    held: tuple[float, ...]
+    inputs: tuple[float, ...]
 
 
 class Moments(NamedTuple):
@@ -80,14 +83,33 @@ def report(schedule: Table) -> Report:
     """
     in_flight, graphs, pending = _changes(schedule)
     order = np.argsort(schedule.stage, kind="stable")
-    ranks = schedule.action_ranks, schedule.n_ranks
+    n_stages = np.bincount(schedule.stage_ranks, minlength=schedule.n_ranks)
+
+    def of_ranks(change: np.ndarray) -> tuple[float, ...]:
+        counts = _peaks(change, schedule.action_ranks, schedule.n_ranks)
+        return tuple(in_layers_of_ranks(counts, n_stages).tolist())
+
     return Report(
-        _peaks(graphs, *ranks),
-        _peaks(graphs[order], schedule.stage[order], schedule.n_stages),
-        _peaks(pending, *ranks),
-        _peaks(graphs + pending, *ranks),
-        _peaks(in_flight - graphs, *ranks),
+        in_flight=of_ranks(graphs),
+        stage_in_flight=_peaks(graphs[order], schedule.stage[order], schedule.n_stages),
+        pending=of_ranks(pending),
+        held=of_ranks(graphs + pending),
+        inputs=of_ranks(in_flight - graphs),
     )
+
+
+def in_layers_of_ranks(counts: ArrayLike, n_stages: ArrayLike) -> np.ndarray:
+    """Returns stages' microbatches in the unit of :class:`Report`.
+
+    Args:
+        counts: For each rank how many microbatches its stages hold, added up.
+        n_stages: For each rank the number of its stages.
+
+    Example:
+        >>> in_layers_of_ranks([8, 3], n_stages=[2, 1])
+        array([4., 3.])
+    """
+    return np.asarray(counts) / np.maximum(n_stages, 1)
 
 
 def peaks(

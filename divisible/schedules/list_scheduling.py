@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -49,7 +50,7 @@ class _Rule(NamedTuple):
 def list_schedule(
     costs: Costs,
     n_microbatches: int,
-    memory_limit: int | Sequence[int] | None = None,
+    memory_limit: float | Sequence[float] | None = None,
     stage_ranks: Sequence[int] | None = None,
     n_stages: int | None = None,
     split_backward: bool = True,
@@ -80,9 +81,9 @@ def list_schedule(
     Args:
         costs: Seconds of each stage and edge.
         n_microbatches: Number of microbatches.
-        memory_limit: How many stage-microbatches a rank may hold at once, in flight
-            or with a pending W; one number for all ranks or one for each. No limit by
-            default.
+        memory_limit: How many microbatches a rank may hold at once, in flight or with a
+            pending W; one number for all ranks or one for each. Each of a rank's ``n``
+            stages holds an ``n``-th of one. No limit by default.
         stage_ranks: For each stage its rank; one stage on each rank by default.
         n_stages: Number of stages, if neither ``costs`` nor ``stage_ranks`` tells.
         split_backward: Whether to use I and W, not B.
@@ -91,8 +92,7 @@ def list_schedule(
         The schedule.
 
     Raises:
-        ScheduleError: If the number of stages is unknown or a limit is less than the
-            number of stages on a rank, which a single microbatch needs.
+        ScheduleError: If the number of stages is unknown or a limit is less than 1.
 
     Example:
         >>> costs = Costs(forward=1, backward_input=1, backward_weight=1)
@@ -137,30 +137,33 @@ def list_schedule(
 
 
 def _limits(
-    memory_limit: int | Sequence[int] | None,
+    memory_limit: float | Sequence[float] | None,
     stage_ranks: Sequence[int],
     n_ranks: int,
     n_microbatches: int,
 ) -> list[int]:
-    """Returns how many stage-microbatches each rank may hold."""
+    """Returns how many microbatches the stages of each rank may hold, added up."""
     if memory_limit is None:
-        memory_limit = len(stage_ranks) * n_microbatches
+        memory_limit = n_microbatches
     if isinstance(memory_limit, (Sequence, np.ndarray)):
-        limits = [int(limit) for limit in memory_limit]
+        limits = [float(limit) for limit in memory_limit]
     else:
-        limits = [int(memory_limit)] * n_ranks
+        limits = [float(memory_limit)] * n_ranks
     if len(limits) != n_ranks:
         raise ScheduleError(
             f"memory_limit has {len(limits)} values, but there are {n_ranks} ranks"
         )
     for rank, limit in enumerate(limits):
-        least = stage_ranks.count(rank)
-        if limit < least:
+        if not limit >= 1:
             raise ScheduleError(
-                f"rank {rank}: a memory_limit of {limit} is too little; one microbatch "
-                f"on its way through the rank's stages needs {least}"
+                f"rank {rank}: a memory_limit of {limit:g} is too little; one "
+                f"microbatch on its way through the rank's stages needs 1"
             )
-    return limits
+    # A third of three stages is one of them, but for rounding.
+    return [
+        math.floor(min(limit, n_microbatches) * stage_ranks.count(rank) + 1e-6)
+        for rank, limit in enumerate(limits)
+    ]
 
 
 class _Rank:
@@ -169,7 +172,7 @@ class _Rank:
     Args:
         rule: What it prefers.
         back: The kind of its backwards, `INPUT` or `BACKWARD`.
-        limit: How many stage-microbatches it may hold.
+        limit: How many microbatches its stages may hold, added up.
         reserve: For each stage, how many later stages of the same rank must keep room
             for one microbatch.
         weight_seconds: The duration of each W, by stage and microbatch.

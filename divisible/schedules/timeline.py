@@ -24,6 +24,7 @@ from divisible.schedules.actions import (
 from divisible.schedules.comparison import Comparison
 from divisible.schedules.critical_path import critical_path
 from divisible.schedules.events import CATEGORIES, RECEIVE, SEND, Event
+from divisible.schedules.held import in_layers_of_ranks
 from divisible.schedules.plot import plot_timeline
 from divisible.schedules.trace import read_trace, save_trace
 
@@ -251,12 +252,19 @@ class Timeline:
 
     @property
     def peak_in_flight(self) -> np.ndarray:
-        """For each rank the most stage-microbatches between F and B or I."""
+        """For each rank the most microbatches between F and B or I.
+
+        The unit is that of :class:`divisible.schedules.held.Report`: of a rank's ``n``
+        stages each holds an ``n``-th of a microbatch.
+        """
         return self._peak([1, -1, -1, 0, 0])
 
     @property
     def peak_held(self) -> np.ndarray:
-        """For each rank the most stage-microbatches in flight or with a pending W."""
+        """For each rank the most microbatches in flight or with a pending W.
+
+        The unit is that of ``peak_in_flight``.
+        """
         return self._peak([1, -1, 0, -1, 0])
 
     def _peak(self, change: list[int]) -> np.ndarray:
@@ -264,13 +272,13 @@ class Timeline:
         computations = self.category[self.category < len(KINDS)]
         if computations.max(initial=FORWARD) == FORWARD:
             changes[:] = 0  # evaluation holds nothing
-        return np.array(
-            [
-                np.cumsum(changes[begin:end]).max(initial=0)
-                for begin, end in zip(self.offsets[:-1], self.offsets[1:])
-            ],
-            np.int64,
-        )
+        compute = np.where(self.category < len(KINDS), self.stage, _NONE)
+        counts, n_stages = [], []
+        for begin, end in zip(self.offsets[:-1], self.offsets[1:]):
+            counts.append(np.cumsum(changes[begin:end]).max(initial=0))
+            stages = np.unique(compute[begin:end])
+            n_stages.append((stages != _NONE).sum())
+        return in_layers_of_ranks(counts, n_stages)
 
     @property
     def critical_path(self) -> list[Event]:
@@ -321,7 +329,7 @@ class Timeline:
         for rank, (busy, bubble, peak) in enumerate(
             zip(self.busy, self.bubble, self.peak_in_flight)
         ):
-            lines.append(f"{rank:4d} {busy:10.6g} {bubble:7.1%} {peak:10d}")
+            lines.append(f"{rank:4d} {busy:10.6g} {bubble:7.1%} {peak:10.4g}")
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike) -> None:

@@ -49,7 +49,7 @@ def validate(schedule: Table) -> Report:
     Example:
         >>> from divisible.schedules.schedule import Schedule
         >>> Schedule([["0F0", "0B0"], ["1F0", "1B0"]]).validate().in_flight
-        (1, 1)
+        (1.0, 1.0)
         >>> try:
         ...     Schedule([["0F0", "0B0"], ["1B0", "1F0"]]).validate()
         ... except ScheduleError as error:

@@ -48,7 +48,7 @@ def _simulated(entry: Entry) -> tuple[str, str, str]:
     schedule = create(entry.name, _N_RANKS * chunks, _N_MICROBATCHES, _N_RANKS)
     seconds = 1 / chunks
     timeline = simulate(schedule, Costs(seconds, seconds, seconds))
-    held = max(schedule.validate().held) / chunks
+    held = max(schedule.validate().held)
     return f"{timeline.makespan:g}", f"{timeline.bubble[0]:.1%}", f"{held:g}"
 
 

@@ -51,7 +51,8 @@ def simulate_command(
     """Predicts one minibatch of a plan: time, bubble and memory of each rank.
 
     Machine, minibatch and profiles are those that the plan was made for and names,
-    where nothing else is given.
+    where nothing else is given. In flight are the microbatches that a rank holds at
+    most between forward and backward; each of its n stages holds an n-th of one.
     """
     changes = {name: value for name, value in changes.items() if value is not None}
     if "wire_dtype" in changes and plan.replicas == 1:
@@ -186,7 +187,7 @@ def _print_timeline(timeline: Timeline) -> None:
     memory = timeline.peak_memory
     columns = ["rank", "computes", "bubble", "in flight"]
     rows = [
-        [str(rank), format_seconds(busy), f"{bubble:.1%}", str(peak)]
+        [str(rank), format_seconds(busy), f"{bubble:.1%}", f"{peak:.4g}"]
         for rank, (busy, bubble, peak) in enumerate(
             zip(timeline.busy, timeline.bubble, timeline.peak_in_flight)
         )

@@ -94,8 +94,8 @@ def test_the_choice_is_the_fastest_that_fits(case, checkpoint):
     assert chosen.stage_ranks == tuple(stage_ranks)
     assert chosen.n_microbatches == n_microbatches
     found = simulate(chosen, costs)
-    limits = np.bincount(stage_ranks) * min(n_microbatches, n_ranks)
-    assert (found.peak_held <= limits).all()
+    limit = min(n_microbatches, n_ranks)
+    assert (found.peak_held <= limit).all()
     others = [first]
     for name in schedules.NAMES:
         try:
@@ -108,7 +108,7 @@ def test_the_choice_is_the_fastest_that_fits(case, checkpoint):
         if other.stage_ranks != tuple(stage_ranks):
             continue
         other = simulate(recompute(other, checkpoint), costs)
-        if (other.peak_held <= limits).all():
+        if (other.peak_held <= limit).all():
             assert found.makespan <= other.makespan * (1 + 1e-6)
 
 
@@ -137,7 +137,7 @@ def test_a_schedule_is_made_for_stages_that_recompute():
     """The forward that runs again is a part of what goes before a gradient."""
     costs = Costs([1.0, 1.5, 4.0, 4.0], [0.5, 1.5, 4.0, 0.5], [1.0, 4.0, 1.0, 4.0])
     first, chosen = choose([0, 1, 0, 1], 5, costs, "always")
-    without = schedules.list_schedule(costs, 5, 4, [0, 1, 0, 1])
+    without = schedules.list_schedule(costs, 5, 2, [0, 1, 0, 1])
     assert simulate(recompute(without, "always"), costs).makespan == 96.0
     assert simulate(first, costs).makespan == 98.0
     assert simulate(chosen, costs).makespan == 91.5

@@ -164,7 +164,7 @@ def test_zero_bubble_h2_does_not_wait_for_messages_once_full():
 @given(stages, microbatches)
 def test_zero_bubble_v(d, m):
     report, makespan = checked(zero_bubble_v(d, m))
-    assert max(report.held) == 2 * min(m, d)
+    assert max(report.held) == min(m, d)
     assert makespan == max(2 * m * 3 + (d - 1), 4 * (m + d) - 2)
 
 
@@ -183,10 +183,10 @@ def test_interleaved(d, v, m):
     full = ceil_to(m, d)
     ahead = [min(v * full, (v - 1) * d + 2 * (d - i) - 1) for i in range(d)]
     if m == full:
-        assert list(report.in_flight) == ahead
+        assert list(report.in_flight) == [count / v for count in ahead]
         assert makespan == (v * m + d - 1) * 3
     else:
-        assert all(a <= b for a, b in zip(report.in_flight, ahead))
+        assert all(a <= b / v for a, b in zip(report.in_flight, ahead))
         assert makespan <= (v * full + d - 1) * 3
 
 
@@ -203,7 +203,7 @@ def test_interleaved_divides_the_bubble(d, groups, v, backward):
 @given(stages, chunks, microbatches)
 def test_looped_bfs(d, v, m):
     report, makespan = checked(looped_bfs(d, v, m))
-    assert set(report.in_flight) == {v * m}
+    assert set(report.in_flight) == {m}
     if m >= d:
         assert makespan == (v * m + d - 1) * 3
     else:
@@ -227,7 +227,7 @@ def test_one_rank_and_one_microbatch(name):
     schedule = create(name, per_rank, 1, 1)
     report, makespan = checked(schedule)
     assert makespan == 3 * per_rank
-    assert report.held == (per_rank,)
+    assert report.held == (1.0,)
     assert lower(schedule)[0] == tuple(schedule.actions[0])
 
 
@@ -273,8 +273,9 @@ def test_list_schedule_respects_its_limit(data):
         transfer=data.draw(seconds),
         latency=data.draw(seconds),
     )
-    least = n // ranks
-    limit = data.draw(st.integers(least, least + 6))
+    per_rank = n // ranks
+    # In units of all layers of a rank: six stages more than one microbatch needs.
+    limit = data.draw(st.integers(per_rank, per_rank + 6)) / per_rank
     split = data.draw(st.booleans())
     schedule = list_schedule(costs, m, limit, stage_ranks, split_backward=split)
     report = schedule.validate()
@@ -308,7 +309,8 @@ def test_list_schedule_with_limits_per_rank():
     [
         ({}, "number of stages is unknown"),
         ({"n_stages": 0}, "at least one stage"),
-        ({"stage_ranks": [0, 1, 0], "memory_limit": 1}, "rank 0: .* needs 2"),
+        ({"stage_ranks": [0, 1, 0], "memory_limit": 0.5}, "rank 0: .* needs 1"),
+        ({"n_stages": 2, "memory_limit": float("nan")}, "of nan is too little"),
         ({"n_stages": 2, "memory_limit": [1]}, "1 values, but there are 2 ranks"),
     ],
 )

@@ -201,7 +201,8 @@ def test_memory_in_bytes():
     timeline = simulate(Schedule(rows), costs)
     # 0F0 100, 0F1 200, 1F0 210, 1I0 201, 0I0 108, 1F1 118, 1I1 109, 0I1 16
     assert timeline.peak_memory.tolist() == [210]
-    assert timeline.peak_in_flight.tolist() == [3]
+    # Three, each of one of the two stages of the rank.
+    assert timeline.peak_in_flight.tolist() == [1.5]
 
 
 def test_bubble():
