@@ -434,6 +434,21 @@ class Plan:
         )
 
     @property
+    def title(self) -> str:
+        """The plan in a few words, for a picture: schedule, microbatches, cuts."""
+        words = [
+            self.schedule or "plan",
+            f"cut at {shown(self.cuts)}",
+        ]
+        if self.n_microbatches is not None:
+            words.insert(1, count(self.n_microbatches, "microbatch"))
+        if self.replicas > 1:
+            words.append(f"{self.replicas} replicas")
+        if self.checkpoint != "never":
+            words.append(f"recomputation {self.checkpoint}")
+        return ", ".join(words)
+
+    @property
     def headline(self) -> str:
         """The plan in a line of text."""
         words = [f"{self.n_layers} layers cut at {self.cuts}"]

@@ -7,7 +7,8 @@ import os
 import numpy as np
 
 from divisible.planning.profile import Profile
-from divisible.schedules.plot import COLORS, DPI, LABELS, time_unit
+from divisible.schedules.bars import COLORS
+from divisible.schedules.plot import DPI, LABELS, time_unit
 
 
 def plot_profile(

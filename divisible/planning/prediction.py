@@ -123,6 +123,7 @@ def predict(
     spans = setting.spans(plan.cuts, timeline)
     if spans is not None:
         timeline = _with_exchange(timeline, setting.schedule, spans)
+    timeline.name = plan.title
     timeline.peak_memory = setting.rank_bytes(plan.cuts)
     return timeline
 

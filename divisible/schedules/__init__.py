@@ -21,7 +21,8 @@
     events, timeline    what ran when, predicted or measured
     critical_path       what decided how long it took
     comparison          where a measured step lost time against its prediction
-    trace, plot         timelines as files and pictures
+    trace               timelines as files
+    plot, bars          timelines as pictures, and the bars in them
     automatic           the schedule that the first minibatches choose
     paper_model         the paper's equations
 

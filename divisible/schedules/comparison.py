@@ -107,7 +107,10 @@ class Comparison:
             ImportError: If matplotlib is not installed.
         """
         measured, predicted = describe(self.measured), describe(self.predicted)
-        titles = f"measured: {measured}; lost {self}", f"predicted: {predicted}"
+        titles = (
+            f"measured: {measured}; lost {self}",
+            f"predicted for {self.predicted.name}: {predicted}",
+        )
         plot_timelines(dict(zip(titles, (self.measured, self.predicted))), path)
 
 

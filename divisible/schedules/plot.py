@@ -1,32 +1,20 @@
-"""Draws timelines; the only module here that needs matplotlib."""
+"""Draws timelines; matplotlib is needed here and for their bars only."""
 
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from divisible.schedules.actions import KINDS
+from divisible.schedules.bars import COLORS, WIDTH, bar_points, chunks, draw_bars
 from divisible.schedules.events import CATEGORIES
 
 if TYPE_CHECKING:
     from divisible.schedules.timeline import Timeline
 
-# Blue forward, green backward in a strong (input) and a light tone (weight); what is
-# not computation is kept pale. Readable for colour-blind eyes and in grey.
-COLORS = {
-    "F": "#4477aa",
-    "B": "#228833",
-    "I": "#66aa55",
-    "W": "#ccbb44",
-    "R": "#77ccee",
-    "send": "#cc6677",
-    "receive": "#ee99aa",
-    "wait": "#e4e4e4",
-    "other": "#aa88bb",
-}
 LABELS = {
     "F": "F forward",
     "B": "B backward",
@@ -34,20 +22,13 @@ LABELS = {
     "W": "W weight gradients",
     "R": "R recomputed forward",
 }
-# More events than this are drawn as an image: bars would be thinner than a pixel.
-_MOST_BARS = 20_000
+# More events than this are drawn as an image, in which colours mix; and so are those of
+# which half are narrower than this number of points, about a pixel.
+_MOST_BARS, _NARROWEST = 20_000, 0.5
 _PIXELS = 1600
-# Half the height of a bar, its middle below that of the row, and what it lies upon.
-_COMPUTATION = 0.42, 0.0, 2
-# Messages are drawn lower, so that what they overlap with stays visible. What else
-# goes on, such as an exchange of gradients, is a strip along the foot of the row.
-_HEIGHTS = {
-    **dict.fromkeys(("send", "receive", "wait"), (0.24, 0.0, 1)),
-    "other": (0.07, 0.35, 3),
-}
-# How much white goes into the colours of a rank's last stage.
-_MOST_WHITE = 0.5
 DPI = 150
+# Characters of a title in a line.
+_TITLE_COLUMNS = 120
 
 
 def plot_timeline(
@@ -55,8 +36,9 @@ def plot_timeline(
 ) -> None:
     """Draws one row per rank, with the share of the bubble at its right.
 
-    Few events are bars, with the microbatch written on them where it fits. Many
-    events become an image in which colours mix in proportion to their time.
+    Events are bars, with the microbatch written on them where it fits on bars of that
+    width. If most bars would be narrower than a pixel, the picture is an image in which
+    colours mix in proportion to their time.
 
     Args:
         timeline: What to draw.
@@ -95,7 +77,7 @@ def plot_timelines(timelines: dict[str, Timeline], path: str | os.PathLike) -> N
         for timeline in timelines.values()
     ]
     height = sum(heights) + 0.5 * len(heights) + 1.0
-    figure = Figure(figsize=(12, height), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     rows = figure.subplots(
         len(timelines), sharex=True, squeeze=False, height_ratios=heights
@@ -104,10 +86,11 @@ def plot_timelines(timelines: dict[str, Timeline], path: str | os.PathLike) -> N
     scale, unit = time_unit(span)
     for axes, (title, timeline) in zip(rows[:, 0], timelines.items()):
         _draw(axes, timeline, span, scale)
-        axes.set_title(title, loc="left", fontsize=11)
+        lines = textwrap.fill(title, _TITLE_COLUMNS)
+        axes.set_title(lines, loc="left", fontsize=11)
     axes.set_xlabel(f"time [{unit}]")
     figure.legend(
-        handles=_legend(timelines.values()),
+        handles=_legend(timelines.values(), span),
         loc="outside lower center",
         ncol=9,
         frameon=False,
@@ -130,8 +113,8 @@ def _draw(axes, timeline: Timeline, span: float, scale: float) -> None:
     axes.set_xlim(0, span * scale)
     axes.set_ylim(n_ranks - 0.5, -0.5)
     axes.set_facecolor("#fafafa")
-    if len(timeline) <= _MOST_BARS:
-        _draw_bars(axes, timeline, begin, scale, span)
+    if _has_bars(timeline, span):
+        draw_bars(axes, timeline, begin, scale, span)
     else:
         _draw_image(axes, timeline, begin, scale, timeline.makespan or 1.0)
     rows = _some_ranks(n_ranks)
@@ -147,7 +130,15 @@ def _draw(axes, timeline: Timeline, span: float, scale: float) -> None:
     right.spines["right"].set_visible(False)
 
 
-def _legend(timelines: Collection[Timeline]) -> list:
+def _has_bars(timeline: Timeline, span: float) -> bool:
+    """Returns whether events are drawn as bars, or as an image."""
+    if not len(timeline):
+        return True
+    narrow = np.median(bar_points(timeline, span)) < _NARROWEST
+    return len(timeline) <= _MOST_BARS and not narrow
+
+
+def _legend(timelines: Collection[Timeline], span: float) -> list:
     # matplotlib is optional.
     from matplotlib.patches import Patch
 
@@ -156,9 +147,9 @@ def _legend(timelines: Collection[Timeline]) -> list:
         for code, category in enumerate(CATEGORIES)
         if any((timeline.category == code).any() for timeline in timelines)
     ]
-    if any(len(timeline) > _MOST_BARS for timeline in timelines):
+    if not all(_has_bars(timeline, span) for timeline in timelines):
         handles.append(Patch(facecolor="none", label="mixed: share of the time"))
-    elif any(_chunks(timeline).any() for timeline in timelines):
+    elif any(chunks(timeline).any() for timeline in timelines):
         handles.append(Patch(facecolor="none", label="paler: later stage of the rank"))
     return handles
 
@@ -178,92 +169,6 @@ def _some_ranks(n_ranks: int) -> list[int]:
     while n_ranks > 24 * step:
         step *= 2
     return list(range(0, n_ranks, step))
-
-
-def _chunks(timeline: Timeline) -> np.ndarray:
-    """Places each computation's stage among its rank's: 0 the first, 1 the last."""
-    place = np.zeros(len(timeline))
-    for begin, end in zip(timeline.offsets[:-1], timeline.offsets[1:]):
-        compute = timeline.category[begin:end] < len(KINDS)
-        stages, position = np.unique(
-            np.where(compute, timeline.stage[begin:end], -1), return_inverse=True
-        )
-        first = int((stages < 0).any())
-        position = np.maximum(position - first, 0)
-        place[begin:end] = position / max(len(stages) - first - 1, 1)
-    return place
-
-
-def _draw_bars(axes, timeline: Timeline, begin: float, scale, span) -> None:
-    # matplotlib is optional.
-    from matplotlib.collections import PolyCollection
-    from matplotlib.colors import to_rgb
-
-    left = (timeline.start - begin) * scale
-    right = (timeline.end - begin) * scale
-    few = len(timeline) <= 2000
-    white = _MOST_WHITE * _chunks(timeline)
-    for code, category in enumerate(CATEGORIES):
-        chosen = timeline.category == code
-        if not chosen.any():
-            continue
-        half, middle, order = _HEIGHTS.get(category, _COMPUTATION)
-        middle = timeline.rank[chosen] + middle
-        low, high = middle - half, middle + half
-        x0, x1 = left[chosen], right[chosen]
-        corners = np.stack(
-            [np.stack([x0, x0, x1, x1], 1), np.stack([low, high, high, low], 1)], 2
-        )
-        # Rows of colours, mixed with white for the later stages of a rank.
-        color = np.array(to_rgb(COLORS[category]))
-        lighter = white[chosen, None]
-        axes.add_collection(
-            PolyCollection(
-                corners,
-                facecolors=color * (1 - lighter) + lighter,
-                edgecolors="white" if few else "none",
-                linewidths=0.5 if few else 0.0,
-                zorder=order,
-            )
-        )
-    _write_microbatches(axes, timeline, (left + right) / 2, white, span)
-
-
-def _write_microbatches(
-    axes, timeline: Timeline, middle: np.ndarray, white: np.ndarray, span: float
-) -> None:
-    """Writes the microbatches of computations on those bars that have room for it.
-
-    Args:
-        axes: With the bars.
-        timeline: Of the bars.
-        middle: Of each bar.
-        white: How much white is in its colour.
-        span: Seconds that the axes show.
-    """
-    # About seven points of width for each digit at this size of figure and font.
-    points = (timeline.end - timeline.start) / span * 12 * 72 * 0.85
-    digits = np.char.str_len(timeline.microbatch.astype(str))
-    written = (timeline.category < len(KINDS)) & (points > 4.6 * digits + 2)
-    if timeline.n_ranks > 48 or written.sum() > 3000:
-        return
-    several = white.any()
-    pale = [KINDS.index("W"), KINDS.index("R")]
-    dark = np.isin(timeline.category, pale) | (white > 0)
-    for k in np.flatnonzero(written):
-        text = str(timeline.microbatch[k])
-        full = f"{timeline.stage[k]}{CATEGORIES[timeline.category[k]]}{text}"
-        if points[k] > 4.6 * len(full) + 2 and several:
-            text = full
-        axes.text(
-            middle[k],
-            timeline.rank[k],
-            text,
-            ha="center",
-            va="center_baseline",
-            fontsize=7 if timeline.n_ranks <= 24 else 4,
-            color="black" if dark[k] else "white",
-        )
 
 
 def _draw_image(axes, timeline: Timeline, begin: float, scale, makespan) -> None:

@@ -181,7 +181,7 @@ def draw(timeline: Timeline | Comparison, path: str | None) -> None:
 
 def _print_timeline(timeline: Timeline) -> None:
     bubble = timeline.bubble.mean() if len(timeline) else 0.0
-    console.say(
+    console.say_wrapped(
         f"{timeline.name}: {format_seconds(timeline.makespan)}, bubble {bubble:.1%}"
     )
     memory = timeline.peak_memory
@@ -212,8 +212,9 @@ def _print_timeline(timeline: Timeline) -> None:
 def _print_comparison(comparison: Comparison) -> None:
     predicted = comparison.predicted.makespan
     lost = comparison.measured.makespan - predicted
-    console.say(
-        f"predicted: {format_seconds(predicted)}; lost {_signed(lost)}, of which"
+    console.say_wrapped(
+        f"predicted for {comparison.predicted.name}: {format_seconds(predicted)}; lost"
+        f" {_signed(lost)}, of which"
     )
     console.print_table(
         ["rank", *CAUSES],

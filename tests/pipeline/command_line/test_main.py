@@ -137,7 +137,12 @@ def test_from_profile_to_timeline(folder):
 
     both = ("--against", "step.json", "--plot", "both.svg")
     output = run("timeline", "step.json", *both)
-    assert "lost 0, of which" in output
+    name = Timeline.load("step.json").name
+    assert name == plan.title and f"cut at {plan.cuts}" in name
+    output = " ".join(output.split())
+    assert f"predicted for {name}: " in output and "lost 0, of which" in output
+    picture = (folder / "both.svg").read_text()
+    assert f"predicted for {name}: " in picture
     assert all(cause in output for cause in CAUSES)
     assert "<svg" in (folder / "both.svg").read_text()
     run("simulate", "plan.json", *files, "--microbatches", "6", "-o", "other.json")
@@ -236,7 +241,7 @@ def test_a_simulation_of_something_else(folder):
         *("--batch", 32, "-o", "t.json", "--no-overlap", "--bandwidth", "1MB/s"),
     )
     timeline = Timeline.load("t.json")
-    assert timeline.name == "gpipe"
+    assert timeline.name == "gpipe, 4 microbatches, cut at [0, 3, 6]"
     # Eight samples in each microbatch: five turns, and what is sent.
     assert timeline.makespan > 5 * 3 * (0.09 + 0.08 + 0.08)
 
@@ -267,7 +272,7 @@ def test_a_plan_is_simulated_for_what_it_was_made_for(folder, monkeypatch):
     # One value changes, and the others stay.
     output = " ".join(run("simulate", "plan.json", "--latency", "0").split())
     assert "unlike what the plan was made for (network): a minibatch of 48" in output
-    assert "speeds 1, 0.5, 1, links of 50 kB/s 1f1b:" in output
+    assert "speeds 1, 0.5, 1, links of 50 kB/s 1f1b, 12 mi" in output
     output = run("simulate", "plan.json", "--batch", 24, "--microbatches", 2)
     assert "unlike what the plan was made for (n_microbatches, batch)" in output
 
