@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,39 @@ def chunks(timeline: Timeline) -> np.ndarray:
     return place
 
 
-def draw_bars(axes, timeline: Timeline, begin: float, scale, span) -> None:
+class Written(NamedTuple):
+    """The widths from which on bars have texts, in points.
+
+    Attributes:
+        microbatch: The width from which on it is the microbatch.
+        full: The width from which on it is stage, kind and microbatch.
+    """
+
+    microbatch: float
+    full: float
+
+    @classmethod
+    def of(cls, timelines: Collection[Timeline], span: float) -> Written:
+        """Chooses widths for all timelines of a picture.
+
+        Args:
+            timelines: The timelines, which are drawn on one scale.
+            span: Seconds that the axes show.
+        """
+        widths, short, full = [np.zeros(0)], [""], [""]
+        for timeline in timelines:
+            compute = timeline.category < len(KINDS)
+            widths.append(bar_points(timeline, span)[compute])
+            short.append(str(timeline.microbatch[compute].max(initial=0)))
+            stage = timeline.stage[compute].max(initial=0)
+            full.append(f"{stage}F{short[-1]}")
+        every = np.concatenate(widths)
+        return cls(*(least_width(every, _room_for(texts)) for texts in (short, full)))
+
+
+def draw_bars(
+    axes, timeline: Timeline, begin: float, scale: float, span: float, written: Written
+) -> None:
     """Draws each event as a bar, as wide as it is long.
 
     Nothing but a bar's own colour lies on it, and nothing of it beside it: where a rank
@@ -124,7 +156,7 @@ def draw_bars(axes, timeline: Timeline, begin: float, scale, span) -> None:
                 zorder=order + 0.5,
             )
         )
-    _write_microbatches(axes, timeline, (left + right) / 2, points)
+    _write_microbatches(axes, timeline, (left + right) / 2, points, written)
 
 
 def _rectangles(
@@ -158,7 +190,7 @@ def bar_points(timeline: Timeline, span: float) -> np.ndarray:
 
 
 def _write_microbatches(
-    axes, timeline: Timeline, middle: np.ndarray, points: np.ndarray
+    axes, timeline: Timeline, middle: np.ndarray, points: np.ndarray, written: Written
 ) -> None:
     """Writes the microbatches of computations on those bars that have room for it.
 
@@ -167,27 +199,21 @@ def _write_microbatches(
         timeline: The timeline of the bars.
         middle: Where the middle of each bar is.
         points: The width of each bar.
+        written: The widths from which on there is room.
     """
-    compute = np.flatnonzero(timeline.category < len(KINDS))
-    if not compute.size or timeline.n_ranks > 48:
-        return
-    short = [str(timeline.microbatch[k]) for k in compute]
-    full = [
-        f"{timeline.stage[k]}{CATEGORIES[timeline.category[k]]}{text}"
-        for k, text in zip(compute, short)
-    ]
-    widths = points[compute]
-    is_written = widths >= least_width(widths, _room_for(short))
-    is_full = widths >= least_width(widths, _room_for(full))
-    if is_written.sum() > _MOST_TEXTS:
+    compute = timeline.category < len(KINDS)
+    chosen = np.flatnonzero(compute & (points >= written.microbatch))
+    if len(chosen) > _MOST_TEXTS or timeline.n_ranks > 48:
         return
     several = chunks(timeline).any()
-    for i in np.flatnonzero(is_written):
-        k = compute[i]
+    for k in chosen:
+        text = str(timeline.microbatch[k])
+        if several and points[k] >= written.full:
+            text = f"{timeline.stage[k]}{CATEGORIES[timeline.category[k]]}{text}"
         axes.text(
             middle[k],
             timeline.rank[k],
-            full[i] if several and is_full[i] else short[i],
+            text,
             ha="center",
             va="center_baseline",
             fontsize=7 if timeline.n_ranks <= 24 else 4,

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from divisible.schedules.bars import COLORS, WIDTH, bar_points, chunks, draw_bars
+from divisible.schedules.bars import (
+    COLORS,
+    WIDTH,
+    Written,
+    bar_points,
+    chunks,
+    draw_bars,
+)
 from divisible.schedules.events import CATEGORIES
 
 if TYPE_CHECKING:
@@ -84,8 +91,9 @@ def plot_timelines(timelines: dict[str, Timeline], path: str | os.PathLike) -> N
     )
     span = max(timeline.makespan for timeline in timelines.values()) or 1.0
     scale, unit = time_unit(span)
+    written = Written.of(timelines.values(), span)
     for axes, (title, timeline) in zip(rows[:, 0], timelines.items()):
-        _draw(axes, timeline, span, scale)
+        _draw(axes, timeline, span, scale, written)
         lines = textwrap.fill(title, _TITLE_COLUMNS)
         axes.set_title(lines, loc="left", fontsize=11)
     axes.set_xlabel(f"time [{unit}]")
@@ -106,7 +114,9 @@ def describe(timeline: Timeline) -> str:
     return f"{timeline.makespan * scale:.4g} {unit}, bubble {bubble:.1%}"
 
 
-def _draw(axes, timeline: Timeline, span: float, scale: float) -> None:
+def _draw(
+    axes, timeline: Timeline, span: float, scale: float, written: Written
+) -> None:
     """Draws one timeline on axes that are ``span`` seconds wide."""
     n_ranks = max(timeline.n_ranks, 1)
     begin = float(timeline.start.min()) if len(timeline) else 0.0
@@ -114,7 +124,7 @@ def _draw(axes, timeline: Timeline, span: float, scale: float) -> None:
     axes.set_ylim(n_ranks - 0.5, -0.5)
     axes.set_facecolor("#fafafa")
     if _has_bars(timeline, span):
-        draw_bars(axes, timeline, begin, scale, span)
+        draw_bars(axes, timeline, begin, scale, span, written)
     else:
         _draw_image(axes, timeline, begin, scale, timeline.makespan or 1.0)
     rows = _some_ranks(n_ranks)

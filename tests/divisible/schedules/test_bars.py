@@ -7,6 +7,7 @@ from divisible import simulate
 from divisible.schedules import Costs, Timeline
 from divisible.schedules.bars import COLORS, least_width
 from divisible.schedules.catalogue import CATALOGUE, create
+from divisible.schedules.plot import plot_timelines
 
 pytest.importorskip("matplotlib")
 from matplotlib.colors import to_rgb
@@ -62,7 +63,7 @@ def test_a_rank_that_never_waits_has_no_white(tmp_path, n):
         assert blue.mean() + green.mean() > 0.8
 
 
-def texts_of(timeline, folder):
+def texts_of(timeline, folder, *others):
     """Returns what is written on bars, with places, as it is in a picture of paths."""
     import matplotlib.axes
 
@@ -75,7 +76,8 @@ def texts_of(timeline, folder):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matplotlib.axes.Axes, "text", text)
-        timeline.plot(folder / "t.svg")
+        shown = {str(i): each for i, each in enumerate([timeline, *others])}
+        plot_timelines(shown, folder / "t.svg")
     return found
 
 
@@ -103,3 +105,14 @@ def test_widths_that_differ_by_rounding_are_on_one_side():
     assert least_width(widths, 4.9) == pytest.approx(5.0)
     assert least_width(widths, 10.0) == np.inf
     assert least_width(np.array([]), 1.0) == np.inf
+
+
+def test_two_timelines_on_one_scale_are_treated_alike(tmp_path):
+    """Two microbatches have one digit, and those of the other timeline two."""
+    costs = Costs(0.1, 0.1, 0.1)
+    many, few = (simulate(create("gpipe", 2, m), costs) for m in (40, 2))
+    assert len(texts_of(few, tmp_path)) == 2 * 2 * 2
+    found = texts_of(many, tmp_path, few)
+    # Backwards have room for two digits, and forwards have none.
+    assert [sum(x == words for words, *_ in found) for x in "01"] == [4, 4]
+    assert len(found) == 2 * (40 + 2)
