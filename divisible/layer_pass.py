@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import chainer
 
@@ -22,16 +22,33 @@ if TYPE_CHECKING:
     from chainer_kernels.fusion.fusing import Fusion
 
 
+#: The shape and the name of the dtype of each input of a layer; ``None`` if one of them
+#: is no array.
+Signature = Optional[tuple[tuple[tuple[int, ...], str], ...]]
+
+
+class LayerSeconds(dict[int, list[float]]):
+    """The seconds of each forward by layer.
+
+    Attributes:
+        inputs (dict): By layer the signature of the last forward's inputs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: dict[int, Signature] = {}
+
+
 class _Watch(threading.local):
     #: Where the seconds of layers are noted, while somebody asks for them.
-    seconds: dict[int, list[float]] | None = None
+    seconds: LayerSeconds | None = None
 
 
 _watch = _Watch()
 
 
 @contextmanager
-def timed_layers() -> Iterator[dict[int, list[float]]]:
+def timed_layers() -> Iterator[LayerSeconds]:
     """Notes, while a block runs, the seconds of each forward by layer in this thread.
 
     Of nested models the outer one's layers count. On a GPU the times are of launches.
@@ -43,7 +60,7 @@ def timed_layers() -> Iterator[dict[int, list[float]]]:
         >>> sorted(seconds)
         [0, 1]
     """
-    before, _watch.seconds = _watch.seconds, {}
+    before, _watch.seconds = _watch.seconds, LayerSeconds()
     try:
         yield _watch.seconds
     finally:
@@ -130,6 +147,13 @@ def _timed(call: Callable, position: int, layer: Layer, inputs: tuple) -> Any:
         _watch.seconds = seconds
         took = time.perf_counter() - start
         seconds.setdefault(position, []).append(took)
+        seconds.inputs[position] = _signature(inputs)
+
+
+def _signature(inputs: tuple) -> Signature:
+    if not all(hasattr(x, "shape") and hasattr(x, "dtype") for x in inputs):
+        return None
+    return tuple((tuple(x.shape), x.dtype.name) for x in inputs)
 
 
 def _explained(call: Callable, position: int, layer: Layer, inputs: tuple) -> Any:

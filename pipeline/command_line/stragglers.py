@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from divisible.planning.units import count
 from pipeline.command_line import console, options
-from pipeline.rebalancing.log import read_log, stragglers
+from pipeline.rebalancing.log import read_log, slow_ranks, stragglers
 
 
 @click.command("stragglers")
@@ -19,7 +20,7 @@ from pipeline.rebalancing.log import read_log, stragglers
 )
 @options.speaking
 def stragglers_command(checks, below: float) -> None:
-    """Names the hosts that fell behind in a run, and when.
+    """Names the hosts that fell behind in a run, and when, and those that are slow.
 
     LOG is the rebalancing.jsonl that the extension Rebalance writes.
     """
@@ -41,3 +42,14 @@ def stragglers_command(checks, below: float) -> None:
         console.print_table(columns, rows, left=(1, 2))
     else:
         console.say("no rank fell behind")
+    for slow in slow_ranks(checks, below):
+        console.say_wrapped(
+            f"rank {slow.rank} on {slow.host} has {slow.speed:.2f} of the speed of"
+            f" others in most checks"
+        )
+    unknown = sum(check.speeds is None for check in checks)
+    if unknown:
+        console.say_wrapped(
+            f"{count(unknown, 'check')} had nothing to compare ranks by, so slow hosts"
+            f" are not known: give Rebalance a profile"
+        )

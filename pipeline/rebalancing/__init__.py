@@ -6,6 +6,8 @@
     log          what it writes, and which hosts fell behind
     stage_times  how long stages compute
     layer_costs  what layers cost, and that they have become others
+    rank_comparison  whether the speeds of ranks compare
+    common_layer  how fast ranks are, by one layer that all of them compute
     decisions    whether to cut anew, and where
     shares       which part of a minibatch each replica should have
     trials       changes that are taken back where steps became no shorter

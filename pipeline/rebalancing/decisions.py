@@ -23,6 +23,11 @@ from pipeline.rebalancing.stage_times import like_the_newest
 
 # So many standard errors of the speeds a gain must exceed.
 _ERRORS = 4
+#: The cause where it is not known which ranks are slow.
+UNKNOWN = (
+    "the ranks are busy unequally, by slow hosts or by costly layers, which a profile"
+    " would tell apart"
+)
 # A rank is not slow that has so much of the speed of others.
 _ALIKE = 0.9
 # Of a normal distribution, the standard deviation over the median deviation.
@@ -60,6 +65,7 @@ def decide_cuts(
     horizon: int = 1000,
     move_seconds: float = 0.0,
     minimum_gain: float = 0.03,
+    are_compared: bool = True,
 ) -> Decision:
     """Decides whether another cut is worth the move, by how long stages have computed.
 
@@ -91,6 +97,9 @@ def decide_cuts(
         horizon (int): In how many minibatches a move must pay for itself.
         move_seconds (float): What a move takes.
         minimum_gain (float): The least share of a step's time to move for.
+        are_compared (bool): Whether the profile has what layers cost on one machine. If
+            not, as where each stage's layers were measured on its own rank, no rank is
+            said to be slow.
 
     Returns:
         Decision: The new cuts, or why there are none.
@@ -165,7 +174,8 @@ def decide_cuts(
             f" steps, but moving takes {format_seconds(move_seconds)}",
             new,
         )
-    reason = f"{cause(speeds)}; the cut {found} gains {gain / now:.1%} of a step"
+    why = cause(speeds) if are_compared else UNKNOWN
+    reason = f"{why}; the cut {found} gains {gain / now:.1%} of a step"
     return Decision(found, tuple(speeds.tolist()), now, new, reason)
 
 
@@ -203,12 +213,13 @@ class _Measured(NamedTuple):
         return cls(speeds, balance, max(map(_relative_error, counted)))
 
 
-def cause(speeds: Sequence[float], hosts: Sequence[str] | None = None) -> str:
+def cause(speeds: Sequence[float] | None, hosts: Sequence[str] | None = None) -> str:
     """Returns why ranks are busy for unequal times, in words.
 
     Args:
-        speeds: Of the ranks, relative to the profile.
-        hosts: Of the ranks.
+        speeds: Speeds of the ranks, relative to the profile; ``None`` where they are
+            not known.
+        hosts: The hosts of the ranks.
 
     Example:
         >>> cause([1.0, 1.0, 0.5], hosts=["a", "b", "c"])
@@ -216,7 +227,9 @@ def cause(speeds: Sequence[float], hosts: Sequence[str] | None = None) -> str:
         >>> cause([1.0, 0.96])
         'the ranks are about as fast as each other, but their layers cost unequally'
     """
-    relative = np.array(speeds) / np.median(speeds)
+    if speeds is None:
+        return UNKNOWN
+    relative = to_others(speeds)
     slowest = int(relative.argmin())
     if relative[slowest] >= _ALIKE:
         return (
@@ -226,6 +239,22 @@ def cause(speeds: Sequence[float], hosts: Sequence[str] | None = None) -> str:
         f"rank {slowest}" if hosts is None else f"rank {slowest} on {hosts[slowest]}"
     )
     return f"{where} has {relative[slowest]:.2f} of the speed of others"
+
+
+def to_others(speeds: Sequence[float]) -> np.ndarray:
+    """Returns the speed of each rank, relative to the median of the others.
+
+    Example:
+        >>> to_others([1.0, 0.5, 2.0]).round(3).tolist()
+        [0.8, 0.333, 2.667]
+        >>> to_others([3.0]).tolist()
+        [1.0]
+    """
+    values = np.asarray(speeds, np.float64)
+    if len(values) == 1:
+        return np.ones(1)
+    others = [np.median(np.delete(values, i)) for i in range(len(values))]
+    return values / others
 
 
 def _improved(

@@ -23,6 +23,7 @@ from pipeline.rebalancing.layer_costs import (
 )
 from pipeline.rebalancing.log import LoggedCheck
 from pipeline.rebalancing.moving import Moved, rebalance
+from pipeline.rebalancing.rank_comparison import RankComparison
 from pipeline.rebalancing.shares import MeasuredShares
 from pipeline.rebalancing.stage_times import (
     Seen,
@@ -57,11 +58,14 @@ class Rebalance(training.Extension):
 
     A profile says what each layer costs. Without one the first minibatches do, as far
     as they show it: a stage's time is divided among its layers as that of their
-    forwards. What layers hold is not known then, but before a move every rank looks
-    whether there is room. Where parameters get other sizes, as when channels are taken
-    away, the minibatches after that show what layers cost now. If at a check these are
-    fewer than half of ``every``, it waits until they are as many. So layers that become
-    others again and again move as well, unless they do so more often than that.
+    forwards. Whether a stage takes long because of its host or of its layers, one layer
+    shows: at the first check all ranks compute the same one for about a second. Where
+    that fails, rank 0 says so, and no host is called slow. What layers hold is not
+    known without a profile, but before a move every rank looks whether there is room.
+    Where parameters get other sizes, as when channels are taken away, the minibatches
+    after that show what layers cost now. If at a check these are fewer than half of
+    ``every``, it waits until they are as many. So layers that become others again and
+    again move as well, unless they do so more often than that.
 
     On a grid all replicas keep one cut, for the slowest rank of each place. Where the
     :class:`~data_parallel.ReplicaIterator` of a replica has ``shares='measured'``, its
@@ -139,6 +143,7 @@ class Rebalance(training.Extension):
             "memory": memory,
         }
         self._costs, self._speeds = LayerCosts(profile), ()
+        self._ranks = RankComparison(has_profile=profile is not None)
         self._times = StageTimes(_CHECKS_KEPT * every)
         self._n_seen, self._next_check = 0, self._round_after(_WARM_UP)
         self._shares = MeasuredShares()
@@ -204,20 +209,32 @@ class Rebalance(training.Extension):
         times = together(loaded, len(pipe.cuts) - 1)
         size = max(1, int(most) // pipe.schedule.n_microbatches)
         busy = np.median(times, axis=0)
-        self._costs.measured(said, busy, pipe.cuts, pipe.schedule.stage_ranks, size)
+        slowest = slowest_ranks(loaded, [place for _, place in _places(pipe)])
+        stage_ranks, iteration = pipe.schedule.stage_ranks, trainer.updater.iteration
+        if self._costs.profile is None:
+            self._costs.compare(self._ranks.compare(pipe, self._build, said, slowest))
+            if not self._ranks.holds:
+                self._tell_unknown(pipe, iteration)
+        self._costs.measured(said, busy, pipe.cuts, stage_ranks, size)
         decision = pipe.ranks.choose(lambda: self._decide(pipe, times))
+        if self._ranks.holds and not self._ranks.see(
+            decision.speeds, pipe.cuts, stage_ranks
+        ):
+            self._tell_unknown(pipe, iteration)
+            # The same cuts, with another reason.
+            decision = pipe.ranks.choose(lambda: self._decide(pipe, times))
         self._speeds = decision.speeds
         seconds = max(theirs.step_seconds for theirs in seen)
         before = list(pipe.cuts)
         choice, moved = self._move(trainer, pipe, decision, seconds)
         if self._log and pipe.ranks.is_chief:
-            slowest = slowest_ranks(loaded, [place for _, place in _places(pipe)])
+            # Of the hosts themselves, however many samples they have.
+            speeds = [speed * loads[r] for speed, r in zip(decision.speeds, slowest)]
             check = LoggedCheck(
-                iteration=trainer.updater.iteration,
+                iteration=iteration,
                 seconds=trainer.elapsed_time,
                 hosts=[hosts[rank] for rank in slowest],
-                # Of the hosts themselves, however many samples they have.
-                speeds=[speed * loads[r] for speed, r in zip(decision.speeds, slowest)],
+                speeds=speeds if self._ranks.holds else None,
                 cuts=before,
                 new_cuts=choice.target,
                 step_seconds=decision.step_seconds,
@@ -232,6 +249,16 @@ class Rebalance(training.Extension):
             self._set_shares(trainer, pipe, seen, seconds)
         is_tried = moved is not None and not choice.goes_back
         self._predicted = decision.new_step_seconds if is_tried else None
+
+    def _tell_unknown(self, pipe: Pipeline, iteration: int) -> None:
+        """Prints why it is not known which hosts are slow."""
+        if self._log and pipe.ranks.is_chief:
+            print(
+                f"iteration {iteration}: whether hosts are slow or layers cost"
+                f" unequally is not known ({self._ranks.reason}): give Rebalance a"
+                f" profile",
+                flush=True,
+            )
 
     def _move(
         self, trainer: Any, pipe: Pipeline, decision: Decision, step_seconds: float
@@ -322,6 +349,7 @@ class Rebalance(training.Extension):
             seconds,
             schedule=pipe.schedule,
             move_seconds=max((moved.seconds for moved in self.moves), default=0.0),
+            are_compared=self._ranks.holds,
             **self._bounds,
         )
 

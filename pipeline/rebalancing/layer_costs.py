@@ -24,7 +24,7 @@ import chainer
 import numpy as np
 
 from divisible import Divisible
-from divisible.layer_pass import timed_layers
+from divisible.layer_pass import LayerSeconds, Signature, timed_layers
 from divisible.planning.profile import SECONDS, LayerCost, Profile
 from divisible.planning.units import count
 from pipeline.rebalancing.stage_times import profile_of
@@ -36,10 +36,13 @@ class SaidOfLayers(NamedTuple):
     Attributes:
         forwards: By position the seconds of a forward, if layers are watched.
         changed: The positions of those that have become others since the last check.
+        inputs: By position the shapes and dtypes of the inputs of a forward, if layers
+            are watched.
     """
 
     forwards: Mapping[int, float]
     changed: Collection[int]
+    inputs: Mapping[int, Signature] = {}
 
 
 class LayerCosts:
@@ -56,7 +59,7 @@ class LayerCosts:
     def __init__(self, profile: Profile | None) -> None:
         self.profile = profile
         self._watching = ExitStack()
-        self._forwards: Mapping[int, Sequence[float]] = {}
+        self._forwards = LayerSeconds()
         # Of this rank's layers, and which have become others since the last check.
         self._sizes: dict[int, int] = {}
         self._changed: set[int] = set()
@@ -102,7 +105,8 @@ class LayerCosts:
         """Returns what this rank says of its layers at a check."""
         # The first forward of a layer may compile something, or choose a kernel.
         forwards = {i: float(np.median(each)) for i, each in self._forwards.items()}
-        return SaidOfLayers(forwards, sorted(self._changed))
+        inputs = dict(self._forwards.inputs)
+        return SaidOfLayers(forwards, sorted(self._changed), inputs)
 
     def measure_anew(
         self, said: Sequence[SaidOfLayers], speeds: Sequence[float]
@@ -123,6 +127,15 @@ class LayerCosts:
             self._others |= changed
             self._speeds = speeds
         return sorted(changed)
+
+    def compare(self, speeds: Sequence[float]) -> None:
+        """Records how fast ranks are, before their layers are measured.
+
+        Args:
+            speeds: Speeds of the ranks of a pipeline, relative to each other; empty if
+                they are not known.
+        """
+        self._speeds = speeds
 
     def measured(
         self,
@@ -146,7 +159,8 @@ class LayerCosts:
         """
         self.close()
         forwards = [theirs.forwards for theirs in said]
-        others, self._forwards, self._others = self._others, {}, set()
+        others, self._others = self._others, set()
+        self._forwards = LayerSeconds()
         if not any(forwards):
             return
         if len(self._speeds):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from divisible.planning.units import count, format_bytes, format_seconds
-from pipeline.rebalancing.decisions import cause
+from pipeline.rebalancing.decisions import cause, to_others
 
 
 class LoggedCheck(NamedTuple):
@@ -22,7 +22,8 @@ class LoggedCheck(NamedTuple):
         iteration: Of the trainer.
         seconds: Since the training began.
         hosts: Of the ranks of a pipeline.
-        speeds: Of these ranks, relative to the profile.
+        speeds: Speeds of these ranks, relative to the profile; ``None`` where nothing
+            was known to compare ranks by.
         cuts: Those before the check.
         new_cuts: Those after it; ``None`` if nothing moved.
         step_seconds: Of a minibatch, by the stages' times.
@@ -35,7 +36,7 @@ class LoggedCheck(NamedTuple):
     iteration: int
     seconds: float
     hosts: Sequence[str]
-    speeds: Sequence[float]
+    speeds: Sequence[float] | None
     cuts: Sequence[int]
     new_cuts: Sequence[int] | None
     step_seconds: float
@@ -80,7 +81,8 @@ def read_log(path: str | os.PathLike) -> list[LoggedCheck]:
         for number, line in enumerate(file, 1):
             try:
                 check = LoggedCheck(**json.loads(line))
-                np.asarray(check.speeds, np.float64).reshape(len(check.hosts))
+                if check.speeds is not None:
+                    np.asarray(check.speeds, np.float64).reshape(len(check.hosts))
             except (TypeError, ValueError) as error:
                 raise ValueError(
                     f"{os.fspath(path)}: line {number} is no check of Rebalance:"
@@ -116,7 +118,7 @@ def stragglers(
     """Returns which ranks fell behind, and when, in the order of time.
 
     Args:
-        checks: Of one run.
+        checks: The checks of one run; those without speeds say nothing.
         threshold (float): A rank falls behind below this share of what it can do, which
             is its highest speed but for a tenth of the checks.
 
@@ -129,6 +131,7 @@ def stragglers(
         >>> stragglers(checks)
         [Straggler(rank=1, host='b', first=60, last=80, speed=0.5, n_moves=0)]
     """
+    checks = [check for check in checks if check.speeds is not None]
     if not checks:
         return []
     speeds = np.array([check.speeds for check in checks], np.float64)
@@ -153,3 +156,44 @@ def stragglers(
                     )
                 )
     return sorted(found, key=lambda each: (each.first, each.rank))
+
+
+class SlowRank(NamedTuple):
+    """A rank that has been slower than the others in all of a run.
+
+    Attributes:
+        rank: Its number in its pipeline.
+        host: The name of its host at the last check.
+        speed: Its speed relative to the others, in the median of the checks.
+    """
+
+    rank: int
+    host: str
+    speed: float
+
+
+def slow_ranks(checks: Sequence[LoggedCheck], threshold: float = 0.8) -> list[SlowRank]:
+    """Returns which ranks are slower than others, whatever they can do.
+
+    Args:
+        checks: The checks of one run; those without speeds say nothing.
+        threshold (float): A rank is slow that has less than this share of the speed of
+            the others at most checks.
+
+    Example:
+        >>> checks = [
+        ...     LoggedCheck(20, i, "abc", [1.0, 0.5, 1.0], [0, 2], None, 1, 1, "", None)
+        ...     for i in range(3)
+        ... ]
+        >>> slow_ranks(checks)
+        [SlowRank(rank=1, host='b', speed=0.5)]
+    """
+    known = [check for check in checks if check.speeds is not None]
+    if not known:
+        return []
+    relative = np.median([to_others(check.speeds) for check in known], axis=0)
+    return [
+        SlowRank(rank, known[-1].hosts[rank], float(speed))
+        for rank, speed in enumerate(relative)
+        if speed < threshold
+    ]

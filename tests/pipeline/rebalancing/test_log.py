@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.command_line.main import main
-from pipeline.rebalancing.log import LoggedCheck, read_log, stragglers
+from pipeline.rebalancing.log import LoggedCheck, read_log, slow_ranks, stragglers
 
 
 def write(path, speeds, moves=()):
@@ -44,6 +44,33 @@ def test_stragglers_are_slower_than_they_can_be(tmp_path):
         (0, "host0", 100, 100, 0.5, 0),
     ]
     assert stragglers([]) == []
+
+
+def test_nobody_is_named_where_nothing_compares_ranks(tmp_path):
+    known = write(tmp_path / "log", [[1, 0.4, 1]] * 3)
+    unknown = [check._replace(speeds=None) for check in known]
+    assert stragglers(unknown) == slow_ranks(unknown) == []
+    for check in unknown[:1]:
+        check.append_to(tmp_path / "log")
+    assert read_log(tmp_path / "log") == [*known, unknown[0]]
+    moved = {"layers": [3], "bytes": 10, "seconds": 0.1}
+    words = unknown[0]._replace(moved=moved, new_cuts=[0, 3, 4]).move_in_words
+    assert "the ranks are busy unequally, by slow hosts or by costly layers" in words
+    result = CliRunner().invoke(main, ["stragglers", str(tmp_path / "log")])
+    output = " ".join(result.output.split())
+    assert "rank 1 on host1 has 0.40 of the speed of others in most checks" in output
+    assert "1 check had nothing to compare ranks by" in output
+
+
+def test_slow_ranks_are_slower_than_the_others_whatever_they_can_do(tmp_path):
+    # One of two is compared with the other one.
+    checks = write(tmp_path / "two", [[1, 0.5]] * 5)
+    assert [tuple(each) for each in slow_ranks(checks)] == [(1, "host1", 0.5)]
+    assert stragglers(checks) == []
+    # Half of the checks and no more: that is a time, and stragglers tells it.
+    speeds = [[1, 1, 1]] * 3 + [[1, 0.5, 1]] * 2
+    assert slow_ranks(write(tmp_path / "three", speeds)) == []
+    assert slow_ranks([]) == []
 
 
 def test_the_command_names_them(tmp_path):

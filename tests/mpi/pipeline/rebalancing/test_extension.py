@@ -1,6 +1,7 @@
 """Layers leave a rank that becomes slow, and come back, while a trainer trains."""
 
 import json
+from unittest import mock
 
 import chainer
 import chainer.functions as F
@@ -18,7 +19,7 @@ from pipeline import (
     load_snapshot,
     snapshot,
 )
-from pipeline.rebalancing.log import read_log
+from pipeline.rebalancing.log import read_log, slow_ranks, stragglers
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.snapshot_training import state_of
@@ -124,9 +125,38 @@ def goes_on(comm, out):
         assert np.isfinite(pipe.step(x, t)["loss"])
 
 
+def alike_by_a_layer():
+    """Lets all ranks compute a common layer in the same time, as their clocks do."""
+    return mock.patch(
+        "pipeline.rebalancing.common_layer.seconds_of", lambda model, layer: 0.01
+    )
+
+
+def slow_in_what_no_layer_shows(comm, out):
+    """The clock is slow, and a layer that is computed by itself is not."""
+    watch = Rebalance(build, every=EVERY)
+    with alike_by_a_layer():
+        _, pipe, _ = train(comm, out, Clock(1, 0, END), watch, end=25)
+    pipe.close()
+    assert watch.moves
+
+
+def test_a_move_shows_that_it_was_no_layer_and_nobody_else_is_named(tmp_path):
+    output = assert_on_ranks(3, slow_in_what_no_layer_shows, str(tmp_path))
+    assert "whether hosts are slow or layers cost unequally is not known" in output
+    checks = read_log(tmp_path / "rebalancing.jsonl")
+    assert checks[-1].speeds is None
+    named = [each.rank for each in (*stragglers(checks), *slow_ranks(checks))]
+    assert set(named) <= {1}
+    for rank in (0, 2):
+        assert f"rank {rank} on" not in output
+        assert not any(f"rank {rank} has" in check.reason for check in checks)
+
+
 def alike(comm, out, log):
     watch = Rebalance(build, every=4, log=log)
-    _, pipe, _ = train(comm, out, Clock(0, 0, 0), watch, end=20)
+    with alike_by_a_layer():
+        _, pipe, _ = train(comm, out, Clock(0, 0, 0), watch, end=20)
     pipe.close()
     assert watch.moves == []
 
