@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Callable
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -48,14 +49,48 @@ def print_table(
     rows: Iterable[Sequence[str]],
     left: Sequence[int] = (),
 ) -> None:
-    """Prints a table; numbers stand at the right."""
-    table = Table(box=None)
-    for i, column in enumerate(columns):
-        justify = "left" if i in left else "right"
-        table.add_column(Text(column), justify=justify, no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    _console().print(table)
+    """Prints a table; numbers stand at the right.
+
+    Where a terminal has no room for all columns, those that are left follow in another
+    table below, with the first column again.
+    """
+    rows, console = [columns, *rows], _console()
+    # With a space on either side.
+    widths = [max(map(cell_len, column)) + 2 for column in zip(*rows)]
+    for chosen in fitting_columns(widths, console.width):
+        table = Table(box=None)
+        for i in chosen:
+            justify = "left" if i in left else "right"
+            table.add_column(Text(columns[i]), justify=justify, no_wrap=True)
+        for row in rows[1:]:
+            table.add_row(*(Text(row[i]) for i in chosen))
+        console.print(table)
+
+
+def fitting_columns(widths: Sequence[int], room: int) -> list[list[int]]:
+    """Returns the columns of tables that a terminal has room for.
+
+    Args:
+        widths: The width of each column.
+        room: The width of the terminal.
+
+    Returns:
+        The positions of the columns of each table, the first one in all of them.
+
+    Example:
+        >>> fitting_columns([5, 30, 10, 10], room=80)
+        [[0, 1, 2, 3]]
+        >>> fitting_columns([5, 30, 10, 10], room=50)
+        [[0, 1, 2], [0, 3]]
+    """
+    tables, used = [[0]], widths[0]
+    for i, width in enumerate(widths[1:], 1):
+        if used + width > room and len(tables[-1]) > 1:
+            tables.append([0])
+            used = widths[0]
+        tables[-1].append(i)
+        used += width
+    return tables
 
 
 @contextlib.contextmanager
