@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from model_compression.channels import Channels, channels_of
+from model_compression.channels import Channels, channels_of, means_that_shift
 from model_compression.layer_lines import notes
 from model_compression.plan import CompressionPlan
 from model_compression.quantized_links import (
@@ -215,6 +215,8 @@ def _remove(
     is_zero = (weight.array.reshape(len(weight), -1) == 0).all(axis=1)
     for path in channels.parameters:
         is_zero &= params[path].array == 0
+    for link in means_that_shift(channels, links):
+        is_zero &= link.avg_mean == 0
     kept = np.flatnonzero(~chainer.get_device("@numpy").send(is_zero))
     take_away(channels, kept, {path: [each] for path, each in params.items()}, links)
 

@@ -3,15 +3,18 @@
 ::
 
     place 0  convolution          W[c], b[c]           chosen
-          1  batch normalization  gamma[c], beta[c]    go with it: zeros stay zeros
+          1  batch normalization  gamma[c], beta[c]    go with it: zeros stay zeros,
+                                  avg_mean[c]          without gamma as well
           2  relu
           3  linear               W[:, c h w : ...]    reads zeros, so may go as well
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
+
+import chainer
 
 from model_compression.layer_lines import (
     KEEPING,
@@ -45,6 +48,33 @@ class Channels(NamedTuple):
     reading: str
 
 
+def means_that_shift(
+    channels: Channels, links: Mapping[str, chainer.Link]
+) -> Iterator[chainer.Link]:
+    """Yields the normalizations of which a channel of zeros may give other numbers.
+
+    Where nothing trains they give ``(0 - avg_mean) / std + beta``, times ``gamma``. A
+    ``gamma`` of zero makes that zero. Where there is none, the mean must be zero.
+
+    Args:
+        channels: The channels that a layer gives.
+        links: Some or all of the model, by path.
+
+    Example:
+        >>> import chainer.links as L
+        >>> channels = Channels("/0/W", (), ("/1", "/2"), "/3/W", 1, "/0", "/3")
+        >>> norm = L.BatchNormalization(2, use_gamma=False)
+        >>> links = {"/1": norm, "/2": L.BatchNormalization(2)}
+        >>> list(means_that_shift(channels, links)) == [norm]
+        True
+    """
+    for path in channels.normalizing:
+        link = links.get(path)
+        # The mean of a layer that is sized at its first call is zero after it.
+        if link is not None and link.gamma is None and link.avg_mean is not None:
+            yield link
+
+
 def channels_of(
     weight: str,
     known: Mapping[Place, Note],
@@ -67,13 +97,14 @@ def channels_of(
     if others and not starts:
         raise ValueError(
             f"{rule}: {others[0].link} is {others[0].text}, and channels are taken away"
-            f" only from linear layers and convolutions without groups:"
-            f" granularity='element' or a block sets parts of it to zero"
+            f" only from Chainer's linear layers and convolutions, without groups and"
+            f" link hooks: granularity='element' or a block sets parts of it to zero"
         )
     if not starts:
         raise ValueError(
-            f"{rule}: {weight} is in no list of layers, so who reads its channels is"
-            f" not known: granularity='row' sets them to zero and keeps them"
+            f"{rule}: {weight} is in no list of layers, a Divisible or a Sequential"
+            f" without a forward of its own, so who reads its channels is not known:"
+            f" granularity='row' sets them to zero and keeps them"
         )
     if len(starts) > 1:
         raise ValueError(
@@ -93,6 +124,7 @@ def channels_of(
                 f" at several places"
             )
         if note.kind == NORMALIZING:
+            _check_axes(weight, note, first.n_dims, rule)
             parameters += note.parameters
             normalizing.append(note.link)
         elif note.kind == WEIGHTED:
@@ -125,6 +157,18 @@ def channels_of(
         f"{rule}: the channels of {weight} are the outputs of the model, or of the list"
         f" {line or '/'} in it"
     )
+
+
+def _check_axes(weight: str, note: Note, n_dims: int, rule: str) -> None:
+    """Refuses a normalization whose statistics are not those of each channel."""
+    if note.axes is not None and note.axes != (0, *range(2, n_dims)):
+        axes = ", ".join(map(str, note.axes))
+        raise ValueError(
+            f"{rule}: the channels of {weight} go to {note.link}, a {note.text} over"
+            f" axis={axes}, which mixes channels or splits them: make it without axis,"
+            f" which normalizes each channel, or keep them as zeros by"
+            f" granularity='row'"
+        )
 
 
 def _check_weights(

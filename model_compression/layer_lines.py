@@ -34,6 +34,8 @@ KEEP_ZEROS = frozenset(
         ),
     }
 )
+# Where forwards and functions are from of which it is known what they compute.
+_KNOWN = ("chainer.", "chainer_kernels.", "divisible.", "model_compression.")
 WEIGHTED, NORMALIZING, KEEPING, OTHER = "weighted", "normalizing", "keeping", "other"
 
 
@@ -52,6 +54,9 @@ class Note(NamedTuple):
         is_flat: Whether a weighted layer reads elements, not channels.
         link: The path of the link, so that one at two places is known.
         mixed: The paths of the weights of a layer of which nothing is known.
+        n_dims: How many dimensions the outputs of a weighted layer have.
+        axes: Over which axes a normalizing layer computes its statistics; ``None`` for
+            all but that of the channels.
     """
 
     kind: str
@@ -63,6 +68,8 @@ class Note(NamedTuple):
     is_flat: bool = False
     link: str | None = None
     mixed: tuple[str, ...] = ()
+    n_dims: int = 0
+    axes: tuple[int, ...] | None = None
 
 
 #: The path of a line, and the place in it.
@@ -80,18 +87,21 @@ def notes(model: chainer.Link) -> dict[Place, Note]:
     """
     paths = {id(link): path for path, link in model.namedlinks()}
     of_params = {id(param): path for path, param in model.namedparams()}
-    inside = {
-        id(link)
-        for line in model.links()
-        if isinstance(line, chainer.Sequential)
-        for link in line.links(skipself=True)
-    }
+    lines = [link for link in model.links() if _is_line(link)]
+    inside = {id(link) for line in lines for link in line.links(skipself=True)}
     found = {}
-    for path, line in model.namedlinks():
-        if isinstance(line, chainer.Sequential) and id(line) not in inside:
+    for line in lines:
+        if id(line) not in inside:
+            # Stages that are one target of an optimizer have the path of the model.
+            path = paths.get(id(line), "/").rstrip("/")
             for place, layer in _places(line):
-                found[path.rstrip("/"), place] = _note(layer, paths, of_params)
+                found[path, place] = _note(layer, paths, of_params)
     return found
+
+
+def _is_line(layer: Any) -> bool:
+    """Whether a layer passes what it gets through a list of layers, and no more."""
+    return isinstance(layer, chainer.Sequential) and not _oddity(layer)
 
 
 def _places(
@@ -101,7 +111,7 @@ def _places(
     first = getattr(line, "layer_range", (0,))[0]
     for position, layer in enumerate(line, first):
         place = (*before, position)
-        if isinstance(layer, chainer.Sequential):
+        if _is_line(layer):
             yield from _places(layer, place)
         else:
             yield place, layer
@@ -115,15 +125,18 @@ def _note(layer: Any, paths: Mapping[int, str], of_params: Mapping[int, str]) ->
         name: of_params.get(id(vars(layer)[name]), f"{path}/{name}")
         for name in layer._params
     }
+    mixed, odd = tuple(own.values()), _oddity(layer)
+    if odd:
+        return Note(OTHER, f"{text} with {odd}", link=path, mixed=mixed)
     others = tuple(own[name] for name in sorted(own) if name != "W")
     if isinstance(layer, L.BatchNormalization):
-        # By default, and as given: over all axes but that of the channels.
-        is_each = layer.axis is None or tuple(layer.axis) in ((0,), (0, 2, 3))
-        kind = NORMALIZING if is_each else OTHER
-        return Note(kind, text, None, others, link=path)
+        # A renormalization has an axis that it does not use.
+        is_plain = not isinstance(layer, L.BatchRenormalization)
+        axes = layer.axis if is_plain else None
+        axes = None if axes is None else tuple(axes)
+        return Note(NORMALIZING, text, None, others, link=path, axes=axes)
     is_flat = isinstance(layer, L.Linear)
     kinds = (L.Convolution1D, L.Convolution2D, L.Convolution3D, L.ConvolutionND)
-    mixed = tuple(own.values())
     if not is_flat and not isinstance(layer, kinds):
         return Note(OTHER, text, link=path, mixed=mixed)
     if layer.W.array is None:
@@ -131,7 +144,27 @@ def _note(layer: Any, paths: Mapping[int, str], of_params: Mapping[int, str]) ->
     if getattr(layer, "groups", 1) != 1:
         return Note(OTHER, f"{text} with groups", link=path, mixed=mixed)
     n_out, n_in = layer.W.shape[:2]
-    return Note(WEIGHTED, text, own["W"], others, n_in, n_out, is_flat, path)
+    weighted = Note(WEIGHTED, text, own["W"], others, n_in, n_out, is_flat, path)
+    return weighted._replace(n_dims=layer.W.ndim)
+
+
+def _oddity(layer: chainer.Link) -> str:
+    """Returns what may let a link compute otherwise than its class in Chainer does."""
+    for kind in type(layer).__mro__:
+        for name in ("forward", "__call__"):
+            if name in vars(kind) and not _is_known(vars(kind)[name]):
+                return f"a {name} of its own"
+    for hook in (layer._local_link_hooks or {}).values():
+        # Others may give it other weights, as spectral normalization does.
+        if not isinstance(hook, chainer.link_hooks.TimerHook):
+            return f"a {type(hook).__name__} hook"
+    return ""
+
+
+def _is_known(function: Any) -> bool:
+    """Whether a function is Chainer's, or one of ours that stands for it."""
+    module = getattr(function, "__module__", None) or ""
+    return module.startswith(_KNOWN)
 
 
 def _note_of_function(layer: Any) -> Note:
@@ -139,6 +172,5 @@ def _note_of_function(layer: Any) -> Note:
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__name__", type(function).__name__)
-    module = getattr(function, "__module__", None) or ""
-    is_known = name in KEEP_ZEROS and module.startswith(("chainer.", "chainer_kernels"))
-    return Note(KEEPING if is_known else OTHER, name)
+    is_keeping = name in KEEP_ZEROS and _is_known(function)
+    return Note(KEEPING if is_keeping else OTHER, name)

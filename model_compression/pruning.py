@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple
 import chainer
 import numpy as np
 
-from model_compression.channels import Channels, channels_of
+from model_compression.channels import Channels, channels_of, means_that_shift
 from model_compression.layer_lines import Note, Place, notes
 from model_compression.masks import Masks
 from model_compression.rules import Prune
@@ -192,6 +192,7 @@ class Pruner:
         """Prunes what goes with channels, some of which other ranks have chosen."""
         chosen = {k: v for theirs in gather(rows) for k, v in theirs.items()}
         reading = self._unread.params()
+        _, links = self._own()
         for weight, more in chosen.items():
             channels = self._channels[weight]
             for path in channels.parameters:
@@ -203,6 +204,10 @@ class Pruner:
                 unread = np.zeros(same[0].shape, bool)
                 unread[:, more.repeat(channels.n_each)] = True
                 self._unread.state_of(channels.reader, same[0]).prune(unread, same)
+            for link in means_that_shift(channels, links):
+                # Minibatches keep the mean of zeros at zero.
+                with chainer.using_device(link.device):
+                    link.avg_mean[link.device.send(more)] = 0
 
     def take_back(self, numbers: Iterable[int]) -> None:
         """Takes the last steps of rules back."""

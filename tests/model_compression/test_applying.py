@@ -22,6 +22,19 @@ BETWEEN = {
     "none": [],
     "relu": [lambda n: F.relu],
     "normalized": [lambda n: L.BatchNormalization(n), lambda n: F.relu],
+    "without gamma": [
+        lambda n: L.BatchNormalization(n, use_gamma=False),
+        lambda n: F.relu,
+    ],
+    "without both": [
+        lambda n: F.elu,
+        lambda n: L.BatchNormalization(n, use_gamma=False, use_beta=False),
+    ],
+    "renormalized": [
+        lambda n: L.BatchRenormalization(n, dmax=0.5, use_gamma=False),
+        lambda n: F.leaky_relu,
+        lambda n: L.BatchNormalization(n, axis=(0, 2, 3), use_beta=False),
+    ],
     "pooled": [
         lambda n: F.tanh,
         lambda n: functools.partial(F.max_pooling_2d, ksize=2),
@@ -46,7 +59,7 @@ def train(model, compress, optimizer, x, n=3):
         compress.advance(iteration, epoch=iteration / 10)
 
 
-@settings(max_examples=20)
+@settings(max_examples=30)
 @given(
     st.integers(2, 6),
     st.integers(2, 5),
@@ -59,8 +72,10 @@ def test_a_smaller_model_gives_the_outputs_of_the_masked_one(
 ):
     np.random.seed(0)
     model = convolutional(first, second, between, nobias=nobias)
-    x = np.random.default_rng(1).normal(size=(4, 2, 8, 8)).astype(np.float32)
-    plan = CompressionPlan([Prune("l2", "Convolution2D", degree, "channel")])
+    # Running averages of what is pruned have begun to move by then.
+    x = np.random.default_rng(1).normal(1, size=(4, 2, 8, 8)).astype(np.float32)
+    begin = 2, "iteration"
+    plan = CompressionPlan([Prune("l2", "Convolution2D", degree, "channel", begin)])
     optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
     train(model, Compress(plan, optimizer), optimizer, x)
     small = apply(model, plan)
@@ -110,6 +125,26 @@ def test_a_file_of_the_smaller_model_loads(tmp_path):
     # By the plan, where nobody knows how many channels there are.
     again = load_applied(tmp_path / "small.npz", convolutional(6, 3, "pooled"), plan)
     np.testing.assert_array_equal(again(x).array, small(x).array)
+
+
+def test_rows_of_zeros_stay_where_a_normalization_gives_other_numbers():
+    np.random.seed(0)
+    model = Divisible(
+        L.Linear(4, 3), L.BatchNormalization(3, use_gamma=False), L.Linear(3, 2)
+    )
+    model[0].W.array[1] = 0
+    model[1].avg_mean[1] = -2
+    plan = CompressionPlan([Prune("l1", "/0", 0.4, "channel")])
+    x = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+    small = apply(model, plan)
+    assert small[0].W.shape == (3, 4)
+    with chainer.using_config("train", False):
+        np.testing.assert_array_equal(small(x).array, model(x).array)
+    model[1].avg_mean[1] = 0
+    small = apply(model, plan)
+    assert small[0].W.shape == (2, 4) and len(small[1].avg_mean) == 2
+    with chainer.using_config("train", False):
+        np.testing.assert_allclose(small(x).array, model(x).array, rtol=1e-6)
 
 
 def deep():

@@ -37,11 +37,11 @@ PLAN = CompressionPlan(
 )
 
 
-def build():
+def build(use_gamma=True):
     np.random.seed(3)
     return Divisible(
         L.Linear(8, 12, nobias=True),
-        L.BatchNormalization(12),
+        L.BatchNormalization(12, use_gamma=use_gamma),
         F.relu,
         F.tanh,
         L.Linear(12, 10),
@@ -61,10 +61,10 @@ class Run:
     """A loop of one's own on some ranks, which prunes channels."""
 
     def __init__(
-        self, comm, cuts, schedule="1f1b", shrink=True, kind="adam", grid=None
+        self, comm, cuts, schedule="1f1b", shrink=True, kind="adam", grid=None, **built
     ):
         where = comm if grid is None else grid.pipeline
-        cut, model = Plan(cuts), build()
+        cut, model = Plan(cuts), build(**built)
         numbers = stages_of_rank(where, cut.n_stages, schedule)
         self.stages = [model.divide(*cut.range(number)) for number in numbers]
         self.half = kind == "mixed"
@@ -185,6 +185,24 @@ def test_losses_are_those_of_the_masked_model_on_any_cut(cuts, schedule, kind):
 @pytest.mark.parametrize("cuts", [[0, 8], [0, 1, 8]])
 def test_channels_go_from_all_replicas(cuts):
     assert_on_ranks(2 * (len(cuts) - 1), equal_to_masked, cuts, "1f1b", "momentum", 2)
+
+
+def predicts_as_masked(comm):
+    x, _ = minibatch(0)
+    outputs = []
+    for shrink in (False, True):
+        run = Run(comm, [0, 1, 8], shrink=shrink, use_gamma=False)
+        with run.pipe:
+            run.train()
+            outputs.append(run.pipe.predict(x))
+    if comm.rank == 1:
+        assert_close(outputs[1], outputs[0], atol=1e-5, what="outputs")
+        norm = run.stages[0][0]
+        assert norm.gamma is None and len(norm.avg_mean) == 6
+
+
+def test_a_normalization_without_gamma_predicts_as_the_masked_model():
+    assert_on_ranks(2, predicts_as_masked)
 
 
 def equal_to_one_rank(comm):
