@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import chainer
@@ -178,11 +178,14 @@ def _check_weights(
     for path in paths:
         users = [at for at, layer in layers.items() if path in layer.weights]
         if len(users) > 1:
-            raise ValueError(
-                f"{rule}: with the channels of {weight} elements of {path} would go,"
-                f" which {' and '.join(users)} share: granularity='row' keeps them as"
-                f" zeros"
-            )
+            raise _shared(rule, weight, path, users)
+
+
+def _shared(rule: str, weight: str, path: str, users: Sequence[str]) -> ValueError:
+    return ValueError(
+        f"{rule}: with the channels of {weight} elements of {path} would go, which"
+        f" {' and '.join(users)} share: granularity='row' keeps them as zeros"
+    )
 
 
 def _check_own(
@@ -194,10 +197,9 @@ def _check_own(
     """Refuses parameters that layers at several places have in common."""
     for path in paths:
         users = [
-            note for note in known.values() if path in (note.weight, *note.parameters)
+            note.link
+            for note in known.values()
+            if path in (note.weight, *note.parameters)
         ]
         if len(users) > 1:
-            raise ValueError(
-                f"{rule}: with the channels of {weight} elements of {path} would go,"
-                f" which several layers share"
-            )
+            raise _shared(rule, weight, path, users)

@@ -182,7 +182,9 @@ def check_users(
     for path, layer in layers.items():
         shared = weights.keys() & layer.weights.keys()
         if shared and path not in chosen:
+            named = [each for each in chosen if shared & layers[each].weights.keys()]
             raise ValueError(
-                f"{rule}: {', '.join(sorted(shared))} is also a weight of {path}, which"
-                f" the rule does not name: name all layers that use it"
+                f"{rule}: {' and '.join(named)} has the weight"
+                f" {', '.join(sorted(shared))} in common with {path}, which the rule"
+                f" does not name: name all layers that use it"
             )

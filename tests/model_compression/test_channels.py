@@ -187,7 +187,7 @@ def test_channels_of_tied_or_repeated_layers_are_refused():
     model.tie("/0/W", "/4/W")
     with pytest.raises(ValueError, match="used at 2 places"):
         followed("/0/W", model)
-    with pytest.raises(ValueError, match="elements of /0/W would go, which several"):
+    with pytest.raises(ValueError, match="/0/W would go, which /0 and /4 share"):
         followed("/2/W", model)
     normalized = L.BatchNormalization(4)
     model = Divisible(

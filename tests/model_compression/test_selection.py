@@ -77,8 +77,18 @@ def test_a_weight_of_two_layers_is_named_by_both_or_refused():
     found = weighted_layers(model)
     check_users(["/0", "/1"], found, "rule")
     assert weights_of(["/0", "/1"], found) == {"/0/W": (3, 3)}
-    with pytest.raises(ValueError, match="/0/W is also a weight of /1"):
+    with pytest.raises(ValueError, match="/0 has the weight /0/W in common with /1"):
         check_users(["/0"], found, "rule")
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_an_error_names_the_layer_of_the_rule_and_the_other_one(transpose):
+    model = Divisible(L.Linear(3, 3), L.Linear(3, 3), L.Linear(3, 3))
+    model.tie("/0/W", "/2/W", transpose=transpose)
+    for mine, other in (("/0", "/2"), ("/2", "/0")):
+        words = f"{mine} has the weight /0/W in common with {other}, which the rule"
+        with pytest.raises(ValueError, match=words):
+            check_users([mine, "/1"], weighted_layers(model), "rule")
 
 
 def test_stages_know_their_layers_by_the_models_paths():
