@@ -163,6 +163,22 @@ class LayerList(chainer.Sequential):
                 f" change the list first, then tie"
             )
 
+    def describe_anew(self) -> None:
+        """Makes the text of each layer anew, where layers of a copy have other sizes.
+
+        The layers stay, with their positions, names and ties.
+        """
+        self._texts = [describe(layer) for layer in self._layers]
+
+    def dissolve_transposes(self, links: Iterable[Link]) -> None:
+        """Gives links that use parameters transposed their own, the transposes.
+
+        Args:
+            links: The links, of layers of this list or of others.
+        """
+        for layer, position in self._positions.items():
+            self._transposes = self._transposes.dissolved(layer, position, links)
+
     def _replace_layers(self, layers: Iterable[Layer]) -> None:
         """Puts others in the place of all layers, also as attributes beside the list.
 

@@ -58,6 +58,28 @@ class Transposes:
             found[position] = found.get(position, frozenset()) ^ set(more)
         return Transposes(found)
 
+    def dissolved(
+        self, layer: Link, position: int, links: Iterable[Link]
+    ) -> Transposes:
+        """Gives links transposes of their own, and returns what is left of these.
+
+        Args:
+            layer: The layer, in which the links may be.
+            position (int): Its name.
+            links: The links that are to share no parameter transposed any more.
+        """
+        wanted, inner = {id(link) for link in links}, dict(layer.namedlinks())
+        gone = []
+        for path in self._paths.get(position, ()):
+            above, name = path.rsplit("/", 1)
+            link = inner[above or "/"]
+            if id(link) in wanted:
+                param = Parameter(link.xp.ascontiguousarray(vars(link)[name].array.T))
+                param.name = name
+                vars(link)[name] = param
+                gone.append(path)
+        return self.toggled({position: gone})
+
     @contextmanager
     def given_to(
         self,

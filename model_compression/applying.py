@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
+from divisible.layer_list import LayerList
 from model_compression.channels import Channels, channels_of, means_that_shift
 from model_compression.layer_lines import notes
 from model_compression.plan import CompressionPlan
@@ -197,6 +198,10 @@ def _stored(small: chainer.Link, rules: _Rules) -> chainer.Link:
         for path in paths
         if not is_taken_back(links[path], rule)
     ]
+    for each in small.links():
+        if isinstance(each, LayerList):
+            # Each layer keeps its weights in few bits as it uses them.
+            each.dissolve_transposes([link for _, link in quantized])
     for rule, link in quantized:
         if not rule.has_codebook:
             add_rule(link, rule)
@@ -222,8 +227,7 @@ def _remove(
 
 
 def _describe_anew(model: chainer.Link) -> None:
-    """Lets lists of layers that keep a text of each see their sizes."""
+    """Gives lists of layers texts of what is left of each."""
     for link in model.links():
-        if hasattr(link, "model_layers"):
-            for position, layer in enumerate(list(link)):
-                link[position] = layer
+        if isinstance(link, LayerList):
+            link.describe_anew()

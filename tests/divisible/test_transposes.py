@@ -144,3 +144,19 @@ def test_other_layers_keep_theirs():
     link = L.Linear(3, 2)
     with Transposes({5: ["/W"]}).given_to(link, 4):
         assert link.W.shape == (2, 3)
+
+
+def test_a_transpose_of_its_own_is_shared_no_more():
+    np.random.seed(0)
+    model = Divisible(L.Linear(3, 2), L.Linear(2, 3), L.Linear(3, 4), L.Linear(4, 3))
+    model.tie("/0/W", "/1/W", transpose=True)
+    model.tie("/2/W", "/3/W", transpose=True)
+    x = np.random.randn(4, 3).astype(np.float32)
+    before, weight = model(x).array, model[0].W.array.copy()
+    model.dissolve_transposes([model[1]])
+    np.testing.assert_array_equal(model(x).array, before)
+    np.testing.assert_array_equal(model[1].W.array, weight.T)
+    assert model[1].W is not model[0].W and model[1].W.name == "W"
+    assert [tie.path for tie in model.ties] == ["/2/W"]
+    model[1].W.array[...] = 0
+    np.testing.assert_array_equal(model[0].W.array, weight)

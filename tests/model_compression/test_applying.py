@@ -172,6 +172,51 @@ def test_channels_of_layers_that_follow_each_other_load(tmp_path):
         np.testing.assert_array_equal(param.array, array)
 
 
+def tied(transpose, is_inner):
+    np.random.seed(0)
+    line = Divisible(L.Linear(6, 6), F.relu, L.Linear(6, 6), F.relu, L.Linear(6, 3))
+    line.tie("/0/W", "/2/W", transpose=transpose)
+    return chainer.Sequential(line, F.tanh) if is_inner else line
+
+
+def rounded(weight, bits=8):
+    """Returns a weight as whole numbers times a scale for each row make it."""
+    scale = abs(weight).max(axis=1, keepdims=True) / (2 ** (bits - 1) - 1)
+    return np.round(weight / scale) * scale
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("is_inner", [False, True])
+@pytest.mark.parametrize("method", ["l1", "channel", "int8", "codebook2"])
+def test_tied_layers_stay_as_they_are_used(transpose, is_inner, method, tmp_path):
+    model, at = tied(transpose, is_inner), "/0" if is_inner else ""
+    both = [f"{at}/0", f"{at}/2"]
+    rules = {
+        "l1": Prune("l1", both, 0.5),
+        "channel": Prune("l1", f"{at}/4", 0.3),
+        "int8": Quantize("int8", both),
+        "codebook2": Quantize("codebook2", both),
+    }
+    plan = CompressionPlan([rules[method]])
+    Compress(plan, chainer.optimizers.SGD().setup(model)).advance(1, 0.0)
+    line = model[0] if is_inner else model
+    first, second, last = (line[i].W.array for i in (0, 2, 4))
+    second = second.T if transpose else second
+    if method == "int8":
+        first, second = rounded(first), rounded(second)
+    x = np.random.default_rng(1).normal(size=(5, 6)).astype(np.float32)
+    expected = np.maximum(np.maximum(x @ first.T, 0) @ second.T, 0) @ last.T
+    expected = np.tanh(expected) if is_inner else expected
+    small = apply(model, plan)
+    chainer.serializers.save_npz(tmp_path / "small.npz", small)
+    again = load_applied(tmp_path / "small.npz", tied(transpose, is_inner), plan)
+    for each in (model, small, again):
+        np.testing.assert_allclose(each(x).array, expected, rtol=1e-4, atol=1e-5)
+    if method in ("l1", "channel"):
+        ties = small[0].ties if is_inner else small.ties
+        assert [tie.path for tie in ties] == ["/0/W"]
+
+
 def test_a_file_of_another_model_is_refused(tmp_path):
     plan = CompressionPlan([Quantize("int8", "/0")])
     path = tmp_path / "dense.npz"
