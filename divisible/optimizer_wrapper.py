@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from chainer import optimizer
@@ -87,6 +88,27 @@ def has_skipped(optimizer: Any) -> bool:
     if not is_wrapper and not hasattr(optimizer, "_loss_scaling_isnan"):
         return False
     return not optimizer.is_safe_to_update()
+
+
+def each_within(outermost: Any) -> Iterator[Any]:
+    """Yields an optimizer and those that it wraps, the outermost first.
+
+    Wrappers pass on the attributes of what is within: whether one of them has a method
+    of its own, its type tells.
+
+    Args:
+        outermost: One of Chainer's or ChainerMN's, or a wrapper.
+
+    Example:
+        >>> import chainer
+        >>> sgd = chainer.optimizers.SGD()
+        >>> wrapper = OptimizerWrapper(sgd)
+        >>> list(each_within(wrapper)) == [wrapper, sgd]
+        True
+    """
+    while outermost is not None:
+        yield outermost
+        outermost = getattr(outermost, "actual_optimizer", None)
 
 
 def _has(actual: Any, name: str) -> bool:

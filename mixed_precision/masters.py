@@ -85,18 +85,30 @@ class Masters:
         Args:
             serializer: Of Chainer.
             parameters: With their paths, those without a shape as well.
+
+        Raises:
+            ValueError: If a master that is to be written is of another shape than its
+                parameter.
         """
         masters, found = self.by_path(), {}
+        is_read = isinstance(serializer, chainer.Deserializer)
         for path, param in parameters:
             if not has_master(param):
                 continue
             master = masters.get(path)
-            is_none = master is None or master.shape != param.shape
-            if is_none and param.array is not None:
+            if master is not None and master.shape != param.shape:
+                if not is_read:
+                    raise ValueError(
+                        f"the master of {path} is {master.shape}, but the parameter is"
+                        f" {param.shape}: the model was changed in part. Make it and"
+                        f" its optimizer anew, and load a snapshot"
+                    )
+                master = None
+            if master is None and param.array is not None:
                 with chainer.using_device(param.device):
                     master = param.array.astype(np.float32)
             master = serializer[path]("master", master)
             if master is not None:
                 found[path] = master
-        if isinstance(serializer, chainer.Deserializer):
+        if is_read:
             self.buffers, self._waiting = None, found

@@ -18,6 +18,7 @@
     optimizers_of_stages  whose the state of an optimizer is
     layer_state           the state of layers, and of objects that belong to none
     optimizer_state       the state of optimizers
+    state_shapes          what is saved beside parameters, in their shapes
     random_states         the random generators of a run
     resumed_trainers      trainers that are loaded before they run
     first_calls           layers that are sized, and register more, when they are called

@@ -20,7 +20,7 @@ from chainer.training import Trainer
 
 from divisible import Divisible
 from divisible.streaming.link import SEGMENT_KEY
-from pipeline.snapshots import first_calls
+from pipeline.snapshots import first_calls, state_shapes
 from pipeline.snapshots.arrays import Arrays, of_range
 from pipeline.snapshots.dry_run import DryReader, dry_run
 from pipeline.snapshots.serializers import StateReader, StateWriter, read
@@ -52,6 +52,7 @@ def load_model(model: Link, arrays: Arrays) -> None:
         with dry_run(arrays, links):
             read(model.serialize, DryReader(arrays))
         first_calls.note_dry_run(model, arrays)
+        state_shapes.note_averages(model, arrays)
         return
     with first_calls.as_saved(model, arrays):
         read(model.serialize, StateReader(arrays))

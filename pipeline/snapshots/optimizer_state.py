@@ -10,6 +10,8 @@ import chainer
 import numpy as np
 
 from divisible.optimizer_hooks import named_hooks
+from divisible.optimizer_wrapper import each_within
+from pipeline.snapshots import state_shapes
 from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.dry_run import dry_run
 from pipeline.snapshots.serializers import (
@@ -88,16 +90,16 @@ def load_replicas(
 def _readers(optimizer: Any, names: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     """Yields whose attributes change when an optimizer is loaded, with their keys."""
     writer = StateWriter(names=names)
-    while optimizer is not None:
-        yield from [("", optimizer), ("", optimizer.hyperparam)]
-        for part in getattr(optimizer, "loaded_parts", list)():
-            yield "", part
-        for below, hook in _hooks(optimizer, writer):
+    for each in each_within(optimizer):
+        yield from [("", each), ("", each.hyperparam)]
+        if hasattr(type(each), "loaded_parts"):
+            for part in each.loaded_parts():
+                yield "", part
+        for below, hook in _hooks(each, writer):
             yield below.path, hook
-        for path, param in _updated(optimizer):
+        for path, param in _updated(each):
             rule, above = param.update_rule, writer[path].path
             yield from [(above, rule), (above, rule.hyperparam)]
-        optimizer = getattr(optimizer, "actual_optimizer", None)
 
 
 def _load(optimizer: Any, arrays: Arrays, names: Mapping[str, str]) -> None:
@@ -124,6 +126,7 @@ def _load(optimizer: Any, arrays: Arrays, names: Mapping[str, str]) -> None:
         name = names.get(path, path).strip("/")
         if f"{name}/settings" in arrays:
             _load_rule(param, arrays, name, is_alike)
+            state_shapes.note_rule(param, arrays, name)
         else:
             arrays.miss(f"{name}/settings")
 

@@ -169,3 +169,16 @@ def test_masters_that_are_changed_are_those_of_the_next_update():
     assert found.keys() == expected.keys() == {"/0/W", "/0/b", "/2/W"}
     for path, master in expected.items():
         np.testing.assert_array_equal(found[path], master)
+
+
+def test_a_master_of_another_shape_is_not_written():
+    """The rounded weights would stand for it, and what it knows more be lost."""
+    model = make_model(np.float16)
+    optimizer = MixedPrecision(optimizers.SGD(0.5), loss_scale=1).setup(model)
+    for param in model.params():
+        param.grad = np.zeros_like(param.array)
+    optimizer.update()
+    model[0].W.cleargrad()
+    model[0].W.array = model[0].W.array[1:]
+    with pytest.raises(ValueError, match="the master of /0/W is .* but the parameter"):
+        optimizer.serialize(chainer.serializers.DictionarySerializer())
