@@ -209,6 +209,14 @@ class MixedPrecision(OptimizerWrapper):
         """Prepares for a target that has other parameters than before."""
         self._agreement.is_new = True
 
+    def masters(self) -> dict[str, Any]:
+        """Returns by path the float32 masters that the next update goes on from.
+
+        Parameters without one, as those of float32, are left out; before the first
+        update all are.
+        """
+        return self._masters.by_path()
+
     def change_masters(self, change: Callable[[str, Any], Any]) -> None:
         """Gives parameters other masters, as where elements of them are taken away.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -11,7 +13,7 @@ import numpy as np
 from scipy.cluster.vq import kmeans2
 
 from model_compression.hooks import HookOfParameters
-from model_compression.shrinking import Left
+from model_compression.shrinking import Assignment, Left, what_stays
 
 _ROUNDS = 20
 #: The code of an element that is zero; those of the few values begin behind it.
@@ -197,11 +199,21 @@ class Codebooks(HookOfParameters):
             self._books[path] = Codebook(param.shape, self._selected[path])
         return self._books[path]
 
-    def take_away(self, path: str, left: Left) -> None:
-        """Takes elements of a parameter away, which may be on another rank."""
-        book = self._books.get(path)
-        if book is not None:
-            book.codes = left.of(book.codes)
+    def taking_away(self, left: Mapping[str, Sequence[Left]]) -> list[Assignment]:
+        """Makes the codes of what stays of parameters, and changes nothing yet.
+
+        Args:
+            left: By path what stays of each, which may be on another rank.
+
+        Returns:
+            The assignments that put them in their places.
+        """
+        found = []
+        for path in left.keys() & self._books.keys():
+            book = copy.copy(self._books[path])
+            book.codes = what_stays(book.codes, left[path])
+            found.append(functools.partial(self._books.__setitem__, path, book))
+        return found
 
     def __call__(self, rule: Any, param: chainer.Parameter) -> None:
         """Keeps the values of a parameter that has been updated."""

@@ -14,8 +14,9 @@ When a rule takes which step is none of its business: see
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, TypeVar
 
 import chainer
 
@@ -30,6 +31,9 @@ from model_compression.selection import (
     weighted_layers,
     weights_of,
 )
+from model_compression.shrinking import Assignment, joined, parts_left
+
+_Made = TypeVar("_Made")
 
 
 class CompressedModel:
@@ -125,9 +129,11 @@ class CompressedModel:
         """Refuses to change a stage of a model that is not known as a whole.
 
         Raises:
-            RuntimeError: If :meth:`check` is still to be called, or an optimizer was
-                set up anew.
+            RuntimeError: If :meth:`check` is still to be called, an optimizer was set
+                up anew, or the model was changed in part.
         """
+        if self._pipeline is not None:
+            self._pipeline.ranks.calls.check_usable()
         self._pruner.check_usable()
         self._quantizer.check_usable()
         if not self.is_checked:
@@ -135,6 +141,14 @@ class CompressedModel:
                 "the rules are of the whole model, and this rank has a stage of it:"
                 " give Compress(..., pipeline=pipe), or add it to the trainer"
             )
+
+    def check_whole(self) -> None:
+        """Refuses a model that was changed in part.
+
+        Raises:
+            RuntimeError: With the cause and the cure.
+        """
+        self._pruner.check_whole()
 
     def _layers(self) -> dict[str, Weighted]:
         return together(weighted_layers(each.target) for each in self._optimizers)
@@ -216,14 +230,23 @@ class CompressedModel:
         if any(map(self._is_pruned, numbers)):
             self._quantizer.join()
 
-    def take_away(self, numbers: Iterable[int]) -> dict[str, int]:
-        """Takes away the channels that some rules have set to zero.
+    def taking_away(
+        self, numbers: Iterable[int]
+    ) -> tuple[list[Assignment], dict[str, int]]:
+        """Makes what stays where channels go, on all ranks, and changes nothing yet.
+
+        Args:
+            numbers: The rules whose channels go, where they have set them to zero.
 
         Returns:
-            By the path of a layer how many of its channels have gone, on every rank.
+            The assignments that put it in its place on this rank, which are to be done
+            while the model is :meth:`changing`; and by the path of a layer how many of
+            its channels go, on every rank.
 
         Raises:
-            ValueError: If gradients of earlier minibatches are still to be applied.
+            ValueError: If gradients of earlier minibatches are still to be applied, or
+                an update rule keeps what cannot be taken apart.
+            DisagreementError: If it has failed on another rank.
         """
         for each in self._optimizers:
             if getattr(each, "double_buffering", False):
@@ -231,10 +254,55 @@ class CompressedModel:
                     "with double_buffering gradients of all channels are under way"
                     " between two minibatches: take channels away without it"
                 )
-        found = self._pruner.take_away(numbers, self._gather)
-        for taken in found.values():
-            self._quantizer.take_away(taken.left)
-        return {taken.layer: taken.n for taken in found.values()}
+        gone = self._pruner.gone(numbers, self._gather)
+        left = joined(parts_left(each.channels, each.kept) for each in gone)
+
+        def make() -> list[Assignment]:
+            return [
+                *self._pruner.taking_away(gone, left),
+                *self._quantizer.taking_away(left),
+            ]
+
+        found = {each.channels.layer: each.n for each in gone}
+        return self._on_all_ranks(make) if gone else [], found
+
+    def _on_all_ranks(self, make: Callable[[], _Made]) -> _Made:
+        """Calls a function on every rank; if it fails on one, it fails on all."""
+        made = failure = None
+        try:
+            made = make()
+        except Exception as error:
+            failure = error
+        words = None if failure is None else f"{type(failure).__name__}: {failure}"
+        said = self._gather(words)
+        if failure is not None:
+            raise failure
+        for rank, theirs in enumerate(said):
+            if theirs is not None:
+                raise DisagreementError(
+                    f"no channels were taken away, and nothing was changed: rank"
+                    f" {rank}: {theirs}"
+                )
+        return made
+
+    @contextlib.contextmanager
+    def changing(self, what: str) -> Iterator[None]:
+        """Refuses each use of the model if a block that changes it does not end.
+
+        Args:
+            what: The change, as ``'channels were taken away'``.
+        """
+        self._refuse(
+            f"{what} in part only: make the model, its optimizers, Compress and the"
+            f" Pipeline anew, and load a snapshot"
+        )
+        yield
+        self._refuse(None)
+
+    def _refuse(self, refusal: str | None) -> None:
+        self._pruner.refuse(refusal)
+        if self._pipeline is not None:
+            self._pipeline.ranks.calls.refusal = refusal
 
     def measure(self) -> tuple[float | None, float | None]:
         """Returns how small the whole model is.

@@ -157,7 +157,9 @@ class Compress(Extension):
 
         Raises:
             ValueError: If it was written under another plan.
+            RuntimeError: If the model was changed in part.
         """
+        self._model.check_whole()
         plan = zlib.crc32(json.dumps(self.plan.settings()).encode())
         if int(serializer("plan", plan)) != plan:
             raise ValueError(
@@ -216,9 +218,10 @@ class Compress(Extension):
         ready = self._model.ready(list(steps)) if steps else []
         steps = {number: steps[number] for number in ready}
         if steps:
-            self._steps.take(steps)
-            self._model.take({number: self.degrees[number] for number in steps})
-            self._measure()
+            with self._model.changing("weights were pruned or quantized"):
+                self._steps.take(steps)
+                self._model.take({number: self.degrees[number] for number in steps})
+                self._measure()
         if self._shrinks:
             self.shrink()
 
@@ -266,9 +269,12 @@ class Compress(Extension):
         ]
         if not over:
             return {}
-        found = self._model.take_away(over)
-        for number in over:
-            self._has_shrunk[number] = True
+        assignments, found = self._model.taking_away(over)
+        with self._model.changing("channels were taken away"):
+            for assign in assignments:
+                assign()
+            for number in over:
+                self._has_shrunk[number] = True
         return found
 
     def prepare(self, model: chainer.Link) -> chainer.Link:
@@ -294,10 +300,11 @@ class Compress(Extension):
 
     def _judge(self, value: float) -> None:
         """Takes steps back that have cost too much, by what the metric is now."""
-        dear = self._steps.judge(value)
-        if dear:
+        with self._model.changing("steps of compression were taken back"):
+            dear = self._steps.judge(value)
             self._model.take_back(dear)
-            self._measure()
+            if dear:
+                self._measure()
 
     def __str__(self) -> str:
         """Returns a table of the rules, and how far each is."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable
 
@@ -11,7 +13,7 @@ import numpy as np
 from divisible.optimizer_wrapper import has_skipped
 from model_compression.hooks import HookOfParameters
 from model_compression.scores import Granularity, group_shape, sums
-from model_compression.shrinking import Left
+from model_compression.shrinking import Assignment, Left
 
 #: An array of NumPy or CuPy.
 Array = Any
@@ -95,8 +97,8 @@ class Mask:
                 # Not by a product: what has overflown must not become NaN.
                 device.xp.copyto(array, array.dtype.type(0), where=self.pruned)
 
-    def take_away(self, left: Left) -> None:
-        """Takes elements away with those of the parameter.
+    def without(self, left: Left) -> Mask:
+        """Returns the mask of what stays of the parameter; this one stays as it is.
 
         Effects of blocks, which are other ones then, are noted anew. Elements and rows
         keep theirs, as columns that go have had none.
@@ -104,23 +106,24 @@ class Mask:
         Args:
             left: What stays of the parameter.
         """
-        shape = self.pruned.shape
+        found, shape = copy.copy(self), self.pruned.shape
         for name in ("pruned", "last", "before"):
             array = getattr(self, name)
             if array is not None:
                 with chainer.using_device(chainer.backend.get_device_from_array(array)):
-                    setattr(self, name, left.of(array))
+                    setattr(found, name, left.of(array))
         if self.effects is None:
-            return
+            return found
         watched = group_shape(left.shape_of(shape), self._granularity)
         if self.effects.shape == watched:
-            return
+            return found
         if self.effects.size == np.prod(shape):
-            self.effects = left.of(self.effects.reshape(shape)).reshape(watched)
+            found.effects = left.of(self.effects.reshape(shape)).reshape(watched)
         elif left.axis == 0 and len(self.effects) == shape[0]:
-            self.effects = left.of(self.effects)
+            found.effects = left.of(self.effects)
         else:
-            self.effects, self.n_minibatches = np.zeros(watched), 0
+            found.effects, found.n_minibatches = np.zeros(watched), 0
+        return found
 
     def note(self, param: chainer.Parameter) -> None:
         """Adds what a minibatch says of the effect of each group on the loss."""
@@ -181,6 +184,9 @@ class Masks(HookOfParameters):
         fit: What :meth:`fit` does.
         watches (bool): Whether effects of some parameters are noted.
         name (str): The name of the hook; an optimizer has one hook of each.
+
+    Attributes:
+        refusal (str or None): Why the model must not be used; ``None`` if it may be.
     """
 
     def __init__(
@@ -192,6 +198,7 @@ class Masks(HookOfParameters):
     ) -> None:
         super().__init__()
         self.name = name
+        self.refusal: str | None = None
         self._goes_back, self._fit, self._watches = goes_back, fit, watches
         self._masks: dict[str, Mask] = {}
         # By path the granularity whose groups' effects are watched, or None.
@@ -206,6 +213,15 @@ class Masks(HookOfParameters):
             # Before those that clip gradients, or add the decay of weights to them.
             hooks = optimizer._hookable._pre_update_hooks
             hooks.move_to_end(effects.name, last=False)
+
+    def check_usable(self) -> None:
+        """Refuses a model that was changed in part.
+
+        Raises:
+            RuntimeError: With the :attr:`refusal`.
+        """
+        if self.refusal is not None:
+            raise RuntimeError(self.refusal)
 
     def select(self, watched: Mapping[str, Granularity | None]) -> None:
         """Says which parameters may be pruned, of the whole model if that is known.
@@ -247,7 +263,11 @@ class Masks(HookOfParameters):
 
         Returns:
             What sets back what has changed, if the snapshot cannot be read.
+
+        Raises:
+            RuntimeError: With the :attr:`refusal`.
         """
+        self.check_usable()
         masks = dict(self._masks)
         undo = self._fit(shapes)
 
@@ -273,19 +293,28 @@ class Masks(HookOfParameters):
             for param in params:
                 self.state_of(path, param).clear(param.update_rule, param)
 
-    def take_away(self, path: str, left: Left) -> None:
-        """Takes elements of a parameter away, which may be on another rank.
+    def taking_away(self, left: Mapping[str, Sequence[Left]]) -> list[Assignment]:
+        """Makes the masks of what stays of parameters, and changes nothing yet.
 
         Args:
-            path: In the model.
-            left: What stays of it.
+            left: By path what stays of each, which may be on another rank.
+
+        Returns:
+            The assignments that put them in their places.
         """
-        mask = self._masks.get(path)
-        if mask is not None:
-            mask.take_away(left)
+        found = []
+        for path in left.keys() & self._masks.keys():
+            mask = functools.reduce(Mask.without, left[path], self._masks[path])
+            found.append(functools.partial(self._masks.__setitem__, path, mask))
+        return found
 
     def __call__(self, rule: Any, param: chainer.Parameter) -> None:
-        """Keeps the zeros of a parameter that has been updated."""
+        """Keeps the zeros of a parameter that has been updated.
+
+        Raises:
+            RuntimeError: With the :attr:`refusal`.
+        """
+        self.check_usable()
         path = self.path_of(param)
         if path not in self._selected:
             return

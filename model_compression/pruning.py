@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -20,12 +21,14 @@ from model_compression.scores import (
 )
 from model_compression.selection import Weighted, check_rows, weights_of
 from model_compression.shrinking import (
+    Assignment,
     Left,
+    joined,
     make_room,
     n_channels,
     parts_left,
-    take_away,
-    take_from_masters,
+    taking_away,
+    taking_from_masters,
 )
 
 #: Returns what all ranks give.
@@ -33,18 +36,18 @@ Gather = Callable[[Any], list]
 _Params = Mapping[str, Sequence[chainer.Parameter]]
 
 
-class Taken(NamedTuple):
-    """Channels that were taken away from a layer.
+class Gone(NamedTuple):
+    """Channels of a layer that a rule has pruned, and that may go.
 
     Attributes:
-        layer: The path of the layer that gave them.
-        n: How many.
-        left: By path what stays of each parameter.
+        channels: All that the layer gives.
+        kept: The numbers of those that stay, ascending.
+        n: How many go.
     """
 
-    layer: str
+    channels: Channels
+    kept: np.ndarray
     n: int
-    left: dict[str, Left]
 
 
 class Pruner:
@@ -141,13 +144,30 @@ class Pruner:
         )
 
     def check_usable(self) -> None:
-        """Refuses optimizers that do not keep it at zero any more.
+        """Refuses a model that was changed in part, or is not kept at zero any more.
 
         Raises:
-            RuntimeError: If one was set up anew.
+            RuntimeError: With the refusal, or if an optimizer was set up anew.
         """
+        self._masks.check_usable()
         self._masks.check_added()
         self._unread.check_added()
+
+    def check_whole(self) -> None:
+        """Refuses a model that was changed in part.
+
+        Raises:
+            RuntimeError: With the refusal.
+        """
+        self._masks.check_usable()
+
+    def refuse(self, refusal: str | None) -> None:
+        """Refuses each use of the model from now on.
+
+        Args:
+            refusal: Why, and what to do; ``None`` to refuse none any more.
+        """
+        self._masks.refusal = refusal
 
     def take(self, degrees: Mapping[int, float], gather: Gather) -> None:
         """Prunes up to a degree; a call of all ranks where channels are followed.
@@ -224,17 +244,17 @@ class Pruner:
 
     # -- channels that go --------------------------------------------------------------
 
-    def take_away(self, numbers: Iterable[int], gather: Gather) -> dict[str, Taken]:
-        """Takes the channels away that rules have pruned; a call of all ranks.
+    def gone(self, numbers: Iterable[int], gather: Gather) -> list[Gone]:
+        """Returns the channels that rules have pruned; a call of all ranks.
 
         Args:
             numbers: Of rules whose channels may go.
             gather: Returns what all ranks give.
 
         Returns:
-            By the path of the weight what has been taken away, on all ranks alike.
+            On all ranks alike, those of layers of which some go.
         """
-        params, links = self._own()
+        params, _ = self._own()
         mine = {}
         for weight in (w for n in numbers for w in self._weights[n]):
             if weight in self._channels and weight in params:
@@ -244,27 +264,42 @@ class Pruner:
                     ~chainer.get_device("@numpy").send(is_gone)
                 )
         chosen = {k: v for theirs in gather(mine) for k, v in theirs.items()}
-        found = {}
+        found = []
         for weight, kept in sorted(chosen.items()):
-            n = self._shapes[weight][0]
-            if len(kept) == n:
-                continue
-            channels = self._channels[weight]
-            left = parts_left(channels, kept)
-            found[weight] = Taken(channels.layer, n - len(kept), left)
-            take_away(channels, kept, params, links)
-            for each in self._optimizers:
-                take_from_masters(each, left)
-            self._note_sizes(left)
-            for path, part in left.items():
-                self._masks.take_away(path, part)
-                self._unread.take_away(path, part)
+            n = self._shapes[weight][0] - len(kept)
+            if n:
+                found.append(Gone(self._channels[weight], kept, n))
         return found
 
-    def _note_sizes(self, left: Mapping[str, Left]) -> None:
+    def taking_away(
+        self, gone: Sequence[Gone], left: Mapping[str, Sequence[Left]]
+    ) -> list[Assignment]:
+        """Makes what stays on this rank where channels go, and changes nothing yet.
+
+        Args:
+            gone: The channels.
+            left: By path what stays of each parameter.
+
+        Returns:
+            The assignments that put it in its place.
+        """
+        params, links = self._own()
+        removed = [(each.channels, each.kept) for each in gone]
+        found = taking_away(removed, left, params, links)
+        for each in self._optimizers:
+            found += taking_from_masters(each, left)
+        return [
+            *found,
+            *self._masks.taking_away(left),
+            *self._unread.taking_away(left),
+            functools.partial(self._note_sizes, left),
+        ]
+
+    def _note_sizes(self, left: Mapping[str, Sequence[Left]]) -> None:
         """Learns what has become of weights of all ranks."""
         for path in left.keys() & self._shapes.keys():
-            self._shapes[path] = left[path].shape_of(self._shapes[path])
+            for part in left[path]:
+                self._shapes[path] = part.shape_of(self._shapes[path])
 
     def _fit(self, shapes: Mapping[str, Sequence[int]]) -> Callable[[], None]:
         """Gives layers of this rank other sizes; see :meth:`.Masks.fit`."""
@@ -346,4 +381,5 @@ class Pruner:
         sizes = np.array([self._shapes[weight][0] for weight in weights])
         for weight, n in zip(weights, serializer("n_channels", sizes)):
             if n != self._shapes[weight][0]:
-                self._note_sizes(parts_left(self._channels[weight], np.arange(n)))
+                left = parts_left(self._channels[weight], np.arange(n))
+                self._note_sizes(joined([left]))

@@ -22,7 +22,7 @@ from model_compression.quantized_links import (
 )
 from model_compression.rules import ACTIVATIONS, Quantize
 from model_compression.selection import Weighted, weights_of
-from model_compression.shrinking import Left
+from model_compression.shrinking import Assignment, Left
 
 
 class Quantizer:
@@ -182,10 +182,9 @@ class Quantizer:
         for path, link in links.items():
             move_ranges(link, seen[path])
 
-    def take_away(self, left: Mapping[str, Left]) -> None:
-        """Forgets the elements of weights that have been taken away, by path."""
-        for path, part in left.items():
-            self._books.take_away(path, part)
+    def taking_away(self, left: Mapping[str, Sequence[Left]]) -> list[Assignment]:
+        """Makes what is kept of weights that stay; see :meth:`.Masks.taking_away`."""
+        return self._books.taking_away(left)
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """Returns by weight of this rank its bits, all together, and its elements."""

@@ -9,22 +9,31 @@
     with each parameter: its gradient, its float32 master, and what the update rule
     keeps for each element, as momentum
 
-A rank of a pipeline may have any of these layers; each takes away what it has.
+A rank of a pipeline may have any of these layers; each takes away what it has. First
+all arrays are made, on all ranks, then they are put in their places: where there is no
+memory for one, nothing has changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Callable, NamedTuple
 
 import chainer
 import numpy as np
 
+from divisible.optimizer_wrapper import each_within
 from model_compression.channels import Channels
 
 #: By path a parameter; several where a rank has equal copies of it.
 Params = Mapping[str, Sequence[chainer.Parameter]]
 Links = Mapping[str, chainer.Link]
+#: Puts what was made in its place, and makes no array.
+Assignment = Callable[[], None]
+
+#: What a normalization keeps of each channel beside its parameters.
+_AVERAGES = ("avg_mean", "avg_var")
 
 
 class Left(NamedTuple):
@@ -72,62 +81,156 @@ def parts_left(channels: Channels, kept: np.ndarray) -> dict[str, Left]:
     return {**found, channels.reader: Left(1, columns)}
 
 
+def joined(parts: Iterable[Mapping[str, Left]]) -> dict[str, tuple[Left, ...]]:
+    """Returns by path what stays of each parameter, of the channels of several layers.
+
+    Args:
+        parts: Of the channels of each layer what :func:`parts_left` returns.
+
+    Example:
+        >>> rows = {"/0/W": Left(0, np.array([1]))}
+        >>> columns = {"/0/W": Left(1, np.array([0, 2]))}
+        >>> what_stays(np.arange(6).reshape(2, 3), joined([rows, columns])["/0/W"])
+        array([[3, 5]])
+    """
+    found: dict[str, tuple[Left, ...]] = {}
+    for each in parts:
+        for path, part in each.items():
+            found[path] = (*found.get(path, ()), part)
+    return found
+
+
+def what_stays(array: Any, parts: Iterable[Left]) -> Any:
+    """Returns what stays of an array of a parameter's shape, as a new one."""
+    for part in parts:
+        array = part.of(array)
+    return array
+
+
 def take_away(
     channels: Channels, kept: np.ndarray, params: Params, links: Links
 ) -> None:
-    """Takes channels away from the parameters and links that a rank has.
+    """Takes channels away from the parameters and links of a model.
 
     Args:
         channels: All that a layer gives.
         kept: The numbers of those that stay, ascending, in host memory.
-        params: Some or all of the model.
-        links: Likewise.
+        params: Those of the model.
+        links: Those of the model.
     """
-    for path, part in parts_left(channels, kept).items():
-        for param in params.get(path, ()):
-            _take_from(param, part)
-    _resize_links(channels, len(kept), links)
-    for path in channels.normalizing:
-        link = links.get(path)
-        for name in ("avg_mean", "avg_var"):
-            if getattr(link, name, None) is not None:
-                setattr(link, name, Left(0, kept).of(getattr(link, name)))
+    left = joined([parts_left(channels, kept)])
+    for assign in taking_away([(channels, kept)], left, params, links):
+        assign()
 
 
-def _take_from(param: chainer.Parameter, left: Left) -> None:
-    """Takes elements away from a parameter, and from what its update rule keeps."""
-    rule, shape, gradient = param.update_rule, param.shape, param.grad
-    with chainer.using_device(param.device):
-        for name, value in ((rule and rule.state) or {}).items():
-            if getattr(value, "shape", None) == shape:
-                rule.state[name] = left.of(value)
-        master = getattr(rule, "_fp32_param", None)
-        if master is not None and master.array is not None:
-            master.cleargrad()
-            master.array = left.of(master.array)
-        # Chainer refuses a gradient of another shape.
-        param.cleargrad()
-        param.array = left.of(param.array)
-        if gradient is not None:
-            param.grad = left.of(gradient)
-
-
-def take_from_masters(optimizer: Any, left: Mapping[str, Left]) -> None:
-    """Takes elements away from float32 masters that an optimizer keeps by itself.
+def taking_away(
+    removed: Iterable[tuple[Channels, np.ndarray]],
+    left: Mapping[str, Sequence[Left]],
+    params: Params,
+    links: Links,
+) -> list[Assignment]:
+    """Makes what stays where channels go, and changes nothing yet.
 
     Args:
-        optimizer: Set up. It, or one within it, may have a method ``change_masters``,
-            as :class:`~mixed_precision.MixedPrecision` has.
-        left: By path what stays of parameters.
+        removed: All the channels that a layer gives, and the numbers of those that
+            stay, ascending, in host memory; for each layer.
+        left: By path what stays of each parameter.
+        params: Some or all of the model.
+        links: Some or all of the model.
+
+    Returns:
+        The assignments that put it in its place. All arrays are made.
+
+    Raises:
+        ValueError: If an update rule keeps an array of another shape than the
+            parameter's, of which nobody knows what goes.
     """
+    found = [
+        _taking_from(path, param, parts)
+        for path, parts in left.items()
+        for param in params.get(path, ())
+    ]
+    for channels, kept in removed:
+        found.append(functools.partial(_resize_links, channels, len(kept), links))
+        for path in channels.normalizing:
+            link = links.get(path)
+            for name in _AVERAGES:
+                if getattr(link, name, None) is not None:
+                    average = Left(0, kept).of(getattr(link, name))
+                    found.append(functools.partial(setattr, link, name, average))
+    return found
 
-    def change(path: str, master: Any) -> Any:
-        return left[path].of(master) if path in left else master
 
-    while optimizer is not None:
-        if hasattr(optimizer, "change_masters"):
-            optimizer.change_masters(change)
-        optimizer = getattr(optimizer, "actual_optimizer", None)
+def _taking_from(
+    path: str, param: chainer.Parameter, left: Sequence[Left]
+) -> Assignment:
+    """Makes what stays of a parameter, and of what its update rule keeps."""
+    rule = param.update_rule
+    _check_state(path, param)
+    with chainer.using_device(param.device):
+        array = what_stays(param.array, left)
+        gradient = None if param.grad is None else what_stays(param.grad, left)
+        state = {
+            name: what_stays(value, left)
+            for name, value in ((rule and rule.state) or {}).items()
+            if getattr(value, "shape", None) == param.shape
+        }
+        master = getattr(rule, "_fp32_param", None)
+        if master is not None and master.array is not None:
+            in_float32 = what_stays(master.array, left)
+
+    def assign() -> None:
+        if state:
+            rule.state.update(state)
+        if master is not None and master.array is not None:
+            master.cleargrad()
+            master.array = in_float32
+        # Chainer refuses a gradient of another shape.
+        param.cleargrad()
+        param.array = array
+        if gradient is not None:
+            param.grad = gradient
+
+    return assign
+
+
+def _check_state(path: str, param: chainer.Parameter) -> None:
+    """Refuses what an update rule keeps of which nobody knows what stays."""
+    rule = param.update_rule
+    for name, value in ((rule and rule.state) or {}).items():
+        shape = getattr(value, "shape", ())
+        # One number is of all elements, as a count is.
+        if shape != param.shape and getattr(value, "size", 1) != 1:
+            raise ValueError(
+                f"{type(rule).__name__} keeps {name} of {shape} for {path} of"
+                f" {param.shape}, and which elements go with the channels is not known:"
+                f" train without shrink, and let apply() take the channels away"
+            )
+
+
+def taking_from_masters(
+    optimizer: Any, left: Mapping[str, Sequence[Left]]
+) -> list[Assignment]:
+    """Makes what stays of the float32 masters that an optimizer keeps by itself.
+
+    Args:
+        optimizer: Set up. It, or one within it, may have the methods ``masters`` and
+            ``change_masters``, as :class:`~mixed_precision.MixedPrecision` has.
+        left: By path what stays of parameters.
+
+    Returns:
+        The assignments that put it in its place.
+    """
+    found = []
+    for each in each_within(optimizer):
+        if hasattr(type(each), "change_masters"):
+            made = {
+                path: what_stays(master, left[path])
+                for path, master in each.masters().items()
+                if path in left
+            }
+            found.append(functools.partial(each.change_masters, made.get))
+    return found
 
 
 def n_channels(channels: Channels, shapes: Mapping[str, Sequence[int]]) -> int | None:
@@ -172,7 +275,7 @@ def make_room(channels: Channels, n: int, params: Params, links: Links) -> None:
                 param.array = param.device.xp.zeros(shape, dtype)
     for path in channels.normalizing:
         link = links.get(path)
-        for name in ("avg_mean", "avg_var"):
+        for name in _AVERAGES:
             value = getattr(link, name, None)
             if value is not None:
                 with chainer.using_device(link.device):

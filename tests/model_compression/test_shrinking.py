@@ -218,3 +218,34 @@ def test_gradients_that_are_under_way_are_refused():
     optimizer.double_buffering = True
     with pytest.raises(ValueError, match="double_buffering"):
         compress.shrink()
+
+
+class Factored(chainer.optimizers.SGD):
+    """An optimizer whose rule keeps sums of rows, and a number."""
+
+    def create_update_rule(self):
+        return FactoredRule(self.hyperparam)
+
+
+class FactoredRule(chainer.optimizers.sgd.SGDRule):
+    def init_state(self, param):
+        self.state["count"] = np.zeros(1, np.float32)
+        if param.ndim == 2:
+            self.state["rows"] = np.zeros(param.shape[0], np.float32)
+
+
+def test_what_a_rule_keeps_of_rows_is_refused_before_anything_changes():
+    model = Divisible(L.Linear(4, 6), F.relu, L.Linear(6, 2))
+    optimizer = Factored(0.1).setup(model)
+    compress = Compress(CompressionPlan([Prune("l2", "/0", 0.5, "channel")]), optimizer)
+    optimizer.update(lambda: F.sum(model(np.ones((2, 4), np.float32))))
+    compress.advance(1, 0.0)
+    with pytest.raises(ValueError, match=r"FactoredRule keeps rows of \(6,\) for /0/W"):
+        compress.shrink()
+    assert model[0].W.shape == (6, 4) and model[2].W.shape == (2, 6)
+    optimizer.update(lambda: F.sum(model(np.ones((2, 4), np.float32))))
+    # The same without it.
+    for param in model.params():
+        param.update_rule.state.pop("rows", None)
+    assert compress.shrink() == {"/0": 3}
+    assert model[0].W.update_rule.state["count"].shape == (1,)

@@ -9,8 +9,10 @@ from mpi4py import MPI
 
 from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible, LayerCost, Plan, Profile
+from divisible.communication.errors import DisagreementError
 from mixed_precision import MixedPrecision, float32_loss, to_float16
 from model_compression import Compress, CompressionPlan, Prune, Quantize
+from model_compression.shrinking import Left
 from pipeline import (
     Pipeline,
     PipelineUpdater,
@@ -67,12 +69,13 @@ class Run:
         cut, model = Plan(cuts), build(**built)
         numbers = stages_of_rank(where, cut.n_stages, schedule)
         self.stages = [model.divide(*cut.range(number)) for number in numbers]
-        self.half = kind == "mixed"
-        self.optimizers = [self._optimizer(comm, kind, grid) for _ in self.stages]
-        for optimizer, stage in zip(self.optimizers, self.stages):
-            if self.half:
-                to_float16(stage)
-            optimizer.setup(stage)
+        self.half = kind in ("mixed", "together")
+        if self.half:
+            self.stages = [to_float16(stage) for stage in self.stages]
+        targets = [self.stages] if kind == "together" else self.stages
+        self.optimizers = [self._optimizer(comm, kind, grid) for _ in targets]
+        for optimizer, target in zip(self.optimizers, targets):
+            optimizer.setup(target)
         self.pipe = Pipeline(
             self.stages,
             comm if grid is None else grid,
@@ -92,7 +95,7 @@ class Run:
             optimizer = chainer.optimizers.Adam(0.01)
         else:
             optimizer = chainer.optimizers.MomentumSGD(0.05)
-        if kind == "mixed":
+        if self.half:
             optimizer = MixedPrecision(optimizer, loss_scale=128.0, comm=comm)
         if grid is not None:
             optimizer = create_multi_node_optimizer(
@@ -157,14 +160,14 @@ def equal_to_masked(comm, cuts, schedule, kind, n_replicas=1):
     run = Run(comm, cuts, schedule, True, kind, grid)
     with run.pipe:
         losses, found = run.train(), run.arrays()
-    rtol = 1e-2 if kind == "mixed" else 1e-5
+    rtol = 1e-2 if run.half else 1e-5
     np.testing.assert_allclose(losses, expected, rtol=rtol)
     assert losses[-1] < losses[0]
     assert found["/0/W"].shape == (6, 8) and found["/4/W"].shape == (6, 6)
     assert (found["/6/W"] == 0).any() and found["/6/W"].shape == (9, 6)
     for name, array in found.items():
         assert np.shape(array) == np.shape(arrays[name]), name
-        if kind != "mixed":
+        if not run.half:
             assert_close(array, arrays[name], atol=1e-5, what=name)
 
 
@@ -174,6 +177,7 @@ def equal_to_masked(comm, cuts, schedule, kind, n_replicas=1):
         *(([0, cut, 8], "1f1b", "adam") for cut in range(1, 8)),
         ([0, 1, 5, 8], "1f1b", "momentum"),
         ([0, 1, 8], "zb_h1", "mixed"),
+        ([0, 1, 3, 5, 8], "interleaved", "together"),
         ([0, 1, 3, 5, 8], "interleaved", "momentum"),
     ],
 )
@@ -182,9 +186,11 @@ def test_losses_are_those_of_the_masked_model_on_any_cut(cuts, schedule, kind):
     assert_on_ranks(n, equal_to_masked, cuts, schedule, kind)
 
 
-@pytest.mark.parametrize("cuts", [[0, 8], [0, 1, 8]])
-def test_channels_go_from_all_replicas(cuts):
-    assert_on_ranks(2 * (len(cuts) - 1), equal_to_masked, cuts, "1f1b", "momentum", 2)
+@pytest.mark.parametrize(
+    "cuts, kind", [([0, 8], "momentum"), ([0, 1, 8], "momentum"), ([0, 8], "mixed")]
+)
+def test_channels_go_from_all_replicas(cuts, kind):
+    assert_on_ranks(2 * (len(cuts) - 1), equal_to_masked, cuts, "1f1b", kind, 2)
 
 
 def predicts_as_masked(comm):
@@ -443,3 +449,29 @@ def beside_an_unsized_layer(comm, folder):
 
 def test_a_snapshot_is_loaded_before_other_layers_are_sized(tmp_path):
     assert_on_ranks(1, beside_an_unsized_layer, str(tmp_path))
+
+
+def fails_on_one_rank(comm):
+    run = Run(comm, [0, 4, 8], shrink=False)
+    with run.pipe:
+        run.train(end=6)
+        before = run.arrays()
+        real, words = Left.of, "rank 1: MemoryError: no room"
+        if comm.rank == 1:
+            Left.of = no_room
+        error = MemoryError if comm.rank == 1 else DisagreementError
+        with pytest.raises(error, match="no room" if comm.rank == 1 else words):
+            run.compress.shrink()
+        Left.of = real
+        for name, array in run.arrays().items():
+            np.testing.assert_array_equal(array, before[name], err_msg=name)
+        assert run.compress.shrink() == {"/0": 6, "/4": 4}
+        run.train(6)
+
+
+def no_room(part, array):
+    raise MemoryError("no room")
+
+
+def test_where_one_rank_has_no_room_all_ranks_keep_the_channels():
+    assert_on_ranks(2, fails_on_one_rank)
