@@ -234,18 +234,30 @@ class Compress(Extension):
         that reads them, on whichever ranks these are; and with them gradients, float32
         masters, and the state of optimizers and masks. The model, its stages and its
         optimizers stay the same objects, and training goes on as with channels of
-        zeros. A hook that looks at all gradients, as ``GradientClipping``, sees those
+        zeros, up to the order of additions. Dropout that reads fewer channels draws
+        other numbers, though; in a script without a pipeline, so does whatever draws
+        from the same generator after it. A hook that looks at all gradients, as ``GradientClipping``, sees those
         that are left; later steps of other rules prune parts of what is left, and
         ranges of inputs and outputs follow it; the error feedback of an exchange begins
         anew for parameters that have become smaller.
+
+        All arrays are made before the first one is put in its place, so they need
+        memory beside those that they replace. Where a rank has none, no rank has
+        changed. Should anything else stop the change, as a signal may, the model must
+        not be used any more, and each use of it is an error.
 
         Returns:
             dict: By the path of a layer how many of its channels have gone, on every
             rank; empty if none have.
 
         Raises:
-            RuntimeError: If the model is a stage of a pipeline that was not given.
-            ValueError: If gradients of earlier minibatches are still to be applied.
+            RuntimeError: If the model is a stage of a pipeline that was not given, or
+                was changed in part before.
+            ValueError: If gradients of earlier minibatches are still to be applied, or
+                an update rule keeps arrays that are neither of a parameter's shape nor
+                one number. Nothing was changed.
+            MemoryError: If there is no room. Nothing was changed.
+            DisagreementError: If it has failed on another rank. Nothing was changed.
 
         Example:
             >>> import chainer.functions as F
