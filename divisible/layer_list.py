@@ -164,7 +164,7 @@ class LayerList(chainer.Sequential):
             )
 
     def describe_anew(self) -> None:
-        """Makes the text of each layer anew, where layers of a copy have other sizes.
+        """Describes each layer as it is now, where layers of a copy have other sizes.
 
         The layers stay, with their positions, names and ties.
         """

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from divisible.layer_list import LayerList
 from model_compression.channels import Channels, channels_of, means_that_shift
 from model_compression.layer_lines import notes
 from model_compression.plan import CompressionPlan
@@ -199,7 +198,7 @@ def _stored(small: chainer.Link, rules: _Rules) -> chainer.Link:
         if not is_taken_back(links[path], rule)
     ]
     for each in small.links():
-        if isinstance(each, LayerList):
+        if hasattr(each, "dissolve_transposes"):
             # Each layer keeps its weights in few bits as it uses them.
             each.dissolve_transposes([link for _, link in quantized])
     for rule, link in quantized:
@@ -229,5 +228,5 @@ def _remove(
 def _describe_anew(model: chainer.Link) -> None:
     """Gives lists of layers texts of what is left of each."""
     for link in model.links():
-        if isinstance(link, LayerList):
+        if hasattr(link, "describe_anew"):
             link.describe_anew()

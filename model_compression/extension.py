@@ -236,10 +236,10 @@ class Compress(Extension):
         optimizers stay the same objects, and training goes on as with channels of
         zeros, up to the order of additions. Dropout that reads fewer channels draws
         other numbers, though; in a script without a pipeline, so does whatever draws
-        from the same generator after it. A hook that looks at all gradients, as ``GradientClipping``, sees those
-        that are left; later steps of other rules prune parts of what is left, and
-        ranges of inputs and outputs follow it; the error feedback of an exchange begins
-        anew for parameters that have become smaller.
+        from the same generator after it. A hook that looks at all gradients, as
+        ``GradientClipping``, sees those that are left; later steps of other rules prune
+        parts of what is left, and ranges of inputs and outputs follow it; the error
+        feedback of an exchange begins anew for parameters that have become smaller.
 
         All arrays are made before the first one is put in its place, so they need
         memory beside those that they replace. Where a rank has none, no rank has

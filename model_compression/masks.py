@@ -24,8 +24,14 @@ Fit = Callable[[Mapping[str, Sequence[int]]], Callable[[], None]]
 class Mask:
     """The pruned elements of one parameter.
 
+    Args:
+        shape: The parameter's; ``None`` before its layer is sized at the first call.
+        dtype: The parameter's.
+        goes_back (bool): Whether a step may be taken back.
+        granularity: What a group is whose effects are noted; ``None`` to note none.
+
     Attributes:
-        pruned: Boolean, of the parameter's shape, on its device.
+        pruned: Boolean, of the parameter's shape, on its device; ``None`` without one.
         last: Those that the last step has pruned; ``None`` where no step goes back.
         before: The values that these had, and zeros.
         effects: For each group the sum of |sum of w g| over minibatches, in host
@@ -35,14 +41,19 @@ class Mask:
 
     def __init__(
         self,
-        shape: tuple[int, ...],
-        dtype: np.dtype,
+        shape: tuple[int, ...] | None,
+        dtype: np.dtype | None,
         goes_back: bool = False,
         granularity: Granularity | None = None,
     ) -> None:
-        self.pruned: Array = np.zeros(shape, bool)
-        self.last: Array | None = np.zeros(shape, bool) if goes_back else None
-        self.before: Array | None = np.zeros(shape, dtype) if goes_back else None
+        self.shape, self._goes_back = shape, goes_back
+        self.pruned: Array | None = None
+        self.last: Array | None = None
+        self.before: Array | None = None
+        if shape is not None:
+            self.pruned = np.zeros(shape, bool)
+            self.last = np.zeros(shape, bool) if goes_back else None
+            self.before = np.zeros(shape, dtype) if goes_back else None
         self._granularity, self.effects = granularity, None
         if granularity is not None:
             self.effects = np.zeros(group_shape(shape, granularity))
@@ -86,6 +97,8 @@ class Mask:
 
     def clear(self, rule: Any, param: chainer.Parameter) -> None:
         """Sets what is pruned to zero, in the weights and in what the rule keeps."""
+        if self.pruned is None:
+            return
         device = param.device
         self._to(device)
         arrays = _weights(rule, param)
@@ -106,7 +119,8 @@ class Mask:
         Args:
             left: What stays of the parameter.
         """
-        found, shape = copy.copy(self), self.pruned.shape
+        found, shape = copy.copy(self), self.shape
+        found.shape = left.shape_of(shape)
         for name in ("pruned", "last", "before"):
             array = getattr(self, name)
             if array is not None:
@@ -114,7 +128,7 @@ class Mask:
                     setattr(found, name, left.of(array))
         if self.effects is None:
             return found
-        watched = group_shape(left.shape_of(shape), self._granularity)
+        watched = group_shape(found.shape, self._granularity)
         if self.effects.shape == watched:
             return found
         if self.effects.size == np.prod(shape):
@@ -146,10 +160,13 @@ class Mask:
 
     def serialize(self, serializer: Any) -> None:
         """Reads or writes what is pruned."""
-        self.pruned = serializer("pruned", self.pruned)
-        if self.last is not None:
-            self.last = serializer("last", self.last)
-            self.before = serializer("before", self.before)
+        for name in ("pruned", "last", "before") if self._goes_back else ("pruned",):
+            array = getattr(self, name)
+            found = serializer(name, array)
+            if found is None and array is not None:
+                # Nothing was pruned where the parameter had no size.
+                found = chainer.backend.get_array_module(array).zeros_like(array)
+            setattr(self, name, found)
         if self.effects is not None:
             self.effects = serializer("effects", self.effects)
             self.n_minibatches = int(serializer("n_minibatches", self.n_minibatches))
@@ -241,15 +258,17 @@ class Masks(HookOfParameters):
 
         Args:
             path: In the model.
-            param: Initialized.
+            param: The parameter.
         """
         if path not in self._selected:
             return None
         mask = self._masks.get(path)
+        shape = param.shape if param.is_initialized else None
         # A parameter that a snapshot has resized comes with another mask.
-        if mask is None or mask.pruned.shape != param.shape:
+        if mask is None or mask.shape != shape:
+            dtype = None if shape is None else param.dtype
             self._masks[path] = Mask(
-                param.shape, param.dtype, self._goes_back, self._selected[path]
+                shape, dtype, self._goes_back, self._selected[path]
             )
         return self._masks[path]
 

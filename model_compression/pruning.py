@@ -309,7 +309,11 @@ class Pruner:
             for channels in self._channels.values()
             for path in parts_left(channels, np.arange(1))
         }
-        params = {path: params[path] for path in touched & params.keys()}
+        params = {
+            path: params[path]
+            for path in touched & params.keys()
+            if params[path][0].is_initialized
+        }
         here = {path: same[0].shape for path, same in params.items()}
         for channels in self._channels.values():
             for path in channels.normalizing:

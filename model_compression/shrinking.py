@@ -32,7 +32,7 @@ Links = Mapping[str, chainer.Link]
 #: Puts what was made in its place, and makes no array.
 Assignment = Callable[[], None]
 
-#: What a normalization keeps of each channel beside its parameters.
+#: Values of each channel that a normalization keeps beside its parameters.
 _AVERAGES = ("avg_mean", "avg_var")
 
 
@@ -85,7 +85,7 @@ def joined(parts: Iterable[Mapping[str, Left]]) -> dict[str, tuple[Left, ...]]:
     """Returns by path what stays of each parameter, of the channels of several layers.
 
     Args:
-        parts: Of the channels of each layer what :func:`parts_left` returns.
+        parts: The result of :func:`parts_left` for the channels of each layer.
 
     Example:
         >>> rows = {"/0/W": Left(0, np.array([1]))}
@@ -115,8 +115,8 @@ def take_away(
     Args:
         channels: All that a layer gives.
         kept: The numbers of those that stay, ascending, in host memory.
-        params: Those of the model.
-        links: Those of the model.
+        params: All parameters of the model.
+        links: All links of the model.
     """
     left = joined([parts_left(channels, kept)])
     for assign in taking_away([(channels, kept)], left, params, links):
@@ -269,6 +269,9 @@ def make_room(channels: Channels, n: int, params: Params, links: Links) -> None:
     left = parts_left(channels, np.arange(n))
     for path, part in left.items():
         for param in params.get(path, ()):
+            if not param.is_initialized:
+                # A layer that is sized at its first call, or by what it reads.
+                continue
             shape, dtype = part.shape_of(param.shape), param.dtype
             param.cleargrad()
             with chainer.using_device(param.device):

@@ -21,7 +21,7 @@ from pipeline.snapshots.serializers import is_none
 
 # Sides of a parameter that an update rule is tried with; no rule has arrays of these.
 _SIDES = (3, 5, 7, 11, 13)
-# What a batch normalization keeps of each channel, as it has parameters for each.
+# Running averages of batch normalization, of the shape of its parameters.
 _AVERAGES = {"avg_mean", "avg_var"}
 
 
@@ -30,8 +30,8 @@ def note_rule(param: chainer.Parameter, arrays: Arrays, name: str) -> None:
 
     Args:
         param: With an update rule, whose state has been loaded.
-        arrays: Those that it was loaded from.
-        name: What their keys begin with.
+        arrays: The arrays that it was loaded from.
+        name: The beginning of their keys.
     """
     state = param.update_rule.state
     # A layer that is sized by the load itself is looked at once it is.
@@ -63,7 +63,7 @@ def note_averages(model: Link, arrays: Arrays) -> None:
 
     Args:
         model: The layers.
-        arrays: Those that are to be loaded, by their paths in the model.
+        arrays: The arrays that are to be loaded, by their paths in the model.
     """
     for path, link in model.namedlinks():
         if not link._persistent >= _AVERAGES:

@@ -127,6 +127,27 @@ def test_a_file_of_the_smaller_model_loads(tmp_path):
     np.testing.assert_array_equal(again(x).array, small(x).array)
 
 
+def test_a_file_loads_into_a_normalization_that_has_no_size_yet(tmp_path):
+    def build():
+        np.random.seed(0)
+        norm = L.BatchNormalization(axis=(0, 2, 3))
+        layers = L.Convolution2D(2, 6, 3), norm, F.relu, L.Convolution2D(6, 2, 1)
+        return Divisible(*layers)
+
+    model = build()
+    x = np.random.default_rng(1).normal(size=(4, 2, 8, 8)).astype(np.float32)
+    model(x)
+    plan = CompressionPlan([Prune("l1", "/0", 0.5, "channel")])
+    Compress(plan, chainer.optimizers.SGD().setup(model)).advance(1, 0.0)
+    small = apply(model, plan)
+    chainer.serializers.save_npz(tmp_path / "small.npz", small)
+    again = load_applied(tmp_path / "small.npz", build(), plan)
+    assert again[1].avg_mean.shape == again[1].gamma.shape == (3,)
+    with chainer.using_config("train", False):
+        np.testing.assert_array_equal(again(x).array, small(x).array)
+        np.testing.assert_allclose(small(x).array, model(x).array, rtol=1e-5, atol=1e-6)
+
+
 def test_rows_of_zeros_stay_where_a_normalization_gives_other_numbers():
     np.random.seed(0)
     model = Divisible(

@@ -426,7 +426,13 @@ def test_layers_that_became_small_make_no_host_slow(tmp_path):
 def beside_an_unsized_layer(comm, folder):
     def run(start, end, path=None):
         np.random.seed(0)
-        model = Divisible(L.Linear(8, 6), F.relu, L.Linear(6, 5), L.Linear(None, 9))
+        model = Divisible(
+            L.Linear(8, 6),
+            L.BatchNormalization(axis=0),
+            F.relu,
+            L.Linear(6, 5),
+            L.Linear(None, 9),
+        )
         stage = model.divide()
         optimizer = chainer.optimizers.Adam().setup(stage)
         with Pipeline(stage, comm, 2) as pipe:
