@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Callable, TypeVar
+from typing import Any
 
 import chainer
 
 from divisible.communication.errors import DisagreementError
+from model_compression.all_or_none import on_all_ranks
 from model_compression.plan import CompressionPlan
 from model_compression.pruning import Pruner
 from model_compression.quantizing import Quantizer
@@ -32,8 +33,6 @@ from model_compression.selection import (
     weights_of,
 )
 from model_compression.shrinking import Assignment, joined, parts_left
-
-_Made = TypeVar("_Made")
 
 
 class CompressedModel:
@@ -264,26 +263,7 @@ class CompressedModel:
             ]
 
         found = {each.channels.layer: each.n for each in gone}
-        return self._on_all_ranks(make) if gone else [], found
-
-    def _on_all_ranks(self, make: Callable[[], _Made]) -> _Made:
-        """Calls a function on every rank; if it fails on one, it fails on all."""
-        made = failure = None
-        try:
-            made = make()
-        except Exception as error:
-            failure = error
-        words = None if failure is None else f"{type(failure).__name__}: {failure}"
-        said = self._gather(words)
-        if failure is not None:
-            raise failure
-        for rank, theirs in enumerate(said):
-            if theirs is not None:
-                raise DisagreementError(
-                    f"no channels were taken away, and nothing was changed: rank"
-                    f" {rank}: {theirs}"
-                )
-        return made
+        return on_all_ranks(make, self._gather) if gone else [], found
 
     @contextlib.contextmanager
     def changing(self, what: str) -> Iterator[None]:

@@ -57,12 +57,20 @@ def test_a_step_of_either_kind_is_taken_back(number, expected):
         np.testing.assert_array_equal(param.array, array)
 
 
+def take_away(compression):
+    """Takes the channels of the first rule away."""
+    assignments, found = compression.taking_away([0])
+    for assign in assignments:
+        assign()
+    return found
+
+
 def test_channels_are_taken_away_only_where_they_are_pruned():
     compression, model, _ = compressed(CHANNELS)
     assert compression.follows_channels and not compressed()[0].follows_channels
-    assert compression.take_away([0]) == {}
+    assert compression.taking_away([0]) == ([], {})
     compression.take({0: 0.5})
-    assert compression.take_away([0]) == {"/0": 5}
+    assert take_away(compression) == {"/0": 5}
     assert model[0].W.shape == (5, 4) and model[2].W.shape == (2, 5)
 
 
@@ -71,8 +79,27 @@ def test_channels_stay_while_gradients_are_under_way():
     compression.take({0: 0.5})
     optimizer.double_buffering = True
     with pytest.raises(ValueError, match="double_buffering"):
-        compression.take_away([0])
+        compression.taking_away([0])
     assert model[0].W.shape == (10, 4)
+
+
+def test_what_is_made_changes_nothing_until_it_is_assigned():
+    compression, model, _ = compressed(CHANNELS)
+    compression.take({0: 0.5})
+    before = [param.array.copy() for param in model.params()]
+    assignments, found = compression.taking_away([0])
+    assert assignments and found == {"/0": 5}
+    for param, array in zip(model.params(), before):
+        np.testing.assert_array_equal(param.array, array)
+
+
+def test_a_change_that_does_not_end_is_refused_from_then_on():
+    compression, _, _ = compressed(CHANNELS)
+    with pytest.raises(KeyError), compression.changing("channels were taken away"):
+        raise KeyError
+    for use in (compression.check_usable, compression.check_whole):
+        with pytest.raises(RuntimeError, match="were taken away in part only: make"):
+            use()
 
 
 def test_a_stage_alone_is_not_usable():
@@ -98,7 +125,7 @@ def test_stages_that_one_optimizer_updates_are_no_whole_model():
 def test_another_model_gets_the_sizes():
     compression, model, _ = compressed(CHANNELS)
     compression.take({0: 0.5})
-    compression.take_away([0])
+    take_away(compression)
     other = make_model()
     compression.prepare(other)
     assert [p.shape for p in other.params()] == [p.shape for p in model.params()]
