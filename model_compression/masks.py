@@ -28,7 +28,7 @@ class Mask:
         shape: The parameter's; ``None`` before its layer is sized at the first call.
         dtype: The parameter's.
         goes_back (bool): Whether a step may be taken back.
-        granularity: What a group is whose effects are noted; ``None`` to note none.
+        granularity: The groups whose effects are noted; ``None`` to note none.
 
     Attributes:
         pruned: Boolean, of the parameter's shape, on its device; ``None`` without one.
