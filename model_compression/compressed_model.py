@@ -75,6 +75,8 @@ class CompressedModel:
             optimizers,
         )
         self._pipeline, self.is_checked = pipeline, False
+        # Why the pipeline refuses calls until channels are taken away once more.
+        self._retry: str | None = None
         if pipeline is not None or not any(
             _is_stage(each.target) for each in optimizers
         ):
@@ -263,7 +265,36 @@ class CompressedModel:
             ]
 
         found = {each.channels.layer: each.n for each in gone}
-        return on_all_ranks(make, self._gather) if gone else [], found
+        with self._made_or_refused():
+            return on_all_ranks(make, self._gather) if gone else [], found
+
+    @contextlib.contextmanager
+    def _made_or_refused(self) -> Iterator[None]:
+        """Refuses calls of the pipeline where an error that nobody expects came first.
+
+        Nothing was changed, so the same call may be made again.
+        """
+        try:
+            yield
+        except BaseException as error:
+            is_refused = isinstance(error, ValueError)
+            if is_refused and not isinstance(error, DisagreementError):
+                raise
+            self._retry = (
+                f"taking channels away failed, and changed nothing:"
+                f" {type(error).__name__}: {error}. Call shrink() again on every rank,"
+                f" or load a snapshot"
+            )
+            if self._pipeline is not None:
+                self._pipeline.ranks.calls.refusal = self._retry
+            raise
+
+    def retry(self) -> None:
+        """Lets channels be taken away again where that failed and changed nothing."""
+        if self._pipeline is not None:
+            calls = self._pipeline.ranks.calls
+            if calls.refusal is self._retry:
+                calls.refusal = None
 
     @contextlib.contextmanager
     def changing(self, what: str) -> Iterator[None]:

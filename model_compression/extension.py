@@ -243,8 +243,9 @@ class Compress(Extension):
 
         All arrays are made before the first one is put in its place, so they need
         memory beside those that they replace. Where a rank has none, no rank has
-        changed. Should anything else stop the change, as a signal may, the model must
-        not be used any more, and each use of it is an error.
+        changed. The pipeline then refuses steps and snapshots until ``shrink()`` has
+        succeeded, or a snapshot is loaded. Should anything stop the change itself, as a
+        signal may, the model must not be used any more, and each use of it is an error.
 
         Returns:
             dict: By the path of a layer how many of its channels have gone, on every
@@ -271,6 +272,7 @@ class Compress(Extension):
             >>> compress.shrink(), model[0].W.shape, model[2].W.shape
             ({'/0': 7}, (3, 4), (2, 3))
         """
+        self._model.retry()
         self._model.check_usable()
         over = [
             number

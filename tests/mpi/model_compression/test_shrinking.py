@@ -471,6 +471,8 @@ def fails_on_one_rank(comm):
         Left.of = real
         for name, array in run.arrays().items():
             np.testing.assert_array_equal(array, before[name], err_msg=name)
+        with pytest.raises(RuntimeError, match="changed nothing.* shrink.. again"):
+            run.train(6)
         assert run.compress.shrink() == {"/0": 6, "/4": 4}
         run.train(6)
 
