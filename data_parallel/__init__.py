@@ -11,6 +11,7 @@
     gradient_watch    which gradients are complete while backward is under way
     parameters        of a model, as an exchange takes their gradients
     replica_agreement what replicas must have in common, and their values
+    replica_state     the states of their optimizers, as checksums
 
     exchange          the mean of arrays over ranks: what a user makes and calls
     start             its arguments, compared between the ranks

@@ -32,6 +32,8 @@ class Averaging:
         agreement (ReplicaAgreement): Of the replicas.
         exempt: Tells which parameters' gradients keep float32 on the wire.
         zero_fill (bool): Whether zeros stand for a gradient that some ranks have not.
+        write_state: Writes all that the next updates depend on to a serializer, with
+            the state of the exchange.
 
     Attributes:
         exchange: As given.
@@ -49,9 +51,10 @@ class Averaging:
         agreement: ReplicaAgreement,
         exempt: Callable[[chainer.Parameter], bool],
         zero_fill: bool,
+        write_state: Callable[[Any], None],
     ) -> None:
         self._optimizer, self._is_exempt = optimizer, exempt
-        self._zero_fill = zero_fill
+        self._zero_fill, self._write_state = zero_fill, write_state
         self.exchange, self.agreement = exchange, agreement
         self.order: list[str] = []
         self.seen: list[str] = []
@@ -84,13 +87,16 @@ class Averaging:
 
         Raises:
             TypeError: If one cannot be exchanged.
-            DisagreementError: If they are of different models, or have drifted apart.
+            DisagreementError: If they are of different models, have different states,
+                or have drifted apart.
         """
         try:
             specs_of_gradients(parameters, self._is_exempt)
         except TypeError as error:
             self.exchange.refuse(error)
-        is_valid = self.agreement.agree(self.exchange, self._optimizer, parameters)
+        is_valid = self.agreement.agree(
+            self.exchange, self._optimizer, parameters, self._write_state
+        )
         self.agree_on_order()
         return is_valid
 

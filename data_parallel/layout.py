@@ -158,7 +158,8 @@ class Layouts:
         self._key = key
         are_exact = [spec.is_exempt or self._is_fp32 for spec in specs]
         self.buckets = layout([spec.size for spec in specs], are_exact, self.shape)
-        self.summary = [f"minimum={self.shape.minimum}", *map(str, specs)]
+        minimum = f"minimum={self.shape.minimum}"
+        self.summary = ["arrays to exchange", minimum, *map(str, specs)]
         return True
 
 

@@ -105,7 +105,10 @@ class Opening:
             raise DisagreementError(f"rank {rank}: {said[rank]}")
         if len(set(checksums)) > 1:
             said = all_gather(self.comm, self._summary, self.timeout, "to compare")
-            raise DisagreementError(first_difference(said))
+            raise DisagreementError(
+                f"{first_difference(said)}. All ranks must have the same model and the"
+                f" same settings, make the same calls, and load the same snapshot"
+            )
         if len(set(numbers)) > 1:
             raise DisagreementError(
                 f"ranks are at different exchanges, by rank: {numbers.tolist()}: all"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable
 
+import chainer
 import numpy as np
 
 from data_parallel.averaging import Averaging
@@ -124,9 +125,12 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
     The first update compares the replicas: names, shapes and dtypes of parameters, and
     the numbers that hyperparameters and hooks have. Then it compares the parameters'
-    values. If they are equal the gradients are used. If not, all ranks get those of
-    rank 0, with a warning, and the gradients, of other values, are dropped: that update
-    changes nothing else. The same happens when parameters are initialized later.
+    values, and the states: numbers of updates, states of update rules and of hooks,
+    masters, loss scales. States that differ are an error. If values are equal the
+    gradients are used. If not, all ranks get those of rank 0, with a warning, and the
+    gradients, of other values, are dropped: that update changes nothing else. The same
+    happens when parameters are initialized later, and after :meth:`serialize` has
+    loaded a state.
 
     Attributes:
         actual_optimizer (chainer.Optimizer): As given.
@@ -160,7 +164,12 @@ class MultiNodeOptimizer(OptimizerWrapper):
         self.communicator = communicator
         self.exchange = make_exchange()
         self._averaging = Averaging(
-            actual_optimizer, self.exchange, agreement, exempted, zero_fill
+            actual_optimizer,
+            self.exchange,
+            agreement,
+            exempted,
+            zero_fill,
+            self.serialize,
         )
         self._late: LateGradients | None = None
         self._early: EarlyGradients | None = None
@@ -250,7 +259,8 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
         Raises:
             DisagreementError: If the replicas have different parameters,
-                hyperparameters or numbers of updates; or values have drifted apart.
+                hyperparameters, numbers of updates or states; or values have drifted
+                apart.
             StallError: If another rank does not come.
         """
         self._check_set_up()
@@ -309,6 +319,9 @@ class MultiNodeOptimizer(OptimizerWrapper):
         is_there = self._averaging.serialize(serializer)
         if is_there and self._late is not None:
             self._late.serialize(self._averaging.of_parameters(serializer))
+        if isinstance(serializer, chainer.Deserializer):
+            # Whether all ranks have loaded the same is seen before the next update.
+            self._agreement.forget()
 
     def load_replicas(self, serializers: Sequence[Any]) -> None:
         """Gives error feedback the mean of what replicas had kept.

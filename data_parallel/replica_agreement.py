@@ -1,7 +1,14 @@
 """Agreement of replicas: the same model, optimizer and values on all of them.
 
 Replicas that begin with other values, or drift apart later, train on without an error:
-each follows the mean gradient from where it is. So they compare checksums.
+each follows the mean gradient from where it is. So they compare checksums::
+
+    when                                    names, hyperparameters, values   states
+    first update, after a load,
+    after parameters have got a shape       yes                              yes
+    after each check_every updates          yes
+
+States that differ make values differ, and those are compared again.
 """
 
 from __future__ import annotations
@@ -9,7 +16,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Callable
 
 import chainer
 import numpy as np
@@ -17,6 +24,11 @@ from mpi4py import MPI
 
 from data_parallel.arrays import HOST
 from data_parallel.parameters import NamedParameter
+from data_parallel.replica_state import (
+    difference_in_words,
+    differing_states,
+    digests_of,
+)
 from divisible.communication.collectives import (
     all_gather,
     broadcast_object,
@@ -33,7 +45,7 @@ def description(optimizer: Any, parameters: Sequence[NamedParameter]) -> list[st
         optimizer: Set up with the model.
         parameters: Of the model.
     """
-    lines = []
+    lines = [f"the loss scale {optimizer._loss_scale}"]
     for name, param in parameters:
         lines.append(f"parameter {name} of {param.shape} and {param.dtype}")
     common: dict[str, Any] = {}
@@ -93,9 +105,12 @@ def differing(
         parameters: The same ones on all of them, whatever their values.
         timeout: Seconds to wait for another rank.
     """
-    said = np.array(
-        all_gather(comm, checksums(parameters), timeout, "to compare the parameters")
-    )
+    said = all_gather(comm, checksums(parameters), timeout, "to compare the parameters")
+    return _differing(said)
+
+
+def _differing(checksums_of_ranks: Sequence[np.ndarray]) -> dict[int, list[int]]:
+    said = np.array(checksums_of_ranks)
     return {
         int(i): np.flatnonzero(said[:, i] != said[0, i]).tolist()
         for i in np.flatnonzero((said != said[0]).any(axis=0))
@@ -136,7 +151,11 @@ class ReplicaAgreement:
         return is_time or self._is_new(parameters)
 
     def agree(
-        self, exchange: Any, optimizer: Any, parameters: Sequence[NamedParameter]
+        self,
+        exchange: Any,
+        optimizer: Any,
+        parameters: Sequence[NamedParameter],
+        serialize: Callable[[Any], None],
     ) -> bool:
         """Compares the replicas, and counts an update; a call of all ranks.
 
@@ -144,25 +163,37 @@ class ReplicaAgreement:
             exchange: Of the ranks.
             optimizer: Set up with the model.
             parameters: Of the model.
+            serialize: Writes the state of the optimizer and of the exchange.
 
         Returns:
             Whether the gradients are those of the values that the replicas have now.
 
         Raises:
-            DisagreementError: If they are of different models, or have drifted apart.
+            DisagreementError: If they are of different models, have different states,
+                or have drifted apart.
         """
         self.count()
         comm, timeout = exchange.comm, exchange.timeout
-        about = f"a comparison of replicas before update number {self.n_updates}"
-        exchange.compare([*description(optimizer, parameters), about])
-        found = differing(comm, parameters, timeout)
+        about = f"replicas to compare before update number {self.n_updates}"
+        exchange.compare([about, *description(optimizer, parameters)])
         is_new = self._is_new(parameters)
+
+        def gather() -> list[tuple[Any, Any]]:
+            states = digests_of(optimizer, serialize) if is_new else {}
+            mine = checksums(parameters), states
+            return all_gather(comm, mine, timeout, "to compare the replicas")
+
+        said = gather()
+        found = _differing([values for values, _ in said])
+        # A master follows its parameter.
+        _check_states(said, [parameters[i].name for i in found])
         self._names = {name for name, _ in parameters}
         if not found:
             return True
         if not is_new:
             raise DisagreementError(self._drift(parameters, found))
         give_values_of_rank_0(comm, parameters, found, timeout)
+        _check_states(gather())
         return False
 
     def of_rank_0(self, exchange: Any, value: Any) -> Any:
@@ -183,6 +214,24 @@ class ReplicaAgreement:
             f" rank 0. Something changes parameters on one rank alone, such as a hook"
             f" or an extension"
         )
+
+
+def _check_states(
+    said: Sequence[tuple[Any, Any]], left_out: Sequence[str] = ()
+) -> None:
+    states = [theirs for _, theirs in said]
+    unlike = differing_states(states, left_out)
+    if unlike:
+        raise DisagreementError(
+            f"the states of the replicas' optimizers differ: in the terms of a"
+            f" snapshot, {difference_in_words(states, unlike[0])}"
+            f"{_and_more(len(unlike) - 1)}. Load the same snapshot on every rank, or on"
+            f" none"
+        )
+
+
+def _and_more(n: int) -> str:
+    return f", and {n} more" if n else ""
 
 
 def give_values_of_rank_0(

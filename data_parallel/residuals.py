@@ -20,6 +20,8 @@ from data_parallel.layout import Segment
 from divisible.communication.collectives import wait_for_all
 from divisible.communication.errors import in_words
 
+#: The keys by which residuals are saved: whose they are, and they themselves.
+RESIDUAL_KEYS = _ORIGIN, _ARRAY = "residual_of", "residual"
 #: Of a rank that has loaded no snapshot: of how many ranks it was, and of which.
 NOT_LOADED = (0, 0)
 
@@ -78,7 +80,7 @@ class Residuals:
         for name, serializer in serializers.items():
             residual = self.by_name.get(name)
             state = None if residual is None else [comm.size, comm.rank]
-            state = json_arrays.serialize(serializer, "residual_of", state)
+            state = json_arrays.serialize(serializer, _ORIGIN, state)
             if state is None:
                 # Written without error feedback, or before the first exchange.
                 continue
@@ -86,7 +88,7 @@ class Residuals:
                 n_ranks, rank = state
                 self.origin, found[name] = (n_ranks, rank), _read(serializer)
             else:
-                serializer("residual", residual)
+                serializer(_ARRAY, residual)
         if any(isinstance(each, chainer.Deserializer) for each in serializers.values()):
             self.by_name, self._device = found, HOST
 
@@ -190,4 +192,4 @@ class OpenResiduals:
 
 def _read(serializer: Any) -> np.ndarray:
     # A copy, for it is written to, and whoever has read it may read again.
-    return np.array(serializer("residual", None), np.float32)
+    return np.array(serializer(_ARRAY, None), np.float32)

@@ -39,7 +39,9 @@ def optimizer(model):
 def averaging(optimizer):
     with Exchange(MPI.COMM_SELF, "fp32") as exchange:
         agreement = ReplicaAgreement(5)
-        yield Averaging(optimizer, exchange, agreement, is_exempt(None), True)
+        yield Averaging(
+            optimizer, exchange, agreement, is_exempt(None), True, optimizer.serialize
+        )
 
 
 def gradients_of(model):

@@ -25,7 +25,9 @@ def averaging(link):
     optimizer = chainer.optimizers.SGD().setup(link)
     with Exchange(MPI.COMM_SELF, "fp32") as exchange:
         agreement = ReplicaAgreement(1000)
-        yield Averaging(optimizer, exchange, agreement, is_exempt("1d"), True)
+        yield Averaging(
+            optimizer, exchange, agreement, is_exempt("1d"), True, optimizer.serialize
+        )
 
 
 def ones(link):

@@ -23,7 +23,9 @@ def optimizer():
 def averaging(optimizer):
     with Exchange(MPI.COMM_SELF, "fp32") as exchange:
         agreement = ReplicaAgreement(1000)
-        yield Averaging(optimizer, exchange, agreement, is_exempt(None), True)
+        yield Averaging(
+            optimizer, exchange, agreement, is_exempt(None), True, optimizer.serialize
+        )
 
 
 def average(late, averaging, number, scale=None):

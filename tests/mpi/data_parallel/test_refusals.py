@@ -113,7 +113,7 @@ DIFFERENT_CALLS = [
     (
         lambda: {"exempt": [1]},
         r"rank 0 has array 0 of \(4,\) and float32, exempt, but rank 1 has array 0 of"
-        r" \(4,\) and float32$",
+        r" \(4,\) and float32\. All ranks must",
     ),
     (lambda: {"n_samples": 3}, "given on some ranks, and not on rank 0: give it on"),
 ]

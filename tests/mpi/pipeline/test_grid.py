@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from data_parallel import Grid, ReplicaIterator, create_multi_node_optimizer
 from divisible import Divisible, Plan
+from divisible.communication.errors import DisagreementError
 from divisible.communication.flight_files import VARIABLE
 from divisible.planning.shares import integer_shares
 from mixed_precision import MixedPrecision, StaticLossScale, to_float16
@@ -219,6 +220,49 @@ def clips_several_by_one_norm(comm, is_told, overlap):
 )
 def test_several_optimizers_of_a_rank_clip_by_the_means(is_told, overlap):
     assert_on_ranks(4, clips_several_by_one_norm, is_told, overlap)
+
+
+def one_replica_loads(comm, is_mixed):
+    """One replica loads the state of one of its stages' optimizers."""
+    with Grid(comm, 1) as grid:
+        model = mlp()
+        stages = [model.divide(*Plan([0, 2, 5]).range(i)) for i in range(2)]
+        options = {"schedule": "looped_bfs", "timeout": TIMEOUT}
+        with Pipeline(stages, grid, 2, **options) as pipe:
+
+            def made():
+                groups = [stages] if is_mixed else stages
+                found = []
+                for group in groups:
+                    inner = chainer.optimizers.Adam()
+                    if is_mixed:
+                        inner = MixedPrecision(inner, 1, grid.world)
+                    found.append(exchanged(inner, grid, pipeline=pipe).setup(group))
+                return found
+
+            optimizers = made()
+            x, t = make_batches([8])[0]
+            pipe.step(*part(grid, (x, t)))
+            for optimizer in optimizers:
+                optimizer.update()
+            *_, last = optimizers
+            state = chainer.serializers.DictionarySerializer({})
+            last.actual_optimizer.serialize(state)
+            optimizers = made()
+            *others, last = optimizers
+            if grid.replica == 1:
+                last.serialize(chainer.serializers.NpzDeserializer(state.target))
+            pipe.step(*part(grid, (x, t)))
+            for optimizer in others:
+                optimizer.update()
+            words = "t is 0 on rank 0, but 1 on rank 1, and"
+            with pytest.raises(DisagreementError, match=words):
+                last.update()
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_a_replica_that_alone_loads_a_state_is_refused(is_mixed):
+    assert_on_ranks(2, one_replica_loads, is_mixed)
 
 
 def ties_are_coded_otherwise(comm, options):
