@@ -10,6 +10,12 @@ from mpi4py import MPI
 from data_parallel.under_way import UnderWay
 from divisible.communication.busy import free, mark_busy, mark_idle, mark_left
 from divisible.communication.errors import DisagreementError
+from divisible.communication.farewells import farewells
+
+_ADVICE = (
+    "All ranks must make the same exchanges: in training give each one as many"
+    " minibatches, as chainermn.scatter_dataset does by its default"
+)
 
 
 class Current:
@@ -33,6 +39,8 @@ class Current:
         self._under_way: UnderWay | None = None
         self._comm = comm
         self._is_broken = False
+        self._farewells = farewells(comm)
+        self._farewells.advice = _ADVICE
 
     @property
     def under_way(self) -> UnderWay | None:
@@ -43,11 +51,13 @@ class Current:
         """Lets an exchange begin; its communicator is busy until :meth:`end`."""
         self._under_way = exchange
         mark_busy(self._comm)
+        self._farewells.begin()
 
     def end(self) -> None:
         """Lets the exchange be over."""
         self._under_way = None
         mark_idle(self._comm)
+        self._farewells.finish()
 
     def check_idle(self) -> None:
         """Sees that an exchange may begin.
@@ -95,7 +105,9 @@ class Current:
             self.end()
             raise
         except BaseException:
-            self.end()
+            self._under_way = None
+            mark_idle(self._comm)
+            self._farewells.leave_off()
             self._is_broken = True
             mark_left(self._comm)
             raise

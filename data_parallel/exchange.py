@@ -26,6 +26,7 @@ from data_parallel.units import PARTS, Placement
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.collectives import as_mpi
 from divisible.communication.errors import DisagreementError
+from divisible.communication.farewells import together
 from divisible.communication.wire import BLOCK
 
 _TIMEOUT = 300.0
@@ -135,8 +136,9 @@ class Exchange:
             every=every,
             timeout=timeout,
         )
-        self.comm, self.nodes = agree_on_start(comm, settings, self._options, self)
+        # First of all: others may wait already for a rank that fails here.
         abort_on_error()
+        self.comm, self.nodes = agree_on_start(comm, settings, self._options, self)
         if len(self.nodes) == 1 and not settings.is_oyama2017:
             # Nothing leaves the node, and nothing is rounded.
             settings = settings._replace(wire_dtype="fp32")
@@ -356,10 +358,9 @@ class Exchange:
         self._current.check_idle()
         number = self.kept.n_exchanges
         self.kept.n_exchanges += 1
-        with self._current.ending_at_errors():
-            compare(
-                Opening(self.comm, number, lines, None, "", NOT_LOADED, self.timeout)
-            )
+        opening = Opening(self.comm, number, lines, None, "", NOT_LOADED, self.timeout)
+        with self._current.ending_at_errors(), together(self.comm):
+            compare(opening)
 
     @property
     def copying(self) -> str:

@@ -7,25 +7,23 @@ waits for them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.errors import DisagreementError, StallError
+from divisible.communication.farewells import farewells
 from divisible.communication.flight_record import (
     CALL,
     END,
     EVERYBODY,
     own_flight_record,
 )
-from divisible.communication.leaving import at_end
 from divisible.communication.roll_call import Place, roll_call
 from divisible.communication.waiting import wait
-from pipeline.farewells import Farewells
 
 CALLS = (
     "step",
@@ -49,8 +47,6 @@ UNSAID = np.iinfo(np.int64).min
 # Of samples by replica: of x, of t, those that the loss counts, and which states of
 # fewest samples layers carry.
 _N_COUNTS = 4
-# How long a rank that has ended its script listens for the others to end theirs.
-_SECONDS_FOR_FAREWELLS = 10.0
 
 
 class _CallRecord(NamedTuple):
@@ -130,6 +126,7 @@ class CallAgreement:
         self._comm = comm
         self._replica, self._n_replicas = replica, n_replicas
         self._where = f", in replica {replica}" if n_replicas > 1 else ""
+        self._everywhere = ", in all replicas" if n_replicas > 1 else ""
         self._timeout = timeout
         self._pipeline = int(name[:8], 16)
         self._roll_call = roll_call(comm)
@@ -142,10 +139,8 @@ class CallAgreement:
         self.carriers: Sequence[str] = ()
         self.agreed = Agreed([0] * n_replicas, [-1] * n_replicas)
         self._comparison: _Comparison | None = None
-        self._farewells = Farewells(comm, n_replicas)
-        # Those of closed pipelines have nothing to say.
-        _agreements[:] = [each for each in _agreements if each._comm]
-        _agreements.append(self)
+        self._farewells = farewells(comm)
+        self._farewells.words = self._words_of_farewell
 
     @contextmanager
     def made(self, call: str) -> Iterator[None]:
@@ -160,7 +155,7 @@ class CallAgreement:
         """
         if call in _OF_USABLE_MODELS:
             self.check_usable()
-        with self.guarded():
+        with self._guarded(self._farewells.begin):
             self._n_calls += 1
             self.call = call
             text = call + self._where
@@ -186,13 +181,16 @@ class CallAgreement:
         for param in self.streamed:
             param.refusal = None
 
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
+    def guarded(self) -> AbstractContextManager[None]:
         """Sees to it that nothing follows what failed.
 
         Raises:
             RuntimeError: If something failed before, or the pipeline is closed.
         """
+        return self._guarded(self._farewells.resume)
+
+    @contextmanager
+    def _guarded(self, begin: Callable[[], None]) -> Iterator[None]:
         if self._comm == MPI.COMM_NULL:
             raise RuntimeError("this Pipeline is closed: make a new one on all ranks")
         if self.has_failed:
@@ -201,6 +199,7 @@ class CallAgreement:
                 f" messages are out of step: make a new Pipeline on all ranks"
             )
         self.has_failed = self.is_within = True
+        begin()
         try:
             yield
         except StallError:
@@ -211,6 +210,8 @@ class CallAgreement:
             raise
         finally:
             self.is_within = False
+            self._farewells.leave_off()
+        self._farewells.finish()
         self.has_failed = False
 
     def start(
@@ -274,11 +275,9 @@ class CallAgreement:
 
         Raises:
             DisagreementError: If the ranks do not do the same.
-            StallError: If a rank has left that will not take part.
         """
         if self._comparison is not None and self._comparison.request.Test():
             self._end_comparison(self._comparison.extremes)
-        self._check_farewells()
 
     def finish(self) -> None:
         """Waits until the words of all ranks are there, and compares them.
@@ -292,8 +291,7 @@ class CallAgreement:
                 self._comparison.request.Test,
                 self._timeout,
                 lambda: f"to call {self.call}",
-                self._check_farewells,
-                Place(self._comm, EVERYBODY, self._n_calls),
+                place=Place(self._comm, EVERYBODY, self._n_calls),
             )
             self._end_comparison(self._comparison.extremes)
 
@@ -310,17 +308,12 @@ class CallAgreement:
         self.start(vote=vote)
         self.finish()
 
-    def leave(self) -> None:
-        """Tells the other ranks that this one makes no more calls."""
-        # In the last one it may have left others alone.
-        self._farewells.say(self._n_calls - self.has_failed)
-
-    def hear_farewells(self, deadline: float) -> None:
-        """Takes the last words of the other ranks; see :meth:`.Farewells.hear_all`."""
-        self._farewells.hear_all(deadline)
-
-    def _check_farewells(self) -> None:
-        self._farewells.check(self._n_calls, self.call)
+    def _words_of_farewell(self, rank: int, n_behind: int) -> str:
+        return (
+            f"rank {rank} ended its script after call {self._n_calls - n_behind} of the"
+            f" pipeline, but rank {self._comm.rank} makes call {self._n_calls},"
+            f" {self.call}: all ranks must make the same calls{self._everywhere}"
+        )
 
     def _end_comparison(self, extremes: np.ndarray) -> None:
         self._comparison = None
@@ -351,12 +344,11 @@ class CallAgreement:
     def _check_calls(self, least: _CallRecord, most: _CallRecord) -> None:
         """Refuses different calls, or the same one counted differently."""
         rank = self._comm.rank
-        everywhere = ", in all replicas" if self._n_replicas > 1 else ""
         if least.call != most.call:
             raise DisagreementError(
                 f"some ranks call {CALLS[least.call]} and others {CALLS[most.call]};"
                 f" rank {rank} calls {self.call}. All ranks must make the same calls in"
-                f" the same order{everywhere}"
+                f" the same order{self._everywhere}"
             )
         if least.number != most.number:
             other = least if most.number == self._n_calls else most
@@ -404,18 +396,3 @@ def _check_loss_scales(least: _CallRecord, most: _CallRecord) -> None:
             f" optimizers must decide together, as MixedPrecision(optimizer,"
             f" comm=comm) does"
         )
-
-
-# Of all pipelines of this process, also of those that it has dropped meanwhile, as a
-# function does with its own when it returns early.
-_agreements: list[CallAgreement] = []
-
-
-@at_end
-def _leave() -> None:
-    if MPI.Is_initialized() and not MPI.Is_finalized():
-        for agreement in _agreements:
-            agreement.leave()
-        deadline = time.monotonic() + _SECONDS_FOR_FAREWELLS
-        for agreement in _agreements:
-            agreement.hear_farewells(deadline)

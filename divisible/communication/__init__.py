@@ -15,6 +15,7 @@
     flight_table    their lines, by time
     flight_report   what they say: who waits for whom
     roll_call       which ranks are missing where others wait
+    farewells       which ranks have ended their script, and how much they have finished
     collectives     what all ranks do together: gather, broadcast, clocks
     agreement       arguments that all ranks compare before they begin
     communicators   when those of our own are made and freed

@@ -167,10 +167,10 @@ def abort_on_error() -> None:
     ``threading.excepthook``, as pytest does, or Python is interactive.
 
     ``sys.exit`` is no exception in this sense. The other ranks end, with an error, as
-    soon as they wait for this one in a later call of a pipeline; under
-    ``divisible run`` at once, if the exit code is not 0. The same holds for
-    ``os._exit(0)``, for which launchers would kill the other ranks and end the job
-    with 0.
+    soon as they wait for this one in a later step of a pipeline, exchange of gradients,
+    or other call of all ranks; under ``divisible run`` at once, if the exit code is not
+    0. The same holds for ``os._exit(0)``, for which launchers would kill the other
+    ranks and end the job with 0.
 
     Example:
         >>> import sys, threading

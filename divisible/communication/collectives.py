@@ -9,6 +9,7 @@ from typing import Any, Callable
 import numpy as np
 from mpi4py import MPI
 
+from divisible.communication.farewells import together
 from divisible.communication.flight_record import EVERYBODY
 from divisible.communication.roll_call import Place, listening
 from divisible.communication.tags import BROADCAST_TAG, CLOCK_TAG
@@ -50,7 +51,7 @@ def wait_for_all(
         StallError: If another rank does not come in time; it names those that are
             missing.
     """
-    with listening(comm):
+    with together(comm), listening(comm):
         wait(request.Test, timeout, lambda: purpose, watch, Place(comm, EVERYBODY))
 
 
@@ -108,16 +109,17 @@ def broadcast(
     """
     # Not MPI's broadcast, which passes through ranks in between: when one of them is
     # stopped, nobody can tell which. What is broadcast here is small.
-    if comm.rank != root:
-        request = comm.Irecv(buffer, root, BROADCAST_TAG)
-        tell, place = f"rank {root} to tell {what}", Place(comm, root)
-        wait(request.Test, timeout, lambda: tell, watch, place)
-        return
-    others = [rank for rank in range(comm.size) if rank != root]
-    requests = [comm.Isend(buffer, rank, BROADCAST_TAG) for rank in others]
-    for rank, request in zip(others, requests):
-        take = f"rank {rank} to take {what}"
-        wait(request.Test, timeout, lambda take=take: take, watch, Place(comm, rank))
+    with together(comm):
+        if comm.rank != root:
+            request = comm.Irecv(buffer, root, BROADCAST_TAG)
+            tell, place = f"rank {root} to tell {what}", Place(comm, root)
+            wait(request.Test, timeout, lambda: tell, watch, place)
+            return
+        others = [rank for rank in range(comm.size) if rank != root]
+        requests = [comm.Isend(buffer, rank, BROADCAST_TAG) for rank in others]
+        for rank, request in zip(others, requests):
+            take, place = f"rank {rank} to take {what}", Place(comm, rank)
+            wait(request.Test, timeout, lambda take=take: take, watch, place)
 
 
 def broadcast_object(comm: MPI.Comm, value: Any, root: int, timeout: float) -> Any:
@@ -138,6 +140,14 @@ def clock_offsets(comm: MPI.Comm, timeout: float) -> list[float]:
     Each rank's clock is read halfway through a message to it and back; the fastest of
     several exchanges is the one least disturbed.
     """
+    with together(comm):
+        offsets = _clock_offsets(comm, timeout)
+        broadcast(comm, offsets, 0, timeout)
+    return offsets.tolist()
+
+
+def _clock_offsets(comm: MPI.Comm, timeout: float) -> np.ndarray:
+    """Returns on rank 0 what :func:`clock_offsets` does, and zeros elsewhere."""
     n_exchanges = 8
     clock = np.empty(1)
 
@@ -169,5 +179,4 @@ def clock_offsets(comm: MPI.Comm, timeout: float) -> list[float]:
         for _ in range(n_exchanges):
             receive(0)
             send(0)
-    broadcast(comm, offsets, 0, timeout)
-    return offsets.tolist()
+    return offsets

@@ -24,6 +24,7 @@ from mpi4py import MPI
 
 from divisible.communication.busy import is_busy
 from divisible.communication.collectives import wait_for_all
+from divisible.communication.farewells import farewells, together
 from divisible.communication.flight_record import EVERYBODY
 from divisible.communication.roll_call import Place, listening, roll_call
 from divisible.communication.waiting import wait
@@ -138,7 +139,7 @@ def split(
         else:
             thread = threading.Thread(target=make, name="split", daemon=True)
             thread.start()
-            with listening(comm):
+            with together(comm), listening(comm):
                 place = Place(comm, EVERYBODY)
                 wait(lambda: made or failed, timeout, lambda: purpose, place=place)
         if failed:
@@ -162,6 +163,7 @@ def _enough_communicators(verb: str) -> Iterator[None]:
 def _hold(new: MPI.Comm, holder: Any, name: str) -> MPI.Comm:
     _held[name] = new
     roll_call(new)
+    farewells(new)
     weakref.finalize(holder, _drop, name).atexit = False
     return new
 

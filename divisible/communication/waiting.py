@@ -8,6 +8,7 @@ from typing import Any, Callable
 
 from divisible.communication.busy import mark_left
 from divisible.communication.errors import StallError
+from divisible.communication.farewells import check_farewells
 from divisible.communication.flight_record import (
     BEGIN,
     END,
@@ -56,8 +57,9 @@ def wait(
             freed if the wait ends with an error.
 
     Raises:
-        StallError: If the time is over. Time in which the process is suspended does not
-            count, but for a second.
+        StallError: If the time is over, or a rank that is to take part has ended its
+            script. Time in which the process is suspended does not count, but for a
+            second.
     """
     try:
         return _poll(test, timeout, waiting_for, watch, place)
@@ -94,6 +96,7 @@ def _poll(
             if next_answer == _LONG_WAIT:
                 own_flight_record.write(WAIT, BEGIN, waiting_for(), _peer(place))
             next_answer = waited + _SECONDS_BETWEEN_ANSWERS
+            check_farewells(waiting_for, place)
             if place is not None:
                 answer(waiting_for(), place)
         if waited > _SPIN_SECONDS:
