@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -136,15 +137,11 @@ class MultiNodeOptimizer(OptimizerWrapper):
         actual_optimizer (chainer.Optimizer): As given.
         communicator: As given.
         exchange (Exchange): Of the gradients.
-        n_samples (int): To be set before an update to the number of samples in this
-            rank's minibatch, on all ranks, if they differ; then the mean is that over
-            all samples. ``None`` again after the update.
     """
 
     # Named here because other public names are set in the wrapped optimizer.
     communicator: Any = None
     exchange: Any = None
-    n_samples: int | None = None
 
     def __init__(
         self,
@@ -182,6 +179,24 @@ class MultiNodeOptimizer(OptimizerWrapper):
         # Of the step whose gradients were averaged before their update, if any.
         self._averaged_step: int | None = None
         self._has_means = False
+        self._n_samples: int | None = None
+        # Whether it was set for the next update, and to a number for the last one.
+        self._is_told = self._was_told = False
+
+    @property
+    def n_samples(self) -> int | None:
+        """The number of samples in this rank's minibatch.
+
+        To be set before each update, on all ranks, if their numbers differ; then the
+        mean is that over all samples. It holds for one update, and is ``None`` again
+        after it. An update without it that follows one with it warns, unless it was set
+        to ``None``.
+        """
+        return self._n_samples
+
+    @n_samples.setter
+    def n_samples(self, value: int | None) -> None:
+        self._n_samples, self._is_told = value, True
 
     @property
     def double_buffering(self) -> bool:
@@ -292,7 +307,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
         self._averaged_step = None
         if not was_averaged:
             return self._average()
-        late, self.n_samples = self.n_samples, None
+        late, self._n_samples = self._n_samples, None
         if late not in (None, self._n_samples_of_step):
             raise ValueError(
                 f"n_samples is {late}, but the gradients have been averaged without"
@@ -369,17 +384,15 @@ class MultiNodeOptimizer(OptimizerWrapper):
         second minibatch with ``double_buffering``.
         """
         if self._early is not None and self._early.is_under_way:
-            n_samples, self.n_samples = self.n_samples, None
-            self._early.average(n_samples)
+            self._early.average(self._take_n_samples())
             self._share_tied(self._early.parameters)
             return True
         parameters = self._averaging.parameters()
+        n_samples = self._taken_n_samples()
         if not self._agree(parameters):
-            self.n_samples = None
             # Other stages may go on, and wait for this one.
             self._share_tied(parameters)
             return False
-        n_samples = self._taken_n_samples()
         if self._late is None:
             self._averaging.average(parameters, n_samples)
         elif not self._late.average(parameters, n_samples, self._loss_scale):
@@ -399,9 +412,24 @@ class MultiNodeOptimizer(OptimizerWrapper):
         return True
 
     def _taken_n_samples(self) -> int | None:
-        """Returns of how many samples the gradients are, which counts once."""
-        n_samples, self.n_samples = self.n_samples, None
+        """Returns of how many samples the gradients are, as set or as in the step."""
+        n_samples = self._take_n_samples()
         return self._n_samples_of_step if n_samples is None else n_samples
+
+    def _take_n_samples(self) -> int | None:
+        """Returns the number that was set for this update, and forgets it."""
+        n_samples, self._n_samples = self._n_samples, None
+        is_forgotten = self._was_told and not self._is_told
+        if is_forgotten and self._pipeline is None and self.exchange.comm.rank == 0:
+            warnings.warn(
+                "n_samples was set for the last update, but not for this one, whose"
+                " mean counts the minibatches of all ranks alike: the number holds for"
+                " one update. Set it before each update; or set it to None where"
+                " minibatches have one size",
+                stacklevel=5,
+            )
+        self._was_told, self._is_told = n_samples is not None, False
+        return n_samples
 
     def _share_tied(self, parameters: Sequence[NamedParameter]) -> None:
         if self._pipeline is not None and self._pipeline.ties is not None:

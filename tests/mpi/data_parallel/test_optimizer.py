@@ -65,6 +65,30 @@ def test_replicas_equal_a_serial_run(n_ranks):
     assert_on_ranks(n_ranks, as_serial)
 
 
+def forgets_samples(comm):
+    """The number of samples holds for one update, and who forgets it is warned."""
+    sizes = [5, 3]
+    own = parts_of(sizes, comm.rank)
+    model = make_model()
+    optimizer = replicate(comm, model)
+    said = []
+    for n_samples in ("set", "forgotten", "forgotten", "set", None, "forgotten"):
+        (x, t), *_ = make_batches(1, sum(sizes))
+        if n_samples != "forgotten":
+            optimizer.n_samples = n_samples and sizes[comm.rank]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.update(model, x[own], t[own])
+        said.append(["n_samples was set" in str(each.message) for each in caught])
+    warned = [True] if comm.rank == 0 else []
+    assert said == [[], warned, [], [], [], []]
+    optimizer.close()
+
+
+def test_a_number_of_samples_that_is_forgotten_is_warned_of():
+    assert_on_ranks(2, forgets_samples)
+
+
 def in_few_bits(comm):
     for strategy, wire_dtype in (("two_roundings", "int8"), ("oyama2017", "fp8")):
         model = make_model()
