@@ -35,6 +35,8 @@ class Code(Protocol):
 
     #: Bytes of an element in a contribution.
     contribution_bytes: int
+    #: Whether codes have infinity and NaN; otherwise flags tell of them.
+    has_infinity: bool
 
     def prepare(self, bucket: Bucket) -> np.ndarray | None:
         """Is called when the arrays of a bucket are there.

@@ -188,7 +188,7 @@ class Oyama2017Code:
         are_alike: Whether the replicas' minibatches are.
     """
 
-    contribution_bytes = 1
+    contribution_bytes, has_infinity = 1, True
 
     def __init__(
         self,

@@ -35,6 +35,11 @@ class Quantiles:
         self._now = [self._by_name.get(name, 0.0) for name in self._names]
         return self._now
 
+    @property
+    def are_new(self) -> bool:
+        """Whether this exchange takes some that are not kept yet."""
+        return any(name not in self._by_name for name in self._names)
+
     def keep(self) -> None:
         """Ends an exchange: what it has found holds for the next ones."""
         self._by_name.update(zip(self._names, self._now))

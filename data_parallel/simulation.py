@@ -17,13 +17,16 @@ class ExchangeResult(NamedTuple):
     """The result of an exchange, the same on every replica.
 
     Attributes:
-        mean (numpy.ndarray): The mean that every replica gets, float32.
+        mean (numpy.ndarray): The mean that every replica gets, float32. Where a
+            gradient has infinity or NaN, so has the mean, which is NaN as a whole if it
+            is coded in two roundings.
         sent_bytes (int): What the replica that sends most sends to other nodes.
         q (float or None): The quantile of ``'oyama2017'``.
         codes (numpy.ndarray or None): The sum on the wire of ``'oyama2017'``, uint8,
             flat.
         residuals (list or None): For each replica what its own encoding lost, to be
-            added to its next gradient; ``None`` without error feedback.
+            added to its next gradient, or what it was before where the mean is not
+            finite; ``None`` without error feedback.
     """
 
     mean: np.ndarray
@@ -124,14 +127,17 @@ def simulate_exchange(
                 f" {len(residuals)}"
             )
         flat = [g + r for g, r in zip(flat, _flat(residuals, "residuals", shape))]
-    parts = two_roundings.node_parts(flat, local_size, n_samples)
-    mean, lost = two_roundings.mean_of_parts(parts, settings)
+    # What is not finite is told by the mean itself.
+    with np.errstate(over="ignore", invalid="ignore"):
+        parts = two_roundings.node_parts(flat, local_size, n_samples)
+        mean, lost = two_roundings.mean_of_parts(parts, settings)
     kept = None
     if residuals is not None:
-        kept = [
-            residual.reshape(shape)
-            for residual in _residuals(lost, n_replicas, local_size, n_samples, block)
-        ]
+        # A step whose mean is not finite is none.
+        found = residuals
+        if np.isfinite(mean).all():
+            found = _residuals(lost, n_replicas, local_size, n_samples, block)
+        kept = [np.array(residual).reshape(shape) for residual in found]
     return ExchangeResult(mean.reshape(shape), sent, residuals=kept)
 
 

@@ -186,5 +186,6 @@ class Oyama2017:
         return make
 
     def keep(self, is_finite: Callable[[], bool]) -> None:
-        """Ends an exchange: its quantiles hold for the next ones."""
-        self.quantiles.keep()
+        """Ends an exchange: its quantiles hold for the next ones, if all is finite."""
+        if not self.quantiles.are_new or is_finite():
+            self.quantiles.keep()

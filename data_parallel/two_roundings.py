@@ -59,18 +59,24 @@ def mean_of_parts(
         settings: Of the exchange.
 
     Returns:
-        The mean, and for each node the difference of its part and what was sent of it.
+        The mean, NaN as a whole if a number of it cannot be encoded, and for each node
+        the difference of its part and what was sent of it.
     """
     if len(parts) == 1:
         return parts[0], [np.zeros_like(parts[0])]
-    wire, block = settings.wire, settings.block
+    wire, block, n = settings.wire, settings.block, parts[0].size
     total, lost = np.empty_like(parts[0]), []
+    message = np.empty(wire.n_bytes(n, block), np.uint8)
+    fields, are_finite = wire.fields(message, n, block), []
     for number, part in enumerate(parts):
-        message = wire.encode(part, block)
-        lost.append(part - wire.decode(message, part.size, block))
-        wire.decode(message, part.size, block, out=total, add=number > 0)
-    message = wire.encode(total, block)
-    return wire.decode(message, total.size, block), lost
+        are_finite.append(wire.write(part, block, fields))
+        lost.append(part - wire.decode(message, n, block))
+        wire.read(fields, block, total, add=number > 0)
+    are_finite.append(wire.write(total, block, fields))
+    mean = wire.decode(message, n, block)
+    if not all(are_finite):
+        mean[:] = np.nan
+    return mean, lost
 
 
 def residual(lost: Any, share: np.float32) -> Any:
@@ -92,7 +98,7 @@ class TwoRoundingsCode:
         residuals: Of this replica; ``None`` without error feedback.
     """
 
-    contribution_bytes = 4
+    contribution_bytes, has_infinity = 4, False
 
     def __init__(
         self, settings: Settings, gradients: Gradients, residuals: OpenResiduals | None

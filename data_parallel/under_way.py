@@ -145,7 +145,7 @@ class UnderWay:
             return are_coded_finite and all(
                 bool(np.isfinite(self._arrays.flat[i]).all())
                 for bucket in self._buckets
-                for i in bucket.exact
+                for i in (bucket.arrays if self._code.has_infinity else bucket.exact)
             )
 
     def results(self) -> list[Any]:

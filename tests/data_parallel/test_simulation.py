@@ -159,6 +159,42 @@ def test_error_feedback_adds_up_to_the_exact_mean():
     assert np.abs(total / 50 - exact).mean() < 0.8 * np.abs(once - exact).mean()
 
 
+CODED = [(name, "two_roundings") for name in WIRE] + [("fp8", "oyama2017")]
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("name, strategy", CODED)
+def test_what_is_not_finite_on_one_replica_is_in_the_mean(name, strategy, bad):
+    """As it is in NumPy's mean, so that the step is skipped."""
+    random = np.random.RandomState(0)
+    gradients = [random.standard_normal(300).astype("f") for _ in range(4)]
+    gradients[2][7] = bad
+    assert not np.isfinite(np.mean(gradients, axis=0)[7])
+    is_paper = strategy == "oyama2017"
+    options = {"strategy": strategy, "weights": np.ones(300, "f") if is_paper else None}
+    before = [random.standard_normal(300).astype("f") for _ in range(4)]
+    for local_size in (1, 2, 4):
+        for residuals in [None] if is_paper else [None, before]:
+            found = simulate_exchange(
+                gradients, name, local_size=local_size, residuals=residuals, **options
+            )
+            assert not np.isfinite(found.mean[7]), local_size
+            assert residuals is None or all(
+                map(np.array_equal, found.residuals, before)
+            )
+
+
+def test_a_sum_that_overflows_is_in_the_mean():
+    gradients = [np.full(20, 3e38, "f"), np.full(20, 3e38, "f")]
+    n_samples = [1, 0]
+    found = simulate_exchange(gradients, "int8", n_samples=n_samples)
+    assert np.isfinite(found.mean).all()
+    gradients[1][3] = np.inf
+    # A replica without samples counts nothing: zero times infinity is no number.
+    found = simulate_exchange(gradients, "int8", n_samples=n_samples)
+    assert np.isnan(found.mean).all()
+
+
 def test_bytes_of_one_that_sends_most():
     gradients = [np.ones(1024, "f")] * 4
     # To each of three others a quarter, and a quarter of the sum back.

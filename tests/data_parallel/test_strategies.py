@@ -79,6 +79,7 @@ def test_quantiles_hold_for_the_next_exchanges():
         asked.append(None if found is None else round(float(found[0])))
         if found is not None:
             code.agree(BUCKET, found)
-        made.keep(pytest.fail)
+        # Those that are kept need no look at the mean.
+        made.keep(pytest.fail if found is None else lambda: True)
     # They are taken anew in every second one.
     assert asked == [1, None, 4, None]

@@ -1,5 +1,6 @@
 """Error feedback gives back what encodings lose, over snapshots too."""
 
+import itertools
 import warnings
 
 import numpy as np
@@ -8,6 +9,7 @@ from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from data_parallel import Exchange, simulate_exchange
 from divisible.communication.errors import DisagreementError
+from divisible.communication.wire import WIRE
 from tests.support.mpiexec import assert_on_ranks
 
 TIMEOUT = 30
@@ -111,6 +113,50 @@ def not_finite(comm):
 
 def test_a_step_that_is_not_finite_leaves_them():
     assert_on_ranks(2, not_finite)
+
+
+def not_finite_in_all_dtypes(comm):
+    """Goes on as if there had been no such step, in each dtype and on each node."""
+    for wire_dtype, local_size in itertools.product(WIRE, range(1, comm.size + 1)):
+        found = []
+        for skips in (False, True):
+            with Exchange(comm, wire_dtype, local_size=local_size, **OPTIONS) as each:
+                for step in range(4):
+                    gradients = gradients_of(step, comm.size)
+                    if step == 2 and not skips:
+                        continue
+                    if step == 2:
+                        gradients[-1][7] = np.inf
+                    array = gradients[comm.rank]
+                    each.mean([array])
+                    if step == 2:
+                        assert not np.isfinite(array[7])
+                found.append(array)
+        np.testing.assert_array_equal(*found, err_msg=f"{wire_dtype} {local_size}")
+
+
+def test_a_step_that_is_not_finite_is_none_in_all_dtypes():
+    assert_on_ranks(2, not_finite_in_all_dtypes)
+
+
+def quantiles_not_finite(comm):
+    """Quantiles of gradients that have overflown are not kept for the next ones."""
+    gradients, weights = gradients_of(0, comm.size), np.ones(N, "f")
+    expected = simulate_exchange(
+        gradients, "fp8", strategy="oyama2017", weights=weights
+    )
+    options = {"strategy": "oyama2017", "local_size": 1, "every": 100}
+    with Exchange(comm, "fp8", **options, timeout=TIMEOUT) as exchange:
+        overflown = np.full(N, np.inf, "f")
+        exchange.mean([overflown], weights=[weights])
+        assert not np.isfinite(overflown).any()
+        array = gradients[comm.rank]
+        exchange.mean([array], weights=[weights])
+    assert array.tobytes() == expected.mean.tobytes()
+
+
+def test_quantiles_of_what_is_not_finite_are_not_kept():
+    assert_on_ranks(2, quantiles_not_finite)
 
 
 def refused(comm):
