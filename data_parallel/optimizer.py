@@ -206,10 +206,6 @@ class MultiNodeOptimizer(OptimizerWrapper):
         """
         return self._late is not None
 
-    @property
-    def _loss_scale(self) -> float | None:
-        return self.actual_optimizer._loss_scale
-
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Sets the target.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable
 
 from chainer import optimizer
 
@@ -17,13 +17,28 @@ def _forwarded(name: str) -> property:
 
 
 class OptimizerWrapper(optimizer.Optimizer):
-    """Wraps an optimizer: hooks and hyperparameters are the wrapped one's.
+    """Wraps an optimizer, whose attributes and methods are the wrapped one's.
+
+    ::
+
+        optimizer.lr, .hyperparam, .use_cleargrads()    by __getattr__
+        optimizer.t, .add_hook(), .loss_scaling()       named here: every Optimizer has
+                                                        them by itself
+
+    A subclass replaces what it does otherwise.
 
     Args:
         actual_optimizer (chainer.Optimizer): The one to wrap.
 
     Raises:
         TypeError: If it is something else.
+
+    Example:
+        >>> import chainer
+        >>> sgd = chainer.optimizers.SGD()
+        >>> OptimizerWrapper(sgd).set_loss_scale(128)
+        >>> sgd._loss_scale
+        128
     """
 
     # Named here because __setattr__ sets other public names in the wrapped optimizer.
@@ -54,16 +69,71 @@ class OptimizerWrapper(optimizer.Optimizer):
     t = _forwarded("t")
     epoch = _forwarded("epoch")
     use_auto_new_epoch = _forwarded("use_auto_new_epoch")
-    # The inherited methods for hooks look here.
+    # What Chainer's methods, its updaters and snapshots read and set.
     _hookable = _forwarded("_hookable")
+    _loss_scale = _forwarded("_loss_scale")
+    _loss_scale_max = _forwarded("_loss_scale_max")
+    _loss_scaling_is_dynamic = _forwarded("_loss_scaling_is_dynamic")
+    _loss_scaling_isnan = _forwarded("_loss_scaling_isnan")
+    _loss_scaling_isnan_ever = _forwarded("_loss_scaling_isnan_ever")
+    _loss_scaling_multiplier = _forwarded("_loss_scaling_multiplier")
+    _use_cleargrads = _forwarded("_use_cleargrads")
+    _use_fp32_update = _forwarded("_use_fp32_update")
+
+    def setup(self, link: Any) -> Any:
+        """Sets the target; returns this optimizer."""
+        self.actual_optimizer.setup(link)
+        return self
+
+    def update(self, lossfun: Callable | None = None, *args: Any, **kwds: Any) -> None:
+        """Updates the parameters."""
+        self.actual_optimizer.update(lossfun, *args, **kwds)
 
     def new_epoch(self, auto: bool = False) -> None:
         """Starts a new epoch."""
         self.actual_optimizer.new_epoch(auto)
 
+    def add_hook(
+        self, hook: Any, name: str | None = None, timing: str = "auto"
+    ) -> None:
+        """Adds a hook."""
+        self.actual_optimizer.add_hook(hook, name, timing)
+
+    def remove_hook(self, name: str) -> None:
+        """Removes a hook."""
+        self.actual_optimizer.remove_hook(name)
+
+    def call_hooks(self, timing: str = "pre") -> None:
+        """Calls the hooks of a time, in their order."""
+        self.actual_optimizer.call_hooks(timing)
+
+    def call_hook(self, hook: Any) -> None:
+        """Calls a hook, with the wrapped optimizer or with its parameters."""
+        self.actual_optimizer.call_hook(hook)
+
+    def serialize(self, serializer: Any) -> None:
+        """Reads or writes the state."""
+        self.actual_optimizer.serialize(serializer)
+
+    def loss_scaling(self, interval: int = 1000, scale: float | None = None) -> None:
+        """Sets how the loss is scaled; see :meth:`chainer.Optimizer.loss_scaling`."""
+        self.actual_optimizer.loss_scaling(interval, scale)
+
+    def set_loss_scale(self, loss_scale: float) -> None:
+        """Sets a loss scale that stays."""
+        self.actual_optimizer.set_loss_scale(loss_scale)
+
+    def check_nan_in_grads(self) -> None:
+        """Looks for numbers that are not finite, if the loss scale is dynamic."""
+        self.actual_optimizer.check_nan_in_grads()
+
     def is_safe_to_update(self) -> bool:
         """Returns whether the last gradients were finite, if anybody checks it."""
         return not has_skipped(self.actual_optimizer)
+
+    def update_loss_scale(self) -> None:
+        """Changes the loss scale after an update, if it is dynamic."""
+        self.actual_optimizer.update_loss_scale()
 
     def target_changed(self) -> None:
         """Prepares for a target that has other parameters than before.

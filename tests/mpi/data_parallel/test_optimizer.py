@@ -148,6 +148,80 @@ def test_trainer_and_extensions_know_no_difference():
     assert_on_ranks(2, with_trainer)
 
 
+def trained_with_scale(model, optimizer, batches, own, loss_scale):
+    """Trains by Chainer's updater; returns the scale after each update."""
+    samples = [pair for x, t in batches for pair in zip(x[own], t[own])]
+    size = own.stop - own.start
+    iterator = chainer.iterators.SerialIterator(samples, size, shuffle=False)
+    updater = StandardUpdater(iterator, optimizer, loss_scale=loss_scale)
+    if loss_scale is None:
+        optimizer.loss_scaling()
+    scales = []
+    for _ in batches:
+        updater.update()
+        scales.append(optimizer._loss_scale)
+    return scales
+
+
+def loss_scales(comm):
+    """Of Chainer's own, set on the outer optimizer: as in a serial script."""
+    batches = make_batches(N_STEPS, 4 * comm.size)
+    # One of rank 1 overflows. A serial script skips the same step.
+    batches[5][0][-1] = np.inf
+    own = parts_of([4] * comm.size, comm.rank)
+    for loss_scale in (128.0, None):
+        for overlap in (False, True):
+            expected, model = make_model(), make_model()
+            serial = optimizers.MomentumSGD(0.1).setup(expected)
+            optimizer = replicate(comm, model, overlap=overlap)
+            used = batches if loss_scale is None else batches[:5]
+            whole = slice(0, 4 * comm.size)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Non finite number")
+                warnings.filterwarnings("ignore", "invalid value", RuntimeWarning)
+                scales = trained_with_scale(expected, serial, used, whole, loss_scale)
+                found = trained_with_scale(model, optimizer, used, own, loss_scale)
+            assert found == scales
+            assert optimizer.actual_optimizer._loss_scale == serial._loss_scale
+            assert loss_scale or min(scales[4:]) < max(scales[:5])
+            assert np.isfinite(model.predictor[0].W.array).all()
+            assert_close(model, expected)
+            assert_alike(comm, model)
+            optimizer.close()
+
+
+def test_loss_scales_of_chainer_are_those_of_a_serial_script():
+    assert_on_ranks(2, loss_scales)
+
+
+def scale_of_what_is_within(comm):
+    """Set on the outer optimizer, a loss scale is that of mixed precision."""
+    inner = MixedPrecision(optimizers.MomentumSGD(0.1), 2.0**4, comm, timeout=TIMEOUT)
+    model = mixed_model()
+    optimizer = replicate(comm, model, inner)
+    optimizer.set_loss_scale(2.0**9)
+    assert float(inner.loss_scale) == optimizer._loss_scale == 2.0**9
+    (x, t), *_ = make_batches(1, 4)
+
+    def loss():
+        return F.softmax_cross_entropy(F.cast(model(x.astype(np.float16)), "f"), t)
+
+    for _ in range(2):
+        optimizer.update(loss)
+    # Mixed precision refuses gradients that are scaled otherwise.
+    assert optimizer.t == 2
+    optimizer.loss_scaling(interval=1)
+    before = float(inner.loss_scale)
+    optimizer.update(loss)
+    assert float(inner.loss_scale) == 2 * before
+    optimizer.close()
+    inner.close()
+
+
+def test_a_loss_scale_reaches_mixed_precision_within():
+    assert_on_ranks(2, scale_of_what_is_within)
+
+
 def mixed_model():
     np.random.seed(2)
     layers = L.Linear(10, 20), F.relu, L.Linear(20, 5)
