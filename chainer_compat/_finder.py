@@ -171,5 +171,6 @@ def _source_path(module):
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return None
-    path = Path(spec.submodule_search_locations[0], *names).with_suffix(".py")
-    return path if path.exists() else None
+    below = Path(spec.submodule_search_locations[0], *names)
+    paths = below.with_suffix(".py"), below / "__init__.py"
+    return next((path for path in paths if path.exists()), None)

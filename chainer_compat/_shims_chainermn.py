@@ -4,6 +4,20 @@ from chainer_compat._shim import Edit, Shim, since
 
 SHIMS = (
     Shim(
+        name="old-communicators",
+        module="chainermn.communicators",
+        why="'nccl', 'hierarchical' and other names of papers and old scripts are "
+        "unknown, and without CuPy the default name ends in words about device memory",
+        edits=(
+            Edit(
+                '    """\n\n    if mpi_comm is None:\n',
+                '    """\n    from chainer_compat import _communicators as names;'
+                " communicator_name = names.current_name(communicator_name)\n"
+                "    if mpi_comm is None:\n",
+            ),
+        ),
+    ),
+    Shim(
         name="one-element-int",
         module="chainermn.iterators.multi_node_iterator",
         why="int() of a one-element array is an error: ranks other than the master "

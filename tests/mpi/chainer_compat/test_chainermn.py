@@ -109,11 +109,20 @@ def observations(comm):
 
 def communicators(comm):
     assert flat_communicator and pure_nccl_communicator
-    for name in ("naive", "flat"):
-        try:
-            chainermn.create_communicator(name, comm)
-        except (ValueError, RuntimeError) as error:
-            assert name == "flat", error
+    assert type(chainermn.create_communicator("naive", comm)).__name__ == (
+        "NaiveCommunicator"
+    )
+    # The names of the paper's Fig. 2, of ChainerMN's first versions, and the default.
+    old = ["nccl", "hierarchical", "two_dimensional", "single_node"]
+    for name in [*old, "pure_nccl", "non_cuda_aware", "flat", None]:
+        given = [] if name is None else [name]
+        if chainer.backends.cuda.available:
+            continue
+        words = f"'{name or 'pure_nccl'}'.*needs a GPU and CuPy.*Write .*'naive'"
+        with pytest.raises(RuntimeError, match=words):
+            chainermn.create_communicator(*given, mpi_comm=comm)
+    with pytest.raises(ValueError, match="Unrecognized communicator"):
+        chainermn.create_communicator("nonsense", comm)
 
 
 def everyday(comm):
