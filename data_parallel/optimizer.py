@@ -17,9 +17,9 @@ from data_parallel.late_gradients import LateGradients
 from data_parallel.parameters import (
     Exempt,
     NamedParameter,
-    check_streamed,
     is_exempt,
     parameters_of,
+    refusal_of_streamed,
 )
 from data_parallel.replica_agreement import ReplicaAgreement
 from divisible.optimizer_wrapper import OptimizerWrapper
@@ -137,11 +137,15 @@ class MultiNodeOptimizer(OptimizerWrapper):
         actual_optimizer (chainer.Optimizer): As given.
         communicator: As given.
         exchange (Exchange): Of the gradients.
+        refusal (str): Why the first update, or a pipeline's first step, will be refused
+            on all ranks: some weights are streamed from disk, and the exchange copies
+            gradients. Empty if it will not.
     """
 
     # Named here because other public names are set in the wrapped optimizer.
     communicator: Any = None
     exchange: Any = None
+    refusal = ""
 
     def __init__(
         self,
@@ -218,12 +222,9 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
         Raises:
             TypeError: If it is none.
-            ValueError: If some of its weights are streamed from disk, and the exchange
-                copies gradients.
         """
         self.actual_optimizer.setup(link)
-        # Its own: a MixedPrecision makes one of several stages.
-        check_streamed(parameters_of(self.target, include_uninit=True), self._copying)
+        self._see_target()
         self._agreement.forget()
         if self._late is not None:
             self._late.finish()
@@ -231,7 +232,14 @@ class MultiNodeOptimizer(OptimizerWrapper):
         if self._early is not None:
             self._early.drop()
             self._pipeline.early_exchanges.add(self._early)
+        if self._pipeline is not None:
+            self._pipeline.vetoes.add(self)
         return self
+
+    def _see_target(self) -> None:
+        # The optimizer's own: a MixedPrecision makes one of several stages.
+        parameters = parameters_of(self.target, include_uninit=True)
+        self.refusal = refusal_of_streamed(parameters, self._copying)
 
     @property
     def _copying(self) -> str:
@@ -257,6 +265,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
     def target_changed(self) -> None:
         """Prepares for a target that has other parameters than before."""
+        self._see_target()
         self._averaging.target_changed()
 
     def update(self, lossfun: Callable | None = None, *args: Any, **kwds: Any) -> None:
@@ -269,9 +278,11 @@ class MultiNodeOptimizer(OptimizerWrapper):
             **kwds: Keyword arguments of ``lossfun``.
 
         Raises:
-            DisagreementError: If the replicas have different parameters,
-                hyperparameters, numbers of updates or states; or values have drifted
-                apart.
+            ValueError: If some weights of this rank are streamed from disk, and the
+                exchange copies gradients.
+            DisagreementError: If those of another rank are; or the replicas have
+                different parameters, hyperparameters, numbers of updates or states; or
+                values have drifted apart.
             StallError: If another rank does not come.
         """
         self._check_set_up()
@@ -401,6 +412,8 @@ class MultiNodeOptimizer(OptimizerWrapper):
         if self._averaging.is_due(parameters):
             if self._late is not None:
                 self._late.finish()
+            if self.refusal:
+                self.exchange.refuse(ValueError(self.refusal))
             return self._averaging.agree(parameters)
         self._agreement.count()
         if self._early is not None and parameters:

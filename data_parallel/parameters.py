@@ -43,31 +43,32 @@ def parameters_of(
     return list(by_id.values())
 
 
-def check_streamed(parameters: Sequence[NamedParameter], copying: str) -> None:
-    """Refuses parameters on disk whose gradients would be copied into memory.
+def refusal_of_streamed(parameters: Sequence[NamedParameter], copying: str) -> str:
+    """Returns why parameters on disk cannot be trained, if gradients would be copied.
 
     Args:
         parameters: The model's.
         copying: What copies gradients, in the words of an argument; empty if nothing
             does, and they are exchanged where they lie.
 
-    Raises:
-        ValueError: If there is one.
+    Returns:
+        str: The reason; empty if there is none.
     """
     for name, param in parameters:
         if not getattr(param, "is_streamed", False):
             continue
         if copying:
-            raise ValueError(
+            return (
                 f"{name} is streamed from disk, and {copying} keeps a copy of its"
                 f" gradient or weights in memory: leave that out, or let the layer stay"
                 f" in memory"
             )
         if param.dtype != np.float32:
-            raise ValueError(
+            return (
                 f"{name} is streamed from disk in {param.dtype}, and its gradient would"
                 f" be exchanged in a copy in memory of float32: make it float32"
             )
+    return ""
 
 
 def in_order(

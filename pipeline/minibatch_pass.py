@@ -18,12 +18,14 @@ them. Where there is neither, a step calls neither.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import chainer
 import numpy as np
 
+from divisible.communication.errors import DisagreementError
 from divisible.communication.signatures import Tensors
 from divisible.random_streams import restored_random_state
 from divisible.schedules.rank_program import RankProgram, Record
@@ -37,6 +39,10 @@ from pipeline.ranks import Ranks
 from pipeline.results import Results
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage, evaluating
+
+# Votes of a rank on a step, of which the largest counts: some parameter has no shape
+# yet; the rank refuses to train.
+_UNSIZED, _REFUSED = 1, 2
 
 
 class MinibatchPass:
@@ -52,6 +58,8 @@ class MinibatchPass:
 
     Attributes:
         early_exchanges (EarlyExchanges): Of gradients, while a step computes.
+        vetoes (WeakSet): Objects that may refuse to train. Each has a text ``refusal``,
+            which is empty if it does not.
         results (Results): Of the last pass, on all ranks; once there are parts.
         record (Record or None): The last step on this rank: when it did what.
         n_steps (int): How many minibatches :meth:`train` has passed.
@@ -74,6 +82,8 @@ class MinibatchPass:
         self._feed = Feed(ranks, loss, self._device, dtypes)
         self.early_exchanges = EarlyExchanges(ranks)
         self._early_updates: EarlyUpdates | None = None
+        self.vetoes: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._has_trained = False
         self.record: Record | None = None
         self.n_steps = 0
         # By replica, of how many samples the states are that layers carry in training;
@@ -125,8 +135,16 @@ class MinibatchPass:
             said = parts.updates.say(self.n_steps)
             cut = self._feed.read(program.n_microbatches, x, t)
             reports = self.results.are_expected
-            unsized = self._ranks.n_replicas > 1 and parts.are_unsized
-            self._start(cut, reports, loss_scale=scale, alike=said, vote=int(unsized))
+            vote = _UNSIZED * (self._ranks.n_replicas > 1 and parts.are_unsized)
+            refusal = self._refusal() if self.vetoes else ""
+            if refusal:
+                vote = _REFUSED
+            self._start(cut, reports, loss_scale=scale, alike=said, vote=vote)
+            if not self._has_trained:
+                # What is refused is so before the first message.
+                calls.finish()
+                self._check_refusals(refusal)
+                self._has_trained = True
             if exchanges is not None:
                 exchanges.begin(parts.ties)
             self._run(program, cut.inputs, updates, exchanges)
@@ -134,6 +152,7 @@ class MinibatchPass:
             for stage in self._stages:
                 stage.check_gradients()
             result = self.results.share()
+            self._check_refusals(refusal)
             if calls.agreed.vote:
                 self._size_alike(forwards, cut)
             if calls.agreed.unlike:
@@ -152,6 +171,24 @@ class MinibatchPass:
                 seen = zip(self._n_carried, calls.agreed.n_samples)
                 self._n_carried = [max(counts) for counts in seen]
         return result
+
+    def _refusal(self) -> str:
+        return next((each.refusal for each in self.vetoes if each.refusal), "")
+
+    def _check_refusals(self, refusal: str) -> None:
+        """Refuses the step on all ranks, if one of them does.
+
+        Args:
+            refusal (str): Why this rank does; empty if it does not.
+        """
+        ranks = self._ranks
+        if ranks.calls.agreed.vote != _REFUSED:
+            return
+        said = ranks.all_gather(refusal, "to say what they refuse")
+        if refusal:
+            raise ValueError(refusal)
+        rank = next(rank for rank, text in enumerate(said) if text)
+        raise DisagreementError(f"rank {rank} refuses to train: {said[rank]}")
 
     def evaluate(self, program: RankProgram, x: Any, t: Any) -> dict[str, float]:
         """Passes one forward, to the loss; see :meth:`.Pipeline.evaluate`."""

@@ -103,6 +103,8 @@ class Pipeline:
         fusion (FusedLayers): The chains that run as one function; printed, a table.
         ties (TieExchange or None): Of the parameters that several stages share.
         early_exchanges (EarlyExchanges): Of gradients, while a step computes.
+        vetoes (WeakSet): Objects of this rank whose text ``refusal``, if it is not
+            empty, ends the next step on all ranks.
         parts (Parts): What depends on where the layers lie.
         cuts (list of int): Where the layers are cut, as in a :class:`~divisible.Plan`.
 
@@ -179,6 +181,7 @@ class Pipeline:
         self.fusion = FusedLayers(arguments.stages, arguments.fuse)
         self._pass = MinibatchPass(arguments, self.ranks, self.loss, layout.dtypes)
         self.early_exchanges = self._pass.early_exchanges
+        self.vetoes = self._pass.vetoes
         self.parts: Parts | None = None
         self._lay_out(layout)
         begin_alike(self.ranks.grid, self.stages, timeout)

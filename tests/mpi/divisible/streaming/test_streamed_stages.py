@@ -13,6 +13,7 @@ from chainer.optimizer_hooks import GradientClipping, WeightDecay
 
 from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible, Plan, deferred_init
+from divisible.communication.errors import DisagreementError
 from divisible.streaming import StoreError, Streamed, mapped, segments, stream
 from mixed_precision import MixedPrecision, to_float16
 from pipeline import (
@@ -194,7 +195,9 @@ class Replica:
         with deferred_init(seed=1):
             words, layer = L.EmbedID(40, 8), L.Linear(24, 10)
             if streamed:
-                words, layer = Streamed(words, segment=9), Streamed(layer, segment=3)
+                words = Streamed(words, segment=9)
+            if streamed == 1:
+                layer = Streamed(layer, segment=3)
             model = Divisible(words, layer, F.tanh, L.Linear(10, 5))
         cuts = [0, 4] if n_pipeline == 1 else [0, 1, 4]
         rank = self.grid.pipeline.rank
@@ -258,15 +261,40 @@ COPYING = (
 
 
 def refuses(comm):
-    stage = model_of(7).divide()
+    """Where one replica alone streams a layer, all refuse before any gradient."""
     adam = chainer.optimizers.Adam
     for copying in COPYING:
         multi = create_multi_node_optimizer(adam(), comm, **copying)
-        with pytest.raises(ValueError, match="^/0/W is streamed .* keeps a copy of"):
-            multi.setup(stage)
-        # It was no call of all ranks, and the next one is none the worse.
+        stage = model_of(None if comm.rank else 7).divide()
+        multi.setup(stage)
+        before = [param.array.copy() for param in stage.params()]
+        error = DisagreementError if comm.rank else ValueError
+        words = ["^", "rank 0: "][comm.rank] + "/0/W is streamed .* keeps a copy of"
+        with pytest.raises(error, match=words):
+            multi.update()
+        for param, array in zip(stage.params(), before):
+            np.testing.assert_array_equal(param.array, array)
+        # The next one is none the worse.
         multi.setup(model_of(None).divide())
+        assert not multi.refusal
         multi.close()
+
+
+def refuses_in_pipelines(comm):
+    """Also the ranks whose stage streams nothing refuse, before the first message."""
+    with pytest.raises((ValueError, DisagreementError)) as caught:
+        run = Replica(
+            comm, 2, "words", chainer.optimizers.SGD, wire_dtype="int8", minimum=0,
+            local_size=1, error_feedback=True,
+        )  # fmt: skip
+        run.losses(0, 1)
+    assert "W is streamed from disk, and error_feedback=True keeps" in str(caught.value)
+    run = Replica(comm, 2, False, chainer.optimizers.SGD, double_buffering=True)
+    if run.grid.pipeline.rank == 0:
+        # Set up anew, later, with what one rank streams alone.
+        run.optimizer.refusal = "its stage has changed"
+    with pytest.raises((ValueError, DisagreementError), match="its stage has changed"):
+        run.losses(0, 1)
 
 
 def moves(comm):
@@ -363,6 +391,10 @@ def test_a_disk_that_fills_ends_the_run_and_its_snapshot_loads(tmp_path):
 
 def test_what_takes_whole_arrays_is_refused():
     assert_on_ranks(2, refuses)
+
+
+def test_what_takes_whole_arrays_is_refused_by_all_ranks_of_a_grid():
+    assert_on_ranks(4, refuses_in_pipelines)
 
 
 def moves_in_float16(comm):
