@@ -107,13 +107,18 @@ class Averaging:
             self.seen = []
 
     def begin(
-        self, parameters: Sequence[NamedParameter], n_samples: int | None
+        self,
+        parameters: Sequence[NamedParameter],
+        n_samples: int | None,
+        weights: Sequence[Any] | None = None,
     ) -> None:
         """Begins an exchange of gradients, which are put one after the other.
 
         Args:
             parameters: Whose gradients.
             n_samples: Of this rank's minibatch; ``None`` if all are alike.
+            weights: Copies of the parameters' arrays, where those change before the
+                exchange is over; ``None`` where they do not.
         """
         scale = self.loss_scale
         if scale != self.scale_of_residuals:
@@ -122,7 +127,7 @@ class Averaging:
             self.scale_of_residuals = scale
         self.exchange.begin(
             lambda: specs_of_gradients(parameters, self._is_exempt),
-            [param.array for _, param in parameters],
+            [param.array for _, param in parameters] if weights is None else weights,
             n_samples,
             zero_fill=self._zero_fill,
         )

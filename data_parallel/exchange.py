@@ -213,7 +213,9 @@ class Exchange:
         n_samples: int | None = None,
         exempt: Collection[int] | None = None,
     ) -> None:
-        """Begins what :meth:`mean` does; the arrays may not be used meanwhile.
+        """Begins what :meth:`mean` does.
+
+        The arrays may not be used before :meth:`finish`, nor the weights changed.
 
         Args:
             arrays: As of :meth:`mean`.
@@ -366,6 +368,11 @@ class Exchange:
     def copying(self) -> str:
         """The argument by which arrays are copied; empty if there is none."""
         return self._strategy.copying
+
+    @property
+    def uses_weights(self) -> bool:
+        """Whether weights are looked at until the exchange is over."""
+        return self._strategy.uses_weights
 
     @property
     def timeout(self) -> float:

@@ -67,6 +67,8 @@ class LateGradients:
         self._means: Means | None = None
         # In turn: one is exchanged, the other applied.
         self._buffers: tuple[dict[str, Any], ...] = ({}, {})
+        # Those of the exchange: the update of the last means changes the model's.
+        self._weights: dict[str, Any] = {}
 
     def average(
         self,
@@ -87,28 +89,23 @@ class LateGradients:
         averaging = self._averaging
         self.finish()
         means, self._means = self._means, None
-        averaging.begin(parameters, n_samples)
+        weights = None
+        if averaging.exchange.uses_weights:
+            weights = [_copy(self._weights, n, p.array) for n, p in parameters]
+        averaging.begin(parameters, n_samples, weights)
         self._buffers = self._buffers[::-1]
         self._names = [name for name, _ in parameters]
         self._scale, self._is_under_way = averaging.loss_scale, True
         for i, (name, param) in enumerate(parameters):
-            averaging.exchange.put(i, self._copy(name, param.grad))
+            gradient = param.grad
+            if gradient is not None:
+                gradient = _copy(self._buffers[0], name, gradient)
+            averaging.exchange.put(i, gradient)
         averaging.exchange.look()
         if means is None:
             return False
         means.give_to(parameters, loss_scale)
         return True
-
-    def _copy(self, name: str, gradient: Any) -> Any:
-        if gradient is None:
-            return None
-        buffers = self._buffers[0]
-        found = buffers.get(name)
-        is_alike = type(found) is type(gradient) and found.shape == gradient.shape
-        if not is_alike:
-            buffers[name] = np.empty_like(gradient, order="C")
-        np.copyto(buffers[name], gradient)
-        return buffers[name]
 
     def finish(self) -> None:
         """Waits for the exchange that goes on, if one does."""
@@ -135,3 +132,13 @@ class LateGradients:
                 # One that is read may not be in memory of its own.
                 found[name] = np.array(serializer("mean", HOST.send(mean)))
         self._means = Means(found, scale) if scale and found else None
+
+
+def _copy(buffers: dict[str, Any], name: str, array: Any) -> Any:
+    """Returns a copy of an array, in the buffer of its name."""
+    found = buffers.get(name)
+    is_alike = type(found) is type(array) and found.shape == array.shape
+    if not is_alike:
+        buffers[name] = np.empty_like(array, order="C")
+    np.copyto(buffers[name], array)
+    return buffers[name]

@@ -35,11 +35,13 @@ class Strategy(Protocol):
         residuals: What encodings have lost; ``None`` where that is not kept.
         quantiles: Those in use; ``None`` where there are none.
         copying: The argument by which arrays are copied; empty if there is none.
+        uses_weights: Whether it looks at the weights until the exchange is over.
     """
 
     residuals: Residuals | None
     quantiles: Quantiles | None
     copying: str
+    uses_weights: bool
 
     @property
     def origin(self) -> tuple[int, int]:
@@ -99,7 +101,7 @@ class TwoRoundings:
         error_feedback: Whether what encodings lose is kept.
     """
 
-    quantiles = None
+    quantiles, uses_weights = None, False
 
     def __init__(
         self, settings: Settings, comm: MPI.Comm, timeout: float, error_feedback: bool
@@ -154,7 +156,7 @@ class Oyama2017:
         every: After how many exchanges there are new quantiles.
     """
 
-    residuals = None
+    residuals, uses_weights = None, True
     copying = "strategy='oyama2017'"
     origin = NOT_LOADED
 
