@@ -160,9 +160,9 @@ class ReplicaAgreement:
         """Compares the replicas, and counts an update; a call of all ranks.
 
         Args:
-            exchange: Of the ranks.
-            optimizer: Set up with the model.
-            parameters: Of the model.
+            exchange: Exchange between the ranks.
+            optimizer: Optimizer, set up with the model.
+            parameters: Parameters of the model.
             serialize: Writes the state of the optimizer and of the exchange.
 
         Returns:

@@ -22,8 +22,8 @@ from divisible.optimizer_hooks import named_hooks
 
 #: The words for one number; the checksum of an array.
 Digest = Union[str, int]
-# What error feedback keeps is a replica's own. Epochs change no update, and shards of
-# different lengths have different ones.
+# Residuals of error feedback are a replica's own. Epochs change no update, and shards
+# of different lengths have different ones.
 _OWN = tuple(f"exchange/{key}" for key in RESIDUAL_KEYS)
 # Elements of an array that are read together: some lie on disk.
 _ELEMENTS = 2**20
@@ -68,7 +68,7 @@ def digests_of(
     """Returns the digests of all that replicas must have in common, by path.
 
     Args:
-        optimizer: Set up with the model.
+        optimizer: Optimizer, set up with the model.
         serialize: Writes the state of the optimizer and of the exchange.
     """
     digests = Digests()

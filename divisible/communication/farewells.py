@@ -1,8 +1,8 @@
 """The last words of ranks whose script has ended.
 
-Who waits for such a rank learns at once that it waits in vain. What the ranks of a
-communicator do together is counted, and a rank that ends tells how much it has
-finished::
+A rank that waits for such a rank raises an error at once. Each operation that the ranks
+of a communicator do together is counted, and a rank that ends sends the number that it
+has finished::
 
     rank 0   exchange 1   exchange 2   exchange 3 begins, waits long ... is told
     rank 1   exchange 1   exchange 2   ends: "finished 2" ------------------'
@@ -29,20 +29,20 @@ from divisible.communication.tags import FAREWELL_TAG
 
 # How long a rank that has ended its script listens for the others to end theirs.
 _SECONDS_TO_LISTEN = 10.0
-# A rank speaks over all communicators at once. How much later its last word comes.
+# A rank speaks over all communicators at once. Seconds between its first and last word.
 _SECONDS_OF_ONE_RANK = 0.5
 _ADVICE = "All ranks must make the same calls"
 
 
 class Farewells:
-    """What ranks do together over a communicator, and who has left.
+    """The operations of all ranks of a communicator, counted, and the ranks that left.
 
     Args:
         comm (mpi4py.MPI.Comm): The communicator of the ranks.
 
     Attributes:
-        advice (str): What to do where a rank has left too early, as a sentence without
-            its end.
+        advice (str): Cure where a rank has left too early, a sentence without its full
+            stop.
         words: Returns the error message for a rank that has left, and how much less it
             has finished than this one has begun; ``None`` for words that fit all.
         is_active (bool): Whether this rank is within something that all do together.
@@ -55,7 +55,7 @@ class Farewells:
         self.is_active = False
         self._number, self._is_finished = 0, True
         self._sent: list[MPI.Request] = []
-        # By rank: how much it has finished.
+        # The number of finished operations, by rank.
         self._left: dict[int, int] = {}
 
     def begin(self) -> None:
@@ -123,7 +123,7 @@ class Farewells:
         """Checks that nobody has left who is to take part in what this rank is within.
 
         Args:
-            waiting_for (str): What this rank waits for, such as ``'rank 1 to send'``.
+            waiting_for (str): Words for the wait, such as ``'rank 1 to send'``.
 
         Raises:
             StallError: If a rank has.
@@ -142,7 +142,7 @@ class Farewells:
             )
 
 
-# By the communicators, as Fortran's handles.
+# Keys are the communicators' handles in Fortran.
 _all: dict[int, Farewells] = {}
 
 
@@ -166,8 +166,8 @@ def check_farewells(waiting_for: Callable[[], str], place: Place | None) -> None
     To be called while this rank waits.
 
     Args:
-        waiting_for: As of :func:`~divisible.communication.waiting.wait`.
-        place: Likewise.
+        waiting_for: Argument of :func:`~divisible.communication.waiting.wait`.
+        place: Place of the wait, or ``None``.
 
     Raises:
         StallError: If a rank has.
@@ -199,7 +199,7 @@ def _leave() -> None:
             for rank in each.left():
                 heard.setdefault(rank, now)
         missing = {rank for each in ours for rank in each.missing()}
-        # Who has freed a communicator says nothing over it.
+        # A rank that has freed a communicator says nothing over it.
         if all(now > heard.get(rank, now) + _SECONDS_OF_ONE_RANK for rank in missing):
             break
         time.sleep(0.001)
