@@ -28,6 +28,7 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well:
     minibatch         x and t as arrays, cut into microbatches, joined
     dtypes            floating-point types of layers and losses
     files             files that are there completely or not at all
+    side_files        files that a run can do without: logs and pictures
     records           plans, profiles and timelines from files, and their fields checked
     terminal_text     text from files, made safe for a terminal
     optimizer_wrapper an optimizer that stands where another one stood

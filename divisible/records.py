@@ -1,8 +1,9 @@
-"""Plans, profiles and timelines from files: what is wrong is said with file and field.
+"""Plans, profiles, timelines and logs from files; errors name the file and the field.
 
 ::
 
     reading_json     opens a file; what goes wrong in its block is the file's fault
+    read_lines       reads a log, and leaves broken lines out
       from_fields    makes an object of the fields of a dictionary
         plain_...    check one field each, of objects that are made in Python too
 """
@@ -15,10 +16,13 @@ import json
 import operator
 import os
 import reprlib
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
+
+from divisible.terminal_text import printable
 
 T = TypeVar("T")
 #: No time, size or number reaches it. What is below adds up without an overflow.
@@ -27,7 +31,7 @@ LIMIT = 2**63
 
 @contextlib.contextmanager
 def reading_json(path: str | os.PathLike, kind: str) -> Iterator[dict[str, Any]]:
-    """Lets a block make something of a dictionary in a file.
+    """Opens a block that makes something of a dictionary in a file.
 
     Args:
         path: A file of JSON.
@@ -50,15 +54,58 @@ def reading_json(path: str | os.PathLike, kind: str) -> Iterator[dict[str, Any]]
     except OSError as error:
         if error.filename is not None:
             raise
-        # Of reading, not of opening.
+        # An error of reading has no name.
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     except RecursionError:
         raise ValueError(
             f"{os.fspath(path)} is not {kind}: it is nested too deeply"
         ) from None
     except (TypeError, ValueError) as error:
-        line = " ".join(str(error).split())
+        line = printable(" ".join(str(error).split()))
         raise ValueError(f"{os.fspath(path)} is not {kind}: {line}") from error
+
+
+def read_lines(
+    path: str | os.PathLike, kind: str, make: Callable[[dict[str, Any]], T]
+) -> list[T]:
+    """Returns an object for each line of a log, without the broken lines.
+
+    A full disk, or the end of a process, tears a line; the others are good. A warning
+    says how many lines are left out.
+
+    Args:
+        path: A file with JSON in each line; empty lines do not count.
+        kind: The noun for a line in errors, such as ``'a check'``.
+        make: Makes something of the dictionary in a line, or raises
+            :class:`TypeError` or :class:`ValueError`.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If there are lines, and all are broken.
+    """
+    made, broken, first = [], 0, ""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                content = json.loads(line)
+                if not isinstance(content, dict):
+                    raise ValueError(f"it holds {shown(content)}")
+                made.append(make(content))
+            except (RecursionError, TypeError, ValueError) as error:
+                broken += 1
+                words = " ".join(str(error).split())
+                first = first or f"line {number} is not {kind}: {printable(words)}"
+    if broken and not made:
+        raise ValueError(f"{os.fspath(path)}: {first}")
+    if broken:
+        warnings.warn(
+            f"{os.fspath(path)}: {broken} of {broken + len(made)} lines are left out;"
+            f" {first}",
+            stacklevel=3,
+        )
+    return made
 
 
 def from_fields(cls: type[T], row: Any, what: str = "") -> T:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from divisible.files import write_picture
+
 if TYPE_CHECKING:
     from heterogeneous.partition import Rectangle, RectangularPartition
 
@@ -117,4 +119,4 @@ def plot(partition: RectangularPartition, path: str | os.PathLike) -> None:
         title=f"communication {partition.communication:.6g}",
     )
     axes.set_aspect("equal")
-    figure.savefig(path)
+    write_picture(path, figure)

@@ -12,7 +12,6 @@ range of float16::
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import os
 from typing import Any
@@ -21,6 +20,9 @@ import chainer
 import numpy as np
 from chainer import function_hook
 from chainer.training import extension
+
+from divisible.files import write_json, write_picture
+from divisible.side_files import SideFiles
 
 Array = Any
 
@@ -203,15 +205,14 @@ class GradientReport:
         }
 
     def save(self, path: str) -> None:
-        """Writes the report as JSON."""
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(self.as_dict(), file, indent=2)
+        """Writes the report as JSON; the file appears only when it is complete."""
+        write_json(path, self.as_dict())
 
     def plot(self, path: str) -> None:
         """Draws the histograms before and after scaling, with the range of float16.
 
         Args:
-            path (str): Of the picture; its ending says the format.
+            path (str): The picture; its ending names the format.
 
         Raises:
             ImportError: If matplotlib is not installed.
@@ -226,7 +227,7 @@ class GradientReport:
             for ax, scale in zip(row, (1.0, self.scale)):
                 _draw(ax, total, scale)
                 ax.set_title(f"gradients of {kind}, times {scale:g}")
-        figure.savefig(path, dpi=100)
+        write_picture(path, figure, dpi=100)
 
 
 def _draw(ax: Any, histogram: ExponentHistogram, scale: float) -> None:
@@ -346,6 +347,7 @@ class GradientStatistics(extension.Extension):
         self._plot = plot
         self._optimizer_name = optimizer_name
         self._activations = activations
+        self._files = SideFiles("GradientStatistics")
         self._hook: ActivationGradients | None = None
 
     def initialize(self, trainer: Any) -> None:
@@ -374,9 +376,10 @@ class GradientStatistics(extension.Extension):
         )
         report.add_parameters(optimizer.target, updated_by_chainer)
         path = os.path.join(trainer.out, self._filename.format(trainer))
-        report.save(f"{path}.json")
-        if self._plot:
-            report.plot(f"{path}.png")
+        with self._files.writing(path):
+            report.save(f"{path}.json")
+            if self._plot:
+                report.plot(f"{path}.png")
 
     def _optimizer(self, trainer: Any) -> Any:
         return trainer.updater.get_optimizer(self._optimizer_name)

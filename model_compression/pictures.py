@@ -6,6 +6,8 @@ import json
 import os
 from typing import Any
 
+from divisible.files import write_picture
+
 
 def plot_sensitivity(found: Any, path: str | os.PathLike | None = None) -> Any:
     """Draws the metric over the degrees, a line a layer; methods side by side.
@@ -42,7 +44,7 @@ def plot_sensitivity(found: Any, path: str | os.PathLike | None = None) -> Any:
     if pruned:
         axes[0].legend(title="layer", fontsize="small")
     if path is not None:
-        figure.savefig(path, dpi=120)
+        write_picture(path, figure, dpi=120)
     return figure
 
 
@@ -78,7 +80,7 @@ def plot_progress(log: str | os.PathLike, metric: str, path: str | os.PathLike) 
         beside.spines["right"].set_position(("axes", 1 + 0.16 * number))
         _line(beside, entries, name, f"C{number + 1}", drawstyle="steps-post")
         beside.set_ylim(0, 1 if name == "compress/sparsity" else 33)
-    figure.savefig(path, dpi=120)
+    write_picture(path, figure, dpi=120)
 
 
 def _line(axis: Any, entries: list, name: str, color: str, **style: Any) -> None:

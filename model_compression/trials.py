@@ -16,6 +16,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from divisible.files import write_json
 from divisible.records import reading_json, shown
+from divisible.side_files import SideFiles
 from model_compression.affine import Affine
 from model_compression.codebooks import averaged, clusters
 from model_compression.pictures import plot_sensitivity
@@ -225,7 +226,7 @@ def sensitivity(
         granularity: Likewise; not ``'channel'``, which reaches into other layers.
         better (str): Whether a ``'higher'`` metric is better, or a ``'lower'`` one.
         path: A file that has the trials so far. A run that was interrupted goes on
-            from there.
+            from there. If it cannot be written, a warning says so once.
 
     Returns:
         Sensitivity: The table.
@@ -268,6 +269,7 @@ def sensitivity(
         result.base = _metric(evaluate, model)
     done = {(each.layer, each.method, each.degree): each for each in result.trials}
     result.trials = []
+    files = SideFiles("The trials so far", "Free space there, or give another path.")
     for layer in chosen:
         for rule in plans:
             degree = getattr(rule, "to", 0.0)
@@ -280,7 +282,8 @@ def sensitivity(
             if path is not None:
                 fields = result._fields()
                 fields["trials"] = [each._asdict() for each in done.values()]
-                write_json(path, {"divisible": _KIND, "model": checksum, **fields})
+                with files.writing(path):
+                    write_json(path, {"divisible": _KIND, "model": checksum, **fields})
     return result
 
 

@@ -17,6 +17,7 @@
     results          what a call returns on every rank
     replicas         replicas of a pipeline, on a grid
     call_agreement   whether all ranks make the same calls
+    trainer_lines    lines for a terminal, beside a trainer's progress bar
     ranks            what ranks tell each other besides arrays
     tie_exchange     gradients of parameters that several stages share
     global_hooks     hooks that look at the whole model, on all ranks' optimizers

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 
+from divisible.files import write_picture
 from divisible.planning.profile import Profile
 from divisible.schedules.bars import COLORS
 from divisible.schedules.plot import DPI, LABELS, time_unit
@@ -63,7 +64,7 @@ def plot_profile(
     above.set_title(
         f"{title or 'profile'}, {profile.n_samples} samples", loc="left", fontsize=11
     )
-    figure.savefig(path)
+    write_picture(path, figure)
 
 
 def _stack(axes, layers: np.ndarray, parts: dict[tuple[str, str], np.ndarray]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from divisible.files import write_picture
 from divisible.schedules.bars import (
     COLORS,
     WIDTH,
@@ -104,7 +105,7 @@ def plot_timelines(timelines: dict[str, Timeline], path: str | os.PathLike) -> N
         frameon=False,
         fontsize=9,
     )
-    figure.savefig(path)
+    write_picture(path, figure)
 
 
 def describe(timeline: Timeline) -> str:

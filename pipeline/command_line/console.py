@@ -1,4 +1,7 @@
-"""The terminal output of the commands of ``divisible``."""
+"""The terminal output of the commands of ``divisible``.
+
+Names may come from files of anybody: no character of them controls the terminal.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,15 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from divisible.terminal_text import printable
+
 # Text is wrapped to so many columns, even on a narrower terminal.
 _LEAST_WIDTH = 20
 
 
 def say(text: str) -> None:
-    """Prints a line."""
+    """Prints a line, or several."""
+    text = printable(text, keeps_lines=True)
     _console().print(text, markup=False, soft_wrap=True)
 
 
@@ -54,14 +60,15 @@ def print_table(
     Where a terminal has no room for all columns, those that are left follow in another
     table below, with the first column again.
     """
-    rows, console = [columns, *rows], _console()
+    rows = [[printable(cell) for cell in row] for row in (columns, *rows)]
+    console = _console()
     # With a space on either side.
     widths = [max(map(cell_len, column)) + 2 for column in zip(*rows)]
     for chosen in fitting_columns(widths, console.width):
         table = Table(box=None)
         for i in chosen:
             justify = "left" if i in left else "right"
-            table.add_column(Text(columns[i]), justify=justify, no_wrap=True)
+            table.add_column(Text(rows[0][i]), justify=justify, no_wrap=True)
         for row in rows[1:]:
             table.add_row(*(Text(row[i]) for i in chosen))
         console.print(table)
@@ -109,8 +116,10 @@ def plain_warnings() -> Iterator[None]:
             yield
         finally:
             for warning in caught:
-                text = f"warning: {warning.message}"
-                Console(stderr=True).print(text, markup=False, highlight=False)
+                text = printable(f"warning: {warning.message}", keeps_lines=True)
+                Console(stderr=True).print(
+                    text, markup=False, highlight=False, soft_wrap=True
+                )
 
 
 def _console() -> Console:

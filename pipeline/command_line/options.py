@@ -12,6 +12,8 @@ import numpy as np
 from divisible.planning.disk import Disk
 from divisible.planning.profile import Profile
 from divisible.planning.units import parse_rate, parse_seconds
+from divisible.terminal_text import printable
+from pipeline.command_line import console
 from pipeline.snapshots.errors import SnapshotError
 
 
@@ -59,9 +61,10 @@ class Loaded(click.Path):
         """Loads the file."""
         path = super().convert(value, param, ctx)
         try:
-            return self._load(path)
+            with console.plain_warnings():
+                return self._load(path)
         except (OSError, ValueError) as error:
-            self.fail(str(error), param, ctx)
+            self.fail(printable(str(error), keeps_lines=True), param, ctx)
 
 
 def shape(text: str) -> tuple[tuple[int, ...], str]:
@@ -107,6 +110,7 @@ def speaking(command: Callable) -> Callable:
             ValueError,
         ) as error:
             message = str(error) or type(error).__name__
+            message = printable(message, keeps_lines=True)
             raise click.ClickException(message) from error
 
     return run

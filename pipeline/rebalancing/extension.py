@@ -14,6 +14,7 @@ from divisible import Divisible
 from divisible.planning.machine import Network, PerRank
 from divisible.planning.profile import Profile
 from divisible.planning.units import format_seconds
+from divisible.side_files import SideFiles
 from pipeline.pipeline import Pipeline
 from pipeline.rebalancing.decisions import Decision, check_thresholds, decide_cuts
 from pipeline.rebalancing.layer_costs import (
@@ -34,6 +35,7 @@ from pipeline.rebalancing.stage_times import (
     under_load,
 )
 from pipeline.rebalancing.trials import ChangesOnTrial, Choice
+from pipeline.trainer_lines import say
 
 #: Below ``trainer.out``: a line of JSON for each check.
 LOG_NAME = "rebalancing.jsonl"
@@ -149,6 +151,7 @@ class Rebalance(training.Extension):
         self._shares = MeasuredShares()
         self._cut_trial, self._share_trial = ChangesOnTrial(), ChangesOnTrial()
         self._predicted: float | None = None
+        self._files = SideFiles("The log of Rebalance")
         self.moves: list[Moved] = []
 
     def __call__(self, trainer: Any) -> None:
@@ -243,7 +246,7 @@ class Rebalance(training.Extension):
                 moved=moved and moved._replace(layers=list(moved.layers))._asdict(),
                 went_back=choice.goes_back,
             )
-            self._tell(check, Path(trainer.out))
+            self._tell(check, trainer)
         if moved is None:
             # Otherwise the times are of other layers than those there are now.
             self._set_shares(trainer, pipe, seen, seconds)
@@ -296,7 +299,7 @@ class Rebalance(training.Extension):
         self._share_trial.forget()
         if self._log and pipe.ranks.is_chief:
             iteration = trainer.updater.iteration
-            print(f"iteration {iteration}: {change_in_words(changed)}", flush=True)
+            say(trainer, f"iteration {iteration}: {change_in_words(changed)}")
         return True
 
     def _is_too_early(self) -> bool:
@@ -333,10 +336,10 @@ class Rebalance(training.Extension):
         if self._log and pipe.ranks.is_chief:
             shown = ", ".join(f"{share:.3f}" for share in choice.target)
             why = "" if choice.reason is None else f"{choice.reason}: "
-            print(
+            say(
+                trainer,
                 f"iteration {trainer.updater.iteration}: {why}replicas get the shares"
                 f" {shown} of a minibatch",
-                flush=True,
             )
 
     def _decide(self, pipe: Pipeline, times: np.ndarray) -> Decision:
@@ -353,18 +356,20 @@ class Rebalance(training.Extension):
             **self._bounds,
         )
 
-    def _tell(self, check: LoggedCheck, folder: Path) -> None:
+    def _tell(self, check: LoggedCheck, trainer: Any) -> None:
         """Prints what has changed, and writes what was seen."""
         if self._predicted is not None:
-            print(
+            say(
+                trainer,
                 f"iteration {check.iteration}: a step was predicted to take"
                 f" {format_seconds(self._predicted)}; by the stages' times it takes"
                 f" {format_seconds(check.step_seconds)}",
-                flush=True,
             )
         if check.moved is not None:
-            print(check.move_in_words, flush=True)
-        check.append_to(folder / LOG_NAME)
+            say(trainer, check.move_in_words)
+        path = Path(trainer.out) / LOG_NAME
+        with self._files.writing(path):
+            check.append_to(path)
 
 
 def _places(pipe: Pipeline) -> list[tuple[int, int]]:

@@ -6,13 +6,22 @@ import json
 import os
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from divisible.planning.units import count, format_bytes, format_seconds
+from divisible.records import (
+    plain_integer,
+    plain_number,
+    plain_text,
+    read_lines,
+    shown,
+)
+from divisible.side_files import append_line
 from pipeline.rebalancing.decisions import cause, to_others
+
+_REMEDY = "Leave the line out"
 
 
 class LoggedCheck(NamedTuple):
@@ -62,34 +71,82 @@ class LoggedCheck(NamedTuple):
         )
 
     def append_to(self, path: str | os.PathLike) -> None:
-        """Adds it to a log."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(self._asdict()) + "\n")
+        """Adds the check to a log.
+
+        Raises:
+            OSError: If it cannot be written; later checks can be added all the same.
+        """
+        append_line(path, json.dumps(self._asdict()))
 
 
 def read_log(path: str | os.PathLike) -> list[LoggedCheck]:
     """Returns the checks of a log, in their order.
 
+    Lines that are broken are left out, and a warning says how many.
+
     Raises:
         OSError: If it cannot be read.
-        ValueError: If a line is no check; the message names the line.
+        ValueError: If no line is a check; the message says why the first is none.
     """
-    checks = []
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                check = LoggedCheck(**json.loads(line))
-                if check.speeds is not None:
-                    np.asarray(check.speeds, np.float64).reshape(len(check.hosts))
-            except (TypeError, ValueError) as error:
-                raise ValueError(
-                    f"{os.fspath(path)}: line {number} is no check of Rebalance:"
-                    f" {error}"
-                ) from error
-            checks.append(check)
-    return checks
+    return read_lines(path, "a check of Rebalance", _check_of)
+
+
+def _check_of(fields: dict[str, Any]) -> LoggedCheck:
+    """Returns the check in a line of a log, having looked at each field."""
+    missing = set(LoggedCheck._fields) - set(LoggedCheck._field_defaults) - set(fields)
+    unknown = set(fields) - set(LoggedCheck._fields)
+    if missing:
+        raise ValueError(f"the field {min(missing)} is missing")
+    if unknown:
+        raise ValueError(f"there is no field {shown(min(unknown))}")
+    check = LoggedCheck(**fields)
+    plain_integer("iteration", check.iteration)
+    for name in ("seconds", "step_seconds", "predicted_step_seconds"):
+        plain_number(name, getattr(check, name), _REMEDY)
+    for host in _listed("hosts", check.hosts):
+        plain_text("hosts", host)
+    if check.speeds is not None:
+        _check_speeds(check)
+    for name in ("cuts", "new_cuts"):
+        cuts = getattr(check, name)
+        if name == "cuts" or cuts is not None:
+            for position in _listed(name, cuts):
+                plain_integer(name, position)
+    plain_text("reason", check.reason)
+    if check.moved is not None:
+        _check_move(check.moved)
+    if not isinstance(check.went_back, bool):
+        raise TypeError(
+            f"went_back must be true or false, not {shown(check.went_back)}"
+        )
+    return check
+
+
+def _check_speeds(check: LoggedCheck) -> None:
+    for speed in _listed("speeds", check.speeds):
+        if not plain_number("speeds", speed, _REMEDY) > 0:
+            raise ValueError(f"speeds must be positive, not {shown(speed)}")
+    if len(check.speeds) != len(check.hosts):
+        raise ValueError(
+            f"there are {count(len(check.speeds), 'speed')} for"
+            f" {count(len(check.hosts), 'host')}"
+        )
+
+
+def _check_move(moved: Any) -> None:
+    if not isinstance(moved, dict) or not {"layers", "bytes", "seconds"} <= set(moved):
+        raise ValueError(
+            f"moved must have layers, bytes and seconds, not {shown(moved)}"
+        )
+    _listed("layers", moved["layers"])
+    plain_integer("bytes", moved["bytes"])
+    plain_number("seconds", moved["seconds"], _REMEDY)
+
+
+def _listed(name: str, value: Any) -> list:
+    if not isinstance(value, list):
+        raise TypeError(f"{name} must be a list, not {shown(value)}")
+    return value
 
 
 class Straggler(NamedTuple):
@@ -118,7 +175,7 @@ def stragglers(
     """Returns which ranks fell behind, and when, in the order of time.
 
     Args:
-        checks: The checks of one run; those without speeds say nothing.
+        checks: The checks of a log; those without speeds say nothing.
         threshold (float): A rank falls behind below this share of what it can do, which
             is its highest speed but for a tenth of the checks.
 
@@ -132,8 +189,14 @@ def stragglers(
         [Straggler(rank=1, host='b', first=60, last=80, speed=0.5, n_moves=0)]
     """
     checks = [check for check in checks if check.speeds is not None]
-    if not checks:
-        return []
+    # A run that goes on with other ranks adds to the same log.
+    runs = groupby(checks, lambda check: len(check.hosts))
+    found = [each for _, run in runs for each in _of_one_run(list(run), threshold)]
+    return sorted(found, key=lambda each: (each.first, each.rank))
+
+
+def _of_one_run(checks: Sequence[LoggedCheck], threshold: float) -> list[Straggler]:
+    """Returns the stragglers of checks that have the same number of ranks."""
     speeds = np.array([check.speeds for check in checks], np.float64)
     relative = speeds / np.quantile(speeds, 0.9, axis=0)
     found = []
@@ -155,7 +218,7 @@ def stragglers(
                         sum(checks[i].moved is not None for i in places),
                     )
                 )
-    return sorted(found, key=lambda each: (each.first, each.rank))
+    return found
 
 
 class SlowRank(NamedTuple):
@@ -176,7 +239,8 @@ def slow_ranks(checks: Sequence[LoggedCheck], threshold: float = 0.8) -> list[Sl
     """Returns which ranks are slower than others, whatever they can do.
 
     Args:
-        checks: The checks of one run; those without speeds say nothing.
+        checks: The checks of a log; those without speeds say nothing, and those
+            before the run had another number of ranks do not count.
         threshold (float): A rank is slow that has less than this share of the speed of
             the others at most checks.
 
@@ -191,6 +255,8 @@ def slow_ranks(checks: Sequence[LoggedCheck], threshold: float = 0.8) -> list[Sl
     known = [check for check in checks if check.speeds is not None]
     if not known:
         return []
+    n_ranks = len(known[-1].hosts)
+    known = [check for check in known if len(check.hosts) == n_ranks]
     relative = np.median([to_others(check.speeds) for check in known], axis=0)
     return [
         SlowRank(rank, known[-1].hosts[rank], float(speed))

@@ -4,6 +4,7 @@
 
     updater         steps of minibatches
     one_trainer     the trainers of all ranks as one
+    lasting_reports Chainer's reports, which end no training on a full disk
     shared_reports  what extensions report, on all ranks
     sharing_place   where among the extensions that happens
     evaluator       a whole data set, forward only

@@ -11,6 +11,8 @@ from chainer.training import Extension, Trainer, extensions, triggers
 from chainer.training.extensions._snapshot import _Snapshot
 
 from divisible.communication.errors import in_words
+from pipeline.trainer_lines import say
+from pipeline.training.lasting_reports import let_last
 
 
 class OneTrainer(Extension):
@@ -44,6 +46,7 @@ class OneTrainer(Extension):
             trainer.stop_trigger = StopTogether(trainer.stop_trigger)
         is_silent = not ranks.is_chief
         for name, entry in trainer._extensions.items():
+            let_last(entry.extension)
             is_collective = getattr(entry.extension, "is_collective", False)
             if is_collective and not isinstance(entry.trigger, _ALIKE):
                 entry.trigger = TriggerOfRankZero(entry.trigger)
@@ -181,11 +184,11 @@ class StopTogether(TriggerAround):
         ranks = updater.pipeline.ranks
         stops = bool(ranks.agree(fires))
         if stops and not self._has_begun and ranks.is_chief:
-            print(
+            say(
+                trainer,
                 f"nothing is left to do: the training is complete at iteration"
                 f" {updater.iteration}, epoch {updater.epoch}; a later stop_trigger of"
                 f" the trainer goes on",
-                flush=True,
             )
         self._has_begun = True
         return stops

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from chainer import training
+
+from divisible.side_files import SideFiles
 
 
 class TimelineReport(training.Extension):
@@ -14,7 +15,8 @@ class TimelineReport(training.Extension):
 
     Extend the trainers of all ranks with it. The file is written by rank 0, in
     ``trainer.out``. By default that is after each epoch; an evaluation in between does
-    not count as a step.
+    not count as a step. Where it cannot be written, rank 0 warns once, and the training
+    goes on.
 
     Args:
         filename (str): Its name, a format string that is given the trainer. With the
@@ -35,6 +37,7 @@ class TimelineReport(training.Extension):
 
     def __init__(self, filename: str = "timeline_{.updater.iteration}.json") -> None:
         self._filename = filename
+        self._files = SideFiles("TimelineReport")
 
     def __call__(self, trainer: Any) -> None:
         """Writes the file."""
@@ -42,6 +45,7 @@ class TimelineReport(training.Extension):
         timeline = pipe.timeline()
         if pipe.ranks.is_chief:
             path = Path(trainer.out) / self._filename.format(trainer)
-            os.makedirs(path.parent, exist_ok=True)
             write = timeline.save if path.suffix == ".json" else timeline.plot
-            write(path)
+            with self._files.writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write(path)

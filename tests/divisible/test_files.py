@@ -2,10 +2,12 @@
 
 import itertools
 import json
+import shutil
 
 import pytest
+from matplotlib.figure import Figure
 
-from divisible.files import write_json, written_aside
+from divisible.files import free_bytes, write_json, write_picture, written_aside
 from tests.support.faulty_files import Fault, faulty
 
 
@@ -53,3 +55,23 @@ def test_calls_of_the_operating_system_fail(tmp_path):
         assert not left or "unlink" in names
         for each in left:
             each.unlink()
+
+
+def test_a_picture_appears_when_it_is_complete(tmp_path):
+    figure = Figure(figsize=(1, 1))
+    for name, appears in (("a.svg", "a.svg"), ("b", "b.png")):
+        path = tmp_path / appears
+        write_picture(tmp_path / name, figure)
+        picture = path.read_bytes()
+        with faulty(tmp_path, Fault("ENOSPC", 0, True)), pytest.raises(OSError):
+            write_picture(tmp_path / name, figure, dpi=300)
+        assert path.read_bytes() == picture
+    assert {path.name for path in tmp_path.iterdir()} == {"a.svg", "b.png"}
+
+
+def test_the_room_on_a_disk_is_told(tmp_path):
+    free = shutil.disk_usage(tmp_path).free
+    words = free_bytes(tmp_path / "no" / "such")
+    said = int(words.split()[1].replace(",", ""))
+    assert abs(said - free) < 1 << 30
+    assert words.endswith("bytes are free there")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from divisible import Divisible
 from model_compression import Prune, Quantize, Sensitivity, sensitivity
 from model_compression.trials import Trial
+from tests.support.faulty_files import Fault, faulty
 
 X = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
 
@@ -77,6 +78,16 @@ def test_an_interrupted_run_goes_on(tmp_path):
     model[0].W.array += 1
     with pytest.raises(ValueError, match="trials of another model"):
         sensitivity(model, evaluate, "l2", path=path)
+
+
+def test_a_full_disk_ends_no_measurement(tmp_path):
+    model = make_model()
+    expected = sensitivity(model, closeness(model), "l2", [0.5])
+    full = faulty(tmp_path, Fault("ENOSPC", 0, True))
+    with full, pytest.warns(UserWarning, match="The trials so far cannot") as caught:
+        found = sensitivity(model, closeness(model), "l2", [0.5], path=tmp_path / "t")
+    assert len(caught) == 1
+    assert [t[:5] for t in found.trials] == [t[:5] for t in expected.trials]
 
 
 def test_other_trials_are_no_continuation(tmp_path):

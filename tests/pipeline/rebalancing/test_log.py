@@ -1,8 +1,11 @@
 """The log of checks, and who fell behind."""
 
+import json
+
 import pytest
 from click.testing import CliRunner
 
+from divisible.side_files import append_line
 from pipeline.command_line.main import main
 from pipeline.rebalancing.log import LoggedCheck, read_log, slow_ranks, stragglers
 
@@ -29,6 +32,7 @@ def write(path, speeds, moves=()):
     return checks
 
 
+CHECK = LoggedCheck(20, 1.0, ["a", "b"], [1, 2], [0, 2], None, 1, 1, "", None)._asdict()
 SPEEDS = [[1, 2], [1, 2], [1, 0.9], [1, 1.0], [0.5, 2], [1, 2], [1, 2], [1, 2]]
 
 
@@ -86,14 +90,57 @@ def test_the_command_names_them(tmp_path):
     assert "no rank fell behind" in result.output
 
 
-@pytest.mark.parametrize("line", ["no JSON", "{}", '{"iteration": 1}', "[]"])
-def test_what_is_no_log_is_refused_with_the_line(tmp_path, line):
+BROKEN = [
+    "no JSON",
+    "{}",
+    "[]",
+    "3",
+    '{"iteration": 1}',
+    "[" * 100_000,
+    json.dumps({**CHECK, "speeds": [1.0]}),
+    json.dumps({**CHECK, "speeds": ["fast", 1]}),
+    json.dumps({**CHECK, "speeds": [float("nan"), 1]}),
+    json.dumps({**CHECK, "speeds": [0, 1]}),
+    json.dumps({**CHECK, "speeds": 3}),
+    json.dumps({**CHECK, "hosts": None}),
+    json.dumps({**CHECK, "iteration": "20"}),
+    json.dumps({**CHECK, "cuts": {"0": 2}}),
+    json.dumps({**CHECK, "moved": 3}),
+    json.dumps({**CHECK, "moved": {"layers": 2}}),
+    json.dumps({**CHECK, "went_back": "no"}),
+    json.dumps({**CHECK, "another": 1}),
+    json.dumps(CHECK)[:100],
+]
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_a_broken_line_is_left_out(tmp_path, line):
     path = tmp_path / "log"
     write(path, SPEEDS[:1])
-    with open(path, "a") as file:
-        file.write(line + "\n")
-    with pytest.raises(ValueError, match="line 2 is no check of Rebalance"):
-        read_log(path)
+    append_line(path, line)
+    write(path, SPEEDS[1:3])
+    words = "1 of 4 lines are left out; line 2 is not a check of Rebalance"
+    with pytest.warns(UserWarning, match=words):
+        assert len(read_log(path)) == 3
+    result = CliRunner().invoke(main, ["stragglers", str(path)])
+    assert result.exit_code == 0, result.output
+    assert "3 checks" in result.output
+    assert words in result.output
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_a_file_without_a_check_is_refused(tmp_path, line):
+    append_line(tmp_path / "log", line)
+    with pytest.raises(ValueError, match="line 1 is not a check of Rebalance"):
+        read_log(tmp_path / "log")
+
+
+def test_a_run_may_go_on_with_other_ranks(tmp_path):
+    write(tmp_path / "log", SPEEDS)
+    write(tmp_path / "log", [[1, 1, 1], [1, 1, 0.1], [1, 1, 1]])
+    found = stragglers(read_log(tmp_path / "log"))
+    assert [(each.rank, each.first) for each in found] == [(2, 40), (1, 60), (0, 100)]
+    assert slow_ranks(read_log(tmp_path / "log")) == []
 
 
 def test_a_move_is_told_in_words(tmp_path):

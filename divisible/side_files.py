@@ -1,0 +1,91 @@
+"""Files that a run can do without: logs and pictures.
+
+::
+
+    a check is logged     {"iteration": 40, ...}
+    the disk is full      {"iteration": 60, ...      torn; one warning, the run goes on
+    there is room again   {"iteration": 80, ...}     on a line of its own
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator
+
+from divisible.files import free_bytes
+
+_REMEDY = "Free space there, or give the trainer another folder by out=."
+
+
+class SideFiles:
+    """Files of one kind, whose failure must not end a run.
+
+    Args:
+        what (str): The files in words, such as ``'the log of Rebalance'``.
+        remedy (str): A sentence that says how to have them.
+
+    Attributes:
+        n_failed (int): How many writes have failed.
+
+    Example:
+        >>> files = SideFiles("the log")
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")
+        ...     with files.writing("no/such/folder/log"):
+        ...         append_line("no/such/folder/log", "a line")
+        >>> files.n_failed
+        1
+    """
+
+    def __init__(self, what: str, remedy: str = _REMEDY) -> None:
+        self._what, self._remedy = what, remedy
+        self.n_failed = 0
+
+    @contextlib.contextmanager
+    def writing(self, path: str | os.PathLike) -> Iterator[None]:
+        """Opens a block that writes such a file.
+
+        Where the block raises an :class:`OSError`, it ends there. The first time, a
+        warning says why; later failures are only counted.
+
+        Args:
+            path: The file, or the folder in which it is to be.
+        """
+        try:
+            yield
+        except BrokenPipeError:
+            # Whoever read the output has gone, which ends any program.
+            raise
+        except OSError as error:
+            self.n_failed += 1
+            if self.n_failed == 1:
+                warnings.warn(
+                    f"{self._what} cannot be written to {os.fspath(path)}:"
+                    f" {error.strerror or error}{free_bytes(path)}. The run goes on,"
+                    f" and later failures are not told. {self._remedy}",
+                    stacklevel=4,
+                )
+
+
+def append_line(path: str | os.PathLike, line: str) -> None:
+    """Adds a line to a log; its folder is made.
+
+    A line before it that was torn, by a full disk or the end of a process, stays by
+    itself.
+
+    Args:
+        path: The log.
+        line: The text, without its end.
+
+    Raises:
+        OSError: If it cannot be written; a part of the line may be there then.
+    """
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path, "ab+") as file:
+        is_torn = False
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            is_torn = file.read(1) != b"\n"
+        file.write(b"\n" * is_torn + line.encode() + b"\n")
