@@ -27,6 +27,8 @@ from divisible.terminal_text import printable
 T = TypeVar("T")
 #: No time, size or number reaches it. What is below adds up without an overflow.
 LIMIT = 2**63
+#: More than any job has; each costs memory and time even if nothing happens there.
+MOST_RANKS = 2**16
 
 
 @contextlib.contextmanager
@@ -157,6 +159,20 @@ def plain_number(what: str, value: Any, remedy: str) -> float:
             f"{what} is {shown(value)}: it must be finite, not negative and below"
             f" 2**63. {remedy}."
         )
+    return value
+
+
+def finite_number(what: str, value: Any) -> float:
+    """Returns a number of either sign.
+
+    Raises:
+        TypeError: If it is no number.
+        ValueError: If it is infinite, NaN or beyond 2**63, either way.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{what} must be a number, not {shown(value)}")
+    if not -LIMIT < value < LIMIT:
+        raise ValueError(f"{what} must be finite, not {shown(value)}")
     return value
 
 

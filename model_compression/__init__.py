@@ -6,7 +6,8 @@
     compressed_model  what the rules of a plan change, on all ranks
     pruning           steps of pruning, on the layers of a rank
     quantizing        steps of quantization, likewise
-    trials            what each layer can lose, measured, and the plan that follows
+    trials            what each layer can lose, measured
+    sensitivity_table the table of that, and the plan that follows
     distillation      the loss of a model that learns from a teacher, too
     pictures          of that, and of a model that becomes smaller
     applying          smaller models, without what was pruned
@@ -46,7 +47,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "model_compression.distillation": ["Distillation"],
         "model_compression.pictures": ["plot_progress"],
         "model_compression.whole_layers": ["int8_report"],
-        "model_compression.trials": ["Sensitivity", "sensitivity"],
+        "model_compression.sensitivity_table": ["Sensitivity"],
+        "model_compression.trials": ["sensitivity"],
         "model_compression.extension": ["Compress"],
         "model_compression.plan": ["CompressionPlan"],
         "model_compression.rules": ["Prune", "Quantize"],

@@ -7,6 +7,8 @@ import os
 from typing import Any
 
 from divisible.files import write_picture
+from divisible.records import shown
+from divisible.terminal_text import printable
 
 
 def plot_sensitivity(found: Any, path: str | os.PathLike | None = None) -> Any:
@@ -57,18 +59,20 @@ def plot_progress(log: str | os.PathLike, metric: str, path: str | os.PathLike) 
         path: Where to write; the ending gives the format.
 
     Raises:
-        ValueError: If the log has no such metric, or nothing of a compression.
+        OSError: If the log cannot be read.
+        ValueError: If it is none, or has no such metric, or nothing of a compression.
     """
     from matplotlib.figure import Figure
 
     with open(log, encoding="utf-8") as file:
-        entries = json.load(file)
+        entries = _checked(file.read(), log)
     names = {name for entry in entries for name in entry}
     sizes = [n for n in ("compress/sparsity", "compress/bits") if n in names]
     for name in (metric, *(sizes or ["compress/sparsity"])):
         if name not in names:
             raise ValueError(
-                f"{os.fspath(log)} has no {name!r}; it has {', '.join(sorted(names))}"
+                f"{os.fspath(log)} has no {name!r}; it has"
+                f" {printable(', '.join(sorted(names)))}"
             )
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     above = figure.subplots()
@@ -81,6 +85,28 @@ def plot_progress(log: str | os.PathLike, metric: str, path: str | os.PathLike) 
         _line(beside, entries, name, f"C{number + 1}", drawstyle="steps-post")
         beside.set_ylim(0, 1 if name == "compress/sparsity" else 33)
     write_picture(path, figure, dpi=120)
+
+
+def _checked(text: str, log: str | os.PathLike) -> list[dict[str, float]]:
+    """Returns the entries of a log of Chainer's."""
+    what = f"{os.fspath(log)} is not a log of LogReport"
+    try:
+        entries = json.loads(text)
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"{what}: {error}") from error
+    if not isinstance(entries, list):
+        raise ValueError(f"{what}: it holds {shown(entries)} instead of entries")
+    for number, entry in enumerate(entries):
+        if not isinstance(entry, dict) or "iteration" not in entry:
+            raise ValueError(f"{what}: entry {number} is {shown(entry)}")
+        for name, value in entry.items():
+            # A loss may have been infinite.
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise ValueError(
+                    f"{what}: {shown(name)} of entry {number} is {shown(value)}, which"
+                    f" is no number"
+                )
+    return entries
 
 
 def _line(axis: Any, entries: list, name: str, color: str, **style: Any) -> None:

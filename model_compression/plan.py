@@ -10,6 +10,7 @@ import chainer
 
 from divisible.files import write_json
 from divisible.records import reading_json, shown
+from divisible.terminal_text import printable
 from model_compression.quantized_links import add_rule, check_kind
 from model_compression.rules import Prune, Quantize, named, prune_of, quantize_of
 from model_compression.selection import (
@@ -191,6 +192,7 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
         layer   n
         /0     12
     """
+    rows = [[printable(text) for text in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = []
     for row in rows:

@@ -27,6 +27,7 @@ from divisible.records import (
     shown,
 )
 from divisible.schedules.recomputation import check_checkpoint
+from divisible.terminal_text import printable
 
 if TYPE_CHECKING:
     from divisible.model import Divisible
@@ -421,7 +422,7 @@ class Plan:
             lines += ["  ".join(map(str.rjust, row, widths)) for row in rows]
         if self.conditions is not None:
             lines.append(f"for {self.conditions}")
-        return "\n".join(lines)
+        return printable("\n".join(lines), keeps_lines=True)
 
     @property
     def certainty(self) -> str:

@@ -24,6 +24,7 @@ from divisible.records import (
     reading_json,
     shown,
 )
+from divisible.terminal_text import printable
 
 SECONDS = ("forward", "backward_input", "backward_weight")
 #: Sizes that grow with the number of samples.
@@ -301,7 +302,7 @@ class Profile:
             ).rstrip()
             for row in rows
         ]
-        return "\n".join([self.headline, *lines])
+        return printable("\n".join([self.headline, *lines]), keeps_lines=True)
 
     @property
     def headline(self) -> str:

@@ -27,6 +27,7 @@ from divisible.schedules.events import CATEGORIES, RECEIVE, SEND, Event
 from divisible.schedules.held import in_layers_of_ranks
 from divisible.schedules.plot import plot_timeline
 from divisible.schedules.trace import read_trace, save_trace
+from divisible.terminal_text import printable
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -305,8 +306,8 @@ class Timeline:
 
     def __repr__(self) -> str:
         return (
-            f"<Timeline {self.name}: {self.n_ranks} ranks, {len(self)} events, "
-            f"{self.makespan:.6g} s>"
+            f"<Timeline {printable(self.name)}: {self.n_ranks} ranks,"
+            f" {len(self)} events, {self.makespan:.6g} s>"
         )
 
     def summary(self) -> str:
@@ -330,7 +331,7 @@ class Timeline:
             zip(self.busy, self.bubble, self.peak_in_flight)
         ):
             lines.append(f"{rank:4d} {busy:10.6g} {bubble:7.1%} {peak:10.4g}")
-        return "\n".join(lines)
+        return printable("\n".join(lines), keeps_lines=True)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the timeline in Chrome's trace format, one row per rank.

@@ -11,6 +11,7 @@ import numpy as np
 from divisible.files import written_aside
 from divisible.records import (
     LIMIT,
+    MOST_RANKS,
     plain_integer,
     plain_number,
     plain_text,
@@ -21,8 +22,6 @@ from divisible.schedules.events import Event
 if TYPE_CHECKING:
     from divisible.schedules.timeline import Timeline
 
-# No machine has more; each costs memory even if nothing happens there.
-_MAX_RANKS = 2**20
 _FIELDS = {
     "tid": (int,),
     "name": (str,),
@@ -111,9 +110,9 @@ def _known(about: Any) -> dict[str, Any]:
             raise ValueError(f"otherData.{name} is missing")
     plain_text("otherData.name", about["name"])
     n_ranks = plain_integer("otherData.n_ranks", about["n_ranks"])
-    if not 0 <= n_ranks <= _MAX_RANKS:
+    if not 0 <= n_ranks <= MOST_RANKS:
         raise ValueError(
-            f"otherData.n_ranks must be from 0 to {_MAX_RANKS}, not {n_ranks}"
+            f"otherData.n_ranks must be from 0 to {MOST_RANKS}, not {n_ranks}"
         )
     memory = about.get("peak_memory")
     if memory is not None:

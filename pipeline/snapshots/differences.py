@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from divisible.terminal_text import printable
 from pipeline.snapshots.errors import MismatchError
 
 _PARTS = {
@@ -87,7 +88,7 @@ class Differences(NamedTuple):
             clauses.append(f"it is of the optimizer {saved}, but {here} is here")
         if "model/loss" in self.missing:
             clauses.append("it was saved with a loss without parameters")
-        return "; ".join(clauses)
+        return printable("; ".join(clauses))
 
 
 def _of_kind(kind: str, keys: Iterable[str]) -> list[str]:

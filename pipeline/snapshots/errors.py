@@ -6,12 +6,18 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from divisible.terminal_text import printable
+
 
 class SnapshotError(RuntimeError):
     """A snapshot could not be written, or must not be read.
 
-    When ranks save or load together, it is raised alike on every rank.
+    When ranks save or load together, it is raised alike on every rank. Its words may
+    have names from a file of anybody's, which cannot control a terminal here.
     """
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keeps_lines=True)
 
 
 class MismatchError(SnapshotError, ValueError):

@@ -266,12 +266,22 @@ class _Loading(NamedTuple):
     def _of_replicas(
         self, positions: set[int], prefix: str, ledger: Ledger
     ) -> Iterator[list[Arrays]]:
-        """Opens what each replica has saved of some layers."""
+        """Opens what each replica has saved of some layers.
+
+        Replicas without files of their own share those of the first one: there may be
+        more replicas than a process may open files.
+        """
+        names = self.snapshot.files_of(positions)
+        opened: dict[tuple[str, ...], Arrays] = {}
         with contextlib.ExitStack() as stack:
-            yield [
-                stack.enter_context(each.of_layers(positions, prefix, ledger))
-                for each in self.snapshot.of_replicas()
-            ]
+            replicas = []
+            for each in self.snapshot.of_replicas():
+                own = tuple(each.own_files(names).values())
+                if own not in opened:
+                    arrays = each.of_layers(positions, prefix, ledger)
+                    opened[own] = stack.enter_context(arrays)
+                replicas.append(opened[own])
+            yield replicas
 
     def _load_loss(self, ledger: Ledger, is_dry_run: bool) -> None:
         optimizers = self.optimizers

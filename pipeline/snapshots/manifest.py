@@ -6,14 +6,19 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Callable
+
+from divisible.records import LIMIT, MOST_RANKS
 
 MANIFEST = "manifest.json"
 COMMON = "common.npz"
 LOSS = "loss.npz"
+# More than any model has, and few enough to be counted in no time.
+_MOST_LAYERS = 2**20
 _KIND = "snapshot"
+_OF_REPLICA = re.compile(r"replica-([0-9]{1,9})-(.+)")
 _FILES = re.compile(
     r"manifest\.json|common\.npz|(replica-\d+-)?(loss\.npz|stage-\d+\.npz)"
 )
@@ -106,13 +111,9 @@ def checked(content: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"the field {_short(unknown[0])} is unknown")
     fields["layer_ranges"] = [tuple(pair) for pair in fields["layer_ranges"]]
     expected = {COMMON, *map(stage_file, range(len(fields["layer_ranges"])))}
-    of_replicas = {
-        replica_file(replica, name)
-        for replica in range(1, fields["n_replicas"])
-        for name in (*expected - {COMMON}, LOSS)
-    }
+    own = {*expected - {COMMON}, LOSS}
     for name in sorted(expected ^ fields["files"].keys()):
-        if name != LOSS and name not in of_replicas:
+        if name != LOSS and not _is_of_replica(name, fields["n_replicas"], own):
             raise ValueError(
                 f"the field 'files' has {'no' if name in expected else 'another'} file"
                 f" {_short(name)}"
@@ -120,13 +121,35 @@ def checked(content: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def _is_of_replica(name: str, n_replicas: int, of_first: Collection[str]) -> bool:
+    """Says whether a later replica may have written a file.
+
+    Args:
+        name: The name of the file.
+        n_replicas: The number of replicas.
+        of_first: The names of the files that the first one may have written.
+    """
+    match = _OF_REPLICA.fullmatch(name)
+    return (
+        match is not None
+        and 0 < int(match[1]) < n_replicas
+        and match[2] in of_first
+        and name == replica_file(int(match[1]), match[2])
+    )
+
+
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _is_count(value: Any, most: int = LIMIT - 1) -> bool:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return is_integer and 0 <= value <= most
+
+
+def _is_number_of_ranks(value: Any) -> bool:
+    return _is_count(value, MOST_RANKS) and value > 0
 
 
 def _is_time(value: Any) -> bool:
@@ -141,7 +164,7 @@ def _are_ranges(value: Any) -> bool:
         if (
             not isinstance(pair, list)
             or len(pair) != 2
-            or not all(map(_is_count, pair))
+            or not all(_is_count(position, _MOST_LAYERS) for position in pair)
         ):
             return False
         if pair[0] != end or pair[1] <= end:
@@ -166,12 +189,15 @@ def _is_dict(value: Any) -> bool:
 
 
 _FIELDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
-    "layer_ranges": (_are_ranges, "ranges [start, end] one after the other from 0 on"),
+    "layer_ranges": (
+        _are_ranges,
+        "ranges [start, end] one after the other, from 0 to 2**20 at most",
+    ),
     "files": (_are_files, "the 'bytes' and the 'sha256' of each file"),
     "time": (_is_time, "a number of seconds"),
-    "n_ranks": (lambda value: _is_count(value) and value > 0, "a positive integer"),
-    "n_replicas": (lambda value: _is_count(value) and value > 0, "a positive integer"),
-    "n_steps": (_is_count, "an integer from 0 on"),
+    "n_ranks": (_is_number_of_ranks, f"an integer from 1 to {MOST_RANKS}"),
+    "n_replicas": (_is_number_of_ranks, f"an integer from 1 to {MOST_RANKS}"),
+    "n_steps": (_is_count, "an integer from 0 to 2**63 - 1"),
     "schedule": (_is_dict, "a dictionary"),
     "versions": (_is_dict, "a dictionary"),
     "values": (_is_dict, "a dictionary"),

@@ -42,8 +42,11 @@ def timeline():
 def look_at(read):
     """Uses what was read as the commands do."""
     if isinstance(read, Timeline):
-        return read.summary(), list(read), read.critical_path, repr(read)
-    return str(read), repr(read)
+        found = read.summary(), list(read), read.critical_path, repr(read)
+    else:
+        found = str(read), repr(read)
+    assert "\x1b" not in found[0] + found[-1]
+    return found
 
 
 @pytest.fixture(scope="module")

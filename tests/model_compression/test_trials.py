@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from divisible import Divisible
 from model_compression import Prune, Quantize, Sensitivity, sensitivity
-from model_compression.trials import Trial
+from model_compression.sensitivity_table import Trial
 from tests.support.faulty_files import Fault, faulty
 
 X = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)

@@ -15,7 +15,9 @@ NONSENSE = st.one_of(
     st.integers(-3, 12),
     st.sampled_from([2**31, 2**63 - 1, 2**63, 10**25, 10**400, -(10**400)]),
     st.floats(),
-    st.sampled_from([1e-320, 1e308, -0.0, "1F0", "\ud800", "a\nb", "9" * 30 + "F0"]),
+    st.sampled_from(
+        [1e-320, 1e308, -0.0, "1F0", "\ud800", "a\nb", "a\x1b[2J", "9" * 30 + "F0"]
+    ),
     st.text(max_size=3),
     st.just([]),
     st.just({}),

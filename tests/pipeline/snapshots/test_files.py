@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import resource
 import shutil
 import time
 import warnings
@@ -293,7 +294,15 @@ def with_value(name, value):
         ),
         (with_value("time", 10**400), "'time' must be a number of seconds, not 1000"),
         (with_value("time", float("nan")), "'time' must be"),
-        (with_value("n_ranks", 0), "'n_ranks' must be a positive integer, not 0"),
+        (
+            with_value("n_ranks", 0),
+            "'n_ranks' must be an integer from 1 to 65536",
+        ),
+        (with_value("n_ranks", 10**10), "'n_ranks' must be .*, not 10000000000"),
+        (with_value("n_replicas", 0), "'n_replicas' must be an integer from 1"),
+        (with_value("n_replicas", 10**10), "'n_replicas' must be .*, not 10000000000"),
+        (with_value("layer_ranges", [[0, 10**12]]), "'layer_ranges' must be .* 2..20"),
+        (with_value("n_steps", 2**63), "'n_steps' must be"),
         (with_value("n_steps", True), "'n_steps' must be"),
         (with_value("format", None), "in format None"),
         (without("format"), "in format None"),
@@ -307,6 +316,22 @@ def test_fields_of_a_manifest_are_checked(tmp_path, save, change, words):
     assert len(str(caught.value)) < 400
     with pytest.warns(UserWarning, match="is passed over"):
         assert latest_snapshot(tmp_path) is None
+
+
+def test_more_replicas_than_files_that_may_be_open(tmp_path, save):
+    """Replicas that had nothing of their own read the files of the first one."""
+    saved = [param.array.copy() for param in save.pipe.stages[0].params()]
+    rewrite(save(tmp_path / "1"), with_value("n_replicas", 3000))
+    for param in save.pipe.stages[0].params():
+        param.array[...] = 7
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        load_snapshot(tmp_path / "1", save.pipe, save.optimizer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for array, param in zip(saved, save.pipe.stages[0].params()):
+        np.testing.assert_array_equal(param.array, array)
 
 
 def test_a_manifest_that_is_nested_too_deeply(tmp_path, save):

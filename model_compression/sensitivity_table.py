@@ -1,0 +1,238 @@
+"""The table of what a metric loses by each layer, method and degree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from divisible.files import write_json
+from divisible.records import (
+    finite_number,
+    plain_integer,
+    plain_text,
+    reading_json,
+    shown,
+)
+from model_compression.pictures import plot_sensitivity
+from model_compression.plan import CompressionPlan, Rule, table
+from model_compression.rules import Prune, Quantize
+from model_compression.rules import course as course_of
+from model_compression.scores import check_granularity
+
+#: How files of a table begin.
+KIND = "sensitivity table"
+BETTER = ("higher", "lower")
+_COURSE = ("begin", "end", "steps", "curve")
+
+
+class Trial(NamedTuple):
+    """One layer, changed by one method to one degree.
+
+    Attributes:
+        layer: Its path.
+        method: As of :class:`Prune` or :class:`Quantize`.
+        degree: The part that is pruned; 0 of a method that quantizes.
+        metric: What ``evaluate`` returned.
+        bytes: What the layer's weights need then: of those that are not zero, and in
+            their bits.
+        seconds: How long ``evaluate`` took.
+    """
+
+    layer: str
+    method: str
+    degree: float
+    metric: float
+    bytes: float
+    seconds: float
+
+    @property
+    def column(self) -> str:
+        """The method and degree, as the head of a column."""
+        return f"{self.method} {self.degree:.0%}" if self.degree else self.method
+
+
+class Sensitivity:
+    """The table that :func:`sensitivity` returns: a row a layer, a column a degree.
+
+    Attributes:
+        base (float): The metric of the model as it is.
+        trials (list of Trial): All of the table, layer by layer.
+        sizes (dict): By layer the bytes of its weights.
+        better (str): ``'higher'`` or ``'lower'``.
+        granularity: Of what was pruned.
+    """
+
+    def __init__(
+        self,
+        base: float,
+        trials: Sequence[Trial],
+        sizes: Mapping[str, int],
+        better: str,
+        granularity: Any,
+    ) -> None:
+        self.base, self.trials, self.sizes = base, list(trials), dict(sizes)
+        self.better, self.granularity = better, granularity
+
+    def loss(self, trial: Trial) -> float:
+        """Returns by how much the metric is worse than that of the model."""
+        sign = 1 if self.better == "higher" else -1
+        return sign * (self.base - trial.metric)
+
+    def choose(self, budget: float, **course: Any) -> CompressionPlan:
+        """Returns the plan that saves most bytes within a loss of the metric.
+
+        Each layer gets one method and degree, or none. Losses of layers are taken to
+        add up, those that are gains to be nothing; the best choice is found by mixed
+        integer programming.
+
+        Args:
+            budget (float): By how much the metric may become worse, all layers
+                together.
+            **course: ``begin``, and for pruning ``end``, ``steps``, ``curve``, as of
+                :class:`Prune`.
+
+        Returns:
+            CompressionPlan: A rule for each layer that is changed.
+
+        Raises:
+            TypeError: If the course has something else.
+            ValueError: If nothing can be changed within the budget, or there is no such
+                course.
+        """
+        others = course.keys() - {*_COURSE}
+        if others:
+            raise TypeError(
+                f"choose takes budget, {', '.join(_COURSE)}, not"
+                f" {', '.join(sorted(others))}"
+            )
+        # Also where no rule that is chosen looks at all of it.
+        checked = {"curve": "cubic", **course}
+        course_of(*(checked.get(name) for name in _COURSE), f"choose({budget!r})")
+        if not isinstance(budget, Real) or not budget >= 0:
+            raise ValueError(f"budget must be 0 or more, not {budget!r}")
+        saved = np.array([self.sizes[t.layer] - t.bytes for t in self.trials])
+        losses = np.array([self.loss(t) for t in self.trials])
+        # What is no number is more than any budget.
+        losses = np.where(np.isfinite(losses), losses.clip(0), budget + 1)
+        layers = list(self.sizes)
+        once = np.array([[t.layer == layer for t in self.trials] for layer in layers])
+        n = len(self.trials)
+        found = milp(
+            -saved / max(1, saved.max(initial=1)),
+            integrality=np.ones(n),
+            bounds=Bounds(0, 1),
+            constraints=[
+                LinearConstraint(once.astype(float), 0, 1),
+                # A sum of floats may be more than the budget by a rounding.
+                LinearConstraint(losses[None], 0, budget * (1 + 1e-9)),
+            ],
+        )
+        chosen = [] if found.x is None else np.flatnonzero(found.x > 0.5)
+        rules = [self._rule(self.trials[i], course) for i in chosen if saved[i] > 0]
+        if not rules:
+            least = min(self.trials, key=self.loss)
+            raise ValueError(
+                f"no layer can be changed within {budget:g}: what costs least is"
+                f" {least.column} of {least.layer}, which costs {self.loss(least):g}"
+            )
+        return CompressionPlan(rules)
+
+    def _rule(self, trial: Trial, course: Mapping[str, Any]) -> Rule:
+        if trial.degree:
+            return Prune(
+                trial.method, trial.layer, trial.degree, self.granularity, **course
+            )
+        begin = course.get("end") or course.get("begin")
+        return Quantize(trial.method, trial.layer, begin=begin)
+
+    def plot(self, path: str | os.PathLike | None = None) -> Any:
+        """Draws the metric over the degrees, a line a layer; needs matplotlib.
+
+        Args:
+            path: Where to write; the ending gives the format. ``None`` for nowhere.
+
+        Returns:
+            matplotlib.figure.Figure: The picture, as a notebook shows it.
+        """
+        return plot_sensitivity(self, path)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the table as JSON; the file appears only when it is complete."""
+        write_json(path, {"divisible": KIND, **self.fields()})
+
+    def fields(self) -> dict[str, Any]:
+        """Returns what files have of the table."""
+        return {**vars(self), "trials": [each._asdict() for each in self.trials]}
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Sensitivity:
+        """Reads a table that :meth:`save`, or an interrupted run, wrote.
+
+        Raises:
+            OSError: If the file cannot be read.
+            ValueError: If it holds something else.
+        """
+        with reading_json(path, f"a {KIND}") as content:
+            if content.pop("divisible", None) != KIND:
+                raise ValueError("it is another kind of file")
+            content.pop("model", None)
+            return cls(**_checked(content))
+
+    def __str__(self) -> str:
+        """Returns the metrics as a table, with the bytes of each layer."""
+        columns = list(dict.fromkeys(each.column for each in self.trials))
+        rows = [("layer", "bytes", *columns)]
+        found = {(t.layer, t.column): f"{t.metric:.4g}" for t in self.trials}
+        for layer, size in self.sizes.items():
+            cells = [found.get((layer, column), "") for column in columns]
+            rows.append((layer, f"{size:,}", *cells))
+        head = f"metric {self.base:.4g} as it is, {self.better} is better"
+        return head + "\n" + table(rows, right=range(1, len(columns) + 2))
+
+    __repr__ = __str__
+
+
+def _checked(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a table in a file, having looked at each."""
+    names = {"base", "trials", "sizes", "better", "granularity"}
+    if names != fields.keys():
+        wrong = min(names ^ fields.keys())
+        is_missing = wrong in names
+        raise ValueError(
+            f"the field {shown(wrong)} is {'missing' if is_missing else 'unknown'}"
+        )
+    finite_number("base", fields["base"])
+    if fields["better"] not in BETTER:
+        raise ValueError(f"better must be higher or lower: {shown(fields['better'])}")
+    sizes, trials, granularity = (
+        fields[name] for name in ("sizes", "trials", "granularity")
+    )
+    if not isinstance(sizes, dict):
+        raise TypeError(f"sizes must have the bytes of layers, not {shown(sizes)}")
+    for layer, size in sizes.items():
+        plain_integer(f"the size of {shown(layer)}", size)
+    if not isinstance(trials, list):
+        raise TypeError(f"trials must be a list, not {shown(trials)}")
+    if isinstance(granularity, list):
+        granularity = tuple(granularity)
+    check_granularity(granularity, "the trials")
+    trials = [_trial_of(row, f"trial {i}") for i, row in enumerate(trials)]
+    return {**fields, "trials": trials, "granularity": granularity}
+
+
+def _trial_of(row: Any, what: str) -> Trial:
+    if not isinstance(row, dict) or row.keys() != {*Trial._fields}:
+        raise ValueError(
+            f"{what} must have {', '.join(Trial._fields)}, not {shown(row)}"
+        )
+    trial = Trial(**row)
+    for name in ("layer", "method"):
+        plain_text(f"{name} of {what}", row[name])
+    for name in ("degree", "metric", "bytes", "seconds"):
+        finite_number(f"{name} of {what}", row[name])
+    return trial
