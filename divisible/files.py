@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+# The disk, the quota, or the limit of the process.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 @contextlib.contextmanager
 def written_aside(path: str | os.PathLike) -> Iterator[str]:
@@ -22,16 +25,22 @@ def written_aside(path: str | os.PathLike) -> Iterator[str]:
 
     Yields:
         str: The path to write to instead, in the same directory.
+
+    Raises:
+        OSError: With the path of the file, if it cannot be written.
     """
     # Processes in containers, and on several hosts, may have the same number.
     aside = f"{os.fspath(path)}.tmp{secrets.token_hex(8)}"
     try:
         yield aside
         os.replace(aside, path)
-    except BaseException:
+    except BaseException as error:
         # The first failure is the one to be raised.
         with contextlib.suppress(OSError):
             os.unlink(aside)
+        is_of_system = isinstance(error, OSError) and error.errno is not None
+        if is_of_system and error.filename in (None, aside):
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         raise
 
 
@@ -81,18 +90,22 @@ def write_picture(path: str | os.PathLike, figure: Any, **settings: Any) -> None
         figure.savefig(aside, format=path.suffix[1:], **settings)
 
 
-def free_bytes(path: str | os.PathLike) -> str:
-    """Returns the room on the disk of a file in words, for an error.
+def why_not(error: OSError, path: str | os.PathLike) -> str:
+    """Returns why a file cannot be written, for an error; of a full disk how full.
 
     Args:
+        error: The error of the file system.
         path: The file, or a folder; it need not be there.
 
     Returns:
-        str: Such as ``'; 1,024 bytes are free there'``, empty if the system does not
-        tell.
+        str: Such as ``'No space left on device; 1,024 bytes are free there'``.
     """
+    words = error.strerror or str(error)
+    if error.errno not in _FULL:
+        return words
     place = Path(os.path.abspath(path))
     for folder in (place, *place.parents):
         with contextlib.suppress(OSError):
-            return f"; {shutil.disk_usage(folder).free:,} bytes are free there"
-    return ""
+            free = shutil.disk_usage(folder).free
+            return f"{words}; {free:,} bytes are free there"
+    return words

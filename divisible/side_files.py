@@ -14,7 +14,7 @@ import os
 import warnings
 from collections.abc import Iterator
 
-from divisible.files import free_bytes
+from divisible.files import why_not
 
 _REMEDY = "Free space there, or give the trainer another folder by out=."
 
@@ -63,7 +63,7 @@ class SideFiles:
             if self.n_failed == 1:
                 warnings.warn(
                     f"{self._what} cannot be written to {os.fspath(path)}:"
-                    f" {error.strerror or error}{free_bytes(path)}. The run goes on,"
+                    f" {why_not(error, path)}. The run goes on,"
                     f" and later failures are not told. {self._remedy}",
                     stacklevel=4,
                 )

@@ -9,6 +9,7 @@ from typing import Any, Callable
 import click
 import numpy as np
 
+from divisible.files import why_not
 from divisible.planning.disk import Disk
 from divisible.planning.profile import Profile
 from divisible.planning.units import parse_rate, parse_seconds
@@ -110,6 +111,8 @@ def speaking(command: Callable) -> Callable:
             ValueError,
         ) as error:
             message = str(error) or type(error).__name__
+            if isinstance(error, OSError) and error.filename:
+                message = f"{error.filename}: {why_not(error, error.filename)}"
             message = printable(message, keeps_lines=True)
             raise click.ClickException(message) from error
 

@@ -5,8 +5,10 @@ A file is written aside, read again, and compared; it appears only if it is equa
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +18,9 @@ import chainer
 import numpy as np
 
 from divisible import Divisible
-from divisible.files import written_aside
+from divisible.files import why_not, written_aside
+from divisible.planning.units import count
+from pipeline.snapshots.arrays import opened
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.tools import export_npz, import_npz
 
@@ -78,7 +82,8 @@ def export(
         ValueError: If there is no such format, the model or its input is missing, a
             layer has no equivalent, or the outputs differ.
         ImportError: If a package is missing, with how to install it.
-        SnapshotError: If the snapshot cannot be read, or is of another model.
+        SnapshotError: If the snapshot cannot be read, or is of another model; or if
+            the file cannot be written, with how much room there is.
     """
     if to not in FORMATS:
         raise ValueError(f"there is no format {to!r}: choose of {', '.join(FORMATS)}")
@@ -104,8 +109,18 @@ def export(
                 # The file is gone when this is read.
                 words = str(error).replace(os.fspath(file), os.fspath(snapshot))
                 raise type(error)(words) from error
-        with np.load(file) as arrays, written_aside(output) as aside:
-            return form.write(Source(dict(arrays), model, x), aside)
+        with opened(file) as opened_file:
+            arrays = dict(opened_file)
+        try:
+            with written_aside(output) as aside:
+                return form.write(Source(arrays, model, x), aside)
+        except OSError as error:
+            size = sum(array.nbytes for array in arrays.values())
+            raise SnapshotError(
+                f"cannot write {os.fspath(output)}: {why_not(error, output)}, and the"
+                f" arrays take {size:,}. Free space there, or write elsewhere (--output"
+                f" of the command). Nothing was changed"
+            ) from error
 
 
 def _npz(source: Source, path: str) -> str:
@@ -116,14 +131,27 @@ def _npz(source: Source, path: str) -> str:
 
 
 def _safetensors(source: Source, path: str) -> str:
+    from safetensors import SafetensorError
     from safetensors.numpy import load_file, save_file
 
     empty = [key for key, array in source.arrays.items() if array.dtype.hasobject]
     if empty:
-        raise ValueError(f"{', '.join(empty)} has no value before the first minibatch")
+        raise ValueError(
+            f"{', '.join(empty)} has no value, which safetensors cannot hold: a layer"
+            f" has not run yet, or a state was reset. Export to npz, or take a snapshot"
+            f" after a minibatch"
+        )
     # The format has no numbers without dimensions of NumPy's memory order.
     arrays = {k: np.ascontiguousarray(v) for k, v in source.arrays.items()}
-    save_file(arrays, path, {"made_by": "divisible"})
+    try:
+        save_file(arrays, path, {"made_by": "divisible"})
+    except SafetensorError as error:
+        # The library has an error of its own, with the system's number in its words.
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise ValueError(f"safetensors cannot write the arrays: {error}") from error
+        code = int(number[1])
+        raise OSError(code, os.strerror(code)) from error
     return _same_arrays(source, load_file(path))
 
 
@@ -144,37 +172,65 @@ def _torch(source: Source, path: str) -> str:
     from pipeline.exports.torch_modules import sequential
 
     made = sequential(source.model, source.x)
-    torch.save(made.state_dict(), path)
+    try:
+        torch.save(made.state_dict(), path)
+    except RuntimeError as error:
+        # So it says that the file cannot be written; why, only the system knows.
+        raise OSError(errno.ENOSPC, str(error)) from error
     # Into a fresh one, as whoever gets the file does.
     other = sequential(source.model, source.x, with_values=False)
     other.load_state_dict(torch.load(path, weights_only=True))
     other.eval()
-    with torch.no_grad():
-        found = other(torch.from_numpy(source.x)).numpy()
-    return f"{_compared(source, found)}\nthe state_dict is of\n{other}"
+
+    def run(x: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return other(torch.from_numpy(x)).numpy()
+
+    return f"{_compared(source, run)}\nthe state_dict is of\n{other}"
 
 
 def _onnx(source: Source, path: str) -> str:
-    import onnx_chainer
+    import onnx
     from onnx.reference import ReferenceEvaluator
 
-    exported = onnx_chainer.export(source.model, [source.x], filename=path)
-    (found,) = ReferenceEvaluator(exported).run(None, {"Input_0": source.x})
-    return _compared(source, found)
+    from pipeline.exports.onnx_graphs import graph
+
+    onnx.save(graph(source.model, source.x), path)
+    evaluator = ReferenceEvaluator(path)
+    return _compared(source, lambda x: evaluator.run(None, {"Input_0": x})[0])
 
 
-def _compared(source: Source, found: np.ndarray) -> str:
-    with chainer.using_config("train", False), chainer.no_backprop_mode():
-        y = source.model(source.x)
-    expected = y.array if isinstance(y, chainer.Variable) else y
-    if expected.shape != found.shape:
-        raise ValueError(
-            f"the outputs are of {found.shape}, and the model's of {expected.shape}"
-        )
-    difference = float(abs(found - expected).max(initial=0))
-    if not difference <= TOLERANCE * max(1.0, float(abs(expected).max(initial=0))):
-        raise ValueError(f"the outputs differ from the model's by {difference:.1e}")
-    return f"outputs for {len(found)} samples, which differ by {difference:.1e} at most"
+def _compared(source: Source, run: Callable[[np.ndarray], np.ndarray]) -> str:
+    """Compares outputs with the model's, for several numbers of samples.
+
+    Args:
+        source: The model and its samples.
+        run: Returns the outputs of what was written, for an array of samples.
+    """
+    largest, x = 0.0, source.x
+    sizes = [len(x), 1, len(x) + 3]
+    for size in sizes:
+        samples = np.resize(x, (size, *x.shape[1:]))
+        with chainer.using_config("train", False), chainer.no_backprop_mode():
+            y = source.model(samples)
+        expected = y.array if isinstance(y, chainer.Variable) else y
+        found = run(samples)
+        if expected.shape != found.shape:
+            raise ValueError(
+                f"the outputs for {count(size, 'sample')} have the shape {found.shape},"
+                f" and the model's {expected.shape}. Export to npz, and tell us of it"
+            )
+        difference = float(abs(found - expected).max(initial=0))
+        if not difference <= TOLERANCE * max(1.0, float(abs(expected).max(initial=0))):
+            raise ValueError(
+                f"the outputs for {count(size, 'sample')} differ from the model's by"
+                f" {difference:.1e}. Export to npz, and tell us of it"
+            )
+        largest = max(largest, difference)
+    return (
+        f"outputs for {sizes[0]}, {sizes[1]} and {sizes[2]} samples, which differ by"
+        f" {largest:.1e} at most"
+    )
 
 
 #: By the word for ``--to``.

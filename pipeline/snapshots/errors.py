@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from divisible.files import why_not
 from divisible.terminal_text import printable
 
 
@@ -45,5 +46,5 @@ def naming(path: str | os.PathLike, doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise SnapshotError(
-            f"cannot {doing} {os.fspath(path)}: {error.strerror or error}"
+            f"cannot {doing} {os.fspath(path)}: {why_not(error, path)}"
         ) from error

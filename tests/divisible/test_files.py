@@ -1,13 +1,15 @@
 """Files that are there completely or not at all."""
 
+import errno
 import itertools
 import json
+import re
 import shutil
 
 import pytest
 from matplotlib.figure import Figure
 
-from divisible.files import free_bytes, write_json, write_picture, written_aside
+from divisible.files import why_not, write_json, write_picture, written_aside
 from tests.support.faulty_files import Fault, faulty
 
 
@@ -48,8 +50,7 @@ def test_calls_of_the_operating_system_fail(tmp_path):
         with failing as files, pytest.raises(OSError, match="Input/output") as caught:
             write_json(path, {"n": 10})
         names = [call.name for call in files.injected]
-        # What fails with an open file has no name.
-        assert (caught.value.filename is None) == (names[0] in ("write", "close"))
+        assert caught.value.filename == str(path)
         assert json.loads(path.read_text()) == {"n": at}
         left = {*tmp_path.iterdir()} - {path}
         assert not left or "unlink" in names
@@ -71,7 +72,10 @@ def test_a_picture_appears_when_it_is_complete(tmp_path):
 
 def test_the_room_on_a_disk_is_told(tmp_path):
     free = shutil.disk_usage(tmp_path).free
-    words = free_bytes(tmp_path / "no" / "such")
-    said = int(words.split()[1].replace(",", ""))
-    assert abs(said - free) < 1 << 30
-    assert words.endswith("bytes are free there")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    words = why_not(full, tmp_path / "no" / "such")
+    told = re.fullmatch(
+        "No space left on device; ([0-9,]+) bytes are free there", words
+    )
+    assert abs(int(told[1].replace(",", "")) - free) < 1 << 30
+    assert why_not(OSError(errno.EACCES, "No entry"), tmp_path) == "No entry"

@@ -1,6 +1,8 @@
 import errno
 import itertools
 import json
+import re
+import resource
 import sys
 from dataclasses import replace
 
@@ -529,6 +531,29 @@ def test_nonsense_is_said_in_a_line(folder, arguments, message):
     assert isinstance(result.exception, SystemExit), result.exception
     last = result.output.splitlines()[-1]
     assert last.startswith("Error: ") and message in last
+
+
+@pytest.mark.parametrize(
+    "command, file",
+    [
+        ("plan profile-1.json --stages 2 -o full.json", "full.json"),
+        ("simulate plan.json profile-1.json --batch 4 -o full.json", "full.json"),
+        ("simulate plan.json profile-1.json --batch 4 --plot full.png", "full.png"),
+    ],
+)
+def test_a_full_disk_is_said_in_a_line(folder, command, file):
+    profiles(folder)
+    Plan([0, 3, 6], 2, "1f1b").save("plan.json")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        result = CliRunner().invoke(main, command.split())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert isinstance(result.exception, SystemExit), result.exception
+    last = result.output.splitlines()[-1]
+    assert re.fullmatch(rf"Error: {file}: .*; [0-9,]+ bytes are free there", last)
+    assert not (folder / file).exists()
 
 
 @given(data=st.data())

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import resource
 
 import chainer
 import chainer.functions as F
@@ -11,10 +12,11 @@ import pytest
 from click.testing import CliRunner
 from mpi4py import MPI
 
-from divisible import Divisible
+from divisible import Divisible, carry_state
 from pipeline import Pipeline, SnapshotError, import_npz, save_snapshot
 from pipeline.command_line.main import main
 from pipeline.exports.formats import FORMATS, export
+from pipeline.snapshots.arrays import opened
 
 SHAPE = (2, 8, 8)
 
@@ -63,10 +65,82 @@ def test_what_was_written_is_the_model(name, trained, tmp_path):
     output = tmp_path / f"model.{FORMATS[name].ending}"
     said = export(tmp_path / "snapshot", output, name, build(F.tanh), X)
     if FORMATS[name].needs_model:
-        assert re.match("outputs for 3 samples, which differ by .*e-0[678] at", said)
+        assert re.match(
+            "outputs for 3, 1 and 6 samples, which differ by .*e-0[678]", said
+        )
     else:
         assert re.match(r"\d+ arrays, equal to the snapshot's", said)
     assert output.exists()
+
+
+def save(model, x, folder):
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    functions = {"lossfun": lambda y, t: F.sum(y), "accfun": None}
+    with Pipeline(model, MPI.COMM_SELF, 2, **functions) as pipe:
+        pipe.step(x, np.zeros(len(x), np.int32))
+        optimizer.update()
+        pipe.reset_states()
+        save_snapshot(folder, pipe, optimizer)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_other_numbers_of_samples_are_compared(tmp_path):
+    """The half of four samples is that of five, but not that of seven."""
+    needs("onnx")
+    x = np.ones((4, 3), np.float32)
+    model = save(
+        Divisible(L.Linear(3, 2), lambda y: y[: len(y) // 2]), x, tmp_path / "s"
+    )
+    with pytest.raises(ValueError, match="1 sample .*shape|7 samples have the shape"):
+        export(tmp_path / "s", tmp_path / "m.onnx", "onnx", model, x)
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_a_state_without_a_value(tmp_path):
+    """What is None in Chainer's own file is so in that of an export."""
+    model = Divisible(carry_state(L.LSTM(3, 2)), L.Linear(2, 2))
+    save(model, np.ones((4, 3), np.float32), tmp_path / "s")
+    assert export(tmp_path / "s", tmp_path / "m.npz").endswith(
+        "equal to the snapshot's"
+    )
+    chainer.serializers.save_npz(tmp_path / "chainer.npz", model)
+    other = Divisible(carry_state(L.LSTM(3, 2)), L.Linear(2, 2))
+    chainer.serializers.load_npz(tmp_path / "m.npz", other)
+    with opened(tmp_path / "m.npz") as mine, opened(tmp_path / "chainer.npz") as theirs:
+        assert {*mine} == {*theirs}
+        for key in theirs:
+            np.testing.assert_array_equal(mine[key], theirs[key])
+    needs("safetensors")
+    with pytest.raises(ValueError, match="has no value, which safetensors cannot hold"):
+        export(tmp_path / "s", tmp_path / "m.safetensors", "safetensors")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.filterwarnings("ignore")
+def test_a_full_disk_is_said(name, trained, tmp_path, monkeypatch):
+    """The file that was there stays, and no other one does."""
+    needs(name)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    output = folder / "model"
+    output.write_text("old")
+    form = FORMATS[name]
+
+    def write(source, path):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
+        try:
+            return form.write(source, path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    monkeypatch.setitem(FORMATS, name, form._replace(write=write))
+    words = rf"cannot write {output}: .*; [0-9,]+ bytes are free there, and the arrays"
+    with pytest.raises(SnapshotError, match=words):
+        export(tmp_path / "snapshot", output, name, build(F.tanh), X)
+    assert [*folder.iterdir()] == [output]
+    assert output.read_text() == "old"
 
 
 def test_safetensors_have_the_keys_of_npz(trained, tmp_path):
@@ -181,5 +255,5 @@ def test_the_command_exports(trained, tmp_path):
     argv += ["--model", f"{tmp_path}/net.py:net", "--input", "2x8x8"]
     done = CliRunner().invoke(main, [*map(str, argv)])
     assert done.exit_code == 0, done.output
-    assert "outputs for 4 samples, which differ by" in done.output
+    assert "outputs for 4, 1 and 7 samples, which differ by" in done.output
     assert output.stat().st_size > 1000
