@@ -65,6 +65,8 @@ def run_script(arguments: Sequence[str]) -> None:
         _fail(script, error)
     if has_stopped():
         _wait_for_others()
+        if not is_world_up() or MPI.COMM_WORLD.rank == 0:
+            print(f"exit code {STOPPED}: a signal stopped the training", flush=True)
         sys.exit(STOPPED)
 
 

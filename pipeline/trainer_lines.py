@@ -8,6 +8,7 @@ from typing import Any
 from chainer.training import extensions
 
 from divisible.side_files import SideFiles
+from divisible.terminal_text import printable
 
 # Erases everything from the cursor on: a progress bar leaves it at its first line.
 _ERASE = "\033[J"
@@ -30,4 +31,5 @@ def say(trainer: Any, text: str) -> None:
         for entry in trainer._extensions.values()
     )
     with _OUTPUT.writing("the standard output"):
+        text = printable(text, keeps_lines=True)
         print(f"{_ERASE if has_bar else ''}{text}", flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 import warnings
 import weakref
 from dataclasses import dataclass, field
@@ -13,13 +14,16 @@ from typing import Any, Callable
 
 from chainer import training
 
+from divisible.planning.units import count
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots.background import settle
 from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.finding import latest_on_all_ranks
 from pipeline.snapshots.loading import load_snapshot
 from pipeline.snapshots.names import check_filename, check_relative_name, pattern_of
 from pipeline.snapshots.saving import save
+from pipeline.trainer_lines import say
 
 
 def snapshot(
@@ -44,7 +48,7 @@ def snapshot(
     With ``resume`` the snapshot is loaded when the trainer's ``run`` begins, after
     other extensions have initialized themselves, hyperparameters included: a learning
     rate that an extension has lowered is the lowered one. That is on any number of
-    stages.
+    stages. Rank 0 prints which snapshot it was.
 
     Args:
         filename: Name of the snapshot in ``trainer.out``: a format string that is given
@@ -107,6 +111,7 @@ class SnapshotExtension(training.Extension):
 
     Attributes:
         resumed_from: The snapshot that the run was continued from, if any.
+        saved_to: The snapshot that was taken last, if it did not fail.
     """
 
     filename: str | Callable[[Any], str]
@@ -119,6 +124,7 @@ class SnapshotExtension(training.Extension):
     strict: bool
     background: bool
     resumed_from: Path | None = field(default=None, init=False)
+    saved_to: Path | None = field(default=None, init=False)
     # The pipeline and the trainer that were saved, and the exception during which the
     # trainer runs.
     _saved: Pipeline | None = field(default=None, init=False)
@@ -140,9 +146,12 @@ class SnapshotExtension(training.Extension):
         pipe = self._find_pipeline(trainer)
         path = self.resume if self.resume != "auto" else self._latest(trainer, pipe)
         if path is not None:
-            state = {"trainer": trainer}
-            load_snapshot(path, pipe, _optimizers(trainer), state, strict=self.strict)
+            found = load_snapshot(
+                path, pipe, _optimizers(trainer), {"trainer": trainer}, self.strict
+            )
             self.resumed_from = Path(path)
+            if pipe.ranks.is_chief:
+                say(trainer, _resumed(found, trainer, pipe))
 
     def _latest(self, trainer: Any, pipe: Pipeline) -> Path | None:
         among = self._among(trainer) or (trainer.out, "*")
@@ -154,6 +163,7 @@ class SnapshotExtension(training.Extension):
             return
         name = self._name(trainer)
         self._saved, self._trainer = self._find_pipeline(trainer), weakref.ref(trainer)
+        self.saved_to = Path(trainer.out, name)
         save(
             os.path.join(trainer.out, name),
             self._saved,
@@ -199,6 +209,7 @@ class SnapshotExtension(training.Extension):
         return [each for each in (*found, trainer.updater.finalize) if each]
 
     def _report(self, error: SnapshotError) -> None:
+        self.saved_to = None
         if self.when_failed == "raise":
             raise error
         if self._saved is not None and self._saved.ranks.is_chief:
@@ -223,6 +234,32 @@ class SnapshotExtension(training.Extension):
                 f" snapshot(pipeline=...) the Pipeline"
             )
         return pipe
+
+
+def _resumed(found: Snapshot, trainer: Any, pipe: Pipeline) -> str:
+    """Returns in a line what a run goes on from."""
+    n_saved, n_now = found.n_ranks * found.n_replicas, pipe.ranks.world.size
+    return (
+        f"resumed from {found.path}: iteration {trainer.updater.iteration}, saved"
+        f" {_age(time.time() - found.time)} ago on {count(n_saved, 'rank')}; the"
+        f" training goes on with {count(n_now, 'rank')}"
+    )
+
+
+def _age(seconds: float) -> str:
+    """Returns how old something is, in the unit of which there are a few.
+
+    Example:
+        >>> _age(-3.0), _age(100), _age(600), _age(10_000), _age(400_000)
+        ('0 seconds', '100 seconds', '10 minutes', '167 minutes', '5 days')
+    """
+    # Clocks of hosts differ.
+    value, unit = max(0.0, seconds), "second"
+    for size, larger in ((60, "minute"), (60, "hour"), (24, "day")):
+        if value < 3 * size:
+            break
+        value, unit = value / size, larger
+    return count(round(value), unit)
 
 
 def _optimizers(trainer: Any) -> list[Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from chainer.training import Extension, Trainer
 
+from pipeline.trainer_lines import say
 from pipeline.training.one_trainer import TriggerAround
 
 #: The exit code of ``divisible run`` after a signal stopped the training in good
@@ -30,7 +32,8 @@ class StopOnSignal(Extension):
     agree; extensions that take snapshots run, whether it is their time or not; the
     trainer's loop ends on every rank, and the script goes on after ``trainer.run()``.
     Under ``divisible run`` its exit code is then 75, so that a job script knows
-    that there is more to do; elsewhere ask :attr:`signal` and exit as you like.
+    that there is more to do; elsewhere ask :attr:`signal` and exit as you like. Rank 0
+    prints where the run was saved, and how to go on.
 
     A second signal ends the run, as the signal does without this extension; but without
     it SIGUSR1 ends ranks of MPICH only under ``divisible run``, since MPICH handles it
@@ -54,8 +57,8 @@ class StopOnSignal(Extension):
     """
 
     name = "stop_on_signal"
-    # After reports, and before snapshots.
-    priority = 0
+    # After reports and snapshots.
+    priority = -1000
 
     def __init__(
         self,
@@ -65,6 +68,9 @@ class StopOnSignal(Extension):
         self._signals = tuple(signals)
         self._run = tuple(word.lower() for word in run)
         self._handlers: dict[int, Any] = {}
+        # The trainer that was stopped, and the exception during which it runs.
+        self._stopped: Trainer | None = None
+        self._handled: BaseException | None = None
         self.signal = 0
 
     def initialize(self, trainer: Trainer) -> None:
@@ -73,6 +79,7 @@ class StopOnSignal(Extension):
         Raises:
             TypeError: If the trainer's updater is no ``PipelineUpdater``.
         """
+        self._handled = sys.exc_info()[1]
         updater = trainer.updater
         if not hasattr(updater, "request_stop"):
             raise TypeError(
@@ -96,10 +103,39 @@ class StopOnSignal(Extension):
         if trainer.updater.stop_code in self._signals:
             self.signal = trainer.updater.stop_code
             _has_stopped = True
+            self._stopped = trainer
 
     def finalize(self) -> None:
         """Gives the signals their handlers back; called at the end of the loop."""
         self._restore()
+        trainer, self._stopped = self._stopped, None
+        if trainer is None or not trainer.updater.pipeline.ranks.is_chief:
+            return
+        # What is still being written by a thread is saved by now, or is an error.
+        if sys.exc_info()[1] is self._handled:
+            say(trainer, self._words(trainer))
+
+    def _words(self, trainer: Trainer) -> str:
+        """Returns in a line where a run was saved, and how to go on."""
+        name = signal.Signals(self.signal).name
+        begin = f"stopped by {name} after iteration {trainer.updater.iteration}: "
+        extensions = [
+            (name, entry.extension) for name, entry in trainer._extensions.items()
+        ]
+        for _, extension in extensions:
+            path = getattr(extension, "saved_to", None)
+            if path is not None:
+                words = f"start with snapshot(resume={str(path)!r})"
+                if extension.resume == "auto":
+                    words = "start the same command again"
+                return f"{begin}saved in {path}; to go on, {words}"
+        ran = [n for n, _ in extensions if any(w in n.lower() for w in self._run)]
+        if ran:
+            return f"{begin}the extension {ran[0]} has run"
+        return (
+            f"{begin}nothing was saved. Extend the trainer with"
+            f" pipeline.snapshot(resume='auto') to go on next time"
+        )
 
     def _restore(self) -> None:
         for number, handler in self._handlers.items():

@@ -72,6 +72,9 @@ def test_a_signal_stops_all_ranks_with_a_snapshot(number, whom, tmp_path):
         assert program.wait(DEADLINE) == 75, program.output
         output = program.output
     assert output.count(f"stopped by signal {int(number)}") == N_RANKS, output
+    # The one rank that prints.
+    assert output.count("stopped by SIG") == 1, output
+    assert output.count("exit code 75: a signal stopped the training") == 1, output
     (iteration,) = set(re.findall(r"goes on after iteration (\d+)", output))
     snapshots = sorted(os.listdir(tmp_path))
     ours = [f"snapshot_{r}_{iteration}" for r in range(N_RANKS)]

@@ -1,6 +1,7 @@
 """Stopping on signals, on one rank; tests/mpi/pipeline/test_life.py has several."""
 
 import os
+import re
 import signal
 
 import chainer
@@ -12,8 +13,9 @@ from chainer.training import extensions
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline import Pipeline, PipelineUpdater, StopOnSignal
+from pipeline import Pipeline, PipelineUpdater, StopOnSignal, snapshot
 from pipeline.training import signals
+from tests.support.terminal import screen
 
 
 @pytest.fixture
@@ -78,6 +80,50 @@ def test_no_signal_is_no_stop(updater, tmp_path):
     assert (stop.signal, updater.iteration) == (0, 6)
     assert os.listdir(tmp_path) == []
     assert not signals.has_stopped()
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("resume", ["auto", None])
+def test_a_stop_and_a_resume_are_told(updater, tmp_path, capsys, resume, background):
+    def happen(trainer):
+        if trainer.updater.iteration == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def run(resume):
+        iterator = updater.get_iterator("main")
+        iterator.reset()
+        optimizer, pipe = updater.get_optimizer("main"), updater.pipeline
+        again = PipelineUpdater(iterator, optimizer, pipe)
+        trainer = training.Trainer(again, (6, "iteration"), out=str(tmp_path))
+        trainer.extend(extensions.ProgressBar(update_interval=1))
+        trainer.extend(happen)
+        trainer.extend(
+            snapshot(resume=resume, background=background), trigger=(50, "iteration")
+        )
+        trainer.extend(StopOnSignal())
+        trainer.run()
+        assert again.iteration == (6 if resume == path else 3)
+        return capsys.readouterr().out
+
+    path = tmp_path / "snapshot_iter_3"
+    again = "start the same command again"
+    if resume is None:
+        again = f"start with snapshot(resume='{path}')"
+    words = f"stopped by SIGTERM after iteration 3: saved in {path}; to go on, {again}"
+    assert screen(run(resume)).count(words) == 1
+    out = "\n".join(screen(run(path)))
+    words = rf"resumed from {path}: iteration 3, saved \d+ seconds? ago on 1 rank; the"
+    assert re.search(rf"{words} training goes on with 1 rank\n", out)
+    assert "stopped by" not in out
+
+
+def test_a_stop_without_a_snapshot_is_told(updater, tmp_path, capsys):
+    trainer = training.Trainer(updater, (6, "iteration"), out=str(tmp_path))
+    trainer.extend(lambda trainer: updater.request_stop(signal.SIGTERM), name="stop")
+    trainer.extend(StopOnSignal())
+    trainer.run()
+    out = capsys.readouterr().out
+    assert "stopped by SIGTERM after iteration 2: nothing was saved. Extend" in out
 
 
 def test_it_needs_a_pipeline_updater():
