@@ -114,7 +114,9 @@ def _end_others(exit: SystemExit) -> None:
     message = "" if is_number else f"{exit.code}\n"
     code = exit.code if is_number else 1
     let_lower_ranks_speak()
-    end_all_ranks(f"exits with {code}", lambda: sys.stderr.write(message), code)
+    end_all_ranks(
+        f"exits with {code}", lambda: sys.stderr.write(message), code, has_records=False
+    )
 
 
 def _within(script: str, trace: TracebackType | None) -> TracebackType | None:

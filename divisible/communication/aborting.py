@@ -21,7 +21,7 @@ import types
 from typing import Any, Callable, NamedTuple
 
 from divisible.communication import flight_report
-from divisible.communication.errors import StallError
+from divisible.communication.errors import DisagreementError, StallError
 from divisible.communication.flight_record import own_flight_record
 from divisible.communication.launchers import is_one_of_several, launch
 from divisible.communication.leaving import hear_exits
@@ -117,13 +117,17 @@ def _world() -> _World:
     return _World(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
 
 
-def end_all_ranks(what: str, report: Callable[[], None], code: int = 1) -> None:
+def end_all_ranks(
+    what: str, report: Callable[[], None], code: int = 1, has_records: bool = True
+) -> None:
     """Says why on this rank, and ends all.
 
     Args:
         what (str): What this rank does, after its name.
         report: Prints the rest.
         code (int): The exit code.
+        has_records (bool): Whether what all ranks did last says why, rather than what
+            is reported; else a line names the records.
     """
     _reserve.clear()
     _end_after(_SECONDS_TO_SAY)
@@ -131,13 +135,13 @@ def end_all_ranks(what: str, report: Callable[[], None], code: int = 1) -> None:
         # Another thread is about to.
         time.sleep(_ABORT_SECONDS + _START_SECONDS)
     try:
-        _say(what, report)
+        _say(what, report, has_records)
     finally:
         # Also if there is no memory to say so, or nobody to hear it.
         abort(code)
 
 
-def _say(what: str, report: Callable[[], None]) -> None:
+def _say(what: str, report: Callable[[], None], has_records: bool) -> None:
     with contextlib.suppress(Exception):
         sys.stdout.flush()
     rank, size = _world()
@@ -146,7 +150,7 @@ def _say(what: str, report: Callable[[], None]) -> None:
     sys.stderr.write(f"\n{where} {what} and {whom}:\n")
     if size > 1:
         with contextlib.suppress(Exception):
-            flight_report.print_at_end()
+            flight_report.print_at_end(has_records)
     report()
     sys.stderr.flush()
     if size > 1:
@@ -236,4 +240,11 @@ def _fail(what: str, error: BaseException | None, report: Callable[[], None]) ->
         if error is not None:
             own_flight_record.fail(error)
         let_lower_ranks_speak()
-    end_all_ranks(what, report)
+    end_all_ranks(what, report, has_records=_is_between_ranks(error))
+
+
+def _is_between_ranks(error: BaseException | None) -> bool:
+    """Returns whether an error is of what ranks did together, or did not do."""
+    if isinstance(error, (StallError, DisagreementError, KeyboardInterrupt)):
+        return True
+    return type(error).__module__.startswith("mpi4py")

@@ -188,14 +188,21 @@ def _process(log: Log) -> str:
     return f"{text}, and held {held}"
 
 
-def print_at_end() -> None:
+def print_at_end(has_lines: bool = True) -> None:
     """Prints the last lines of this rank, and of those whose records are at hand.
 
     A script without a pipeline has done nothing but fail, which its traceback says.
+
+    Args:
+        has_lines (bool): Whether to print the lines, or only where the records are.
     """
     folder = flight_files.job_directory()
     mine = own_flight_record.log()
     if folder is None and all(entry.kind == FAILURE for entry in mine.entries):
+        return
+    if not has_lines:
+        if folder is not None:
+            sys.stderr.write(f"What ranks did: divisible flight-record {folder}\n\n")
         return
     others, are_all = ([], True) if folder is None else _others(folder, mine)
     logs = sorted([mine, *others], key=lambda log: log.rank)

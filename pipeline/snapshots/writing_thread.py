@@ -147,7 +147,11 @@ class WritingThread:
         except SnapshotError as error:
             message = f"{error}\n"
             let_lower_ranks_speak()
-            end_all_ranks("failed at its end", lambda: sys.stderr.write(message))
+            end_all_ranks(
+                "failed at its end",
+                lambda: sys.stderr.write(message),
+                has_records=False,
+            )
 
     def _run(self) -> None:
         self._may_go.wait()

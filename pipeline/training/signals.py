@@ -111,7 +111,7 @@ class StopOnSignal(Extension):
         trainer, self._stopped = self._stopped, None
         if trainer is None or not trainer.updater.pipeline.ranks.is_chief:
             return
-        # What is still being written by a thread is saved by now, or is an error.
+        # A thread has saved by now what it was writing, or has failed.
         if sys.exc_info()[1] is self._handled:
             say(trainer, self._words(trainer))
 

@@ -33,7 +33,7 @@ def ends(monkeypatch):
     """The words of each call that would end all ranks."""
     words = []
 
-    def end(what, report):
+    def end(what, report, has_records):
         with contextlib.redirect_stderr(io.StringIO()) as said:
             report()
         words.append(said.getvalue())
