@@ -213,7 +213,19 @@ def shown(value: Any) -> str:
     """Returns a value for an error: its beginning, if it is long or deep.
 
     Example:
-        >>> shown(range(3)), shown([list(range(100))])
-        ('range(0, 3)', '[[0, 1, 2, 3, 4, 5, ...]]')
+        >>> shown(range(3)), shown([list(range(100))]), shown(np.ones(2))
+        ('range(0, 3)', '[[0, 1, 2, 3, 4, 5, ...]]', '[1.0, 1.0]')
     """
-    return reprlib.repr(value)
+    return reprlib.repr(_plain(value))
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value without NumPy's types, which show as ``np.float64(1.0)``."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        # No more of it is shown.
+        return value[tuple(slice(7) for _ in value.shape)].tolist()
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value[:7]))
+    return value

@@ -7,6 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from divisible.number_lists import amount, numbers
+
 Action = Literal["whole", "line"]
 
 #: Times are alike up to this factor; and how many of the newest say what is so now.
@@ -36,11 +38,11 @@ def ability(
         >>> ability([100] * 6, [2, 2, 2, 4, 4, 4]), ability([100] * 6, [4] * 6, last=3)
         (30.0, 25.0)
     """
-    w, t = np.asarray(work, np.float64), np.asarray(seconds, np.float64)
+    w, t = numbers("work", work), numbers("seconds", seconds)
     if w.shape != t.shape or w.ndim != 1 or not w.size:
         raise ValueError(
-            f"work of shape {w.shape} and seconds of shape {t.shape}: give one of each"
-            f" for every measurement, and one at least"
+            f"work has {amount(w)} and seconds {amount(t)}: give a list of each, with"
+            f" a number for every measurement, and one at least"
         )
     if last is not None:
         if last < 1:

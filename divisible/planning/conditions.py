@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from divisible.number_lists import numbers
 from divisible.planning.coding import CodingRate, check_coding, rates_from_json
 from divisible.planning.disk import Disk
 from divisible.planning.machine import (
     Network,
     PerRank,
-    numbers,
     spread,
     spread_memory,
     spread_speeds,

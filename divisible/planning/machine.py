@@ -8,7 +8,8 @@ from typing import Union
 
 import numpy as np
 
-from divisible.records import LIMIT
+from divisible.number_lists import amount, numbers
+from divisible.records import LIMIT, shown
 from divisible.schedules.schedule import Schedule
 
 #: A number for all ranks or edges, or one for each.
@@ -44,13 +45,13 @@ class Network:
     def __post_init__(self) -> None:
         if not np.all(numbers("bandwidth", self.bandwidth) > 1 / LIMIT):
             raise ValueError(
-                f"bandwidth must be positive, beyond 2**-63, not {self.bandwidth}"
+                f"bandwidth must be positive, beyond 2**-63, not {shown(self.bandwidth)}"
             )
         latency = numbers("latency", self.latency)
         if not np.all((latency >= 0) & (latency < LIMIT)):
             raise ValueError(
                 f"latency must be finite and not negative, below 2**63, not"
-                f" {self.latency}"
+                f" {shown(self.latency)}"
             )
 
     def edges(self, n_stages: int) -> tuple[np.ndarray, np.ndarray]:
@@ -77,8 +78,8 @@ def spread(name: str, values: PerRank, n: int, what: str = "ranks") -> np.ndarra
         return np.full(n, float(array))
     if array.ndim != 1 or len(array) < n:
         raise ValueError(
-            f"{name} has the shape {array.shape}, but there are {n} {what}: give one"
-            f" number for all or one for each"
+            f"{name} has {amount(array)}, but there are {n} {what}: give one number"
+            f" for all or one for each"
         )
     return array[:n]
 
@@ -92,7 +93,8 @@ def spread_speeds(speeds: PerRank | None, n: int) -> np.ndarray:
     speeds = spread("speeds", 1.0 if speeds is None else speeds, n)
     if not np.all((speeds > 1 / LIMIT) & (speeds < LIMIT)):
         raise ValueError(
-            f"speeds must be finite and positive, from 2**-63 to 2**63, not {speeds}"
+            f"speeds must be finite and positive, from 2**-63 to 2**63, not"
+            f" {shown(speeds)}"
         )
     return speeds
 
@@ -105,22 +107,8 @@ def spread_memory(memory: PerRank | None, n: int) -> np.ndarray:
     """
     limits = spread("memory", np.inf if memory is None else memory, n)
     if not np.all(limits > 0):
-        raise ValueError(f"memory must be positive, not {memory}")
+        raise ValueError(f"memory must be positive, not {shown(memory)}")
     return limits
-
-
-def numbers(name: str, values: PerRank) -> np.ndarray:
-    """Returns one number for all ranks or links, or one for each, as an array.
-
-    Raises:
-        TypeError: If something is no number.
-    """
-    try:
-        return np.asarray(values, float)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"{name} must be one number for all or one for each, not {values!r}"
-        ) from None
 
 
 def slowest_replica(

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Sequence
 
 from divisible.planning.profile import SAMPLE_BYTES, Profile
+from divisible.records import shown
 from divisible.schedules.catalogue import NAMES
 from divisible.schedules.recomputation import CHECKPOINTS
 
@@ -21,7 +22,7 @@ def integers(name: str, values: Sequence[int]) -> list[int]:
         found = [operator.index(value) for value in values]
     except TypeError:
         raise TypeError(
-            f"{name} must be integers to try, such as [1, 2, 4], not {values!r}"
+            f"{name} must be integers to try, such as [1, 2, 4], not {shown(values)}"
         ) from None
     if not found or min(found) < 1:
         raise ValueError(f"{name} must be some positive integers, not {found}")

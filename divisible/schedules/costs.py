@@ -8,6 +8,8 @@ from typing import Union
 
 import numpy as np
 
+from divisible.number_lists import amount, numbers
+from divisible.records import shown
 from divisible.schedules.actions import (
     BACKWARD,
     FORWARD,
@@ -45,6 +47,7 @@ class Costs:
         read: Time to read it again, per stage.
 
     Raises:
+        TypeError: If a value is no number.
         ValueError: If a value is negative or not finite.
 
     Example:
@@ -66,10 +69,11 @@ class Costs:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            values = np.asarray(getattr(self, field.name), float)
+            name = f"Costs.{field.name}"
+            values = numbers(name, getattr(self, field.name))
             if not np.all(np.isfinite(values) & (values >= 0)):
                 raise ValueError(
-                    f"Costs.{field.name} must be finite and not negative: {values}"
+                    f"{name} must be finite and not negative, not {shown(values)}"
                 )
 
     @property
@@ -156,8 +160,8 @@ class Costs:
             return np.broadcast_to(values[:, None], shape)
         what = "stages" if name in _PER_STAGE else "edges between stages"
         raise ValueError(
-            f"Costs.{name} has the shape {values.shape}, but there are {shape[0]} "
-            f"{what}; give one number for all or one for each"
+            f"Costs.{name} has {amount(values)}, but there are {shape[0]} {what}: give"
+            f" one number for all or one for each"
         )
 
 

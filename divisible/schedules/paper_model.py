@@ -24,6 +24,9 @@ from typing import Union
 
 import numpy as np
 
+from divisible.number_lists import amount, numbers
+from divisible.records import shown
+
 #: A number, or an array of them.
 Number = Union[float, np.ndarray]
 
@@ -149,19 +152,21 @@ class PerformanceModel:
         # It is slow to load, and schedules do without.
         from scipy.optimize import nnls
 
-        points, times = np.asarray(m, float), np.asarray(seconds, float)
+        points, times = numbers("m", m), numbers("seconds", seconds)
         if d < 2:
             raise ValueError(
                 f"with d = {d} there are no messages: d must be at least 2"
             )
         if points.ndim != 1 or points.shape != times.shape:
             raise ValueError(
-                f"m and seconds must be lists of equal length, not of the shapes"
-                f" {points.shape} and {times.shape}"
+                f"m and seconds must be lists of equal length, but m has"
+                f" {amount(points)} and seconds {amount(times)}"
             )
         for name, values in (("m", points), ("seconds", times)):
             if not np.all(np.isfinite(values) & (values > 0)):
-                raise ValueError(f"{name} must be finite and positive, not {values}")
+                raise ValueError(
+                    f"{name} must be finite and positive, not {shown(values)}"
+                )
         if len(set(points.tolist())) < 3:
             raise ValueError(
                 f"three constants need steps at three different m at least, not at"

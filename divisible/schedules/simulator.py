@@ -58,6 +58,7 @@ def simulate(
 
     Raises:
         ScheduleError: If the schedule cannot run.
+        TypeError: If the costs are none.
         ValueError: If the costs do not fit the schedule or ``links`` is unknown.
 
     Example:
@@ -76,6 +77,8 @@ def simulate(
             f"links={links!r} needs overlap=True: without overlap each message "
             "already has both ranks to itself"
         )
+    if not isinstance(costs, Costs):
+        raise TypeError(f"costs must be Costs, not {type(costs).__name__}")
     write, read = costs.disk(schedule.n_stages)
     on_disk = write + read > 0
     if not overlap and on_disk.any():

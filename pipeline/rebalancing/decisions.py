@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from divisible.number_lists import amount
 from divisible.planning.machine import Network, PerRank, edges, spread_memory
 from divisible.planning.partition import MemoryLimitError, partition
 from divisible.planning.plan import Plan
@@ -340,8 +341,8 @@ def _check(
         )
     if times.ndim != 2 or times.shape[1] != len(cuts) - 1 or not times.size:
         raise ValueError(
-            f"seconds have the shape {times.shape}, but there are {len(cuts) - 1}"
-            f" stages: give a time of each, for one minibatch or more"
+            f"seconds has {amount(times)}, but there are {len(cuts) - 1} stages: give"
+            f" a list with a time of each, for one minibatch or more"
         )
     if not ((times > 0) & np.isfinite(times)).all():
         raise ValueError(f"seconds must be positive and finite, not {times.tolist()}")

@@ -42,7 +42,7 @@ def test_it_is_the_line_of_least_squares():
     ("arguments", "words"),
     [
         (([], []), "one at least"),
-        (([1, 2], [1]), r"shape \(2,\) and seconds of shape \(1,\)"),
+        (([1, 2], [1]), "work has 2 numbers and seconds 1 number: give a list"),
         (([1], [0]), r"must be positive and finite, not \[0.0\]"),
         (([1], [float("nan")]), "must be positive and finite"),
         (([1], [1], 0), "last must be 1 or more, not 0"),

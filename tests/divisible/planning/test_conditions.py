@@ -68,10 +68,10 @@ def test_in_words():
     [
         ({"ranks": 0}, ValueError, "ranks must be 1 or more"),
         ({"ranks": 2.5}, TypeError, "ranks must be an integer"),
-        ({"speeds": [1, 1]}, ValueError, "speeds has the shape"),
+        ({"speeds": [1, 1]}, ValueError, "speeds has 2 numbers, but there are 3 ranks"),
         ({"speeds": -1.0}, ValueError, "speeds must be finite and positive"),
         ({"memory": 0}, ValueError, "memory must be positive"),
-        ({"memory": "8GiB"}, TypeError, "memory must be one number for all"),
+        ({"memory": "8GiB"}, TypeError, "memory must be a number, or a list of numbers"),
         ({"network": Network([1e9])}, ValueError, "there are 2 links between ranks"),
         ({"network": 1e9}, TypeError, "network must be a Network"),
         ({"disk": 1e9}, TypeError, "disk must be a Disk"),

@@ -298,8 +298,16 @@ def test_layers_without_parameters_are_spread_too():
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
-        ({"memory": "8GiB"}, TypeError, "memory must be one number .*'8GiB'"),
-        ({"speeds": [1, None, "x"]}, TypeError, "speeds must be one number"),
+        (
+            {"memory": "8GiB"},
+            TypeError,
+            "memory must be a number, .*'8GiB'",
+        ),
+        (
+            {"speeds": [1, None, "x"]},
+            TypeError,
+            "speeds must be a number, or a list",
+        ),
         ({"memory": float("nan")}, ValueError, "memory must be positive, not nan"),
     ],
 )
@@ -307,7 +315,7 @@ def test_numbers_for_ranks_that_are_none(arguments, error, message):
     profile = Profile(layers_of([1.0] * 4), n_samples=1)
     with pytest.raises(error, match=message):
         partition(profile, 3, **arguments)
-    with pytest.raises(TypeError, match="bandwidth must be one number .*'1Gbit/s'"):
+    with pytest.raises(TypeError, match="bandwidth must be a number, or .*'1Gbit/s'"):
         Network("1Gbit/s")
     with pytest.raises(TypeError, match="needs one Profile.* best_plan takes several"):
         partition([profile, profile], 2)

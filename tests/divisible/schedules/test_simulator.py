@@ -246,8 +246,8 @@ def test_a_schedule_that_cannot_run_is_refused():
 @pytest.mark.parametrize(
     "costs, message",
     [
-        ({"forward": [1, 2, 3]}, r"Costs.forward has the shape \(3,\).* 2 stages"),
-        ({"transfer": [1, 2]}, r"Costs.transfer has the shape \(2,\).* 1 edges"),
+        ({"forward": [1, 2, 3]}, "Costs.forward has 3 numbers.* 2 stages"),
+        ({"transfer": [1, 2]}, "Costs.transfer has 2 numbers.* 1 edges"),
         ({"activation_bytes": [1]}, "Costs.activation_bytes"),
         ({"backward_input": -1}, "Costs.backward_input must be finite"),
         ({"latency": float("nan")}, "Costs.latency must be finite"),

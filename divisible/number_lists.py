@@ -1,0 +1,46 @@
+"""Numbers from users: one for all, or a list with one for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from divisible.records import shown
+
+
+def numbers(name: str, values: Any) -> np.ndarray:
+    """Returns a number, or a list of numbers, as an array of float64.
+
+    Args:
+        name: The name of the argument, for errors.
+        values: The number, or the list, which may be an array or a list of lists.
+
+    Raises:
+        TypeError: If something in it is no number.
+
+    Example:
+        >>> numbers("speeds", [1, 2]).tolist(), numbers("speeds", 3).tolist()
+        ([1.0, 2.0], 3.0)
+    """
+    try:
+        array = np.asarray(values, float)
+    except (OverflowError, TypeError, ValueError):
+        array = None
+    # None would be a NaN.
+    if array is None or values is None:
+        raise TypeError(
+            f"{name} must be a number, or a list of numbers, not {shown(values)}"
+        )
+    return array
+
+
+def amount(array: np.ndarray) -> str:
+    """Returns in words how many numbers there are, for errors.
+
+    Example:
+        >>> amount(np.ones(1)), amount(np.ones(3)), amount(np.ones((2, 4)))
+        ('1 number', '3 numbers', '2 x 4 numbers')
+    """
+    sides = " x ".join(map(str, array.shape)) or "1"
+    return f"{sides} number{'' if sides == '1' else 's'}"
