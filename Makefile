@@ -63,12 +63,23 @@ ifneq ($(MADE_WITH),$(WANTED))
 endif
 endif
 
+# Prints what pip does, without the lines of steps within a package, and ends with its
+# exit code.
+STEPS_OF_PIP = while IFS= read -r line; do case "$$line" in \
+    "status "*) exit "$${line\#status }" ;; \
+    "  "*Downloading*|"  "*"Using cached"*|"  "*Preparing*|"  "*Getting*) ;; \
+    "  "*Installing*|"  "*Building*|"  "*Checking*|"  "*Created*|"  "*Stored*) ;; \
+    "Requirement already"*) ;; \
+    *) echo "$$line" ;; \
+  esac; done
+
 install: $(VENV)/installed
 
 $(VENV)/installed: setup.cfg setup.py pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV); this takes a minute or two"
-	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRAS)]' 'numpy$(NUMPY)'
+	@{ $(BIN)/python -m pip install --progress-bar off --editable '.[$(EXTRAS)]' \
+	    'numpy$(NUMPY)' 2>&1; echo "status $$?"; } | $(STEPS_OF_PIP)
 	@echo '$(WANTED)' > $@
 
 train: install

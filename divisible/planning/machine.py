@@ -45,7 +45,8 @@ class Network:
     def __post_init__(self) -> None:
         if not np.all(numbers("bandwidth", self.bandwidth) > 1 / LIMIT):
             raise ValueError(
-                f"bandwidth must be positive, beyond 2**-63, not {shown(self.bandwidth)}"
+                f"bandwidth must be positive, beyond 2**-63, not"
+                f" {shown(self.bandwidth)}"
             )
         latency = numbers("latency", self.latency)
         if not np.all((latency >= 0) & (latency < LIMIT)):

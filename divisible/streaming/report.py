@@ -7,9 +7,7 @@ from typing import NamedTuple
 from divisible.planning.disk import Disk
 from divisible.planning.units import format_bytes, format_seconds
 
-_COLUMNS = ("layer", "", "bytes", "on disk", "longer by", "")
-# Of a reason why a layer stays in memory.
-_WIDTH = 60
+_COLUMNS = ("layer", "name", "bytes", "on disk", "longer by")
 
 
 class StreamedLayer(NamedTuple):
@@ -78,12 +76,20 @@ class StreamReport(NamedTuple):
         return tuple(each.position for each in self.layers if each.is_streamed)
 
     def __str__(self) -> str:
-        rows = [_COLUMNS, *map(_row, self.layers)]
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        lines = [
+        rows = list(map(_row, self.layers))
+        # Without a profile nobody knows how much longer.
+        columns = zip(_COLUMNS, *rows)
+        columns = [column for column in columns if any(column[1:]) or not rows]
+        widths = [max(map(len, column)) for column in columns]
+        head, *body = (
             "  ".join(cell.ljust(n) for cell, n in zip(row, widths)).rstrip()
-            for row in rows
-        ]
+            for row in zip(*columns)
+        )
+        lines = [head]
+        for line, layer in zip(body, self.layers):
+            lines.append(line)
+            if layer.reason:
+                lines.append(f"{'':{widths[0]}}  cannot be on disk: {layer.reason}")
         lines += [f"rank {i}: {_sentence(rank)}" for i, rank in enumerate(self.ranks)]
         if self.disk is not None:
             lines.append(
@@ -100,9 +106,6 @@ def _row(layer: StreamedLayer) -> tuple[str, ...]:
         format_bytes(layer.n_bytes),
         "yes" if layer.is_streamed else "no",
         "" if layer.seconds is None else format_seconds(layer.seconds),
-        layer.reason
-        if len(layer.reason) <= _WIDTH
-        else layer.reason[: _WIDTH - 1] + "…",
     )
 
 

@@ -32,7 +32,8 @@ def main() -> None:
     divisible export result/snapshot_epoch_3 --to safetensors
     divisible import result/snapshot_iter_1000
     divisible flight-record /tmp/divisible-1000/3f2a9c1b70de
-    divisible stragglers result/rebalancing.jsonl
+    divisible stragglers result
+    divisible timeline result
     """  # noqa: D301
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import re
+from pathlib import Path
 from typing import Any, Callable
 
 import click
@@ -52,20 +55,41 @@ class Loaded(click.Path):
 
     Args:
         load: Loads a file of this path.
+        newest: The pattern for names in a folder, of which the newest file of the kind
+            is loaded; ``None`` where folders are refused.
     """
 
-    def __init__(self, load: Callable[[str], Any]) -> None:
-        super().__init__(exists=True, dir_okay=False)
-        self._load = load
+    def __init__(self, load: Callable[[str], Any], newest: str | None = None) -> None:
+        super().__init__(exists=True, dir_okay=newest is not None)
+        self._load, self._newest = load, newest
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Loads the file."""
         path = super().convert(value, param, ctx)
+        if os.path.isdir(path):
+            return self._load_newest(path, param, ctx)
         try:
             with console.plain_warnings():
                 return self._load(path)
         except (OSError, ValueError) as error:
             self.fail(printable(str(error), keeps_lines=True), param, ctx)
+
+    def _load_newest(self, folder: str, param: Any, ctx: Any) -> Any:
+        """Loads the newest file in a folder, and says which one it is."""
+        ages = {}
+        for path in Path(folder).glob(self._newest):
+            # Another process may have removed it.
+            with contextlib.suppress(OSError):
+                ages[path] = path.stat().st_mtime
+        for path in sorted(ages, key=ages.get, reverse=True):
+            # Others have such names as well.
+            with contextlib.suppress(OSError, ValueError), console.plain_warnings():
+                loaded = self._load(str(path))
+                console.say(str(path))
+                return loaded
+        where = printable(f"{folder} has no file {self._newest} of this kind")
+        self.fail(f"{where}: name the file, or the folder it is in", param, ctx)
+        return None
 
 
 def shape(text: str) -> tuple[tuple[int, ...], str]:

@@ -146,7 +146,9 @@ def _say_difference(promised: float, seconds: float) -> None:
 
 
 @click.command("timeline")
-@click.argument("timeline", metavar="FILE", type=options.Loaded(Timeline.load))
+@click.argument(
+    "timeline", metavar="FILE", type=options.Loaded(Timeline.load, "*.json")
+)
 @click.option(
     "--against",
     "predicted",
@@ -159,9 +161,9 @@ def _say_difference(promised: float, seconds: float) -> None:
 def timeline_command(timeline, predicted, plot) -> None:
     """Shows a timeline that was saved: what every rank did, and for how long.
 
-    FILE comes from Timeline.save, measured (Pipeline.timeline) or predicted. It can
-    be opened in chrome://tracing as well. PREDICTED comes from "divisible simulate
-    --output", of the same plan.
+    FILE comes from Timeline.save, measured (Pipeline.timeline) or predicted; of a
+    folder the newest timeline in it is shown. It can be opened in chrome://tracing as
+    well. PREDICTED comes from "divisible simulate --output", of the same plan.
     """
     _print_timeline(timeline)
     if predicted is None:

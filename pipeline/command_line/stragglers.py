@@ -10,7 +10,7 @@ from pipeline.rebalancing.log import read_log, slow_ranks, stragglers
 
 
 @click.command("stragglers")
-@click.argument("checks", metavar="LOG", type=options.Loaded(read_log))
+@click.argument("checks", metavar="LOG", type=options.Loaded(read_log, "*.jsonl"))
 @click.option(
     "--below",
     type=click.FloatRange(0, 1, min_open=True),
@@ -22,7 +22,8 @@ from pipeline.rebalancing.log import read_log, slow_ranks, stragglers
 def stragglers_command(checks, below: float) -> None:
     """Names the hosts that fell behind in a run, and when, and those that are slow.
 
-    LOG is the rebalancing.jsonl that the extension Rebalance writes.
+    LOG is the rebalancing.jsonl that the extension Rebalance writes, or the folder it
+    is in.
     """
     rows = [
         (

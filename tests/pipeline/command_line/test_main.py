@@ -1,6 +1,7 @@
 import errno
 import itertools
 import json
+import os
 import re
 import resource
 import sys
@@ -531,6 +532,17 @@ def test_nonsense_is_said_in_a_line(folder, arguments, message):
     assert isinstance(result.exception, SystemExit), result.exception
     last = result.output.splitlines()[-1]
     assert last.startswith("Error: ") and message in last
+
+
+def test_the_newest_timeline_of_a_folder(folder):
+    (folder / "out").mkdir()
+    for number, name in enumerate(["first", "second"], 1):
+        timeline = simulate(one_f_one_b(2, number), Costs(1, 1, 1))
+        timeline.save(folder / "out" / f"{name}.json")
+        os.utime(folder / "out" / f"{name}.json", (number, number))
+    Plan([0, 3, 6], 2, "1f1b").save(folder / "out" / "plan.json")
+    lines = run("timeline", "out").splitlines()
+    assert lines[:2] == ["out/second.json", "1f1b: 9 s"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The log of checks, and who fell behind."""
 
 import json
+import os
 
 import pytest
 from click.testing import CliRunner
@@ -126,6 +127,24 @@ def test_a_broken_line_is_left_out(tmp_path, line):
     assert result.exit_code == 0, result.output
     assert "3 checks" in result.output
     assert words in result.output
+
+
+def test_the_newest_log_of_a_folder(tmp_path):
+    write(tmp_path / "old.jsonl", SPEEDS[:2])
+    write(tmp_path / "new.jsonl", SPEEDS)
+    os.utime(tmp_path / "old.jsonl", (1, 1))
+    # The newest of all is no log.
+    (tmp_path / "samples.jsonl").write_text('{"n": 3}\n')
+    os.utime(tmp_path / "new.jsonl", (2, 2))
+    result = CliRunner().invoke(main, ["stragglers", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith(f"{tmp_path}/new.jsonl\n8 checks")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    result = CliRunner().invoke(main, ["stragglers", str(empty)])
+    assert result.exit_code == 2
+    words = f"{empty} has no file *.jsonl of this kind: name the file"
+    assert words in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("line", BROKEN)
