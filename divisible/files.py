@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +22,8 @@ def written_aside(path: str | os.PathLike) -> Iterator[str]:
     """Opens a block that writes a file, which appears only when it has ended well.
 
     Args:
-        path: The file; what is there is replaced.
+        path: The file; what is there is replaced. A device or a pipe stays, and is
+            written to.
 
     Yields:
         str: The path to write to instead, in the same directory.
@@ -29,19 +31,33 @@ def written_aside(path: str | os.PathLike) -> Iterator[str]:
     Raises:
         OSError: With the path of the file, if it cannot be written.
     """
+    path = os.fspath(path)
     # Processes in containers, and on several hosts, may have the same number.
-    aside = f"{os.fspath(path)}.tmp{secrets.token_hex(8)}"
+    aside = f"{path}.tmp{secrets.token_hex(8)}"
+    if _is_special(path):
+        aside = path
     try:
         yield aside
-        os.replace(aside, path)
+        if aside != path:
+            os.replace(aside, path)
     except BaseException as error:
         # The first failure is the one to be raised.
         with contextlib.suppress(OSError):
-            os.unlink(aside)
+            if aside != path:
+                os.unlink(aside)
         is_of_system = isinstance(error, OSError) and error.errno is not None
         if is_of_system and error.filename in (None, aside):
-            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+            raise OSError(error.errno, error.strerror, path) from error
         raise
+
+
+def _is_special(path: str) -> bool:
+    """Says whether a device or a pipe is there, which must not become a file."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def flush(file: IO) -> None:

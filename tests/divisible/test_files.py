@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import os
 import re
 import shutil
 
@@ -43,8 +44,10 @@ def test_calls_of_the_operating_system_fail(tmp_path):
     path = tmp_path / "plan.json"
     with faulty(tmp_path) as files:
         write_json(path, {"n": 0})
-    assert [call.name for call in files.calls] == ["open", "write", "close", "replace"]
-    for at, lasts in itertools.product(range(len(files.calls)), (False, True)):
+    calls = [call.name for call in files.calls]
+    assert calls == ["stat", "open", "write", "close", "replace"]
+    # Where only the look at what is there fails, the file is written.
+    for at, lasts in itertools.product(range(1, len(calls)), (False, True)):
         write_json(path, {"n": at})
         failing = faulty(tmp_path, Fault("EIO", at, lasts))
         with failing as files, pytest.raises(OSError, match="Input/output") as caught:
@@ -56,6 +59,21 @@ def test_calls_of_the_operating_system_fail(tmp_path):
         assert not left or "unlink" in names
         for each in left:
             each.unlink()
+
+
+def test_a_pipe_and_a_device_stay_what_they_are(tmp_path):
+    pipe, link = tmp_path / "pipe", tmp_path / "null"
+    os.mkfifo(pipe)
+    link.symlink_to("/dev/null")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_json(pipe, {"n": 3})
+        assert json.loads(os.read(reader, 100)) == {"n": 3}
+    finally:
+        os.close(reader)
+    write_json(link, {"n": 3})
+    assert pipe.is_fifo() and link.is_symlink()
+    assert {*tmp_path.iterdir()} == {pipe, link}
 
 
 def test_a_picture_appears_when_it_is_complete(tmp_path):
