@@ -52,7 +52,7 @@ def written_aside(path: str | os.PathLike) -> Iterator[str]:
 
 
 def _is_special(path: str) -> bool:
-    """Says whether a device or a pipe is there, which must not become a file."""
+    """Returns whether a device or a pipe is there, which must not become a file."""
     try:
         mode = os.stat(path).st_mode
     except OSError:

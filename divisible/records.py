@@ -219,13 +219,15 @@ def shown(value: Any) -> str:
     return reprlib.repr(_plain(value))
 
 
-def _plain(value: Any) -> Any:
-    """Returns a value without NumPy's types, which show as ``np.float64(1.0)``."""
+def _plain(value: Any, depth: int = 6) -> Any:
+    """Returns a value without NumPy's types, which show as ``np.float64(1.0)``.
+
+    No more of it than is shown: seven of each list, and lists of some depth.
+    """
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray) and value.dtype != object:
-        # No more of it is shown.
         return value[tuple(slice(7) for _ in value.shape)].tolist()
-    if type(value) in (list, tuple):
-        return type(value)(map(_plain, value[:7]))
+    if type(value) in (list, tuple) and depth:
+        return type(value)(_plain(each, depth - 1) for each in value[:7])
     return value

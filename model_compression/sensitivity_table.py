@@ -34,12 +34,12 @@ class Trial(NamedTuple):
     """One layer, changed by one method to one degree.
 
     Attributes:
-        layer: Its path.
-        method: As of :class:`Prune` or :class:`Quantize`.
+        layer: The path of the layer.
+        method: The method of :class:`Prune` or :class:`Quantize`.
         degree: The part that is pruned; 0 of a method that quantizes.
-        metric: What ``evaluate`` returned.
-        bytes: What the layer's weights need then: of those that are not zero, and in
-            their bits.
+        metric: The value that ``evaluate`` returned.
+        bytes: The size of the layer's weights then: those that are not zero, in their
+            bits.
         seconds: How long ``evaluate`` took.
     """
 
@@ -64,7 +64,7 @@ class Sensitivity:
         trials (list of Trial): All of the table, layer by layer.
         sizes (dict): By layer the bytes of its weights.
         better (str): ``'higher'`` or ``'lower'``.
-        granularity: Of what was pruned.
+        granularity: The groups in which elements were pruned.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Sensitivity:
             raise ValueError(f"budget must be 0 or more, not {budget!r}")
         saved = np.array([self.sizes[t.layer] - t.bytes for t in self.trials])
         losses = np.array([self.loss(t) for t in self.trials])
-        # What is no number is more than any budget.
+        # A loss that is no number is more than any budget.
         losses = np.where(np.isfinite(losses), losses.clip(0), budget + 1)
         layers = list(self.sizes)
         once = np.array([[t.layer == layer for t in self.trials] for layer in layers])

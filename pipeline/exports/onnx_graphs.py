@@ -149,5 +149,5 @@ def _expanded(
     return np.where(differing, 1, shape)
 
 
-# By the operation of which a shape is the second input.
+# Functions by the operation that has a shape for its second input.
 _FREED = {"Reshape": _reshaped, "Expand": _expanded}
