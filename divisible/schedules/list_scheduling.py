@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from divisible.number_lists import amount, numbers
 from divisible.schedules.actions import (
     BACKWARD,
     FORWARD,
@@ -145,14 +146,13 @@ def _limits(
     """Returns how many microbatches the stages of each rank may hold, added up."""
     if memory_limit is None:
         memory_limit = n_microbatches
-    if isinstance(memory_limit, (Sequence, np.ndarray)):
-        limits = [float(limit) for limit in memory_limit]
-    else:
-        limits = [float(memory_limit)] * n_ranks
-    if len(limits) != n_ranks:
+    given = numbers("memory_limit", memory_limit)
+    if given.ndim and given.shape != (n_ranks,):
         raise ScheduleError(
-            f"memory_limit has {len(limits)} values, but there are {n_ranks} ranks"
+            f"memory_limit has {amount(given)}, but there are {n_ranks} ranks: give one"
+            f" number for all or one for each"
         )
+    limits = np.broadcast_to(given, n_ranks).tolist()
     for rank, limit in enumerate(limits):
         if not limit >= 1:
             raise ScheduleError(

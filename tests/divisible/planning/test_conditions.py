@@ -71,7 +71,11 @@ def test_in_words():
         ({"speeds": [1, 1]}, ValueError, "speeds has 2 numbers, but there are 3 ranks"),
         ({"speeds": -1.0}, ValueError, "speeds must be finite and positive"),
         ({"memory": 0}, ValueError, "memory must be positive"),
-        ({"memory": "8GiB"}, TypeError, "memory must be a number, or a list of numbers"),
+        (
+            {"memory": "8GiB"},
+            TypeError,
+            "memory must be a number, or a list",
+        ),
         ({"network": Network([1e9])}, ValueError, "there are 2 links between ranks"),
         ({"network": 1e9}, TypeError, "network must be a Network"),
         ({"disk": 1e9}, TypeError, "disk must be a Disk"),

@@ -311,7 +311,7 @@ def test_list_schedule_with_limits_per_rank():
         ({"n_stages": 0}, "at least one stage"),
         ({"stage_ranks": [0, 1, 0], "memory_limit": 0.5}, "rank 0: .* needs 1"),
         ({"n_stages": 2, "memory_limit": float("nan")}, "of nan is too little"),
-        ({"n_stages": 2, "memory_limit": [1]}, "1 values, but there are 2 ranks"),
+        ({"n_stages": 2, "memory_limit": [1]}, "1 number, but there are 2 ranks"),
     ],
 )
 def test_list_schedule_refuses(options, message):

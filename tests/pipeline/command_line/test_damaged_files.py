@@ -84,6 +84,9 @@ def folder(tmp_path_factory):
     ]
     Profile(layers, n_samples=2, machine="a host").save(folder / "profile.json")
     Plan([0, 1, 3], 2, "1f1b", layers=["L1", "L2", "L3"]).save(folder / "plan.json")
+    # With the conditions that it was made for.
+    options = f"--ranks 2 --speeds 1,0.5 --batch 8 -o {folder}/made.json"
+    assert command(folder, f"plan GOOD/profile.json {options}").exit_code == 0
     simulate(one_f_one_b(2, 2), Costs(1, 1, 1)).save(folder / "timeline.json")
     for i in range(1, 9):
         speeds = [1.0 if i < 5 else 0.2, 1.0]
@@ -222,6 +225,7 @@ IMPORTS = by_commands("import BAD", "import BAD -o BAD.layers")
 KINDS = {
     "profile.json": (damaged_text, PROFILES),
     "plan.json": (damaged_text, PLANS),
+    "made.json": (damaged_text, by_commands("simulate BAD", "simulate BAD --batch 4")),
     "timeline.json": (damaged_text, TIMELINES),
     "rebalancing.jsonl": (damaged_lines, by_commands("stragglers BAD")),
     "model.npz": (damaged_npz, IMPORTS),

@@ -542,7 +542,8 @@ def test_the_newest_timeline_of_a_folder(folder):
         os.utime(folder / "out" / f"{name}.json", (number, number))
     Plan([0, 3, 6], 2, "1f1b").save(folder / "out" / "plan.json")
     lines = run("timeline", "out").splitlines()
-    assert lines[:2] == ["out/second.json", "1f1b: 9 s"]
+    assert lines[0] == "out/second.json"
+    assert lines[1].startswith("1f1b: 9 s")
 
 
 @pytest.mark.parametrize(
