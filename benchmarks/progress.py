@@ -3,7 +3,7 @@
     python -m benchmarks.progress
 
 Over TCP an MPI library moves a large message only while the program is in one of its
-calls. `pipeline.progress` makes such calls between the layers; here steps of
+calls. `pipeline.step.progress` makes such calls between the layers; here steps of
 the same pipeline with and without them take turns. Few microbatches make large
 messages.
 

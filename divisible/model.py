@@ -447,7 +447,7 @@ class Divisible(LayerList):
 
     def _call(self, position: int, layer: Layer, inputs: tuple) -> Any:
         weights: AbstractContextManager = nullcontext()
-        if self._transposes and isinstance(layer, Link):
+        if self._transposes.paths and isinstance(layer, Link):
             weights = self._transposes.given_to(layer, self._positions[layer])
         with weights:
             if position in self._deferred.first_calls:

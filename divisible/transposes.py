@@ -29,6 +29,9 @@ class Transposes:
         paths: By the position that names a layer, the paths of the parameters below
             it, such as ``/W``.
 
+    Attributes:
+        paths: As given, without positions that have none.
+
     Example:
         >>> transposes = Transposes().toggled({2: ['/W']})
         >>> 2 in transposes, bool(transposes.toggled({2: ['/W']}))
@@ -37,15 +40,15 @@ class Transposes:
 
     def __init__(self, paths: Mapping[int, Iterable[str]] | None = None) -> None:
         sets = {position: frozenset(p) for position, p in (paths or {}).items()}
-        self._paths = {position: found for position, found in sets.items() if found}
+        self.paths = {position: found for position, found in sets.items() if found}
 
     def __bool__(self) -> bool:
         """Returns whether there are any."""
-        return bool(self._paths)
+        return bool(self.paths)
 
     def __contains__(self, position: int | None) -> bool:
         """Returns whether the layer of that name uses a parameter transposed."""
-        return position in self._paths
+        return position in self.paths
 
     def toggled(self, paths: Mapping[int, Iterable[str]]) -> Transposes:
         """Returns these with some more; what was used transposed no longer is.
@@ -53,7 +56,7 @@ class Transposes:
         Args:
             paths: As for the class.
         """
-        found: dict[int, frozenset[str]] = dict(self._paths)
+        found: dict[int, frozenset[str]] = dict(self.paths)
         for position, more in paths.items():
             found[position] = found.get(position, frozenset()) ^ set(more)
         return Transposes(found)
@@ -70,7 +73,7 @@ class Transposes:
         """
         wanted, inner = {id(link) for link in links}, dict(layer.namedlinks())
         gone = []
-        for path in self._paths.get(position, ()):
+        for path in self.paths.get(position, ()):
             above, name = path.rsplit("/", 1)
             link = inner[above or "/"]
             if id(link) in wanted:
@@ -96,7 +99,7 @@ class Transposes:
         """
         links = dict(layer.namedlinks())
         places = []
-        for path in self._paths.get(position, ()):
+        for path in self.paths.get(position, ()):
             above, name = path.rsplit("/", 1)
             attributes = vars(links[above or "/"])
             places.append((attributes, name, attributes[name]))

@@ -3,38 +3,22 @@
 ::
 
     pipeline         what a training script calls: step, evaluate, predict
-    arguments        what one rank can check of its arguments alone
-    agreement        what all ranks compare when a pipeline is made
-    start            the arguments of all ranks become a layout
-    versions         the version of the package, the same on all ranks
-    parts            stages, runner and what else depends on where layers lie
-    minibatch_pass   a minibatch's way: what happens around the run of a schedule
-    current_schedule the schedule that runs now, and the trial of another one
-    runner           runs it, on stages and over a transport
+
+    start            arguments of all ranks, compared, become a layout
+    step             a minibatch on its way: feed, runner, results
     stages           forward and backward of the layers of one stage
-    fused_layers     chains of layers that run as one function
-    feed             the minibatch of a call, cut where it is read
-    results          what a call returns on every rank
-    replicas         replicas of a pipeline, on a grid
-    call_agreement   whether all ranks make the same calls
-    trainer_lines    lines for a terminal, beside a trainer's progress bar
-    ranks            what ranks tell each other besides arrays
-    tie_exchange     gradients of parameters that several stages share
-    global_hooks     hooks that look at the whole model, on all ranks' optimizers
-    model_norm       the norm of all ranks' gradients
-    keyed_noise      noise on gradients that does not depend on the cut
-    update_agreement whether hooks, and copies of a parameter, are alike on all ranks
-    optimizers       what a rank's optimizers have been set up with
-    parameter_paths  the paths of a rank's parameters
-    progress         keeps messages moving while a rank computes
-    scripts          runs a training script: "divisible run", "python -m pipeline"
-    chainermn        the paper's own means, and a transport over ChainerMN
+    calls            what ranks compare and tell each other in each call
+    hooks            hooks and updates of optimizers that have a part of the model
 
     training         updater and evaluator for Chainer's trainer
     snapshots        runs on disk
     exports          trained models for other libraries
     rebalancing      layers that move to other ranks while a pipeline trains
     command_line     the command line
+
+    scripts          runs a training script: "divisible run", "python -m pipeline"
+    chainermn        the paper's own means, and a transport over ChainerMN
+    trainer_lines    lines for a terminal, beside a trainer's progress bar
 
 Names are imported when they are first used. The import of this package does one thing
 besides: where a launcher has started several ranks, it calls :func:`abort_on_error`, so
@@ -62,7 +46,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "pipeline.pipeline": ["Pipeline"],
         "pipeline.rebalancing.extension": ["Rebalance"],
         "pipeline.rebalancing.moving": ["rebalance"],
-        "pipeline.runner": ["ActionError"],
+        "pipeline.step.runner": ["ActionError"],
         "pipeline.snapshots.background": ["wait_for_snapshot"],
         "pipeline.snapshots.finding": ["latest_snapshot"],
         "pipeline.snapshots.errors": ["SnapshotError"],

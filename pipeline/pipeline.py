@@ -18,15 +18,15 @@ from divisible.schedules.automatic import Trial
 from divisible.schedules.rank_program import Record
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
-from pipeline.agreement import Layout
-from pipeline.arguments import Arguments
-from pipeline.current_schedule import CurrentSchedule
-from pipeline.fused_layers import FusedLayers
-from pipeline.minibatch_pass import MinibatchPass
-from pipeline.parts import Parts
-from pipeline.ranks import Ranks
-from pipeline.replicas import begin_alike
-from pipeline.start import agree_on_start
+from pipeline.calls.ranks import Ranks
+from pipeline.start.agreement import Layout
+from pipeline.start.arguments import Arguments
+from pipeline.start.replicas import begin_alike
+from pipeline.start.starting import agree_on_start
+from pipeline.step.current_schedule import CurrentSchedule
+from pipeline.step.fused_layers import FusedLayers
+from pipeline.step.minibatch_pass import MinibatchPass
+from pipeline.step.parts import Parts
 
 
 class Pipeline:

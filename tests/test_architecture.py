@@ -14,8 +14,8 @@ FACES = {
         enable_numpy_aliases enable_python_aliases install plug_in report
     """,
     "divisible": """
-        Disk Divisible LayerCost MemoryLimitError Network NotMadeError Plan Profile
-        RandomKey __version__ best_plan carry_state deferred_init from_chain
+        Disk Divisible LayerCost Machine MemoryLimitError Network NotMadeError Plan
+        Profile RandomKey __version__ best_plan carry_state deferred_init from_chain
         keyed_random_state partition pop profile simulate stash
     """,
     "divisible.streaming": """

@@ -18,7 +18,7 @@ from divisible.communication.waiting import wait
 from divisible.planning.profile import SECONDS as TIMES
 from divisible.planning.profile import LayerCost
 from divisible.planning.timed_phases import Phases
-from pipeline.progress import Progress
+from pipeline.step.progress import Progress
 
 #: Seconds that hosts are busy at least. Of 32 hosts the standard deviation was 5.5% of
 #: the work done in 4 s, 3.4% in 15 s and 2.7% in 30 s.

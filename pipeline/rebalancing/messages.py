@@ -12,7 +12,7 @@ from divisible.communication.tags import MOVED_LAYERS_CHANNEL
 from divisible.communication.transport import Receiver, Transport
 from divisible.streaming.directories import usable_directory
 from divisible.streaming.mapped import MappedArray, mapped_array, parts_of
-from pipeline.ranks import Ranks
+from pipeline.calls.ranks import Ranks
 
 # Below it an array goes with the keys.
 _LEAST_BYTES = 256

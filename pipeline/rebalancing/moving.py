@@ -25,7 +25,6 @@ from divisible.moved_layers import become, different_stage, new_layers
 from divisible.schedules.events import MOVE
 from divisible.schedules.rank_program import Span
 from divisible.streaming.mapped import MappedArray
-from pipeline.agreement import Announcement, Layout, agree
 from pipeline.pipeline import Pipeline
 from pipeline.rebalancing import checking, state
 from pipeline.rebalancing.messages import (
@@ -35,9 +34,10 @@ from pipeline.rebalancing.messages import (
     total_bytes,
 )
 from pipeline.rebalancing.state import Want
-from pipeline.replicas import agree_on_replicas
 from pipeline.snapshots import room
 from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages
+from pipeline.start.agreement import Announcement, Layout, agree
+from pipeline.start.replicas import agree_on_replicas
 
 
 class Moved(NamedTuple):

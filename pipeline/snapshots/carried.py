@@ -15,7 +15,7 @@ import numpy as np
 
 from divisible import Divisible
 from divisible.carried_state import carrying, declared, place_of
-from pipeline.ranks import Ranks
+from pipeline.calls.ranks import Ranks
 from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.serializers import is_none

@@ -7,7 +7,7 @@ from typing import Any
 import chainer
 
 from divisible import Divisible
-from pipeline.parameter_paths import ParameterPaths
+from pipeline.hooks.parameter_paths import ParameterPaths
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots.arrays import position
 

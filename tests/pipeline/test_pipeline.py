@@ -13,13 +13,8 @@ from mpi4py import MPI
 
 from divisible import Divisible
 from mixed_precision import DynamicLossScale, MixedPrecision, to_float16
-from pipeline import (
-    Pipeline,
-    PipelineEvaluator,
-    PipelineUpdater,
-    arguments,
-    predict,
-)
+from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, predict
+from pipeline.start import arguments
 
 X = np.random.RandomState(0).normal(size=(8, 4)).astype(np.float32)
 T = np.arange(8, dtype=np.int32) % 3

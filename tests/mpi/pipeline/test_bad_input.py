@@ -8,7 +8,8 @@ import pytest
 
 from divisible import Divisible, Plan, pop, stash
 from divisible.schedules import Schedule
-from pipeline import DisagreementError, Pipeline, start
+from pipeline import DisagreementError, Pipeline
+from pipeline.start import starting
 from pipeline.training.minibatches import MinibatchReader, iterators_of_rank
 from tests.support.mpiexec import assert_on_ranks, mpiexec, on_ranks, refused_on_ranks
 
@@ -52,9 +53,11 @@ def different_depths(comm):
 
 
 def different_versions(comm):
-    sealed, theirs = start.sealed, f"divisible {comm.rank}"
+    sealed, theirs = starting.sealed, f"divisible {comm.rank}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(start, "sealed", lambda it: sealed(it)._replace(version=theirs))
+        patch.setattr(
+            starting, "sealed", lambda it: sealed(it)._replace(version=theirs)
+        )
         Pipeline(stage_of(comm), comm, 2)
 
 

@@ -14,7 +14,7 @@ from pipeline.snapshots.layer_state import model_arrays
 
 
 class _Ranks(NamedTuple):
-    """What of :class:`pipeline.ranks.Ranks` is read."""
+    """What of :class:`pipeline.calls.ranks.Ranks` is read."""
 
     replica: int
     n_replicas: int

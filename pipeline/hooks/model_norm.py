@@ -10,8 +10,8 @@ import numpy as np
 
 from divisible import Divisible
 from divisible.communication.parameter_sums import ParameterSums
-from pipeline.parameter_paths import ParameterPaths
-from pipeline.ranks import Ranks
+from pipeline.calls.ranks import Ranks
+from pipeline.hooks.parameter_paths import ParameterPaths
 
 _HOST = chainer.get_device("@numpy")
 

@@ -11,8 +11,8 @@ from divisible.communication.errors import DisagreementError
 from divisible.schedules import Costs, gpipe
 from divisible.schedules.automatic import N_TIMED, N_WARM
 from divisible.schedules.simulator import simulate
-from pipeline.arguments import Arguments
-from pipeline.current_schedule import CurrentSchedule
+from pipeline.start.arguments import Arguments
+from pipeline.step.current_schedule import CurrentSchedule
 
 RANKS = types.SimpleNamespace(choose=lambda choice: choice())
 

@@ -1,20 +1,17 @@
-"""Replicas of a pipeline, as the pipeline sees them: a grid, or none."""
+"""The replicas of a pipeline, compared when it starts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from data_parallel import Grid
 from data_parallel.parameters import NamedParameter
 from data_parallel.replica_agreement import broadcast_values, differing
 from divisible import Divisible
-from divisible.communication.collectives import as_mpi
 from divisible.communication.errors import DisagreementError, in_words
-from pipeline.agreement import (
+from pipeline.start.agreement import (
     Announcement,
     Layout,
     Refusal,
@@ -23,49 +20,6 @@ from pipeline.agreement import (
     compare_settings,
     warnings_of,
 )
-
-
-def world_of(comm: Any) -> MPI.Comm:
-    """Returns the communicator of all ranks, from one of ChainerMN, mpi4py or a grid.
-
-    Raises:
-        TypeError: If it is none of these.
-    """
-    return comm.world if isinstance(comm, Grid) else as_mpi(comm)
-
-
-def replicas_of(comm: Any) -> Grid | None:
-    """Returns the grid if there are several replicas, else ``None``."""
-    return comm if isinstance(comm, Grid) and comm.n_replicas > 1 else None
-
-
-def titles_in_world(grid: Grid, stage_ranks: Sequence[int]) -> dict[int, str]:
-    """Returns what to call the ranks of a grid's world.
-
-    Args:
-        grid: The grid.
-        stage_ranks: For each stage of a pipeline the rank that holds it.
-    """
-    return {
-        rank: f"replica {replica}, {_stages(stage_ranks, place)}"
-        for rank in range(grid.world.size)
-        for replica, place in [grid.place(rank)]
-    }
-
-
-def titles_in_pipeline(grid: Grid, stage_ranks: Sequence[int]) -> dict[int, str]:
-    """Returns what to call the ranks of this rank's pipeline."""
-    replica = grid.replica
-    return {
-        rank: f"replica {replica}, {_stages(stage_ranks, rank)}; rank"
-        f" {grid.rank_of(replica, rank)} of all"
-        for rank in range(grid.n_pipeline)
-    }
-
-
-def _stages(stage_ranks: Sequence[int], rank: int) -> str:
-    numbers = [str(stage) for stage, owner in enumerate(stage_ranks) if owner == rank]
-    return f"stage{'s' * (len(numbers) > 1)} {' and '.join(numbers)}"
 
 
 def agree_on_replicas(said: Sequence[Announcement | Refusal], grid: Grid) -> Layout:

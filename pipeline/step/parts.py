@@ -16,16 +16,16 @@ from typing import NamedTuple
 from divisible.communication.collectives import all_gather
 from divisible.communication.transport import Transport
 from divisible.streaming.held_store import HeldStore
-from pipeline.agreement import Layout
-from pipeline.arguments import Arguments
-from pipeline.global_hooks import GlobalHooks
-from pipeline.ranks import Ranks
-from pipeline.runner import Runner
+from pipeline.calls.ranks import Ranks
+from pipeline.calls.tie_exchange import TieExchange
+from pipeline.hooks.global_hooks import GlobalHooks
+from pipeline.hooks.update_agreement import UpdateAgreement
 from pipeline.stages.held_elsewhere import HeldElsewhere
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage
-from pipeline.tie_exchange import TieExchange
-from pipeline.update_agreement import UpdateAgreement
+from pipeline.start.agreement import Layout
+from pipeline.start.arguments import Arguments
+from pipeline.step.runner import Runner
 
 
 class Parts(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import os
@@ -16,7 +17,10 @@ from divisible.carried_state import carrying
 from divisible.schedules.recomputation import check_checkpoint
 from divisible.schedules.schedule import Schedule
 from divisible.streaming.held_store import check_directory
-from pipeline.fused_layers import Span, check_fuse
+
+#: A chain, by its first position and the one after its last.
+Span = tuple[int, int]
+AUTO, NONE = "auto", "none"
 
 
 class Arguments(NamedTuple):
@@ -212,3 +216,21 @@ def check_loss_scale(loss_scale: Any) -> None:
         ) from None
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"loss_scale must be positive and finite, not {value}")
+
+
+def check_fuse(fuse: Any) -> str | tuple[Span, ...]:
+    """Returns what a user says of chains, those that he gives as pairs of numbers.
+
+    Raises:
+        ValueError: If it is neither ``'auto'`` nor ``'none'``, nor pairs of positions.
+    """
+    if isinstance(fuse, str) and fuse in (AUTO, NONE):
+        return fuse
+    with contextlib.suppress(TypeError, ValueError):
+        spans = tuple(sorted((int(start), int(end)) for start, end in fuse))
+        if all(0 <= start < end for start, end in spans):
+            return spans
+    raise ValueError(
+        f"fuse must be 'auto', 'none' or chains as a plan has them, each (first, after"
+        f" the last), not {fuse!r}"
+    )

@@ -22,10 +22,10 @@ import chainer
 
 from divisible import Divisible
 from mixed_precision.hooks import Hooks
-from pipeline.optimizers import OptimizerOfRank, is_mixed
-from pipeline.ranks import Ranks
+from pipeline.calls.ranks import Ranks
+from pipeline.calls.tie_exchange import TieExchange
+from pipeline.hooks.optimizers import OptimizerOfRank, is_mixed
 from pipeline.stages.stage import Stage
-from pipeline.tie_exchange import TieExchange
 
 
 class EarlyUpdates:

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,32 +17,11 @@ import chainer
 import numpy as np
 
 from divisible import Divisible
-from pipeline.ranks import Ranks
+from pipeline.calls.ranks import Ranks
+from pipeline.start.arguments import AUTO, NONE, Span
 
 if TYPE_CHECKING:
     from chainer_kernels.fusion.measuring import Choice
-
-#: A chain, by its first position and the one after its last.
-Span = tuple[int, int]
-AUTO, NONE = "auto", "none"
-
-
-def check_fuse(fuse: Any) -> str | tuple[Span, ...]:
-    """Returns what a user says of chains, those that he gives as pairs of numbers.
-
-    Raises:
-        ValueError: If it is neither ``'auto'`` nor ``'none'``, nor pairs of positions.
-    """
-    if isinstance(fuse, str) and fuse in (AUTO, NONE):
-        return fuse
-    with contextlib.suppress(TypeError, ValueError):
-        spans = tuple(sorted((int(start), int(end)) for start, end in fuse))
-        if all(0 <= start < end for start, end in spans):
-            return spans
-    raise ValueError(
-        f"fuse must be 'auto', 'none' or chains as a plan has them, each (first, after"
-        f" the last), not {fuse!r}"
-    )
 
 
 def _is_within(span: Span, other: Span) -> bool:

@@ -30,10 +30,10 @@ from divisible import Divisible
 from divisible.communication.errors import DisagreementError, in_words
 from mixed_precision import LARSHook
 from mixed_precision.hooks import Hooks
-from pipeline.call_agreement import UNSAID
-from pipeline.global_hooks import GlobalHooks
-from pipeline.ranks import Ranks
-from pipeline.tie_exchange import SharedParameter
+from pipeline.calls.call_agreement import UNSAID
+from pipeline.calls.ranks import Ranks
+from pipeline.calls.tie_exchange import SharedParameter
+from pipeline.hooks.global_hooks import GlobalHooks
 
 _HOST = chainer.get_device("@numpy")
 # The weights' bits are compared in the first steps, and later at this interval, because
@@ -100,7 +100,7 @@ class UpdateAgreement:
         self._counts: list[int] | None = None
 
     def say(self, step: int) -> np.ndarray:
-        """Returns what :meth:`~pipeline.call_agreement.CallAgreement.start` takes.
+        """Returns what :meth:`.CallAgreement.start` takes.
 
         Args:
             step (int): How many minibatches came before this one.

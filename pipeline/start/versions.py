@@ -19,7 +19,7 @@ import divisible
 from divisible._version import __version__
 from divisible.communication.errors import DisagreementError
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _SPEAKING = _PACKAGE, Path(divisible.__file__).parent / "communication"
 
 

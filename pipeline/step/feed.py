@@ -11,7 +11,7 @@ import numpy as np
 from divisible.communication.signatures import Tensors
 from divisible.dtypes import as_trainable
 from divisible.minibatch import as_arrays, as_tensors, split, split_unequally
-from pipeline.ranks import Ranks
+from pipeline.calls.ranks import Ranks
 from pipeline.stages.loss import Loss
 
 _HOST = chainer.get_device("@numpy")

@@ -24,16 +24,16 @@ from chainer.optimizer_hooks import GradientNoise
 from divisible import Divisible, RandomKey
 from divisible.optimizer_hooks import named_hooks
 from mixed_precision.hooks import Hooks, clipping_rate, is_clipping
-from pipeline.keyed_noise import KeyedNoise
-from pipeline.model_norm import ModelNorm
-from pipeline.optimizers import (
+from pipeline.calls.ranks import Ranks
+from pipeline.hooks.keyed_noise import KeyedNoise
+from pipeline.hooks.model_norm import ModelNorm
+from pipeline.hooks.optimizers import (
     OptimizerOfRank,
     find_optimizers,
     is_mixed,
     unique_params,
 )
-from pipeline.parameter_paths import ParameterPaths
-from pipeline.ranks import Ranks
+from pipeline.hooks.parameter_paths import ParameterPaths
 
 
 class GlobalHooks:

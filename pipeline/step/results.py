@@ -11,8 +11,8 @@ import numpy as np
 
 from divisible.communication.signatures import Tensors
 from divisible.minibatch import join, of_no_samples, unequal_sizes
-from pipeline.call_agreement import CALLS
-from pipeline.ranks import Ranks
+from pipeline.calls.call_agreement import CALLS
+from pipeline.calls.ranks import Ranks
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import PendingReports, means
 from pipeline.stages.stage import Stage

@@ -8,7 +8,9 @@ import pytest
 from mpi4py import MPI
 
 from divisible import Divisible, pop, stash
-from pipeline import DisagreementError, Pipeline, start
+from pipeline import DisagreementError, Pipeline
+from pipeline.start import starting
+from pipeline.start.versions import opened
 
 
 class Counting(MPI.Intracomm):
@@ -89,9 +91,10 @@ def test_a_refusal_takes_one_gather(comm, monkeypatch):
         said.append(value)
         return gather(comm, value, timeout, *purpose)
 
-    gather = start.all_gather
-    monkeypatch.setattr(start, "all_gather", all_gather)
+    gather = starting.all_gather
+    monkeypatch.setattr(starting, "all_gather", all_gather)
     with pytest.raises(ValueError, match="timeout must be positive, not 0"):
         Pipeline(Divisible(L.Linear(3, 2)), comm, n_microbatches=2, timeout=0)
-    assert said == ["ValueError: timeout must be positive, not 0"]
+    refusal, _ = opened(said)[0]
+    assert refusal == "ValueError: timeout must be positive, not 0"
     assert Counting.n_gathers == 1

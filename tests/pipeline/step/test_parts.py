@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 from divisible import Divisible
 from pipeline import Pipeline
-from pipeline.agreement import Announcement, agree
+from pipeline.start.agreement import Announcement, agree
 
 X, T = np.eye(4, 3, dtype=np.float32), np.arange(4, dtype=np.int32) % 3
 

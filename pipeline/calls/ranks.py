@@ -27,8 +27,8 @@ from divisible.communication.tags import TARGETS_CHANNEL
 from divisible.communication.transport import Receiver, Sender, Transport
 from divisible.schedules.rank_program import RankTimes, Record, Span, measured_timeline
 from divisible.schedules.timeline import Timeline
-from pipeline.call_agreement import CallAgreement
-from pipeline.replicas import (
+from pipeline.calls.call_agreement import CallAgreement
+from pipeline.calls.replicas import (
     replicas_of,
     titles_in_pipeline,
     titles_in_world,

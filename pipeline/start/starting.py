@@ -21,11 +21,12 @@ from divisible.communication.communicators import announcement, free_dropped
 from divisible.communication.errors import StallError
 from divisible.communication.flight_files import keep_flight_record
 from divisible.communication.launchers import is_started_by_a_rank, launch_or_job
-from pipeline.agreement import Announcement, Layout, Refusal, agree
-from pipeline.arguments import Arguments
-from pipeline.replicas import agree_on_replicas, replicas_of, world_of
+from pipeline.calls.replicas import replicas_of, world_of
 from pipeline.stages.loss import Loss
-from pipeline.versions import opened, sealed
+from pipeline.start.agreement import Announcement, Layout, Refusal, agree
+from pipeline.start.arguments import Arguments
+from pipeline.start.replicas import agree_on_replicas
+from pipeline.start.versions import opened, sealed
 
 # How long a rank that refuses its arguments waits for the others to hear why.
 _SECONDS_TO_REFUSE = 10.0

@@ -11,9 +11,9 @@ from divisible.communication.errors import DisagreementError, StallError
 from divisible.communication.signatures import Tensor
 from divisible.schedules import interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
 from divisible.schedules.rank_program import RankProgram
-from pipeline.runner import RECEIVES_AHEAD, ActionError, Runner
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage
+from pipeline.step.runner import RECEIVES_AHEAD, ActionError, Runner
 
 N_MICROBATCHES = 4
 

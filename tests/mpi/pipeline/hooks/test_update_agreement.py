@@ -10,7 +10,8 @@ from chainer import optimizer_hooks as hooks
 
 from divisible import Divisible, Plan
 from mixed_precision import LARSHook, MixedPrecision
-from pipeline import DisagreementError, Pipeline, PipelineUpdater, update_agreement
+from pipeline import DisagreementError, Pipeline, PipelineUpdater
+from pipeline.hooks import update_agreement
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
 

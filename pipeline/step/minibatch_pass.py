@@ -29,16 +29,16 @@ from divisible.communication.errors import DisagreementError
 from divisible.communication.signatures import Tensors
 from divisible.random_streams import restored_random_state
 from divisible.schedules.rank_program import RankProgram, Record
-from pipeline.arguments import Arguments
-from pipeline.early_exchanges import EarlyExchanges
-from pipeline.early_updates import EarlyUpdates
-from pipeline.feed import CutMinibatch, Feed
-from pipeline.optimizers import check_optimizers
-from pipeline.parts import Parts
-from pipeline.ranks import Ranks
-from pipeline.results import Results
+from pipeline.calls.ranks import Ranks
+from pipeline.hooks.optimizers import check_optimizers
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage, evaluating
+from pipeline.start.arguments import Arguments
+from pipeline.step.early_exchanges import EarlyExchanges
+from pipeline.step.early_updates import EarlyUpdates
+from pipeline.step.feed import CutMinibatch, Feed
+from pipeline.step.parts import Parts
+from pipeline.step.results import Results
 
 # Votes of a rank on a step, of which the largest counts: some parameter has no shape
 # yet; the rank refuses to train.

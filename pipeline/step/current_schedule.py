@@ -19,10 +19,10 @@ from divisible.schedules.rank_program import RankProgram
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
-from pipeline.agreement import check_placement
-from pipeline.arguments import Arguments
-from pipeline.ranks import Ranks
-from pipeline.runner import Runner
+from pipeline.calls.ranks import Ranks
+from pipeline.start.agreement import check_placement
+from pipeline.start.arguments import Arguments
+from pipeline.step.runner import Runner
 
 
 class CurrentSchedule:
@@ -84,7 +84,7 @@ class CurrentSchedule:
             ranks (Ranks): All of the pipeline; all go on with rank 0's choice.
             runner (Runner): Runs the schedule.
         """
-        if not self.trial.note(timeline):
+        if self.trial is None or not self.trial.note(timeline):
             return
         self.schedule = ranks.choose(self.trial.choose)
         self.trial, runner.waits_for_device = None, False

@@ -30,7 +30,7 @@ from divisible.schedules.actions import Route
 from divisible.schedules.schedule import Schedule
 from divisible.skips import Skip
 from divisible.ties import SharedState, Tie
-from pipeline.tie_exchange import SharedParameter
+from pipeline.calls.tie_exchange import SharedParameter
 
 
 class Announcement(NamedTuple):

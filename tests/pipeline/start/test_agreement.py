@@ -14,11 +14,11 @@ from divisible.communication.errors import DisagreementError
 from divisible.early_draws import EarlyDraws
 from divisible.schedules import one_f_one_b
 from divisible.schedules.actions import Route
-from pipeline import agreement
-from pipeline.agreement import Announcement, Refusal, agree, check_placement
-from pipeline.arguments import Arguments
+from pipeline.calls.tie_exchange import SharedParameter
 from pipeline.stages.loss import Loss
-from pipeline.tie_exchange import SharedParameter
+from pipeline.start import agreement
+from pipeline.start.agreement import Announcement, Refusal, agree, check_placement
+from pipeline.start.arguments import Arguments
 
 DEFAULTS = Arguments(
     stages=Divisible(F.relu),

@@ -26,9 +26,9 @@ import chainer
 
 from divisible.communication.transport import LOOK_SECONDS
 from divisible.schedules.rank_program import Record, Span
-from pipeline.ranks import Ranks
+from pipeline.calls.ranks import Ranks
+from pipeline.calls.tie_exchange import TieExchange
 from pipeline.stages.stage import Stage
-from pipeline.tie_exchange import TieExchange
 
 _COUNTS_COME_LATE = (
     "how many samples lossfun counts turns out at the end, unlike with"

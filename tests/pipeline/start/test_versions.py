@@ -3,8 +3,9 @@
 import pytest
 
 from divisible._version import __version__
-from pipeline import DisagreementError, versions
-from pipeline.versions import opened, sealed
+from pipeline import DisagreementError
+from pipeline.start import versions
+from pipeline.start.versions import opened, sealed
 
 
 def test_ranks_of_one_version_understand_each_other():

@@ -25,9 +25,9 @@ from divisible.layer_texts import title
 from divisible.schedules.actions import Action, Route
 from divisible.schedules.rank_program import Channel, RankProgram, Record, Slot, Task
 from divisible.schedules.schedule import Schedule
-from pipeline.progress import Progress
 from pipeline.stages.held_elsewhere import HeldElsewhere
 from pipeline.stages.stage import Stage
+from pipeline.step.progress import Progress
 
 # How many receives a channel has posted ahead of the one it waits for.
 RECEIVES_AHEAD = 2
