@@ -7,6 +7,8 @@
                       replicas are compared
     early_gradients   gradients that are exchanged while a pipeline computes others
     late_gradients    double buffering: gradients that are applied one update late
+    single_replica    one replica alone, which exchanges nothing
+    sample_count      how many samples a minibatch has, as a user sets it
     backward          of a loss, during which gradients may be exchanged
     gradient_watch    which gradients are complete while backward is under way
     parameters        of a model, as an exchange takes their gradients

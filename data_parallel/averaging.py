@@ -2,7 +2,8 @@
 
 When they are is up to :meth:`Averaging.average`, or to one of
 :mod:`data_parallel.backward`, :mod:`data_parallel.early_gradients` and
-:mod:`data_parallel.late_gradients`.
+:mod:`data_parallel.late_gradients`. A single replica averages nothing:
+:mod:`data_parallel.single_replica`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Callable
 import chainer
 
 from data_parallel import json_arrays
+from data_parallel.arrays import Spec
 from data_parallel.exchange import Exchange
 from data_parallel.parameters import (
     NamedParameter,
@@ -78,6 +80,14 @@ class Averaging:
         self.agreement.forget()
         self.order = []
 
+    def specs_of(self, parameters: Sequence[NamedParameter]) -> tuple[Spec, ...]:
+        """Returns what an exchange is to know of the gradients of parameters.
+
+        Raises:
+            TypeError: If one cannot be exchanged.
+        """
+        return specs_of_gradients(parameters, self._is_exempt)
+
     def is_due(self, parameters: Sequence[NamedParameter]) -> bool:
         """Returns whether the next update must compare the replicas."""
         return self.agreement.is_due(parameters)
@@ -91,7 +101,7 @@ class Averaging:
                 or have drifted apart.
         """
         try:
-            specs_of_gradients(parameters, self._is_exempt)
+            self.specs_of(parameters)
         except TypeError as error:
             self.exchange.refuse(error)
         is_valid = self.agreement.agree(
@@ -126,7 +136,7 @@ class Averaging:
             self.exchange.scale_residuals(scale / self.scale_of_residuals)
             self.scale_of_residuals = scale
         self.exchange.begin(
-            lambda: specs_of_gradients(parameters, self._is_exempt),
+            lambda: self.specs_of(parameters),
             [param.array for _, param in parameters] if weights is None else weights,
             n_samples,
             zero_fill=self._zero_fill,

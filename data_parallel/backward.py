@@ -21,6 +21,24 @@ from data_parallel.gradient_watch import GradientWatch
 from data_parallel.parameters import NamedParameter
 
 
+def clear_gradients(optimizer: Any) -> None:
+    """Clears the gradients of an optimizer's model, as the optimizer itself does."""
+    if getattr(optimizer, "_use_cleargrads", True):
+        optimizer.target.cleargrads()
+    else:
+        optimizer.target.zerograds()
+
+
+def run_backward(optimizer: Any, loss: chainer.Variable) -> None:
+    """Runs backward from a loss, multiplied by an optimizer's loss scale."""
+    backward = getattr(optimizer, "backward", None)
+    if backward is not None:
+        # Mixed precision's own.
+        backward(loss)
+    else:
+        loss.backward(loss_scale=optimizer._loss_scale)
+
+
 class Looks(chainer.FunctionHook):
     """Moves the messages of an exchange on, between functions.
 
@@ -67,10 +85,7 @@ class Backward:
         """Returns the loss, and clears the gradients of the last one."""
         with Looks(self._averaging.exchange):
             loss = lossfun(*args, **kwds)
-        if getattr(self._optimizer, "_use_cleargrads", True):
-            self._optimizer.target.cleargrads()
-        else:
-            self._optimizer.target.zerograds()
+        clear_gradients(self._optimizer)
         return loss
 
     def may_average(self, parameters: Sequence[NamedParameter]) -> bool:
@@ -94,7 +109,7 @@ class Backward:
         """
         if not self.overlaps or self._averaging.order:
             with Looks(self._averaging.exchange):
-                self._run(loss)
+                run_backward(self._optimizer, loss)
             return
         seen: list[str] = []
 
@@ -102,7 +117,7 @@ class Backward:
             seen.append(parameters[i].name)
 
         with self._watch(loss, parameters, complete):
-            self._run(loss)
+            run_backward(self._optimizer, loss)
         self._averaging.seen = seen
 
     def average(
@@ -129,7 +144,7 @@ class Backward:
         averaging.agreement.count()
         averaging.begin(parameters, n_samples)
         with self._watch(loss, parameters, complete):
-            self._run(loss)
+            run_backward(self._optimizer, loss)
         for i in sorted(missing):
             averaging.exchange.put(i, parameters[i].param.grad)
         averaging.finish(parameters)
@@ -142,11 +157,3 @@ class Backward:
     ) -> GradientWatch:
         look = self._averaging.exchange.look
         return GradientWatch(loss, parameters, complete, look)
-
-    def _run(self, loss: chainer.Variable) -> None:
-        backward = getattr(self._optimizer, "backward", None)
-        if backward is not None:
-            # Mixed precision's own.
-            backward(loss)
-        else:
-            loss.backward(loss_scale=self._optimizer._loss_scale)

@@ -16,7 +16,7 @@ from data_parallel.kept_state import KeptState
 from data_parallel.layout import Layouts, Shape
 from data_parallel.messages import Buffers
 from data_parallel.nodes import lanes_of
-from data_parallel.opening import Opening, check_n_samples
+from data_parallel.opening import Opening, check_any_samples, check_n_samples
 from data_parallel.residuals import NOT_LOADED
 from data_parallel.settings import Settings
 from data_parallel.start import Options, agree_on_start
@@ -363,6 +363,28 @@ class Exchange:
         opening = Opening(self.comm, number, lines, None, "", NOT_LOADED, self.timeout)
         with self._current.ending_at_errors(), together(self.comm):
             compare(opening)
+
+    def leave_out(self, n_samples: int | None) -> None:
+        """Counts an exchange that is not needed, as :attr:`is_needed` is false.
+
+        Args:
+            n_samples: As of :meth:`mean`.
+
+        Raises:
+            DisagreementError: If there are no samples.
+            RuntimeError: If an exchange has begun, or cannot begin any more.
+            TypeError, ValueError: If an argument is wrong.
+        """
+        self._current.check_idle()
+        self.kept.n_exchanges += 1
+        if n_samples is not None:
+            check_n_samples(n_samples)
+            check_any_samples(n_samples)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether means may differ from the arrays: on one rank most do not."""
+        return self.comm.size > 1 or self._strategy.changes_own
 
     @property
     def copying(self) -> str:

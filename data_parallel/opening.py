@@ -42,6 +42,18 @@ def check_n_samples(n_samples: int | None) -> None:
         check_integer("n_samples", n_samples, 0)
 
 
+def check_any_samples(n_samples: int) -> None:
+    """Checks that the minibatches of all ranks together have samples.
+
+    Raises:
+        DisagreementError: If they have none.
+    """
+    if not n_samples:
+        raise DisagreementError(
+            "n_samples is 0 on all ranks: there is nothing to average"
+        )
+
+
 class Opening:
     """The opening of one exchange.
 
@@ -122,10 +134,7 @@ class Opening:
                 f"n_samples is given on some ranks, and not on rank {rank}: give it on"
                 f" all or on none"
             )
-        if not samples.sum():
-            raise DisagreementError(
-                "n_samples is 0 on all ranks: there is nothing to average"
-            )
+        check_any_samples(samples.sum())
         return samples.tolist()
 
     def origins(self) -> list[tuple[int, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -22,6 +21,8 @@ from data_parallel.parameters import (
     refusal_of_streamed,
 )
 from data_parallel.replica_agreement import ReplicaAgreement
+from data_parallel.sample_count import SampleCount
+from data_parallel.single_replica import SingleReplica
 from divisible.optimizer_wrapper import OptimizerWrapper
 
 #: Bytes of a bucket, of gradients of a stage.
@@ -133,6 +134,9 @@ class MultiNodeOptimizer(OptimizerWrapper):
     happens when parameters are initialized later, and after :meth:`serialize` has
     loaded a state.
 
+    A single replica exchanges and compares nothing, and its gradients stay as they are,
+    but for ``strategy='oyama2017'``, error feedback and double buffering.
+
     Attributes:
         actual_optimizer (chainer.Optimizer): As given.
         communicator: As given.
@@ -174,8 +178,11 @@ class MultiNodeOptimizer(OptimizerWrapper):
         )
         self._late: LateGradients | None = None
         self._early: EarlyGradients | None = None
+        self._single: SingleReplica | None = None
         if double_buffering:
             self._late = LateGradients(self._averaging)
+        elif not self.exchange.is_needed:
+            self._single = SingleReplica(actual_optimizer, self._averaging)
         elif pipeline is not None:
             self._early = EarlyGradients(self._averaging, overlap)
         overlaps = overlap and not (double_buffering or pipeline)
@@ -183,9 +190,8 @@ class MultiNodeOptimizer(OptimizerWrapper):
         # Of the step whose gradients were averaged before their update, if any.
         self._averaged_step: int | None = None
         self._has_means = False
-        self._n_samples: int | None = None
-        # Whether it was set for the next update, and to a number for the last one.
-        self._is_told = self._was_told = False
+        # A pipeline tells of its samples, and one rank's warning is enough.
+        self._samples = SampleCount(pipeline is None and self.exchange.comm.rank == 0)
 
     @property
     def n_samples(self) -> int | None:
@@ -196,11 +202,11 @@ class MultiNodeOptimizer(OptimizerWrapper):
         after it. An update without it that follows one with it warns, unless it was set
         to ``None``.
         """
-        return self._n_samples
+        return self._samples.value
 
     @n_samples.setter
     def n_samples(self, value: int | None) -> None:
-        self._n_samples, self._is_told = value, True
+        self._samples.set(value)
 
     @property
     def double_buffering(self) -> bool:
@@ -256,6 +262,8 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
         Such as ``'during the step: 8 of 8 gradients'``, or ``'after the step'``.
         """
+        if self._single is not None:
+            return "never: there is one replica"
         return "after the step" if self._early is None else self._early.report
 
     @property
@@ -310,11 +318,14 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
     def _take_means(self) -> bool:
         """Sees that gradients are means; returns whether they are to be applied."""
+        if self._averaged_step is None:
+            return self._average()
         was_averaged = self._averaged_step == self._step
         self._averaged_step = None
         if not was_averaged:
             return self._average()
-        late, self._n_samples = self._n_samples, None
+        late = self._samples.value
+        self._samples.value = None
         if late not in (None, self._n_samples_of_step):
             raise ValueError(
                 f"n_samples is {late}, but the gradients have been averaged without"
@@ -372,6 +383,9 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
     def _average_of(self, lossfun: Callable, *args: Any, **kwds: Any) -> bool:
         """Computes a loss and its gradients, and averages those."""
+        if self._single is not None:
+            self._single.backward(lossfun, *args, **kwds)
+            return self._average()
         if self._early is not None:
             self._early.drop()
         loss = self._backward.loss_of(lossfun, *args, **kwds)
@@ -390,8 +404,12 @@ class MultiNodeOptimizer(OptimizerWrapper):
         They are not where the replicas have differed, nor are there any before the
         second minibatch with ``double_buffering``.
         """
+        if self._single is not None:
+            self._single.check(self._taken_n_samples(), self.refusal)
+            self._share_tied()
+            return True
         if self._early is not None and self._early.is_under_way:
-            self._early.average(self._take_n_samples())
+            self._early.average(self._samples.take())
             self._share_tied(self._early.parameters)
             return True
         parameters = self._averaging.parameters()
@@ -422,25 +440,12 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
     def _taken_n_samples(self) -> int | None:
         """Returns of how many samples the gradients are, as set or as in the step."""
-        n_samples = self._take_n_samples()
+        n_samples = self._samples.take()
         return self._n_samples_of_step if n_samples is None else n_samples
 
-    def _take_n_samples(self) -> int | None:
-        """Returns the number that was set for this update, and forgets it."""
-        n_samples, self._n_samples = self._n_samples, None
-        is_forgotten = self._was_told and not self._is_told
-        if is_forgotten and self._pipeline is None and self.exchange.comm.rank == 0:
-            warnings.warn(
-                "n_samples was set for the last update, but not for this one, whose"
-                " mean counts the minibatches of all ranks alike: the number holds for"
-                " one update. Set it before each update; or set it to None where"
-                " minibatches have one size",
-                stacklevel=5,
-            )
-        self._was_told, self._is_told = n_samples is not None, False
-        return n_samples
-
-    def _share_tied(self, parameters: Sequence[NamedParameter]) -> None:
+    def _share_tied(self, parameters: Sequence[NamedParameter] | None = None) -> None:
         if self._pipeline is not None and self._pipeline.ties is not None:
             ties = self._pipeline.ties
+            if parameters is None:
+                parameters = self._averaging.parameters()
             ties.share_gradients([param for _, param in parameters])

@@ -141,6 +141,15 @@ class ReplicaAgreement:
         """Lets the next update be as the first."""
         self._names = set()
 
+    @property
+    def is_known(self) -> bool:
+        """Whether replicas have agreed, and nothing has been forgotten since then."""
+        return bool(self._names)
+
+    def accept(self, parameters: Sequence[NamedParameter]) -> None:
+        """Records parameters about which there is nothing to compare any more."""
+        self._names = {name for name, _ in parameters}
+
     def count(self) -> None:
         """Counts an update."""
         self.n_updates += 1
@@ -187,7 +196,7 @@ class ReplicaAgreement:
         found = _differing([values for values, _ in said])
         # A master follows its parameter.
         _check_states(said, [parameters[i].name for i in found])
-        self._names = {name for name, _ in parameters}
+        self.accept(parameters)
         if not found:
             return True
         if not is_new:

@@ -36,12 +36,14 @@ class Strategy(Protocol):
         quantiles: Those in use; ``None`` where there are none.
         copying: The argument by which arrays are copied; empty if there is none.
         uses_weights: Whether it looks at the weights until the exchange is over.
+        changes_own: Whether the mean of one rank's arrays may differ from the arrays.
     """
 
     residuals: Residuals | None
     quantiles: Quantiles | None
     copying: str
     uses_weights: bool
+    changes_own: bool
 
     @property
     def origin(self) -> tuple[int, int]:
@@ -111,6 +113,8 @@ class TwoRoundings:
         # Of the last exchange.
         self._open: OpenResiduals | None = None
         self.copying = "error_feedback=True" if error_feedback else ""
+        # What was lost between several ranks may have been loaded.
+        self.changes_own = error_feedback
 
     @property
     def origin(self) -> tuple[int, int]:
@@ -156,7 +160,7 @@ class Oyama2017:
         every: After how many exchanges there are new quantiles.
     """
 
-    residuals, uses_weights = None, True
+    residuals, uses_weights, changes_own = None, True, True
     copying = "strategy='oyama2017'"
     origin = NOT_LOADED
 
