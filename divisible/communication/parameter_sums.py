@@ -41,7 +41,7 @@ class ParameterSums:
 
     Args:
         comm: A ChainerMN communicator or an mpi4py one; ``None`` for one process
-            alone, which needs no MPI.
+            alone, which needs no MPI. One rank sends nothing either.
         timeout (float): Seconds to wait for the other ranks.
         watch: Called while waiting; may raise to end the wait.
 
@@ -71,8 +71,9 @@ class ParameterSums:
             # Here and below, because one process alone needs no MPI.
             from divisible.communication.collectives import as_mpi
 
-            self._users_comm = as_mpi(comm)
-            self.rank = self._users_comm.rank
+            users_comm = as_mpi(comm)
+            self.rank = users_comm.rank
+            self._users_comm = users_comm if users_comm.size > 1 else None
         # A duplicate of the user's, so that messages cannot mix with his.
         self._comm: Any = None
         self.paths: list[str] | None = None

@@ -35,8 +35,7 @@ class ModelNorm:
         self, stages: Mapping[int, Divisible], paths: ParameterPaths, ranks: Ranks
     ) -> None:
         self._stages, self._paths, self._rank = stages, paths, ranks.rank
-        comm = ranks.comm if ranks.size > 1 else None
-        self._sums = ParameterSums(comm, ranks.timeout, ranks.calls.check)
+        self._sums = ParameterSums(ranks.comm, ranks.timeout, ranks.calls.check)
 
     def squared(self, params: Sequence[chainer.Parameter]) -> Any:
         """Returns the sum of the squares of all gradients; a call of all ranks.

@@ -175,8 +175,8 @@ class CountingComm(MPI.Intracomm):
         super().Free()
 
 
-def test_duplicates_of_the_communicator_do_not_pile_up():
-    comm = CountingComm(MPI.COMM_SELF)
+def duplicates(comm):
+    comm = CountingComm(comm)
     optimizer = MixedPrecision(chainer.optimizers.SGD(), 4, comm)
     for _ in range(3):
         optimizer.setup(to_float16(L.Linear(3, 2)))
@@ -189,6 +189,19 @@ def test_duplicates_of_the_communicator_do_not_pile_up():
     give_gradients(optimizer, 1)
     optimizer.update()
     assert optimizer.t == 2
+
+
+def test_duplicates_of_the_communicator_do_not_pile_up():
+    assert_on_ranks(2, duplicates)
+
+
+def test_one_rank_asks_nobody():
+    comm = CountingComm(MPI.COMM_SELF)
+    optimizer = MixedPrecision(chainer.optimizers.SGD(), 4, comm)
+    optimizer.setup(to_float16(L.Linear(3, 2)))
+    give_gradients(optimizer, 1)
+    optimizer.update()
+    assert (optimizer.t, comm.n_duplicates) == (1, 0)
 
 
 N_OVERFLOW_STEPS = 1000
