@@ -67,7 +67,7 @@ class GraphWalk:
 
         self._inputs = frozenset([x.node for x in inputs])
         self._weight_functions = weight_functions(outputs)
-        if not self._defer:
+        if not self._defer and self._weight_gradients.completion is not None:
             self._expect((f, _targets(f)) for f in functions_behind(outputs))
         with chainer.using_config("enable_backprop", False):
             for y, gy in zip(outputs, output_gradients):

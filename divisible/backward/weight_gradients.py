@@ -222,7 +222,9 @@ class WeightGradients:
             return None
         if factor != 1.0:
             gradient.array *= factor
-        return _in_dtype_of(parameter, gradient)
+        if parameter.dtype == gradient.array.dtype:
+            return gradient.array
+        return _rounded(parameter, gradient)
 
     def others(self) -> list[chainer.Parameter]:
         """Returns what received a gradient and is not among the given parameters."""
@@ -261,10 +263,8 @@ def _sum_dtype(dtype: numpy.dtype) -> numpy.dtype:
     return numpy.dtype(numpy.float32) if dtype == numpy.float16 else dtype
 
 
-def _in_dtype_of(parameter: chainer.Parameter, gradient: _Gradient) -> Array:
-    """Returns the gradient's array, or rounded to float16."""
-    if parameter.dtype == gradient.array.dtype:
-        return gradient.array
+def _rounded(parameter: chainer.Parameter, gradient: _Gradient) -> Array:
+    """Returns an array with the gradient, rounded to float16."""
     if gradient.rounded is None:
         xp = backend.get_array_module(gradient.array)
         gradient.rounded = xp.empty(gradient.array.shape, parameter.dtype)
@@ -275,7 +275,11 @@ def _in_dtype_of(parameter: chainer.Parameter, gradient: _Gradient) -> Array:
 
 
 def _fits(array: Array, data: Array) -> bool:
-    if array.shape != data.shape or array.dtype != _sum_dtype(data.dtype):
+    # Most gradients are added up in their own dtype, and those of float16 never are.
+    is_own = array.dtype == data.dtype and data.dtype != numpy.float16
+    if array.shape != data.shape or not (
+        is_own or array.dtype == _sum_dtype(data.dtype)
+    ):
         return False
     if type(array) is type(data) is numpy.ndarray:
         # Most of them, and to ask for devices takes longer.

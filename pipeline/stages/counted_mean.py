@@ -151,7 +151,7 @@ class CountedMean:
     @property
     def n_counted(self) -> float:
         """Over how many samples the mean is, when all microbatches are counted."""
-        return sum(self._numbers())
+        return sum(self._counts.values() if self.is_understood else self._numbers())
 
     @property
     def correction(self) -> float:
@@ -163,13 +163,14 @@ class CountedMean:
     @property
     def mean(self) -> float:
         """The mean over the microbatches seen so far."""
-        counts, total = self._numbers(), self.n_counted
+        counts = self._numbers()
+        total = sum(counts)
         values = {i: float(y) for i, y in sorted(self._values.items())}
         if not total:
             # What the function gives for nothing, such as zero.
             return sum(values.values()) / max(1, len(values))
         # A mean over nothing may be no number.
-        return sum(counts[i] / total * y for i, y in values.items() if counts[i])
+        return sum([counts[i] / total * y for i, y in values.items() if counts[i]])
 
     def _numbers(self) -> list[float]:
         """Returns the counts; a GPU has to be waited for."""

@@ -40,6 +40,7 @@ class Loss:
     Attributes:
         scale (float): What the gradients of the loss are multiplied by.
         needs_targets (bool): Whether one of them takes more than outputs.
+        is_wanted (bool): Whether the minibatch has targets.
     """
 
     def __init__(self, lossfun: Callable, accfun: Callable | None) -> None:
@@ -83,7 +84,7 @@ class Loss:
             hosted = [_HOST.send(labels) for labels, *_ in parts]
         if self._classifies:
             self._highest = [highest_label(some, self._ignored) for some in hosted]
-        self._targets = None
+        self._targets, self.is_wanted = None, targets is not None
         if targets is not None:
             self._targets = [tuple(map(device.send, part)) for part in parts]
         for mean in self._means.values():
@@ -93,11 +94,6 @@ class Loss:
         """Returns the targets of the first sample, on the host; empty without any."""
         first = self._targets[0] if self._targets else ()
         return tuple(_HOST.send(array[:1]) for array in first)
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether the minibatch has targets."""
-        return self._targets is not None
 
     @property
     def means(self) -> np.ndarray:

@@ -54,7 +54,7 @@ class Results:
         ranks, calls, names = self._ranks, self._ranks.calls, self._loss.names
         values = np.zeros(2 * len(names) + 1)
         if ranks.rank == ranks.last:
-            counted = [self._loss.n_counted[name] for name in names]
+            counted = self._loss.n_counted.values()
             values[:] = (*self._loss.means, *counted, self._loss.correction)
             for text in self._loss.warnings():
                 # Where the script calls the pipeline, which calls its MinibatchPass.
