@@ -225,10 +225,11 @@ class CompressedModel:
     def take_back(self, numbers: Iterable[int]) -> None:
         """Takes the last steps of some rules back."""
         numbers = [*numbers]
-        for number in numbers:
-            changes = self._pruner if self._is_pruned(number) else self._quantizer
-            changes.take_back([number])
-        if any(map(self._is_pruned, numbers)):
+        pruned = [number for number in numbers if self._is_pruned(number)]
+        self._quantizer.take_back([n for n in numbers if n not in pruned])
+        if pruned:
+            # Together: none of them may clear what another one has given back.
+            self._pruner.take_back(pruned)
             self._quantizer.join()
 
     def taking_away(

@@ -82,15 +82,20 @@ class Mask:
             self.clear(param.update_rule, param)
 
     def take_back(self, params: Iterable[chainer.Parameter]) -> None:
-        """Gives the elements of the last step the values that they had."""
+        """Gives the elements of the last step the values that they had.
+
+        Zeros of that time stay out of it: another mask may have made them, and have
+        given their values back already.
+        """
         params = list(params)
         device = params[0].device
         self._to(device)
         with chainer.using_device(device):
+            had_value = self.last & (self.before != 0)
             for param in params:
                 for array in _weights(param.update_rule, param):
                     device.xp.copyto(
-                        array, self.before, casting="same_kind", where=self.last
+                        array, self.before, casting="same_kind", where=had_value
                     )
             self.pruned &= ~self.last
             self.last[...] = False

@@ -121,6 +121,23 @@ def test_columns_come_back_with_their_channels(others):
         np.testing.assert_array_equal(param.array, expected, err_msg=path)
 
 
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_steps_of_one_time_come_back_whichever_was_first(order):
+    both = [PRUNED, Prune("l1", "/3", 0.5)]
+    rules = [both[i] for i in order]
+    rules.append(Quantize("int8", "/3", begin=(50, "iteration")))
+    model = build()
+    optimizer = chainer.optimizers.SGD(0.0).setup(model)
+    compress = Compress(CompressionPlan(rules), optimizer, "quality", 0.1)
+    before = [param.array.copy() for param in model.params()]
+    compress._model.take({0: 0.5, 1: 0.5})
+    # Columns that read no channel, and elements of others.
+    assert 0.5 < (model[3].W.array == 0).mean() < 1
+    compress._model.take_back([0, 1])
+    for (path, param), array in zip(model.namedparams(), before):
+        np.testing.assert_array_equal(param.array, array, err_msg=path)
+
+
 def test_columns_of_a_layer_that_is_not_quantized_stay():
     model, _, _ = train(CompressionPlan([PRUNED]))
     assert (model[3].W.array != 0).all()
