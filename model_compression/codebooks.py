@@ -6,7 +6,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Callable
 
 import chainer
 import numpy as np
@@ -198,6 +198,18 @@ class Codebooks(HookOfParameters):
         if book is None or book.codes.shape != param.shape:
             self._books[path] = Codebook(param.shape, self._selected[path])
         return self._books[path]
+
+    def fit(self, shapes: Mapping[str, Sequence[int]]) -> Callable[[], None]:
+        """Prepares for a snapshot, which may have other codes.
+
+        Args:
+            shapes: By path the shapes that parameters have in the snapshot.
+
+        Returns:
+            What sets the codebooks back, if the snapshot cannot be read.
+        """
+        books = dict(self._books)
+        return functools.partial(setattr, self, "_books", books)
 
     def taking_away(self, left: Mapping[str, Sequence[Left]]) -> list[Assignment]:
         """Makes the codes of what stays of parameters, and changes nothing yet.

@@ -5,10 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mpi4py import MPI
 
+from divisible import Divisible
 from mixed_precision import MixedPrecision, to_float16
 from model_compression import Compress, CompressionPlan, Prune, Quantize
 from model_compression.codebooks import averaged, clusters
+from pipeline import Pipeline, SnapshotError, load_snapshot, save_snapshot
 
 
 @given(st.integers(2, 6), st.integers(1, 60), st.integers(0, 99))
@@ -25,6 +28,37 @@ def test_elements_are_with_the_nearest_of_the_means(bits, n, seed):
 
 def test_zeros_alone_are_no_error():
     assert clusters(np.zeros((2, 2)), 3).tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_snapshot_that_is_refused_leaves_the_few_values(tmp_path):
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    t = np.arange(8, dtype=np.int32) % 2
+
+    def update(pipe, optimizer):
+        pipe.step(x, t)
+        optimizer.update()
+
+    plan = CompressionPlan(
+        [Prune("l2", "/0", 0.5, "channel"), Quantize("codebook2", "/2")]
+    )
+    for shrink in (True, False):
+        np.random.seed(0)
+        stage = Divisible(L.Linear(4, 6), F.relu, L.Linear(6, 2)).divide()
+        optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
+        with Pipeline(stage, MPI.COMM_SELF, 2) as pipe:
+            compress = Compress(plan, optimizer, pipeline=pipe, shrink=shrink)
+            update(pipe, optimizer)
+            compress.advance(1, 0.0)
+            if shrink:
+                state = {"compress": compress}
+                save_snapshot(tmp_path / "small", pipe, optimizer, state)
+                continue
+            with pytest.raises(SnapshotError):
+                # Without what the snapshot has of the extension.
+                load_snapshot(tmp_path / "small", pipe, optimizer)
+            update(pipe, optimizer)
+            weight = stage[2].W.array
+            assert weight.shape == (2, 6) and np.unique(weight).size <= 1 + 4
 
 
 @pytest.mark.parametrize("half", [False, True])
