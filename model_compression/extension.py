@@ -255,8 +255,9 @@ class Compress(Extension):
             RuntimeError: If the model is a stage of a pipeline that was not given, or
                 was changed in part before.
             ValueError: If gradients of earlier minibatches are still to be applied, or
-                an update rule keeps arrays that are neither of a parameter's shape nor
-                one number. Nothing was changed.
+                an update rule on any rank keeps arrays that are neither of a
+                parameter's shape nor one number. Nothing was changed, and training may
+                go on.
             MemoryError: If there is no room. Nothing was changed.
             DisagreementError: If it has failed on another rank. Nothing was changed.
 

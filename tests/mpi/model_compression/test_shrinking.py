@@ -461,6 +461,15 @@ def fails_on_one_rank(comm):
     run = Run(comm, [0, 4, 8], shrink=False)
     with run.pipe:
         run.train(end=6)
+        params = [p for s in run.stages for p in s.params() if comm.rank == 1]
+        for param in params:
+            param.update_rule.state["odd"] = np.zeros(3, np.float32)
+        with pytest.raises(ValueError, match="keeps odd of"):
+            run.compress.shrink()
+        for param in params:
+            del param.update_rule.state["odd"]
+        # Nobody has changed anything, and all ranks go on.
+        run.train(6, 7)
         before = run.arrays()
         real, words = Left.of, "rank 1: MemoryError: no room"
         if comm.rank == 1:
