@@ -217,13 +217,13 @@ class Rebalance(training.Extension):
         if self._costs.profile is None:
             self._costs.compare(self._ranks.compare(pipe, self._build, said, slowest))
             if not self._ranks.holds:
-                self._tell_unknown(pipe, iteration)
+                self._tell_unknown(trainer, pipe)
         self._costs.measured(said, busy, pipe.cuts, stage_ranks, size)
         decision = pipe.ranks.choose(lambda: self._decide(pipe, times))
         if self._ranks.holds and not self._ranks.see(
             decision.speeds, pipe.cuts, stage_ranks
         ):
-            self._tell_unknown(pipe, iteration)
+            self._tell_unknown(trainer, pipe)
             # The same cuts, with another reason.
             decision = pipe.ranks.choose(lambda: self._decide(pipe, times))
         self._speeds = decision.speeds
@@ -253,14 +253,14 @@ class Rebalance(training.Extension):
         is_tried = moved is not None and not choice.goes_back
         self._predicted = decision.new_step_seconds if is_tried else None
 
-    def _tell_unknown(self, pipe: Pipeline, iteration: int) -> None:
+    def _tell_unknown(self, trainer: Any, pipe: Pipeline) -> None:
         """Prints why it is not known which hosts are slow."""
         if self._log and pipe.ranks.is_chief:
-            print(
-                f"iteration {iteration}: whether hosts are slow or layers cost"
-                f" unequally is not known ({self._ranks.reason}): give Rebalance a"
-                f" profile",
-                flush=True,
+            say(
+                trainer,
+                f"iteration {trainer.updater.iteration}: whether hosts are slow or"
+                f" layers cost unequally is not known ({self._ranks.reason}): give"
+                f" Rebalance a profile",
             )
 
     def _move(

@@ -90,7 +90,8 @@ def slow_from_the_start(comm, out):
     def disarm(trainer):
         fails_after[0] = None
 
-    train(comm, f"{out}/unknown", 2 * EVERY + 1, arm, watch, disarm)
+    bar = chainer.training.extensions.ProgressBar(update_interval=100)
+    train(comm, f"{out}/unknown", 2 * EVERY + 1, arm, watch, disarm, bar)
 
 
 def stragglers(path):
@@ -130,6 +131,8 @@ def test_a_host_that_is_slow_from_the_start_is_told_from_costly_layers(tmp_path)
     unknown = checks(tmp_path / "unknown")
     assert all(check["speeds"] is None for check in unknown)
     assert "(the ranks could not all compute one layer: rank 2: layer" in output
+    # What a progress bar left there is erased first.
+    assert f"\033[Jiteration {EVERY}: whether hosts are slow" in output
     assert "RuntimeError: out of something" in output
     assert not any("of the speed of others" in check["reason"] for check in unknown)
     said = stragglers(tmp_path / "unknown")
