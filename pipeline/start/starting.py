@@ -16,9 +16,8 @@ from typing import Any
 from mpi4py import MPI
 
 from divisible import Divisible
-from divisible.communication.collectives import all_gather
 from divisible.communication.communicators import announcement, free_dropped
-from divisible.communication.errors import StallError
+from divisible.communication.errors import DisagreementError, StallError
 from divisible.communication.flight_files import keep_flight_record
 from divisible.communication.launchers import is_started_by_a_rank, launch_or_job
 from pipeline.calls.replicas import replicas_of, world_of
@@ -26,7 +25,7 @@ from pipeline.stages.loss import Loss
 from pipeline.start.agreement import Announcement, Layout, Refusal, agree
 from pipeline.start.arguments import Arguments
 from pipeline.start.replicas import agree_on_replicas
-from pipeline.start.versions import opened, sealed
+from pipeline.start.versions import told
 
 # How long a rank that refuses its arguments waits for the others to hear why.
 _SECONDS_TO_REFUSE = 10.0
@@ -68,11 +67,10 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
             # No bad argument: who reads it wants to know where it came from.
             text = f"{text}\n{traceback.format_exc()}"
         refusal = Refusal(text)
-        with contextlib.suppress(StallError):
-            all_gather(comm, sealed((refusal, None)), _SECONDS_TO_REFUSE)
+        with contextlib.suppress(StallError, DisagreementError):
+            told(comm, (refusal, None), _SECONDS_TO_REFUSE)
         raise
-    words = sealed((mine, announcement()))
-    said = opened(all_gather(comm, words, arguments.timeout, "to start"))
+    said = told(comm, (mine, announcement()), arguments.timeout)
     words = [word for word, _ in said]
     layout = agree(words) if grid is None else agree_on_replicas(words, grid)
     layout = layout._replace(name=free_dropped([of_comm for _, of_comm in said]))

@@ -13,40 +13,59 @@ import pickle
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from mpi4py import MPI
 
 import divisible
 from divisible._version import __version__
+from divisible.communication.collectives import all_gather
 from divisible.communication.errors import DisagreementError
 
 _PACKAGE = Path(__file__).parents[1]
 _SPEAKING = _PACKAGE, Path(divisible.__file__).parent / "communication"
+_REMEDY = "Install the same version of divisible on all hosts"
 
 
-class Sealed(NamedTuple):
-    """A rank's words, which only a rank of the same version opens.
-
-    Attributes:
-        version: The version of the rank's package.
-        host: The name of its host.
-        words: Its words, pickled.
-    """
-
-    version: str
-    host: str
-    words: bytes
-
-
-def sealed(words: Any) -> Sealed:
-    """Returns words of this rank for all others."""
-    return Sealed(version(), socket.gethostname(), pickle.dumps(words))
-
-
-def opened(said: Sequence[Sealed]) -> list[Any]:
-    """Returns what all ranks said.
+def told(comm: MPI.Comm, words: Any, timeout: float) -> list[Any]:
+    """Returns what all ranks say at the start; a call of all ranks.
 
     Args:
-        said: By all ranks, in their order.
+        comm (mpi4py.MPI.Comm): The communicator of the ranks.
+        words: This rank's words; any picklable object.
+        timeout (float): Seconds to wait for the other ranks.
+
+    Raises:
+        DisagreementError: If a rank has another version of the package.
+        StallError: If another rank does not come in time.
+    """
+    try:
+        said = all_gather(comm, sealed(words), timeout, "to start")
+    except (ImportError, AttributeError) as error:
+        # Older versions pickled classes of theirs, which are elsewhere or gone by now.
+        raise DisagreementError(
+            f"rank {comm.rank} runs {version()}, and cannot read what a rank of another"
+            f" version says ({error}). {_REMEDY}"
+        ) from error
+    return opened(said)
+
+
+def sealed(words: Any) -> tuple[str, str, bytes]:
+    """Returns a rank's words, which only a rank of the same version opens.
+
+    The result has plain types, which ranks of any version can read.
+
+    Returns:
+        The version of the package, the name of the host, and the words, pickled.
+    """
+    return version(), socket.gethostname(), pickle.dumps(words)
+
+
+def opened(said: Sequence[Any]) -> list[Any]:
+    """Returns the words of all ranks.
+
+    Args:
+        said: The results of :func:`sealed`, in the order of the ranks.
 
     Raises:
         DisagreementError: If a rank has another version of the package.
@@ -56,15 +75,15 @@ def opened(said: Sequence[Sealed]) -> list[Any]:
         if title != titles[0][0]:
             raise DisagreementError(
                 f"rank 0{titles[0][1]} runs {titles[0][0]}, and rank {rank}{host} runs"
-                f" {title}. Install the same version of divisible on all hosts"
+                f" {title}. {_REMEDY}"
             )
-    return [pickle.loads(each.words) for each in said]
+    return [pickle.loads(words) for _, _, words in said]
 
 
 def _title(each: Any) -> tuple[str, str]:
     """Returns the version of a rank, and where the rank runs, for a message."""
-    if isinstance(each, Sealed):
-        return each.version, f" on {each.host}"
+    if isinstance(each, tuple) and [*map(type, each)] == [str, str, bytes]:
+        return each[0], f" on {each[1]}"
     return "a divisible that does not tell its version", ""
 
 

@@ -9,7 +9,7 @@ import pytest
 from divisible import Divisible, Plan, pop, stash
 from divisible.schedules import Schedule
 from pipeline import DisagreementError, Pipeline
-from pipeline.start import starting
+from pipeline.start import versions
 from pipeline.training.minibatches import MinibatchReader, iterators_of_rank
 from tests.support.mpiexec import assert_on_ranks, mpiexec, on_ranks, refused_on_ranks
 
@@ -53,11 +53,22 @@ def different_depths(comm):
 
 
 def different_versions(comm):
-    sealed, theirs = starting.sealed, f"divisible {comm.rank}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            starting, "sealed", lambda it: sealed(it)._replace(version=theirs)
-        )
+        patch.setattr(versions, "version", lambda: f"divisible {comm.rank}")
+        Pipeline(stage_of(comm), comm, 2)
+
+
+class Moved:
+    """A class that only rank 0 can import, as after it was moved."""
+
+
+def versions_of_other_classes(comm):
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank:
+            patch.delitem(globals(), Moved.__name__)
+        else:
+            # An older version pickled classes of its own.
+            patch.setattr(versions, "sealed", lambda words: Moved())
         Pipeline(stage_of(comm), comm, 2)
 
 
@@ -359,6 +370,11 @@ def wrong_width(comm):
             2,
             different_versions,
             ["runs divisible 0", "runs divisible 1. Install"],
+        ),
+        (
+            2,
+            versions_of_other_classes,
+            ["rank 1 runs divisible", "cannot read", "Install the same version"],
         ),
         (2, different_microbatches, ["n_microbatches differs"]),
         (2, different_schedules, ["schedule differs between rank 0 and rank 1"]),

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from divisible import Divisible, pop, stash
 from pipeline import DisagreementError, Pipeline
-from pipeline.start import starting
+from pipeline.start import versions
 from pipeline.start.versions import opened
 
 
@@ -91,8 +91,8 @@ def test_a_refusal_takes_one_gather(comm, monkeypatch):
         said.append(value)
         return gather(comm, value, timeout, *purpose)
 
-    gather = starting.all_gather
-    monkeypatch.setattr(starting, "all_gather", all_gather)
+    gather = versions.all_gather
+    monkeypatch.setattr(versions, "all_gather", all_gather)
     with pytest.raises(ValueError, match="timeout must be positive, not 0"):
         Pipeline(Divisible(L.Linear(3, 2)), comm, n_microbatches=2, timeout=0)
     refusal, _ = opened(said)[0]
