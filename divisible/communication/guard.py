@@ -58,9 +58,13 @@ def guard_rank() -> None:
     if not sys.platform.startswith("linux") or not is_one_of_several():
         return
     guard, ends_with_parent = os.getpid(), ctypes.CDLL(None).prctl
+    # Some programs start others with this signal ignored: then the system tells no
+    # parent how a child has ended.
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     rank = os.fork()
     if rank:
         _watch(rank)
+    signal.signal(signal.SIGCHLD, before)
     ends_with_parent(_SIGNAL_AT_PARENTS_END, signal.SIGKILL)
     if os.getppid() != guard:
         os._exit(1)
@@ -70,10 +74,7 @@ def _watch(rank: int) -> None:
     """Waits for the end of a rank, and ends in the same way."""
     for number in _PASSED_BY:
         signal.signal(number, signal.SIG_IGN)
-    while True:
-        _, status, used = os.wait4(rank, 0)
-        if not os.WIFSTOPPED(status):
-            break
+    _, status, used = os.wait4(rank, 0)
     if not os.WIFSIGNALED(status):
         os._exit(os.WEXITSTATUS(status))
     number = os.WTERMSIG(status)

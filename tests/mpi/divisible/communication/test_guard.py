@@ -105,10 +105,10 @@ print(os.getpid(), flush=True)
 """
 
 
-def guarded(end):
+def guarded(end, start=""):
     environment = {k: v for k, v in os.environ.items() if k != "PMI_FD"}
     return subprocess.Popen(
-        [sys.executable, "-c", FORKED.format(root=str(ROOT), end=end)],
+        [sys.executable, "-c", start + FORKED.format(root=str(ROOT), end=end)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -131,6 +131,15 @@ def test_the_guard_ends_as_the_rank_does(end, code):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     assert ("rank 1 of 2" in errors) == (code == -signal.SIGKILL)
+
+
+def test_the_guard_learns_the_end_where_ends_of_children_are_ignored():
+    start = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    # What the rank was started with is its own affair.
+    end = "sys.exit(75 if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN else 1)"
+    process = guarded(end, start)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (75, "")
 
 
 def test_the_end_of_the_guard_ends_the_rank():
