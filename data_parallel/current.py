@@ -52,6 +52,8 @@ class Current:
         self._under_way = exchange
         mark_busy(self._comm)
         self._farewells.begin()
+        # Until this rank waits for it.
+        self._farewells.leave_off()
 
     def end(self) -> None:
         """Lets the exchange be over."""
@@ -97,7 +99,13 @@ class Current:
 
     @contextlib.contextmanager
     def ending_at_errors(self) -> Iterator[None]:
-        """Ends the exchange at an error within."""
+        """Ends the exchange at an error within.
+
+        Within, this rank may wait for others. Elsewhere it does not, while an exchange
+        goes on: a rank that has left is nothing to other waits.
+        """
+        if self._under_way is not None:
+            self._farewells.resume()
         try:
             yield
         except DisagreementError:
@@ -107,10 +115,11 @@ class Current:
         except BaseException:
             self._under_way = None
             mark_idle(self._comm)
-            self._farewells.leave_off()
             self._is_broken = True
             mark_left(self._comm)
             raise
+        finally:
+            self._farewells.leave_off()
 
     def free(self) -> None:
         """Frees the communicator; a call of all ranks.

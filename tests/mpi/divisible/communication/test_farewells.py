@@ -183,6 +183,28 @@ def test_who_has_finished_may_leave_while_others_wait():
     assert result.returncode == 0, result.stdout
 
 
+def late_updates_then_two(comm):
+    """An exchange goes on while ranks 0 and 2 do what rank 1 has no part in."""
+    model = L.Linear(3, 2)
+    sgd = optimizers.SGD()
+    sgd = create_multi_node_optimizer(sgd, comm, double_buffering=True, timeout=TIMEOUT)
+    sgd.setup(model)
+    two = comm.Create_group(comm.Get_group().Incl([0, 2]))
+    for _ in range(3):
+        model.cleargrads()
+        model.W.grad = np.ones_like(model.W.array)
+        sgd.update()
+    if comm.rank != LEAVES:
+        if comm.rank == 2:
+            time.sleep(1)
+        broadcast(two, np.zeros(4_000_000), 0, TIMEOUT)
+
+
+def test_an_exchange_that_goes_on_ends_no_wait_for_others():
+    result = on_ranks(3, late_updates_then_two, timeout=START_UP + DEADLINE)
+    assert result.returncode == 0, result.stdout
+
+
 def test_what_is_part_of_something_counted_is_not_counted():
     comm = MPI.COMM_SELF.Dup()
     counted = farewells(comm)
