@@ -78,9 +78,10 @@ class Loaded(click.Path):
         """Loads the newest file in a folder, and says which one it is."""
         ages = {}
         for path in Path(folder).glob(self._newest):
-            # Another process may have removed it.
+            # Another process may have removed it; to read a pipe might never end.
             with contextlib.suppress(OSError):
-                ages[path] = path.stat().st_mtime
+                if path.is_file():
+                    ages[path] = path.stat().st_mtime
         for path in sorted(ages, key=ages.get, reverse=True):
             # Others have such names as well.
             with contextlib.suppress(OSError, ValueError), console.plain_warnings():

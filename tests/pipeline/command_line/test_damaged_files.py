@@ -6,6 +6,7 @@ Nor does a character of them control the terminal.
 import contextlib
 import hashlib
 import json
+import os
 import resource
 import shutil
 import signal
@@ -307,6 +308,16 @@ def test_escapes_in_hosts_and_keys(folder, tmp_path):
     assert r"a\x1b]0;title\x07\x1b[2J\x9b31m\u202e" in result.output
     np.savez(tmp_path / "w.npz", **{f"0/W{ESCAPES}": np.ones(3)})
     assert r"0/W\x1b]0" in command(folder, f"import {tmp_path}/w.npz").output
+
+
+def test_a_pipe_in_a_folder_is_passed_over(folder, tmp_path):
+    shutil.copy(folder / "timeline.json", tmp_path)
+    os.utime(tmp_path / "timeline.json", (1, 1))
+    # Newer than the timeline; nobody writes to it.
+    os.mkfifo(tmp_path / "pipe.json")
+    with limited():
+        result = command(folder, f"timeline {tmp_path}")
+    assert result.output.startswith(f"{tmp_path}/timeline.json\n")
 
 
 @pytest.mark.matrix
