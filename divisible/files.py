@@ -95,15 +95,16 @@ def write_picture(path: str | os.PathLike, figure: Any, **settings: Any) -> None
     """Writes a picture of matplotlib; the file appears only when it is complete.
 
     Args:
-        path: The file, whose ending names the format; without one it is ``.png``.
+        path: The file, whose ending names the format; without one it is ``.png``. A
+            device or a pipe without an ending gets a PNG.
         figure (matplotlib.figure.Figure): The picture.
         **settings: Arguments for ``savefig``.
     """
     path = Path(path)
-    if not path.suffix:
+    if not path.suffix and not _is_special(os.fspath(path)):
         path = path.with_name(f"{path.name}.png")
     with written_aside(path) as aside:
-        figure.savefig(aside, format=path.suffix[1:], **settings)
+        figure.savefig(aside, format=path.suffix[1:] or "png", **settings)
 
 
 def why_not(error: OSError, path: str | os.PathLike) -> str:

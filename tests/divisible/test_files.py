@@ -72,6 +72,7 @@ def test_a_pipe_and_a_device_stay_what_they_are(tmp_path):
     finally:
         os.close(reader)
     write_json(link, {"n": 3})
+    write_picture(link, Figure(figsize=(1, 1)))
     assert pipe.is_fifo() and link.is_symlink()
     assert {*tmp_path.iterdir()} == {pipe, link}
 
