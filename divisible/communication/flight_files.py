@@ -13,7 +13,6 @@ is some days old, and nobody writes it any more.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import mmap
 import os
@@ -32,6 +31,7 @@ from divisible.communication.flight_record import (
     read,
     with_end,
 )
+from divisible.communication.leaving import at_end
 from divisible.terminal_text import printable
 
 #: Names a directory to keep flight records in, such as one that all hosts share.
@@ -78,7 +78,7 @@ def keep_flight_record(job: str, rank: int, n_ranks: int) -> None:
             warnings.warn(text, stacklevel=4)
         return
     _Kept.path, _Kept.process, _Kept.is_given = path, os.getpid(), bool(given)
-    atexit.register(_remove)
+    at_end(_remove)
     if not given:
         _tidy(root)
 

@@ -17,7 +17,7 @@ def record(monkeypatch):
     record = FlightRecord()
     monkeypatch.setattr(flight_files, "own_flight_record", record)
     monkeypatch.setattr(flight_files._Kept, "path", None)
-    monkeypatch.setattr(flight_files.atexit, "register", lambda function: None)
+    monkeypatch.setattr(flight_files, "at_end", lambda function: function)
     monkeypatch.delenv(flight_files.VARIABLE, raising=False)
     return record
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from divisible import Divisible
+from divisible.communication.flight_files import VARIABLE
 from pipeline import Pipeline
 from tests.support.mpiexec import on_ranks
 
@@ -41,7 +42,10 @@ def test_who_waits_for_a_rank_that_has_left_says_so(leaving):
     assert "rank done" not in result.stdout
 
 
-def test_all_ranks_may_leave_at_the_end():
+def test_all_ranks_may_leave_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
     result = on_ranks(2, train, None, timeout=DEADLINE)
     assert result.returncode == 0, result.stdout
+    # As at the end of a script.
+    assert not list(tmp_path.iterdir())
     assert result.stdout.count("rank done") == 2
