@@ -31,7 +31,7 @@ _MARKS = {
     "heterogeneous": "baselines",
     "mixed_precision": "momentum_sgd16",
     "model_compression": "scores",
-    "pipeline": "call_agreement",
+    "pipeline": "trainer_lines",
 }
 
 

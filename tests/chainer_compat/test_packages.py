@@ -59,6 +59,12 @@ def test_run_cannot_be_hidden(folder):
     assert (result.returncode, result.stdout) == (0, "trained ['--x']\n")
 
 
+def test_each_mark_is_a_module_of_its_package():
+    assert sorted(_packages._MARKS) == sorted(_packages.NAMES)
+    for name, mark in _packages._MARKS.items():
+        assert (ROOT / name / f"{mark}.py").is_file(), (name, mark)
+
+
 # What the start-up files import cannot be hidden.
 @pytest.mark.parametrize("hidden", ["divisible", "mixed_precision"])
 @pytest.mark.parametrize("is_package", [False, True])
