@@ -21,7 +21,11 @@ import types
 from typing import Any, Callable, NamedTuple
 
 from divisible.communication import flight_report
-from divisible.communication.errors import DisagreementError, StallError
+from divisible.communication.errors import (
+    DisagreementError,
+    StallError,
+    is_of_mpi,
+)
 from divisible.communication.flight_record import own_flight_record
 from divisible.communication.launchers import is_one_of_several, launch
 from divisible.communication.leaving import hear_exits
@@ -235,8 +239,9 @@ def _fail(what: str, error: BaseException | None, report: Callable[[], None]) ->
     _reserve.clear()
     _end_after(_SECONDS_TO_SAY)
     # Who waits for a rank in vain says so at once: one that waits for the one that
-    # waits has less to say.
-    if not isinstance(error, StallError):
+    # waits has less to say. MPI fails where another rank was killed: this one is not
+    # behind, and the launcher is about to end it.
+    if not isinstance(error, StallError) and not is_of_mpi(error):
         if error is not None:
             own_flight_record.fail(error)
         let_lower_ranks_speak()
@@ -247,4 +252,4 @@ def _is_between_ranks(error: BaseException | None) -> bool:
     """Returns whether an error is of what ranks did together, or did not do."""
     if isinstance(error, (StallError, DisagreementError, KeyboardInterrupt)):
         return True
-    return type(error).__module__.startswith("mpi4py")
+    return is_of_mpi(error)

@@ -13,6 +13,17 @@ class DisagreementError(ValueError):
     """Ranks were given different things; raised alike on every rank."""
 
 
+def is_of_mpi(error: BaseException | None) -> bool:
+    """Returns whether the MPI library has raised an error.
+
+    Example:
+        >>> from mpi4py import MPI
+        >>> is_of_mpi(MPI.Exception(MPI.ERR_OTHER)), is_of_mpi(OSError())
+        (True, False)
+    """
+    return type(error).__module__.startswith("mpi4py")
+
+
 def in_words(ranks: Iterable[int], titles: Mapping[int, str] | None = None) -> str:
     """Returns the names of ranks, for a message.
 

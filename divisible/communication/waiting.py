@@ -7,7 +7,7 @@ import time
 from typing import Any, Callable
 
 from divisible.communication.busy import mark_left
-from divisible.communication.errors import StallError
+from divisible.communication.errors import StallError, is_of_mpi
 from divisible.communication.farewells import check_farewells
 from divisible.communication.flight_record import (
     BEGIN,
@@ -57,16 +57,23 @@ def wait(
             freed if the wait ends with an error.
 
     Raises:
-        StallError: If the time is over, or a rank that is to take part has ended its
-            script. Time in which the process is suspended does not count, but for a
-            second.
+        StallError: If the time is over, a rank that is to take part has ended its
+            script, or the MPI library fails, as it may when that rank is killed. Time
+            in which the process is suspended does not count, but for a second.
     """
     try:
         return _poll(test, timeout, waiting_for, watch, place)
-    except BaseException:
+    except BaseException as error:
         _abandoned.append(test)
         if place is not None:
             mark_left(place.comm)
+        if is_of_mpi(error):
+            raise StallError(
+                f"MPI failed during a wait for {waiting_for()}: {error}. The rank that"
+                f" is waited for may have been killed: the launcher prints the number"
+                f" of a killed process, and 'divisible flight-record' the number of"
+                f" each rank's process"
+            ) from error
         raise
 
 

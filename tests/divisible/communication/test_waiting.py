@@ -47,6 +47,17 @@ def test_what_watches_may_end_a_wait():
         waiting.wait(lambda: False, 5.0, lambda: "rank 1", watch)
 
 
+def test_a_wait_in_which_mpi_fails_names_what_was_waited_for():
+    """As where the other rank is killed, before the launcher ends this one."""
+
+    def test():
+        raise MPI.Exception(MPI.ERR_IN_STATUS)
+
+    with pytest.raises(StallError, match="for what rank 1 sends, for 0B2: ") as raised:
+        waiting.wait(test, 5.0, lambda: "what rank 1 sends, for 0B2")
+    assert isinstance(raised.value.__cause__, MPI.Exception)
+
+
 @pytest.mark.parametrize(
     "peer, awaited, said",
     [
