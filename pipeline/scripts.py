@@ -73,7 +73,13 @@ def run_script(arguments: Sequence[str]) -> None:
 def _prepare(arguments: Sequence[str]) -> None:
     script = arguments[0]
     if not os.path.exists(script):
-        sys.exit(f"there is no script {script}")
+        why = f"there is no script {script}"
+        if script.startswith("-"):
+            why += (
+                ". Options stand before 'divisible', if they are the launcher's, or"
+                " after the script: mpiexec -n 4 divisible run train.py --epoch 20"
+            )
+        sys.exit(why)
     if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
         # Python does not know that MPICH handles it.
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)

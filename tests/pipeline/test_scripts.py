@@ -84,6 +84,11 @@ def test_what_is_not_there_is_refused():
         scripts.run_script(["missing.py"])
 
 
+def test_an_option_of_the_launcher_is_sent_to_the_launcher():
+    with pytest.raises(SystemExit, match="no script -n.*mpiexec -n 4 divisible run"):
+        scripts.run_script(["-n", "2", "train.py"])
+
+
 def test_the_command_hands_all_arguments_to_the_script(tmp_path):
     path = tmp_path / "script.py"
     path.write_text("import sys\nprint(sys.argv[1:])\nsys.exit(3)")
