@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -89,13 +90,17 @@ class Comparison:
 
     def __str__(self) -> str:
         """Says in a line what was lost, as means over the ranks."""
-        lost = self.lost.mean(axis=0)
         scale, unit = time_unit(self.measured.makespan)
+        lost = self.lost.mean(axis=0) * scale
+        # Three digits of the largest, and no more places for the others. An added
+        # zero takes the sign from a negative one.
+        largest = max(np.abs(lost).max(), abs(lost.sum()))
+        places = 2 - math.floor(math.log10(largest)) if largest else 0
+        total, *by_cause = (np.round([lost.sum(), *lost], places) + 0.0).tolist()
         causes = ", ".join(
-            f"{cause} {seconds * scale:+.3g}"
-            for cause, seconds in zip(CAUSES, lost.tolist())
+            f"{cause} {value:+.3g}" for cause, value in zip(CAUSES, by_cause)
         )
-        return f"{lost.sum() * scale:+.3g} {unit}: {causes}"
+        return f"{total:+.3g} {unit}: {causes}"
 
     def plot(self, path: str | os.PathLike) -> None:
         """Draws both timelines on one scale of time; needs matplotlib.

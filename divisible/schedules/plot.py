@@ -159,7 +159,7 @@ def _legend(timelines: Collection[Timeline], span: float) -> list:
         if any((timeline.category == code).any() for timeline in timelines)
     ]
     if not all(_has_bars(timeline, span) for timeline in timelines):
-        handles.append(Patch(facecolor="none", label="mixed: share of the time"))
+        handles.append(Patch(facecolor="none", label="mixed colors: shares of time"))
     elif any(chunks(timeline).any() for timeline in timelines):
         handles.append(Patch(facecolor="none", label="paler: later stage of the rank"))
     return handles

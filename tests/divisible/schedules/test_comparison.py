@@ -53,6 +53,17 @@ def test_each_moment_has_one_cause():
     }
 
 
+@pytest.mark.parametrize("is_longer", [True, False])
+def test_a_line_has_as_many_places_as_its_largest_number(is_longer):
+    """The other step is a second longer, and waits for 0.1 ms between its actions."""
+    short = Timeline([(0, "0F0", 0.0, 0.5), (0, "0B0", 0.5, 1.0)])
+    long = Timeline([(0, "0F0", 0.0, 0.5), (0, "0B0", 0.5001, 2.0)])
+    sign = "+" if is_longer else "-"
+    comparison = long.compare(short) if is_longer else short.compare(long)
+    others = "other +0, messages +0, waiting +0, between +0"
+    assert str(comparison) == f"{sign}1 s: computing {sign}1, {others}"
+
+
 @given(
     st.sampled_from([gpipe, one_f_one_b, zero_bubble_h1]),
     st.integers(1, 4),
