@@ -255,8 +255,9 @@ def _deferred(link: chainer.Link) -> DeferredArray:
         )
     if not isinstance(array, DeferredArray):
         raise StoreError(
-            f"Streamed({name}): its arrays are in memory already, as a whole. Make it"
-            f" in a block 'with deferred_init(seed):', and then model.divide()"
+            f"Streamed({name}): its arrays are in memory already, as a whole. Make the"
+            f" layer in a block 'with deferred_init(seed):', and stream it before"
+            f" model.divide() makes its arrays"
         )
     if array.dtype.char not in "fd":
         raise ValueError(
