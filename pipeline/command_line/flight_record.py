@@ -41,4 +41,4 @@ def flight_record_command(directory: str | None, last: int) -> None:
     rows = flight_table.rows(logs, last)
     console.print_table(("time", "rank", "call", "event"), rows, left=(0, 2, 3))
     for text in [*flight_report.verdict(logs), *flight_report.processes(logs)]:
-        console.say(text)
+        console.say_wrapped(text)

@@ -88,7 +88,7 @@ class Loaded(click.Path):
                 loaded = self._load(str(path))
                 console.say(str(path))
                 return loaded
-        where = printable(f"{folder} has no file {self._newest} of this kind")
+        where = printable(f"{folder} has no file {self._newest} that can be read here")
         self.fail(f"{where}: name the file, or the folder it is in", param, ctx)
         return None
 

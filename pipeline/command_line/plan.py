@@ -128,7 +128,7 @@ def plan_command(profiles, ranks, stages, shows_all, output, plot, **given) -> N
     if plot is not None:
         draw(predict(plan, profiles), plot)
     # The last line is what is left on the terminal.
-    console.say(plan.headline)
+    console.say_wrapped(plan.headline)
 
 
 def _cut(profiles, stages, given) -> Plan:
@@ -178,7 +178,7 @@ def _print_plan(plan: Plan, shows_all: bool) -> None:
         times = min(alone) / plan.step_seconds
         console.say(f"one rank would take {times:.2f} times as long")
     if plan.certainty:
-        console.say(plan.certainty)
+        console.say_wrapped(plan.certainty)
 
 
 def _print_alternatives(alternatives: Sequence[Alternative], shows_all: bool) -> None:

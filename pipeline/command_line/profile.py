@@ -89,7 +89,7 @@ def profile_command(
             )
         # Before it is printed: "| head" closes the pipe, which ends the command.
         measured.save(_numbered(output, size, batch))
-        console.say(f"{model}, {measured.headline}")
+        console.say_wrapped(f"{model}, {measured.headline}")
         console.print_table(PROFILE_COLUMNS, profile_rows(measured), left=(1,))
         console.say(f"written to {_numbered(output, size, batch)}")
         if plot is not None:

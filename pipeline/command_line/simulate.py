@@ -72,7 +72,7 @@ def simulate_command(
         "network": replace(machine.network, **links) if links else None,
     }
     plan = replace(plan, conditions=conditions.changed(plan.n_ranks, **given))
-    console.say(plan.headline)
+    console.say_wrapped(plan.headline)
     changed += [name for name, value in given.items() if value is not None]
     _say_conditions(plan, made_for is not None, changed)
     timeline = predict(plan, profiles)

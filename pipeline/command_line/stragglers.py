@@ -37,7 +37,9 @@ def stragglers_command(checks, below: float) -> None:
     ]
     n_moves = sum(check.moved is not None for check in checks)
     last = checks[-1].iteration if checks else 0
-    console.say(f"{len(checks)} checks up to iteration {last}, {n_moves} moves")
+    n_checks = f"{len(checks)} check{'' if len(checks) == 1 else 's'}"
+    moves = f"{n_moves} move{'' if n_moves == 1 else 's'}"
+    console.say(f"{n_checks} up to iteration {last}, {moves}")
     if rows:
         columns = "rank", "host", "iterations", "speed", "moves"
         console.print_table(columns, rows, left=(1, 2))

@@ -82,7 +82,7 @@ def test_the_command_names_them(tmp_path):
     write(tmp_path / "log", SPEEDS, moves=[3])
     result = CliRunner().invoke(main, ["stragglers", str(tmp_path / "log")])
     assert result.exit_code == 0, result.output
-    assert "8 checks up to iteration 160, 1 moves" in result.output
+    assert "8 checks up to iteration 160, 1 move\n" in result.output
     assert "host1" in result.output
     assert "60 to 80" in result.output
     result = CliRunner().invoke(
@@ -143,7 +143,7 @@ def test_the_newest_log_of_a_folder(tmp_path):
     empty.mkdir()
     result = CliRunner().invoke(main, ["stragglers", str(empty)])
     assert result.exit_code == 2
-    words = f"{empty} has no file *.jsonl of this kind: name the file"
+    words = f"{empty} has no file *.jsonl that can be read here: name the file"
     assert words in " ".join(result.output.split())
 
 
