@@ -18,7 +18,8 @@ Method* (2005).
     units         hidden units as rows of blocks, and their first values
     messages      sends, receives, waits
 
-    partition     rectangles, and the best of them for given abilities
+    rectangles    the square, cut into rectangles: what each processor has
+    partition     the best rectangles for given abilities
     columns       the search for columns of processors
     costs         the time of messages, equation (8)
     baselines     mappings from before
@@ -47,10 +48,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "heterogeneous.mlp": ["RectangularMLP", "StepSeconds"],
         "heterogeneous.remapper": ["Remapper"],
         "heterogeneous.moving": ["Transfer", "transfers"],
-        "heterogeneous.partition": [
-            "Rectangle",
-            "RectangularPartition",
-            "rectangular_partition",
-        ],
+        "heterogeneous.partition": ["RectangularPartition", "rectangular_partition"],
+        "heterogeneous.rectangles": ["Rectangle"],
     },
 )

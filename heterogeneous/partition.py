@@ -5,62 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
-from divisible.planning.shares import integer_shares
-from divisible.records import plain_integer, plain_number, shown
+from divisible.records import plain_integer, plain_number
 from heterogeneous import columns as search
 from heterogeneous import picture
 from heterogeneous.costs import CommunicationCost, OneToOne
+from heterogeneous.rectangles import Rectangles
 
 ORDERS = ("ascending", "any")
 _REMEDY = "Give each processor a positive number, such as its work per second"
 
 
-class Rectangle(NamedTuple):
-    """The part of a processor.
-
-    Attributes:
-        processor: Its number.
-        column: The number of its column.
-        x: Where it begins, as a share of the samples.
-        y: Likewise of the hidden units.
-        width: Its share of the samples.
-        height: Its share of the hidden units.
-        samples: First sample, and the one behind the last.
-        units: Likewise of the hidden units.
-    """
-
-    processor: int
-    column: int
-    x: float
-    y: float
-    width: float
-    height: float
-    samples: tuple[int, int]
-    units: tuple[int, int]
-
-    @property
-    def n_samples(self) -> int:
-        """How many samples it has."""
-        return self.samples[1] - self.samples[0]
-
-    @property
-    def n_units(self) -> int:
-        """How many hidden units it has."""
-        return self.units[1] - self.units[0]
-
-    @property
-    def work(self) -> int:
-        """Units times samples, to which its time is about proportional."""
-        return self.n_units * self.n_samples
-
-
 @dataclass(frozen=True)
-class RectangularPartition:
+class RectangularPartition(Rectangles):
     """Processors in columns, each with a rectangle of the unit square.
 
     ::
@@ -81,9 +40,10 @@ class RectangularPartition:
 
     Attributes:
         columns: Processors, bottom first, by their numbers.
-        widths: Of the columns; of the sum 1.
-        heights: Of each column's processors; of the sum 1 in each column.
-        abilities: Of the processors, of the sum 1.
+        widths: Share of each column in the samples, of the sum 1.
+        heights: Shares of each column's processors in the hidden units, of the sum 1 in
+            each column.
+        abilities: Share of each processor in the work, of the sum 1.
         n: Inputs of the network.
         m: Hidden units.
         l: Outputs.
@@ -100,83 +60,11 @@ class RectangularPartition:
             a column has processors.
     """
 
-    columns: tuple[tuple[int, ...], ...]
-    widths: tuple[float, ...]
-    heights: tuple[tuple[float, ...], ...]
-    abilities: tuple[float, ...]
-    n: int
-    m: int
-    l: int  # noqa: E741  (the paper's letter)
-    s: int
-    cost: CommunicationCost
     order: str = "ascending"
     communication_by_columns: np.ndarray | None = field(
         default=None, compare=False, repr=False
     )
     table: np.ndarray | None = field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.s < self.n_columns:
-            raise ValueError(
-                f"there are {self.s} samples for {self.n_columns} columns of"
-                f" processors, {shown(self.columns)}: give at least as many samples, or"
-                f" fewer processors"
-            )
-        for c, column in enumerate(self.columns):
-            if self.m < len(column):
-                raise ValueError(
-                    f"there are {self.m} hidden units for the {len(column)} processors"
-                    f" of column {c}, {shown(column)}: give at least as many units, or"
-                    f" fewer processors"
-                )
-
-    @property
-    def n_columns(self) -> int:
-        """How many columns there are."""
-        return len(self.columns)
-
-    @property
-    def n_processors(self) -> int:
-        """How many processors there are."""
-        return len(self.abilities)
-
-    @property
-    def per_column(self) -> tuple[int, ...]:
-        """How many processors each column has."""
-        return tuple(map(len, self.columns))
-
-    @cached_property
-    def communication(self) -> float:
-        """Equation (8), or what another cost says of this partition."""
-        sizes = np.array(self.per_column)
-        slowest = np.max(self.cost.column(np.array(self.widths), sizes))
-        return float(self.cost.total(slowest, self.n_columns))
-
-    @cached_property
-    def rectangles(self) -> tuple[Rectangle, ...]:
-        """The rectangle of each processor, by its number."""
-        found: dict[int, Rectangle] = {}
-        x = 0.0
-        samples = self.samples_of(self.s, least=1)
-        for c, (column, width) in enumerate(zip(self.columns, self.widths)):
-            units = _ranges(integer_shares(self.heights[c], self.m))
-            y = 0.0
-            for processor, height, own in zip(column, self.heights[c], units):
-                found[processor] = Rectangle(
-                    processor, c, x, y, width, height, samples[c], own
-                )
-                y += height
-            x += width
-        return tuple(found[i] for i in range(len(found)))
-
-    def samples_of(self, n_samples: int, least: int = 0) -> list[tuple[int, int]]:
-        """Returns first and last of each column's samples, the last one excluded.
-
-        Args:
-            n_samples: All of them; need not be those of the partition.
-            least: No column has fewer.
-        """
-        return _ranges(integer_shares(self.widths, n_samples, least))
 
     def resized(self, abilities: Sequence[float]) -> RectangularPartition:
         """Returns a partition with the same columns, for other abilities.
@@ -353,8 +241,3 @@ def checked_shape(*sizes: int) -> tuple[int, int, int, int]:
         if size < 1:
             raise ValueError(f"{name}, must be 1 or more, not {size}")
     return tuple(found)
-
-
-def _ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    ends = np.cumsum(sizes).tolist()
-    return [(end - size, end) for size, end in zip(sizes, ends)]

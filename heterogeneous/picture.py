@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from divisible.files import write_picture
-
-if TYPE_CHECKING:
-    from heterogeneous.partition import Rectangle, RectangularPartition
+from heterogeneous.rectangles import Rectangle, Rectangles
 
 # Of the square, in characters without the last border.
 _WIDTH, _HEIGHT = 48, 16
@@ -18,12 +15,12 @@ _INCHES, _DPI = 6.0, 100
 _COLORS = ("#88ccee", "#ddcc77", "#cc6677", "#44aa99", "#aa88bb", "#bbbbbb")
 
 
-def text(partition: RectangularPartition) -> str:
+def text(partition: Rectangles) -> str:
     """Returns a table of the processors, and the square."""
     return "\n".join([*_head(partition), "", *_rows(partition), "", *square(partition)])
 
 
-def _head(partition: RectangularPartition) -> list[str]:
+def _head(partition: Rectangles) -> list[str]:
     n, m, l, s = partition.n, partition.m, partition.l, partition.s  # noqa: E741
     count, per_column = partition.n_processors, partition.per_column
     return [
@@ -34,7 +31,7 @@ def _head(partition: RectangularPartition) -> list[str]:
     ]
 
 
-def _rows(partition: RectangularPartition) -> list[str]:
+def _rows(partition: Rectangles) -> list[str]:
     lines = [
         "processor  column  ability   width  height  samples           hidden units"
     ]
@@ -52,7 +49,7 @@ def _rows(partition: RectangularPartition) -> list[str]:
     return lines
 
 
-def square(partition: RectangularPartition) -> list[str]:
+def square(partition: Rectangles) -> list[str]:
     """Returns the square as lines of characters, from its top down.
 
     A processor's number is in the middle of its rectangle, if it fits.
@@ -83,7 +80,7 @@ def _draw(canvas: list[list[str]], r: Rectangle) -> None:
         canvas[(top + bottom) // 2][start : start + len(label)] = label
 
 
-def plot(partition: RectangularPartition, path: str | os.PathLike) -> None:
+def plot(partition: Rectangles, path: str | os.PathLike) -> None:
     """Draws the square.
 
     Args:

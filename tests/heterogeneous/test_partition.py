@@ -99,13 +99,6 @@ def test_a_partition_is_remade_as_it_was_made():
     assert again.cost is twice and again.table is None
 
 
-def test_samples_of_another_number():
-    p = make()
-    assert p.samples_of(1024) == [(0, 358), (358, 1024)]
-    assert p.samples_of(3) == [(0, 1), (1, 3)]
-    assert p.samples_of(1) == [(0, 0), (0, 1)]
-
-
 def test_shares_are_those_of_the_planning():
     assert integer_shares([1, 1, 2], 10) == [3, 2, 5]
 
