@@ -18,7 +18,9 @@
     rank_program        actions and messages as one rank sees them
     costs               what stages and edges cost
     simulator           how long all that takes
-    events, timeline    what ran when, predicted or measured
+    events              one event, and its categories
+    event_table         the events of all ranks as columns
+    timeline            what ran when, predicted or measured
     critical_path       what decided how long it took
     comparison          where a measured step lost time against its prediction
     trace               timelines as files

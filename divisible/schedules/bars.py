@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from divisible.schedules.actions import KINDS
+from divisible.schedules.event_table import EventTable
 from divisible.schedules.events import CATEGORIES
-
-if TYPE_CHECKING:
-    from divisible.schedules.timeline import Timeline
 
 # Blue forward, green backward in a strong (input) and a light tone (weight); what is
 # not computation is kept pale. Readable for colour-blind eyes and in grey.
@@ -49,7 +47,7 @@ _UNDERLAY = "#777777"
 _MOST_WHITE = 0.5
 
 
-def chunks(timeline: Timeline) -> np.ndarray:
+def chunks(timeline: EventTable) -> np.ndarray:
     """Places each computation's stage among its rank's: 0 the first, 1 the last."""
     place = np.zeros(len(timeline))
     for begin, end in zip(timeline.offsets[:-1], timeline.offsets[1:]):
@@ -75,7 +73,7 @@ class Written(NamedTuple):
     full: float
 
     @classmethod
-    def of(cls, timelines: Collection[Timeline], span: float) -> Written:
+    def of(cls, timelines: Collection[EventTable], span: float) -> Written:
         """Chooses widths for all timelines of a picture.
 
         Args:
@@ -94,7 +92,12 @@ class Written(NamedTuple):
 
 
 def draw_bars(
-    axes, timeline: Timeline, begin: float, scale: float, span: float, written: Written
+    axes,
+    timeline: EventTable,
+    begin: float,
+    scale: float,
+    span: float,
+    written: Written,
 ) -> None:
     """Draws each event as a bar, as wide as it is long.
 
@@ -169,7 +172,7 @@ def _rectangles(
 
 
 def _busy_times(
-    timeline: Timeline, left: np.ndarray, right: np.ndarray
+    timeline: EventTable, left: np.ndarray, right: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns when ranks compute without a pause: ranks, beginnings and ends.
 
@@ -184,13 +187,13 @@ def _busy_times(
     return rank[first], x0[first], x1[last]
 
 
-def bar_points(timeline: Timeline, span: float) -> np.ndarray:
+def bar_points(timeline: EventTable, span: float) -> np.ndarray:
     """Returns the width of each event's bar, in points, on axes of ``span`` seconds."""
     return (timeline.end - timeline.start) / span * _WIDTH_POINTS
 
 
 def _write_microbatches(
-    axes, timeline: Timeline, middle: np.ndarray, points: np.ndarray, written: Written
+    axes, timeline: EventTable, middle: np.ndarray, points: np.ndarray, written: Written
 ) -> None:
     """Writes the microbatches of computations on those bars that have room for it.
 

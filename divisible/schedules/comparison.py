@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from divisible.schedules.actions import KINDS
+from divisible.schedules.event_table import EventTable
 from divisible.schedules.events import OTHER, RECEIVE, SEND, WAIT
 from divisible.schedules.plot import describe, plot_timelines, time_unit
-
-if TYPE_CHECKING:
-    from divisible.schedules.timeline import Timeline
 
 #: What a step loses time by, in the order in which it is reckoned: where two go on at
 #: once, the time is the first one's.
@@ -56,7 +54,7 @@ class Comparison:
         predicted: The timeline of the same schedule, simulated.
 
     Attributes:
-        measured, predicted (Timeline): The arguments.
+        measured, predicted (EventTable): The arguments.
         lost (numpy.ndarray): Seconds, of shape ``(n_ranks, len(CAUSES))``.
         stages (list[StageTime]): By stage and rank.
 
@@ -77,7 +75,7 @@ class Comparison:
         1.5
     """
 
-    def __init__(self, measured: Timeline, predicted: Timeline) -> None:
+    def __init__(self, measured: EventTable, predicted: EventTable) -> None:
         _check_same_work(measured, predicted)
         self.measured = measured
         self.predicted = predicted
@@ -119,7 +117,7 @@ class Comparison:
         plot_timelines(dict(zip(titles, (self.measured, self.predicted))), path)
 
 
-def _check_same_work(measured: Timeline, predicted: Timeline) -> None:
+def _check_same_work(measured: EventTable, predicted: EventTable) -> None:
     if measured.n_ranks != predicted.n_ranks:
         raise ValueError(
             f"the measured timeline has {measured.n_ranks} ranks and the predicted one "
@@ -140,13 +138,13 @@ def _check_same_work(measured: Timeline, predicted: Timeline) -> None:
             )
 
 
-def _work(timeline: Timeline) -> set[tuple[int, int, int]]:
+def _work(timeline: EventTable) -> set[tuple[int, int, int]]:
     compute = timeline.category < len(KINDS)
     columns = timeline.rank, timeline.stage, timeline.microbatch
     return set(zip(*(column[compute].tolist() for column in columns)))
 
 
-def _stage_seconds(timeline: Timeline) -> dict[tuple[int, int], float]:
+def _stage_seconds(timeline: EventTable) -> dict[tuple[int, int], float]:
     seconds: dict[tuple[int, int], float] = {}
     compute = timeline.category < len(KINDS)
     columns = timeline.stage, timeline.rank, timeline.end - timeline.start
@@ -155,7 +153,7 @@ def _stage_seconds(timeline: Timeline) -> dict[tuple[int, int], float]:
     return seconds
 
 
-def _seconds_by_cause(timeline: Timeline) -> np.ndarray:
+def _seconds_by_cause(timeline: EventTable) -> np.ndarray:
     """Gives each moment of each rank to one of `CAUSES`."""
     seconds = np.zeros((timeline.n_ranks, len(CAUSES)))
     if not len(timeline):

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, KINDS
+from divisible.schedules.event_table import EventTable
 from divisible.schedules.events import RECEIVE, SEND, WAIT
-
-if TYPE_CHECKING:
-    from divisible.schedules.timeline import Timeline
 
 _COMPUTATIONS = tuple(range(len(KINDS)))
 _MESSAGES = SEND, RECEIVE
 
 
-def critical_path(timeline: Timeline) -> list[int]:
+def critical_path(timeline: EventTable) -> list[int]:
     """Finds the chain of events that decides the makespan.
 
     From the event that ends last it goes back to what held each event up: the
@@ -38,7 +35,7 @@ def critical_path(timeline: Timeline) -> list[int]:
 class _Search:
     """One walk back through a timeline."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: EventTable) -> None:
         self._timeline = timeline
         compute = timeline.category < len(KINDS)
         stages, first = np.unique(timeline.stage[compute], return_index=True)

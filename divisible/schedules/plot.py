@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,10 +17,8 @@ from divisible.schedules.bars import (
     chunks,
     draw_bars,
 )
+from divisible.schedules.event_table import EventTable
 from divisible.schedules.events import CATEGORIES
-
-if TYPE_CHECKING:
-    from divisible.schedules.timeline import Timeline
 
 LABELS = {
     "F": "F forward",
@@ -40,7 +37,7 @@ _TITLE_COLUMNS = 120
 
 
 def plot_timeline(
-    timeline: Timeline, path: str | os.PathLike, title: str | None = None
+    timeline: EventTable, path: str | os.PathLike, title: str | None = None
 ) -> None:
     """Draws one row per rank, with the share of the bubble at its right.
 
@@ -62,7 +59,7 @@ def plot_timeline(
     plot_timelines({title: timeline}, path)
 
 
-def plot_timelines(timelines: dict[str, Timeline], path: str | os.PathLike) -> None:
+def plot_timelines(timelines: dict[str, EventTable], path: str | os.PathLike) -> None:
     """Draws several timelines below each other, on one scale of time.
 
     Args:
@@ -108,7 +105,7 @@ def plot_timelines(timelines: dict[str, Timeline], path: str | os.PathLike) -> N
     write_picture(path, figure)
 
 
-def describe(timeline: Timeline) -> str:
+def describe(timeline: EventTable) -> str:
     """Says how long a timeline is, and the mean of its ranks' bubbles."""
     scale, unit = time_unit(timeline.makespan or 1.0)
     bubble = timeline.bubble.mean() if len(timeline) else 0.0
@@ -116,7 +113,7 @@ def describe(timeline: Timeline) -> str:
 
 
 def _draw(
-    axes, timeline: Timeline, span: float, scale: float, written: Written
+    axes, timeline: EventTable, span: float, scale: float, written: Written
 ) -> None:
     """Draws one timeline on axes that are ``span`` seconds wide."""
     n_ranks = max(timeline.n_ranks, 1)
@@ -141,7 +138,7 @@ def _draw(
     right.spines["right"].set_visible(False)
 
 
-def _has_bars(timeline: Timeline, span: float) -> bool:
+def _has_bars(timeline: EventTable, span: float) -> bool:
     """Returns whether events are drawn as bars, or as an image."""
     if not len(timeline):
         return True
@@ -149,7 +146,7 @@ def _has_bars(timeline: Timeline, span: float) -> bool:
     return len(timeline) <= _MOST_BARS and not narrow
 
 
-def _legend(timelines: Collection[Timeline], span: float) -> list:
+def _legend(timelines: Collection[EventTable], span: float) -> list:
     # matplotlib is optional.
     from matplotlib.patches import Patch
 
@@ -182,7 +179,7 @@ def _some_ranks(n_ranks: int) -> list[int]:
     return list(range(0, n_ranks, step))
 
 
-def _draw_image(axes, timeline: Timeline, begin: float, scale, makespan) -> None:
+def _draw_image(axes, timeline: EventTable, begin: float, scale, makespan) -> None:
     # matplotlib is optional.
     from matplotlib.colors import to_rgb
 

@@ -8,48 +8,23 @@ numbers and become objects only when they are looked at.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from divisible.records import reading_json
-from divisible.schedules.actions import (
-    FORWARD,
-    KINDS,
-    Action,
-    Transfer,
-    parse_operation,
-)
+from divisible.schedules.actions import KINDS, Action, Transfer, parse_operation
 from divisible.schedules.comparison import Comparison
 from divisible.schedules.critical_path import critical_path
+from divisible.schedules.event_table import COLUMNS, DIRECTIONS, NONE, EventTable
 from divisible.schedules.events import CATEGORIES, RECEIVE, SEND, Event
-from divisible.schedules.held import in_layers_of_ranks
 from divisible.schedules.plot import plot_timeline
 from divisible.schedules.trace import read_trace, save_trace
 from divisible.terminal_text import printable
 
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
-_NONE = -1
-# What a wait is for, too.
-_DIRECTIONS = ("send", "receive")
-_COLUMNS = {
-    "rank": np.int32,
-    "category": np.int8,
-    "stage": np.int32,
-    "kind": np.int8,
-    "microbatch": np.int32,
-    "peer": np.int32,
-    "direction": np.int8,
-    "label": np.int32,
-    "start": np.float64,
-    "end": np.float64,
-}
-
-
-class Timeline:
+class Timeline(EventTable):
     """Events of all ranks on one clock.
 
     Args:
@@ -91,13 +66,13 @@ class Timeline:
     ) -> None:
         rows, labels = [], {}
         for rank, what, start, end, *rest in events:
-            action, category = (_NONE, _NONE, _NONE), "other"
-            peer = direction = label = _NONE
+            action, category = (NONE, NONE, NONE), "other"
+            peer = direction = label = NONE
             if isinstance(what, str):
                 what = _parse(what)
             if isinstance(what, Transfer):
                 action, peer, category = what.action, what.peer, what.direction
-                direction = _DIRECTIONS.index(what.direction)
+                direction = DIRECTIONS.index(what.direction)
                 if what.skip:
                     label = labels.setdefault(what.skip, len(labels))
             elif isinstance(what, Action):
@@ -112,12 +87,12 @@ class Timeline:
                     f"{', '.join(CATEGORIES)}"
                 )
             stage, kind, microbatch = action
-            kind = _NONE if kind == _NONE else KINDS.index(kind)
+            kind = NONE if kind == NONE else KINDS.index(kind)
             category = CATEGORIES.index(category)
             place = stage, kind, microbatch, peer, direction, label
             rows.append((rank, category, *place, start, end))
-        columns = dict(zip(_COLUMNS, zip(*rows) if rows else [()] * len(_COLUMNS)))
-        self._fill(columns, n_ranks, name, tuple(labels))
+        columns = dict(zip(COLUMNS, zip(*rows) if rows else [()] * len(COLUMNS)))
+        super().__init__(columns, n_ranks, name, labels)
 
     @classmethod
     def from_arrays(
@@ -152,134 +127,14 @@ class Timeline:
         joined = {
             column: np.array(given[column], dtype)
             if column in given
-            else np.full(len(rank), _NONE, dtype)
-            for column, dtype in _COLUMNS.items()
+            else np.full(len(rank), NONE, dtype)
+            for column, dtype in COLUMNS.items()
         }
         for direction, category in enumerate((SEND, RECEIVE)):
             joined["direction"][joined["category"] == category] = direction
         timeline = cls.__new__(cls)
-        timeline._fill(joined, n_ranks, name, ())
+        EventTable.__init__(timeline, joined, n_ranks, name)
         return timeline
-
-    def _fill(self, columns, n_ranks, name, labels) -> None:
-        arrays = {c: np.asarray(columns[c], dtype) for c, dtype in _COLUMNS.items()}
-        rank, start, end = arrays["rank"], arrays["start"], arrays["end"]
-        if n_ranks is None:
-            n_ranks = int(rank.max(initial=-1)) + 1
-        wrong = np.flatnonzero((rank < 0) | (rank >= n_ranks) | ~(start <= end))
-        if wrong.size:
-            at = wrong[0]
-            raise ValueError(
-                f"event {at} on rank {rank[at]} of {n_ranks} runs from {start[at]} to "
-                f"{end[at]} s; ranks start at 0 and events end after they start"
-            )
-        same = rank[1:] == rank[:-1]
-        if not np.all((rank[1:] > rank[:-1]) | (same & (start[1:] >= start[:-1]))):
-            # What starts at the same time keeps its order: an event may take no time.
-            order = np.lexsort((start, rank))
-            arrays = {column: array[order] for column, array in arrays.items()}
-        for column, array in arrays.items():
-            setattr(self, column, array)
-        self._labels = labels
-        self.offsets = np.searchsorted(arrays["rank"], np.arange(n_ranks + 1))
-        self.n_ranks = n_ranks
-        self.name = name
-        self.peak_memory: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        """Returns the number of events."""
-        return self.start.size
-
-    def __getitem__(self, index: int) -> Event:
-        what: Action | Transfer | str
-        label = self._labels[self.label[index]] if self.label[index] != _NONE else ""
-        if self.kind[index] == _NONE:
-            what = label or CATEGORIES[self.category[index]]
-        else:
-            what = Action(
-                int(self.stage[index]),
-                KINDS[self.kind[index]],
-                int(self.microbatch[index]),
-            )
-            if self.direction[index] != _NONE:
-                direction = _DIRECTIONS[self.direction[index]]
-                what = Transfer(what, int(self.peer[index]), direction, label)
-        return Event(
-            int(self.rank[index]),
-            what,
-            float(self.start[index]),
-            float(self.end[index]),
-            CATEGORIES[self.category[index]],
-        )
-
-    def __iter__(self) -> Iterator[Event]:
-        return (self[index] for index in range(len(self)))
-
-    def rank_events(self, rank: int) -> list[Event]:
-        """Lists what happened on one rank.
-
-        Args:
-            rank: From 0.
-
-        Returns:
-            Its events by start.
-        """
-        return [self[k] for k in range(self.offsets[rank], self.offsets[rank + 1])]
-
-    @property
-    def makespan(self) -> float:
-        """Seconds from the first start to the last end."""
-        return float(self.end.max() - self.start.min()) if len(self) else 0.0
-
-    @property
-    def busy(self) -> np.ndarray:
-        """Seconds each rank computes."""
-        compute = self.category < len(KINDS)
-        return np.bincount(
-            self.rank[compute],
-            weights=(self.end - self.start)[compute],
-            minlength=self.n_ranks,
-        )
-
-    @property
-    def bubble_time(self) -> np.ndarray:
-        """Seconds each rank does not compute, from first start to last end."""
-        return self.makespan - self.busy
-
-    @property
-    def bubble(self) -> np.ndarray:
-        """The share of the makespan that each rank does not compute, from 0 to 1."""
-        return self.bubble_time / self.makespan if self.makespan else self.busy
-
-    @property
-    def peak_in_flight(self) -> np.ndarray:
-        """For each rank the most microbatches between F and B or I.
-
-        The unit is that of :class:`divisible.schedules.held.Report`: of a rank's ``n``
-        stages each holds an ``n``-th of a microbatch.
-        """
-        return self._peak([1, -1, -1, 0, 0])
-
-    @property
-    def peak_held(self) -> np.ndarray:
-        """For each rank the most microbatches in flight or with a pending W.
-
-        The unit is that of ``peak_in_flight``.
-        """
-        return self._peak([1, -1, 0, -1, 0])
-
-    def _peak(self, change: list[int]) -> np.ndarray:
-        changes = np.array([*change, 0, 0, 0, 0])[self.category]
-        computations = self.category[self.category < len(KINDS)]
-        if computations.max(initial=FORWARD) == FORWARD:
-            changes[:] = 0  # evaluation holds nothing
-        compute = np.where(self.category < len(KINDS), self.stage, _NONE)
-        counts, n_stages = [], []
-        for begin, end in zip(self.offsets[:-1], self.offsets[1:]):
-            counts.append(np.cumsum(changes[begin:end]).max(initial=0))
-            stages = np.unique(compute[begin:end])
-            n_stages.append((stages != _NONE).sum())
-        return in_layers_of_ranks(counts, n_stages)
 
     @property
     def critical_path(self) -> list[Event]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from divisible.records import (
     plain_text,
     shown,
 )
+from divisible.schedules.event_table import EventTable
 from divisible.schedules.events import Event
-
-if TYPE_CHECKING:
-    from divisible.schedules.timeline import Timeline
 
 _FIELDS = {
     "tid": (int,),
@@ -31,7 +29,7 @@ _FIELDS = {
 }
 
 
-def save_trace(timeline: Timeline, path: str | os.PathLike) -> None:
+def save_trace(timeline: EventTable, path: str | os.PathLike) -> None:
     """Writes a timeline; see `Timeline.save`.
 
     Args:
