@@ -15,8 +15,8 @@ from divisible import Divisible, Network, Profile
 from divisible.communication.signatures import Tensor
 from divisible.communication.transport import Transport
 from divisible.communication.waiting import wait
-from divisible.planning.profile import SECONDS as TIMES
-from divisible.planning.profile import LayerCost
+from divisible.planning.layer_cost import SECONDS as TIMES
+from divisible.planning.layer_cost import LayerCost
 from divisible.planning.timed_phases import Phases
 from pipeline.step.progress import Progress
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.common.hosts import run
 from benchmarks.paper_tables.points import Point, to_json
 from divisible import LayerCost, Profile
-from divisible.planning.profile import SECONDS
+from divisible.planning.layer_cost import SECONDS
 
 #: The sizes of microbatch at which layers are profiled, as parts of the minibatch.
 PROFILED = (1, 5, 20, 80)

@@ -54,7 +54,8 @@ def _train(job: dict[str, Any], way: str, number: int) -> dict[str, Any]:
     from mpi4py import MPI
 
     from divisible import Divisible, Plan, partition
-    from divisible.planning.profile import LayerCost, Profile
+    from divisible.planning.layer_cost import LayerCost
+    from divisible.planning.profile import Profile
     from pipeline import Pipeline, PipelineUpdater, Rebalance
 
     width, n_layers, every = job["width"], job["layers"], job["every"]

@@ -2,7 +2,8 @@
 
 ::
 
-    profile            what each layer costs
+    layer_cost         what one layer costs
+    profile            what each layer of a model costs
     measuring          profile(): measures a model
     layer_meter        layer after layer, each by itself
     timed_phases       how: forward, input gradients and weight gradients, timed
@@ -18,6 +19,7 @@
     disk               a disk, and what layers cost whose weights are there
     memory             what stages hold and take
     gradient_exchange  what replicas send, and when, and what it takes
+    stage_plan         what a plan expects of a stage
     plan               where a model is cut, and how it is run
     plan_fields        those of its fields that are lists
     exchange_plan      what its exchange of gradients costs

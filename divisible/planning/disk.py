@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 import chainer
 import chainer.links as L
 
-from divisible.planning.profile import LayerCost, Profile
+from divisible.planning.layer_cost import LayerCost
+from divisible.planning.profile import Profile
 from divisible.records import plain_number
 
 #: The links whose weights can be on disk, by exact types.

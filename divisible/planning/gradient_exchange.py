@@ -28,8 +28,9 @@ import numpy as np
 
 from divisible.communication.wire import BLOCK, CHUNK, WINDOW, WIRE, WireDtype
 from divisible.planning.coding import CodingRate, measure_coding
+from divisible.planning.layer_cost import LayerCost
 from divisible.planning.machine import Network
-from divisible.planning.profile import LayerCost, Profile
+from divisible.planning.profile import Profile
 from divisible.schedules.actions import BACKWARD, KINDS, WEIGHT
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from divisible.planning.profile import SAMPLE_BYTES, SECONDS, LayerCost, Profile
+from divisible.planning.layer_cost import SAMPLE_BYTES, SECONDS, LayerCost
+from divisible.planning.profile import Profile
 
 
 def interpolate(profiles: Sequence[Profile], n_samples: int) -> Profile:

@@ -27,8 +27,8 @@ from divisible.layer_texts import place_of, title
 from divisible.minibatch import value_and_count
 from divisible.model import Divisible
 from divisible.planning.disk import GATHERED, streamable_bytes
+from divisible.planning.layer_cost import LayerCost
 from divisible.planning.optimizer_state import state_bytes
-from divisible.planning.profile import LayerCost
 from divisible.planning.retained_arrays import BufferSet, retained_arrays
 from divisible.planning.timed_phases import Phases
 

@@ -11,8 +11,9 @@ from divisible.planning.conditions import Conditions, Machine
 from divisible.planning.dynamic_program import StageCost, evenest, least_lacking
 from divisible.planning.machine import Network, PerRank, spread_memory
 from divisible.planning.memory import StageCosts
-from divisible.planning.plan import Plan, StagePlan
+from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, named_files
+from divisible.planning.stage_plan import StagePlan
 from divisible.planning.units import count, format_bytes
 from divisible.schedules.catalogue import CATALOGUE, ONE_PER_RANK, create
 from divisible.schedules.recomputation import recompute
@@ -84,7 +85,7 @@ def partition(
             stages, or ``cuts`` are not of so many stages of this model.
 
     Example:
-        >>> from divisible.planning.profile import LayerCost
+        >>> from divisible.planning.layer_cost import LayerCost
         >>> times = [1, 1, 1, 1, 4, 4]
         >>> profile = Profile([LayerCost(t, 0, 0) for t in times], n_samples=1)
         >>> partition(profile, n_stages=3).cuts

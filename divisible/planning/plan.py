@@ -16,6 +16,7 @@ from divisible.planning.plan_fields import chains, listed, places, positions
 from divisible.planning.plan_traffic import traffic_of
 from divisible.planning.profile import check_layers
 from divisible.planning.shares import integer_shares
+from divisible.planning.stage_plan import StagePlan
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
 from divisible.planning.units import count, format_seconds
 from divisible.records import (
@@ -26,45 +27,12 @@ from divisible.records import (
     reading_json,
     shown,
 )
+from divisible.schedules.catalogue import create
 from divisible.schedules.recomputation import check_checkpoint
 from divisible.terminal_text import printable
 
 if TYPE_CHECKING:
     from divisible.model import Divisible
-
-
-@dataclasses.dataclass(frozen=True)
-class StagePlan:
-    """The expected costs of a stage of a plan.
-
-    Attributes:
-        seconds: For one microbatch on its rank: forward, backward, recomputation.
-        link_seconds: How long a message keeps the link before it busy.
-        memory: Bytes at the peak.
-        memory_limit: Bytes that its rank may use; ``None`` for any number.
-        output_bytes: What it sends to the next stage of a microbatch; as many bytes of
-            gradients come back.
-        n_gradients: Elements that replicas exchange.
-
-    Raises:
-        TypeError: If a value is no number.
-        ValueError: If one is negative or not finite, or ``seconds`` are 0.
-    """
-
-    seconds: float
-    link_seconds: float
-    memory: int
-    memory_limit: float | None = None
-    output_bytes: int = 0
-    n_gradients: int = 0
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).copy().items():
-            if value is not None or name != "memory_limit":
-                number = plain_number(f"{name} of a stage", value, "Make the plan anew")
-                object.__setattr__(self, name, number)
-        if self.seconds == 0:
-            raise ValueError("seconds of a stage are 0: it must take some time")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,7 +340,18 @@ class Plan:
                 f"the plan {self.cuts} is for {self.n_ranks} ranks, but hosts has"
                 f" {len(hosts)}"
             )
-        return cheaper_placement(traffic_of(self), hosts)
+        stages, m = self.stages, self.n_microbatches
+        if stages is None or m is None or not any(s.n_gradients for s in stages):
+            raise ValueError(
+                f"the plan {self.cuts} does not say what its stages send: make it with"
+                f" best_plan, or choose a placement"
+            )
+        ranks: Sequence[int] = range(self.n_stages)
+        if self.stages_per_rank > 1:
+            n_ranks = self.n_ranks // self.replicas
+            ranks = create(self.schedule, self.n_stages, m, n_ranks).stage_ranks
+        traffic = traffic_of(stages, ranks, m, self.wire_dtype or "fp32")
+        return cheaper_placement(traffic, hosts)
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the plan as JSON; the file appears only when it is complete."""
@@ -417,7 +396,7 @@ class Plan:
         if self.exchange is not None:
             lines.append(f"exchange of gradients: {self.exchange}")
         if self.stages is not None:
-            rows = [PLAN_COLUMNS, *plan_rows(self)]
+            rows = [PLAN_COLUMNS, *plan_rows(self.cuts, self.stages)]
             widths = [max(map(len, column)) for column in zip(*rows)]
             lines += ["  ".join(map(str.rjust, row, widths)) for row in rows]
         if self.conditions is not None:

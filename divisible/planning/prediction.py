@@ -63,7 +63,7 @@ def predict(
         ValueError: If an argument is out of range, or the plan is for another model.
 
     Example:
-        >>> from divisible.planning.profile import LayerCost
+        >>> from divisible.planning.layer_cost import LayerCost
         >>> profile = Profile([LayerCost(1.0, 1.0, 1.0)] * 4, n_samples=8)
         >>> plan = Plan([0, 2, 4], n_microbatches=8, schedule='1f1b')
         >>> predict(plan, profile).makespan     # (m + d - 1) (F + B) of a microbatch

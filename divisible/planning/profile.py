@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from divisible.files import write_json
-from divisible.layer_texts import differing_titles, title
+from divisible.layer_texts import differing_titles
 from divisible.model import Divisible
 from divisible.planning.coding import CodingRate, check_coding, rates_from_json
+from divisible.planning.layer_cost import SECONDS, LayerCost
 from divisible.planning.layer_sums import LayerSums
 from divisible.planning.tables import PROFILE_COLUMNS, profile_rows
 from divisible.records import (
@@ -25,127 +26,6 @@ from divisible.records import (
     shown,
 )
 from divisible.terminal_text import printable
-
-SECONDS = ("forward", "backward_input", "backward_weight")
-#: Sizes that grow with the number of samples.
-SAMPLE_BYTES = (
-    "output_bytes",
-    "passing_bytes",
-    "skip_bytes",
-    "activation_bytes",
-    "boundary_output_bytes",
-    "pending_bytes",
-    "workspace_bytes",
-)
-#: Sizes that do not.
-FIXED_BYTES = (
-    "parameter_bytes",
-    "optimizer_bytes",
-    "streamable_bytes",
-    "gathered_bytes",
-)
-_PARTS = (
-    ("passing_bytes", "output_bytes"),
-    ("streamable_bytes", "parameter_bytes"),
-    ("gathered_bytes", "streamable_bytes"),
-)
-_BYTES_OF_FLOAT32 = 4
-
-
-@dataclass(frozen=True)
-class LayerCost:
-    """The costs of one layer for one microbatch.
-
-    Attributes:
-        forward: Seconds of its forward.
-        backward_input: Seconds of the gradients of its input (I).
-        backward_weight: Seconds of the gradients of its parameters (W), added to those
-            of earlier microbatches.
-        output_bytes: What is sent to later stages if the model is cut behind it: its
-            output, and what skip connections carry past it.
-        passing_bytes: The latter part of it, which enters a later stage only if that is
-            where it is popped.
-        skip_bytes: What skip connections bring to it.
-        activation_bytes: What is held from forward to backward because of it: what its
-            own functions retain, and its output where it or the next layer does. The
-            input counts with the layer before.
-        parameter_bytes: Of the parameters; their gradients take as much again. Those
-            that several layers share count with each, as every stage has a copy.
-        optimizer_bytes: Of the optimizer's state; of float16 parameters also the sums
-            of their gradients and the master weights, both in float32.
-        boundary_output_bytes: What is held on top if a stage ends here: outputs that
-            are not among the `activation_bytes`.
-        pending_bytes: What is held between I and W.
-        workspace_bytes: What its forward or backward allocates and frees again, at
-            its peak.
-        n_parameters: Elements of the parameters; 0 for as many as float32 has in
-            ``parameter_bytes``.
-        streamable_bytes: The part of ``parameter_bytes`` that can be on disk, by
-            :func:`divisible.streaming.stream`.
-        gathered_bytes: The part of ``streamable_bytes`` of which a microbatch needs
-            some rows: embeddings.
-        name: One line or more that describes the layer.
-        place: Of a lambda, which has no name, the file and the line.
-
-    Raises:
-        TypeError: If a value is no number, or the name no text.
-        ValueError: If a value is negative, infinite, NaN or beyond 2**63,
-            a part is more than the whole, as ``streamable_bytes`` may be than
-            ``parameter_bytes``, or all times are 0.
-    """
-
-    forward: float
-    backward_input: float
-    backward_weight: float
-    output_bytes: int = 0
-    passing_bytes: int = 0
-    skip_bytes: int = 0
-    activation_bytes: int = 0
-    parameter_bytes: int = 0
-    optimizer_bytes: int = 0
-    boundary_output_bytes: int = 0
-    pending_bytes: int = 0
-    workspace_bytes: int = 0
-    n_parameters: int = 0
-    streamable_bytes: int = 0
-    gathered_bytes: int = 0
-    name: str = ""
-    place: str = ""
-
-    def __post_init__(self) -> None:
-        plain_text("name of a layer", self.name)
-        plain_text("place of a layer", self.place)
-        for name in (*SECONDS, *SAMPLE_BYTES, *FIXED_BYTES, "n_parameters"):
-            what = f"{name} of a layer {self.title!r}"
-            number = plain_number(what, getattr(self, name), "Measure again")
-            object.__setattr__(self, name, number)
-        for part, whole in _PARTS:
-            if getattr(self, part) > getattr(self, whole):
-                raise ValueError(
-                    f"{part} of a layer {self.title!r} are {getattr(self, part)}, but"
-                    f" {whole}, of which they are a part, {getattr(self, whole)}"
-                )
-        if not self.seconds > 0:
-            raise ValueError(
-                f"a layer {self.title!r} takes no time, neither forward nor backward."
-                f" Measure again, on more samples if it is too fast for the clock, or"
-                f" give it a small time."
-            )
-
-    @property
-    def seconds(self) -> float:
-        """Seconds forward and backward."""
-        return self.forward + self.backward_input + self.backward_weight
-
-    @property
-    def n_gradients(self) -> float:
-        """Elements that replicas exchange."""
-        return self.n_parameters or self.parameter_bytes / _BYTES_OF_FLOAT32
-
-    @property
-    def title(self) -> str:
-        """The name in a line, without what is within; of a lambda, where it is."""
-        return f"lambda in {self.place}" if self.place else title(self.name)
 
 
 @dataclass(frozen=True)
@@ -293,7 +173,7 @@ class Profile:
         return profile
 
     def __str__(self) -> str:
-        rows = [PROFILE_COLUMNS, *profile_rows(self)]
+        rows = [PROFILE_COLUMNS, *profile_rows(self.layers, self.loss)]
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines = [
             "  ".join(

@@ -136,7 +136,7 @@ def best_plan(
         ValueError: If an argument is out of range.
 
     Example:
-        >>> from divisible.planning.profile import LayerCost
+        >>> from divisible.planning.layer_cost import LayerCost
         >>> layers = [LayerCost(1.0, 1.0, 1.0, output_bytes=10**6)] * 8
         >>> plan = best_plan(
         ...     Profile(layers, n_samples=8), 4, network=Network(latency=0.1),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
-from divisible.planning.profile import SAMPLE_BYTES, Profile
+from divisible.planning.layer_cost import SAMPLE_BYTES
+from divisible.planning.profile import Profile
 from divisible.records import shown
 from divisible.schedules.catalogue import NAMES
 from divisible.schedules.recomputation import CHECKPOINTS

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from divisible.planning.layer_cost import SECONDS, LayerCost
+from divisible.planning.stage_plan import StagePlan
 from divisible.planning.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from divisible.planning.plan import Plan
-    from divisible.planning.profile import Profile
-
-_SECONDS = ("forward", "backward_input", "backward_weight")
 
 PLAN_COLUMNS = ("stage", "layers", "microbatch", "of slowest", "link", "memory", "of")
 
@@ -29,17 +25,28 @@ PROFILE_COLUMNS = (
 )
 
 
-def profile_rows(profile: Profile) -> list[tuple[str, ...]]:
-    """Returns a profile as text: a row for each layer, the loss, and the sums."""
-    costs = [(str(i), cost) for i, cost in enumerate(profile.layers)]
-    seconds = profile.seconds
-    if profile.loss is not None:
-        costs.append(("loss", profile.loss))
+def profile_rows(
+    layers: Sequence[LayerCost], loss: LayerCost | None
+) -> list[tuple[str, ...]]:
+    """Returns a profile as text: a row for each layer, the loss, and the sums.
+
+    Args:
+        layers: The costs of each layer.
+        loss: The costs of the loss; ``None`` where it was not measured.
+    """
+    costs = [(str(i), cost) for i, cost in enumerate(layers)]
+    if loss is not None:
+        costs.append(("loss", loss))
+    seconds = sum(cost.seconds for _, cost in costs)
+
+    def total(name: str) -> float:
+        return sum(getattr(cost, name) for _, cost in costs)
+
     rows = [
         (
             position,
             cost.title if len(cost.title) <= 44 else cost.title[:43] + "…",
-            *(format_seconds(getattr(cost, name)) for name in _SECONDS),
+            *(format_seconds(getattr(cost, name)) for name in SECONDS),
             f"{cost.seconds / seconds:.1%}",
             format_bytes(cost.output_bytes),
             format_bytes(cost.activation_bytes),
@@ -51,20 +58,27 @@ def profile_rows(profile: Profile) -> list[tuple[str, ...]]:
     sums = (
         "sum",
         "",
-        *(format_seconds(profile.column(name).sum()) for name in _SECONDS),
+        *(format_seconds(total(name)) for name in SECONDS),
         "100.0%",
         "",
         *(
-            format_bytes(profile.column(name).sum())
+            format_bytes(total(name))
             for name in ("activation_bytes", "parameter_bytes", "optimizer_bytes")
         ),
     )
     return [*rows, sums]
 
 
-def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
-    """Returns the stages of a plan as text."""
-    slowest = max(stage.seconds for stage in plan.stages)
+def plan_rows(
+    cuts: Sequence[int], stages: Sequence[StagePlan]
+) -> list[tuple[str, ...]]:
+    """Returns the stages of a plan as text.
+
+    Args:
+        cuts: Positions of the cuts in the model, with 0 and the number of layers.
+        stages: The expected costs of each stage.
+    """
+    slowest = max(stage.seconds for stage in stages)
     return [
         (
             str(number),
@@ -75,7 +89,5 @@ def plan_rows(plan: Plan) -> list[tuple[str, ...]]:
             format_bytes(stage.memory),
             "" if stage.memory_limit is None else format_bytes(stage.memory_limit),
         )
-        for number, (start, end, stage) in enumerate(
-            zip(plan.cuts, plan.cuts[1:], plan.stages)
-        )
+        for number, (start, end, stage) in enumerate(zip(cuts, cuts[1:], stages))
     ]

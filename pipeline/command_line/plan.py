@@ -164,7 +164,7 @@ def _cut(profiles, stages, given) -> Plan:
 
 
 def _print_plan(plan: Plan, shows_all: bool) -> None:
-    console.print_table(PLAN_COLUMNS, plan_rows(plan))
+    console.print_table(PLAN_COLUMNS, plan_rows(plan.cuts, plan.stages))
     if plan.exchange is not None:
         console.say(f"exchange of gradients: {plan.exchange}")
     if plan.alternatives:

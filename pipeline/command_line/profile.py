@@ -90,7 +90,8 @@ def profile_command(
         # Before it is printed: "| head" closes the pipe, which ends the command.
         measured.save(_numbered(output, size, batch))
         console.say_wrapped(f"{model}, {measured.headline}")
-        console.print_table(PROFILE_COLUMNS, profile_rows(measured), left=(1,))
+        rows = profile_rows(measured.layers, measured.loss)
+        console.print_table(PROFILE_COLUMNS, rows, left=(1,))
         console.say(f"written to {_numbered(output, size, batch)}")
         if plot is not None:
             plot_profile(measured, _numbered(plot, size, batch), title=model)

@@ -109,7 +109,7 @@ def decide_cuts(
         ValueError: If the arguments do not fit together, or a time is not positive.
 
     Example:
-        >>> from divisible.planning.profile import LayerCost
+        >>> from divisible.planning.layer_cost import LayerCost
         >>> profile = Profile([LayerCost(0.01, 0.01, 0.01)] * 12, n_samples=8)
         >>> now = [0, 3, 6, 9, 12]
         >>> alike = decide_cuts(profile, now, [0.72] * 4, n_microbatches=8)

@@ -25,7 +25,8 @@ import numpy as np
 
 from divisible import Divisible
 from divisible.layer_pass import LayerSeconds, Signature, timed_layers
-from divisible.planning.profile import SECONDS, LayerCost, Profile
+from divisible.planning.layer_cost import SECONDS, LayerCost
+from divisible.planning.profile import Profile
 from divisible.planning.units import count
 from pipeline.rebalancing.stage_times import profile_of
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from divisible.planning.profile import LayerCost, Profile
+from divisible.planning.layer_cost import LayerCost
+from divisible.planning.profile import Profile
 from divisible.schedules.actions import Action
 from divisible.schedules.rank_program import RankProgram, Record
 from heterogeneous.estimates import of_now

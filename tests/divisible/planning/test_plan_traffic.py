@@ -3,7 +3,8 @@
 import pytest
 
 from divisible import Plan
-from divisible.planning.plan import StagePlan
+from divisible.planning.plan_traffic import traffic_of
+from divisible.planning.stage_plan import StagePlan
 
 
 def plan_of(output_bytes, n_gradients, **options):
@@ -36,3 +37,17 @@ def test_a_plan_that_does_not_say_what_it_sends():
         Plan([0, 1, 2], 4, replicas=2).placement("aabb")
     with pytest.raises(ValueError, match="is for 4 ranks, but hosts has 3"):
         plan_of(1, 1).placement("aab")
+
+
+def test_bytes_between_ranks_and_of_their_gradients():
+    """Stages 0 and 3 are on rank 0 and the others on rank 1, as in a V."""
+    stages = [
+        StagePlan(1.0, 0.0, 0, None, sent, 1000 * n)
+        for n, sent in enumerate((10, 20, 30, 0), start=1)
+    ]
+    traffic = traffic_of(stages, [0, 1, 1, 0], n_microbatches=4)
+    # What stages 0 and 2 send, and as much back.
+    assert traffic.messages == {(0, 1): 160, (1, 0): 160}
+    assert traffic.gradients == traffic.exact == [4 * 5000, 4 * 5000]
+    coded = traffic_of(stages, [0, 1, 1, 0], 4, "fp16")
+    assert (coded.gradients, coded.exact) == ([2 * 5000] * 2, [4 * 5000] * 2)

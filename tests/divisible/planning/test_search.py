@@ -21,9 +21,9 @@ from divisible.planning.candidates import Configuration, Configurations
 from divisible.planning.coding import CodingRate
 from divisible.planning.gradient_exchange import Wire
 from divisible.planning.interpolation import interpolate
-from divisible.planning.plan import StagePlan
 from divisible.planning.prediction import predict
 from divisible.planning.search import best_plan
+from divisible.planning.stage_plan import StagePlan
 from divisible.schedules.catalogue import (
     CATALOGUE,
     ONE_PER_RANK,
