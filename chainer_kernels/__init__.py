@@ -34,6 +34,7 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     grouped_convolution  convolutions of groups of few channels, without products
     loops                compiled loops, a module for each family
     compiling            loops that are compiled when they are called first
+    all_loops            every loop, compiled ahead of the first step
     code_cache           compiled code on disk
     threads              loops on several cores
     gemm                 products that are added to what is there

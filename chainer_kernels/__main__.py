@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 import chainer_kernels
-from chainer_kernels import compiling, memory, providers, speed
+from chainer_kernels import code_cache, memory, providers, speed
+from chainer_kernels.all_loops import compile_all
 from chainer_kernels.catalogue import CATALOGUE
 from chainer_kernels.functions import gpu_choice
 from chainer_kernels.providers import cudnn, whole_numbers
@@ -61,7 +62,7 @@ def main(with_speed: bool, compile_: bool) -> None:
 def _compile() -> None:
     _say("compiling all loops that are not on disk yet, which may take minutes")
     start = time.perf_counter()
-    loops = compiling.compile_all()
+    loops = compile_all()
     seconds = time.perf_counter() - start
     n_found = sum(bool(each.compiled.stats.cache_hits) for each in loops)
     _say(
@@ -93,7 +94,7 @@ def _facts() -> dict[str, str]:
 
 def _cache() -> str:
     """Returns where compiled loops are kept."""
-    folder = compiling.cache_directory()
+    folder = code_cache.cache_directory()
     if folder is None:
         return "kept nowhere"
     n_bytes = sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file())

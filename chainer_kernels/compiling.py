@@ -8,8 +8,6 @@ contiguous arrays, and no other. :mod:`.code_cache` keeps the code.
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
 from typing import Any, Callable
 
 import numba
@@ -129,16 +127,3 @@ def _behaved(argument: Any) -> Any:
     """Returns an argument, or the copy of an array that is read-only or not aligned."""
     is_array = isinstance(argument, np.ndarray)
     return argument.copy() if is_array and not argument.flags.behaved else argument
-
-
-def compile_all() -> list[Loop]:
-    """Compiles every loop of kernels and of update rules, or finds it on disk."""
-    package = importlib.import_module("chainer_kernels.loops")
-    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        importlib.import_module(module.name)
-    updates = importlib.import_module("chainer_kernels.optimizer_loops_cpu")
-    for formula in importlib.import_module("chainer_kernels.chainer_rules").FORMULAS:
-        updates.array_loop(formula)
-    for each in LOOPS:
-        each.compiled  # noqa: B018
-    return list(LOOPS)
