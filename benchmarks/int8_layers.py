@@ -38,8 +38,7 @@ from benchmarks.common.results import (
     ratios,
 )
 from benchmarks.mixed_precision_accuracy import cnn
-from chainer_kernels import providers
-from chainer_kernels.providers import whole_numbers
+from chainer_kernels import providers, whole_numbers
 from divisible import Divisible
 from examples.train.models.vgg16 import VGG16
 from model_compression import Compress, CompressionPlan, Quantize, apply, int8_report

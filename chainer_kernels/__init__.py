@@ -28,8 +28,8 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     installing, switch   kernels in the place of methods, in force or not
     functions            the kernels, a module for each family of functions
     contributions        what is added to a weight gradient without being formed
-    providers            products and convolutions, by BLAS, oneDNN or cuDNN; products
-                         of 8-bit numbers by oneDNN
+    providers            products and convolutions, by BLAS, oneDNN or cuDNN
+    whole_numbers        those of 8-bit numbers, by oneDNN
     convolution_blocks   positions of a convolution that read alike
     grouped_convolution  convolutions of groups of few channels, without products
     loops                compiled loops, a module for each family

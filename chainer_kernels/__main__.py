@@ -17,11 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 import chainer_kernels
-from chainer_kernels import code_cache, memory, providers, speed
+from chainer_kernels import code_cache, memory, providers, speed, whole_numbers
 from chainer_kernels.all_loops import compile_all
 from chainer_kernels.catalogue import CATALOGUE
 from chainer_kernels.functions import gpu_choice
-from chainer_kernels.providers import cudnn, whole_numbers
+from chainer_kernels.providers import cudnn
 from chainer_kernels.threads import blas_threads
 
 

@@ -162,8 +162,8 @@ def int8_report(model: chainer.Link) -> str:
 
 def _words(link: chainer.Link) -> Iterator[str]:
     """Generates what is to say of a layer, for each shape of inputs."""
+    from chainer_kernels import whole_numbers
     from chainer_kernels.functions import whole_layers
-    from chainer_kernels.providers import whole_numbers
 
     reason = why_not(link)
     if not reason and whole_numbers.instructions() is None:

@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainer_kernels import threads
+from chainer_kernels import threads, whole_numbers
 from chainer_kernels.geometry import Geometry
 from chainer_kernels.layouts import channels_first, channels_last
 from chainer_kernels.loops import whole_numbers as loops
-from chainer_kernels.providers import active, whole_numbers
-from chainer_kernels.providers.whole_numbers import EXACT_TERMS
+from chainer_kernels.providers import active
+from chainer_kernels.whole_numbers import EXACT_TERMS
 
 #: Terms with which sums of products of 255 and 255 stay below 2^31.
 _MOST_TERMS = 1 << 15

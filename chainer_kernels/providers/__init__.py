@@ -18,7 +18,6 @@ sizes, ``geometry.output_sizes``, and ``pad`` says it only of what is before the
 ``relu`` says whether what is negative in y becomes zero, while it is in the cache.
 
 ``cudnn`` is no such module. It computes with arrays of CuPy, wherever there are any.
-Nor is ``whole_numbers``: oneDNN's products and convolutions of numbers of 8 bits.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import chainer_kernels
+from chainer_kernels import whole_numbers
 from chainer_kernels.functions import whole_layers
 from chainer_kernels.geometry import Geometry
-from chainer_kernels.providers import whole_numbers
 from divisible import Divisible
 from model_compression import (
     Compress,

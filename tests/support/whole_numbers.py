@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from chainer_kernels import whole_numbers
 from chainer_kernels.functions import whole_layers
 from chainer_kernels.functions.whole_layers import Choice
 from chainer_kernels.geometry import Geometry
-from chainer_kernels.providers import whole_numbers
 
 
 def in_numpy(x: np.ndarray, W: np.ndarray) -> np.ndarray:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chainer_kernels import whole_numbers
 from chainer_kernels.functions import whole_layers
 from chainer_kernels.functions.whole_layers import Inputs, Weights
 from chainer_kernels.geometry import Geometry
-from chainer_kernels.providers import whole_numbers
 from tests.support.whole_numbers import choose, convolved_in_numpy, in_numpy, offer
 
 

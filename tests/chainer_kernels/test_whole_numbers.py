@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chainer_kernels import providers
+from chainer_kernels import providers, whole_numbers
 from chainer_kernels.geometry import Geometry
-from chainer_kernels.providers import blas, whole_numbers
+from chainer_kernels.providers import blas
 from tests.support.whole_numbers import convolved_in_numpy
 
 offered = pytest.mark.skipif(
@@ -119,7 +119,7 @@ def test_threads_compute_at_once():
 
 CODE = """
 import numpy as np
-from chainer_kernels.providers import whole_numbers
+from chainer_kernels import whole_numbers
 name = whole_numbers.instructions()
 print(name)
 if name is not None:
