@@ -12,7 +12,7 @@ from divisible.communication.busy import free
 from divisible.communication.collectives import all_gather, as_mpi
 from divisible.communication.communicators import announcement, free_dropped, split
 from divisible.communication.roll_call import roll_call
-from divisible.planning.placement import placement_by_hosts
+from divisible.placement import placement_by_hosts
 from divisible.rank_grid import RankGrid, check_placement
 
 _PURPOSE = "to make the grid"

@@ -35,6 +35,7 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well:
     optimizer_wrapper an optimizer that stands where another one stood
     optimizer_hooks   the hooks of an optimizer, or of an update rule
     rank_grid         the numbering of ranks that are replicas of a pipeline
+    placement         stages together on a host, or replicas, by what they send
     lazy_names        names of a package that are imported when they are first used
 
     schedules, communication, deferred, backward, planning, chains: packages

@@ -23,7 +23,6 @@
     plan               where a model is cut, and how it is run
     plan_fields        those of its fields that are lists
     exchange_plan      what its exchange of gradients costs
-    placement          stages together on a host, or replicas, by what they send
     plan_traffic       what the ranks of a plan send in a step
     partition          cuts so that the slowest stage is as fast as possible
     dynamic_program    the search for those cuts

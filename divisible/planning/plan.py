@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from divisible.communication.wire import check_wire_dtype
 from divisible.files import write_json
+from divisible.placement import cheaper_placement
 from divisible.planning.conditions import Conditions
 from divisible.planning.exchange_plan import ExchangePlan
-from divisible.planning.placement import cheaper_placement
 from divisible.planning.plan_fields import chains, listed, places, positions
 from divisible.planning.plan_traffic import traffic_of
 from divisible.planning.profile import check_layers
@@ -315,7 +315,7 @@ class Plan:
     def placement(self, hosts: Sequence[Hashable]) -> str:
         """Returns how to place the ranks on hosts, so that least goes between hosts.
 
-        That is, whether activations or gradients do; `divisible.planning.placement`
+        That is, whether activations or gradients do; `divisible.placement`
         says how it is reckoned.
 
         Args:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from divisible.communication.wire import BLOCK, WIRE
-from divisible.planning.placement import Traffic
+from divisible.placement import Traffic
 from divisible.planning.stage_plan import StagePlan
 
 

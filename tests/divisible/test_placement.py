@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from data_parallel import simulate_exchange
 from divisible.communication.wire import WIRE
-from divisible.planning.placement import (
+from divisible.placement import (
     Traffic,
     cheaper_placement,
     placement_by_hosts,
