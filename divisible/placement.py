@@ -1,4 +1,4 @@
-"""Which ranks of a grid share a host: those of a pipeline, or the replicas of a stage.
+"""The placement of a grid on hosts: ranks of a pipeline, or replicas, together.
 
 Two replicas of two stages on two hosts of two ranks::
 
@@ -27,10 +27,10 @@ class Traffic(NamedTuple):
     """The bytes of a step.
 
     Attributes:
-        messages: What rank ``a`` of a pipeline sends to rank ``b``, for each pair
+        messages: Bytes that rank ``a`` of a pipeline sends to rank ``b``, for each pair
             ``(a, b)`` that talks: activations one way, their gradients the other.
-        gradients: What the gradients of each rank take on the wire between hosts.
-        exact: What they take in float32, as within a host.
+        gradients: Bytes of each rank's gradients on the wire between hosts.
+        exact: Bytes of each rank's gradients in float32, as within a host.
     """
 
     messages: dict[tuple[int, int], float]
@@ -47,7 +47,7 @@ def cheaper_placement(
     """Returns the placement with which links are busy for less time.
 
     Args:
-        traffic: Of a step.
+        traffic: The bytes of a step.
         hosts: For each rank of the world the name of its host, or its number. There are
             as many as ranks of a pipeline, for each replica.
         within: Bytes per second from rank to rank within a host; infinitely many by
@@ -80,12 +80,12 @@ def placement_by_hosts(hosts: Sequence[Hashable], n_pipeline: int) -> str:
     """Returns the placement that suits where it is not known what ranks send.
 
     It sends fewer gradients between hosts; if both placements send as many, fewer
-    activations. That is right where a rank's gradients are more than its activations,
-    as with fully connected layers, and not where activations are large, as those of the
-    first convolutions: then ask a plan, which knows the bytes.
+    activations. This suits ranks with more bytes of gradients than of activations, as
+    with fully connected layers. Where activations are large, as in a network's first
+    convolutions, ask a plan, which knows the bytes.
 
     Args:
-        hosts: As of :func:`cheaper_placement`.
+        hosts: The host of each rank of the world, as for :func:`cheaper_placement`.
         n_pipeline: Ranks of a pipeline.
 
     Returns:
@@ -125,10 +125,11 @@ def placement_seconds(
 
     Args:
         placement: One of `divisible.rank_grid.PLACEMENTS`.
-        traffic: As of :func:`cheaper_placement`.
-        hosts: Likewise.
-        within: Likewise.
-        between: Likewise; with 1 the result is in bytes.
+        traffic: The bytes of a step.
+        hosts: The host of each rank of the world, as for :func:`cheaper_placement`.
+        within: Bytes per second from rank to rank within a host.
+        between: Bytes per second between a host and the others; with 1 the result is
+            in bytes.
 
     Returns:
         float: Seconds of the busiest link between hosts, and those within the busiest

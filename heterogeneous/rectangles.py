@@ -20,8 +20,8 @@ class Rectangle(NamedTuple):
     Attributes:
         processor: Its number.
         column: The number of its column.
-        x: Where it begins, as a share of the samples.
-        y: Where it begins, as a share of the hidden units.
+        x: Its left side, as a share of the samples.
+        y: Its lower side, as a share of the hidden units.
         width: Its share of the samples.
         height: Its share of the hidden units.
         samples: First sample, and the one behind the last.

@@ -43,23 +43,24 @@ class LayerCost:
         backward_input: Seconds of the gradients of its input (I).
         backward_weight: Seconds of the gradients of its parameters (W), added to those
             of earlier microbatches.
-        output_bytes: What is sent to later stages if the model is cut behind it: its
-            output, and what skip connections carry past it.
-        passing_bytes: The latter part of it, which enters a later stage only if that is
-            where it is popped.
-        skip_bytes: What skip connections bring to it.
-        activation_bytes: What is held from forward to backward because of it: what its
-            own functions retain, and its output where it or the next layer does. The
-            input counts with the layer before.
-        parameter_bytes: Of the parameters; their gradients take as much again. Those
-            that several layers share count with each, as every stage has a copy.
-        optimizer_bytes: Of the optimizer's state; of float16 parameters also the sums
-            of their gradients and the master weights, both in float32.
-        boundary_output_bytes: What is held on top if a stage ends here: outputs that
+        output_bytes: Bytes sent to later stages if the model is cut behind it: its
+            output, and values that skip connections carry past it.
+        passing_bytes: The part of ``output_bytes`` that skip connections carry. It
+            enters a later stage only if a layer there pops it.
+        skip_bytes: Bytes that skip connections bring to it.
+        activation_bytes: Bytes held from forward to backward because of it: arrays
+            that its own functions retain, and its output where it or the next layer
+            retains that. The input counts with the layer before.
+        parameter_bytes: Bytes of the parameters; their gradients take as many. A
+            parameter that several layers share counts with each, as every stage has a
+            copy.
+        optimizer_bytes: Bytes of the optimizer's state. Parameters of float16 add the
+            sums of their gradients and the master weights, both in float32.
+        boundary_output_bytes: Bytes held on top if a stage ends here: outputs that
             are not among the `activation_bytes`.
-        pending_bytes: What is held between I and W.
-        workspace_bytes: What its forward or backward allocates and frees again, at
-            its peak.
+        pending_bytes: Bytes held between I and W.
+        workspace_bytes: Bytes that its forward or backward allocates and frees again,
+            at its peak.
         n_parameters: Elements of the parameters; 0 for as many as float32 has in
             ``parameter_bytes``.
         streamable_bytes: The part of ``parameter_bytes`` that can be on disk, by
@@ -67,7 +68,7 @@ class LayerCost:
         gathered_bytes: The part of ``streamable_bytes`` of which a microbatch needs
             some rows: embeddings.
         name: One line or more that describes the layer.
-        place: Of a lambda, which has no name, the file and the line.
+        place: The file and the line of a lambda, which has no name.
 
     Raises:
         TypeError: If a value is no number, or the name no text.
