@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
+from chainer_compat.npz import NpzArrays
 from model_compression.channels import Channels, channels_of, means_that_shift
 from model_compression.layer_lines import notes
 from model_compression.plan import CompressionPlan
@@ -93,7 +94,7 @@ def load_applied(
     Raises:
         OSError: If the file cannot be read.
         TypeError, ValueError: As of :func:`apply`, or if the file is of another model
-            or plan.
+            or plan, or the file is damaged.
 
     Example:
         >>> import os, tempfile
@@ -111,30 +112,36 @@ def load_applied(
     """
     rules = _rules_of(model, plan, "load_applied")
     small = plan.prepare(_copied(model))
-    params = {path: [param] for path, param in small.namedparams()}
-    links = dict(small.namedlinks())
-    with np.load(path) as file:
-        names = {_parameter_of(f"/{name}"): name for name in file.files}
-        for channels in rules.removed:
-            members = {channels.weight, *channels.parameters, channels.reader}
-            sizes = {each: file[names[each]].shape for each in members & names.keys()}
-            n = n_channels(channels, sizes)
-            if n:
-                make_room(channels, n, params, links)
-        for name in file.files:
-            # What a metric had taken back is not stored in few bits.
-            owner, _, own = f"/{name}".rpartition("/")
-            state = getattr(links.get(owner or "/"), own, None)
-            if name.endswith("_is_quantized") and state is not None:
-                state[...] = file[name]
-    small = _stored(small, rules)
     try:
+        with NpzArrays(os.fspath(path)) as file:
+            _prepare_for(file, small, rules)
+        small = _stored(small, rules)
         chainer.serializers.load_npz(path, small)
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(
-            f"{os.fspath(path)} is not of this model under this plan: {error}"
+            f"{os.fspath(path)} is not of this model under this plan, or it is"
+            f" damaged: {error}"
         ) from None
     return small
+
+
+def _prepare_for(file: NpzArrays, small: chainer.Link, rules: _Rules) -> None:
+    """Gives a model the sizes of a file, and marks the weights in few bits there."""
+    params = {path: [param] for path, param in small.namedparams()}
+    links = dict(small.namedlinks())
+    names = {_parameter_of(f"/{name}"): name for name in file.files}
+    for channels in rules.removed:
+        members = {channels.weight, *channels.parameters, channels.reader}
+        sizes = {each: file[names[each]].shape for each in members & names.keys()}
+        n = n_channels(channels, sizes)
+        if n:
+            make_room(channels, n, params, links)
+    for name in file.files:
+        # A weight that a metric has given back is not stored in few bits.
+        owner, _, own = f"/{name}".rpartition("/")
+        state = getattr(links.get(owner or "/"), own, None)
+        if name.endswith("_is_quantized") and state is not None:
+            state[...] = file[name]
 
 
 def _parameter_of(path: str) -> str:

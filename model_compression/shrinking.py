@@ -241,7 +241,8 @@ def n_channels(channels: Channels, shapes: Mapping[str, Sequence[int]]) -> int |
         shapes: By path; also of running averages.
 
     Returns:
-        int or None: ``None`` if the shapes say nothing of them.
+        int or None: ``None`` if the shapes say nothing of them, as those of a
+        damaged file may.
 
     Example:
         >>> channels = Channels("/0/W", ("/0/b",), (), "/2/W", 2, "/0", "/2")
@@ -250,9 +251,9 @@ def n_channels(channels: Channels, shapes: Mapping[str, Sequence[int]]) -> int |
     """
     averages = (f"{path}/avg_mean" for path in channels.normalizing)
     for path in (channels.weight, *channels.parameters, *averages):
-        if path in shapes:
+        if shapes.get(path):
             return shapes[path][0]
-    if channels.reader in shapes:
+    if len(shapes.get(channels.reader, ())) > 1:
         return shapes[channels.reader][1] // channels.n_each
     return None
 

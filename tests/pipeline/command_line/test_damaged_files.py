@@ -25,7 +25,15 @@ from mpi4py import MPI
 
 from divisible import Divisible, LayerCost, Plan, Profile, simulate
 from divisible.schedules import Costs, one_f_one_b
-from model_compression import CompressionPlan, Prune, Quantize, Sensitivity, sensitivity
+from model_compression import (
+    CompressionPlan,
+    Prune,
+    Quantize,
+    Sensitivity,
+    apply,
+    load_applied,
+    sensitivity,
+)
 from model_compression.pictures import plot_progress
 from pipeline import (
     Pipeline,
@@ -48,7 +56,19 @@ from tests.support.damaged_files import (
 
 # A busy machine is slow; what counts to 10**10 is slower.
 SECONDS, MORE_MEMORY = 60, 4 << 30
+#: With channels that go, codebooks, and ranges of activations.
+APPLIED = CompressionPlan(
+    [
+        Prune("l2", "/0", 0.5, "channel"),
+        Quantize("int4", "/0", ("weight", "bias", "input")),
+        Quantize("codebook2", "/2"),
+    ]
+)
 SAMPLES = [(np.full(4, i, np.float32), np.int32(i % 2)) for i in range(4)]
+
+
+def undivided():
+    return Divisible(L.Linear(4, 3), L.BatchNormalization(3), L.Linear(3, 2))
 
 
 class Run:
@@ -57,7 +77,7 @@ class Run:
     def __init__(self, out):
         np.random.seed(0)
         self.out = out
-        self.model = Divisible(L.Linear(4, 3), L.BatchNormalization(3), L.Linear(3, 2))
+        self.model = undivided()
         self.optimizer = chainer.optimizers.Adam().setup(self.model)
         self.pipe = Pipeline(self.model, MPI.COMM_SELF, 2)
         iterator = chainer.iterators.SerialIterator(SAMPLES, 4)
@@ -102,6 +122,7 @@ def folder(tmp_path_factory):
     found.save(folder / "sensitivity.json")
     rules = [Prune("l2", "/0", 0.5), Quantize("int8", "/2")]
     CompressionPlan(rules).save(folder / "compression.json")
+    chainer.serializers.save_npz(folder / "small.npz", apply(undivided(), APPLIED))
     return folder
 
 
@@ -185,6 +206,10 @@ def use_compression(folder, bad, target):
     call(lambda: check_text(str(CompressionPlan.load(bad))))
 
 
+def use_applied(folder, bad, target):
+    call(load_applied, bad, undivided(), APPLIED)
+
+
 def use_log(folder, bad, target):
     call(plot_progress, bad, "main/loss", bad.with_name("log.svg"))
 
@@ -233,6 +258,7 @@ KINDS = {
     "trainer.npz": (damaged_npz, IMPORTS),
     "sensitivity.json": (damaged_text, use_sensitivity),
     "compression.json": (damaged_text, use_compression),
+    "small.npz": (damaged_npz, use_applied),
     "log": (damaged_text, use_log),
     "snapshot/manifest.json": (damaged_manifest, use_snapshot),
     "snapshot/stage-0.npz": (damaged_stage, use_snapshot),
