@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.import_circles import PACKAGES, circles, import_graph
+from tests.support.import_circles import circles, import_graph
+from tests.support.processes import PACKAGES
 
 ROOT = Path(__file__).parents[1]
 FACES = {

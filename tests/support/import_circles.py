@@ -21,18 +21,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-from tests.support.processes import ROOT
-
-PACKAGES = (
-    "chainer_compat",
-    "chainer_kernels",
-    "data_parallel",
-    "divisible",
-    "heterogeneous",
-    "mixed_precision",
-    "model_compression",
-    "pipeline",
-)
+from tests.support.processes import PACKAGES, ROOT
 
 
 def import_graph(

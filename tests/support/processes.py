@@ -19,6 +19,17 @@ from typing import IO, Any, Callable
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+#: The packages of the product.
+PACKAGES = (
+    "chainer_compat",
+    "chainer_kernels",
+    "data_parallel",
+    "divisible",
+    "heterogeneous",
+    "mixed_precision",
+    "model_compression",
+    "pipeline",
+)
 
 #: How much longer than on an idle machine anything may take. The seconds of a deadline
 #: are those of an idle machine, and are multiplied by this where something waits: what

@@ -7,19 +7,8 @@ import sys
 from types import CodeType, FrameType
 from typing import Any, Callable, NamedTuple
 
-from tests.support.processes import ROOT
+from tests.support.processes import PACKAGES, ROOT
 
-#: Folders of the packages whose functions are counted.
-PACKAGES = (
-    "chainer_compat",
-    "chainer_kernels",
-    "data_parallel",
-    "divisible",
-    "heterogeneous",
-    "mixed_precision",
-    "model_compression",
-    "pipeline",
-)
 #: The modules in which a rank waits for another one. How often a wait polls depends on
 #: the other rank, so neither their functions nor what they call is counted.
 WAITS = ("divisible/communication/waiting.py",)
