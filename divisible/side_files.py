@@ -33,8 +33,8 @@ class SideFiles:
         >>> files = SideFiles("the log")
         >>> with warnings.catch_warnings():
         ...     warnings.simplefilter("ignore")
-        ...     with files.writing("no/such/folder/log"):
-        ...         append_line("no/such/folder/log", "a line")
+        ...     with files.writing("log"):
+        ...         raise OSError("the disk is full")
         >>> files.n_failed
         1
     """

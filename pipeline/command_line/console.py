@@ -54,21 +54,33 @@ def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[str]],
     left: Sequence[int] = (),
+    last_wraps: bool = False,
 ) -> None:
     """Prints a table; numbers stand at the right.
 
     Where a terminal has no room for all columns, those that are left follow in another
     table below, with the first column again.
+
+    Args:
+        columns: The titles of the columns.
+        rows: The texts of the cells.
+        left: The positions of the columns whose texts stand at the left.
+        last_wraps: Whether texts of the last column go on in the next line where there
+            is no room, instead of in a table below.
     """
     rows = [[printable(cell) for cell in row] for row in (columns, *rows)]
     console = _console()
     # With a space on either side.
     widths = [max(map(cell_len, column)) + 2 for column in zip(*rows)]
-    for chosen in fitting_columns(widths, console.width):
+    tables = fitting_columns(widths, console.width)
+    if last_wraps:
+        tables = [[*range(len(columns))]]
+    for chosen in tables:
         table = Table(box=None)
         for i in chosen:
             justify = "left" if i in left else "right"
-            table.add_column(Text(rows[0][i]), justify=justify, no_wrap=True)
+            wraps = last_wraps and i == len(columns) - 1
+            table.add_column(Text(rows[0][i]), justify=justify, no_wrap=not wraps)
         for row in rows[1:]:
             table.add_row(*(Text(row[i]) for i in chosen))
         console.print(table)

@@ -39,6 +39,7 @@ def flight_record_command(directory: str | None, last: int) -> None:
     with console.plain_warnings():
         logs = flight_files.logs(directory)
     rows = flight_table.rows(logs, last)
-    console.print_table(("time", "rank", "call", "event"), rows, left=(0, 2, 3))
+    titles = ("time", "rank", "call", "event")
+    console.print_table(titles, rows, left=(0, 2, 3), last_wraps=True)
     for text in [*flight_report.verdict(logs), *flight_report.processes(logs)]:
         console.say_wrapped(text)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from divisible.terminal_text import printable
 from pipeline import Snapshot, SnapshotError, latest_snapshot, wait_for_snapshot
 from pipeline.snapshots import room, writing, writing_thread
 from tests.support.mpiexec import assert_on_ranks, on_ranks
@@ -97,7 +98,8 @@ def fail_later(comm, folder):
         run.save(name, background=True)
         run.step(0)
         words = fails_on_all(comm, lambda: wait_for_snapshot(run.pipe))
-        assert f"save the snapshot {name}: rank {rank}: " in words, words
+        shown = f"save the snapshot {printable(name)}: rank {rank}: "
+        assert shown in words, words
         assert "File too large" in words and os.listdir(folder) == []
         comm.Barrier()
         # At the next one, which is saved all the same.
