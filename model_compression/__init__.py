@@ -18,7 +18,6 @@
     selection         the layers that a rule means
     channels          what goes with a channel that is taken away, and who reads it
     shrinking         channels that are taken away, with what is kept beside them
-    all_or_none       calls that succeed on all ranks, or fail on all
     layer_lines       lists of layers, as all ranks are told of them
     masks             what is pruned, and the hook that keeps it at zero
     codebooks         weights of few values, and the hook that keeps them few

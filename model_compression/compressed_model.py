@@ -20,8 +20,8 @@ from typing import Any
 
 import chainer
 
+from divisible.communication.attempts import on_all_ranks
 from divisible.communication.errors import DisagreementError
-from model_compression.all_or_none import on_all_ranks
 from model_compression.plan import CompressionPlan
 from model_compression.pruning import Pruner
 from model_compression.quantizing import Quantizer
@@ -267,7 +267,11 @@ class CompressedModel:
 
         found = {each.channels.layer: each.n for each in gone}
         with self._made_or_refused():
-            return on_all_ranks(make, self._gather) if gone else [], found
+            if not gone:
+                return [], found
+            what = "nothing was changed"
+            made = on_all_ranks(self._gather, what, make, refusal=ValueError)
+            return made, found
 
     @contextlib.contextmanager
     def _made_or_refused(self) -> Iterator[None]:

@@ -18,6 +18,7 @@
     farewells       which ranks have ended their script, and how much they have finished
     collectives     what all ranks do together: gather, broadcast, clocks
     agreement       arguments that all ranks compare before they begin
+    attempts        calls that succeed on all ranks, or fail on all
     communicators   when those of our own are made and freed
     parameter_sums  a number for each parameter of all ranks
     signatures      tensors, and their shapes and dtypes

@@ -22,38 +22,6 @@ from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages, covers
 _PLAIN = (bool, int, float, str)
 
 
-def on_all_ranks(
-    pipeline: Pipeline, function: Callable[..., Any], *arguments: Any
-) -> tuple[Any, list]:
-    """Calls a function on every rank; if it fails on one, it fails on all.
-
-    Args:
-        pipeline: The pipeline.
-        function: Returns what stays here, and what all ranks are told, picklable.
-        arguments: Of the function.
-
-    Returns:
-        What stays here, and the list of what all ranks were told.
-
-    Raises:
-        Exception: What it raised here.
-        DisagreementError: Where it has failed on another rank only.
-    """
-    result = told = failure = None
-    try:
-        result, told = function(*arguments)
-    except Exception as error:
-        failure = error
-    words = None if failure is None else f"{type(failure).__name__}: {failure}"
-    said = pipeline.gather((words, told), "rebalance")
-    if failure is not None:
-        raise failure
-    for rank, (theirs, _) in enumerate(said):
-        if theirs is not None:
-            raise DisagreementError(f"cannot move layers: rank {rank}: {theirs}")
-    return result, [theirs for _, theirs in said]
-
-
 def check_cuts(pipeline: Pipeline, cuts: Sequence[int]) -> list[int]:
     """Returns cuts as a list, if they are of this pipeline's model and stages.
 

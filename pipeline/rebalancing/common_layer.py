@@ -14,6 +14,7 @@ computed, with the same random numbers.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +23,7 @@ import chainer
 import numpy as np
 
 from divisible import Divisible, deferred_init
+from divisible.communication.attempts import on_all_ranks
 from divisible.moved_layers import entangled
 from divisible.random_streams import restored_random_state
 from divisible.skips import SkipEnd
@@ -76,32 +78,29 @@ def compare_ranks(
         build: Returns the undivided model.
         said: By all ranks, how long forwards of their layers took, and of which inputs.
     """
-    # Code of the model fails as it likes, and may do so on one rank only.
-    try:
+
+    def choose() -> tuple[Divisible, CommonLayer]:
         with restored_random_state(), deferred_init():
             model = build()
         layer = choose_layer(model, said)
-        words = "" if layer else "no layer has arrays only for its inputs"
-    except Exception as error:
-        layer, words = None, f"{type(error).__name__}: {error}"
-    failed = _failure(pipe.gather(words, "rebalance"))
-    if failed:
-        return Compared(None, failed)
-    seconds = 0.0
+        if layer is None:
+            raise _NotComparableError("no layer has arrays only for its inputs")
+        return model, layer
+
+    gather = functools.partial(pipe.gather, call="rebalance")
+    attempt = functools.partial(on_all_ranks, gather, error=_NotComparableError)
+    # Code of the model fails as it likes, and may do so on one rank only.
     try:
-        seconds = seconds_of(model, layer)
-    except Exception as error:
-        words = f"layer {layer.position}: {type(error).__name__}: {error}"
-    found = pipe.gather((seconds, words), "rebalance")
-    failed = _failure([words for _, words in found])
-    if failed:
-        return Compared(None, failed)
-    return Compared(relative_speeds([seconds for seconds, _ in found]))
+        model, layer = attempt("the model", choose)
+        where = f"layer {layer.position}"
+        found = gather(attempt(where, seconds_of, model, layer))
+    except _NotComparableError as error:
+        return Compared(None, str(error))
+    return Compared(relative_speeds(found))
 
 
-def _failure(words: Sequence[str]) -> str:
-    """Returns what has failed on the first rank that has failed; else nothing."""
-    return next((f"rank {i}: {each}" for i, each in enumerate(words) if each), "")
+class _NotComparableError(Exception):
+    """A common layer that cannot be computed on some rank."""
 
 
 def choose_layer(model: Divisible, said: Sequence[SaidOfLayers]) -> CommonLayer | None:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple
@@ -18,6 +19,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from divisible import Divisible
+from divisible.communication.attempts import on_all_ranks
 from divisible.communication.communicators import Announcement as OfCommunicators
 from divisible.communication.communicators import announcement, free_dropped
 from divisible.communication.errors import DisagreementError
@@ -193,16 +195,17 @@ def _prepare(
 ) -> tuple[_Task, tuple[int, ...]]:
     """Checks everything, and returns what is to change and which layers move."""
 
-    def check() -> tuple[_Task, Any]:
+    def check() -> tuple[_Task, list[int], list[list[str]]]:
         plan = checking.check_cuts(pipe, cuts)
         optimizers = OptimizersOfStages(optimizer, pipe)
         checking.check_moment(pipe, optimizers.of_stages)
         words = checking.check_optimizers(pipe, optimizers)
         model = checking.built(build, pipe)
         checking.check_leaving(pipe, model, plan)
-        return _Task(model, _changes(pipe, model, plan), optimizers), (plan, words)
+        return _Task(model, _changes(pipe, model, plan), optimizers), plan, words
 
-    task, said = checking.on_all_ranks(pipe, check)
+    task, *mine = _on_all_ranks(pipe, check)
+    said = pipe.gather(mine, "rebalance")
     for rank, (theirs, _) in enumerate(said):
         if theirs != said[0][0]:
             raise DisagreementError(
@@ -210,6 +213,12 @@ def _prepare(
             )
     checking.compare_optimizers([words for _, words in said])
     return task, tuple(_moving(pipe.cuts, said[0][0]))
+
+
+def _on_all_ranks(pipe: Pipeline, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function on every rank, which all raise if it fails on one."""
+    gather = functools.partial(pipe.gather, call="rebalance")
+    return on_all_ranks(gather, "cannot move layers", function, *arguments)
 
 
 def _moving(before: Sequence[int], after: Sequence[int]) -> list[int]:
@@ -258,11 +267,11 @@ def _fetch(pipe: Pipeline, task: _Task) -> _Fetched:
     refusal = room.refusal(pipe.gather(claims, "rebalance"))
     if refusal is not None:
         raise MemoryError(f"there is no room for the layers that would move: {refusal}")
-    made, words = checking.on_all_ranks(pipe, _make, pipe, task, incoming)
-    layout = _layout(pipe, words)
+    made, mine = _on_all_ranks(pipe, _make, pipe, task, incoming)
+    layout = _layout(pipe, pipe.gather(mine, "rebalance"))
     with ranks.calls.made("rebalance"):
         arrays = {**local, **exchange(ranks, outgoing, incoming, made.files)}
-    checking.on_all_ranks(pipe, _load, made.stages, task.changes, arrays)
+    _on_all_ranks(pipe, _load, made.stages, task.changes, arrays)
     return _Fetched(made.stages, arrays, layout, total_bytes(said))
 
 
@@ -331,10 +340,9 @@ def _load(
     stages: Mapping[int, Divisible],
     changes: Mapping[int, _Change],
     arrays: Mapping[str, np.ndarray],
-) -> tuple[None, None]:
+) -> None:
     for number, stage in stages.items():
         state.load_layers(stage, changes[number].new, arrays)
-    return None, None
 
 
 def _mark(pipe: Pipeline, layers: Sequence[int], start: float) -> None:

@@ -14,7 +14,6 @@
     extension             both, as an extension of Chainer's trainer
     tools                 cut anew, export and import, without training
 
-    on_all_ranks          what succeeds for all ranks, or fails for all
     optimizers_of_stages  whose the state of an optimizer is
     layer_state           the state of layers, and of objects that belong to none
     optimizer_state       the state of optimizers

@@ -21,8 +21,7 @@ from typing import Callable
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots import room
 from pipeline.snapshots.arrays import one_line
-from pipeline.snapshots.errors import SnapshotError
-from pipeline.snapshots.on_all_ranks import on_all_ranks
+from pipeline.snapshots.errors import SnapshotError, on_all_ranks
 from pipeline.snapshots.writing import Writing
 from pipeline.snapshots.writing_thread import WritingThread
 

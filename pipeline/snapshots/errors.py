@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Callable
 
+from divisible.communication import attempts
 from divisible.files import why_not
 from divisible.terminal_text import printable
+
+if TYPE_CHECKING:
+    from pipeline.pipeline import Pipeline
 
 
 class SnapshotError(RuntimeError):
@@ -27,6 +33,54 @@ class MismatchError(SnapshotError, ValueError):
 
 class UnreadableError(SnapshotError, ValueError):
     """A file is damaged, or has pickled objects, which could run any code."""
+
+
+def on_all_ranks(
+    pipeline: Pipeline,
+    call: str,
+    what: str,
+    function: Callable[..., Any],
+    *arguments: Any,
+) -> Any:
+    """Calls a function on every rank, which all raise if it fails on one.
+
+    Returns:
+        The result of the function on this rank.
+
+    Raises:
+        SnapshotError: On every rank, with what happened on the first rank that failed.
+    """
+    gather = functools.partial(pipeline.gather, call=call)
+    return attempts.on_all_ranks(
+        gather, what, function, *arguments, error=SnapshotError
+    )
+
+
+def on_first(
+    pipeline: Pipeline,
+    call: str,
+    what: str,
+    function: Callable[..., Any],
+    *arguments: Any,
+) -> Any:
+    """Calls a function on rank 0.
+
+    Returns:
+        The result of the function there, on every rank.
+
+    Raises:
+        SnapshotError: On every rank, if it fails.
+    """
+
+    def if_first() -> Any:
+        return function(*arguments) if pipeline.ranks.is_chief else None
+
+    return pipeline.gather(on_all_ranks(pipeline, call, what, if_first), call)[0]
+
+
+def words_of(error: Exception) -> str:
+    """Returns the text of an error, with its class if it is none of snapshots."""
+    return attempts.words_of(error, SnapshotError)
 
 
 @contextlib.contextmanager

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.errors import SnapshotError, on_all_ranks, on_first
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.listing import is_file, is_folder, matching, names_in
 from pipeline.snapshots.manifest import MANIFEST, has_files_of_snapshot
 from pipeline.snapshots.names import PARTIAL, replaced_patterns
-from pipeline.snapshots.on_all_ranks import on_all_ranks, on_first
 
 # How often to look again while another run saves in the same directory.
 _LOOKS = 20

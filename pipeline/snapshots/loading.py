@@ -16,10 +16,9 @@ from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.background import settle
 from pipeline.snapshots.carried import load_shares
 from pipeline.snapshots.differences import Differences, Ledger, compare
-from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.errors import SnapshotError, on_all_ranks
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.kept_state import KeptState
-from pipeline.snapshots.on_all_ranks import on_all_ranks
 from pipeline.snapshots.optimizer_state import load_optimizer, load_replicas
 from pipeline.snapshots.optimizers_of_stages import (
     OptimizersOfStages,

@@ -24,9 +24,8 @@ from pipeline.snapshots.collecting import (
     of_replica,
 )
 from pipeline.snapshots.directories import Draft
-from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.errors import SnapshotError, on_all_ranks, on_first
 from pipeline.snapshots.names import check_name
-from pipeline.snapshots.on_all_ranks import on_all_ranks, on_first
 from pipeline.snapshots.remarks import warn
 from pipeline.snapshots.series import Series, clock_of
 from pipeline.snapshots.writing import Writing, n_bytes_to_copy

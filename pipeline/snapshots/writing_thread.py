@@ -23,9 +23,8 @@ from divisible.communication.aborting import end_all_ranks, let_lower_ranks_spea
 from divisible.files import write_json
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots import room
-from pipeline.snapshots.errors import SnapshotError, naming
+from pipeline.snapshots.errors import SnapshotError, naming, words_of
 from pipeline.snapshots.listing import names_in
-from pipeline.snapshots.on_all_ranks import words_of
 from pipeline.snapshots.remarks import warn
 from pipeline.snapshots.writing import Writing, n_bytes_to_copy
 

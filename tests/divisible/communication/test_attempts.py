@@ -1,7 +1,7 @@
 import pytest
 
+from divisible.communication.attempts import Failure, on_all_ranks
 from divisible.communication.errors import DisagreementError
-from model_compression.all_or_none import on_all_ranks
 
 
 def fails():
@@ -12,7 +12,9 @@ def refuses():
     raise ValueError("what is kept is not known")
 
 
-NO_ROOM, REFUSED = ("MemoryError: no room", False), ("ValueError: not known", True)
+NO_ROOM = Failure("MemoryError: no room", is_refusal=False)
+REFUSED = Failure("ValueError: not known", is_refusal=True)
+WHAT = "nothing was changed"
 
 
 @pytest.mark.parametrize("theirs", [None, NO_ROOM])
@@ -24,13 +26,13 @@ def test_what_fails_on_a_rank_fails_on_all(theirs):
         return [words, theirs]
 
     with pytest.raises(MemoryError, match="no room"):
-        on_all_ranks(fails, gather)
+        on_all_ranks(gather, WHAT, fails)
     if theirs is None:
-        assert on_all_ranks(lambda: "made", gather) == "made"
+        assert on_all_ranks(gather, WHAT, lambda: "made") == "made"
     else:
         words = "nothing was changed: rank 1: MemoryError: no room"
         with pytest.raises(DisagreementError, match=words):
-            on_all_ranks(lambda: "made", gather)
+            on_all_ranks(gather, WHAT, lambda: "made")
     # What a rank has to say is said once, and before anything is raised.
     assert said == [NO_ROOM, None]
 
@@ -48,6 +50,24 @@ def test_what_fails_on_a_rank_fails_on_all(theirs):
     ],
 )
 def test_ranks_refuse_alike(make, theirs, error, words):
+    def gather(mine):
+        return [mine, theirs]
+
     with pytest.raises(error, match=words) as raised:
-        on_all_ranks(make, lambda mine: [mine, theirs])
+        on_all_ranks(gather, WHAT, make, refusal=ValueError)
     assert type(raised.value) is error
+    if words == "rank 1: ValueError: not known":
+        with pytest.raises(DisagreementError, match=words):
+            on_all_ranks(gather, WHAT, make)
+
+
+@pytest.mark.parametrize("make", [fails, refuses, lambda: "made"])
+@pytest.mark.parametrize("theirs", [NO_ROOM, REFUSED])
+def test_a_class_of_errors_is_raised_on_all(make, theirs):
+    def gather(mine):
+        return [None, mine, theirs]
+
+    with pytest.raises(OSError, match="^nothing was changed: rank [12]: ") as raised:
+        on_all_ranks(gather, WHAT, make, error=OSError)
+    cause = raised.value.__cause__
+    assert (cause is None) == ("rank 2" in str(raised.value))

@@ -1,0 +1,99 @@
+"""Attempts of all ranks together: what fails on one rank fails on all.
+
+::
+
+    rank 0   made             .--> "cannot save: rank 1: MemoryError: no room"
+    rank 1   MemoryError -all-+--> its own error
+    rank 2   made             '--> "cannot save: rank 1: MemoryError: no room"
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple
+
+from divisible.communication.errors import DisagreementError
+
+
+class Failure(NamedTuple):
+    """The words of a rank on its own failure.
+
+    Attributes:
+        words: The text of the error.
+        is_refusal: Whether it is a :class:`ValueError`, which refuses what was asked.
+    """
+
+    words: str
+    is_refusal: bool
+
+
+def on_all_ranks(
+    gather: Callable[[Any], list],
+    what: str,
+    function: Callable[..., Any],
+    *arguments: Any,
+    error: type[Exception] | None = None,
+    refusal: type[Exception] = DisagreementError,
+) -> Any:
+    """Calls a function on every rank; if it fails on one, all ranks raise.
+
+    A :class:`ValueError` refuses what was asked for. Where all failures are such, all
+    ranks raise one. Otherwise all ranks raise something else, so that they go on alike.
+
+    Args:
+        gather: Returns the values that all ranks give, in rank order.
+        what: The beginning of the error's text, such as ``'cannot move layers'``.
+        function: The function; it should change nothing that other ranks must change
+            as well.
+        arguments: Arguments of the function.
+        error: A class that all ranks raise, those that failed included. By default
+            these raise what the function has raised.
+        refusal: The class that ranks raise which have not failed, where others refuse.
+
+    Returns:
+        The result of the function on this rank.
+
+    Raises:
+        Exception: What the function has raised on this rank.
+        DisagreementError: If it has failed on another rank.
+
+    Example:
+        >>> on_all_ranks(lambda value: [value], 'cannot add', int.__add__, 1, 2)
+        3
+    """
+    result = cause = mine = None
+    try:
+        result = function(*arguments)
+    except Exception as raised:
+        cause = raised
+        mine = Failure(words_of(raised, error), isinstance(raised, ValueError))
+    failures = {i: each for i, each in enumerate(gather(mine)) if each is not None}
+    if not failures:
+        return result
+    if error is not None:
+        rank, kind = min(failures), error
+    else:
+        is_refused = all(each.is_refusal for each in failures.values())
+        if cause is not None and isinstance(cause, ValueError) == is_refused:
+            raise cause
+        rank = next(i for i, each in failures.items() if each.is_refusal == is_refused)
+        kind = refusal if is_refused else DisagreementError
+    raise kind(f"{what}: rank {rank}: {failures[rank].words}") from cause
+
+
+def words_of(error: Exception, known: type[Exception] | None = None) -> str:
+    """Returns the text of an error for other ranks, with its class.
+
+    Args:
+        error: The error.
+        known: A class whose errors need no name.
+
+    Example:
+        >>> words_of(KeyError('lr')), words_of(OSError('full'), OSError)
+        ('KeyError: lr', 'full')
+    """
+    # A KeyError puts its text into quotes.
+    in_quotes = isinstance(error, KeyError) and error.args
+    words = str(error.args[0] if in_quotes else error)
+    if known is not None and isinstance(error, known):
+        return words
+    return f"{type(error).__name__}: {words}"
