@@ -29,6 +29,7 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well:
     dtypes            floating-point types of layers and losses
     files             files that are there completely or not at all
     side_files        files that a run can do without: logs and pictures
+    weighted_means    means of numbers, some of which count more than others
     number_lists      numbers from users: one for all, or one for each
     records           plans, profiles and timelines from files, and their fields checked
     terminal_text     text from files, made safe for a terminal

@@ -11,6 +11,7 @@ import chainer
 import numpy as np
 
 from divisible.minibatch import value_and_count
+from divisible.weighted_means import weighted_mean
 from pipeline.stages.labels import is_understood, label_left_out
 from pipeline.stages.reports import counted_by
 from pipeline.stages.sightings import Sighting, Watch, differ
@@ -163,14 +164,10 @@ class CountedMean:
     @property
     def mean(self) -> float:
         """The mean over the microbatches seen so far."""
-        counts = self._numbers()
-        total = sum(counts)
-        values = {i: float(y) for i, y in sorted(self._values.items())}
-        if not total:
-            # What the function gives for nothing, such as zero.
-            return sum(values.values()) / max(1, len(values))
-        # A mean over nothing may be no number.
-        return sum([counts[i] / total * y for i, y in values.items() if counts[i]])
+        counts, seen = self._numbers(), sorted(self._values)
+        values = [float(self._values[i]) for i in seen]
+        # Where nothing counts it is what the function gives for nothing, such as zero.
+        return weighted_mean(values, [counts[i] for i in seen])
 
     def _numbers(self) -> list[float]:
         """Returns the counts; a GPU has to be waited for."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple
 
 import chainer
 import numpy as np
+
+from divisible.weighted_means import RunningMeans, Sums
 
 
 class _Counted(NamedTuple):
@@ -104,26 +106,22 @@ class Reports:
         """Whether anything was reported."""
         return bool(self._values)
 
-    def sums(self) -> dict[str, tuple[float, float]]:
+    def sums(self) -> Sums:
         """Returns by name the sum over samples, and how many they were.
 
         Here the numbers are read, for which a GPU has to be waited for.
         """
-        sums: dict[str, tuple[float, float]] = {}
+        means = RunningMeans()
         for n, observation in self._values:
             for name, value in observation.items():
                 weight = n
                 if isinstance(value, _Counted):
                     value, weight = value.value, float(value.n)
                 value = chainer.as_array(value)
-                if np.ndim(value) or value is None:
-                    # As Chainer's own summaries do, which leave out all but numbers.
-                    continue
-                total, count = sums.get(name, (0.0, 0))
-                # A mean over nothing may be no number.
-                more = weight * float(value) if weight else 0.0
-                sums[name] = total + more, count + weight
-        return sums
+                # As Chainer's own summaries do, which leave out all but numbers.
+                if value is not None and not np.ndim(value):
+                    means.add(name, float(value), weight)
+        return means.sums
 
 
 class PendingReports:
@@ -136,32 +134,18 @@ class PendingReports:
 
     def __init__(self) -> None:
         self.are_expected = True
-        self._sums: list[Mapping[str, tuple[float, float]]] = []
+        self._sums: list[Sums] = []
 
-    def add(self, sums: Iterable[Mapping[str, tuple[float, float]]]) -> None:
+    def add(self, sums: Iterable[Sums]) -> None:
         """Adds what the stages reported in a call."""
         new = [some for some in sums if some]
         self.are_expected = bool(new)
         self._sums += new
 
-    def take(self) -> list[Mapping[str, tuple[float, float]]]:
+    def take(self) -> list[Sums]:
         """Returns what no call has returned yet."""
         taken, self._sums = self._sums, []
         return taken
-
-
-def means(gathered: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, float]:
-    """Returns the means over all stages that reported something under a name.
-
-    Args:
-        gathered: The sums of each stage.
-    """
-    totals: dict[str, tuple[float, float]] = {}
-    for sums in gathered:
-        for name, (total, count) in sums.items():
-            before = totals.get(name, (0.0, 0))
-            totals[name] = before[0] + total, before[1] + count
-    return {name: total / (count or 1) for name, (total, count) in totals.items()}
 
 
 def named(result: Mapping[str, float]) -> dict[str, float]:

@@ -11,10 +11,11 @@ import numpy as np
 
 from divisible.communication.signatures import Tensors
 from divisible.minibatch import join, of_no_samples, unequal_sizes
+from divisible.weighted_means import RunningMeans, weighted_mean
 from pipeline.calls.call_agreement import CALLS
 from pipeline.calls.ranks import Ranks
 from pipeline.stages.loss import Loss
-from pipeline.stages.reports import PendingReports, means
+from pipeline.stages.reports import PendingReports
 from pipeline.stages.stage import Stage
 
 
@@ -68,14 +69,20 @@ class Results:
         reported = {}
         if calls.agreed.somebody_reports:
             sums = ranks.all_gather(pending.take(), "to tell what layers reported")
-            reported = means(list(itertools.chain(*sums)))
+            together = RunningMeans()
+            for some in itertools.chain(*sums):
+                together.add_sums(some)
+            reported = together.result()
         n = len(names)
         self.correction = float(of_replicas[ranks.replica, -1])
         counts = of_replicas[:, n : 2 * n]
         self.n_counted = dict(zip(names, counts.sum(axis=0).tolist()))
         self.n_own = dict(zip(names, counts[ranks.replica].tolist()))
         columns = zip(of_replicas[:, :n].T, counts.T)
-        return {**reported, **dict(zip(names, itertools.starmap(_mean, columns)))}
+        return {
+            **reported,
+            **dict(zip(names, itertools.starmap(weighted_mean, columns))),
+        }
 
     @property
     def n_samples(self) -> int | None:
@@ -172,20 +179,3 @@ class Results:
         # An empty tuple is from a rank that has no last stage, or no samples either.
         known = [each for each in told if each]
         return next((each for each in known if isinstance(each, tuple)), known[0])
-
-
-def _mean(values: np.ndarray, counts: np.ndarray) -> float:
-    """Returns the mean over all replicas; equal bits wherever it is computed.
-
-    Args:
-        values: The means of the replicas.
-        counts: How many samples they are of.
-    """
-    if len(values) == 1:
-        return float(values[0])
-    total = counts.sum()
-    if not total:
-        # What the function gives for nothing, such as zero.
-        return float(values.mean())
-    # A mean over nothing may be no number.
-    return float(sum(n / total * y for y, n in zip(values, counts) if n))

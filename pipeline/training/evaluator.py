@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import chainer
@@ -13,6 +13,7 @@ from chainer.training.extensions.evaluator import _IteratorProgressBar
 
 from data_parallel import ReplicaIterator
 from divisible.minibatch import concatenate
+from divisible.weighted_means import RunningMeans
 from pipeline.pipeline import Pipeline
 from pipeline.stages.reports import named
 from pipeline.training.minibatches import (
@@ -123,19 +124,21 @@ class PipelineEvaluator(Evaluator):
         self.pipeline.parts.reset_states(of_training=False)
         iterator = self._iterators["main"]
         of_batches = self._mean == "batches"
-        means = _Means()
+        means, last = RunningMeans(), {}
         bar = _IteratorProgressBar(iterator=iterator) if self._progress_bar else None
         for minibatch in _sweep(self._reader, iterator, self._at_once):
             result = self.pipeline.evaluate(minibatch.x, minibatch.t)
             counted = {} if of_batches else self.pipeline.n_counted
             rest = 1 if of_batches else sum(self.pipeline.ranks.calls.agreed.n_samples)
-            means.add(result, {name: counted.get(name, rest) for name in result})
+            for name, value in result.items():
+                means.add(name, value, counted.get(name, rest))
+            last.update(result)
             if bar:
                 bar.update()
         if bar:
             bar.close()
         # Only the last stage knows how many of the targets count.
-        result = self.pipeline.ranks.share(means.result())
+        result = self.pipeline.ranks.share(means.result(of_nothing=last))
         prefix = f"{self.name}/" if self.name else ""
         return {prefix + name: mean for name, mean in named(result).items()}
 
@@ -260,30 +263,6 @@ def _at_once(chosen: int | None, pipeline: Pipeline) -> int:
     if chosen < 1:
         raise ValueError(f"at_once must be positive, not {chosen}")
     return chosen
-
-
-class _Means:
-    """Means of values that count differently much."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, float]] = {}
-        # Of what counts nothing, such as zero for samples that are all left out.
-        self._values: dict[str, float] = {}
-
-    def add(self, values: Mapping[str, float], weights: Mapping[str, float]) -> None:
-        self._values.update(values)
-        for name, value in values.items():
-            total, weight = self._sums.get(name, (0.0, 0))
-            more = weights[name]
-            # A mean over nothing may be no number.
-            total += more * value if more else 0.0
-            self._sums[name] = total, weight + more
-
-    def result(self) -> dict[str, float]:
-        return {
-            name: total / n if n else self._values[name]
-            for name, (total, n) in self._sums.items()
-        }
 
 
 def _sweep(reader: MinibatchReader, iterator: Any, at_once: int) -> Iterator[Minibatch]:
