@@ -28,6 +28,7 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well:
     minibatch         x and t as arrays, cut into microbatches, joined
     dtypes            floating-point types of layers and losses
     files             files that are there completely or not at all
+    free_memory       memory that is left for a copy, of all who share it
     side_files        files that a run can do without: logs and pictures
     weighted_means    means of numbers, some of which count more than others
     number_lists      numbers from users: one for all, or one for each

@@ -18,7 +18,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from divisible import Divisible
+from divisible import Divisible, free_memory
 from divisible.communication.attempts import on_all_ranks
 from divisible.communication.communicators import Announcement as OfCommunicators
 from divisible.communication.communicators import announcement, free_dropped
@@ -36,7 +36,6 @@ from pipeline.rebalancing.messages import (
     total_bytes,
 )
 from pipeline.rebalancing.state import Want
-from pipeline.snapshots import room
 from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages
 from pipeline.start.agreement import Announcement, Layout, agree
 from pipeline.start.replicas import agree_on_replicas
@@ -263,8 +262,8 @@ def _fetch(pipe: Pipeline, task: _Task) -> _Fetched:
         if ranks.rank in said[there]
     }
     coming = sum(parcel.n_bytes_in_memory for parcel in incoming.values())
-    claims = room.claims(coming + _bytes_to_make(task))
-    refusal = room.refusal(pipe.gather(claims, "rebalance"))
+    claims = free_memory.claims(coming + _bytes_to_make(task))
+    refusal = free_memory.refusal(pipe.gather(claims, "rebalance"))
     if refusal is not None:
         raise MemoryError(f"there is no room for the layers that would move: {refusal}")
     made, mine = _on_all_ranks(pipe, _make, pipe, task, incoming)

@@ -7,7 +7,6 @@
     writing               the files of a rank, the manifest, the name
     background            snapshots that are written while the training goes on
     writing_thread        a rank's thread that does it
-    room                  the room in memory for that
     loading               from a directory, on as many ranks as there are
     dry_run               what tells what does not fit before anything is changed
     kept_state            what objects had before, to be put back

@@ -18,8 +18,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
+from divisible import free_memory
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import room
 from pipeline.snapshots.arrays import one_line
 from pipeline.snapshots.errors import SnapshotError, on_all_ranks
 from pipeline.snapshots.writing import Writing
@@ -35,7 +35,7 @@ _told: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 def start(
     pipeline: Pipeline,
     writing: Writing,
-    claims: Sequence[Mapping[str, room.Claim]],
+    claims: Sequence[Mapping[str, free_memory.Claim]],
     what: str,
     report: Callable[[SnapshotError], None],
 ) -> bool:
@@ -51,7 +51,7 @@ def start(
     Returns:
         Whether it has begun, the same on all ranks.
     """
-    save, why = None, room.refusal(claims)
+    save, why = None, free_memory.refusal(claims)
     if why is None:
         failure = None
         try:

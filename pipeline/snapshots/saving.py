@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
+from divisible import free_memory
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import manifest, room
+from pipeline.snapshots import manifest
 from pipeline.snapshots.background import settle, start
 from pipeline.snapshots.collecting import (
     Announcement,
@@ -193,10 +194,10 @@ def _collect(
 
 def _prepare(
     background: bool, *run: Any
-) -> tuple[Contents, Announcement, dict[str, room.Claim] | None]:
+) -> tuple[Contents, Announcement, dict[str, free_memory.Claim] | None]:
     """Returns what :func:`collect` does of a run, and what a copy would take."""
     contents, mine = collect(*run)
-    claims = room.claims(n_bytes_to_copy(contents)) if background else None
+    claims = free_memory.claims(n_bytes_to_copy(contents)) if background else None
     return contents, mine, claims
 
 

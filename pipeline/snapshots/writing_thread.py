@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
+from divisible import free_memory
 from divisible.communication.aborting import end_all_ranks, let_lower_ranks_speak
 from divisible.files import write_json
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import room
 from pipeline.snapshots.errors import SnapshotError, naming, words_of
 from pipeline.snapshots.listing import names_in
 from pipeline.snapshots.remarks import warn
@@ -73,12 +73,12 @@ class WritingThread:
         # Python would wait for another one for ever; it waits in :meth:`end`.
         self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
         self._n_bytes = n_bytes_to_copy(writing.contents)
-        room.PEAKS.hold(self._n_bytes)
+        free_memory.PEAKS.hold(self._n_bytes)
         try:
             writing.copy_arrays()
             self._thread.start()
         except BaseException:
-            room.PEAKS.free(self._n_bytes)
+            free_memory.PEAKS.free(self._n_bytes)
             raise
 
     def go(self) -> None:
@@ -155,7 +155,7 @@ class WritingThread:
     def _run(self) -> None:
         self._may_go.wait()
         if self._must_stop.is_set():
-            room.PEAKS.free(self._n_bytes)
+            free_memory.PEAKS.free(self._n_bytes)
             return
         try:
             self._save()
@@ -169,7 +169,7 @@ class WritingThread:
                     self._writing.draft.discard()
                 self._writing.draft.release()
             self._writing.contents.clear()
-            room.PEAKS.free(self._n_bytes)
+            free_memory.PEAKS.free(self._n_bytes)
             self._are_files_written.set()
 
     def _save(self) -> None:

@@ -7,9 +7,8 @@ import pytest
 from chainer import optimizers
 from mpi4py import MPI
 
-from divisible import Divisible
+from divisible import Divisible, free_memory
 from pipeline import Pipeline, save_snapshot, wait_for_snapshot
-from pipeline.snapshots import room
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def background():
 def save(background, monkeypatch):
     """Saves a snapshot of a layer and its optimizer under a path, and returns that."""
     # Whatever other tests have taken at their peak, and whatever the machine has.
-    monkeypatch.setattr(room, "claims", lambda n_bytes: {})
+    monkeypatch.setattr(free_memory, "claims", lambda n_bytes: {})
     stage = Divisible(L.Linear(2, 3))
     pipe = Pipeline(stage, MPI.COMM_SELF, 1)
     optimizer = optimizers.SGD().setup(stage)

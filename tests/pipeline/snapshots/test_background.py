@@ -8,9 +8,12 @@ import os
 import threading
 import time
 
+import chainer.links as L
 import pytest
+from mpi4py import MPI
 
-from pipeline import SnapshotError, wait_for_snapshot
+from divisible import Divisible, free_memory
+from pipeline import Pipeline, SnapshotError, save_snapshot, wait_for_snapshot
 from pipeline.snapshots import background as in_background
 from pipeline.snapshots import writing, writing_thread
 
@@ -133,3 +136,21 @@ def test_the_end_of_a_forked_process_is_its_own(tmp_path, save, at_end, ends):
             end()
         os._exit(len(ends))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(ends) == 1
+
+
+def test_two_saves_in_a_row(tmp_path, monkeypatch):
+    """The second one claims no more than the first, and a little."""
+    reckoned, found = free_memory.claims, []
+    monkeypatch.setattr(free_memory, "PEAKS", free_memory.Peaks())
+    monkeypatch.setattr(
+        free_memory,
+        "claims",
+        lambda n: found.append(reckoned(n, peaks=free_memory.PEAKS)) or {},
+    )
+    stage = Divisible(L.Linear(1 << 12, 1 << 11))
+    pipe = Pipeline(stage, MPI.COMM_SELF, 1)
+    for _ in range(3):
+        save_snapshot(tmp_path / "1", pipe, [], background=True)
+        wait_for_snapshot(pipe)
+    first, *later = [max((c.taken for c in each.values()), default=0) for each in found]
+    assert all(taken < first + 16 * 2**20 for taken in later), (first, later)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pipeline.rebalancing.moving
-from divisible import Divisible, Plan
+from divisible import Divisible, Plan, free_memory
 from pipeline import (
     DisagreementError,
     Pipeline,
@@ -18,7 +18,6 @@ from pipeline import (
     rebalance,
     save_snapshot,
 )
-from pipeline.snapshots import room
 from tests.support.mpiexec import assert_on_ranks, on_ranks
 
 X, T = np.ones((6, 4), np.float32), np.zeros(6, np.int32)
@@ -127,18 +126,20 @@ def within_a_step(comm):
 
 def without_room(comm):
     run = Run(comm)
-    there = room.claims
+    there = free_memory.claims
     try:
         if comm.rank == 1:
-            room.claims = lambda n: {"here": room.Claim("this place", n, 10)}
+            free_memory.claims = lambda n: {
+                "here": free_memory.Claim("this place", n, 10)
+            }
         with run.pipe:
             run.step()
             refused(run, "rank 1: the copies take up to")
-            room.claims = there
+            free_memory.claims = there
             rebalance(run.pipe, run.optimizer, (0, 1, 5), build)
             run.step()
     finally:
-        room.claims = there
+        free_memory.claims = there
 
 
 def with_hooks(comm):

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from divisible import free_memory
 from divisible.terminal_text import printable
 from pipeline import Snapshot, SnapshotError, latest_snapshot, wait_for_snapshot
-from pipeline.snapshots import room, writing, writing_thread
+from pipeline.snapshots import writing, writing_thread
 from tests.support.mpiexec import assert_on_ranks, on_ranks
 from tests.support.snapshot_training import Run
 
@@ -183,7 +184,7 @@ def differ(comm, folder):
     assert "rank 1 saves in the background, but rank 0 does not" in words
     with pytest.MonkeyPatch.context() as patch:
         if comm.rank == 1:
-            patch.setattr(room, "claims", lambda n_bytes: 1 // 0)
+            patch.setattr(free_memory, "claims", lambda n_bytes: 1 // 0)
         words = fails_on_all(comm, lambda: run.save(f"{folder}/1", background=True))
     assert "rank 1: ZeroDivisionError" in words
     assert os.listdir(folder) == []
@@ -216,8 +217,10 @@ def have_no_room(comm, folder):
         run = Run(comm, "2")
         with pytest.MonkeyPatch.context() as patch:
             if comm.rank == rank and failing == "claims":
-                claim = room.Claim("the machine", 9 << 30, 8 << 30)
-                patch.setattr(room, "claims", lambda n_bytes, c=claim: {"host": c})
+                claim = free_memory.Claim("the machine", 9 << 30, 8 << 30)
+                patch.setattr(
+                    free_memory, "claims", lambda n_bytes, c=claim: {"host": c}
+                )
             elif comm.rank == rank:
                 where = {
                     "copy": (writing.Writing, "copy_arrays", MemoryError("no room")),

@@ -1,8 +1,8 @@
-"""The room in memory for a copy: of a machine, of its control groups, of a process.
+"""Memory that is left for a copy: of a machine, of control groups, of a process.
 
 What is free between two minibatches is not all free within them: what a process had at
-its peak, beside what it has now, counts as taken. Peaks never go down, so they have the
-copies of snapshots before in them, which do not count.
+its peak, beside what it has now, counts as taken. Peaks never go down, so they have
+earlier copies in them, which do not count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# Of what is left; the rest is for others, and for what nobody has reckoned with.
+# Share of what is left; the rest is for others, and for what nobody has counted.
 _SHARE = 0.9
 _PROC = Path("/proc")
 _GROUPS = Path("/sys/fs/cgroup")
@@ -37,7 +37,7 @@ class Claim(NamedTuple):
 class Peaks:
     """The memory of a process at its peaks beyond that between two minibatches.
 
-    Whoever makes a copy for a snapshot says so with :meth:`hold` and :meth:`free`.
+    Whoever makes a copy calls :meth:`hold` before, and :meth:`free` when it is gone.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ def claims(
 
 
 def refusal(everyone: Sequence[Mapping[str, Claim]]) -> str | None:
-    """Returns where there is no room for all copies together, if so, in words.
+    """Returns where there is no memory for all copies together, if so, in words.
 
     Args:
         everyone: The claims of all ranks.

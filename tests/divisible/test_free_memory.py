@@ -1,15 +1,10 @@
-"""Room in memory for a copy, by what the system says."""
+"""Memory that is left for a copy, by what the system says."""
 
 import resource
 
-import chainer.links as L
 import pytest
-from mpi4py import MPI
 
-from divisible import Divisible
-from pipeline import Pipeline, save_snapshot, wait_for_snapshot
-from pipeline.snapshots import room
-from pipeline.snapshots.room import Claim, Peaks, claims, refusal
+from divisible.free_memory import Claim, Peaks, claims, refusal
 
 MIB = 1 << 20
 STATUS = "Name:\tpython\nPid:\t7\nVmPeak:\t 4096 kB\nVmSize:\t 3072 kB\n"
@@ -103,22 +98,6 @@ def test_copies_before_do_not_count(system):
         # Steps have grown meanwhile, beside the copy or after it.
     assert taken(peak=350 * kib, now=100 * kib) == 250
     assert taken(peak=350 * kib, now=250 * kib) == 250
-
-
-def test_two_saves_in_a_row(tmp_path, monkeypatch):
-    """The second one claims no more than the first, and a little."""
-    reckoned, found = room.claims, []
-    monkeypatch.setattr(room, "PEAKS", Peaks())
-    monkeypatch.setattr(
-        room, "claims", lambda n: found.append(reckoned(n, peaks=room.PEAKS)) or {}
-    )
-    stage = Divisible(L.Linear(1 << 12, 1 << 11))
-    pipe = Pipeline(stage, MPI.COMM_SELF, 1)
-    for _ in range(3):
-        save_snapshot(tmp_path / "1", pipe, [], background=True)
-        wait_for_snapshot(pipe)
-    first, *later = [max((c.taken for c in each.values()), default=0) for each in found]
-    assert all(taken < first + 16 * MIB for taken in later), (first, later)
 
 
 def test_nothing_that_the_system_says_is_an_error(system, tmp_path):
