@@ -23,10 +23,8 @@
     differences           what was saved and is not here, and the other way round
     serializers           Chainer's, without objects to pickle
 
-    directories           complete, or not there
-    series                the one saved last is the newest, and old ones go
-    owners                whose it is that lies beside snapshots, and what may go
-    finding               the newest whole one
+    directories           complete, or not there; one run saves there
+    finding               the newest whole one, and old ones that go
     names                 which are refused, and the pattern that finds them again
     listing               what is in a directory; an error where one cannot look
     files                 the files of a snapshot

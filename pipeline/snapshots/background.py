@@ -71,8 +71,6 @@ def start(
         why = found[0] if found else None
     if why is None:
         _pending[pipeline] = save
-        of = weakref.ref(pipeline)
-        pipeline.ranks.before_close = lambda: settle(of())
         save.go()
         return True
     if save is not None:

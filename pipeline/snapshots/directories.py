@@ -1,25 +1,33 @@
-"""Directories of snapshots: one appears when it is complete.
+"""Directories of snapshots: one appears when it is complete, and one run saves there.
 
 A snapshot is written into ``NAME.TOKEN.partial``, which is renamed when every file is
-on disk. One that is replaced is ``NAME.TOKEN.replaced`` meanwhile. Every save has a
-token of its own, so several runs may save into one directory, even under one name: the
-last one wins. See :mod:`pipeline.snapshots.owners`.
+on disk. One that is replaced is ``NAME.TOKEN.replaced`` meanwhile. Tokens are drawn at
+random: a rank of a killed run that still writes has no place in a later snapshot. A
+second run is refused by a lock, so what lies beside snapshots is left over::
+
+    result/.snapshots.lock           locked until the run ends, however it ends
+    result/iter_10                   whole
+    result/iter_20.TOKEN.partial     being written, or left by a run that was killed
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import json
 import os
+import secrets
 import shutil
+import socket
 import stat
+import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 from divisible.files import flush_directory
-from pipeline.snapshots import owners
 from pipeline.snapshots.errors import SnapshotError, naming
 from pipeline.snapshots.listing import is_folder, matching, mode_of, names_in
 from pipeline.snapshots.manifest import (
@@ -30,21 +38,94 @@ from pipeline.snapshots.manifest import (
 from pipeline.snapshots.names import (
     PARTIAL,
     REPLACED,
+    TOKEN_DIGITS,
     aside,
     check_name,
     parts,
     series,
 )
-from pipeline.snapshots.remarks import remark
 
-# How often to take a name that other runs take as well, at the same moment.
-_TRIES = 100
-# A directory with files has it, or something that is no directory.
-_IS_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+#: The file in a directory that is locked by the run that saves there.
+LOCK = ".snapshots.lock"
+# Some file systems have no locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_locks: weakref.WeakValueDictionary[tuple[int, int, int], Lock] = (
+    weakref.WeakValueDictionary()
+)
+# Drafts that this process writes; it may have several runs.
+_being_written: set[Path] = set()
 # Directories to which the names that lead are on disk.
 _leads_on_disk: set[Path] = set()
-# Whether the user knows that another run saves here.
-_has_warned = False
+
+
+class Lock:
+    """A lock on a directory, until nothing in this process refers to it.
+
+    The system lifts it when the process ends. It is of the kind that forked processes
+    do not inherit, and that NFS has.
+
+    Attributes:
+        descriptor (int): The file that is locked, open.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def text(self) -> str:
+        """Returns who has locked it."""
+        with contextlib.suppress(OSError):
+            return os.pread(self.descriptor, 200, 0).decode(errors="replace").strip()
+        return "a process"
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+def locked(folder: Path) -> Lock | None:
+    """Locks a directory, so that no other process saves there.
+
+    Returns:
+        The lock, which all runs of this process share; ``None`` where the file system
+        has none.
+
+    Raises:
+        SnapshotError: If another process has locked it; or if that cannot be tried.
+    """
+    file = folder / LOCK
+    with naming(file, "lock"):
+        lock = _locks.get(_identity(file))
+        if lock is None:
+            lock = Lock(os.open(file, os.O_RDWR | os.O_CREAT))
+        try:
+            # Also if it is ours: whoever has copied the file here has lifted the lock.
+            fcntl.lockf(lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return None
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            raise SnapshotError(
+                f"another run saves snapshots in {folder}: {lock.text()}. Give each run"
+                f" a directory of its own, or end that run; if it has ended, remove"
+                f" {file}"
+            ) from None
+        _locks[_identity(file)] = lock
+        # Words for others, for which a full disk need not have room.
+        with contextlib.suppress(OSError):
+            # Whoever may save in the directory may lock it.
+            os.fchmod(lock.descriptor, os.stat(folder).st_mode & 0o666)
+            words = f"process {os.getpid()} on {socket.gethostname()}\n"
+            os.ftruncate(lock.descriptor, os.pwrite(lock.descriptor, words.encode(), 0))
+        return lock
+
+
+def _identity(file: Path) -> tuple[int, int, int] | None:
+    """Returns what no other file has, nor this one in a process that was forked."""
+    try:
+        status = os.stat(file)
+    except FileNotFoundError:
+        return None
+    return os.getpid(), status.st_dev, status.st_ino
 
 
 class Draft:
@@ -52,42 +133,56 @@ class Draft:
 
     Args:
         path: What it will be.
+        directory: The directory of the run's snapshots, which is locked; by default the
+            one that it is in.
 
     Attributes:
         path (Path): The same.
         folder (Path): Where to write its files.
+        lock (Lock or None): The lock of the directory, from :meth:`begin` to
+            :meth:`release`.
+        remarks (list of str): Warnings that wait until it is saved: where warnings are
+            errors, it would be said to have failed.
 
     Raises:
         ValueError: If it is no name for a snapshot.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, directory: Path | None = None) -> None:
         check_name(path)
         self.path = path
-        self._token = owners.new_token()
-        self.folder = path.with_name(aside(path.name, self._token, PARTIAL))
-        self._theirs: dict[Path, float] = {}
+        self._directory = path.parent if directory is None else directory
+        self.folder = _beside(path, PARTIAL)
+        self.lock: Lock | None = None
+        self.remarks: list[str] = []
 
     def begin(self) -> None:
         """Makes the directory to write into.
 
         Raises:
-            SnapshotError: If something else than a snapshot has the name; it stays.
+            SnapshotError: If something else than a snapshot has the name, which stays;
+                or if another run saves there.
         """
         if not _may_be_replaced(self.path):
             raise SnapshotError(
                 f"{self.path} is there and is no snapshot; it would be replaced: give"
                 f" another name, such as {self.path / 'snapshot'}"
             )
-        _make_folder(self.path.parent)
-        owners.use(self._token)
+        for folder in {self.path.parent: None, self._directory: None}:
+            _make_folder(folder)
+        self.lock = locked(self._directory)
+        if self.lock is None:
+            self.remarks.append(
+                f"the file system of {self._directory} has no locks: give each run a"
+                f" directory of its own, for nothing refuses a second one there"
+            )
         # If one cannot look, the snapshot is to be saved all the same.
         with contextlib.suppress(SnapshotError):
             # What a run that was killed left takes the space of this one.
             for partial in list(_of_series(self.path, PARTIAL)):
-                if owners.is_left_over(partial):
+                if partial not in _being_written:
                     remove_whole(partial)
-            self._theirs = self._of_others()
+        _being_written.add(self.folder)
         self.folder.mkdir()
 
     def finish(self) -> bool:
@@ -99,24 +194,39 @@ class Draft:
         """
         with naming(self.folder, "flush"):
             flush_directory(self.folder)
-        self._warn_of_others()
-        replaced = self._take_name()
+        self._take_name()
         # From here on the snapshot is saved, whatever happens.
         parent = self.path.parent
         try:
             flush_directory(parent)
         except OSError as error:
-            remark(
+            self.remarks.append(
                 f"the snapshot {self.path} is saved, but may be lost if the machine"
                 f" fails soon: cannot flush {parent}: {error.strerror or error}"
             )
             return False
         with contextlib.suppress(SnapshotError):
             for other in list(_of_series(self.path, REPLACED)):
-                is_of_this = parts(other.name)[0] == self.path.name
-                if other in replaced or (is_of_this and owners.is_left_over(other)):
+                if parts(other.name)[0] == self.path.name:
                     remove_whole(other)
         return True
+
+    def _take_name(self) -> None:
+        """Takes the name.
+
+        A whole snapshot is found at every moment: the old one has a name that is found
+        as well, until the new one has its own.
+        """
+        replaced = None
+        if os.path.lexists(self.path):
+            replaced = _beside(self.path, REPLACED)
+            self.path.rename(replaced)
+        try:
+            self.folder.rename(self.path)
+        except OSError:
+            if replaced is not None:
+                replaced.rename(self.path)
+            raise
 
     def discard(self) -> None:
         """Removes what was written, as far as possible, if it has not its name."""
@@ -124,61 +234,14 @@ class Draft:
             _remove(self.folder)
 
     def release(self) -> None:
-        """Leaves what is still there to whoever finds it."""
-        owners.release(self._token)
+        """Leaves what is still there, and the directory, to whoever comes."""
+        _being_written.discard(self.folder)
+        self.lock = None
 
-    def _take_name(self) -> list[Path]:
-        """Takes the name, and returns where that is which had it.
-
-        A whole snapshot is found at every moment: the old one has a name that is found
-        as well, until the new one has its own.
-        """
-        replaced: list[Path] = []
-        for n_left in reversed(range(_TRIES)):
-            if os.path.lexists(self.path):
-                there = _beside(self.path, REPLACED)
-                # Another run may have been faster.
-                with contextlib.suppress(FileNotFoundError):
-                    self.path.rename(there)
-                    replaced.append(there)
-            try:
-                self.folder.rename(self.path)
-                break
-            except OSError as error:
-                if error.errno in _IS_TAKEN and n_left:
-                    continue
-                if replaced and not os.path.lexists(self.path):
-                    replaced[-1].rename(self.path)
-                raise
-        return replaced
-
-    def _of_others(self) -> dict[Path, float]:
-        """Returns what others write beside snapshots of this series, and when."""
-        theirs = {}
-        for partial in _of_series(self.path, PARTIAL):
-            token = parts(partial.name)[1]
-            if token is not None and not owners.is_of_this_process(token):
-                is_alive = owners.lives(token)
-                theirs[partial] = -1.0 if is_alive else owners.last_change(partial)
-        return theirs
-
-    def _warn_of_others(self) -> None:
-        """Warns of a run that has saved meanwhile, once in the life of a process."""
-        global _has_warned
-        if _has_warned or not self._theirs:
-            return
-        with contextlib.suppress(SnapshotError):
-            now = self._of_others()
-            for partial, changed in self._theirs.items():
-                if changed < 0 or now.get(partial) != changed:
-                    _has_warned = True
-                    remark(
-                        f"another run saves snapshots in {self.path.parent} as well,"
-                        f" now {parts(partial.name)[0]}: the last one of a name stays,"
-                        f" and who resumes takes the newest, whosever it is. Give each"
-                        f" run a directory of its own"
-                    )
-                    return
+    def warn(self) -> None:
+        """Warns of what is to be known of a snapshot that is saved."""
+        for each in self.remarks:
+            warnings.warn(each, stacklevel=3)
 
 
 def _make_folder(folder: Path) -> None:
@@ -203,7 +266,8 @@ def _make_folder(folder: Path) -> None:
 
 
 def _beside(path: Path, ending: str) -> Path:
-    return path.with_name(aside(path.name, owners.new_token(), ending))
+    token = secrets.token_hex(TOKEN_DIGITS // 2)
+    return path.with_name(aside(path.name, token, ending))
 
 
 def _of_series(path: Path, ending: str) -> Iterator[Path]:
@@ -215,7 +279,6 @@ def _of_series(path: Path, ending: str) -> Iterator[Path]:
 
 def _may_be_replaced(path: Path) -> bool:
     """Says whether nothing but a snapshot would be lost, a damaged one included."""
-    # In one look: another run may put something there, or take it away.
     mode = mode_of(path)
     if not stat.S_ISDIR(mode):
         # There may be a link that leads nowhere.
@@ -236,10 +299,10 @@ def _may_be_replaced(path: Path) -> bool:
 
 
 def remove_whole(path: Path) -> None:
-    """Removes what lies there, as far as possible, under a name of this process.
+    """Removes what lies there, as far as possible, under a name of its own.
 
-    So half a snapshot never looks like a whole one, even if this is killed; and a run
-    that was thought dead cannot go on in it.
+    So half a snapshot never looks like a whole one, even if this is killed; and a rank
+    of a killed run cannot go on in it.
     """
     with contextlib.suppress(OSError):
         partial = _beside(path.with_name(parts(path.name)[0]), PARTIAL)

@@ -52,8 +52,7 @@ class Snapshot:
         layer_ranges: For each stage the ``(start, end)`` of its layers.
         files: For each file its size in bytes and its SHA-256, as hexadecimal digits.
         time (float): When it was taken, in seconds since 1970; later than that of all
-            that were in its directory, and of those that the run came from and had
-            saved, even if the clock was set back.
+            that were in its directory, even if the clock was set back.
         n_ranks (int): How many ranks a pipeline had that took it.
         n_steps (int): How many minibatches the pipeline had run.
         schedule (dict): ``'name'``, ``'n_microbatches'`` and the grid as ``'text'``;

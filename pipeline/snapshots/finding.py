@@ -1,23 +1,31 @@
-"""Finds the newest whole snapshot; says which others are passed over, and why."""
+"""Finds the newest whole snapshot, makes a new one the newest, and removes old ones.
+
+Whoever looks has no lock: a run may save there meanwhile. What it has moved or removed
+is looked for once more, for to find none would be to begin anew.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
+import math
 import os
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from pipeline.pipeline import Pipeline
+from pipeline.snapshots.directories import remove_whole
 from pipeline.snapshots.errors import SnapshotError, on_all_ranks, on_first
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.listing import is_file, is_folder, matching, names_in
 from pipeline.snapshots.manifest import MANIFEST, has_files_of_snapshot
-from pipeline.snapshots.names import PARTIAL, replaced_patterns
+from pipeline.snapshots.names import PARTIAL, replaced_patterns, series
 
-# How often to look again while another run saves in the same directory.
+# How often to look again while a run saves in the same directory.
 _LOOKS = 20
 # Why a snapshot is passed over, and the number of the error of the file system, if any.
 _Failure = tuple[str, Optional[int]]
@@ -137,17 +145,28 @@ def _reason(error: SnapshotError) -> _Failure:
     return str(error), cause.errno if isinstance(cause, OSError) else None
 
 
+def _warn(words: str) -> None:
+    warnings.warn(words, stacklevel=4)
+
+
 class Search:
     """A search for snapshots in a directory.
 
     Args:
         directory: Where to look.
         pattern: What their names look like.
+        warn: Called with a sentence for each snapshot that is passed over.
     """
 
-    def __init__(self, directory: Path, pattern: str = "*") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        pattern: str = "*",
+        warn: Callable[[str], None] = _warn,
+    ) -> None:
         self._directory = directory
         self._pattern = pattern
+        self._warn = warn
         self._unreadable: str | None = None
         self._seen: dict[Path, _Identity] = {}
 
@@ -160,7 +179,7 @@ class Search:
         for _ in range(_LOOKS):
             self._seen = self._candidates()
             found, failures = _opened(self._seen)
-            # What another run has moved meanwhile is found under its other name.
+            # What a run has moved meanwhile is found under its other name.
             if self._seen.items() <= self._candidates().items():
                 break
         for failure in failures:
@@ -170,7 +189,7 @@ class Search:
         return sorted(found, key=age, reverse=True)
 
     def has_gone(self, snapshot: Snapshot) -> bool:
-        """Says whether another run has moved one since it was found."""
+        """Returns whether a run has moved a snapshot since it was found."""
         return _identity(snapshot.path) != self._seen[snapshot.path]
 
     def _candidates(self) -> dict[Path, _Identity]:
@@ -193,7 +212,7 @@ class Search:
             self._unreadable = why
         if number in _OF_THIS_PROCESS:
             self.check_none()
-        warnings.warn(f"a snapshot is passed over: {why}", stacklevel=3)
+        self._warn(f"a snapshot is passed over: {why}")
 
     def check_none(self) -> None:
         """Refuses to say that there is none, if one could not be read.
@@ -243,3 +262,79 @@ def _was_finished(path: Path) -> bool:
 def age(snapshot: Snapshot) -> tuple[float, int]:
     """Returns what is greater for a newer snapshot."""
     return snapshot.time, snapshot.n_steps
+
+
+@dataclass(frozen=True)
+class Series:
+    """The snapshots among which a new one is the newest.
+
+    Attributes:
+        folder: Where they are.
+        pattern: What their names look like below it, with ``*`` for anything.
+        n_retains: How many of them to keep; at most 0 for all.
+    """
+
+    folder: Path
+    pattern: str
+    n_retains: int
+
+    def next_time(self, path: Path, now: float, remarks: list[str]) -> float:
+        """Returns the time for a snapshot that makes it the newest.
+
+        A clock that is wrong, or was set back, would let a run go on from an older
+        snapshot at every restart. So the time is the clock's, but never that of a
+        snapshot that is there, nor before it.
+
+        Args:
+            path: The path of the snapshot.
+            now: The time by the clock, in seconds since 1970.
+            remarks: A warning is added where one cannot look.
+        """
+        latest = now
+        try:
+            for other in self._others(path):
+                # What has no manifest that can be read is no candidate.
+                with contextlib.suppress(SnapshotError):
+                    if not other.name.endswith(PARTIAL) and is_file(other / MANIFEST):
+                        latest = max(latest, _after(Snapshot.open(other).time))
+        except SnapshotError as error:
+            remarks.append(f"the snapshot {path} is dated by the clock alone: {error}")
+        return latest
+
+    def _others(self, path: Path) -> set[Path]:
+        """Returns what lies beside a snapshot, or fits the pattern."""
+        patterns = (self.pattern, *replaced_patterns(self.pattern))
+        found = {other for each in patterns for other in matching(self.folder, each)}
+        return found.union(matching(path.parent, "*"))
+
+    def remove_old(self, path: Path, remarks: list[str]) -> None:
+        """Removes older snapshots whose names differ from this one's in numbers only.
+
+        What cannot be looked for or removed stays, and does not stop the training.
+
+        Args:
+            path: The newest snapshot.
+            remarks: Warnings are added of what stays, and of what is passed over.
+        """
+        if self.n_retains <= 0:
+            return
+        try:
+            found = Search(self.folder, self.pattern, remarks.append).find()
+        except SnapshotError as error:
+            remarks.append(
+                f"the snapshot {path} is saved, but older ones stay: {error}"
+            )
+            return
+        found = [each for each in found if self._name(each.path) == self._name(path)]
+        ages = [age(each) for each in found if each.path == path]
+        others = [each.path for each in found if ages and age(each) < ages[0]]
+        for other in others[self.n_retains - 1 :]:
+            remove_whole(other)
+
+    def _name(self, path: Path) -> str:
+        """Returns what the names of these have in common, folders included."""
+        return series(str(path.relative_to(self.folder)))
+
+
+def _after(time: float) -> float:
+    return math.nextafter(time, math.inf)

@@ -26,7 +26,6 @@ from pipeline.snapshots.optimizers_of_stages import (
 )
 from pipeline.snapshots.random_states import load_random_states
 from pipeline.snapshots.resumed_trainers import loaded_as_if_running
-from pipeline.snapshots.series import clock_of
 
 # Of all snapshots in a directory 'auto' takes the newest, whosever it is.
 _OF_ANOTHER_RUN = "; if it is another run's, give this one a directory of its own"
@@ -106,7 +105,6 @@ def load_snapshot(
         set_back()
         raise
     differences = loading.load(strict)
-    clock_of(pipeline).note(snapshot.time)
     if differences and pipeline.ranks.is_chief:
         warnings.warn(f"{path} is loaded in part: {differences}", stacklevel=2)
     return replace(snapshot, differences=differences)

@@ -12,7 +12,7 @@ from typing import Any, Callable
 PARTIAL = ".partial"
 #: Behind the name of one that is there until another has taken its place.
 REPLACED = ".replaced"
-# Between the name and these: whose it is, see `pipeline.snapshots.owners`.
+# Between the name and these, at random.
 TOKEN_DIGITS = 36
 _ASIDE = re.compile(rf"(.*?)(?:\.([0-9a-f]{{{TOKEN_DIGITS}}}))?\.(?:partial|replaced)")
 

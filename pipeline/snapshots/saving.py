@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
@@ -24,12 +25,13 @@ from pipeline.snapshots.collecting import (
     common_arrays,
     of_replica,
 )
-from pipeline.snapshots.directories import Draft
+from pipeline.snapshots.directories import Draft, Lock
 from pipeline.snapshots.errors import SnapshotError, on_all_ranks, on_first
+from pipeline.snapshots.finding import Series
 from pipeline.snapshots.names import check_name
-from pipeline.snapshots.remarks import warn
-from pipeline.snapshots.series import Series, clock_of
 from pipeline.snapshots.writing import Writing, n_bytes_to_copy
+
+_locks: weakref.WeakKeyDictionary[Pipeline, Lock | None] = weakref.WeakKeyDictionary()
 
 
 def save_snapshot(
@@ -83,12 +85,13 @@ def save_snapshot(
             the copy, rank 0 warns once, and all ranks write at once.
 
     Raises:
-        SnapshotError: On every rank, if it failed on any. Training can go on. If it
-            failed in the background, the next call of this function, of
-            :func:`wait_for_snapshot` or :func:`load_snapshot`, or ``pipeline.close()``
-            raises it; this function saves the next snapshot all the same. If there is
-            none, the process waits for the files at its end, twice the pipeline's
-            timeout at most, and a failure ends all ranks then.
+        SnapshotError: On every rank, if it failed on any, or another run saves in the
+            same directory. Training can go on. If it failed in the background, the next
+            call of this function, of :func:`wait_for_snapshot` or
+            :func:`load_snapshot`, or ``pipeline.close()`` raises it; this function
+            saves the next snapshot all the same. If there is none, the process waits
+            for the files at its end, twice the pipeline's timeout at most, and a
+            failure ends all ranks then.
         RuntimeError: If the model is loaded in part; see :func:`load_snapshot`.
         StallError: If a rank does not come, or writes for longer than the pipeline's
             timeout.
@@ -137,9 +140,10 @@ def save(
     except ValueError as error:
         raise SnapshotError(str(error)) from None
     pipeline.ranks.calls.check_usable()
-    draft, values = Draft(Path(path)), dict(values or {})
-    folder, pattern = among or (draft.path.parent, "*")
-    series = Series(Path(folder), pattern, clock_of(pipeline), n_retains)
+    path, values = Path(path), dict(values or {})
+    folder, pattern = among or (path.parent, "*")
+    series = Series(Path(folder), pattern, n_retains)
+    draft = Draft(path, series.folder)
     what = f"cannot save the snapshot {path}"
     with _settled(pipeline), contextlib.ExitStack() as stack:
         stack.callback(draft.release)
@@ -149,6 +153,7 @@ def save(
             writing = Writing.of(
                 pipeline, announcements, contents, values, draft, series
             )
+            _hold(pipeline, draft.lock)
             if background and start(pipeline, writing, claims, what, report):
                 # The draft is the thread's.
                 stack.pop_all()
@@ -160,7 +165,7 @@ def save(
             draft.discard()
             report(error)
         else:
-            warn(writing.remarks)
+            draft.warn()
 
 
 def _collect(
@@ -199,6 +204,18 @@ def _prepare(
     contents, mine = collect(*run)
     claims = free_memory.claims(n_bytes_to_copy(contents)) if background else None
     return contents, mine, claims
+
+
+def _hold(pipeline: Pipeline, lock: Lock | None) -> None:
+    """Keeps a lock as long as a pipeline is there, or until it saves elsewhere."""
+    _locks[pipeline] = lock
+    of = weakref.ref(pipeline)
+    pipeline.ranks.before_close = lambda: _end(of())
+
+
+def _end(pipeline: Pipeline) -> None:
+    settle(pipeline)
+    _locks.pop(pipeline, None)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ from pipeline.snapshots.arrays import Arrays, of_range, opened, position, write_
 from pipeline.snapshots.differences import Differences, Ledger, compare
 from pipeline.snapshots.directories import Draft
 from pipeline.snapshots.files import Snapshot
-from pipeline.snapshots.remarks import keeping, warn
 from pipeline.snapshots.serial_files import (
     load_optimizer_of_trainer,
     model_prefix,
@@ -53,8 +52,8 @@ def repartition(
 
     Raises:
         SnapshotError: If the snapshot is incomplete, truncated or changed, if stages
-            are to be put together whose optimizers differ, or if something else than a
-            snapshot is at ``output``.
+            are to be put together whose optimizers differ, if something else than a
+            snapshot is at ``output``, or if a run saves in the same directory.
         ValueError: If the cut is not one of this model.
 
     Example:
@@ -78,19 +77,17 @@ def repartition(
     _check_cut(source, plan, output)
     source.verify()
     draft = Draft(output)
-    remarks: list[str] = []
     try:
         draft.begin()
         ranges = [plan.range(number) for number in range(plan.n_stages)]
         _write_cut(source, ranges, draft.folder)
-        with keeping(remarks):
-            draft.finish()
+        draft.finish()
     except BaseException:
         draft.discard()
         raise
     finally:
         draft.release()
-    warn(remarks)
+    draft.warn()
     return output
 
 

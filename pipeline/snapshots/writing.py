@@ -6,7 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ from pipeline.snapshots.arrays import write_arrays
 from pipeline.snapshots.collecting import Announcement, Contents
 from pipeline.snapshots.directories import Draft
 from pipeline.snapshots.files import Snapshot
-from pipeline.snapshots.remarks import keeping
-from pipeline.snapshots.series import Series
+from pipeline.snapshots.finding import Series
 
 
 @dataclass
@@ -35,14 +34,12 @@ class Writing:
         draft: Where rank 0 makes the snapshot.
         snapshot: It, as far as it is known.
         series: Those among which it is the newest.
-        remarks: What to warn of when it is saved.
     """
 
     contents: Contents
     draft: Draft
     snapshot: Snapshot
     series: Series
-    remarks: list[str] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -117,18 +114,14 @@ class Writing:
         Args:
             written: What :meth:`write_files` returned on each rank.
         """
-        with keeping(self.remarks):
-            path = self.draft.path
-            dated = self.series.next_time(path, time.time())
-            replace(
-                self.snapshot,
-                files={name: entry for rank in written for name, entry in rank.items()},
-                time=dated,
-            ).write_manifest()
-            is_on_disk = self.draft.finish()
-            self.series.clock.note(dated)
-            if is_on_disk:
-                self.series.remove_old(path)
+        path, remarks = self.draft.path, self.draft.remarks
+        replace(
+            self.snapshot,
+            files={name: entry for rank in written for name, entry in rank.items()},
+            time=self.series.next_time(path, time.time(), remarks),
+        ).write_manifest()
+        if self.draft.finish():
+            self.series.remove_old(path, remarks)
 
 
 def n_bytes_to_copy(contents: Contents) -> int:

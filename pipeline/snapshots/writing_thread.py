@@ -25,7 +25,6 @@ from divisible.files import write_json
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots.errors import SnapshotError, naming, words_of
 from pipeline.snapshots.listing import names_in
-from pipeline.snapshots.remarks import warn
 from pipeline.snapshots.writing import Writing, n_bytes_to_copy
 
 # Of the pipeline's timeout: who has waited for its own thread so long tells the others,
@@ -124,7 +123,7 @@ class WritingThread:
 
     def warn(self) -> None:
         """Warns of what is to be known of a snapshot that is saved."""
-        warn(self._writing.remarks)
+        self._writing.draft.warn()
 
     def end(self) -> None:
         """Waits when Python ends, and tells of a failure of which nobody knows."""

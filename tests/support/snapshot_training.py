@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -11,6 +13,7 @@ from chainer.training import Trainer
 from divisible import Divisible, Plan
 from pipeline import Pipeline, PipelineUpdater, Snapshot, load_snapshot, save_snapshot
 from pipeline.snapshots.arrays import position
+from pipeline.snapshots.directories import LOCK
 from tests.support.equivalence import make_batches, stages_of_rank
 
 N_LAYERS = 8
@@ -26,6 +29,11 @@ LAYOUTS = {
     "interleaved_4": (4, "interleaved", 8),
     "zb_v": (2, "zb_v", 4),
 }
+
+
+def names_in(folder):
+    """Returns the sorted names in a folder, without the file that is locked."""
+    return sorted({*os.listdir(folder)} - {LOCK})
 
 
 def make_model(seed=3):

@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from divisible import Divisible, free_memory
 from pipeline import Pipeline, save_snapshot, wait_for_snapshot
+from tests.support.snapshot_training import names_in
 
 
 @pytest.fixture
@@ -44,4 +45,4 @@ def save(background, monkeypatch):
 @pytest.fixture
 def names():
     """Lists the names in a folder."""
-    return lambda folder: sorted(path.name for path in folder.iterdir())
+    return names_in

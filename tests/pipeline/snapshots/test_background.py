@@ -16,6 +16,7 @@ from divisible import Divisible, free_memory
 from pipeline import Pipeline, SnapshotError, save_snapshot, wait_for_snapshot
 from pipeline.snapshots import background as in_background
 from pipeline.snapshots import writing, writing_thread
+from tests.support.snapshot_training import names_in
 
 
 @pytest.fixture
@@ -82,16 +83,16 @@ def test_a_failure_after_a_call_that_failed_is_told_at_the_end(
 def test_what_other_ranks_write_after_a_failure_goes_as_well(tmp_path, save, at_end):
     save.start(tmp_path / "1")
     end = time.monotonic() + 30
-    while any(tmp_path.iterdir()) and time.monotonic() < end:
+    while names_in(tmp_path) and time.monotonic() < end:
         time.sleep(0.01)
-    assert not any(tmp_path.iterdir())
+    assert not names_in(tmp_path)
     # As another rank does whose directory is made again, or was not yet empty.
     draft = in_background._pending[save.pipe]._writing.draft
     draft.folder.mkdir()
     (draft.folder / "rank-1.json").touch()
     with pytest.raises(SnapshotError, match="No space"):
         wait_for_snapshot(save.pipe)
-    assert not any(tmp_path.iterdir())
+    assert not names_in(tmp_path)
 
 
 def test_closing_waits(tmp_path, save, at_end):

@@ -22,6 +22,7 @@ from pipeline import (
 )
 from pipeline.snapshots import arrays
 from pipeline.snapshots.noting_files import NotingFile
+from tests.support.snapshot_training import names_in
 
 FILES = ("manifest.json", "stage-0.npz", "common.npz")
 
@@ -121,5 +122,5 @@ def test_a_disk_that_fails_names_the_file(
         named = [each for each in where if f".partial{each}: Input/output" in words]
         assert len(named) == 1, words
         found.update(named)
-        assert not list(tmp_path.iterdir())
+        assert not names_in(tmp_path)
     assert found == set(where)

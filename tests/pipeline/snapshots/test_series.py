@@ -14,9 +14,6 @@ from divisible import Divisible
 from pipeline import (
     Pipeline,
     PipelineUpdater,
-    Snapshot,
-    latest_snapshot,
-    load_snapshot,
     save_snapshot,
     snapshot,
 )
@@ -33,28 +30,6 @@ def set_clock(monkeypatch):
 def make_run():
     model = Divisible(L.Linear(3, 2))
     return Pipeline(model, MPI.COMM_SELF, 2), optimizers.SGD().setup(model)
-
-
-def test_the_order_of_a_run_holds_across_folders(tmp_path, set_clock):
-    def newest():
-        path = latest_snapshot(tmp_path, "e*/iter_*")
-        return str(path.relative_to(tmp_path))
-
-    run, resumed = make_run(), make_run()
-    set_clock(5e9)
-    save_snapshot(tmp_path / "e0/iter_0", *run)
-    set_clock(1e9)
-    save_snapshot(tmp_path / "e1/iter_1", *run)
-    assert newest() == "e1/iter_1"
-    load_snapshot(tmp_path / "e1/iter_1", *resumed)
-    save_snapshot(tmp_path / "e2/iter_2", *resumed, background=True)
-    save_snapshot(tmp_path / "e3/iter_3", *resumed)
-    assert newest() == "e3/iter_3"
-    times = [Snapshot.open(path).time for path in sorted(tmp_path.glob("e*/*"))]
-    assert times == sorted(set(times)) and times[0] == 5e9 and times[3] - 5e9 < 1
-    # Other runs have the clock of the machine.
-    save_snapshot(tmp_path / "elsewhere" / "1", *make_run())
-    assert Snapshot.open(tmp_path / "elsewhere" / "1").time == 1e9
 
 
 def make_trainer(out, n_iterations, **options):

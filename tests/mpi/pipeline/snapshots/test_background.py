@@ -17,7 +17,7 @@ from divisible.terminal_text import printable
 from pipeline import Snapshot, SnapshotError, latest_snapshot, wait_for_snapshot
 from pipeline.snapshots import writing, writing_thread
 from tests.support.mpiexec import assert_on_ranks, on_ranks
-from tests.support.snapshot_training import Run
+from tests.support.snapshot_training import Run, names_in
 
 
 class Gate:
@@ -38,7 +38,7 @@ class Gate:
 
 def names(folder):
     """Returns what is there, without what is being written."""
-    return sorted(name for name in os.listdir(folder) if "partial" not in name)
+    return [name for name in names_in(folder) if "partial" not in name]
 
 
 def keep_what_was_there(comm, folder):
@@ -61,7 +61,7 @@ def keep_what_was_there(comm, folder):
         # The next one waits for the one before.
         run.save(f"{folder}/2", background=True)
         wait_for_snapshot(run.pipe)
-    assert sorted(os.listdir(folder)) == ["1", "2"]
+    assert names_in(folder) == ["1", "2"]
     assert run.load(f"{folder}/1").values == {"losses": [1.0]}
     after = run.arrays()
     assert all(np.array_equal(after[key], before[key]) for key in before)
@@ -70,7 +70,7 @@ def keep_what_was_there(comm, folder):
     run.save(f"{folder}/3", background=True, n_retains=1)
     run.load(f"{folder}/3")
     comm.Barrier()
-    assert os.listdir(folder) == ["3"]
+    assert names_in(folder) == ["3"]
 
 
 def fails_on_all(comm, call):
@@ -101,7 +101,7 @@ def fail_later(comm, folder):
         words = fails_on_all(comm, lambda: wait_for_snapshot(run.pipe))
         shown = f"save the snapshot {printable(name)}: rank {rank}: "
         assert shown in words, words
-        assert "File too large" in words and os.listdir(folder) == []
+        assert "File too large" in words and names_in(folder) == []
         comm.Barrier()
         # At the next one, which is saved all the same.
         run.save(f"{folder}/2", background=True)
@@ -111,7 +111,7 @@ def fail_later(comm, folder):
         words = fails_on_all(comm, lambda: run.save(f"{folder}/3"))
         assert f"the snapshot {folder}/2: rank {rank}: " in words, words
         comm.Barrier()
-        assert os.listdir(folder) == ["3"]
+        assert names_in(folder) == ["3"]
         comm.Barrier()
         if comm.rank == 0:
             os.rename(f"{folder}/3", f"{folder}/../{rank}")
@@ -150,7 +150,7 @@ def fail_anywhere(comm, folder, names_of_calls):
         comm.Barrier()
     run.save(f"{folder}/new", background=True)
     wait_for_snapshot(run.pipe)
-    assert sorted(os.listdir(folder)) == ["new", "old"]
+    assert names_in(folder) == ["new", "old"]
 
 
 # What changes or reads the disk.
@@ -187,7 +187,7 @@ def differ(comm, folder):
             patch.setattr(free_memory, "claims", lambda n_bytes: 1 // 0)
         words = fails_on_all(comm, lambda: run.save(f"{folder}/1", background=True))
     assert "rank 1: ZeroDivisionError" in words
-    assert os.listdir(folder) == []
+    assert names_in(folder) == []
 
 
 def come_too_late(comm, folder):
@@ -203,12 +203,12 @@ def come_too_late(comm, folder):
         run.step(0)
         words = fails_on_all(comm, lambda: wait_for_snapshot(run.pipe))
         assert "rank 1: no files after 1 s" in words, words
-        assert os.listdir(folder) == []
+        assert names_in(folder) == []
         gate.open()
     run.step(1)
     run.save(f"{folder}/2", background=True)
     wait_for_snapshot(run.pipe)
-    assert os.listdir(folder) == ["2"]
+    assert names_in(folder) == ["2"]
 
 
 def have_no_room(comm, folder):

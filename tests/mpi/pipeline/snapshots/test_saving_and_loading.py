@@ -26,7 +26,7 @@ from pipeline import (
 )
 from tests.support.equivalence import assert_close
 from tests.support.mpiexec import assert_on_ranks, refused_on_ranks
-from tests.support.snapshot_training import LAYOUTS, Run, adam, saved_arrays
+from tests.support.snapshot_training import LAYOUTS, Run, adam, names_in, saved_arrays
 
 
 def repartition_matrix(comm, folder, saved_on, loaded_on):
@@ -204,7 +204,7 @@ def fail_to_save(comm, folder):
         assert len(set(messages)) == 1
         assert f"rank {rank}: " in messages[0] and expected in messages[0], messages
         # Rank 0 removes what was written before it raises, so it is gone by now.
-        assert sorted(os.listdir(folder)) == ["1", "file"]
+        assert names_in(folder) == ["1", "file"]
         comm.Barrier()
 
     # Training goes on, the next one is saved, and the previous one still loads.
