@@ -25,11 +25,9 @@ from data_parallel.under_way import Ranks, UnderWay, compare
 from data_parallel.units import PARTS, Placement
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.collectives import as_mpi
-from divisible.communication.errors import DisagreementError
+from divisible.communication.errors import TIMEOUT, DisagreementError
 from divisible.communication.farewells import together
 from divisible.communication.wire import BLOCK
-
-_TIMEOUT = 300.0
 
 
 class Exchange:
@@ -115,7 +113,7 @@ class Exchange:
         samples: int = 1024,
         epsilon: float = 1e-5,
         seed: int = 0,
-        timeout: float = _TIMEOUT,
+        timeout: float = TIMEOUT,
     ) -> None:
         settings = Settings(
             wire_dtype=wire_dtype,
@@ -464,4 +462,4 @@ def measure_break_even(comm: Any, wire_dtype: str) -> int | None:
         >>> measure_break_even(MPI.COMM_SELF, "int8") is None
         True
     """
-    return break_even.between(as_mpi(comm), wire_dtype, None, _TIMEOUT, Exchange)
+    return break_even.between(as_mpi(comm), wire_dtype, None, TIMEOUT, Exchange)

@@ -11,12 +11,12 @@ from divisible.communication.agreement import agree
 from divisible.communication.busy import free
 from divisible.communication.collectives import all_gather, as_mpi
 from divisible.communication.communicators import announcement, free_dropped, split
+from divisible.communication.errors import TIMEOUT
 from divisible.communication.roll_call import roll_call
 from divisible.placement import placement_by_hosts
 from divisible.rank_grid import RankGrid, check_placement
 
 _PURPOSE = "to make the grid"
-_TIMEOUT = 300.0
 _AUTO = "auto"
 
 
@@ -77,7 +77,7 @@ class Grid:
         n_pipeline: int,
         placement: str = "stages_together",
         *,
-        timeout: float = _TIMEOUT,
+        timeout: float = TIMEOUT,
     ) -> None:
         # First of all: others may wait already for a rank that fails here.
         abort_on_error()
@@ -154,7 +154,7 @@ class Grid:
                 f" ranks, or make another plan"
             )
         if placement == _AUTO:
-            hosts = all_gather(as_mpi(comm), socket.gethostname(), _TIMEOUT, _PURPOSE)
+            hosts = all_gather(as_mpi(comm), socket.gethostname(), TIMEOUT, _PURPOSE)
             placement = plan.placement(hosts)
         grid = cls(comm, n_ranks // plan.replicas, placement)
         grid.shares = plan.shares

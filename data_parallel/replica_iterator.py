@@ -12,7 +12,7 @@ import numpy as np
 from data_parallel import json_arrays
 from data_parallel.grid import Grid
 from divisible.communication.collectives import all_gather, broadcast
-from divisible.communication.errors import DisagreementError
+from divisible.communication.errors import TIMEOUT, DisagreementError
 from divisible.planning.shares import integer_shares
 
 
@@ -69,7 +69,7 @@ class ReplicaIterator(chainer.dataset.Iterator):
         grid: Grid,
         shares: Sequence[float] | str | None = None,
         *,
-        timeout: float = 300.0,
+        timeout: float = TIMEOUT,
     ) -> None:
         self.are_measured, self.is_watched = _is_measured(shares), False
         if shares is None or self.are_measured:

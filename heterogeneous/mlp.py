@@ -18,6 +18,7 @@ from divisible.communication.communicators import (
     duplicate,
     free_dropped,
 )
+from divisible.communication.errors import TIMEOUT
 from heterogeneous import arguments, remapping
 from heterogeneous.calls import Calls
 from heterogeneous.messages import RESULTS, Messages, kept_at_errors
@@ -31,7 +32,6 @@ from heterogeneous.sums import (
 )
 from heterogeneous.units import Block, initial
 
-_TIMEOUT = 300.0
 _PURPOSE = "to make the network"
 
 
@@ -126,7 +126,7 @@ class RectangularMLP(chainer.Chain):
         nobias: bool = True,
         seed: int = 0,
         dtype: Any = np.float32,
-        timeout: float = _TIMEOUT,
+        timeout: float = TIMEOUT,
     ) -> None:
         super().__init__()
         abort_on_error()

@@ -8,6 +8,7 @@ from typing import Any
 
 from divisible.communication.agreement import agree
 from divisible.communication.collectives import all_gather, broadcast_object
+from divisible.communication.errors import TIMEOUT
 from divisible.records import plain_integer
 from heterogeneous import arguments
 from heterogeneous.checks import Check, Measurements, Outcome, outcome
@@ -15,7 +16,6 @@ from heterogeneous.estimates import check_thresholds
 from heterogeneous.mlp import RectangularMLP
 from heterogeneous.partition import checked
 
-_TIMEOUT = 300.0
 _CHECK = "to compare how fast the ranks are"
 
 
@@ -92,7 +92,7 @@ class Remapper:
         last: int | None = None,
         whole: float = 0.4,
         line: float = 0.8,
-        timeout: float = _TIMEOUT,
+        timeout: float = TIMEOUT,
     ) -> None:
         refusal, given, own = None, {}, None
         try:

@@ -9,6 +9,7 @@ from typing import Any
 import chainer
 import numpy as np
 
+from divisible.communication.errors import TIMEOUT
 from divisible.optimizer_wrapper import OptimizerWrapper
 from mixed_precision.agreement import Agreement
 from mixed_precision.hooks import Hooks
@@ -121,7 +122,7 @@ class MixedPrecision(OptimizerWrapper):
         optimizer: Any,
         loss_scale: LossScale | float | None = None,
         comm: Any = None,
-        timeout: float = 300.0,
+        timeout: float = TIMEOUT,
     ) -> None:
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, not {timeout}")

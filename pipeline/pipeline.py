@@ -13,6 +13,7 @@ import chainer.functions as F
 from data_parallel import Grid
 from divisible import Divisible
 from divisible.communication.aborting import abort_on_error
+from divisible.communication.errors import TIMEOUT
 from divisible.communication.waiting import never_free
 from divisible.schedules.automatic import Trial
 from divisible.schedules.rank_program import Record
@@ -145,7 +146,7 @@ class Pipeline:
         accfun: Callable | None = F.accuracy,
         transport: str = "mpi",
         wire_dtype: Any = None,
-        timeout: float = 300.0,
+        timeout: float = TIMEOUT,
         checkpoint: str = "never",
         seed: int = 0,
         deferred_batch_norm: bool = True,

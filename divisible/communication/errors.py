@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+#: The seconds after which a wait for another rank is a stall, by default.
+TIMEOUT = 300.0
+
 
 class StallError(RuntimeError):
     """A wait for another rank took longer than the timeout, or that rank has left."""

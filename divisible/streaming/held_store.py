@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from divisible.communication.errors import TIMEOUT
 from divisible.streaming.places import Places
 
 # How long a wait sleeps before it looks whether the thread is still alive.
@@ -49,7 +50,7 @@ class HeldStore:
     """
 
     def __init__(
-        self, directory: str | os.PathLike | None = None, timeout: float = 300.0
+        self, directory: str | os.PathLike | None = None, timeout: float = TIMEOUT
     ) -> None:
         self.directory = check_directory(directory)
         self._timeout = timeout
