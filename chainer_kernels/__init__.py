@@ -48,6 +48,7 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     memory               freed arrays, kept for the next step
     fusion               chains of pointwise functions as one function each
     speed                how fast operators are here, with kernels and without
+    text_table           tables of text, such as that of chains
     update_rules         the formulas of update rules, each written once
     chainer_rules        the formula and the numbers that a rule of Chainer's amounts to
     formulas             what a formula may use, and how it is written in CUDA

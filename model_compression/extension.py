@@ -12,8 +12,10 @@ import chainer
 import numpy as np
 from chainer.training import Extension
 
+from chainer_kernels.text_table import text_table
+from divisible.terminal_text import printable
 from model_compression.compressed_model import CompressedModel
-from model_compression.plan import CompressionPlan, table
+from model_compression.plan import CompressionPlan
 from model_compression.rules import Prune
 from model_compression.steps import Steps
 
@@ -328,6 +330,10 @@ class Compress(Extension):
             self.plan.rules, self._steps.taken, self.degrees
         ):
             rows.append(
-                (str(rule), f"{taken} of {rule.progress.steps}", f"{degree:.1%}")
+                (
+                    printable(str(rule)),
+                    f"{taken} of {rule.progress.steps}",
+                    f"{degree:.1%}",
+                )
             )
-        return table(rows, right=(1, 2))
+        return text_table(rows, left=(0,))

@@ -8,6 +8,7 @@ from typing import Any, Union
 
 import chainer
 
+from chainer_kernels.text_table import text_table
 from divisible.files import write_json
 from divisible.records import reading_json, shown
 from divisible.terminal_text import printable
@@ -163,8 +164,9 @@ class CompressionPlan:
         """Returns the rules as a table."""
         rows = [("layers", "method", "degree", "granularity", "progress")]
         for rule in self.rules:
-            rows.append((named(rule.layers), *rule.columns, str(rule.progress)))
-        return table(rows, right=(2,))
+            row = (named(rule.layers), *rule.columns, str(rule.progress))
+            rows.append(tuple(map(printable, row)))
+        return text_table(rows, left=(0, 1, 3, 4))
 
     __repr__ = __str__
 
@@ -178,27 +180,3 @@ def _rule(row: Any, number: int) -> Rule:
         raise ValueError(
             f"rule {number}, {shown(row)}, is incomplete: {error}"
         ) from None
-
-
-def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Returns rows of text as a table, its columns as wide as they must be.
-
-    Args:
-        rows: Of as many texts each.
-        right: The columns to be set flush right.
-
-    Example:
-        >>> print(table([("layer", "n"), ("/0", "12")], right=(1,)))
-        layer   n
-        /0     12
-    """
-    rows = [[printable(text) for text in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = []
-    for row in rows:
-        cells = [
-            text.rjust(width) if i in right else text.ljust(width)
-            for i, (text, width) in enumerate(zip(row, widths))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

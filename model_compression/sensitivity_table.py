@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from chainer_kernels.text_table import text_table
 from divisible.files import write_json
 from divisible.records import (
     finite_number,
@@ -18,8 +19,9 @@ from divisible.records import (
     reading_json,
     shown,
 )
+from divisible.terminal_text import printable
 from model_compression.pictures import plot_sensitivity
-from model_compression.plan import CompressionPlan, Rule, table
+from model_compression.plan import CompressionPlan, Rule
 from model_compression.rules import Prune, Quantize
 from model_compression.rules import course as course_of
 from model_compression.scores import check_granularity
@@ -192,7 +194,8 @@ class Sensitivity:
             cells = [found.get((layer, column), "") for column in columns]
             rows.append((layer, f"{size:,}", *cells))
         head = f"metric {self.base:.4g} as it is, {self.better} is better"
-        return head + "\n" + table(rows, right=range(1, len(columns) + 2))
+        rows = [[printable(cell) for cell in row] for row in rows]
+        return head + "\n" + text_table(rows, left=(0,))
 
     __repr__ = __str__
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from chainer_kernels.fusion.asides import Surroundings
 from chainer_kernels.fusion.fusing import Fusion
 from chainer_kernels.fusion.measuring import Choice
+from chainer_kernels.text_table import text_table
 
 
 class NotFused(NamedTuple):
@@ -121,14 +122,10 @@ def table(choices: Sequence[Choice], not_fused: Sequence[NotFused] = ()) -> str:
             f"{c.bytes_before / 1e6:.2f}",
             f"{c.bytes_after / 1e6:.2f}",
             f"{c.largest_difference:.1e}" if c.largest_difference else "none",
+            c.functions,
         )
         for c in choices
     ]
-    widths = [max(map(len, column)) for column in zip(heads, *rows)]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths))
-        for row in [heads, *rows]
-    ]
-    lines[1:] = [f"{line}  {c.functions}" for line, c in zip(lines[1:], choices)]
-    lines += [f"layer {n.position}: {n.reason}" for n in not_fused]
-    return "\n".join(lines)
+    chains = text_table([(*heads, ""), *rows], left=(len(heads),))
+    reasons = [f"layer {n.position}: {n.reason}" for n in not_fused]
+    return "\n".join([chains, *reasons])

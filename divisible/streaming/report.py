@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from chainer_kernels.text_table import text_table
 from divisible.planning.disk import Disk
 from divisible.planning.units import format_bytes, format_seconds
 
@@ -80,16 +81,15 @@ class StreamReport(NamedTuple):
         # Without a profile nobody knows how much longer.
         columns = zip(_COLUMNS, *rows)
         columns = [column for column in columns if any(column[1:]) or not rows]
-        widths = [max(map(len, column)) for column in columns]
-        head, *body = (
-            "  ".join(cell.ljust(n) for cell, n in zip(row, widths)).rstrip()
-            for row in zip(*columns)
-        )
+        table = text_table([*zip(*columns)], left=range(len(columns)))
+        head, *body = table.splitlines()
         lines = [head]
         for line, layer in zip(body, self.layers):
             lines.append(line)
             if layer.reason:
-                lines.append(f"{'':{widths[0]}}  cannot be on disk: {layer.reason}")
+                lines.append(
+                    f"{'':{len(_COLUMNS[0])}}  cannot be on disk: {layer.reason}"
+                )
         lines += [f"rank {i}: {_sentence(rank)}" for i, rank in enumerate(self.ranks)]
         if self.disk is not None:
             lines.append(
