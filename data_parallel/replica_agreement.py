@@ -36,6 +36,7 @@ from divisible.communication.collectives import (
 )
 from divisible.communication.errors import DisagreementError, in_words
 from divisible.optimizer_hooks import named_hooks
+from divisible.optimizer_wrapper import innermost
 
 
 def description(optimizer: Any, parameters: Sequence[NamedParameter]) -> list[str]:
@@ -53,10 +54,7 @@ def description(optimizer: Any, parameters: Sequence[NamedParameter]) -> list[st
     if hyperparam is not None:
         common = hyperparam.get_dict()
         # What is inside another optimizer counts: MomentumSGD in MixedPrecision.
-        inner = optimizer
-        while hasattr(inner, "actual_optimizer"):
-            inner = inner.actual_optimizer
-        lines += _settings(type(inner).__name__, common)
+        lines += _settings(type(innermost(optimizer)).__name__, common)
     for name, param in parameters:
         rule = param.update_rule
         own = (

@@ -31,7 +31,7 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well:
     free_memory       memory that is left for a copy, of all who share it
     side_files        files that a run can do without: logs and pictures
     weighted_means    means of numbers, some of which count more than others
-    number_lists      numbers from users: one for all, or one for each
+    number_lists      arguments of users: one for all, or one for each
     records           plans, profiles and timelines from files, and their fields checked
     terminal_text     text from files, made safe for a terminal
     optimizer_wrapper an optimizer that stands where another one stood

@@ -1,4 +1,4 @@
-"""Numbers from users: one for all, or a list with one for each."""
+"""Arguments of users that are one for all, or a list with one for each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from typing import Any
 import numpy as np
 
 from divisible.records import shown
+
+
+def as_list(values: Any) -> list[Any]:
+    """Returns a list of one thing, or of those in a list or tuple.
+
+    Args:
+        values: One optimizer, stage or key; or several.
+
+    Example:
+        >>> as_list("x"), as_list(["x", "y"]), as_list(())
+        (['x'], ['x', 'y'], [])
+    """
+    return list(values) if isinstance(values, (list, tuple)) else [values]
 
 
 def numbers(name: str, values: Any) -> np.ndarray:

@@ -181,6 +181,19 @@ def each_within(outermost: Any) -> Iterator[Any]:
         outermost = getattr(outermost, "actual_optimizer", None)
 
 
+def innermost(outermost: Any) -> Any:
+    """Returns the optimizer within all wrappers, which may be the given one.
+
+    Example:
+        >>> import chainer
+        >>> sgd = chainer.optimizers.SGD()
+        >>> innermost(OptimizerWrapper(sgd)) is innermost(sgd) is sgd
+        True
+    """
+    *_, found = each_within(outermost)
+    return found
+
+
 def _has(actual: Any, name: str) -> bool:
     """Whether an optimizer has an attribute, or one that it wraps.
 

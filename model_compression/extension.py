@@ -13,6 +13,7 @@ import numpy as np
 from chainer.training import Extension
 
 from chainer_kernels.text_table import text_table
+from divisible.number_lists import as_list
 from divisible.terminal_text import printable
 from model_compression.compressed_model import CompressedModel
 from model_compression.plan import CompressionPlan
@@ -103,8 +104,7 @@ class Compress(Extension):
         self.plan, self._metric = plan, metric
         if isinstance(optimizer, Mapping):
             optimizer = list(optimizer.values())
-        several = isinstance(optimizer, (list, tuple))
-        optimizers = list(optimizer) if several else [optimizer]
+        optimizers = as_list(optimizer)
         for each in optimizers or [None]:
             # ChainerMN's optimizers are none of Chainer's by class.
             if not hasattr(each, "add_hook") or not hasattr(each, "target"):

@@ -22,6 +22,7 @@ from chainer.optimizer import _OptimizerHookable
 from chainer.optimizer_hooks import GradientNoise
 
 from divisible import Divisible, RandomKey
+from divisible.number_lists import as_list
 from divisible.optimizer_hooks import named_hooks
 from mixed_precision.hooks import Hooks, clipping_rate, is_clipping
 from pipeline.calls.ranks import Ranks
@@ -80,8 +81,7 @@ class GlobalHooks:
             TypeError: If one is no optimizer.
             ValueError: If one is not set up, or would skip steps by itself.
         """
-        several = isinstance(optimizers, (list, tuple))
-        for optimizer in optimizers if several else [optimizers]:
+        for optimizer in as_list(optimizers):
             new = OptimizerOfRank.of(optimizer, self._stages.values())
             self._given = [
                 old

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import chainer
 
 from divisible import Divisible
+from divisible.number_lists import as_list
+from divisible.optimizer_wrapper import each_within
 
 
 class OptimizerOfRank(NamedTuple):
@@ -61,24 +63,24 @@ def check_optimizers(optimizers: Any) -> None:
         TypeError: If one is no optimizer.
         ValueError: If one is not set up.
     """
-    several = isinstance(optimizers, (list, tuple))
-    for optimizer in optimizers if several else [optimizers]:
+    for optimizer in as_list(optimizers):
         _unwrapped(optimizer)
 
 
 def _unwrapped(optimizer: Any) -> tuple[chainer.Optimizer, Any]:
     """Returns the optimizer within ChainerMN's, and what averages its gradients."""
-    name, wrapper = type(optimizer).__name__, None
-    while not is_mixed(optimizer) and hasattr(optimizer, "actual_optimizer"):
+    name, inner, wrapper = type(optimizer).__name__, optimizer, None
+    for inner in each_within(optimizer):
+        if is_mixed(inner):
+            break
         # By the type: wrappers pass on the attributes of what is within.
-        if hasattr(type(optimizer), "average_gradients"):
-            wrapper = optimizer
-        optimizer = optimizer.actual_optimizer
-    if not isinstance(optimizer, chainer.Optimizer):
+        if hasattr(type(inner), "average_gradients"):
+            wrapper = inner
+    if not isinstance(inner, chainer.Optimizer):
         raise TypeError(f"an optimizer must be a chainer.Optimizer, not {name}")
-    if optimizer.target is None:
+    if inner.target is None:
         raise ValueError(f"{name} has no model: call optimizer.setup(stage) first")
-    return optimizer, wrapper
+    return inner, wrapper
 
 
 def is_mixed(optimizer: Any) -> bool:

@@ -28,6 +28,7 @@ from chainer import optimizer_hooks
 
 from divisible import Divisible
 from divisible.communication.errors import DisagreementError, in_words
+from divisible.optimizer_wrapper import innermost
 from mixed_precision import LARSHook
 from mixed_precision.hooks import Hooks
 from pipeline.calls.call_agreement import UNSAID
@@ -215,9 +216,7 @@ class UpdateAgreement:
 
 def _optimizer_in_words(optimizer: Any) -> str:
     options = _words(optimizer.hyperparam.get_dict())
-    while hasattr(optimizer, "actual_optimizer"):
-        optimizer = optimizer.actual_optimizer
-    return f"{type(optimizer).__name__}({options})"
+    return f"{type(innermost(optimizer)).__name__}({options})"
 
 
 def _warn_of_optimizers(said: Sequence[Sequence[str]]) -> None:

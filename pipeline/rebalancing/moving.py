@@ -24,6 +24,7 @@ from divisible.communication.communicators import Announcement as OfCommunicator
 from divisible.communication.communicators import announcement, free_dropped
 from divisible.communication.errors import DisagreementError
 from divisible.moved_layers import become, different_stage, new_layers
+from divisible.optimizer_wrapper import each_within
 from divisible.schedules.events import MOVE
 from divisible.schedules.rank_program import Span
 from divisible.streaming.mapped import MappedArray
@@ -354,10 +355,10 @@ def _mark(pipe: Pipeline, layers: Sequence[int], start: float) -> None:
 
 def _prepare_optimizer(optimizer: Any) -> None:
     """Gives update rules to the parameters that have none, as ``setup`` would."""
-    while hasattr(optimizer, "actual_optimizer"):
-        if hasattr(optimizer, "target_changed"):
-            optimizer.target_changed()
-        optimizer = optimizer.actual_optimizer
+    *wrappers, optimizer = each_within(optimizer)
+    for wrapper in wrappers:
+        if hasattr(wrapper, "target_changed"):
+            wrapper.target_changed()
     for param in optimizer.target.params():
         if param.update_rule is None:
             param.update_rule = optimizer.create_update_rule()

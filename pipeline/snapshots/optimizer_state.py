@@ -10,7 +10,7 @@ import chainer
 import numpy as np
 
 from divisible.optimizer_hooks import named_hooks
-from divisible.optimizer_wrapper import each_within
+from divisible.optimizer_wrapper import each_within, innermost
 from pipeline.snapshots import state_shapes
 from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.dry_run import dry_run
@@ -176,9 +176,7 @@ def _is_alike(here: Any, settings: Mapping[str, Any], arrays: Arrays) -> bool:
 
 def _class(thing: Any) -> str:
     """Returns the class of an optimizer, within others around it, or of a rule."""
-    while hasattr(thing, "actual_optimizer"):
-        thing = thing.actual_optimizer
-    return type(thing).__name__
+    return type(innermost(thing)).__name__
 
 
 def _updated(optimizer: Any) -> Iterator[tuple[str, chainer.Parameter]]:

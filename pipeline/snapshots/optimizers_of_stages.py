@@ -7,6 +7,7 @@ from typing import Any
 import chainer
 
 from divisible import Divisible
+from divisible.number_lists import as_list
 from pipeline.hooks.parameter_paths import ParameterPaths
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots.arrays import position
@@ -29,7 +30,6 @@ class OptimizersOfStages:
     """
 
     def __init__(self, optimizers: Any, pipeline: Pipeline) -> None:
-        several = isinstance(optimizers, (list, tuple))
         self._stages = list(pipeline.stages.values())
         self.loss_links = {
             name: link
@@ -38,7 +38,7 @@ class OptimizersOfStages:
         }
         self._paths = ParameterPaths(pipeline.stages, self.loss_links)
         self.of_stages, self.of_loss = [], []
-        for optimizer in optimizers if several else [optimizers]:
+        for optimizer in as_list(optimizers):
             if getattr(optimizer, "target", None) is None:
                 raise ValueError(
                     f"{type(optimizer).__name__} is no optimizer with a target: call"

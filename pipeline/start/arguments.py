@@ -14,6 +14,7 @@ import numpy as np
 
 from divisible import Divisible
 from divisible.carried_state import carrying
+from divisible.number_lists import as_list
 from divisible.schedules.recomputation import check_checkpoint
 from divisible.schedules.schedule import Schedule
 from divisible.streaming.held_store import check_directory
@@ -90,8 +91,7 @@ class Arguments(NamedTuple):
 
 def check_stages(stage: Divisible | Sequence[Divisible]) -> list[Divisible]:
     """Returns a rank's stages in the order of the model."""
-    several = isinstance(stage, (list, tuple))
-    mine = list(stage) if several else [stage]
+    mine = as_list(stage)
     for part in mine:
         if not isinstance(part, Divisible):
             raise TypeError(

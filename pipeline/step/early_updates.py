@@ -21,6 +21,7 @@ from typing import Any
 import chainer
 
 from divisible import Divisible
+from divisible.number_lists import as_list
 from mixed_precision.hooks import Hooks
 from pipeline.calls.ranks import Ranks
 from pipeline.calls.tie_exchange import TieExchange
@@ -82,8 +83,7 @@ class EarlyUpdates:
                 )
         if optimizers is None:
             return
-        several = isinstance(optimizers, (list, tuple))
-        for optimizer in optimizers if several else [optimizers]:
+        for optimizer in as_list(optimizers):
             found = OptimizerOfRank.of(optimizer, self._layers)
             if loss_scale is None and not _looks_at_gradients(optimizer, found):
                 self._params.update(_known(found.target.params(), self._streamed))

@@ -27,6 +27,7 @@ from chainer.dataset import convert
 
 from divisible.communication.errors import DisagreementError
 from divisible.communication.signatures import check_plain
+from divisible.number_lists import as_list
 from pipeline.pipeline import Pipeline
 
 Key = Union[int, str]
@@ -189,10 +190,7 @@ class MinibatchReader:
         self._uses_targets = pipeline.is_last
         self._converter = converter
         self._device = None if device is None else chainer.get_device(device)
-        several = isinstance(label_key, (tuple, list))
-        self._label_keys = tuple(label_key) if several else (label_key,)
-        if label_key is None:
-            self._label_keys = ()
+        self._label_keys = () if label_key is None else tuple(as_list(label_key))
         needs_targets = purpose != "predict" and pipeline.loss.needs_targets
         if not self._label_keys and needs_targets:
             raise ValueError(

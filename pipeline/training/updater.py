@@ -12,6 +12,7 @@ import numpy as np
 from chainer.dataset import convert
 from chainer.training.updaters import StandardUpdater
 
+from divisible.number_lists import as_list
 from pipeline.pipeline import Pipeline
 from pipeline.stages.reports import named
 from pipeline.training.measures import StepCost, measure, observations
@@ -289,8 +290,8 @@ def _by_name(optimizer: Any) -> dict[str, chainer.Optimizer]:
             raise ValueError(f"no optimizer is called 'main': {sorted(optimizer)}")
         # 'main' first, whatever the order.
         return {"main": optimizer["main"], **optimizer}
-    several = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
-    return {f"main_{i}" if i else "main": each for i, each in enumerate(several)}
+    several = enumerate(as_list(optimizer))
+    return {f"main_{i}" if i else "main": each for i, each in several}
 
 
 def _check_samples(iterator: Any) -> None:
