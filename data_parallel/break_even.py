@@ -8,7 +8,6 @@ larger ones gain.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -17,6 +16,7 @@ from mpi4py import MPI
 
 from data_parallel.settings import Settings
 from divisible.communication.collectives import as_mpi, wait_for_all
+from divisible.user_warnings import warn_user
 
 #: Elements that are tried.
 SIZES = tuple(2**n for n in range(12, 23, 2))
@@ -72,11 +72,10 @@ def minimum(
 
 def warn_of_never(wire_dtype: str, n_ranks: int) -> None:
     """Warns that all goes in float32."""
-    warnings.warn(
+    warn_user(
         f"{wire_dtype!r} is not faster than 'fp32' between these {n_ranks} ranks, for"
         f" up to {SIZES[-1]} elements: all goes in float32; give minimum=0 to send"
         f" {wire_dtype!r} nevertheless",
-        stacklevel=4,
     )
 
 

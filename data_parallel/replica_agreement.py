@@ -13,7 +13,6 @@ States that differ make values differ, and those are compared again.
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
@@ -37,6 +36,7 @@ from divisible.communication.collectives import (
 from divisible.communication.errors import DisagreementError, in_words
 from divisible.optimizer_hooks import named_hooks
 from divisible.optimizer_wrapper import innermost
+from divisible.user_warnings import warn_user
 
 
 def description(optimizer: Any, parameters: Sequence[NamedParameter]) -> list[str]:
@@ -257,13 +257,12 @@ def give_values_of_rank_0(
     """
     first = min(differing)
     if comm.rank == 0:
-        warnings.warn(
+        warn_user(
             f"{len(differing)} parameters differ between the replicas, the first of"
             f" them {parameters[first].name} on {in_words(differing[first])}: all get"
             f" the values of rank 0, and the gradients of this update, which are those"
             f" of other values, are dropped. Seed all ranks alike, or load the same"
             f" file, to begin with equal ones",
-            stacklevel=4,
         )
     broadcast_values(comm, parameters, differing, timeout)
 

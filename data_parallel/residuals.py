@@ -6,7 +6,6 @@ a number was not finite: that step is no step, and may be skipped.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from data_parallel.arrays import HOST, Spec
 from data_parallel.layout import Segment
 from divisible.communication.collectives import wait_for_all
 from divisible.communication.errors import in_words
+from divisible.user_warnings import warn_user
 
 #: The keys by which residuals are saved: whose they are, and they themselves.
 RESIDUAL_KEYS = _ORIGIN, _ARRAY = "residual_of", "residual"
@@ -144,11 +144,10 @@ class Residuals:
         n_before = max(n for n, _ in origins)
         missing = sorted(set(range(n_before)) - set(holders))
         if missing and comm.rank == 0:
-            warnings.warn(
+            warn_user(
                 f"what error feedback has kept of {in_words(missing)} of {n_before}"
                 f" was not loaded: the mean of the others stands for it. Load on each"
                 f" rank a snapshot that another rank has written",
-                stacklevel=2,
             )
         for name in names:
             total = HOST.send(self.by_name[name])

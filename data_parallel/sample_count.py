@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+from divisible.user_warnings import warn_user
 
 
 class SampleCount:
@@ -29,12 +29,11 @@ class SampleCount:
         """Returns the number for the update that is under way, and forgets it."""
         value, self.value = self.value, None
         if self._warns and self._was_number and not self._is_set:
-            warnings.warn(
+            warn_user(
                 "n_samples was set for the last update, but not for this one, whose"
                 " mean counts the minibatches of all ranks alike: the number holds for"
                 " one update. Set it before each update; or set it to None where"
                 " minibatches have one size",
-                stacklevel=6,
             )
         self._was_number, self._is_set = value is not None, False
         return value

@@ -34,6 +34,7 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well:
     number_lists      arguments of users: one for all, or one for each
     records           plans, profiles and timelines from files, and their fields checked
     terminal_text     text from files, made safe for a terminal
+    user_warnings     warnings that point at the line of a script
     optimizer_wrapper an optimizer that stands where another one stood
     optimizer_hooks   the hooks of an optimizer, or of an update rule
     rank_grid         the numbering of ranks that are replicas of a pipeline

@@ -16,13 +16,13 @@ import json
 import operator
 import os
 import reprlib
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
 
 from divisible.terminal_text import printable
+from divisible.user_warnings import warn_user
 
 T = TypeVar("T")
 #: No time, size or number reaches it. What is below adds up without an overflow.
@@ -102,10 +102,9 @@ def read_lines(
     if broken and not made:
         raise ValueError(f"{os.fspath(path)}: {first}")
     if broken:
-        warnings.warn(
+        warn_user(
             f"{os.fspath(path)}: {broken} of {broken + len(made)} lines are left out;"
             f" {first}",
-            stacklevel=3,
         )
     return made
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Iterator
 
 from divisible.files import why_not
+from divisible.user_warnings import warn_user
 
 _REMEDY = "Free space there, or give the trainer another folder by out=."
 
@@ -61,11 +61,10 @@ class SideFiles:
         except OSError as error:
             self.n_failed += 1
             if self.n_failed == 1:
-                warnings.warn(
+                warn_user(
                     f"{self._what} cannot be written to {os.fspath(path)}:"
                     f" {why_not(error, path)}. The run goes on,"
                     f" and later failures are not told. {self._remedy}",
-                    stacklevel=4,
                 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from chainer.training import Extension
 from chainer_kernels.text_table import text_table
 from divisible.number_lists import as_list
 from divisible.terminal_text import printable
+from divisible.user_warnings import warn_user
 from model_compression.compressed_model import CompressedModel
 from model_compression.plan import CompressionPlan
 from model_compression.rules import Prune
@@ -148,10 +148,9 @@ class Compress(Extension):
     def finalize(self) -> None:
         """Says if the metric was never reported; called by the trainer at its end."""
         if self._metric is not None and not self._steps.has_base:
-            warnings.warn(
+            warn_user(
                 f"nothing was compressed: {self._metric!r} was never reported; what"
                 f" was is {', '.join(sorted(self._seen)) or 'nothing'}",
-                stacklevel=2,
             )
 
     def serialize(self, serializer: Any) -> None:

@@ -19,7 +19,6 @@ import os
 import stat
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from divisible.communication.flight_record import (
 )
 from divisible.communication.leaving import at_end
 from divisible.terminal_text import printable
+from divisible.user_warnings import warn_user
 
 #: Names a directory to keep flight records in, such as one that all hosts share.
 VARIABLE = "DIVISIBLE_FLIGHT_RECORD"
@@ -75,7 +75,7 @@ def keep_flight_record(job: str, rank: int, n_ranks: int) -> None:
             # Where the script makes its pipeline.
             where = f"{VARIABLE}={given}" if given else tempfile.gettempdir()
             text = f"there is no flight record in {where}: {error}"
-            warnings.warn(text, stacklevel=4)
+            warn_user(text)
         return
     _Kept.path, _Kept.process, _Kept.is_given = path, os.getpid(), bool(given)
     at_end(_remove)
@@ -115,7 +115,7 @@ def logs(folder: str | os.PathLike) -> list[Log]:
     if not found and faults:
         raise ValueError("; ".join(faults))
     for fault in faults:
-        warnings.warn(f"{fault}. It is left out", stacklevel=2)
+        warn_user(f"{fault}. It is left out")
     if not found:
         jobs = [path for path in Path(folder).iterdir() if path.is_dir()]
         with_some = sorted(printable(str(job)) for job in jobs if files(job))

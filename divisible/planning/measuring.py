@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import platform
-import warnings
 from typing import Any, Callable
 
 import chainer
@@ -31,6 +30,7 @@ from divisible.planning.layer_meter import LayerMeter
 from divisible.planning.optimizer_state import check_optimizer
 from divisible.planning.profile import Profile
 from divisible.random_streams import restored_random_state
+from divisible.user_warnings import warn_user
 
 # How many times their medians the layers may take on average without a warning, and
 # how many seconds more: those of an interrupt or two.
@@ -170,7 +170,7 @@ def _warn_if_disturbed(mean: float, median: float) -> None:
         median: The same of their medians.
     """
     if mean > max(_DISTURBED * median, median + _NOISE):
-        warnings.warn(
+        warn_user(
             f"the layers took {mean / median:.2f} times their medians on average:"
             f" something else uses the machine, or a quota limits this process's CPU"
             f" time, and stops it in some of the runs. The profile has the medians, so"
@@ -178,7 +178,6 @@ def _warn_if_disturbed(mean: float, median: float) -> None:
             f" too small. Measure where nothing disturbs, and give the speeds of the"
             f" slower ranks to the plan",
             RuntimeWarning,
-            stacklevel=3,
         )
 
 

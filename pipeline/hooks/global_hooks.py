@@ -12,7 +12,6 @@ their hooks together and agree on the norm in between::
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -24,6 +23,7 @@ from chainer.optimizer_hooks import GradientNoise
 from divisible import Divisible, RandomKey
 from divisible.number_lists import as_list
 from divisible.optimizer_hooks import named_hooks
+from divisible.user_warnings import warn_user
 from mixed_precision.hooks import Hooks, clipping_rate, is_clipping
 from pipeline.calls.ranks import Ranks
 from pipeline.hooks.keyed_noise import KeyedNoise
@@ -183,12 +183,10 @@ class GlobalHooks:
                     " call_for_each_param and let it take (rule, param); otherwise what"
                     " it does depends on the cut, and differs from serial training"
                 )
-            warnings.warn(
+            warn_user(
                 f"the hook {name!r} of the optimizer on rank {self._ranks.rank} is"
                 f" called for a whole model, but sees {each.n_stages} of its"
                 f" {self._n_stages} stages: {cure}",
-                # Where the script calls the pipeline's step.
-                stacklevel=6,
             )
 
     def for_each(self, param: chainer.Parameter) -> Iterator[Any]:

@@ -16,7 +16,6 @@ optimizers for a warning, because unequal ones may be meant.
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -29,6 +28,7 @@ from chainer import optimizer_hooks
 from divisible import Divisible
 from divisible.communication.errors import DisagreementError, in_words
 from divisible.optimizer_wrapper import innermost
+from divisible.user_warnings import warn_user
 from mixed_precision import LARSHook
 from mixed_precision.hooks import Hooks
 from pipeline.calls.call_agreement import UNSAID
@@ -226,12 +226,10 @@ def _warn_of_optimizers(said: Sequence[Sequence[str]]) -> None:
         if optimizers:
             ranks_of.setdefault(" and ".join(optimizers), []).append(rank)
     words = [f"{in_words(ranks)} by {text}" for text, ranks in ranks_of.items()]
-    warnings.warn(
+    warn_user(
         f"the ranks do not update their layers alike: {'; '.join(words)}. A serial"
         f" script has one optimizer for all layers: make the same one on every rank,"
         f" and give extensions that change a rate to the trainer of every rank",
-        # Where the script calls the pipeline's step.
-        stacklevel=5,
     )
 
 

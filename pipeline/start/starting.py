@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from divisible.communication.communicators import announcement, free_dropped
 from divisible.communication.errors import DisagreementError, StallError
 from divisible.communication.flight_files import keep_flight_record
 from divisible.communication.launchers import is_started_by_a_rank, launch_or_job
+from divisible.user_warnings import warn_user
 from pipeline.calls.replicas import replicas_of, world_of
 from pipeline.stages.loss import Loss
 from pipeline.start.agreement import Announcement, Layout, Refusal, agree
@@ -76,8 +76,7 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
     layout = layout._replace(name=free_dropped([of_comm for _, of_comm in said]))
     keep_flight_record(layout.name[:_LETTERS_OF_A_JOB], comm.rank, comm.size)
     for text in [*layout.warnings[comm.rank], *_alone(comm, arguments.stages)]:
-        # Where the script makes its pipeline.
-        warnings.warn(text, stacklevel=3)
+        warn_user(text)
     return arguments, loss, layout
 
 

@@ -17,7 +17,6 @@ them. Where there is neither, a step calls neither.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -29,6 +28,7 @@ from divisible.communication.errors import DisagreementError
 from divisible.communication.signatures import Tensors
 from divisible.random_streams import restored_random_state
 from divisible.schedules.rank_program import RankProgram, Record
+from divisible.user_warnings import warn_user
 from pipeline.calls.ranks import Ranks
 from pipeline.hooks.optimizers import check_optimizers
 from pipeline.stages.loss import Loss
@@ -238,8 +238,7 @@ class MinibatchPass:
         if draws is None or not reads:
             return
         if (text := draws.warning()) is not None:
-            # Where the script calls the pipeline's step.
-            warnings.warn(text, stacklevel=4)
+            warn_user(text)
 
     def _start(self, cut: CutMinibatch, reports: bool = False, **said: Any) -> None:
         """Begins to compare the call.

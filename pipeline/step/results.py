@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Mapping, Sequence
 
 import chainer
@@ -11,6 +10,7 @@ import numpy as np
 
 from divisible.communication.signatures import Tensors
 from divisible.minibatch import join, of_no_samples, unequal_sizes
+from divisible.user_warnings import warn_user
 from divisible.weighted_means import RunningMeans, weighted_mean
 from pipeline.calls.call_agreement import CALLS
 from pipeline.calls.ranks import Ranks
@@ -58,8 +58,7 @@ class Results:
             counted = self._loss.n_counted.values()
             values[:] = (*self._loss.means, *counted, self._loss.correction)
             for text in self._loss.warnings():
-                # Where the script calls the pipeline, which calls its MinibatchPass.
-                warnings.warn(text, stacklevel=4)
+                warn_user(text)
         calls.finish()
         if calls.carriers:
             self._tell_stages()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from typing import Any
 
 from chainer.training import Extension, Trainer, extensions, triggers
 from chainer.training.extensions._snapshot import _Snapshot
 
 from divisible.communication.errors import in_words
+from divisible.user_warnings import warn_user
 from pipeline.trainer_lines import say
 from pipeline.training.lasting_reports import let_last
 
@@ -54,10 +54,9 @@ class OneTrainer(Extension):
                 # As if it had been called; it does that once.
                 entry.extension._flag_called = True
                 if not is_silent:
-                    warnings.warn(
+                    warn_user(
                         f"the extension {name!r} is left out: no rank has the graph of"
                         f" the undivided model",
-                        stacklevel=2,
                     )
             if is_silent:
                 _silence(entry)

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -18,6 +17,7 @@ import chainer
 import numpy as np
 from chainer.training import Extension, Trainer
 
+from divisible.user_warnings import warn_user
 from pipeline.training.one_trainer import TriggerAround
 from pipeline.training.sharing_place import Entry, Place, find_place
 
@@ -93,11 +93,10 @@ class SharedReports(Extension):
     def _warn(self, differing: Mapping[str, str]) -> None:
         for name in differing.keys() - self._told:
             self._told.add(name)
-            warnings.warn(
+            warn_user(
                 f"the ranks report different values as {name!r}: {differing[name]}. The"
                 f" log has the first of them; report it on one rank only, or under a"
                 f" name of its own on each",
-                stacklevel=2,
             )
 
 

@@ -65,12 +65,12 @@ def test_replicas_equal_a_serial_run(n_ranks):
     assert_on_ranks(n_ranks, as_serial)
 
 
-def forgets_samples(comm):
+def forgets_samples(comm, overlap):
     """The number of samples holds for one update, and who forgets it is warned."""
     sizes = [5, 3]
     own = parts_of(sizes, comm.rank)
     model = make_model()
-    optimizer = replicate(comm, model)
+    optimizer = replicate(comm, model, overlap=overlap)
     said = []
     for n_samples in ("set", "forgotten", "forgotten", "set", None, "forgotten"):
         (x, t), *_ = make_batches(1, sum(sizes))
@@ -79,14 +79,16 @@ def forgets_samples(comm):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             optimizer.update(model, x[own], t[own])
-        said.append(["n_samples was set" in str(each.message) for each in caught])
-    warned = [True] if comm.rank == 0 else []
+        said.append([each.filename for each in caught])
+        assert all("n_samples was set" in str(each.message) for each in caught)
+    warned = [__file__] if comm.rank == 0 else []
     assert said == [[], warned, [], [], [], []]
     optimizer.close()
 
 
-def test_a_number_of_samples_that_is_forgotten_is_warned_of():
-    assert_on_ranks(2, forgets_samples)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_number_of_samples_that_is_forgotten_is_warned_of(overlap):
+    assert_on_ranks(2, forgets_samples, overlap)
 
 
 def in_few_bits(comm):
