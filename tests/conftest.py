@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from divisible.communication.flight_files import VARIABLE
+from tests.support.loaded_python import close_loaded_python
 from tests.support.processes import ROOT, Launching, left_behind
 from tests.support.ranks import close_shared_ranks
 
@@ -82,9 +83,10 @@ def _empty_folders():
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_ranks_left_behind():
-    """Ends the ranks that wait for tests."""
+    """Ends the ranks that wait for tests, and the process that starts others."""
     yield
     close_shared_ranks()
+    close_loaded_python()
 
 
 def pytest_sessionstart(session):

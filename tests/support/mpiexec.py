@@ -6,9 +6,9 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from typing import Any, Callable
 
+from tests.support.loaded_python import loaded_python
 from tests.support.processes import LOAD, ROOT, launcher
 from tests.support.ranks import SIZE, Result, close_shared_ranks, shared_ranks
 
@@ -18,10 +18,13 @@ def mpiexec(
 ) -> subprocess.CompletedProcess:
     """Runs ``python ARGV...`` on ``n`` ranks and returns what came of it.
 
+    The ranks are processes of their own, in which modules of other projects may be
+    loaded already (`tests.support.loaded_python`).
+
     Both output streams are in ``stdout``. Fails if the ranks have not all ended
     after ``timeout`` seconds of an idle machine.
     """
-    command = [launcher(), "-n", str(n), sys.executable, *map(str, argv)]
+    command = [launcher(), "-n", str(n), *loaded_python(), *map(str, argv)]
     process = subprocess.Popen(
         command,
         cwd=ROOT,
