@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import tempfile
 
 import pytest
@@ -24,6 +25,11 @@ settings.register_profile(
     "same_examples", settings.get_profile("new_examples"), derandomize=True
 )
 settings.load_profile("same_examples")
+
+# Python starts in hundreds of tests, each of which would compile every module of the
+# checkout.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 _MEMORY_BEFORE = pytest.StashKey()
 
