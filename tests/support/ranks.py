@@ -18,7 +18,7 @@ from tests.support.waiting_rank import INTERRUPT, Case
 SIZE = 4
 #: After so many cases come new ranks: not every case frees its communicators, of which
 #: MPICH has some 2,000.
-MAX_CASES = 100
+MAX_CASES = 300
 # In seconds of an idle machine.
 _START_UP = 60
 #: How long the others may take to fail as well, when one rank has failed, and to end
