@@ -63,7 +63,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "divisible._version": ["__version__"],
         "divisible.carried_state": ["carry_state"],
         "divisible.chains.conversion": ["from_chain"],
-        "divisible.deferred.array": ["NotMadeError"],
+        "divisible.deferred.recipe": ["NotMadeError"],
         "divisible.deferred.scope": ["deferred_init"],
         "divisible.model": ["Divisible"],
         "divisible.planning.conditions": ["Machine"],

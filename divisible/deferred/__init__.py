@@ -7,5 +7,6 @@
     search        finds what is not made yet in a layer
     scope         deferred_init(): parameters get deferred arrays
     array         an array that is not made yet
+    recipe        how an array will be made: its writes in order
     keyed_random  random numbers by the key of a parameter
 """

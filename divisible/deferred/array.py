@@ -2,164 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import Any, Callable
 
 import numpy as np
 
-from divisible.deferred.keyed_random import keyed_random
-
-Write = Callable[[np.ndarray], Any]
-View = Callable[[np.ndarray], np.ndarray]
-
-
-class NotMadeError(RuntimeError):
-    """Something needs the values of an array that has none yet."""
-
-
-@dataclasses.dataclass(eq=False)
-class Step:
-    """One write to an array: what is written, and to which part.
-
-    Args:
-        write: Writes to the part, which it is called with: an initializer.
-        view: Takes the part out of the whole array.
-        dtype: Dtype that the array has when it is written to.
-        sources: Arrays that ``write`` reads.
-
-    Attributes:
-        key (str or None): Of the random draws. Copies of an array share its steps and
-            so the key, and get the same values.
-    """
-
-    write: Write
-    view: View
-    dtype: np.dtype
-    sources: tuple[DeferredArray, ...] = ()
-    key: str | None = None
-
-    def drawing(self) -> AbstractContextManager[None]:
-        """Makes what is drawn for the write inside depend on its key only."""
-        if self.key is None:
-            raise _unreadable("its initializer")
-        return keyed_random(self.key, self.write)
-
-    @property
-    def is_of_whole(self) -> bool:
-        """Whether the whole array is written."""
-        return self.view is _whole
-
-
-class Recipe:
-    """How to make an array: its writes in order.
-
-    Args:
-        shape: Of the array.
-        dtype: Of the array.
-        seed (int): Of its random draws, together with the steps' keys.
-        steps: The first writes.
-
-    Attributes:
-        maker: Makes the array from the recipe, if not :meth:`compute`: one that is not
-            to be in memory as a whole.
-        place (str): The place of the array in the model, such as ``'3/W'``; empty
-            before it is known.
-    """
-
-    maker: Callable[[Recipe], np.ndarray] | None = None
-    place = ""
-
-    def __init__(
-        self, shape: tuple[int, ...], dtype: np.dtype, seed: int, steps: list[Step]
-    ) -> None:
-        self.shape = shape
-        self.dtype = dtype
-        self.seed = seed
-        self.steps = steps
-        self._made: np.ndarray | None = None
-
-    def make(self) -> np.ndarray:
-        """Returns the array; all that share the recipe get the same one."""
-        if self._made is None:
-            self._made = self.compute() if self.maker is None else self.maker(self)
-        return self._made
-
-    def compute(self) -> np.ndarray:
-        """Makes a new array.
-
-        Raises:
-            OverflowError: If it is converted to a dtype that is too small for it.
-        """
-        dtypes = [step.dtype for step in self.steps]
-        array = np.empty(self.shape, *dtypes[:1] or [self.dtype])
-        for step in self.steps:
-            array = _converted(array, step.dtype)
-            with step.drawing():
-                step.write(step.view(array))
-        return _converted(array, self.dtype)
-
-    def copied(self, dtype: np.dtype) -> Recipe:
-        """Returns the same recipe for another array.
-
-        Args:
-            dtype: The dtype of that array.
-        """
-        copied = Recipe(self.shape, dtype, self.seed, [*self.steps])
-        copied.place = self.place
-        return copied
-
-    def assign_keys(self, place: str, taken: set[str]) -> None:
-        """Gives a key to every step that has none yet.
-
-        Args:
-            place (str): Where in the model the array is.
-            taken (set): All keys that the model has given; gets the new ones.
-        """
-        self.place = self.place or place
-        for number, step in enumerate(self.steps):
-            if step.key is None:
-                step.key = new_key(self.seed, place, taken, number)
-            for source in step.sources:
-                source.recipe.assign_keys(f"{place}#{number}<", taken)
-
-
-def new_key(seed: int, place: str, taken: set[str], number: int = 0) -> str:
-    """Returns a key for random draws that depends on where they are.
-
-    Another array may have been there before: what is put into a model after it was
-    divided moves all behind it.
-
-    Args:
-        seed (int): Of all draws.
-        place (str): Where in the model the array is.
-        taken (set): All keys that the model has given; gets the new one.
-        number (int): Of the write to the array.
-    """
-    key = f"{seed}:{place}#{number}"
-    while key in taken:
-        key += "'"
-    taken.add(key)
-    return key
-
-
-def _whole(array: np.ndarray) -> np.ndarray:
-    return array
-
-
-def _converted(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    if array.dtype == dtype:
-        return array
-    with np.errstate(over="ignore"):
-        converted = array.astype(dtype)
-    if not np.isfinite(converted).all():
-        raise OverflowError(
-            f"it has numbers that are not finite in {dtype}, whose largest number is"
-            f" {np.finfo(dtype).max:g}: draw smaller ones"
-        )
-    return converted
+from divisible.deferred.recipe import Recipe, Step, View, Write, unreadable, whole
 
 
 class DeferredArray(np.ndarray):
@@ -207,14 +56,14 @@ class DeferredArray(np.ndarray):
     def __array_finalize__(self, source: Any) -> None:
         # NumPy made this array in a way that is not known here.
         self._recipe = None
-        self._view = _whole
+        self._view = whole
         self._path = ()
 
     @property
     def recipe(self) -> Recipe:
         """How the array will be made that this is the whole or a part of."""
         if self._recipe is None:
-            raise _unreadable("this part of it")
+            raise unreadable("this part of it")
         return self._recipe
 
     def make(self) -> np.ndarray:
@@ -229,7 +78,8 @@ class DeferredArray(np.ndarray):
             sources: Deferred arrays that it reads.
         """
         recipe = self.recipe
-        recipe.steps.append(Step(write, self._view, recipe.dtype, sources))
+        read = tuple(source.recipe for source in sources)
+        recipe.steps.append(Step(write, self._view, recipe.dtype, read))
 
     def _part(self, take: View, *how: Any) -> DeferredArray:
         part = take(self.view(np.ndarray)).view(DeferredArray)
@@ -242,7 +92,7 @@ class DeferredArray(np.ndarray):
     def __getitem__(self, index: Any) -> DeferredArray:
         indices = index if isinstance(index, tuple) else (index,)
         if not all(_is_basic(i) for i in indices):
-            raise _unreadable(f"the elements [{index}]")
+            raise unreadable(f"the elements [{index}]")
         is_element = not isinstance(self.view(np.ndarray)[index], np.ndarray)
         # An element is a part as well, of no dimensions.
         place = (*indices, ...) if is_element else index
@@ -292,9 +142,9 @@ class DeferredArray(np.ndarray):
         out = kwargs.pop("out", ())
         others = [x for x in inputs if x is not self]
         if method != "__call__" or kwargs or len(out) != 1 or out[0] is not self:
-            raise _unreadable(f"numpy.{ufunc.__name__}")
+            raise unreadable(f"numpy.{ufunc.__name__}")
         if any(isinstance(x, DeferredArray) for x in others):
-            raise _unreadable(f"numpy.{ufunc.__name__} with another such array")
+            raise unreadable(f"numpy.{ufunc.__name__} with another such array")
         values = [None if x is self else np.array(x) for x in inputs]
         self.write(
             lambda array: ufunc(
@@ -317,20 +167,20 @@ class DeferredArray(np.ndarray):
         if function is np.copyto and len(args) == 2 and not kwargs and args[0] is self:
             self[...] = args[1]
             return None
-        raise _unreadable(f"numpy.{function.__name__}")
+        raise unreadable(f"numpy.{function.__name__}")
 
     def copy(self, order: str = "C") -> DeferredArray:
         """Copies how the array will be made; the copies' values will be equal."""
         recipe = self.recipe
         copied = DeferredArray(self.shape, self.dtype, recipe.seed)
-        whole = recipe.copied(self.dtype)
-        if self._view is _whole:
-            copied._recipe = whole
+        same = recipe.copied(self.dtype)
+        if self._view is whole:
+            copied._recipe = same
         else:
-            source = DeferredArray(whole.shape, self.dtype, recipe.seed)
-            source._recipe = whole
+            source = DeferredArray(same.shape, self.dtype, recipe.seed)
+            source._recipe = same
             part = self._view
-            copied.write(lambda array: _put(array, ..., part(whole.compute())), source)
+            copied.write(lambda array: _put(array, ..., part(same.compute())), source)
         return copied
 
     __copy__ = copy
@@ -339,7 +189,7 @@ class DeferredArray(np.ndarray):
         return memo.setdefault(id(self), self.copy())
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise _unreadable("pickle")
+        raise unreadable("pickle")
 
     def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> DeferredArray:
         """Returns an array that will be made as this one, and then be converted.
@@ -355,8 +205,8 @@ class DeferredArray(np.ndarray):
         dtype = np.dtype(dtype)
         if dtype == self.dtype:
             return self if kwargs.get("copy") is False else self.copy()
-        if self._view is not _whole or {dtype.kind, self.dtype.kind} != {"f"}:
-            raise _unreadable("astype")
+        if self._view is not whole or {dtype.kind, self.dtype.kind} != {"f"}:
+            raise unreadable("astype")
         converted = DeferredArray(self.shape, dtype, self.recipe.seed)
         converted._recipe = self.recipe.copied(dtype)
         return converted
@@ -370,7 +220,7 @@ class DeferredArray(np.ndarray):
         return (self[i] for i in range(len(self)))
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise _unreadable("a method of the array")
+        raise unreadable("a method of the array")
 
     # Those that NumPy would not ask __array_ufunc__ or __array_function__ about.
     dot = item = tolist = tobytes = flatten = ravel = take = _refuse
@@ -442,12 +292,3 @@ def _put(array: np.ndarray, index: Any, value: Any) -> None:
 
 def _is_basic(index: Any) -> bool:
     return index is None or index is Ellipsis or isinstance(index, (int, slice))
-
-
-def _unreadable(what: str) -> NotMadeError:
-    return NotMadeError(
-        f"{what} needs values of a parameter that was created in deferred_init and is"
-        f" not made yet. Divide the model first: model.divide(start, end) makes the"
-        f" layers of a stage, model.divide() all of them. What wants them while the"
-        f" model is built, such as a link hook, can be added to the stage's layers then"
-    )

@@ -9,9 +9,10 @@ from typing import Any
 
 from chainer import Link
 
-from divisible.deferred.array import DeferredArray, NotMadeError, new_key
+from divisible.deferred.array import DeferredArray
 from divisible.deferred.keyed_random import keyed_random
 from divisible.deferred.postponed import Action, Serialize, act, load_later, postpone
+from divisible.deferred.recipe import NotMadeError, new_key
 from divisible.deferred.scope import KeyedInitializer, at_once, ever_deferred
 from divisible.deferred.search import Found, find, is_deferred, keyed_initializer
 

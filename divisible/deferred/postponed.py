@@ -12,7 +12,7 @@ import chainer
 from chainer import Link
 
 from chainer_compat.npz import NpzArrays, allow_pickle, allowed_names
-from divisible.deferred.array import NotMadeError
+from divisible.deferred.recipe import NotMadeError
 
 Action = Callable[[Link], Any]
 Serialize = Callable[[Link, chainer.AbstractSerializer], None]

@@ -13,8 +13,9 @@ from typing import Any, Callable
 import chainer
 import numpy as np
 
-from divisible.deferred.array import DeferredArray, NotMadeError
+from divisible.deferred.array import DeferredArray
 from divisible.deferred.keyed_random import keyed_random
+from divisible.deferred.recipe import NotMadeError
 
 
 class _Scopes(threading.local):

@@ -28,7 +28,8 @@ import chainer
 import numpy as np
 
 from chainer_kernels.contributions import Contribution, Scratch
-from divisible.deferred.array import DeferredArray, Recipe
+from divisible.deferred.array import DeferredArray
+from divisible.deferred.recipe import Recipe
 from divisible.streaming import initial, updates
 from divisible.streaming.errors import StoreError
 from divisible.streaming.mapped import MappedArray, parts_of, passing

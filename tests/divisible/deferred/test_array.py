@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from divisible.deferred.array import DeferredArray, NotMadeError
+from divisible.deferred.array import DeferredArray
+from divisible.deferred.recipe import NotMadeError
 
 
 @settings(max_examples=60)
@@ -123,13 +124,8 @@ def test_a_conversion_is_done_when_the_array_is_made():
     np.testing.assert_array_equal(deferred.make(), values)
 
 
-def test_a_conversion_of_numbers_that_are_too_large_is_refused():
-    deferred = DeferredArray((2,), np.float32, 0)
-    deferred[...] = 1e6
-    half = deferred.astype("float16")
-    half.recipe.assign_keys("here", set())
-    with pytest.raises(OverflowError, match="float16, whose largest number is 65504"):
-        half.make()
+def test_what_cannot_be_converted_is_refused():
+    half = DeferredArray((2,), np.float16, 0)
     for refused in (half[:1], DeferredArray((2,), np.int32, 0)):
         with pytest.raises(NotMadeError, match="astype needs values"):
             refused.astype(np.float32)
