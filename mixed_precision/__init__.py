@@ -31,7 +31,8 @@ The modules::
     momentum_sgd16  momentum SGD without float32 weights
     lars            a learning rate for each layer
     model           models in float16
-    statistics      what float16 loses
+    statistics      what float16 loses of gradients
+    exponent_histogram  numbers, counted by their exponents
 
 Names are imported when they are first used.
 """

@@ -1,0 +1,148 @@
+"""A histogram of exponents, beside the range of float16.
+
+::
+
+    2^-24 ........ 2^-14 ........................ 2^15
+       subnormal               normal              |  overflow
+    |  fewer and fewer bits    11 bits             65504
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import chainer
+import numpy as np
+
+Array = Any
+
+# Of float32 all normal exponents; what is smaller is counted with the smallest.
+_LOWEST, _HIGHEST = -126, 127
+_SMALLEST_SUBNORMAL, _SMALLEST_NORMAL = -24, -14
+#: The exponent of the largest numbers of float16.
+LARGEST = 15
+
+
+class ExponentHistogram:
+    """Counts numbers by the exponents of their magnitudes.
+
+    Attributes:
+        n_zeros (int): How many are zero.
+        n_not_finite (int): How many are infinite or NaN.
+        counts (numpy.ndarray): How many have the exponent -126, -125, ... 127: lie
+            between 2**e and 2**(e + 1).
+
+    Example:
+        >>> histogram = ExponentHistogram()
+        >>> histogram.add(np.array([0, 2**-20, 0.5, 0.75], np.float32))
+        >>> [histogram.shares(scale)['below_normal'] for scale in (1, 64)]
+        [0.25, 0.0]
+    """
+
+    def __init__(self) -> None:
+        self.n_zeros = 0
+        self.n_not_finite = 0
+        self.counts = np.zeros(_HIGHEST - _LOWEST + 1, dtype=np.int64)
+
+    def add(self, gradient: Array, loss_scale: float = 1.0) -> None:
+        """Counts an array.
+
+        Args:
+            gradient (array): NumPy or CuPy array of floating-point numbers.
+            loss_scale (float): What it is divided by first.
+        """
+        device = chainer.backend.get_device_from_array(gradient)
+        xp = device.xp
+        with chainer.using_device(device):
+            # In float64, where what is divided does not become zero.
+            magnitudes = xp.abs(gradient.astype(np.float64)).ravel() / loss_scale
+            finite = magnitudes[xp.isfinite(magnitudes)]
+            numbers = finite[finite > 0]
+            # CuPy cannot count nothing.
+            if numbers.size:
+                exponents = xp.clip(xp.frexp(numbers)[1] - 1, _LOWEST, _HIGHEST)
+                counts = xp.bincount(exponents - _LOWEST, minlength=self.counts.size)
+                self.counts += chainer.get_device("@numpy").send(counts)
+        self.n_zeros += int(finite.size - numbers.size)
+        self.n_not_finite += int(magnitudes.size - finite.size)
+
+    def merge(self, other: ExponentHistogram) -> None:
+        """Adds the counts of another one."""
+        self.n_zeros += other.n_zeros
+        self.n_not_finite += other.n_not_finite
+        self.counts += other.counts
+
+    @property
+    def n(self) -> int:
+        """How many numbers there are."""
+        return int(self.counts.sum()) + self.n_zeros + self.n_not_finite
+
+    @property
+    def highest(self) -> int | None:
+        """The largest exponent; ``None`` without any."""
+        occupied = np.flatnonzero(self.counts)
+        return int(occupied[-1]) + _LOWEST if occupied.size else None
+
+    def shares(self, scale: float = 1.0) -> dict[str, float]:
+        """Returns what float16 does to the numbers when they are multiplied.
+
+        Args:
+            scale (float): A power of two.
+
+        Returns:
+            dict: Shares of all numbers: ``'zero'``; ``'below_subnormal'``, less than
+            2**-25 but not zero, which are rounded to zero; ``'below_normal'``, less
+            than 2**-14, of which bits are lost, those included; ``'overflow'``, 2**16
+            or more, or not finite.
+        """
+        shift = math.frexp(scale)[1] - 1
+        exponents = np.arange(_LOWEST, _HIGHEST + 1) + shift
+        n = max(1, self.n)
+
+        def share(where: np.ndarray, more: int = 0) -> float:
+            return (int(self.counts[where].sum()) + more) / n
+
+        return {
+            "zero": self.n_zeros / n,
+            # From half the smallest on, numbers are rounded up to it.
+            "below_subnormal": share(exponents < _SMALLEST_SUBNORMAL - 1),
+            "below_normal": share(exponents < _SMALLEST_NORMAL),
+            "overflow": share(exponents > LARGEST, self.n_not_finite),
+        }
+
+    def as_dict(self, scale: float) -> dict[str, Any]:
+        """Returns everything, for JSON."""
+        return {
+            "n": self.n,
+            "before": self.shares(),
+            "after": self.shares(scale),
+            "exponents": {
+                str(i + _LOWEST): int(self.counts[i])
+                for i in np.flatnonzero(self.counts)
+            },
+        }
+
+    def draw(self, ax: Any, scale: float) -> None:
+        """Draws the shares of the exponents, with the range of float16.
+
+        Args:
+            ax (matplotlib.axes.Axes): Where to draw.
+            scale (float): The loss scale to show the effect of, a power of two.
+        """
+        shift = math.frexp(scale)[1] - 1
+        exponents = np.arange(_LOWEST, _HIGHEST + 1) + shift
+        ax.axvspan(_SMALLEST_NORMAL, LARGEST + 1, color="tab:green", alpha=0.15)
+        ax.axvspan(
+            _SMALLEST_SUBNORMAL, _SMALLEST_NORMAL, color="tab:orange", alpha=0.15
+        )
+        share = self.counts / max(1, self.n)
+        ax.bar(exponents, share, width=1.0, align="edge", color="tab:blue")
+        shares = self.shares(scale)
+        text = "\n".join(
+            f"{name.replace('_', ' ')} {value:.1%}" for name, value in shares.items()
+        )
+        ax.text(0.02, 0.97, text, transform=ax.transAxes, va="top", fontsize=8)
+        ax.set_xlim(-60, 20)
+        ax.set_xlabel("exponent; float16 normal green, subnormal orange")
+        ax.set_ylabel("share of all")
