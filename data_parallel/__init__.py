@@ -2,6 +2,7 @@
 
 ::
 
+    multi_node        create_multi_node_optimizer: arguments, as of ChainerMN's
     optimizer         an optimizer that follows the mean gradient of replicas
     averaging         the gradients of a model, in exchanges: in which order, and when
                       replicas are compared
@@ -16,6 +17,7 @@
     replica_state     the states of their optimizers, as checksums
 
     exchange          the mean of arrays over ranks: what a user makes and calls
+    one_by_one        the same of arrays that come one by one
     start             its arguments, compared between the ranks
     opening           the ranks' first words in each exchange
     current           the exchange that goes on, of which there is one at a time
@@ -56,10 +58,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "data_parallel.exchange": ["Exchange", "measure_break_even"],
         "data_parallel.grid": ["Grid"],
         "data_parallel.replica_iterator": ["ReplicaIterator"],
-        "data_parallel.optimizer": [
-            "MultiNodeOptimizer",
-            "create_multi_node_optimizer",
-        ],
+        "data_parallel.multi_node": ["create_multi_node_optimizer"],
+        "data_parallel.optimizer": ["MultiNodeOptimizer"],
         "data_parallel.simulation": ["ExchangeResult", "simulate_exchange"],
     },
 )

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
 from data_parallel import break_even
-from data_parallel.arrays import HOST, Arrays, Spec, common_device, specs_of
-from data_parallel.coder import MakeCode
-from data_parallel.current import Current
+from data_parallel.arrays import Spec, specs_of
 from data_parallel.kept_state import KeptState
 from data_parallel.layout import Layouts, Shape
 from data_parallel.messages import Buffers
 from data_parallel.nodes import lanes_of
-from data_parallel.opening import Opening, check_any_samples, check_n_samples
-from data_parallel.residuals import NOT_LOADED
+from data_parallel.one_by_one import OneByOne
 from data_parallel.settings import Settings
 from data_parallel.start import Options, agree_on_start
 from data_parallel.strategies import strategy_of
-from data_parallel.under_way import Ranks, UnderWay, compare
-from data_parallel.units import PARTS, Placement
+from data_parallel.under_way import Ranks
+from data_parallel.units import Placement
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.collectives import as_mpi
-from divisible.communication.errors import TIMEOUT, DisagreementError
-from divisible.communication.farewells import together
+from divisible.communication.errors import TIMEOUT
 from divisible.communication.wire import BLOCK
 
 
-class Exchange:
+class Exchange(OneByOne):
     """Averages arrays over ranks.
 
     The arrays go in buckets, and those in chunks, so that coding, messages and sums
@@ -125,7 +120,7 @@ class Exchange:
             epsilon=epsilon,
             seed=seed,
         )
-        self._options = Options(
+        options = Options(
             local_size=local_size,
             bucket_bytes=bucket_bytes,
             chunk_bytes=chunk_bytes,
@@ -136,37 +131,30 @@ class Exchange:
         )
         # First of all: others may wait already for a rank that fails here.
         abort_on_error()
-        self.comm, self.nodes = agree_on_start(comm, settings, self._options, self)
+        own, self.nodes = agree_on_start(comm, settings, options, self)
         if len(self.nodes) == 1 and not settings.is_oyama2017:
             # Nothing leaves the node, and nothing is rounded.
             settings = settings._replace(wire_dtype="fp32")
-        self._settings = settings
-        self._ranks = Ranks(
-            self.comm,
-            Placement(self.nodes, self.comm.rank),
+        ranks = Ranks(
+            own,
+            Placement(self.nodes, own.rank),
             lanes_of(self.nodes),
             Buffers(),
             timeout,
         )
         shape = Shape(
-            len(self._ranks.lanes),
+            len(ranks.lanes),
             len(self.nodes),
             block,
-            *self._options.bucket_and_chunk(),
+            *options.bucket_and_chunk(),
             break_even.minimum(comm, settings, local_size, timeout, minimum, Exchange),
         )
-        self._layouts = Layouts(shape, is_fp32=settings.wire.name == "fp32")
-        self._strategy = strategy_of(settings, self._options, self.comm, self.nodes)
-        self.kept = KeptState(
-            self.comm,
-            self._layouts,
-            minimum is None,
-            self._strategy.residuals,
-            self._strategy.quantiles,
+        layouts = Layouts(shape, is_fp32=settings.wire.name == "fp32")
+        strategy = strategy_of(settings, options, own, self.nodes)
+        kept = KeptState(
+            own, layouts, minimum is None, strategy.residuals, strategy.quantiles
         )
-        self._current = Current(self.comm)
-        self.sent_bytes, self.spans = 0, {}
-        self.seconds = dict.fromkeys(PARTS, 0.0)
+        super().__init__(ranks, settings, layouts, strategy, kept)
 
     @property
     def minimum(self) -> int:
@@ -233,152 +221,6 @@ class Exchange:
             self.put(i, array)
         self.look()
 
-    def look(self) -> None:
-        """Lets messages that have come move the exchange on; to be called often."""
-        if self._current.under_way is not None:
-            with self._current.ending_at_errors():
-                self._current.under_way.look()
-
-    def finish(self) -> list[np.ndarray | None]:
-        """Waits for the end of what :meth:`start` began.
-
-        Returns:
-            The arrays; ``None`` for one that no rank has put.
-
-        Raises:
-            DisagreementError: As of :meth:`mean`.
-            StallError: If another rank does not come.
-            RuntimeError: If nothing has begun, or not all arrays have been put.
-        """
-        under_way = self._current.running()
-        under_way.check_all_put()
-        with self._current.ending_at_errors():
-            under_way.finish()
-        self._current.end()
-        under_way.check_all_present()
-        self.sent_bytes = under_way.clock.sent_bytes
-        self.seconds = under_way.clock.seconds
-        self._strategy.keep(under_way.is_finite)
-        return under_way.results()
-
-    def begin(
-        self,
-        specs: Callable[[], tuple[Spec, ...]],
-        weights: Sequence[np.ndarray] | None,
-        n_samples: int | None,
-        zero_fill: bool = True,
-    ) -> None:
-        """Begins an exchange whose arrays come one after the other.
-
-        Args:
-            specs: Returns what they are; may raise to refuse the exchange.
-            weights: As of :meth:`mean`.
-            n_samples: Likewise.
-            zero_fill: Whether zeros stand for an array that some ranks have not put.
-
-        Raises:
-            RuntimeError: If another has begun, or cannot begin any more.
-            TypeError, ValueError: If an argument is wrong.
-        """
-        self._current.check_idle()
-        refusal: Exception | None = None
-        found: tuple[Spec, ...] = ()
-        device = HOST
-        # Of an exchange that is refused no code is made.
-        make_code: MakeCode | None = None
-        try:
-            found = specs()
-            device = common_device(found) if self._settings.runs_on_gpu else HOST
-            make_code = self._strategy.begin(found, device, weights)
-            check_n_samples(n_samples)
-        except (TypeError, ValueError) as error:
-            refusal, n_samples = error, None
-        if self._layouts.fit(found):
-            # Other buffers are needed now.
-            self._ranks.buffers.clear(are_page_locked=device != HOST)
-        arrays, buckets = Arrays(found, device), self._layouts.buckets
-        opening = Opening(
-            self.comm,
-            self.kept.n_exchanges,
-            self._layouts.summary,
-            n_samples,
-            str(refusal or ""),
-            self._strategy.origin,
-            self.timeout,
-        )
-        under_way = UnderWay(
-            self._ranks, opening, arrays, buckets, make_code, zero_fill
-        )
-        self._current.begin(under_way)
-        self.spans = under_way.spans
-        self.kept.n_exchanges += 1
-        if refusal is not None:
-            with suppress(DisagreementError), self._current.ending_at_errors():
-                under_way.finish()
-            raise refusal
-
-    def refuse(self, error: TypeError | ValueError) -> None:
-        """Tells the other ranks, in an exchange, that this one cannot take part.
-
-        Args:
-            error: Says why.
-
-        Raises:
-            TypeError, ValueError: The error, when they know it.
-        """
-
-        def specs() -> tuple[Spec, ...]:
-            raise error
-
-        self.begin(specs, None, None)
-
-    def put(self, i: int, array: np.ndarray | None) -> None:
-        """Gives an array to the exchange that has begun.
-
-        Args:
-            i (int): Its position among the specs.
-            array: ``None`` where this rank has none; zeros stand for it.
-
-        Raises:
-            RuntimeError: If nothing has begun.
-        """
-        self._current.running().put(i, array)
-
-    def compare(self, lines: Sequence[str]) -> None:
-        """Sees that all ranks have the same lines of text.
-
-        Args:
-            lines: Each a thing that a rank has, such as ``'lr=0.1 of SGD'``.
-
-        Raises:
-            DisagreementError: If they differ; it says where first.
-            StallError: If another rank does not come.
-            RuntimeError: If an exchange has begun.
-        """
-        self._current.check_idle()
-        number = self.kept.n_exchanges
-        self.kept.n_exchanges += 1
-        opening = Opening(self.comm, number, lines, None, "", NOT_LOADED, self.timeout)
-        with self._current.ending_at_errors(), together(self.comm):
-            compare(opening)
-
-    def leave_out(self, n_samples: int | None) -> None:
-        """Counts an exchange that is not needed, as :attr:`is_needed` is false.
-
-        Args:
-            n_samples: As of :meth:`mean`.
-
-        Raises:
-            DisagreementError: If there are no samples.
-            RuntimeError: If an exchange has begun, or cannot begin any more.
-            TypeError, ValueError: If an argument is wrong.
-        """
-        self._current.check_idle()
-        self.kept.n_exchanges += 1
-        if n_samples is not None:
-            check_n_samples(n_samples)
-            check_any_samples(n_samples)
-
     @property
     def is_needed(self) -> bool:
         """Whether means may differ from the arrays: on one rank most do not."""
@@ -393,11 +235,6 @@ class Exchange:
     def uses_weights(self) -> bool:
         """Whether weights are looked at until the exchange is over."""
         return self._strategy.uses_weights
-
-    @property
-    def timeout(self) -> float:
-        """Seconds that a wait for another rank may take."""
-        return self._options.timeout
 
     def scale_residuals(self, factor: float) -> None:
         """Multiplies what error feedback keeps, when gradients are scaled otherwise."""
@@ -421,15 +258,6 @@ class Exchange:
         """Does as :meth:`serialize`, by the name of an array where its part goes."""
         self._current.check_over("save or load")
         self.kept.serialize_arrays(serializers)
-
-    def close(self) -> None:
-        """Frees the communicator; a call of all ranks.
-
-        Raises:
-            RuntimeError: If an exchange has begun and is not finished.
-        """
-        self._current.free()
-        self._ranks.buffers.clear()
 
     def __enter__(self) -> Exchange:
         return self
