@@ -15,7 +15,8 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well:
 
 ::
 
-    model             Divisible: divide, view, tie, run
+    model             Divisible: divide, view, tie
+    fusible           layers that run one after another; chains of them as one function
     layer_pass        one pass through the layers of a part
     layer_list        a link whose children have positions
     undivided         what a stage knows of the model that it was cut from
