@@ -10,7 +10,8 @@
     validation          complete, in order, free of deadlock
     absences            when what is held waits on a disk
     held                what is held meanwhile, moment by moment
-    generators          GPipe, 1F1B, interleaved, looped BFS, zero bubble
+    generators          GPipe, 1F1B, interleaved, looped BFS
+    zero_bubble         those that split the backward, and run W where others wait
     catalogue           by name, with all that is known of each
     list_scheduling     one made for given costs
     recomputation       the same with forwards that run again

@@ -17,11 +17,13 @@ from divisible.schedules.generators import (
     interleaved,
     looped_bfs,
     one_f_one_b,
+)
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.zero_bubble import (
     zero_bubble_h1,
     zero_bubble_h2,
     zero_bubble_v,
 )
-from divisible.schedules.schedule import Schedule
 
 
 class Placement(enum.Enum):

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from divisible.schedules.actions import Action, Transfer
 from divisible.schedules.comparison import CAUSES
 from divisible.schedules.costs import Costs
-from divisible.schedules.generators import gpipe, one_f_one_b, zero_bubble_h1
+from divisible.schedules.generators import gpipe, one_f_one_b
 from divisible.schedules.simulator import simulate
 from divisible.schedules.timeline import Timeline
+from divisible.schedules.zero_bubble import zero_bubble_h1
 
 PREDICTED = Timeline(
     [(0, "0F0", 0.0, 1.0), (1, "1F0", 1.0, 2.0), (1, "1B0", 2.0, 3.0)]
