@@ -13,7 +13,7 @@ Method* (2005).
     mlp           the network: forward, backward, predictions, remapping
     arguments     checks of what one rank hands over
     calls         calls of all ranks, compared before their messages
-    sums          within a column, and between columns
+    sums          within a column, and between columns; results to all columns
     remapping     hidden units on their way, with what optimizers keep of them
     units         hidden units as rows of blocks, and their first values
     messages      sends, receives, waits

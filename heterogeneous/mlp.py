@@ -21,7 +21,7 @@ from divisible.communication.communicators import (
 from divisible.communication.errors import TIMEOUT
 from heterogeneous import arguments, remapping
 from heterogeneous.calls import Calls
-from heterogeneous.messages import RESULTS, Messages, kept_at_errors
+from heterogeneous.messages import Messages
 from heterogeneous.moving import transfers
 from heterogeneous.partition import RectangularPartition
 from heterogeneous.sums import (
@@ -29,6 +29,7 @@ from heterogeneous.sums import (
     segments,
     sum_between_columns,
     sum_of_columns,
+    tell_columns,
 )
 from heterogeneous.units import Block, initial
 
@@ -259,7 +260,7 @@ class RectangularMLP(chainer.Chain):
                     total = self._column_sum(partial.array).total
                     own = self._finish(chainer.Variable(self.device.send(total)))
                 results[start:stop] = cuda.to_cpu(own.array)
-            self._tell_columns(results, ranges)
+            tell_columns(self._messages, self.partition, results, ranges)
             self._end()
         return self.device.send(results)
 
@@ -389,25 +390,6 @@ class RectangularMLP(chainer.Chain):
         if not self._is_unbiased:
             self.c.grad = self.device.send(small[1:].astype(self._dtype))
         return float(small[0])
-
-    def _tell_columns(self, results: np.ndarray, ranges: list[tuple[int, int]]) -> None:
-        """Gives each column's results to the ranks of the others, in place."""
-        me = self.comm.rank
-        with kept_at_errors() as pending:
-            for column, (start, stop) in zip(self.partition.columns, ranges):
-                others = set(range(self.comm.size)) - set(column)
-                if start == stop:
-                    continue
-                if me == column[0]:
-                    pending += [
-                        self._messages.send(rank, results[start:stop], RESULTS)
-                        for rank in sorted(others)
-                    ]
-                elif me in others:
-                    pending.append(
-                        self._messages.receive(column[0], results[start:stop], RESULTS)
-                    )
-            self._messages.wait(pending)
 
 
 def _half_squares(h: chainer.Variable, t: Any) -> chainer.Variable:

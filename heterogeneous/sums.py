@@ -1,4 +1,4 @@
-"""Sums within a column, and between columns, always in the same order.
+"""Sums within a column, and between columns, always in the same order; results.
 
 So the sums have the same bits on all ranks, and copies of a hidden unit stay equal.
 """
@@ -16,6 +16,7 @@ from heterogeneous.messages import (
     OUTPUTS,
     PART,
     READY,
+    RESULTS,
     TOTAL,
     Messages,
     Pending,
@@ -250,3 +251,34 @@ def sum_of_columns(
                 pending.append(messages.send(collector, mine, LOSS))
         messages.wait(pending)
     return total
+
+
+def tell_columns(
+    messages: Messages,
+    partition: RectangularPartition,
+    results: np.ndarray,
+    ranges: Sequence[tuple[int, int]],
+) -> None:
+    """Sends each column's results to the ranks of the other columns.
+
+    Args:
+        messages: Messages of this rank.
+        partition: Partition of the ranks.
+        results: Results of all samples; other columns' are written in place.
+        ranges: First sample of each column, and the one after its last.
+    """
+    with kept_at_errors() as pending:
+        for column, (start, stop) in zip(partition.columns, ranges):
+            others = set(range(partition.n_processors)) - set(column)
+            if start == stop:
+                continue
+            if messages.rank == column[0]:
+                pending += [
+                    messages.send(rank, results[start:stop], RESULTS)
+                    for rank in sorted(others)
+                ]
+            elif messages.rank in others:
+                pending.append(
+                    messages.receive(column[0], results[start:stop], RESULTS)
+                )
+        messages.wait(pending)
